@@ -2,22 +2,23 @@
 //! and accepting, zones, name resolution, and the logs.
 //!
 //! ```text
-//! configuration  text -> settings, scopes, blocks
-//! module         what a module is; the modules themselves live in gale-modules
-//! protocol       what a block such as `http` is to the engine
 //! serve          the program that the processes run
-//! worker         what the protocols of one event loop share
-//! listen         `listen`: addresses and the options of their sockets
-//! transport      what carries a connection: a socket, or TLS above one
-//! connections    accepting, `worker_connections`, idle connections, counters
-//! log            error and access logs
-//! variables      variables, texts that have some, regular expressions
 //! server_name    names of hosts with wildcards
-//! resolver       names to addresses, while requests run
-//! spool          bytes that are written and read at once, in memory and in a file
+//! upstream       groups of servers, which of them a request goes to, idle connections
+//! variables      variables, texts that have some, regular expressions
+//! connections    accepting, the connections of a protocol, idle ones
+//! listen         `listen`: addresses and the options of their sockets
+//! configuration  text -> settings, scopes, blocks; what a module and a protocol are
 //! service        what runs beside requests: something every ten seconds
+//! worker         what the protocols of one event loop share; `worker_connections`, counters
+//! resolver       names to addresses, while requests run
+//! log            error and access logs
+//! transport      what carries a connection: a socket, or TLS above one
+//! spool          bytes that are written and read at once, in memory and in a file
 //! zone           state that all workers share under a name
 //! ```
+//!
+//! A folder uses only those below it in this list.
 
 pub mod budget;
 pub mod configuration;
@@ -25,10 +26,8 @@ pub mod connections;
 pub mod hostname;
 pub mod listen;
 pub mod log;
-pub mod module;
 pub mod nginx_names;
 pub mod notes;
-pub mod protocol;
 pub mod resolver;
 #[cfg(test)]
 #[path = "../../../tests/support/scratch.rs"]
@@ -39,6 +38,9 @@ pub mod server_name;
 pub mod service;
 pub mod spool;
 pub mod transport;
+pub mod upstream;
 pub mod variables;
 pub mod worker;
 pub mod zone;
+
+pub use configuration::{module, protocol};

@@ -5,6 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
 use bstr::ByteSlice;
 use gale_base::units;
@@ -18,6 +19,23 @@ pub enum ServerAddress {
     Unix(PathBuf),
     /// A name that has to be looked up, and a port.
     Host(String, u16),
+}
+
+/// The addresses of a host name: none before the configuration is complete.
+#[derive(Clone, Debug, Default)]
+pub struct HostAddresses(Arc<OnceLock<Vec<IpAddr>>>);
+
+impl HostAddresses {
+    /// What the name stood for when the configuration was built.
+    pub fn get(&self) -> &[IpAddr] {
+        self.0.get().map_or(&[], |addresses| addresses)
+    }
+
+    /// Completes it, once.
+    pub(crate) fn set(&self, addresses: Vec<IpAddr>) {
+        // Nobody else knows it yet.
+        drop(self.0.set(addresses));
+    }
 }
 
 impl ServerAddress {

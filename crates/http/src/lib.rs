@@ -3,14 +3,15 @@
 //! one it is, a request says to whom it matters (`Request::version`).
 //!
 //! ```text
-//! configuration  the http block: servers, locations, settings
+//! configuration  from the text of the http block to what requests use
+//! connection     the versions of HTTP, each the codec's way to a request and back; http's part of an event loop
 //! module         what a module is to http: variables, handlers, filters
-//! worker         http's part of an event loop
-//! connection     the versions of HTTP, each the codec's way to a request and back
-//! request        a request, its phases, and what is answered
-//! variables      variables of requests
+//! upstream       passing requests on to other servers
+//! request        a request, its phases, what is answered, and the configuration, variables and files as it sees them
 //! files          open files, and how they are sent
 //! ```
+//!
+//! A folder uses only those below it in this list; `connection` and `configuration` use nothing of each other.
 
 pub mod configuration;
 pub mod connection;
@@ -20,18 +21,12 @@ pub mod request;
 #[cfg(test)]
 #[path = "../../../tests/support/scratch.rs"]
 mod scratch;
-pub mod variables;
-pub mod worker;
+pub mod upstream;
+
+pub use request::variables;
 
 /// What the `Server` field says with `server_tokens off`.
 pub const SERVER: &[u8] = b"gale";
 
 /// What the `Server` field says with `server_tokens on`.
 pub const SERVER_WITH_VERSION: &[u8] = concat!("gale/", env!("CARGO_PKG_VERSION")).as_bytes();
-
-/// The whole field with `server_tokens off`.
-pub(crate) const SERVER_LINE: &[u8] = b"Server: gale\r\n";
-
-/// The whole field with `server_tokens on`.
-pub(crate) const SERVER_LINE_WITH_VERSION: &[u8] =
-    concat!("Server: gale/", env!("CARGO_PKG_VERSION"), "\r\n").as_bytes();

@@ -9,8 +9,8 @@ use crate::http::test_hooks;
 use crate::http::{
     access, addition, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, dav,
     empty_gif, flv, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, mp4,
-    not_modified, postpone, random_index, range, realip, realpath_root, referer, rewrite, secure_link, split_clients,
-    ssi, static_files, stub_status, sub, try_files, userid,
+    not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer, rewrite, secure_link,
+    split_clients, ssi, static_files, stub_status, sub, try_files, upstream, userid,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -24,6 +24,8 @@ const MODULES: &[&Module] = &[
     &core::MODULE,
     &event::MODULE,
     &http_core::MODULE,
+    &upstream::MODULE,
+    &upstream::STICKY,
     &client_body::MODULE,
     &realpath_root::MODULE,
     &log::MODULE,
@@ -47,6 +49,7 @@ const MODULES: &[&Module] = &[
     &empty_gif::MODULE,
     &flv::MODULE,
     &mp4::MODULE,
+    &proxy::MODULE,
     &stub_status::MODULE,
     &try_files::MODULE,
     &mirror::MODULE,
@@ -93,6 +96,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
         &[
             #[cfg(feature = "test-hooks")]
             &test_hooks::MODULE,
+            &proxy::MODULE,
             &empty_gif::MODULE,
             &flv::MODULE,
             &mp4::MODULE,

@@ -21,11 +21,12 @@ use gale_config::Files;
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::{Deserialize, Serialize};
 
+use super::errors::ResourceError;
 use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle};
 use super::lock_file::{LockFile, LockHandle};
 use super::log_file::{LogFile, LogHandle};
 use super::program::BuildRequest;
-use super::resources::{ResourceError, Resources};
+use super::resources::Resources;
 use super::settings::{ErrorLogDestination, ErrorLogTarget, ProcessSettings};
 use super::text;
 use super::user::Account;

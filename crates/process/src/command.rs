@@ -104,6 +104,18 @@ pub enum Command {
     Reload,
 }
 
+impl Command {
+    fn signal(self) -> rustix::process::Signal {
+        use rustix::process::Signal;
+        match self {
+            Command::Stop => Signal::TERM,
+            Command::Quit => Signal::QUIT,
+            Command::Reopen => Signal::USR1,
+            Command::Reload => Signal::HUP,
+        }
+    }
+}
+
 impl FromStr for Command {
     type Err = ();
 
@@ -139,13 +151,11 @@ impl fmt::Display for SignalError {
 /// The file cannot be read, holds no number, or there is no such process.
 pub fn send_signal(pid_path: &Path, command: Command) -> Result<(), SignalError> {
     let number = pid_file::read(pid_path).map_err(|message| SignalError { level: Level::Error, message })?;
-    let signal = signals::number_of_command(command);
+    let signal = command.signal();
     let pid = Pid::from_raw(number).expect("a pid file's number is positive");
-    // Every number in the table is one of a named signal.
-    let named = rustix::process::Signal::from_named_raw(signal).expect("a named signal");
-    rustix::process::kill_process(pid, named).map_err(|error| SignalError {
+    rustix::process::kill_process(pid, signal).map_err(|error| SignalError {
         level: Level::Alert,
-        message: format!("kill({number}, {signal}) failed{}", errno_text(&error.into())),
+        message: format!("kill({number}, {}) failed{}", signal.as_raw(), errno_text(&error.into())),
     })
 }
 

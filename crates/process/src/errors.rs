@@ -2,6 +2,7 @@
 //!
 //! Nothing here formats time or process numbers: that is the log module's work. Texts are nginx's.
 
+use std::fmt;
 use std::io::{self, Write};
 
 use gale_base::log_level::Level;
@@ -179,6 +180,34 @@ fn encoded_length(character: char) -> usize {
         '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
         '\0'..='\u{1f}' => "\\u0000".len(),
         _ => character.len_utf8(),
+    }
+}
+
+/// Why a resource cannot be had: nginx's words, without the place in the configuration, which the caller knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResourceError {
+    message: String,
+}
+
+impl ResourceError {
+    /// An error with this message.
+    pub fn new(message: impl Into<String>) -> ResourceError {
+        ResourceError { message: message.into() }
+    }
+}
+
+impl fmt::Display for ResourceError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ResourceError {}
+
+impl From<ResourceError> for Diagnostic {
+    /// Without a place: `Diagnostic::at` adds it.
+    fn from(error: ResourceError) -> Diagnostic {
+        Diagnostic::emerg(error.message)
     }
 }
 

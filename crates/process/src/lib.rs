@@ -40,13 +40,12 @@ mod worker;
 
 pub use bundle::{Bundle, BundleResources, PROTOCOL_VERSION};
 pub use command::{Command, SignalError, inherited_role, run_role, send_signal, start, test};
-pub use errors::{ErrorLog, Report, ReportEntry, StderrLog, errno_text};
+pub use errors::{ErrorLog, Report, ReportEntry, ResourceError, StderrLog, errno_text};
 pub use listen::{KeepAlive, ListenAddress, ListenSpec, Listener, ListenerHandle, SocketKind, stop_deferring};
 pub use lock_file::{LockFile, LockGuard, LockHandle, TryLockError};
 pub use log_file::{LogFile, LogHandle};
-pub use loops::LoopMain;
-pub use program::{BuildRequest, Built, Program, Quiet, Seat, Worker};
-pub use resources::{ResourceError, Resources};
+pub use program::{BuildRequest, Built, Completion, LoopMain, Program, Worker, WorkerSlot};
+pub use resources::Resources;
 pub use settings::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ProcessSettings};
 pub use spawn::Role;
 pub use system::SystemResources;

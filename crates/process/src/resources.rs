@@ -3,13 +3,13 @@
 //! Two implementations: `SystemResources` does it and records it; `BundleResources` answers from such a record, and
 //! therefore needs neither root nor the files. Files that nginx's *workers* read are not asked for here.
 
-use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
-use gale_config::{Diagnostic, Files};
+use gale_config::Files;
 
+use super::errors::ResourceError;
 use super::listen::{ListenSpec, ListenerHandle};
 use super::lock_file::LockHandle;
 use super::log_file::LogHandle;
@@ -60,32 +60,4 @@ pub trait Resources: Files {
     /// # Errors
     /// `mkdir() "/x" failed (13: Permission denied)`
     fn directory(&mut self, path: &Path, owner: Option<&Account>) -> Result<(), ResourceError>;
-}
-
-/// Why a resource cannot be had: nginx's words, without the place in the configuration, which the caller knows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ResourceError {
-    message: String,
-}
-
-impl ResourceError {
-    /// An error with this message.
-    pub fn new(message: impl Into<String>) -> ResourceError {
-        ResourceError { message: message.into() }
-    }
-}
-
-impl fmt::Display for ResourceError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for ResourceError {}
-
-impl From<ResourceError> for Diagnostic {
-    /// Without a place: `Diagnostic::at` adds it.
-    fn from(error: ResourceError) -> Diagnostic {
-        Diagnostic::emerg(error.message)
-    }
 }

@@ -131,17 +131,6 @@ fn set_disposition(number: i32, disposition: libc::sighandler_t) -> io::Result<(
     if previous == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The signal of `-s NAME`.
-pub(super) fn number_of_command(signal: super::command::Command) -> i32 {
-    use super::command::Command;
-    match signal {
-        Command::Stop => libc::SIGTERM,
-        Command::Quit => libc::SIGQUIT,
-        Command::Reopen => libc::SIGUSR1,
-        Command::Reload => libc::SIGHUP,
-    }
-}
-
 /// A duration as `poll` takes it.
 pub(super) fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX), tv_nsec: duration.subsec_nanos().into() }

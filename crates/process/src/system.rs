@@ -16,12 +16,12 @@ use gale_config::Files;
 use rustix::process::Pid;
 
 use super::bundle::{AccountEntry, Bundle, Record};
-use super::errors::{ErrorLog, errno_text};
+use super::errors::{ErrorLog, ResourceError, errno_text};
 use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle};
 use super::lock_file::{LockFile, LockHandle};
 use super::log_file::{LogFile, LogHandle};
 use super::program::BuildRequest;
-use super::resources::{ResourceError, Resources};
+use super::resources::Resources;
 use super::settings::ProcessSettings;
 use super::user::{self, Account};
 

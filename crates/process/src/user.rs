@@ -12,8 +12,7 @@ use rustix::fs::{Gid, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Serialize};
 
-use super::errors::errno_text;
-use super::resources::ResourceError;
+use super::errors::{ResourceError, errno_text};
 
 /// nginx's warning for a `user` directive that can have no effect.
 pub const USER_IGNORED: &str =

@@ -6,16 +6,23 @@
 //! caller's limits.
 
 pub mod byte_ranges;
+pub mod fastcgi;
+pub mod gateway;
 pub mod host;
 pub mod http1;
 mod known_field;
+pub mod memcached;
 mod offence;
 pub mod proxy_protocol;
 mod range;
 pub mod request;
 pub mod response;
+pub mod scgi;
 pub mod ssi;
+mod upstream_fault;
 pub mod uri;
+pub mod uwsgi;
 
 pub use offence::Offence;
 pub use range::Range32;
+pub use upstream_fault::{ReceivedLine, ResponseFault};

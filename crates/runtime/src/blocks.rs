@@ -75,6 +75,12 @@ pub fn set_leased_bytes_max(bytes: usize) {
     LEASED_MAX.set(bytes);
 }
 
+/// Gives the current loop its part of a quarter of the memory, as one of so many: loops come and go. What is on lease
+/// above a limit that has become smaller stays there until it is returned.
+pub fn share_leases(loops: usize) {
+    set_leased_bytes_max(memory::share_of_leases(loops));
+}
+
 /// The bytes that are charged to the process, because they were given to other loops ([`crate::Bytes::share`]).
 pub fn shared_bytes() -> usize {
     SHARED.load(Ordering::Relaxed)

@@ -6,14 +6,13 @@
 //! pause ([`leases_exhausted`](crate::leases_exhausted)), a quarter above it nothing more is given out
 //! ([`io::ErrorKind::OutOfMemory`]). A loop sets the limit: [`crate::LoopOptions`].
 //!
-//! What has been written is passed on as [`Bytes`], by [`Lease::freeze`], which several may read.
+//! What has been written is passed on as [`Bytes`](crate::Bytes), by [`Lease::freeze`], which several may read.
 
 use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 
 use crate::blocks::Block;
-use crate::bytes::Bytes;
 
 /// Owned bytes in memory on loan. Dereferences to its bytes.
 pub struct Lease {
@@ -66,11 +65,10 @@ impl Lease {
         count
     }
 
-    /// The bytes, to be read by several and written by nobody. Costs nothing: the memory stays where it is.
+    /// The block, and where in it the lease lies.
     #[inline]
-    pub fn freeze(self) -> Bytes {
-        let Lease { block, start, end } = self;
-        Bytes::of_block(block.into_shared(), start as usize..end as usize)
+    pub(crate) fn into_block(self) -> (Block, Range<usize>) {
+        (self.block, self.start as usize..self.end as usize)
     }
 
     /// The lease of these bytes of a block.

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::driver::{Driver, RingCounters};
-use crate::event_loop::inbox::{Inbox, Remote};
 use crate::executor::Executor;
 use crate::executor::budget::Budget;
 use crate::files::page_cache::LoopCalls;
+use crate::inbox::{Inbox, Remote};
 use crate::simulation::World;
 use crate::time::{Clock, Moment, Wheel};
 
@@ -96,6 +96,11 @@ impl Drop for Entered {
 #[inline]
 pub fn now() -> Moment {
     Environment::with(|environment| environment.clock.now())
+}
+
+/// The monotonic time of this turn; `None` outside of a loop, where what is left of one is dropped.
+pub fn try_now() -> Option<Moment> {
+    Environment::try_with(|environment| environment.clock.now())
 }
 
 /// The number of this turn of the loop: who has a share of each turn knows by it when a new one begins.

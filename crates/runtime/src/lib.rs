@@ -47,6 +47,7 @@ mod environment;
 mod event_loop;
 mod executor;
 pub mod files;
+mod inbox;
 mod memory;
 mod net;
 mod output;
@@ -55,39 +56,42 @@ mod pool;
 #[path = "../../../tests/support/scratch.rs"]
 mod scratch;
 pub mod simulation;
+mod socket;
 pub mod stall;
 mod sync;
 mod time;
 pub mod watch;
+pub mod watchdog;
 
 pub use blocks::{
     LEASE_CLASSES, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max, set_shared_bytes_max,
-    shared_bytes, shared_bytes_max,
+    share_leases, shared_bytes, shared_bytes_max,
 };
 pub use buffer::{Buffer, Lease};
 pub use bytes::Bytes;
+pub use driver::listening::look_for_connections;
 pub use driver::shortage::{RingShortage, set_shortage_reporter};
 pub use driver::{RingCounters, RingOptions};
 pub use environment::{
-    all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, turn, wall, wall_seconds, worker,
+    all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, try_now, turn, wall, wall_seconds, worker,
 };
-pub use event_loop::inbox::{Call, Remote, RemoteError};
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
 pub use executor::budget::{Effort, charge_units, poll_copy, poll_units};
 pub use executor::panics::{Panic, catch_panic, catch_panic_of, panic_count, set_panic_reporter};
 pub use executor::{TaskId, TurnEnd, abort, is_awake, spawn, yield_now};
 pub use files::{
-    File, FileCounters, FileKind, FileMetadata, Look, OpenFlags, PieceRead, ReadHow, Rung, count_piece, file_counters,
+    CachedRead, File, FileCounters, FileKind, FileMetadata, OpenFlags, PieceRead, ReadHow, Rung, count_piece,
+    file_counters,
 };
-pub use memory::share_leases;
-pub use net::{
-    AcceptMutex, AcceptOptions, BATCH_MAX, ConnectError, ConnectOptions, ConnectStep, Datagram, DatagramOptions,
-    Detached, Ecn, IdleOptions, IdleStreams, Listener, MULTI_ACCEPT_BATCH, ReceiveBatch, Received, SocketAddress,
-    Splice, Stream, TcpInfo, Transmit, look_for_connections,
-};
+pub use inbox::{Call, Remote, RemoteError};
+pub use net::{AcceptMutex, Datagram, Detached, IdleOptions, IdleStreams, Listener, Splice, Stream};
 pub use output::Output;
 pub use pool::{
     Device, PoolCounters, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools, stop_pools,
+};
+pub use socket::{
+    AcceptOptions, BATCH_MAX, ConnectError, ConnectOptions, ConnectStep, DatagramOptions, Ecn, MULTI_ACCEPT_BATCH,
+    ReceiveBatch, Received, SocketAddress, TcpInfo, Transmit,
 };
 pub use sync::{Closed, Notified, Notify, mpsc, oneshot};
 pub use time::{ClockChoice, Elapsed, Moment, Timer, sleep, sleep_until, timeout};

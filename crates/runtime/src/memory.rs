@@ -4,19 +4,11 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use crate::blocks;
-
 const MIB: u64 = 1 << 20;
 
 /// Leases of all loops together, and of each: less than one request with a large header and body needs is of no use.
 const LEASES_MIN: u64 = 64 * MIB;
 const LEASES_MIN_PER_LOOP: u64 = 4 * MIB;
-
-/// Gives the current loop its part of a quarter of the memory, as one of so many: loops come and go. What is on lease
-/// above a limit that has become smaller stays there until it is returned.
-pub fn share_leases(loops: usize) {
-    blocks::set_leased_bytes_max(share_of_leases(loops));
-}
 
 /// The bytes that each of so many loops may have on lease if nothing else is said.
 pub(crate) fn share_of_leases(loops: usize) -> usize {

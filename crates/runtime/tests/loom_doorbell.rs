@@ -8,7 +8,7 @@
 //! is to find.
 #![cfg(loom)]
 
-#[path = "../src/event_loop/inbox/doorbell.rs"]
+#[path = "../src/inbox/doorbell.rs"]
 #[allow(dead_code)]
 mod doorbell;
 

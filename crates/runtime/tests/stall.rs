@@ -18,7 +18,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use common::*;
-use gale_runtime::stall::{StallKind, start_watchdog, workers};
+use gale_runtime::stall::StallKind;
+use gale_runtime::watchdog::{start_watchdog, workers};
 use gale_runtime::*;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 

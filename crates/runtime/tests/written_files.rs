@@ -70,6 +70,21 @@ fn pieces_arrive_in_order_and_the_file_knows_its_size() {
 }
 
 #[test]
+fn writer_that_restarts_empties_the_file_and_begins_again() {
+    let directory = Directory::new();
+    let path = directory.path("file");
+    run(async {
+        let mut writer = Writer::open(&path, NEW).await.unwrap();
+        writer.append(lease(b"what was before")).await.unwrap();
+        writer.restart().await.unwrap();
+        assert_eq!((writer.written(), std::fs::read(&path).unwrap().len()), (0, 0));
+        writer.append(lease(b"anew")).await.unwrap();
+        assert_eq!(writer.finish().await.unwrap().metadata().size, 4);
+        assert_eq!(std::fs::read(&path).unwrap(), b"anew");
+    });
+}
+
+#[test]
 fn more_than_its_bound_does_not_wait_in_a_writer() {
     let directory = Directory::new();
     run(async {

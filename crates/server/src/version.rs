@@ -26,21 +26,12 @@ const WITH: &[&str] = &[
 
 /// Standard modules of nginx that are not built yet, as its `configure` names them.
 const WITHOUT: &[&str] = &[
-    "http_proxy_module",
     "http_fastcgi_module",
     "http_uwsgi_module",
     "http_scgi_module",
     "http_grpc_module",
     "http_tunnel_module",
     "http_memcached_module",
-    "http_upstream_hash_module",
-    "http_upstream_ip_hash_module",
-    "http_upstream_least_conn_module",
-    "http_upstream_least_time_module",
-    "http_upstream_random_module",
-    "http_upstream_keepalive_module",
-    "http_upstream_zone_module",
-    "http_upstream_sticky_module",
 ];
 
 /// `-v`

@@ -8,8 +8,8 @@ use gale_config::Diagnostic;
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
 
 use super::builder::Builder;
+use super::protocol::Protocol;
 use super::scopes::ScopeTree;
-use crate::protocol::Protocol;
 
 /// A block while it is read: it gathers its directives.
 pub trait BlockBuilder: Any {

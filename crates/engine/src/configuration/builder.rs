@@ -15,14 +15,15 @@ use gale_config::{Contexts, Diagnostic, Diagnostics, Reporter, Setting, Span, St
 use gale_runtime::DriverChoice;
 
 use super::blocks::{BlockBuilder, BlockDraft, Complete, OpenBlock};
-use super::hosts::{HostAddresses, Hosts};
+use super::hosts::Hosts;
+use super::module::{Conf, Module, Order};
+use super::protocol::Protocol;
 use super::scopes::ScopeId;
 use super::zones::{ZoneRef, ZoneSize, Zones};
 use super::{Configuration, MainSettings, ThreadPoolSettings, ThreadPools};
 use crate::log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Writers};
-use crate::module::{Conf, Module, Order};
 use crate::nginx_names;
-use crate::protocol::Protocol;
+use crate::server_address::HostAddresses;
 use crate::service::{ConfiguredService, ServiceSpec};
 use gale_process::{Account, BuildRequest, ListenSpec, ProcessSettings, ResourceError, Resources};
 
@@ -335,7 +336,12 @@ impl Builder {
 
     /// See [`Builder::default_pid_path`].
     pub fn default_body_temp_path(&self) -> PathBuf {
-        self.prefix.join(format!("/var/lib/{}/body", self.program))
+        self.default_temp_path("body")
+    }
+
+    /// See [`Builder::default_pid_path`]: temporary files of this kind.
+    pub fn default_temp_path(&self, kind: &str) -> PathBuf {
+        self.prefix.join(format!("/var/lib/{}/{kind}", self.program))
     }
 
     /// Only what the process layer acts on, without an account.

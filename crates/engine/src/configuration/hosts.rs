@@ -1,22 +1,9 @@
 //! Host names in a configuration whose addresses are looked up once, when all of the text is known.
 
-use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
-
 use gale_config::{Diagnostic, Word};
-
 use gale_process::Resources;
 
-/// The addresses of a host name: none before the configuration is complete.
-#[derive(Clone, Debug, Default)]
-pub struct HostAddresses(Arc<OnceLock<Vec<IpAddr>>>);
-
-impl HostAddresses {
-    /// What the name stood for when the configuration was built.
-    pub fn get(&self) -> &[IpAddr] {
-        self.0.get().map_or(&[], |addresses| addresses)
-    }
-}
+use crate::server_address::HostAddresses;
 
 /// The names asked for so far.
 #[derive(Default)]
@@ -44,8 +31,7 @@ impl Hosts {
         for Wanted { host, word, directive, addresses } in &self.0 {
             let found = resources.resolve(host).ok();
             match found.filter(|found| !found.is_empty()) {
-                // Nobody else knows it yet.
-                Some(found) => drop(addresses.0.set(found)),
+                Some(found) => addresses.set(found),
                 None => {
                     let message = format!("host not found in {directive} \"{}\"", word.text);
                     missing.push(Diagnostic::emerg(message).at(word.span));

@@ -11,6 +11,9 @@ mod builder;
 mod cpu_affinity;
 mod hosts;
 mod main_settings;
+pub mod module;
+pub mod protocol;
+mod resolver;
 mod scopes;
 mod thread_pools;
 mod zones;
@@ -25,18 +28,18 @@ use gale_config::{
 pub use blocks::{BlockBuilder, BlockDraft, Complete};
 pub use builder::{Builder, EventsSettings, ScopeRef, tables};
 pub use cpu_affinity::CpuAffinity;
-pub use hosts::HostAddresses;
 pub use main_settings::{MainSettings, ThreadPoolSettings};
 pub use scopes::{Confs, ScopeId, ScopeTree, ServerId};
 pub use thread_pools::ThreadPools;
-pub use zones::{ZoneRef, ZoneSize};
+pub use zones::{ZONE_BYTES_MIN, ZoneRef, ZoneSize};
 
 use crate::log::ErrorLog;
-use crate::module::Order;
-use crate::protocol::Protocol;
+pub use crate::server_address::HostAddresses;
 use crate::service::ConfiguredService;
 use crate::zone::NamedZones;
 use gale_process::{BuildRequest, Built, ErrorLogDestination, ProcessSettings, Report, Resources};
+use module::Order;
+use protocol::Protocol;
 
 /// A whole configuration, complete and immutable.
 pub struct Configuration {

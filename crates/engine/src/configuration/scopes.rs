@@ -9,7 +9,7 @@ use std::sync::Arc;
 use gale_config::{Contexts, Diagnostic};
 
 use super::builder::Builder;
-use crate::module::{Conf, ConfType, Directive, SharedConf};
+use super::module::{Conf, ConfType, Directive, SharedConf};
 
 /// A scope, as an index into the scopes of its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -67,9 +67,24 @@ pub struct ZoneSize {
 }
 
 /// Eight pages: nginx's least.
-const ZONE_BYTES_MIN: usize = 8 * 4096;
+pub const ZONE_BYTES_MIN: usize = 8 * 4096;
 
 impl ZoneSize {
+    /// What a name and a size say that are words of their own.
+    ///
+    /// # Errors
+    /// In nginx's words: a wrong size, or one that is too small.
+    pub fn of(name: &Word, size: &Word) -> Result<ZoneSize, Diagnostic> {
+        let bytes = units::parse_size(&size.text)
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .ok_or_else(|| Diagnostic::emerg(format!("invalid zone size \"{}\"", size.text)).at(size.span))?;
+        if bytes < ZONE_BYTES_MIN {
+            let error = Diagnostic::emerg(format!("zone \"{}\" is too small", name.text)).at(size.span);
+            return Err(error.hint("a zone has 32k at least"));
+        }
+        Ok(ZoneSize { name: name.text.clone(), bytes })
+    }
+
     /// Parses what follows `zone=` in `word`.
     ///
     /// # Errors

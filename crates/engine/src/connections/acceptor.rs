@@ -20,11 +20,10 @@ use std::time::Duration;
 use gale_base::os_error::OsErrorText;
 use gale_runtime::{AcceptMutex, AcceptOptions, Listener, Moment, SocketAddress, Stream, Timer, TurnEnd};
 
-use super::reuse::Search;
 use crate::configuration::Configuration;
-use crate::protocol::ProtocolWorker;
+use crate::configuration::protocol::ProtocolWorker;
 use crate::transport::Transport;
-use crate::worker::Worker;
+use crate::worker::{Search, Worker};
 use gale_base::log_level::Level;
 use gale_process::ListenAddress;
 

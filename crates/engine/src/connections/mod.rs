@@ -2,17 +2,14 @@
 //! first.
 
 mod acceptor;
-mod counters;
+mod background;
 mod info;
-mod limit;
 mod reuse;
 mod table;
 
 pub use acceptor::{
     Acceptor, DrainingListener, QUEUED_WAIT_MAX, accept_late, accept_options, accept_queued, leave_accept_mutex,
 };
-pub use counters::{OwnCounters, Totals, totals};
+pub use background::BackgroundTasks;
 pub use info::{ConnectionInfo, address_text};
-pub use limit::{IdleConnections, WorkerConnections};
-pub use reuse::Search;
 pub use table::{Connection, ConnectionTable};

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use gale_runtime::Moment;
 
+use crate::worker::Search;
+
 /// How many places are looked at in one go: some microseconds.
 pub(super) const LOOKS_MAX: usize = 256;
 
@@ -38,28 +40,6 @@ pub(super) struct Places<'c> {
     pub turn: u64,
     /// From when on the connection at this place may be closed; none if it is busy, or if there is none.
     pub may_close_at: &'c dyn Fn(usize) -> Option<Moment>,
-}
-
-/// What has come of a search so far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Search {
-    /// A connection that may be closed.
-    Found,
-    /// Nothing yet: the next turn looks on.
-    GoesOn,
-    /// Nothing, at any place. Look again when a connection has become idle, at the latest at this moment.
-    InVain(Option<Moment>),
-}
-
-impl Search {
-    /// What has come of this search and of another one.
-    pub(super) fn or(self, other: Search) -> Search {
-        match (self, other) {
-            (Search::Found, _) | (_, Search::Found) => Search::Found,
-            (Search::GoesOn, _) | (_, Search::GoesOn) => Search::GoesOn,
-            (Search::InVain(one), Search::InVain(other)) => Search::InVain(one.into_iter().chain(other).min()),
-        }
-    }
 }
 
 /// Looks for connections that may be closed: one search for all who want room.

@@ -1,4 +1,4 @@
-//! The connections of one protocol on one loop, and what it does without one.
+//! The connections of one protocol on one loop.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -8,9 +8,8 @@ use std::time::Duration;
 use gale_runtime::{Moment, TaskId};
 use slab::Slab;
 
-use super::limit::IdleConnections;
-use super::reuse::{Hand, Places, Search};
-use crate::worker::Worker;
+use super::reuse::{Hand, Places};
+use crate::worker::{IdleConnections, Search, Worker};
 
 /// Between two looks at the idle connections of a worker that ends.
 const CLOSE_PAUSE: Duration = Duration::from_millis(1);
@@ -28,20 +27,12 @@ pub struct ConnectionTable<C> {
     /// Finds idle connections to close when there is no room.
     hand: Hand,
     waiting_for_end: RefCell<Vec<Waker>>,
-    background: RefCell<Slab<Background>>,
 }
 
 /// A connection's place in the table.
 struct Entry<C> {
     task: Option<TaskId>,
     connection: Weak<C>,
-}
-
-/// A task that no connection waits for.
-struct Background {
-    task: Option<TaskId>,
-    /// The configuration that it began with.
-    generation: u64,
 }
 
 impl<C: Connection> Entry<C> {
@@ -65,7 +56,6 @@ impl<C: Connection> ConnectionTable<C> {
             entries: RefCell::default(),
             hand: Hand::default(),
             waiting_for_end: RefCell::default(),
-            background: RefCell::default(),
         });
         let idle: Rc<dyn IdleConnections> = Rc::<ConnectionTable<C>>::clone(&table);
         table.worker.connections.register(Rc::downgrade(&idle));
@@ -167,9 +157,9 @@ impl<C: Connection> ConnectionTable<C> {
         self.close_some(|connection, is_awake| !is_awake && connection.may_close_at().is_some_and(|time| time <= now));
     }
 
-    /// Ready when no connection is open any more, and nothing is done in the background.
+    /// Ready when no connection is open any more.
     pub fn poll_empty(&self, context: &mut Context<'_>) -> Poll<()> {
-        if self.is_empty() && self.background.borrow().is_empty() {
+        if self.is_empty() {
             return Poll::Ready(());
         }
         self.waiting_for_end.borrow_mut().push(context.waker().clone());
@@ -178,41 +168,6 @@ impl<C: Connection> ConnectionTable<C> {
 
     fn wake_waiting_for_end(&self) {
         self.waiting_for_end.take().into_iter().for_each(Waker::wake);
-    }
-
-    /// How many tasks there may be in the background: as many as connections.
-    pub fn background_max(&self) -> usize {
-        self.worker.connections.max()
-    }
-
-    /// Does something that no connection waits for, for an exchange that began with the configuration of that
-    /// generation. `false` when there is too much of that already.
-    pub fn spawn_background(self: &Rc<Self>, generation: u64, work: impl Future<Output = ()> + 'static) -> bool {
-        if self.background.borrow().len() >= self.background_max() {
-            return false;
-        }
-        let number = self.background.borrow_mut().insert(Background { task: None, generation });
-        let listed = ListedBackground { table: Rc::clone(self), number };
-        let task = gale_runtime::spawn(async move {
-            let _listed = listed;
-            work.await;
-        });
-        // The task has not run yet: it is there to be found.
-        if let Some(entry) = self.background.borrow_mut().get_mut(number) {
-            entry.task = Some(task);
-        }
-        true
-    }
-
-    /// Ends what is done in the background for exchanges that began with the configuration of this generation or an
-    /// older one.
-    pub fn expire_background(&self, newest: u64) {
-        let expired = |background: &Background| background.generation <= newest;
-        let tasks: Vec<TaskId> = {
-            let background = self.background.borrow();
-            background.iter().filter(|(_, entry)| expired(entry)).filter_map(|(_, entry)| entry.task).collect()
-        };
-        tasks.into_iter().for_each(gale_runtime::abort);
     }
 
     /// Calls `act` with a view of the connections.
@@ -236,19 +191,6 @@ impl<C: Connection> IdleConnections for ConnectionTable<C> {
             places.into_iter().filter_map(|place| entries.get(place)?.task).collect()
         };
         tasks.into_iter().for_each(gale_runtime::abort);
-    }
-}
-
-/// The place of a background task in its table, from which it is taken however the task ends.
-struct ListedBackground<C: Connection> {
-    table: Rc<ConnectionTable<C>>,
-    number: usize,
-}
-
-impl<C: Connection> Drop for ListedBackground<C> {
-    fn drop(&mut self) {
-        self.table.background.borrow_mut().remove(self.number);
-        self.table.wake_waiting_for_end();
     }
 }
 

@@ -36,6 +36,7 @@ use slab::Slab;
 use self::asking::{Asked, Report, ask};
 use self::cache::Cache;
 use self::message::{Content, DnsName, Kind, Service};
+pub(crate) use self::settings::NameServer;
 pub use self::settings::ResolverSettings;
 use crate::log::ErrorLog;
 use gale_base::log_level::Level;

@@ -1,22 +1,14 @@
-//! `resolver ADDRESS ... [valid=TIME] [ipv4=on|off] [ipv6=on|off] [status_zone=ZONE]`, as it is written.
-//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#resolver>)
+//! What a `resolver` directive says; `configuration/resolver.rs` reads it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use gale_base::units;
-use gale_config::{Diagnostic, Reporter, Statement, Word};
-
-use crate::configuration::{Builder, HostAddresses};
-use crate::server_address::ServerAddress;
-
-/// Where name servers are asked.
-const PORT_DEFAULT: u16 = 53;
+use crate::server_address::HostAddresses;
 
 /// One `resolver` directive.
 #[derive(Debug)]
 pub struct ResolverSettings {
-    servers: Vec<NameServer>,
+    pub(crate) servers: Vec<NameServer>,
     /// `valid=`: how long answers are believed, whatever they say themselves.
     pub valid: Option<Duration>,
     /// Whether IPv4 addresses are asked for. One of the two is.
@@ -26,7 +18,7 @@ pub struct ResolverSettings {
 }
 
 #[derive(Debug)]
-enum NameServer {
+pub(crate) enum NameServer {
     Address(SocketAddr),
     /// A name, looked up with the configuration.
     Host(HostAddresses, u16),
@@ -39,42 +31,6 @@ impl ResolverSettings {
         ResolverSettings { servers, valid: None, ipv4: true, ipv6: true }
     }
 
-    /// Reads the directive.
-    ///
-    /// # Errors
-    /// What is wrong with it, in nginx's words.
-    pub fn parse(builder: &mut Builder, statement: &Statement) -> Result<ResolverSettings, Diagnostic> {
-        let mut settings = ResolverSettings::new([]);
-        for word in &statement.args {
-            let invalid = || Diagnostic::emerg(format!("invalid parameter: {}", word.text)).at(word.span);
-            let flag = |value: &[u8]| match value {
-                b"on" => Ok(true),
-                b"off" => Ok(false),
-                _ => Err(invalid().hint("this is \"on\" or \"off\"")),
-            };
-            if let Some(time) = word.text.strip_prefix(b"valid=") {
-                let hint = "valid= takes a time: valid=30s";
-                settings.valid = Some(units::parse_time_seconds(time).ok_or_else(|| invalid().hint(hint))?);
-            } else if let Some(value) = word.text.strip_prefix(b"ipv4=") {
-                settings.ipv4 = flag(value)?;
-            } else if let Some(value) = word.text.strip_prefix(b"ipv6=") {
-                settings.ipv6 = flag(value)?;
-            } else if word.text.starts_with(b"status_zone=") {
-                let message = format!("\"{}\" of \"resolver\" is accepted but has no effect", word.text);
-                builder.report(Diagnostic::warn(message).at(word.span));
-            } else {
-                settings.servers.push(name_server(builder, word)?);
-            }
-        }
-        if !settings.ipv4 && !settings.ipv6 {
-            return Err(statement.error("\"ipv4\" and \"ipv6\" cannot both be \"off\""));
-        }
-        if settings.servers.is_empty() {
-            return Err(statement.error("no name servers defined"));
-        }
-        Ok(settings)
-    }
-
     /// The name servers' addresses, in order.
     pub fn servers(&self) -> Vec<SocketAddr> {
         let addresses = |server: &NameServer| match server {
@@ -82,17 +38,5 @@ impl ResolverSettings {
             NameServer::Host(host, port) => host.get().iter().map(|&ip| SocketAddr::new(ip, *port)).collect(),
         };
         self.servers.iter().flat_map(addresses).collect()
-    }
-}
-
-fn name_server(builder: &mut Builder, word: &Word) -> Result<NameServer, Diagnostic> {
-    let failed = |what: &str| Diagnostic::emerg(format!("{what} in resolver \"{}\"", word.text)).at(word.span);
-    match ServerAddress::parse(&word.text, PORT_DEFAULT).map_err(failed)? {
-        ServerAddress::Inet(address) => Ok(NameServer::Address(address)),
-        ServerAddress::Host(host, port) => {
-            Ok(NameServer::Host(builder.host_addresses_of(host, word, "resolver"), port))
-        }
-        // nginx takes it and is never answered.
-        ServerAddress::Unix(_) => Err(failed("invalid host").hint("name servers are asked over UDP and TCP")),
     }
 }

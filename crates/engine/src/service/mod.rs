@@ -37,12 +37,11 @@ use gale_base::log_level::Level;
 use gale_process::{LockHandle, ResourceError, Resources};
 use gale_runtime::{now, sleep_until};
 
-use crate::configuration::Configuration;
 use crate::worker::Worker;
 use running::Running;
 
 pub use lock::LockShare;
-pub(crate) use running::Services;
+pub(crate) use running::{HeldConfiguration, Services};
 
 /// A service of this type; the value is its settings, complete and immutable.
 pub trait Service: Send + Sync + Sized + 'static {
@@ -84,14 +83,6 @@ impl<S: Service> Context<S> {
     pub fn settings(&self) -> Arc<S> {
         let any: Arc<dyn Any + Send + Sync> = self.running.service();
         any.downcast().expect("a service goes on with settings of its own type")
-    }
-
-    /// The configuration that is in force. Not to be kept: a large one stays in memory for as long as anybody holds it.
-    ///
-    /// # Panics
-    /// As [`Context::settings`].
-    pub fn configuration(&self) -> Arc<Configuration> {
-        self.running.configuration()
     }
 
     /// What the protocols of this event loop share: resolvers, for example.

@@ -14,12 +14,11 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_process::{LockHandle, Seat, TryLockError};
+use gale_process::{LockHandle, TryLockError, WorkerSlot};
 use gale_runtime::{Notify, TaskId, abort, catch_panic, catch_panic_of, default_pool, now, sleep, spawn};
 
 use super::lock::{HeldLock, LockShare};
 use super::{AnyService, ConfiguredService, Instances, until};
-use crate::configuration::Configuration;
 use crate::worker::Worker;
 
 /// How long a service that is to end may take for it: enough to write a file, and a drain does not wait much longer
@@ -35,6 +34,10 @@ const RESTART_PAUSE_MAX: Duration = Duration::from_secs(60);
 /// How often a lock that another process holds is tried: the kernel tells nobody of its release.
 const LOCK_TRY_PAUSE: Duration = Duration::from_secs(1);
 
+/// A configuration that is held so that the process's control thread frees it, together with its services, and no event
+/// loop does.
+pub(crate) type HeldConfiguration = Arc<dyn Any + Send + Sync>;
+
 /// The services of one event loop.
 #[derive(Default)]
 pub(crate) struct Services {
@@ -43,15 +46,20 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Runs what `configuration` has for this seat: services that go on are told, others end, and those that are new
-    /// begin.
-    pub fn settle(&mut self, seat: Seat, worker: &Rc<Worker>, configuration: &Arc<Configuration>) {
+    /// Runs those of `services` that are for this slot: services that go on are told, others end, and those that are
+    /// new begin. `configuration` is that of the services.
+    pub fn settle(
+        &mut self,
+        slot: WorkerSlot,
+        worker: &Rc<Worker>,
+        services: &[Arc<ConfiguredService>],
+        configuration: &HeldConfiguration,
+    ) {
         if self.is_stopped {
             return;
         }
         self.running.retain(|running| !(running.is_stopping() && running.has_ended.get()));
-        let wanted: Vec<&Arc<ConfiguredService>> =
-            configuration.services.iter().filter(|service| service.runs_at(seat)).collect();
+        let wanted: Vec<&Arc<ConfiguredService>> = services.iter().filter(|service| service.runs_at(slot)).collect();
         for running in self.running.iter().filter(|running| !running.is_stopping()) {
             match wanted.iter().find(|service| running.continues_as(service)) {
                 Some(service) => running.change(service, configuration),
@@ -97,11 +105,11 @@ impl Services {
 }
 
 impl ConfiguredService {
-    fn runs_at(&self, seat: Seat) -> bool {
+    fn runs_at(&self, slot: WorkerSlot) -> bool {
         match self.spec.instances {
-            Instances::OnePerWorker => seat.worker < seat.workers,
-            // The first seat is taken for as long as the process serves, and by the same loop.
-            Instances::OnePerProcess | Instances::One(_) => seat.worker == 0,
+            Instances::OnePerWorker => slot.worker < slot.workers,
+            // The first slot is taken for as long as the process serves, and by the same loop.
+            Instances::OnePerProcess | Instances::One(_) => slot.worker == 0,
         }
     }
 
@@ -118,7 +126,7 @@ pub(super) struct Running {
     /// None once it has ended and is to end; until then the next configuration asks whether it goes on.
     service: RefCell<Option<Arc<ConfiguredService>>>,
     /// None after the end, because a large one is not to be held.
-    configuration: RefCell<Option<Arc<Configuration>>>,
+    configuration: RefCell<Option<HeldConfiguration>>,
     /// While an exclusive service runs.
     lock: RefCell<Option<LockShare>>,
     worker: Rc<Worker>,
@@ -133,7 +141,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    fn new(service: &Arc<ConfiguredService>, worker: &Rc<Worker>, configuration: &Arc<Configuration>) -> Rc<Running> {
+    fn new(service: &Arc<ConfiguredService>, worker: &Rc<Worker>, configuration: &HeldConfiguration) -> Rc<Running> {
         Rc::new(Running {
             service: RefCell::new(Some(Arc::clone(service))),
             configuration: RefCell::new(Some(Arc::clone(configuration))),
@@ -162,10 +170,6 @@ impl Running {
 
     fn configured(&self) -> Ref<'_, Arc<ConfiguredService>> {
         Ref::map(self.service.borrow(), |service| service.as_ref().expect("there until the service has ended"))
-    }
-
-    pub fn configuration(&self) -> Arc<Configuration> {
-        self.configuration.borrow().clone().expect("there until the service has ended")
     }
 
     pub fn lock_share(&self) -> Option<LockShare> {
@@ -214,7 +218,7 @@ impl Running {
         })
     }
 
-    fn change(&self, service: &Arc<ConfiguredService>, configuration: &Arc<Configuration>) {
+    fn change(&self, service: &Arc<ConfiguredService>, configuration: &HeldConfiguration) {
         self.service.replace(Some(Arc::clone(service)));
         if !self.has_ended.get() {
             self.configuration.replace(Some(Arc::clone(configuration)));

@@ -17,6 +17,7 @@
 //! ends, with the reason; what is in memory or was stored before can still be read.
 
 mod reader;
+mod spill;
 mod state;
 mod store;
 mod temp_file;
@@ -37,6 +38,7 @@ use gale_runtime::{Bytes, File, ThreadPool};
 use self::state::{Shared, Source};
 
 pub use self::reader::SpoolReader;
+pub use self::spill::{SpillItem, SpillOptions, SpillQueue, SpillReader};
 pub use self::temp_file::{SpoolPlace, TempPath};
 
 /// How a spool is set up.

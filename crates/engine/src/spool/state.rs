@@ -16,17 +16,17 @@ use super::temp_file::{TempFile, TempName};
 use super::{SpoolError, SpoolOptions, store};
 
 /// Copies are gathered in leases of this size.
-const CHUNK_BYTES: usize = 16 * 1024;
+pub(super) const CHUNK_BYTES: usize = 16 * 1024;
 
 /// Pieces that are shorter are copied: they may belong to memory that is much larger.
-const COPIED_BELOW: usize = 4 * 1024;
+pub(super) const COPIED_BELOW: usize = 4 * 1024;
 
 /// A write begins when so much waits for it, or when no more comes: a thread is woken for each.
-const WRITE_BYTES_MIN: usize = 64 * 1024;
+pub(super) const WRITE_BYTES_MIN: usize = 64 * 1024;
 
 /// How much may wait to be in the file, the write in flight included, before the writer waits. While one half is being
 /// written the other one gathers.
-const QUEUED_BYTES_MAX: usize = 128 * 1024;
+pub(super) const QUEUED_BYTES_MAX: usize = 128 * 1024;
 
 // What is still gathered is not written: it must not fill the queue alone.
 const _: () = assert!(WRITE_BYTES_MIN + CHUNK_BYTES <= QUEUED_BYTES_MAX);

@@ -75,8 +75,8 @@ async fn fill(spool: &Storing) -> Result<(), FileError> {
 }
 
 async fn write(writer: &mut Writer, pieces: Vec<Bytes>) -> Result<(), FileError> {
-    for piece in pieces {
-        writer.append(piece).await?;
-    }
+    // Nothing is in flight. One call writes them all: a thread is woken for each.
+    poll_fn(|cx| writer.poll_ready(cx)).await?;
+    writer.push_all(pieces);
     writer.flush().await
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bstr::{BString, ByteSlice};
-use gale_config::{Contexts, Diagnostic, Span, Statement, Word};
+use gale_config::{Contexts, Diagnostic, Setting, Span, Statement, Word};
 use gale_protocol::request::{Method, Scheme};
 
 use crate::configuration::location::{Locations, Pattern};
@@ -30,6 +30,8 @@ use gale_engine::log::ErrorLog;
 use gale_engine::module::{Conf, Module};
 use gale_engine::protocol::Protocol;
 use gale_engine::server_name::{ServerName, ServerNames};
+use gale_engine::spool::TempPath;
+use gale_engine::upstream::{HasUpstreams, ResolverDefaults, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
 
@@ -48,6 +50,10 @@ const DEFAULTS: ListenDefaults = ListenDefaults { port: PORT_DEFAULT, deferred: 
 pub struct HttpBuilder {
     /// The variables mentioned so far, and what refers to them.
     pub variables: VariablesDraft<Request>,
+    /// The groups of servers that are declared or referred to so far.
+    pub upstreams: Upstreams<Request>,
+    /// Directories for temporary files that modules want.
+    pub temp_paths: Vec<Setting<TempPath>>,
     tree: ScopeTree,
     /// What else there is to know of each scope.
     scopes: Vec<ScopeDraft>,
@@ -93,6 +99,15 @@ impl BlockBuilder for HttpBuilder {
 impl HasVariables<Request> for HttpBuilder {
     fn variables(&mut self) -> &mut VariablesDraft<Request> {
         &mut self.variables
+    }
+}
+
+impl HasUpstreams<Request> for HttpBuilder {
+    const KIND: &'static str = "http upstream";
+    const INSIDE: Contexts = Contexts::UPSTREAM;
+
+    fn upstreams(&mut self) -> &mut Upstreams<Request> {
+        &mut self.upstreams
     }
 }
 
@@ -155,6 +170,14 @@ impl HttpBuilder {
             LocationShape::Regex => Some(Alias::Whole),
             LocationShape::None | LocationShape::Named => None,
         }
+    }
+
+    /// The part of URIs that a path of `proxy_pass` takes the place of in this scope; `None` where there is none: in a
+    /// location given by an expression, a named one, or a block without a name.
+    pub fn replaceable_part(&self, scope: ScopeId) -> Option<Box<[u8]>> {
+        let draft = self.scope(scope);
+        let is_plain = matches!(draft.shape, LocationShape::Exact | LocationShape::Prefix);
+        (draft.kind == ScopeKind::Location && is_plain).then(|| draft.name.as_slice().into())
     }
 
     /// The server that a scope is in, if it is in one.
@@ -394,6 +417,8 @@ struct HttpDraft {
     /// By address.
     servers: Vec<VirtualServers>,
     plan: ListenPlan,
+    /// Directories for temporary files that modules want, besides those for bodies.
+    temp_paths: Vec<Setting<TempPath>>,
 }
 
 /// Completes every scope and puts the configuration together.
@@ -404,6 +429,8 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let confs = tree.complete(builder, Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION))?;
     let servers = std::mem::take(&mut builder.http_mut().servers);
     let (addresses, virtual_servers) = gather_addresses(&servers, builder, resources)?;
+    let resolver = resolver_defaults(&confs);
+    let upstreams = Upstreams::complete(&resolver, builder, resources)?;
     let variables = std::mem::take(&mut builder.http_mut().variables);
     let modules = builder.order.modules.iter();
     let definitions = modules.filter_map(|module| module.part::<HttpPart>()).flat_map(|part| part.variables);
@@ -412,8 +439,19 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let scopes = finish_scopes(scopes, confs, &tree, builder);
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
-    let configuration = HttpConfiguration { scopes, servers, addresses: Vec::new(), variables, generation };
-    Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan: ListenPlan::new(addresses) }))
+    let configuration = HttpConfiguration { scopes, servers, addresses: Vec::new(), variables, upstreams, generation };
+    let temp_paths = std::mem::take(&mut builder.http_mut().temp_paths);
+    let plan = ListenPlan::new(addresses);
+    Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan, temp_paths }))
+}
+
+/// What the http block itself says of name servers.
+fn resolver_defaults(confs: &[Confs]) -> ResolverDefaults {
+    let core = confs.first().into_iter().flatten().flatten().find_map(|conf| conf.downcast_ref::<CoreSettings>());
+    ResolverDefaults {
+        resolver: core.and_then(|core| core.resolver.get_opt().cloned()),
+        timeout: core.and_then(|core| core.resolver_timeout.get_opt().copied()),
+    }
 }
 
 impl BlockDraft for HttpDraft {
@@ -422,27 +460,27 @@ impl BlockDraft for HttpDraft {
     }
 
     fn prepare(&self, resources: &mut dyn Resources, owner: Option<&Account>) -> Result<(), Diagnostic> {
-        prepare_temp_paths(&self.configuration, resources, owner)
+        let of_bodies = self.configuration.scopes.iter().map(|scope| &scope.core.client_body_temp_path);
+        prepare_temp_paths(of_bodies.chain(&self.temp_paths), resources, owner)
     }
 
     fn finish(self: Box<Self>, listeners: Vec<ListenerHandle>) -> Arc<dyn Protocol> {
-        let HttpDraft { mut configuration, servers, plan } = *self;
+        let HttpDraft { mut configuration, servers, plan, .. } = *self;
         let addresses = plan.addresses(&listeners).into_iter().zip(servers);
         configuration.addresses = addresses.map(|(listening, servers)| Address { listening, servers }).collect();
         Arc::new(configuration)
     }
 }
 
-/// The directories for bodies have to be there before they are needed. The default
-/// one may be missing where nobody stores a body.
-fn prepare_temp_paths(
-    http: &HttpConfiguration,
+/// Directories for temporary files have to be there before they are needed. A default one may be missing where nobody
+/// stores anything.
+fn prepare_temp_paths<'s>(
+    settings: impl Iterator<Item = &'s Setting<TempPath>>,
     resources: &mut dyn Resources,
     owner: Option<&Account>,
 ) -> Result<(), Diagnostic> {
     let mut prepared: Vec<&std::path::Path> = Vec::new();
-    for scope in &http.scopes {
-        let setting = &scope.core.client_body_temp_path;
+    for setting in settings {
         let path = &*setting.get().path;
         if prepared.contains(&path) {
             continue;

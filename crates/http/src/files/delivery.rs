@@ -22,12 +22,10 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use gale_runtime::{Bytes, File, Look, PieceRead, ReadHow, Rung, ThreadPool, count_piece, default_pool};
+use gale_runtime::{Bytes, CachedRead, File, PieceRead, ReadHow, Rung, ThreadPool, count_piece, default_pool};
 use gale_runtime::{leased_bytes, leased_bytes_max};
 
-use crate::configuration::settings::{Aio, CoreSettings};
-use crate::request::Request;
-use crate::request::body::FilePiece;
+use crate::files::FilePiece;
 
 /// A piece of a file smaller than this is read even when `sendfile` is on: one call for head and body is cheaper than
 /// two, and a read into memory that is warm as fast as the page cache itself.
@@ -87,37 +85,6 @@ pub enum ReadWay {
     Ring,
     /// Nobody asks, and whoever sends it waits for the disk: `aio off`.
     Blocking,
-}
-
-impl FileOptions {
-    /// What a request's location says; `None`, and a line in the error log, when `aio threads` names a pool that is not
-    /// there.
-    pub fn of(request: &Request, core: &CoreSettings) -> Option<FileOptions> {
-        let (way, pool) = match core.aio.get() {
-            Aio::Auto | Aio::Threads(None) => (ReadWay::Pool, None),
-            Aio::Threads(Some(name)) => (ReadWay::Pool, Some(name.find(request)?)),
-            Aio::On => (ReadWay::Ring, None),
-            Aio::Off => (ReadWay::Blocking, None),
-        };
-        Some(FileOptions { way, pool, ..FileOptions::without_pool(core) })
-    }
-
-    /// The same for a response that has no file.
-    pub fn without_pool(core: &CoreSettings) -> FileOptions {
-        let buffers = core.output_buffers.get();
-        FileOptions {
-            sendfile: *core.sendfile.get(),
-            chunk_max: *core.sendfile_max_chunk.get(),
-            nopush: *core.tcp_nopush.get(),
-            way: ReadWay::Pool,
-            pool: None,
-            direct_from: *core.directio.get(),
-            direct_alignment: *core.directio_alignment.get(),
-            buffer_bytes: (buffers.count as u64).saturating_mul(buffers.size as u64),
-            is_sequential: *core.read_ahead.get() > 0,
-            postponed_bytes: *core.postpone_output.get(),
-        }
-    }
 }
 
 impl Default for FileOptions {
@@ -208,7 +175,7 @@ impl Delivery {
         }
         let (file, offset) = (&piece.file, piece.offset);
         match as_much_as_fits(piece.length.min(self.read_piece()), |length| file.look(offset, length))? {
-            Look::Found(bytes) => {
+            CachedRead::Found(bytes) => {
                 piece.advance(bytes.len() as u64)?;
                 Ok(Next::Bytes(bytes))
             }
@@ -389,7 +356,7 @@ mod tests {
         let file = File::from_std(file).expect("there");
         let goes_by_sendfile = |delivery: &mut Delivery, piece: &mut FilePiece| {
             let in_memory = file.look(piece.offset, to_usize(piece.length)).expect("longer than that");
-            assert!(matches!(in_memory, Look::Found(_)), "just written");
+            assert!(matches!(in_memory, CachedRead::Found(_)), "just written");
             matches!(delivery.next(piece).expect("nothing fails"), Next::Sendfile(_))
         };
         let mut delivery = Delivery::new(FileOptions { sendfile: true, ..FileOptions::default() });

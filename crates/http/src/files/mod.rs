@@ -1,147 +1,40 @@
-//! Which file a request is for: `root` and `alias`.
-//!
-//! Text only; nothing here looks at the disk, and the path has been checked by
-//! nobody. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#alias>)
+//! Open files, and how pieces of them are read and sent. Nothing here knows a request: `request/files/` asks, with what
+//! the location of one says.
 
 pub mod delivery;
 pub mod open_files;
 pub mod reader;
-pub mod thread_pool;
 
-use std::rc::Rc;
+use std::io;
 
-use bstr::BStr;
+use gale_runtime::File;
 
-use gale_runtime::files::LinkCheck;
-
-use crate::configuration::settings::{Alias, Root};
-use crate::request::Request;
-use crate::request::response::ShortText;
-use crate::variables::template::{leads_upwards, refuse_path};
-use gale_base::log_level::Level;
-
-/// Appends the path of the file that the request's URI stands for: `root` and
-/// the URI behind it, or what `alias` makes of it.
-///
-/// # Errors
-/// The status to answer, with nothing appended. When a rewrite took the URI out of
-/// the location whose prefix `alias` replaces, it is nginx's 500. What would lead
-/// out of the directory is not found: a URI has no such segment, but what `alias`
-/// or a rewrite leaves of one may (`/files../x` in `location /files`), and so may a
-/// variable in `root` or `alias`.
-pub fn find_path(request: &Request, out: &mut Vec<u8>) -> Result<(), u16> {
-    let root = request.scope().core.root.get();
-    let is_below_alias = request.adds_uri_to_alias && root.alias == Some(Alias::Whole);
-    let tail = match &root.alias {
-        Some(_) if request.has_left_location => None,
-        _ if is_below_alias => Some(&request.uri[..]),
-        _ => tail(root, &request.uri),
-    };
-    let Some(tail) = tail else {
-        let name = BStr::new(&request.scope().name);
-        let message = format_args!("\"alias\" cannot be used in location \"{name}\" where URI was rewritten");
-        request.log(Level::Alert, message);
-        return Err(500);
-    };
-    if append_path(request, tail, out) { Ok(()) } else { Err(404) }
+/// A piece of an open file.
+#[derive(Clone, Debug)]
+pub struct FilePiece {
+    /// The file.
+    pub file: File,
+    /// Where the piece begins, in bytes.
+    pub offset: u64,
+    /// How long it is, in bytes.
+    pub length: u64,
 }
 
-/// Whether a segment of it is `..`, whoever wrote that: behind a directory there is no such file.
-pub fn may_lead_out(tail: &[u8]) -> bool {
-    leads_upwards(tail, |_| true)
-}
-
-/// Appends the directory of `root` or `alias` and what follows it there. `false`, with nothing appended, when that
-/// leads out of the directory: by a `..` of its own, whoever wrote it, or when a dot at the end of the one and a dot at
-/// the beginning of the other become one.
-#[must_use]
-pub fn append_path(request: &Request, tail: &[u8], out: &mut Vec<u8>) -> bool {
-    if may_lead_out(tail) {
-        refuse_path(request, tail);
-        return false;
+impl FilePiece {
+    /// Notes that so many bytes of the piece have been dealt with. None at all means that the file has become shorter
+    /// than it was when its length was announced.
+    pub fn advance(&mut self, count: u64) -> io::Result<()> {
+        if count == 0 {
+            let message = format!("{} was truncated at {} while it was being sent", self.name(), self.offset);
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
+        }
+        self.offset += count;
+        self.length -= count;
+        Ok(())
     }
-    let start = out.len();
-    if !directory_of(request, out) {
-        return false;
-    }
-    let joint = out.len();
-    out.extend_from_slice(tail);
-    if tail.first() == Some(&b'.') && out[..joint].ends_with(b".") && leads_upwards(out, |place| place + 1 == joint) {
-        refuse_path(request, out);
-        out.truncate(start);
-        return false;
-    }
-    true
-}
 
-/// Appends the directory that `root` or `alias` says: `$document_root`. `false`, with nothing appended, when variables
-/// in it lead out of what the configuration says.
-pub fn directory_of(request: &Request, out: &mut Vec<u8>) -> bool {
-    let root = request.scope().core.root.get();
-    let start = out.len();
-    if !root.path.append_path(request, out) {
-        return false;
-    }
-    if let Some(base) = &root.base
-        && out.get(start) != Some(&b'/')
-    {
-        let relative = out.split_off(start);
-        out.extend_from_slice(base);
-        out.push(b'/');
-        out.extend_from_slice(&relative);
-    }
-    true
-}
-
-/// What `disable_symlinks` checks on the way to a file of this request, if anything.
-/// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#disable_symlinks>)
-pub fn link_check(request: &Request, path: &[u8]) -> Option<LinkCheck> {
-    let setting = request.scope().core.disable_symlinks.get();
-    let refused = setting.refused?;
-    let from = setting.from.as_ref().map(|from| from.evaluate(request)).unwrap_or_default();
-    match path.strip_prefix(&*from) {
-        Some([]) => None,
-        Some([b'/', ..]) => Some(LinkCheck { refused, from: from.len() }),
-        Some(_) if from.ends_with(b"/") => Some(LinkCheck { refused, from: from.len() - 1 }),
-        _ => Some(LinkCheck { refused, from: 0 }),
-    }
-}
-
-/// Gives the response the media type that belongs to the extension of the URI.
-/// (<https://nginx.org/en/docs/http/ngx_http_core_module.html#types>)
-pub fn set_content_type(request: &mut Request) {
-    let configuration = Rc::clone(request.configuration());
-    let core = &configuration.http().scope(request.scope).core;
-    let known = extension(&request.uri).and_then(|extension| core.types.get().find(extension));
-    let media_type = known.unwrap_or(core.default_type.get());
-    request.response.content_type = ShortText::from_slice(media_type);
-}
-
-/// What follows the last dot of the last segment.
-fn extension(uri: &[u8]) -> Option<&[u8]> {
-    // Extensions are short: a loop is done before a search for several bytes at once has begun.
-    let mark = uri.iter().rposition(|&byte| byte == b'.' || byte == b'/')?;
-    (uri[mark] == b'.').then(|| &uri[mark + 1..])
-}
-
-/// What of the URI comes behind the directory; `None` when it does not begin with
-/// what `alias` replaces.
-fn tail<'u>(root: &Root, uri: &'u [u8]) -> Option<&'u [u8]> {
-    match &root.alias {
-        None => Some(uri),
-        Some(Alias::Prefix(prefix)) => uri.strip_prefix(&**prefix),
-        Some(Alias::Whole) => Some(b""),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_extension_belongs_to_the_last_segment() {
-        assert_eq!(extension(b"/a.b/c.tar.gz"), Some(&b"gz"[..]));
-        assert_eq!(extension(b"/a.b/c"), None);
-        assert_eq!(extension(b"/a."), Some(&b""[..]));
+    /// The file's name for messages, quoted.
+    pub fn name(&self) -> String {
+        self.file.path().map_or_else(|| "a file".to_owned(), |path| format!("\"{}\"", path.display()))
     }
 }

@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 
 use gale_runtime::Bytes;
 
+use crate::files::FilePiece;
 use crate::files::delivery::{Delivery, FileOptions, Next};
-use crate::request::body::FilePiece;
 
 pub use crate::files::delivery::READ_PIECE;
 

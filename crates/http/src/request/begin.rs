@@ -7,10 +7,10 @@ use gale_base::log_level::Level;
 use gale_protocol::Offence;
 use gale_protocol::uri::{Form, Target};
 
-use crate::configuration::HttpConfiguration;
-use crate::configuration::settings::CoreSettings;
 use crate::request::Request;
 use crate::request::advance::{self, Step};
+use crate::request::configuration::HttpConfiguration;
+use crate::request::configuration::settings::CoreSettings;
 use gale_engine::variables::subject::Subject;
 
 /// Why a request is answered without asking any module.
@@ -82,7 +82,7 @@ impl Refusal {
 
 /// The path and the arguments.
 fn set_path(request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
-    let Request { parsed, head, uri, args, .. } = request;
+    let Request { parsed, head, uri, args, is_uri_as_sent, .. } = request;
     let input = head.readable();
     if parsed.target.form == Form::Authority {
         // As in nginx: there is no path in it.
@@ -91,6 +91,7 @@ fn set_path(request: &mut Request, core: &CoreSettings) -> Result<(), Offence> {
         return Ok(());
     }
     let mut scratch = std::mem::take(args);
+    *is_uri_as_sent = true;
     uri.clear();
     uri.extend_from_slice(parsed.target.normalized_path(input, *core.merge_slashes.get(), &mut scratch)?);
     scratch.clear();

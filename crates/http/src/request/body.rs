@@ -7,11 +7,13 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_runtime::{Bytes, File, PoolError};
+use gale_runtime::{Bytes, PoolError};
 
+pub use crate::files::FilePiece;
 use crate::request::Request;
 use crate::request::exchange::RequestBodyError;
 use crate::request::subrequest::Subrequest;
@@ -30,36 +32,6 @@ pub enum Body {
     Items(VecDeque<BodyItem>),
     /// Items that come as they are made.
     Stream(Box<dyn BodyStream>),
-}
-
-/// A piece of an open file.
-#[derive(Clone, Debug)]
-pub struct FilePiece {
-    /// The file.
-    pub file: File,
-    /// Where the piece begins, in bytes.
-    pub offset: u64,
-    /// How long it is, in bytes.
-    pub length: u64,
-}
-
-impl FilePiece {
-    /// Notes that so many bytes of the piece have been dealt with. None at all means that the file has become shorter
-    /// than it was when its length was announced.
-    pub fn advance(&mut self, count: u64) -> io::Result<()> {
-        if count == 0 {
-            let message = format!("{} was truncated at {} while it was being sent", self.name(), self.offset);
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
-        }
-        self.offset += count;
-        self.length -= count;
-        Ok(())
-    }
-
-    /// The file's name for messages, quoted.
-    pub fn name(&self) -> String {
-        self.file.path().map_or_else(|| "a file".to_owned(), |path| format!("\"{}\"", path.display()))
-    }
 }
 
 /// One thing that a body consists of.
@@ -184,6 +156,11 @@ pub trait BodyStream {
         false
     }
 
+    /// How long a client that has ended its own direction is waited with while nothing comes; usually `default`.
+    fn patience(&self, default: Duration) -> Duration {
+        default
+    }
+
     /// The length in bytes, if it is known before the end.
     fn length(&self) -> Option<u64> {
         None
@@ -222,6 +199,14 @@ impl Body {
     pub fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
         if let Body::Stream(stream) = self {
             stream.poll_ahead(request, context);
+        }
+    }
+
+    /// How long a client that has ended its own direction is waited with.
+    pub fn patience(&self, default: Duration) -> Duration {
+        match self {
+            Body::Stream(stream) => stream.patience(default),
+            _ => default,
         }
     }
 

@@ -6,10 +6,10 @@ use gale_protocol::request::Version;
 use gale_protocol::uri::escape::{Class, escape};
 use gale_runtime::Bytes;
 
-use crate::configuration::settings::{ErrorPage, ErrorPageStatus};
 use crate::request::Request;
 use crate::request::body::Body;
 use crate::request::browser::Browser;
+use crate::request::configuration::settings::{ErrorPage, ErrorPageStatus};
 use crate::request::phases::Flow;
 use crate::request::server_field::server_field;
 

@@ -89,7 +89,7 @@ mod tests {
     use crate::request::body::Body;
     use crate::request::exchange::mock::{Event, MockExchange, request, settings};
     use crate::request::respond;
-    use crate::variables::template::SizeTemplate;
+    use crate::request::variables::template::SizeTemplate;
 
     fn at(milliseconds: u64) -> Moment {
         Moment::from_nanos(milliseconds * 1_000_000)

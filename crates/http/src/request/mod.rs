@@ -8,9 +8,11 @@ pub(crate) mod advance;
 pub(crate) mod begin;
 pub mod body;
 pub mod browser;
+pub mod configuration;
 pub(crate) mod departure;
 pub mod error_page;
 pub mod exchange;
+pub mod files;
 pub mod filters;
 pub mod forwarded;
 pub mod limit_rate;
@@ -21,31 +23,34 @@ pub mod request_body;
 pub(crate) mod respond;
 pub mod response;
 pub mod server_field;
-mod subject;
 pub mod subrequest;
 pub mod transform;
 pub mod tunnel;
+pub mod variables;
+pub mod worker;
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use bstr::ByteSlice;
 use gale_protocol::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
+use smallvec::SmallVec;
 
-use crate::configuration::settings::{KeepaliveDisable, LingeringClose};
-use crate::configuration::{HttpConfiguration, Scope, Server};
 use crate::request::browser::Browser;
+use crate::request::configuration::{HttpConfiguration, Scope, Server};
 use crate::request::exchange::{BodyLimits, Exchange, Sent};
 use crate::request::phases::Phase;
 use crate::request::request_body::StoredBody;
 use crate::request::response::{ResponseHead, ShortText};
 use crate::request::subrequest::{Fallback, NESTED_MAX, Target};
 use crate::request::tunnel::Tunnel;
-use crate::variables::template::any_is_true;
-use crate::worker::{Configured, HttpWorker};
+use crate::request::variables::template::any_is_true;
+use crate::request::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
 use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::connections::{ConnectionInfo, address_text};
@@ -60,6 +65,16 @@ pub const REDIRECTS_MAX: u8 = 10;
 struct Client {
     address: SocketAddress,
     text: Box<str>,
+}
+
+/// Another server that a request is passed to, as messages show it.
+pub(crate) struct PassedTo {
+    /// `http://`
+    pub scheme: &'static str,
+    /// Its address, or the name of its group.
+    pub peer: Arc<str>,
+    /// What is asked of it.
+    pub uri: Bytes,
 }
 
 /// A request and the head of its response.
@@ -93,6 +108,8 @@ pub struct Request {
     pub is_error_page: bool,
     /// The status that the answer will have whatever its location says.
     pub status_override: Option<u16>,
+    /// The media type that the answer will have whatever its location says, unless that is an error.
+    pub content_type_override: Option<ShortText>,
     /// When its first byte was read.
     pub started: Moment,
     /// The URI names a file below the `alias` of a regular expression, which otherwise is
@@ -110,13 +127,17 @@ pub struct Request {
     pub(crate) uri_was_changed: bool,
     /// The URI was changed and the request stays in its location: `alias` has nothing to replace.
     pub(crate) has_left_location: bool,
+    /// See [`Request::has_sent_uri`].
+    pub(crate) is_uri_as_sent: bool,
     pub(crate) redirects_left: u8,
     pub(crate) tunnel: Option<Box<dyn Tunnel>>,
     pub(crate) body_was_refused: bool,
     /// What the access phase will answer unless somebody in it is satisfied.
     pub(crate) refusal: Option<u16>,
+    /// Where it is being passed to, or was last.
+    pub(crate) passed_to: Option<PassedTo>,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
-    pub(crate) keep_alive: Cell<bool>,
+    closes_connection: Cell<bool>,
     /// How many subrequests lie between it and the client's request.
     pub(crate) nesting: u8,
     /// It is a copy of a client's request, or a part of one: the client's request may be over.
@@ -124,8 +145,6 @@ pub struct Request {
     /// Stands in for the answer when that is an error, or empty.
     pub(crate) fallback: Option<Fallback>,
     pub(crate) shared: Rc<Shared>,
-    /// The client may send another request before it sees that there will be no answer to it.
-    pub(crate) more_may_come: Cell<bool>,
 
     /// None only while the request waits for its next use, like the configuration: a
     /// spare one must keep neither alive.
@@ -136,13 +155,13 @@ pub struct Request {
     shows_get: bool,
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
     limit_rate: Cell<Option<u64>>,
-    evaluation: Evaluation,
+    pub(crate) evaluation: Evaluation,
 }
 
 /// What a request shares with its subrequests.
 #[derive(Default)]
 pub(crate) struct Shared {
-    values: Values,
+    pub(crate) values: Values,
     notes: RefCell<Notes>,
     /// The holds of subrequests, until the client's request is over.
     held: RefCell<Notes>,
@@ -179,6 +198,7 @@ impl Request {
             is_internal: false,
             is_error_page: false,
             status_override: None,
+            content_type_override: None,
             started: Moment::from_nanos(0),
             adds_uri_to_alias: false,
             is_pipelined: false,
@@ -188,17 +208,18 @@ impl Request {
             next_handler: 0,
             uri_was_changed: false,
             has_left_location: false,
+            is_uri_as_sent: false,
             redirects_left: REDIRECTS_MAX,
             tunnel: None,
             body_was_refused: false,
             refusal: None,
+            passed_to: None,
             exchange: None,
-            keep_alive: Cell::new(false),
+            closes_connection: Cell::new(false),
             nesting: 0,
             is_in_background: false,
             fallback: None,
             shared: Rc::default(),
-            more_may_come: Cell::new(false),
             configuration: None,
             is_get_forced: false,
             shows_get: false,
@@ -237,15 +258,19 @@ impl Request {
         self.is_pipelined = false;
         self.number_on_connection = 0;
         self.status_override = None;
+        self.content_type_override = None;
         self.phase = Phase::PostRead;
         self.next_handler = 0;
         self.uri_was_changed = false;
         self.has_left_location = false;
+        self.is_uri_as_sent = false;
         self.redirects_left = REDIRECTS_MAX;
         self.tunnel = None;
         self.body_was_refused = false;
         self.refusal = None;
+        self.passed_to = None;
         self.exchange = None;
+        self.closes_connection.set(false);
         self.nesting = 0;
         self.is_in_background = false;
         self.fallback = None;
@@ -391,6 +416,38 @@ impl Request {
         if self.is_get_forced { Method::Get } else { self.parsed.method }
     }
 
+    /// Whether it counts as a GET whatever its method was.
+    pub fn counts_as_get(&self) -> bool {
+        self.is_get_forced
+    }
+
+    /// Whether the URI is still the one that the client has sent: no redirect and no rewriting has changed it.
+    pub fn has_sent_uri(&self) -> bool {
+        self.is_uri_as_sent
+    }
+
+    /// Whether the URI is one of its location: no rewriting that stayed in there has changed it.
+    pub fn is_in_its_location(&self) -> bool {
+        !self.has_left_location
+    }
+
+    /// The names that its `Connection` fields list: fields for this connection alone. (RFC 9110 §7.6.1)
+    pub fn connection_fields(&self) -> SmallVec<[&[u8]; 4]> {
+        let fields = self.fields().filter(|(field, _, _)| field.known == Some(KnownHeader::Connection));
+        let names = fields.flat_map(|(_, _, value)| value.split(|&byte| byte == b','));
+        names.map(<[u8]>::trim_ascii).filter(|name| !name.is_empty()).collect()
+    }
+
+    /// The request's target as it was sent, without scheme and host if it had some.
+    pub fn target_in_origin_form(&self) -> &[u8] {
+        let target = self.target();
+        if target.starts_with(b"/") || target == b"*" {
+            return target;
+        }
+        let after_scheme = target.find(b"://").map_or(target, |at| &target[at + 3..]);
+        after_scheme.find_byteset(b"/?").map_or(b"/", |at| &after_scheme[at..])
+    }
+
     /// The method as it was sent.
     pub fn method_name(&self) -> &[u8] {
         self.parsed.method_range.of_lenient(self.head.readable())
@@ -472,6 +529,7 @@ impl Request {
     pub fn rewrite_uri(&mut self, uri: Vec<u8>) {
         self.uri = uri;
         self.is_internal = true;
+        self.is_uri_as_sent = false;
         self.uri_was_changed = true;
     }
 
@@ -524,18 +582,6 @@ impl Request {
         self.trailers.borrow()
     }
 
-    /// Whether the connection may carry another request, as far as the request and
-    /// its location decide: how the body ends may still forbid it.
-    pub fn keeps_alive(&self) -> bool {
-        let core = &self.scope().core;
-        let age = gale_runtime::now().since(self.connection().accepted);
-        self.keep_alive.get()
-            && !core.keepalive_timeout.get().idle.is_zero()
-            && self.number_on_connection < *core.keepalive_requests.get()
-            && age <= *core.keepalive_time.get()
-            && !self.is_old_browser(core.keepalive_disable.get())
-    }
-
     /// How many bytes of the response may go out in a second; zero for no limit. What was set is not asked for again.
     pub fn limit_rate(&self) -> u64 {
         let rate = self.limit_rate.get().unwrap_or_else(|| self.scope().core.limit_rate.get().evaluate(self));
@@ -553,18 +599,6 @@ impl Request {
         self.limit_rate.set(Some(per_second));
     }
 
-    /// `lingering_close` as it applies to this request. Who ends a connection that the client would have kept reads on:
-    /// the next request may be on its way, and the reset with which the kernel meets it can cost the client the answer
-    /// that it has not read yet (RFC 9112, section 9.6). Where no connection is ever kept, it is nginx's way.
-    pub fn lingering_close(&self) -> LingeringClose {
-        let core = &self.scope().core;
-        let never_keeps = || core.keepalive_timeout.get().idle.is_zero() && self.number_on_connection <= 1;
-        match *core.lingering_close.get() {
-            LingeringClose::On if self.more_may_come.get() && !never_keeps() => LingeringClose::Always,
-            setting => setting,
-        }
-    }
-
     /// A number that no other request has and that is hard to guess: `$request_id`.
     pub fn id(&self) -> [u8; 16] {
         let id = self.shared.id.get().unwrap_or_else(unique_id);
@@ -577,20 +611,15 @@ impl Request {
         self.header(KnownHeader::UserAgent).map_or(Browser::Other, Browser::of)
     }
 
-    /// Browsers that mishandle kept connections, as `keepalive_disable` lists them.
-    fn is_old_browser(&self, disabled: &KeepaliveDisable) -> bool {
-        let may_be = disabled.msie6 && self.method() == Method::Post || disabled.safari;
-        may_be
-            && match self.browser() {
-                Browser::Msie { is_6 } => is_6 && disabled.msie6 && self.method() == Method::Post,
-                Browser::Safari => disabled.safari,
-                Browser::Chrome | Browser::Other => false,
-            }
+    /// What comes on the connection behind this request cannot be relied on, or the server is in trouble: nothing more
+    /// is to be read from it. A version whose requests are independent of each other may carry on.
+    pub fn close_after_response(&self) {
+        self.closes_connection.set(true);
     }
 
-    /// The connection will be closed after this response.
-    pub fn close_after_response(&self) {
-        self.keep_alive.set(false);
+    /// Whether [`Request::close_after_response`] was called.
+    pub(crate) fn closes_connection(&self) -> bool {
+        self.closes_connection.get()
     }
 
     /// The resolver that is in force for this request, and how long it may take; none when no name servers are
@@ -652,6 +681,11 @@ impl fmt::Display for Context<'_> {
         }
         if !request.is_main() {
             write!(formatter, ", subrequest: \"{}\"", bstr::BStr::new(&request.uri))?;
+        }
+        if let Some(PassedTo { scheme, peer, uri }) = &request.passed_to {
+            // A path of a socket ends with a colon.
+            let separator = if peer.starts_with("unix:") { ":" } else { "" };
+            write!(formatter, ", upstream: \"{scheme}{peer}{separator}{}\"", bstr::BStr::new(uri))?;
         }
         if let Some(host) = request.header(KnownHeader::Host) {
             write!(formatter, ", host: \"{}\"", bstr::BStr::new(host))?;

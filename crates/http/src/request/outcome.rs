@@ -6,10 +6,10 @@ use std::rc::Rc;
 
 use gale_base::log_level::Level;
 
-use crate::configuration::settings::Satisfy;
 use crate::request::Request;
 use crate::request::advance::{AfterDelay, Step};
 use crate::request::body::Body;
+use crate::request::configuration::settings::Satisfy;
 use crate::request::error_page;
 use crate::request::filters::Filtered;
 use crate::request::phases::{CLIENT_LEFT, Flow, Phase};
@@ -153,6 +153,11 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
     if let Some(status) = request.status_override.take() {
         request.response.replace_status(status);
     }
+    if request.response.status < 300
+        && let Some(content_type) = request.content_type_override.take()
+    {
+        request.response.content_type = content_type;
+    }
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
     for bound in &scope.filters {
@@ -205,6 +210,7 @@ fn redirect(request: &mut Request, uri: Vec<u8>, args: Option<Vec<u8>>) -> Resul
         return Err(InCircles);
     }
     request.uri = uri;
+    request.is_uri_as_sent = false;
     request.adds_uri_to_alias = false;
     if let Some(args) = args {
         request.args = args;
@@ -247,8 +253,8 @@ mod tests {
     use gale_runtime::{EventLoop, LoopOptions};
 
     use super::*;
-    use crate::configuration::{BoundFilter, Scope};
     use crate::request::advance::advance;
+    use crate::request::configuration::{BoundFilter, Scope};
     use crate::request::exchange::mock::{self, MockExchange};
     use crate::request::filters::Filter;
 

@@ -16,14 +16,15 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::ops::RangeBounds;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use gale_protocol::request::KnownHeader::ContentLength;
 use gale_runtime::{Bytes, File};
 
-use crate::configuration::settings::BodyInFile;
 use crate::request::Request;
 use crate::request::body::{Body, BodyItem, FilePiece};
+use crate::request::configuration::settings::BodyInFile;
 use crate::request::exchange::RequestBodyError;
 use gale_base::log_level::Level;
 use gale_engine::spool::{Spool, SpoolError, SpoolOptions, SpoolPlace, SpoolReader, Spooled};
@@ -33,6 +34,8 @@ use gale_engine::spool::{Spool, SpoolError, SpoolOptions, SpoolPlace, SpoolReade
 pub struct StoredBody {
     /// `None` if nothing came.
     spooled: Option<Spooled>,
+    /// The fields behind it.
+    trailers: Rc<[(Bytes, Bytes)]>,
 }
 
 impl StoredBody {
@@ -62,6 +65,12 @@ impl StoredBody {
         self.spooled.as_ref().and_then(Spooled::path)
     }
 
+    /// The fields that the client sent behind it: they may be passed on as trailers, and are never merged into a head
+    /// (RFC 9110 §6.5.1).
+    pub fn trailers(&self) -> &[(Bytes, Bytes)] {
+        &self.trailers
+    }
+
     /// The name of the file that holds all of it, as [`read_body_to_file`] wants it: it goes with the body, unless
     /// whoever has renamed the file says so to [`StoredBody::keep`].
     pub fn name(&self) -> Option<Arc<Path>> {
@@ -75,11 +84,14 @@ impl StoredBody {
         }
     }
 
-    /// All of it, as items that an exchange or another codec can send.
+    /// All of it, as items that an exchange or another codec can send; its trailers, if it has some, come last.
     pub fn items(&self) -> VecDeque<BodyItem> {
         let mut items: VecDeque<BodyItem> = self.memory().into_iter().map(BodyItem::Bytes).collect();
         if let Some(file) = self.file() {
             items.push_back(BodyItem::File(FilePiece { file, offset: 0, length: self.file_length() }));
+        }
+        if !self.trailers.is_empty() {
+            items.push_back(BodyItem::Trailers(self.trailers.to_vec()));
         }
         items
     }
@@ -139,7 +151,7 @@ async fn store_body(request: &Request, becomes_file: bool) -> Result<StoredBody,
     let mut store = Store::new(request, becomes_file);
     loop {
         match poll_fn(|context| exchange.poll_body(context, &limits)).await {
-            Ok(Some(item)) => store.take(&item).await.map_err(|failure| tell(request, &failure))?,
+            Ok(Some(item)) => store.take(item).await.map_err(|failure| tell(request, &failure))?,
             Ok(None) => break,
             Err(error) => {
                 log_error(request, error);
@@ -193,6 +205,7 @@ struct Store<'r> {
     request: &'r Request,
     /// There from the first byte on.
     spool: Option<Spool>,
+    trailers: Vec<(Bytes, Bytes)>,
     in_file: BodyInFile,
     /// Somebody wants a file of it.
     becomes_file: bool,
@@ -207,13 +220,17 @@ impl Store<'_> {
             false => *request.scope().core.client_body_in_file_only.get(),
         };
         // What was asked for is told of nowhere.
-        Store { request, spool: None, in_file, becomes_file, file_is_logged: becomes_file }
+        Store { request, spool: None, trailers: Vec::new(), in_file, becomes_file, file_is_logged: becomes_file }
     }
 
-    async fn take(&mut self, item: &BodyItem) -> Result<(), SpoolError> {
+    async fn take(&mut self, item: BodyItem) -> Result<(), SpoolError> {
         let bytes = match item {
-            BodyItem::Bytes(bytes) => &bytes[..],
-            BodyItem::Flush | BodyItem::Trailers(_) => return Ok(()),
+            BodyItem::Bytes(bytes) => bytes,
+            BodyItem::Trailers(fields) => {
+                self.trailers = fields;
+                return Ok(());
+            }
+            BodyItem::Flush => return Ok(()),
             BodyItem::File(_) | BodyItem::Subrequest(_) => unreachable!("what a client sends is nothing of ours"),
         };
         let spool = self.spool();
@@ -221,7 +238,7 @@ impl Store<'_> {
         let path = spool.path();
         self.log_file(path);
         ready?;
-        self.spool().append_copy(bytes)
+        self.spool().append_copy(&bytes)
     }
 
     async fn finish(mut self) -> Result<StoredBody, SpoolError> {
@@ -230,7 +247,8 @@ impl Store<'_> {
             // Even an empty one is in a file.
             self.spool().begin_file();
         }
-        let Some(spool) = self.spool.take() else { return Ok(StoredBody::default()) };
+        let trailers = std::mem::take(&mut self.trailers).into();
+        let Some(spool) = self.spool.take() else { return Ok(StoredBody { spooled: None, trailers }) };
         let spooled = spool.finish().await?;
         self.log_file(spooled.path());
         if *self.request.scope().core.client_body_in_single_buffer.get() {
@@ -239,7 +257,7 @@ impl Store<'_> {
         if self.in_file == BodyInFile::On {
             spooled.keep();
         }
-        Ok(StoredBody { spooled: Some(spooled) })
+        Ok(StoredBody { spooled: Some(spooled), trailers })
     }
 
     fn spool(&mut self) -> &mut Spool {
@@ -275,7 +293,7 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::configuration::settings::TempPath;
+    use crate::request::configuration::settings::TempPath;
     use crate::request::exchange::mock::{self, MockExchange};
     use crate::scratch::Scratch;
 
@@ -351,6 +369,29 @@ mod tests {
     fn no_body_is_an_empty_one() {
         let stored = read(Path::new("/nowhere"), 100, MockExchange::ends).unwrap();
         assert_eq!((stored.length(), stored.items().len()), (0, 0));
+    }
+
+    #[test]
+    fn trailers_stand_behind_the_body_each_time_it_is_read() {
+        let directory = Scratch::new();
+        for length in [0, 100, 5000] {
+            let stored = read(directory.path(), 1000, |client| {
+                if length > 0 {
+                    client.sends(&sample(length));
+                }
+                client.sends_trailers(&[("Digest", "one"), ("X", "two")]);
+                client.ends();
+            });
+            let stored = stored.unwrap();
+            assert_eq!((stored.length(), stored.trailers().len()), (length as u64, 2));
+            for _ in 0..2 {
+                let mut items = stored.clone().items();
+                assert_eq!(stored.body().length(), Some(length as u64));
+                let Some(BodyItem::Trailers(fields)) = items.pop_back() else { panic!("they come last") };
+                assert_eq!(fields, [("Digest".into(), "one".into()), ("X".into(), "two".into())]);
+                assert!(!items.iter().any(|item| matches!(item, BodyItem::Trailers(_))));
+            }
+        }
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub struct ResponseHead {
     pub fields: FieldList,
     /// Whether filters have fields to send behind the body (see `Filter::add_trailers`), which needs chunks.
     pub has_trailers: bool,
+    /// Another server gave it, which has seen the request's conditions, too.
+    pub is_from_upstream: bool,
     /// A reason phrase of its own, see [`ResponseHead::reason`].
     pub reason: Option<Reason>,
 }
@@ -65,6 +67,7 @@ impl ResponseHead {
             allows_ranges,
             fields,
             has_trailers,
+            is_from_upstream,
             reason,
         } = self;
         *status = 0;
@@ -76,12 +79,14 @@ impl ResponseHead {
         *allows_ranges = false;
         fields.clear();
         *has_trailers = false;
+        *is_from_upstream = false;
         *reason = None;
     }
 
     /// Takes away what describes a file or somebody else's answer, because the body will be another one.
     pub fn clear_entity(&mut self) {
         self.reason = None;
+        self.is_from_upstream = false;
         self.content_type.clear();
         self.content_length = None;
         self.last_modified = None;

@@ -33,7 +33,7 @@ use crate::request::advance::Step;
 use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
 use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::request::phases::LocalBoxFuture;
-use crate::request::response::{ResponseHead, ShortText};
+use crate::request::response::ShortText;
 use crate::request::transform::InMemory;
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
@@ -358,14 +358,14 @@ pub fn run_in_background(parent: &Request, target: Target) -> bool {
     request.leave_family();
     let generation = request.http().generation;
     let worker = Rc::clone(request.worker());
-    let started = worker.connections.spawn_background(generation, async move {
+    let started = worker.background.spawn(generation, async move {
         let step = advance::advance(&mut request);
         if advance::finish(&mut request, step).await.is_some() {
             request.log_if_wanted();
         }
     });
     if !started {
-        let most = worker.connections.background_max();
+        let most = worker.background.max();
         parent.log(Level::Error, format_args!("{most} background subrequests are not enough"));
     }
     started
@@ -500,7 +500,7 @@ impl Exchange for Side {
     /// Interim responses are about the client's request.
     fn interim(&self, _status: u16, _fields: &[(Bytes, Bytes)]) {}
 
-    fn start(&self, _head: &ResponseHead, _options: &ResponseOptions<'_>) {
+    fn start(&self, _request: &Request, _options: &ResponseOptions) {
         unreachable!("a subrequest's answer is a value, which nobody sends")
     }
 

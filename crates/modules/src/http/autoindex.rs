@@ -24,10 +24,10 @@ use gale_config::{Body as BlockBody, Contexts, Diagnostic, One, Setting, Stateme
 use gale_engine::budget::Budget;
 use gale_engine::log::local_time;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_http::files::find_path;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
+use gale_http::request::files::find_path;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_protocol::request::Method;
 use gale_protocol::uri::escape::{Class, escape, escape_html, escape_json};

@@ -19,9 +19,9 @@ use gale_http::configuration::settings::{
     Aio, Alias, BodyInFile, CoreSettings, DisableSymlinks, ErrorPage, ErrorPageStatus, HeaderBuffers, IfModifiedSince,
     KeepaliveDisable, KeepaliveTimeout, LingeringClose, MinRate, Root, Satisfy, ServerTokens, TempPath, Types,
 };
-use gale_http::files::open_files::{OpenFileCache, Store};
-use gale_http::files::thread_pool::PoolName;
 use gale_http::module::HttpPart;
+use gale_http::request::files::open_files::{OpenFileCache, Store};
+use gale_http::request::files::thread_pool::PoolName;
 use gale_http::variables::template::{SizeTemplate, Template};
 use gale_runtime::files::RefusedLinks;
 

@@ -8,10 +8,10 @@ use std::io;
 
 use gale_config::{Body as BlockBody, Contexts, Diagnostic, One, Setting, Statement, Takes, slot, values};
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_http::files::find_path;
-use gale_http::files::open_files::{self, Opened};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
+use gale_http::request::files::find_path;
+use gale_http::request::files::open_files::{self, Opened};
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_protocol::request::Method;
 use gale_protocol::response::ResponseField;

@@ -11,10 +11,10 @@ use gale_config::{Body, Contexts, Custom, Diagnostic, Setting, Statement, Takes}
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
-use gale_http::files::find_path;
-use gale_http::files::open_files;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
+use gale_http::request::files::find_path;
+use gale_http::request::files::open_files;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_http::variables::template::Template;
 use gale_protocol::request::Method;

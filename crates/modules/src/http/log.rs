@@ -27,9 +27,9 @@ use gale_engine::configuration::{Builder, ScopeId, ScopeRef};
 use gale_engine::log::{DeferredLog, DeferredSyslog, Hold, NamedLine, OpenLogs, append_named};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
-use gale_http::files::directory_of;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
+use gale_http::request::files::directory_of;
 use gale_http::request::phases::{Decide, Flow, Phase};
 use gale_http::variables::template::Template;
 

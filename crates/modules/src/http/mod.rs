@@ -26,6 +26,7 @@ pub mod mirror;
 pub mod mp4;
 pub mod not_modified;
 pub mod postpone;
+pub mod proxy;
 pub mod random_index;
 pub mod range;
 pub mod realip;
@@ -41,5 +42,8 @@ pub mod sub;
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks;
 pub mod try_files;
+pub mod upstream;
+mod upstream_rows;
+mod upstream_variables;
 pub mod userid;
 pub mod variables;

@@ -37,7 +37,11 @@ const CONDITIONS: KnownHeaders = KnownHeaders::of(&[
 ]);
 
 fn check(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
-    if request.response.status != 200 || !request.is_main() || !request.parsed.has_any(CONDITIONS) {
+    if request.response.status != 200
+        || request.response.is_from_upstream
+        || !request.is_main()
+        || !request.parsed.has_any(CONDITIONS)
+    {
         return Filtered::Goes;
     }
     let conditions = Conditions {

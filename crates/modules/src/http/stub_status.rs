@@ -7,8 +7,8 @@
 
 use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::Builder;
-use gale_engine::connections::{Totals, totals};
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::worker::{Totals, totals};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;

@@ -11,8 +11,8 @@ use bstr::BStr;
 use gale_base::log_level::Level;
 use gale_base::units;
 use gale_engine::hostname::hostname;
-use gale_http::files;
 use gale_http::request::Request;
+use gale_http::request::files;
 use gale_http::variables::Variable;
 use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_protocol::request::{KnownHeader, Version};
@@ -259,7 +259,9 @@ fn sent_connection(request: &Request) -> &'static [u8] {
 
 /// Whether the response says that the connection is kept.
 fn is_kept(request: &Request) -> bool {
-    request.keeps_alive() && !request.worker().is_draining() && (is_chunked(request) || !has_unknown_length(request))
+    request.exchange().keeps_connection(request)
+        && !request.worker().is_draining()
+        && (is_chunked(request) || !has_unknown_length(request))
 }
 
 /// The first argument of this name, whatever its case; it must have a value, if an

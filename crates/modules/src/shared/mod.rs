@@ -14,6 +14,7 @@ pub mod log_format;
 pub mod map;
 pub mod realip;
 pub mod split_clients;
+pub mod upstream;
 
 use gale_config::{Diagnostic, Statement, Word};
 

@@ -1,4 +1,4 @@
-//! The chunked transfer coding (RFC 9112 §7.1): decoding what a client sends, framing what is sent.
+//! The chunked transfer coding (RFC 9112 §7.1): decoding what a client or an upstream server sends.
 //!
 //! The decoder hands out ranges of its input and copies nothing but trailer fields. Line ends are
 //! CRLF without exception, since a lenient reading of them is how requests are smuggled. Invariant:
@@ -7,7 +7,7 @@
 use std::mem;
 use std::ops::Range;
 
-use super::head::is_token_byte;
+use super::field_line::is_token_byte;
 use crate::{Offence, Range32};
 
 /// Bounds on what surrounds the data of one body.

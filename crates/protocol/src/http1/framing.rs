@@ -14,7 +14,7 @@ pub(super) fn decide(
 ) -> Result<Framing, Offence> {
     let framing = match (content_length, transfer_encoding) {
         (None, None) => return Ok(Framing::None),
-        (Some(length), None) => Framing::Length(parse_length(length.of(input))?),
+        (Some(length), None) => Framing::Length(parse_length(length.of(input)).ok_or(Offence::InvalidContentLength)?),
         (_, Some(_)) if version < Version::Http11 => return Err(Offence::TransferEncodingInHttp10),
         (length, Some(value)) => {
             check_codings(value.of(input)).map_err(|fault| match fault {
@@ -34,22 +34,19 @@ pub(super) fn decide(
 }
 
 /// One or more digits and nothing else, at most 2⁶³−1 (what a file offset holds).
-fn parse_length(value: &[u8]) -> Result<u64, Offence> {
+pub(crate) fn parse_length(value: &[u8]) -> Option<u64> {
     if value.is_empty() {
-        return Err(Offence::InvalidContentLength);
+        return None;
     }
     let mut length: u64 = 0;
     for byte in value {
         let digit = byte.wrapping_sub(b'0');
         if digit > 9 {
-            return Err(Offence::InvalidContentLength);
+            return None;
         }
-        length = length
-            .checked_mul(10)
-            .and_then(|length| length.checked_add(u64::from(digit)))
-            .ok_or(Offence::InvalidContentLength)?;
+        length = length.checked_mul(10)?.checked_add(u64::from(digit))?;
     }
-    if length > i64::MAX as u64 { Err(Offence::InvalidContentLength) } else { Ok(length) }
+    (length <= i64::MAX as u64).then_some(length)
 }
 
 enum CodingFault {
@@ -67,7 +64,7 @@ fn check_codings(value: &[u8]) -> Result<(), CodingFault> {
     let mut chunked_before = false;
     let mut fault = CodingFault::NotImplemented;
     for coding in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
-        if coding.is_empty() || !coding.iter().all(|&byte| super::head::is_token_byte(byte)) {
+        if coding.is_empty() || !coding.iter().all(|&byte| super::field_line::is_token_byte(byte)) {
             return Err(CodingFault::Malformed);
         }
         let is_chunked = coding.eq_ignore_ascii_case(b"chunked");

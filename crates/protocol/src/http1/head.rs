@@ -5,8 +5,9 @@
 //! beginning that can never become HTTP (a TLS handshake, garbage) is refused at its first wrong
 //! byte. Invariant: the outcome does not depend on how the input was split.
 
+use super::field_line::{self, FieldLine, NAME, VALID, is_token_byte, pretends_framing, trim};
 use super::framing;
-use super::scan::{LineEnd, find_line_end, skip_text};
+use super::scan::{LineEnd, find_line_end};
 use crate::host::{self, LastHost};
 use crate::request::{HeaderField, KnownHeader, Method, RequestHead, Version};
 use crate::{Offence, Range32, uri};
@@ -245,25 +246,10 @@ impl HeadParser {
         }
     }
 
-    /// The field line that begins here, if it is whole and written as nearly all are: looked at once from front to
-    /// back. Everything else is for the thorough way.
-    fn find_usual_field(&self, input: &[u8], limits: &Limits) -> Option<(UsualField, usize)> {
+    /// The field line that begins here, if it is whole and written as nearly all are.
+    fn find_usual_field(&self, input: &[u8], limits: &Limits) -> Option<(FieldLine, usize)> {
         let (limit, _) = self.deadline(limits);
-        let seen = &input[..input.len().min(limit)];
-        let start = self.line_start as usize;
-        let name_length = seen.get(start..)?.iter().position(|&byte| NAME[byte as usize] != VALID)?;
-        let name_end = start + name_length;
-        if name_length == 0 || seen[name_end] != b':' {
-            return None;
-        }
-        let value_start = name_end + 1 + usize::from(seen.get(name_end + 1) == Some(&b' '));
-        let value_end = skip_text(seen, value_start);
-        let has_more_space = seen.get(value_start) == Some(&b' ') || seen[value_end - 1] == b' ';
-        if has_more_space && value_end > value_start || !seen[value_end..].starts_with(b"\r\n") {
-            return None;
-        }
-        let field = UsualField { name: Range32::new(start, name_end), value: Range32::new(value_start, value_end) };
-        Some((field, value_end + 2))
+        field_line::find_usual(&input[..input.len().min(limit)], self.line_start as usize)
     }
 
     /// Where the current line must have ended, and whether that is because of its own length.
@@ -273,12 +259,6 @@ impl HeadParser {
         let head = limits.head_max.max(start);
         (line.min(head).min(u32::MAX as usize), line <= head)
     }
-}
-
-/// The parts of a field line.
-struct UsualField {
-    name: Range32,
-    value: Range32,
 }
 
 /// The request line at the beginning of the input, if it is whole and written as nearly all are, and where the next
@@ -466,23 +446,8 @@ fn judge_name(input: &[u8], start: usize, end: usize, limits: &Limits) -> Result
     }
 }
 
-/// A name with odd bytes that another program might take for Content-Length or Transfer-Encoding:
-/// without them it reads the same.
-fn pretends_framing(name: &[u8]) -> bool {
-    let letters = || name.iter().filter(|byte| byte.is_ascii_alphanumeric()).map(u8::to_ascii_lowercase);
-    letters().eq(b"contentlength".iter().copied()) || letters().eq(b"transferencoding".iter().copied())
-}
-
 fn invalid_field(input: &[u8], start: usize, at: usize) -> Offence {
     Offence::InvalidHeaderLine { before: Range32::new(start, at), byte: input.get(at).copied() }
-}
-
-/// Without spaces and tabs at both ends: RFC 9110 §5.5.
-fn trim(input: &[u8], start: usize, end: usize) -> Range32 {
-    let is_space = |&&byte: &&u8| byte == b' ' || byte == b'\t';
-    let start = start + input[start..end].iter().take_while(is_space).count();
-    let end = end - input[start..end].iter().rev().take_while(is_space).count();
-    Range32::new(start, end)
 }
 
 /// What can only be judged when all fields are there.
@@ -498,28 +463,3 @@ fn finish(input: &[u8], head: &mut RequestHead) -> Result<(), Offence> {
 
 /// Most header fields in any head: their places are kept in 16 bits.
 const HEADERS_MAX: usize = u16::MAX as usize;
-
-/// True for the bytes of a token: RFC 9110 §5.6.2.
-pub(super) fn is_token_byte(byte: u8) -> bool {
-    NAME[byte as usize] != NO_TOKEN
-}
-
-/// Letters, digits and "-": what nginx takes without being told to.
-const VALID: u8 = 0;
-/// The other bytes of a token.
-const TOKEN: u8 = 1;
-const NO_TOKEN: u8 = 2;
-
-static NAME: [u8; 256] = {
-    let mut classes = [NO_TOKEN; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        classes[byte] = match byte as u8 {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' => VALID,
-            b'!' | b'#' | b'$' | b'%' | b'&' | b'\'' | b'*' | b'+' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~' => TOKEN,
-            _ => NO_TOKEN,
-        };
-        byte += 1;
-    }
-    classes
-};

@@ -1,16 +1,21 @@
-//! HTTP/1.x messages: request heads, body framing, the chunked coding and the lines of a response.
+//! HTTP/1.x messages, parsed and written: heads of requests and responses, body framing, the chunked coding.
 //!
 //! Strict about everything that decides where a message ends (RFC 9112 §6 and §11.2), as lenient as
 //! nginx elsewhere.
 
 mod chunked;
 mod connection;
+mod field_line;
 mod framing;
 mod head;
+pub mod request_writer;
 pub mod response;
+mod response_head;
 mod scan;
 
 pub use crate::offence::{Description, Offence};
 pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded, Trailers};
 pub use connection::{ConnectionOptions, connection_options, names_option, wants_keep_alive};
+pub(crate) use framing::parse_length;
 pub use head::{HeadParser, Limits, Status};
+pub use response_head::{IgnoredLine, KeepAlive, ReceivedField, ResponseFraming, ResponseHeadParser, ResponseParts};

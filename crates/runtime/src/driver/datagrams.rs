@@ -10,9 +10,9 @@ use std::ptr;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
-use crate::net::SocketAddress;
-use crate::net::datagram::{BATCH_MAX, DatagramOptions, Ecn, Received, Room, Transmit};
-use crate::net::options;
+use crate::socket::SocketAddress;
+use crate::socket::datagram::{BATCH_MAX, DatagramOptions, Ecn, Received, Room, Transmit};
+use crate::socket::options;
 
 /// Room for the control messages of one datagram, aligned as they have to be: the largest are an address (40 bytes),
 /// two numbers and a length (24 each).

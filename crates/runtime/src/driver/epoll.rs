@@ -34,11 +34,12 @@ use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Rele
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
-use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
-use crate::net::options;
-use crate::net::splice::splice;
-use crate::net::{AcceptOptions, SocketAddress};
 use crate::output::Output;
+use crate::socket::AcceptOptions;
+use crate::socket::SocketAddress;
+use crate::socket::datagram::{DatagramOptions, Received, Room, Transmit};
+use crate::socket::options;
+use crate::socket::splice;
 
 const INBOX: u64 = u64::MAX;
 
@@ -260,6 +261,16 @@ impl StreamDriver for Epoll {
         // Closing unregisters. A duplicate of the descriptor elsewhere may still send events: their key is stale then.
         let connection = self.connections.borrow_mut().remove(key);
         drop(connection);
+    }
+
+    fn may_have_input(&self, key: Key) -> bool {
+        let is_told = {
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).expect("an open stream owns its slot");
+            // The edge that makes it readable is an event.
+            connection.interest != Interest::None && !connection.readable && !connection.hung_up
+        };
+        !is_told && self.has_input(key)
     }
 
     fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

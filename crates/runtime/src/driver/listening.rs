@@ -14,9 +14,12 @@ use rustix::io::Errno;
 use rustix::net::{self, SocketFlags};
 
 use super::direct::Share;
+use crate::environment::Environment;
 use crate::executor::parked::Parked;
-use crate::net::{AcceptOptions, SocketAddress, look_for_connections, own_address};
-use crate::stall::watchdog::has_connection;
+use crate::inbox;
+use crate::socket::SocketAddress;
+use crate::socket::{AcceptOptions, own_address};
+use crate::stall::watched::has_connection;
 
 /// Accept calls that fail for one connection (ECONNABORTED and the like) before the rest waits for the next turn.
 const ACCEPT_FAILURES_MAX: u32 = 16;
@@ -214,4 +217,10 @@ fn concerns_one_connection(errno: Errno) -> bool {
             | Errno::OPNOTSUPP
             | Errno::NETUNREACH
     )
+}
+
+/// Has every loop of this process look whether connections wait at sockets that it shares with others, of which the kernel may
+/// have told somebody who does not take them.
+pub fn look_for_connections() {
+    inbox::call_all(|| Environment::with(|environment| environment.driver.rearm_shared_listeners()));
 }

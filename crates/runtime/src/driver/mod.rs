@@ -14,18 +14,19 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
-use self::file_read::{FileRead, FileReading};
 use crate::buffer::Buffer;
 use crate::executor::slots::Key;
-use crate::net::connect::{ConnectError, ConnectOptions, begin_connect};
-use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
-use crate::net::{AcceptOptions, SocketAddress};
+use crate::files::file_read::{FileRead, FileReading};
 use crate::output::Output;
+use crate::socket::AcceptOptions;
+pub(crate) use crate::socket::Fresh;
+use crate::socket::SocketAddress;
+use crate::socket::connect::{ConnectError, ConnectOptions, begin_connect};
+use crate::socket::datagram::{DatagramOptions, Received, Room, Transmit};
 
 mod datagrams;
 pub(crate) mod direct;
 pub(crate) mod epoll;
-pub(crate) mod file_read;
 pub(crate) mod io_uring;
 pub(crate) mod listening;
 pub(crate) mod shortage;
@@ -135,20 +136,6 @@ pub(crate) struct Released {
     pub error: Option<Errno>,
 }
 
-/// What is known about a socket that is handed to the driver.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fresh {
-    /// Data may be there already: try before waiting.
-    Accepted,
-    /// The connection is still being made.
-    Connecting,
-    /// Connected by us: nothing to read until the peer answers.
-    Connected,
-    /// A datagram socket: of each datagram that has left there is room again, which is told only when somebody waits
-    /// for it.
-    Datagram,
-}
-
 /// Which end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
@@ -227,6 +214,11 @@ pub(crate) trait StreamDriver {
         direct::has_input(unsafe { BorrowedFd::borrow_raw(self.descriptor(key)) })
     }
 
+    /// Whether a receive might not wait now, as far as is known without asking the kernel; asks where nothing is known.
+    fn may_have_input(&self, key: Key) -> bool {
+        self.has_input(key)
+    }
+
     /// Ready when a send would not wait: there is room, or an error.
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
@@ -300,7 +292,7 @@ pub(crate) trait StreamDriver {
     /// The socket's descriptor, which is the driver's.
     fn descriptor(&self, key: Key) -> RawFd;
 
-    /// The descriptor, if it is a socket of the kernel's that has options ([`crate::net::options`]).
+    /// The descriptor, if it is a socket of the kernel's that has options ([`crate::socket::options`]).
     fn kernel_socket(&self, key: Key) -> Option<RawFd> {
         Some(self.descriptor(key))
     }

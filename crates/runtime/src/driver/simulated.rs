@@ -23,10 +23,11 @@ use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Rele
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
-use crate::net::datagram::{DatagramOptions, Received, Room, Transmit};
-use crate::net::{AcceptOptions, ConnectError, ConnectOptions, ConnectStep, SocketAddress};
 use crate::output::Output;
 use crate::simulation::{Event, Named, Side, World, storm};
+use crate::socket::SocketAddress;
+use crate::socket::datagram::{DatagramOptions, Received, Room, Transmit};
+use crate::socket::{AcceptOptions, ConnectError, ConnectOptions, ConnectStep};
 
 /// What a receive in flight takes at most, as the buffers of the ring.
 const RECEIVED_MAX: usize = 4096;

@@ -1,8 +1,6 @@
 //! The event loop: one per worker thread. A turn takes events, calls, timers and runnable tasks, in this order, each
 //! bounded, and then waits for the next event or timer.
 
-pub(crate) mod inbox;
-
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -12,7 +10,6 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use self::inbox::{Call, Inbox, Remote};
 use crate::blocks;
 use crate::driver::epoll::Epoll;
 use crate::driver::io_uring::IoUring;
@@ -25,10 +22,11 @@ use crate::executor::{Executor, POLLS_PER_TURN, Runnable};
 use crate::files;
 use crate::files::mounts;
 use crate::files::page_cache::{self, LoopCalls};
+use crate::inbox::{self, Call, Inbox, Remote};
 use crate::memory;
 use crate::simulation::{SimulatedKernel, Simulation, World};
-use crate::stall::watchdog;
 use crate::time::{Clock, ClockChoice, Moment, Wheel};
+use crate::watchdog;
 
 /// Calls from other threads per turn; further ones wait for the next.
 const CALLS_PER_TURN: usize = 64;

@@ -20,19 +20,16 @@ use std::pin::Pin;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 
 use crate::environment::Environment;
-use crate::event_loop::inbox;
 use crate::executor::panics::boundary;
 use crate::executor::slots::{GENERATION_BITS, Key, Slots};
+use crate::inbox::{self, LOOP_BITS, LOOPS_MAX};
 use crate::stall::{Name, Turns};
 
 /// Bounds a turn to a few hundred microseconds at a microsecond per poll.
 pub(crate) const POLLS_PER_TURN: usize = 512;
 
-const LOOP_BITS: u32 = 10;
 const INDEX_BITS: u32 = 64 - LOOP_BITS - GENERATION_BITS;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
-/// How many loops a process may have at once: what fits a waker, without the last, which stands for wakers of others.
-pub(crate) const LOOPS_MAX: usize = (1 << LOOP_BITS) - 1;
 /// The bits of the loop that does not exist, in the word of a waker.
 pub(crate) const FOREIGN: u64 = (LOOPS_MAX as u64) << (64 - LOOP_BITS);
 

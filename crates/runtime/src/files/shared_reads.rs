@@ -29,8 +29,8 @@ use super::read::Blocks;
 use super::single_flight::{Joined, SingleFlight};
 use super::{File, mounts};
 use crate::blocks::Charge;
-use crate::driver::file_read::FileRead;
 use crate::environment::Environment;
+use crate::files::file_read::FileRead;
 use crate::pool::{PoolError, ThreadPool};
 
 /// How a piece is read.

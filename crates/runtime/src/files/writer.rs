@@ -103,12 +103,19 @@ impl Writer {
     /// Takes a piece, for which there must be room: once after [`Writer::poll_ready`] has said so. After a failure it
     /// is dropped.
     pub fn push(&mut self, piece: Bytes) {
+        self.push_all([piece]);
+    }
+
+    /// Takes pieces, as [`Writer::push`] takes one: unless a write is in flight, one call writes them all.
+    pub fn push_all(&mut self, pieces: impl IntoIterator<Item = Bytes>) {
         let mut state = self.growing.state.lock();
         let spent = mem::take(&mut state.spent);
-        if state.end.is_none() && !piece.is_empty() {
+        if state.end.is_none() {
             assert!(state.has_room(self.queued_bytes_max), "a piece is pushed without room for it");
-            state.queued_bytes += piece.len();
-            state.queue.push_back(piece);
+            for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+                state.queued_bytes += piece.len();
+                state.queue.push_back(piece);
+            }
         }
         drop(state);
         drop(spent);
@@ -127,6 +134,21 @@ impl Writer {
         poll_fn(|cx| self.growing.poll(cx, State::is_settled)).await
     }
 
+    /// Writes what waits, empties the file, and writes it from its beginning again. Nobody may be reading the file. Pages
+    /// of it that a socket still sends (`sendfile`) keep their content: they leave the file. Errors: a write has failed;
+    /// ftruncate(2)'s and the pool's.
+    pub async fn restart(&mut self) -> Result<(), FileError> {
+        self.flush().await?;
+        let (pool, line, file) = (&self.growing.pool, self.growing.line, self.growing.file.clone());
+        let emptied = pool.run_for(line, move || rustix::fs::ftruncate(&file, 0)).await;
+        emptied
+            .map_err(io::Error::from)
+            .and_then(|result| result.map_err(io::Error::from))
+            .map_err(|error| FileError::new("ftruncate", Arc::clone(&self.growing.path), error))?;
+        self.growing.state.lock().written = 0;
+        Ok(())
+    }
+
     /// Writes what waits; then the file is complete. Returns it to be read; what it knows of itself includes what was
     /// written. Dropped before it is ready, this gives the file up. Errors: a write has failed; fstat(2)'s.
     pub async fn finish(mut self) -> Result<File, FileError> {
@@ -137,8 +159,12 @@ impl Writer {
         drop(self);
         // Without readers it is nobody else's any more.
         let file = Arc::try_unwrap(growing).map_or_else(|growing| growing.file.clone(), |growing| growing.file);
-        let refreshed = pool.run_for(line, move || file.renewed()).await;
-        refreshed.unwrap_or_else(|refused| Err(refused.into())).map_err(|error| FileError::new("fstat", path, error))
+        // What it knows of itself is in memory, unless its file system asks others.
+        let refreshed = match file.waits_for_others() {
+            true => pool.run_for(line, move || file.renewed()).await.unwrap_or_else(|refused| Err(refused.into())),
+            false => file.renewed(),
+        };
+        refreshed.map_err(|error| FileError::new("fstat", path, error))
     }
 
     /// Gives the file up although its source goes on: nobody wants it stored any more. Readers are told so.

@@ -6,8 +6,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::environment::Environment;
-use crate::event_loop::inbox;
-use crate::stall::watchdog::is_stalled;
+use crate::inbox;
+use crate::watchdog::is_stalled;
 
 /// The token that one loop of this process may have.
 #[derive(Debug, Default)]

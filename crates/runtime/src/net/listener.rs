@@ -7,31 +7,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::driver::Fresh;
 use crate::environment::Environment;
-use crate::event_loop::inbox;
 use crate::executor::slots::Key;
-use crate::net::{SocketAddress, Stream};
-use crate::stall::watchdog::has_connection;
-
-/// How a loop accepts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AcceptOptions {
-    /// Other loops wait for the same socket: one of them is woken per connection (`EPOLLEXCLUSIVE`), not all.
-    pub exclusive: bool,
-    /// Connections accepted per turn at most; a few more from a queue found long on a socket that is not shared. 1 is
-    /// nginx's `multi_accept off`.
-    pub batch: u32,
-}
-
-impl Default for AcceptOptions {
-    fn default() -> Self {
-        AcceptOptions { exclusive: false, batch: 1 }
-    }
-}
-
-/// `multi_accept on`: bounded, so that a flood of connections does not hold up those that are open.
-pub const MULTI_ACCEPT_BATCH: u32 = 64;
+use crate::net::Stream;
+use crate::socket::Fresh;
+use crate::socket::{AcceptOptions, SocketAddress, own_address};
+use crate::stall::watched::has_connection;
 
 /// A listening socket as one loop sees it. Dropping it stops this loop's accepting; the socket is closed with its last
 /// owner.
@@ -105,17 +86,6 @@ impl Listener {
     pub fn local_address(&self) -> io::Result<SocketAddress> {
         self.environment.driver.listener_address(&self.socket)
     }
-}
-
-/// Has every loop of this process look whether connections wait at sockets that it shares with others, of which the kernel may
-/// have told somebody who does not take them.
-pub fn look_for_connections() {
-    inbox::call_all(|| Environment::with(|environment| environment.driver.rearm_shared_listeners()));
-}
-
-/// Where a socket listens, if only this loop accepts from it.
-pub(crate) fn own_address(socket: &OwnedFd, options: AcceptOptions) -> Option<SocketAddress> {
-    if options.exclusive { None } else { SocketAddress::bound_to(socket).ok() }
 }
 
 impl AsFd for Listener {

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::task::{Context, Poll, ready};
 
 use rustix::io::Errno;
@@ -148,12 +148,6 @@ impl Pipe {
         let _ = rustix::pipe::fcntl_setpipe_size(&input, PIPE_BYTES);
         Ok(Pipe { output, input })
     }
-}
-
-/// Moves bytes between a socket and a pipe, of which the pipe can do its part; EAGAIN is the socket's.
-pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>, max: usize) -> Result<usize, Errno> {
-    let flags = rustix::pipe::SpliceFlags::MOVE | rustix::pipe::SpliceFlags::NONBLOCK;
-    rustix::pipe::splice(from, None, to, None, max, flags)
 }
 
 impl fmt::Debug for Splice {

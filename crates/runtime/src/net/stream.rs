@@ -14,16 +14,16 @@ use std::task::{Context, Poll, ready};
 
 use rustix::io::Errno;
 
-use super::connect::ConnectOptions;
-use super::options::{self, TcpInfo};
 use crate::buffer::Buffer;
 use crate::driver::{Driver, End, Fresh, Released};
 use crate::environment::Environment;
 use crate::executor::budget::QUANTUM_BYTES;
 use crate::executor::slots::Key;
 use crate::files::File;
-use crate::net::SocketAddress;
 use crate::output::Output;
+use crate::socket::ConnectOptions;
+use crate::socket::SocketAddress;
+use crate::socket::options::{self, TcpInfo};
 
 /// A connected socket. Closed when dropped.
 pub struct Stream {
@@ -104,6 +104,22 @@ impl Stream {
 
     pub(super) fn poll_connected(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.environment.driver.poll_connected(self.key, cx)
+    }
+
+    /// Whether nothing has come: no bytes, no end, no error. Without a system call where the driver would know; what has
+    /// come in this turn may be told only in the next one.
+    pub fn is_idle(&self) -> bool {
+        if self.receives_ahead_of_reader() {
+            return false;
+        }
+        !self.environment.driver.may_have_input(self.key)
+    }
+
+    fn receives_ahead_of_reader(&self) -> bool {
+        let ahead = self.ahead.take();
+        let has_ahead = ahead.is_some();
+        self.ahead.set(ahead);
+        has_ahead
     }
 
     /// Whether a receive would give something now: bytes, the end, or an error. A system call.

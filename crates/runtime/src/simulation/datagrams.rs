@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use super::fate::{Event, Fate};
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
-use crate::net::SocketAddress;
-use crate::net::datagram::{DatagramOptions, Ecn, Received, Room, Transmit};
+use crate::socket::SocketAddress;
+use crate::socket::datagram::{DatagramOptions, Ecn, Received, Room, Transmit};
 
 /// How many datagrams a socket holds that nobody has received: about what the kernel's buffer has room for.
 const ARRIVED_MAX: usize = 256;

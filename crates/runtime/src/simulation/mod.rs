@@ -36,8 +36,8 @@ use rustix::io::Errno;
 use crate::environment::Environment;
 use crate::files::page_cache::PageCache;
 use crate::files::{File, FileMetadata};
-use crate::net::SocketAddress;
 use crate::pool::{Device, SimulatedPools, SimulatedThread};
+use crate::socket::SocketAddress;
 use crate::time::{Moment, VIRTUAL_START_NANOS};
 
 pub(crate) use self::fate::{Event, Fate, Side};

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::fate::{Event, Fate, Side};
 use crate::executor::slots::{Key, Slots};
-use crate::net::SocketAddress;
+use crate::socket::SocketAddress;
 
 /// How many bytes may be on their way or unread, where windows are not small.
 const WINDOW: usize = 64 * 1024;

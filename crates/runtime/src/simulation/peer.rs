@@ -16,8 +16,9 @@ use crate::bytes::Bytes;
 use super::random::Random;
 use crate::buffer::Buffer;
 use crate::environment::now;
-use crate::net::{SocketAddress, Stream};
+use crate::net::Stream;
 use crate::output::Output;
+use crate::socket::SocketAddress;
 use crate::time::{Moment, sleep};
 
 /// How much is received at once.

@@ -1,16 +1,14 @@
 //! Stalls: every turn of a loop is timed into a histogram; a turn over 10 ms is a stall, is counted, and is filed by what
-//! held it up. The filing is the watchdog's (`watchdog.rs`); this file has the figures and the judgement.
+//! held it up. The filing is the watchdog's ([`crate::watchdog`]); this file has the figures and the judgement.
 //!
 //! The loop's thread writes the times and what it is at, the watchdog's thread what it filed; anybody reads. Plain loads
 //! and stores, no locked instructions.
 
-pub(crate) mod watchdog;
+pub(crate) mod watched;
 
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::time::Duration;
-
-pub use crate::stall::watchdog::{Stall, set_stall_reporter, start_watchdog, workers};
 
 /// A turn longer than this is a stall.
 pub const STALL_THRESHOLD: Duration = Duration::from_millis(10);

@@ -7,11 +7,12 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use gale_protocol::http1::{Limits, Status, wants_keep_alive};
+use gale_protocol::http1::{Limits, Status};
 use gale_protocol::proxy_protocol;
 use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
+use super::persistence::Wish;
 use super::{FIRST_REQUEST_GRACE, Http1, State, Transfer};
 use crate::request::Request;
 use crate::request::advance;
@@ -19,7 +20,7 @@ use crate::request::advance::Step;
 use crate::request::begin::{self, Refusal, choose_server, keep_first_line, part_read};
 use crate::request::exchange::Exchange;
 use gale_base::log_level::Level;
-use gale_engine::connections::OwnCounters;
+use gale_engine::worker::OwnCounters;
 
 /// What reading a head led to.
 pub(super) enum Arrival {
@@ -85,7 +86,7 @@ impl Http1 {
             }
             let has_begun = self.had_proxy_header.get().is_some();
             if let Some(transfer) = transfer.as_mut().filter(|transfer| has_begun && !transfer.input.is_empty()) {
-                let Transfer { input, head, parser, generation, offence, body, sender } = &mut **transfer;
+                let Transfer { input, head, parser, generation, offence, body, sender, .. } = &mut **transfer;
                 let mut request = match pending.take() {
                     Some(request) => request,
                     None => {
@@ -105,7 +106,7 @@ impl Http1 {
                 };
                 match parser.parse(input.readable(), &head.limits, request.parsed_mut()) {
                     Ok(Status::NeedMore) => {
-                        head.begin_waiting(&self.worker.common.counters);
+                        head.begin_waiting(&self.worker().common.counters);
                         if let Some(timeout) = head.timeout.take() {
                             timer.set_after(timeout);
                         }
@@ -113,17 +114,17 @@ impl Http1 {
                     }
                     // The timer is left as it is: whoever waits next sets it.
                     Ok(Status::Complete { consumed }) => {
-                        head.end_waiting(&self.worker.common.counters);
+                        head.end_waiting(&self.worker().common.counters);
                         let Some(head) = split_off(input, consumed) else {
                             // No memory within the worker's bound: it cannot even be refused.
-                            self.worker.give_back(request);
+                            self.worker().give_back(request);
                             return Poll::Ready(Arrival::Closed);
                         };
                         request.set_head(head);
                         return Poll::Ready(Arrival::Request(request));
                     }
                     Err(found) => {
-                        head.end_waiting(&self.worker.common.counters);
+                        head.end_waiting(&self.worker().common.counters);
                         request.set_head(std::mem::take(input));
                         *offence = Some(found);
                         return Poll::Ready(Arrival::Request(request));
@@ -151,14 +152,14 @@ impl Http1 {
             match self.stream.poll_recv(context, input, read_max) {
                 Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
                     let message = "the worker's memory for buffers is exhausted, a connection is closed";
-                    self.worker.configuration().error_log().write(Level::Alert, Some(self.info.number), &message);
+                    self.worker().configuration().error_log().write(Level::Alert, Some(self.info.number), &message);
                     return Poll::Ready(Arrival::Closed);
                 }
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
                     return Poll::Ready(half_head(pending, input).map_or(Arrival::Closed, Arrival::Left));
                 }
                 Poll::Ready(Ok(_)) if !is_first => {}
-                Poll::Ready(Ok(_)) => transfer.get_or_insert_with(|| self.worker.take_transfer()).input = first,
+                Poll::Ready(Ok(_)) => transfer.get_or_insert_with(|| self.connections.take_transfer()).input = first,
                 Poll::Pending => {
                     let polled = if pending.is_none() && !self.is_idle() {
                         let Some(wait) = self.first_wait() else { return Poll::Ready(Arrival::Closed) };
@@ -221,7 +222,7 @@ impl Http1 {
             return Some(Duration::from_millis(self.idle_max_ms.get().into()));
         }
         // Accepted in the turn in which the worker began to end: nobody will close it later.
-        if self.worker.is_draining() {
+        if self.worker().is_draining() {
             return Some(FIRST_REQUEST_GRACE);
         }
         let configuration = self.next_configuration();
@@ -247,10 +248,10 @@ impl Http1 {
         };
         // On a new connection that had to be waited for, the time runs since it was accepted; but the grace of a worker
         // that ends is for the first byte.
-        let has_waited = self.info.requests.get() == 0 && self.is_idle() && !self.worker.is_draining();
+        let has_waited = self.info.requests.get() == 0 && self.is_idle() && !self.worker().is_draining();
         let timeout = (!has_waited).then(|| *core.client_header_timeout.get());
         let server = place.default_server(http);
-        let mut request = self.worker.take_request();
+        let mut request = self.worker().take_request();
         request.place = place.index();
         request.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
@@ -261,8 +262,8 @@ impl Http1 {
     /// Nothing can be answered any more; nginx says so at `info`, and in the access log.
     pub(super) fn give_up(&self, mut request: Box<Request>, what: &str, status: u16) {
         let reading = part_read(&request);
-        self.worker.common.counters.begin_request();
-        self.worker.common.counters.end_request();
+        self.worker().common.counters.begin_request();
+        self.worker().common.counters.end_request();
         keep_first_line(&mut request);
         request.log(Level::Info, format_args!("{what} while reading client {reading}"));
         request.response.status = status;
@@ -274,13 +275,12 @@ impl Http1 {
         self.info.requests.set(self.info.requests.get() + 1);
         request.number_on_connection = self.info.requests.get();
         let offence = self.state.borrow_mut().transfer().offence.take();
-        let is_kept = offence.is_some() || wants_keep_alive(&request.parsed, request.head.readable());
-        request.more_may_come.set(is_kept);
-        request.keep_alive.set(is_kept && offence.is_none());
+        let wish = Wish::of(request, offence.is_some());
         let prepared = begin::prepare(request, offence);
         {
             let mut state = self.state.borrow_mut();
             let transfer = state.transfer();
+            transfer.wish = wish;
             transfer.sender.begin(request.parsed.version);
             transfer.body.begin(&request.parsed, request.head.readable());
             if matches!(prepared, Err(Refusal::Head(_))) {

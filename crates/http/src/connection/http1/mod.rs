@@ -6,7 +6,9 @@
 //! as it lasts, and one that never waits gets none.
 
 mod body;
+mod framing;
 mod head;
+mod persistence;
 mod send;
 
 use std::cell::{Cell, RefCell};
@@ -17,24 +19,26 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_protocol::http1::{HeadParser, Offence, response};
-use gale_protocol::request::Scheme;
+use gale_protocol::request::{Scheme, Version};
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress, TcpInfo, Timer};
 
 use self::body::RequestBody;
+use self::framing::server_line;
 use self::head::{Arrival, HeadReading};
-use self::send::{After, Sender};
-use crate::configuration::HttpConfiguration;
-use crate::configuration::settings::{CoreSettings, LingeringClose};
+use self::persistence::Wish;
+use self::send::{After, Conduct, Sender};
+use crate::connection::worker::HttpConnections;
 use crate::request::Request;
 use crate::request::advance;
 use crate::request::advance::Step;
 use crate::request::body::{BodyError, BodyItem};
+use crate::request::configuration::HttpConfiguration;
+use crate::request::configuration::settings::{CoreSettings, LingeringClose};
 use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::request::phases::LocalBoxFuture;
 use crate::request::request_body;
 use crate::request::respond;
-use crate::request::response::ResponseHead;
-use crate::worker::{Configured, HttpWorker};
+use crate::request::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
 use gale_engine::connections::{Connection, ConnectionInfo};
@@ -56,7 +60,7 @@ const DISCARD_BYTES: usize = 16 * 1024;
 pub struct Http1 {
     info: ConnectionInfo,
     stream: Transport,
-    worker: Rc<HttpWorker>,
+    connections: Rc<HttpConnections>,
     state: RefCell<State>,
     first_configuration: Cell<Option<Rc<Configured>>>,
     /// Since when it waits for a request of which nothing has come; never while it does not.
@@ -99,6 +103,8 @@ pub(crate) struct Transfer {
     offence: Option<Offence>,
     body: RequestBody,
     sender: Sender,
+    /// What the client wants of the connection after the exchange.
+    wish: Wish,
 }
 
 /// What becomes of the connection after an exchange.
@@ -134,7 +140,7 @@ impl Connection for Http1 {
         if self.info.requests.get() == 0 {
             return Some(idle_since + FIRST_REQUEST_GRACE);
         }
-        let configuration = self.worker.configuration();
+        let configuration = self.worker().configuration();
         let http = configuration.http();
         let min = self.place(http).map_or(Duration::ZERO, |place| *place.core(http).keepalive_min_timeout.get());
         Some(idle_since + min)
@@ -149,13 +155,13 @@ impl Http1 {
     pub fn new(
         info: ConnectionInfo,
         stream: Transport,
-        worker: Rc<HttpWorker>,
+        connections: Rc<HttpConnections>,
         first: Option<Rc<Configured>>,
     ) -> Http1 {
         Http1 {
             info,
             stream,
-            worker,
+            connections,
             state: RefCell::new(State { timer: Timer::new(), transfer: None }),
             first_configuration: Cell::new(first),
             idle_since: Cell::new(Moment::NEVER),
@@ -168,6 +174,11 @@ impl Http1 {
         }
     }
 
+    /// What the requests of this loop share.
+    fn worker(&self) -> &Rc<HttpWorker> {
+        &self.connections.worker
+    }
+
     /// Says which number the connection has in its worker's list, from which it is taken when it ends, however it ends.
     pub(crate) fn set_listed(&self, number: usize) {
         self.listed.set(u32::try_from(number + 1).ok().and_then(NonZeroU32::new));
@@ -177,7 +188,7 @@ impl Http1 {
     fn next_configuration(&self) -> Rc<Configured> {
         let first = self.first_configuration.take();
         self.first_configuration.set(first.clone());
-        first.unwrap_or_else(|| self.worker.configuration())
+        first.unwrap_or_else(|| self.worker().configuration())
     }
 
     /// Its next exchange will use `configuration`, if it begins by what has come already or comes first of all.
@@ -210,7 +221,7 @@ impl Http1 {
     /// It was awake, and nothing had come.
     fn note_still_idle(&self) {
         if let Some(number) = self.number_in_list() {
-            self.worker.connections.note_idle(number);
+            self.connections.table.note_idle(number);
         }
     }
 
@@ -284,7 +295,7 @@ impl Http1 {
     /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they
     /// have become.
     fn exchange(self: &Rc<Self>, request: Box<Request>) -> impl Future<Output = AfterExchange> {
-        self.worker.common.counters.begin_request();
+        self.worker().common.counters.begin_request();
         let mut in_flight = InFlight { connection: self, request: Some(request) };
         async move {
             if !in_flight.connection.answer(in_flight.request()).await {
@@ -334,7 +345,7 @@ impl Http1 {
 
     /// Whether this response is the last one here, whatever the client wants: the worker ends, or the address is gone.
     fn must_close(&self) -> bool {
-        self.worker.is_draining() || self.worker.with_configuration(|configuration| !self.has_place(configuration))
+        self.worker().is_draining() || self.worker().with_configuration(|configuration| !self.has_place(configuration))
     }
 
     /// Answers: at once as far as that needs no waiting, the rest when it is awaited. Says whether there was an answer.
@@ -387,10 +398,10 @@ impl Http1 {
     fn end(&self, mut request: Box<Request>) {
         self.first_configuration.take();
         advance::log(&mut request);
-        self.worker.give_back(request);
+        self.worker().give_back(request);
         let state = &mut *self.state.borrow_mut();
         let Some(mut transfer) = state.transfer.take() else { return };
-        transfer.head.end_waiting(&self.worker.common.counters);
+        transfer.head.end_waiting(&self.worker().common.counters);
         if !transfer.sender.is_at_rest() {
             return;
         }
@@ -398,7 +409,7 @@ impl Http1 {
         transfer.generation = None;
         if transfer.input.is_empty() {
             debug_assert!(!transfer.sender.has_held(), "only what is followed is held");
-            self.worker.give_transfer_back(transfer);
+            self.connections.give_transfer_back(transfer);
         } else {
             state.transfer = Some(transfer);
         }
@@ -414,7 +425,7 @@ impl Http1 {
         }
         let core = &request.scope().core;
         let mut state = self.state.borrow_mut();
-        let Transfer { input, body, sender, .. } = state.transfer();
+        let Transfer { input, body, sender, wish, .. } = state.transfer();
         let resets = match sent {
             Ok(()) if !sender.is_aborted() => None,
             Err(Gone::SendTimedOut) => Some(*core.reset_timedout_connection.get()),
@@ -429,7 +440,7 @@ impl Http1 {
         if sender.keeps_alive() && body.may_be_followed() && !self.must_close() {
             return body.is_read().then_some(AfterExchange::KeepAlive);
         }
-        let setting = request.lingering_close();
+        let setting = wish.lingering_close(request, core);
         let lingers = lingers(setting, body, input) || setting == LingeringClose::On && self.has_more(request);
         Some(if lingers { AfterExchange::Linger(Lingering::of(core)) } else { AfterExchange::Close })
     }
@@ -511,14 +522,33 @@ impl Http1 {
     }
 
     /// What can come after the response, as far as it is known before; and how long the connection may be idle then.
-    fn after_response(&self, body: &RequestBody, input: &Buffer, options: &ResponseOptions<'_>) -> After {
-        self.idle_max_ms.set(u32::try_from(options.keep_alive_idle.as_millis()).unwrap_or(u32::MAX));
-        if options.keep_alive && body.may_be_followed() && !self.must_close() {
+    fn after_response(&self, request: &Request, core: &CoreSettings, transfer: &Transfer) -> After {
+        let Transfer { wish, body, input, .. } = transfer;
+        let idle_max = core.keepalive_timeout.get().idle;
+        self.idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));
+        if wish.may_be_kept(request, core) && body.may_be_followed() && !self.must_close() {
             After::MayKeep
-        } else if lingers(options.lingering_close, body, input) {
+        } else if lingers(wish.lingering_close(request, core), body, input) {
             After::Lingers
         } else {
             After::Closes
+        }
+    }
+
+    /// What the connection makes of the request's response.
+    #[inline]
+    fn conduct<'l>(
+        &self,
+        request: &Request,
+        core: &CoreSettings,
+        transfer: &Transfer,
+        server_line: &'l [u8],
+    ) -> Conduct<'l> {
+        Conduct {
+            after: self.after_response(request, core, transfer),
+            may_be_chunked: may_be_chunked(request, core),
+            keep_alive_advertised: core.keepalive_timeout.get().told(),
+            server_line,
         }
     }
 
@@ -565,12 +595,12 @@ impl Http1 {
 impl Drop for Http1 {
     fn drop(&mut self) {
         if let Some(transfer) = &mut self.state.get_mut().transfer {
-            transfer.head.end_waiting(&self.worker.common.counters);
+            transfer.head.end_waiting(&self.connections.worker.common.counters);
             // After a panic: the answers before it are good.
             transfer.sender.send_held(&self.stream, false);
         }
         if let Some(number) = self.number_in_list() {
-            self.worker.connections.remove(number);
+            self.connections.table.remove(number);
         }
     }
 }
@@ -591,7 +621,7 @@ impl InFlight<'_> {
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         let Some(mut request) = self.request.take() else { return };
-        self.connection.worker.common.counters.end_request();
+        self.connection.worker().common.counters.end_request();
         // After a panic nothing in the request is relied on; the panic itself is logged.
         if std::thread::panicking() {
             return;
@@ -605,6 +635,11 @@ impl Drop for InFlight<'_> {
 
 /// nginx's own status, for the log: the connection ended before there was an answer.
 const CLOSED_UNDER_REQUEST: u16 = 499;
+
+/// Whether a body of unknown length may go in chunks: HTTP/1.1 has them, and `chunked_transfer_encoding` allows them.
+fn may_be_chunked(request: &Request, core: &CoreSettings) -> bool {
+    request.version() == Version::Http11 && *core.chunked_transfer_encoding.get()
+}
 
 /// Whether a closing connection is read from for a while: the client may still be sending.
 fn lingers(lingering_close: LingeringClose, body: &RequestBody, input: &Buffer) -> bool {
@@ -671,19 +706,33 @@ impl Exchange for Http1 {
         transfer.sender.interim(&text);
     }
 
-    fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
+    fn start(&self, request: &Request, options: &ResponseOptions) {
+        let core = &request.scope().core;
+        // It may ask variables, and these the exchange.
+        let server_line = server_line(request, core);
         let mut state = self.state.borrow_mut();
-        let Transfer { input, body, sender, .. } = state.transfer();
-        let after = self.after_response(body, input, options);
-        sender.start(head, options, after, &self.worker, &self.stream);
+        let transfer = state.transfer();
+        let conduct = self.conduct(request, core, transfer, &server_line);
+        transfer.sender.start(&request.response, options, &conduct, &self.connections, &self.stream);
     }
 
-    fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {
+    fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
+        let core = &request.scope().core;
+        let server_line = server_line(request, core);
         let mut state = self.state.borrow_mut();
-        let Transfer { input, body: request_body, sender, .. } = state.transfer();
-        let after = self.after_response(request_body, input, options);
+        let transfer = state.transfer();
+        let conduct = self.conduct(request, core, transfer, &server_line);
+        let Transfer { input, body: request_body, sender, .. } = transfer;
         let is_followed = request_body.is_read() && !input.is_empty() && !self.is_last_of_turn();
-        sender.respond(head, options, after, is_followed, &self.worker, &self.stream, body);
+        sender.respond(&request.response, options, &conduct, is_followed, &self.connections, &self.stream, body);
+    }
+
+    fn carries_trailers(&self, request: &Request) -> bool {
+        may_be_chunked(request, &request.scope().core)
+    }
+
+    fn keeps_connection(&self, request: &Request) -> bool {
+        self.state.borrow_mut().transfer().wish.may_be_kept(request, &request.scope().core)
     }
 
     fn push(&self, item: BodyItem) {

@@ -22,7 +22,6 @@ use parking_lot::Mutex;
 use super::entry::{BODY_MAX, Body, Entry, Found, Kept, target_of};
 use super::table::{Found as Guarded, Keyed, Table};
 use super::{Contents, Opened, Wanted, as_path, milliseconds, note_work};
-use crate::configuration::settings::CoreSettings;
 
 /// An entry that was used so often is watched, and its body is read.
 const ATTENDED_USES: u32 = 3;
@@ -46,13 +45,32 @@ pub struct Store {
 /// Those that have a table, for the housekeeper.
 static STORES: Mutex<Vec<Weak<Store>>> = Mutex::new(Vec::new());
 
+/// What the location says of the entries that it asks for.
+#[derive(Clone, Copy)]
+pub struct StoreRules {
+    /// `open_file_cache_valid`
+    pub valid_ms: u64,
+    /// `open_file_cache_min_uses`
+    pub min_uses: u32,
+    /// `open_file_cache_errors`
+    pub keeps_errors: bool,
+    /// `open_file_cache_events`
+    pub believes_events: bool,
+}
+
+impl StoreRules {
+    fn attended_uses(self) -> u32 {
+        self.min_uses.max(ATTENDED_USES)
+    }
+}
+
 /// What is to be noted when the kernel has been asked.
 pub(super) struct Missed<'r> {
     store: &'r Store,
     path: &'r [u8],
     hash: u64,
     now: u64,
-    core: &'r CoreSettings,
+    rules: StoreRules,
     previous: Option<Arc<Entry>>,
 }
 
@@ -69,15 +87,15 @@ impl Store {
         path: &'r [u8],
         hash: u64,
         now: u64,
-        core: &'r CoreSettings,
+        rules: StoreRules,
         wanted: Wanted,
     ) -> Result<io::Result<Opened>, Missed<'r>> {
         let entry = self.table.get().and_then(|table| table.find(hash, path));
-        match entry.as_ref().and_then(|entry| self.use_entry(entry, now, core, wanted)) {
+        match entry.as_ref().and_then(|entry| self.use_entry(entry, now, rules, wanted)) {
             Some(result) => Ok(result),
             None => {
                 let previous = entry.map(|entry| Arc::clone(entry.arc()));
-                Err(Missed { store: self, path, hash, now, core, previous })
+                Err(Missed { store: self, path, hash, now, rules, previous })
             }
         }
     }
@@ -88,7 +106,7 @@ impl Store {
         &self,
         entry: &Guarded<Entry>,
         now: u64,
-        core: &CoreSettings,
+        rules: StoreRules,
         wanted: Wanted,
     ) -> Option<io::Result<Opened>> {
         entry.touch(now);
@@ -96,8 +114,8 @@ impl Store {
         let watch = kept.and_then(|kept| kept.watch.as_ref());
         let is_believed = match watch {
             Some(watch) if !watch.is_intact() => false,
-            Some(_) if *core.open_file_cache_events.get() => true,
-            _ => now.saturating_sub(entry.checked()) < core.open_file_cache_valid.get().as_millis() as u64,
+            Some(_) if rules.believes_events => true,
+            _ => now.saturating_sub(entry.checked()) < rules.valid_ms,
         };
         if !is_believed {
             return None;
@@ -120,7 +138,7 @@ impl Store {
                 Ok(Opened { metadata: *metadata, contents })
             }
         };
-        if entry.count_use(attended_uses(core)) {
+        if entry.count_use(rules.attended_uses()) {
             self.attend(entry.arc());
         }
         Some(opened)
@@ -165,14 +183,6 @@ fn is_unchanged(file: &File, metadata: &FileMetadata) -> bool {
     file.waits_for_others() || file.look_again().is_ok_and(|seen| seen == *metadata)
 }
 
-fn attended_uses(core: &CoreSettings) -> u32 {
-    min_uses(core).max(ATTENDED_USES)
-}
-
-fn min_uses(core: &CoreSettings) -> u32 {
-    u32::try_from(*core.open_file_cache_min_uses.get()).unwrap_or(u32::MAX)
-}
-
 impl Missed<'_> {
     /// Notes what an open has brought.
     pub(super) fn settle(self, opened: io::Result<File>) -> io::Result<Opened> {
@@ -180,7 +190,7 @@ impl Missed<'_> {
             Ok(file) => file,
             Err(error) => {
                 match error.raw_os_error().filter(|&error| tells_of_the_path(error)) {
-                    Some(number) if *self.core.open_file_cache_errors.get() => self.insert(Found::Error(number)),
+                    Some(number) if self.rules.keeps_errors => self.insert(Found::Error(number)),
                     _ => self.remove(),
                 }
                 return Err(error);
@@ -203,7 +213,7 @@ impl Missed<'_> {
             previous.set_checked(self.now);
             return Ok(Opened::of(file));
         }
-        let is_kept = self.uses() >= min_uses(self.core);
+        let is_kept = self.uses() >= self.rules.min_uses;
         self.insert(if is_kept { Found::File { file: Some(file.clone()), metadata } } else { Found::Seen });
         Ok(Opened::of(file))
     }
@@ -226,7 +236,7 @@ impl Missed<'_> {
         self.previous = None;
         self.store.table().insert(Arc::clone(&entry));
         // In use before, and changed: it is likely to go on.
-        if entry.uses() >= attended_uses(self.core) {
+        if entry.uses() >= self.rules.attended_uses() {
             self.store.attend(&entry);
         }
         note_work();
@@ -282,7 +292,7 @@ fn is_settled(metadata: &FileMetadata) -> bool {
 }
 
 /// Takes out what nobody has asked for, and what has changed. False when nothing is left.
-pub(super) fn keep_house(now: u64) -> bool {
+pub(super) fn evict_unused(now: u64) -> bool {
     let stores: Vec<Arc<Store>> = STORES.lock().iter().filter_map(Weak::upgrade).collect();
     let mut has_more = false;
     for (store, table) in stores.iter().filter_map(|store| Some((store, store.table.get()?))) {

@@ -19,17 +19,16 @@ use gale_protocol::request::Framing;
 use gale_runtime::{Bytes, Moment, SocketAddress};
 
 use super::{BodyLength, BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
-use crate::configuration::location::Locations;
-use crate::configuration::settings::{
-    Aio, BodyInFile, CoreSettings, HeaderBuffers, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens, TempPath,
-};
-use crate::configuration::{HttpConfiguration, Scope, ScopeKind, Server};
 use crate::files::open_files::OpenFileCache;
 use crate::request::Request;
 use crate::request::body::BodyItem;
-use crate::request::response::ResponseHead;
-use crate::variables::template::SizeTemplate;
-use crate::worker::{Configured, HttpWorker};
+use crate::request::configuration::location::Locations;
+use crate::request::configuration::settings::{
+    Aio, BodyInFile, CoreSettings, HeaderBuffers, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens, TempPath,
+};
+use crate::request::configuration::{HttpConfiguration, Scope, ScopeKind, Server};
+use crate::request::variables::template::SizeTemplate;
+use crate::request::worker::{Configured, HttpWorker};
 use gale_engine::configuration::{Configuration, EventsSettings};
 use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::connections::ConnectionInfo;
@@ -58,7 +57,7 @@ pub(crate) struct MockExchange {
 
 #[derive(Default)]
 struct State {
-    coming: VecDeque<Bytes>,
+    coming: VecDeque<BodyItem>,
     coming_end: Option<Result<(), RequestBodyError>>,
     received: u64,
     was_asked_for_body: bool,
@@ -89,8 +88,14 @@ impl MockExchange {
     pub(crate) fn sends(&self, bytes: &[u8]) {
         let mut state = self.state.borrow_mut();
         assert!(state.coming_end.is_none());
-        state.coming.push_back(Bytes::copy_from_slice(bytes));
+        state.coming.push_back(BodyItem::Bytes(Bytes::copy_from_slice(bytes)));
         state.body_waker.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// The fields behind the request's body.
+    pub(crate) fn sends_trailers(&self, fields: &[(&'static str, &'static str)]) {
+        let fields = fields.iter().map(|&(name, value)| (Bytes::from(name), Bytes::from(value))).collect();
+        self.state.borrow_mut().coming.push_back(BodyItem::Trailers(fields));
     }
 
     /// The end of the request's body.
@@ -163,11 +168,11 @@ impl Exchange for MockExchange {
         state.events.push(Event::Interim(status));
     }
 
-    fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
+    fn start(&self, request: &Request, options: &ResponseOptions) {
         let mut state = self.state.borrow_mut();
         assert!(!state.is_started, "there is one response");
         state.is_started = true;
-        state.events.push(Event::Start(head.status, options.length));
+        state.events.push(Event::Start(request.response.status, options.length));
     }
 
     fn push(&self, item: BodyItem) {
@@ -224,10 +229,10 @@ impl Exchange for MockExchange {
         if state.has_left {
             return Poll::Ready(Err(RequestBodyError::PeerGone));
         }
-        if let Some(bytes) = state.coming.pop_front() {
-            state.received += bytes.len() as u64;
+        if let Some(item) = state.coming.pop_front() {
+            state.received += item.length();
             let is_too_large = !state.is_tunnel && state.received > limits.length_max;
-            let result = if is_too_large { Err(RequestBodyError::TooLarge) } else { Ok(Some(BodyItem::Bytes(bytes))) };
+            let result = if is_too_large { Err(RequestBodyError::TooLarge) } else { Ok(Some(item)) };
             return Poll::Ready(result);
         }
         if let Some(end) = state.coming_end {
@@ -353,6 +358,7 @@ fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
         servers: vec![server],
         addresses: Vec::new(),
         variables: Default::default(),
+        upstreams: Default::default(),
         generation: 1,
     };
     let configuration = Configured::new(Arc::new(Configuration {

@@ -4,7 +4,7 @@
 //! on without a copy. Known fields are found by number ([`ResponseField`]), others by name.
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 use bstr::BStr;
 use gale_protocol::response::ResponseField;
@@ -135,6 +135,20 @@ impl Deref for FieldName {
     }
 }
 
+impl FieldText {
+    /// A part of a head that was received: a copy if it is short, else the same bytes.
+    pub(crate) fn part_of(head: &Bytes, range: Range<usize>) -> FieldText {
+        if range.len() <= SHORT_MAX { FieldText::from(&head[range]) } else { FieldText::from(head.slice(range)) }
+    }
+}
+
+impl FieldName {
+    /// A name in a head that was received, of which the parser knows which it is.
+    pub(crate) fn part_of(head: &Bytes, range: Range<usize>, known: Option<ResponseField>) -> FieldName {
+        FieldName { text: FieldText::part_of(head, range), known }
+    }
+}
+
 /// The usual spelling.
 impl From<ResponseField> for FieldName {
     fn from(known: ResponseField) -> FieldName {
@@ -188,7 +202,12 @@ impl FieldList {
         self.present = 0;
     }
 
-    pub(super) fn push(&mut self, field: Field) {
+    /// Empty, with memory for so many.
+    pub(crate) fn with_capacity(count: usize) -> FieldList {
+        FieldList { fields: Vec::with_capacity(count), present: 0 }
+    }
+
+    pub(crate) fn push(&mut self, field: Field) {
         self.present |= field.name.known.map_or(0, bit);
         self.fields.push(field);
     }
@@ -207,7 +226,8 @@ impl FieldList {
         }
     }
 
-    pub(super) fn has(&self, known: ResponseField) -> bool {
+    /// Whether there is a field of this kind.
+    pub fn has(&self, known: ResponseField) -> bool {
         self.present & bit(known) != 0
     }
 }

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
-use gale_http::worker::HttpWorker;
+use gale_http::request::worker::HttpWorker;
 use gale_runtime::{FileMetadata, Moment};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;

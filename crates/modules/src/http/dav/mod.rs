@@ -24,10 +24,10 @@ use gale_config::{Body as Block, Contexts, Diagnostic, One, OneWith, Setting, St
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::settings::Alias;
-use gale_http::files::find_path;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
+use gale_http::request::files::find_path;
 use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
 use gale_http::request::request_body::read_body_to_file;
 use gale_protocol::request::{Framing, KnownHeader, Method};

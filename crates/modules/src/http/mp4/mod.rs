@@ -26,10 +26,10 @@ use gale_base::os_error::OsErrorText;
 use gale_config::{Body as Block, Contexts, Custom, One, Setting, Takes, slot, values};
 use gale_engine::budget::Budget;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_http::files::open_files::{self, Opened};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::{Body, FilePiece};
+use gale_http::request::files::open_files::{self, Opened};
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_runtime::{Bytes, Device, default_pool};
 

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 
 use super::operation::{KIND_FILE_READ, user_data};
 use super::ring::{Completion, Queues, Ring};
-use crate::driver::file_read::{FileRead, FileReadEnd, FileReading, file_reading};
 use crate::executor::slots::{Key, Slots};
+use crate::files::file_read::{FileRead, FileReadEnd, FileReading, file_reading};
 
 /// Reads in flight per loop: more than a disk does at once. Nothing can break one off, so they are bounded here and not
 /// by who waits for them.

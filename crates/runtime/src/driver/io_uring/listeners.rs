@@ -16,7 +16,8 @@ use super::ring::{Completion, Queues, Ring};
 use super::sockets::Sockets;
 use crate::driver::listening::{Accepted, Listening};
 use crate::executor::slots::{Key, Slots};
-use crate::net::{AcceptOptions, SocketAddress};
+use crate::socket::AcceptOptions;
+use crate::socket::SocketAddress;
 
 pub(super) struct Listeners {
     table: RefCell<Slots<Listening<Polls>>>,

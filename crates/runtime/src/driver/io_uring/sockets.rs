@@ -10,9 +10,10 @@ use rustix::net::{self, sockopt};
 use crate::buffer::Buffer;
 use crate::driver::listening::{self, Accepted};
 use crate::driver::{DatagramDriver, End, Fresh, direct, listen};
-use crate::net::connect::{ConnectError, ConnectOptions, begin_connect};
-use crate::net::{SocketAddress, options};
 use crate::output::Output;
+use crate::socket::SocketAddress;
+use crate::socket::connect::{ConnectError, ConnectOptions, begin_connect};
+use crate::socket::options;
 
 /// The kernel's calls, as [`direct`] has them; or those of a simulated world, which replaces all of them.
 pub(crate) trait Sockets {

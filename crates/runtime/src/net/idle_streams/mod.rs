@@ -33,8 +33,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use self::watch::Watch;
 use super::Stream;
-use crate::driver::Fresh;
 use crate::environment::Environment;
+use crate::socket::Fresh;
 use crate::time::{Moment, system_now};
 
 /// Streams that turn out not to be idle which one `take` closes at most, before it says that there is none.
@@ -136,6 +136,16 @@ where
             }
         }
         None
+    }
+
+    /// Whether both are the same set.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// How many streams the running loop has parked. Panics outside of a loop.
+    pub fn own_len(&self) -> usize {
+        self.shared.shards[own_shard(self.shared.shards.len())].count.load(Ordering::Relaxed)
     }
 
     /// How many streams are parked.

@@ -16,9 +16,10 @@ use crate::driver::listening::Accepted;
 use crate::driver::simulated::Simulated;
 use crate::driver::{DatagramDriver, End, Fresh, ListenerDriver, StreamDriver};
 use crate::executor::slots::Key;
-use crate::net::{ConnectError, ConnectOptions, SocketAddress};
 use crate::output::Output;
 use crate::simulation::network::{Named, Network};
+use crate::socket::SocketAddress;
+use crate::socket::{ConnectError, ConnectOptions};
 
 pub(crate) struct SimulatedSockets {
     ring: Rc<SimulatedRing>,

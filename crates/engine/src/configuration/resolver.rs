@@ -1,0 +1,62 @@
+//! `resolver ADDRESS ... [valid=TIME] [ipv4=on|off] [ipv6=on|off] [status_zone=ZONE]`, as it is written.
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#resolver>)
+
+use gale_base::units;
+use gale_config::{Diagnostic, Reporter, Statement, Word};
+
+use super::builder::Builder;
+use crate::resolver::{NameServer, ResolverSettings};
+use crate::server_address::ServerAddress;
+
+/// Where name servers are asked.
+const PORT_DEFAULT: u16 = 53;
+
+impl ResolverSettings {
+    /// Reads the directive.
+    ///
+    /// # Errors
+    /// What is wrong with it, in nginx's words.
+    pub fn parse(builder: &mut Builder, statement: &Statement) -> Result<ResolverSettings, Diagnostic> {
+        let mut settings = ResolverSettings::new([]);
+        for word in &statement.args {
+            let invalid = || Diagnostic::emerg(format!("invalid parameter: {}", word.text)).at(word.span);
+            let flag = |value: &[u8]| match value {
+                b"on" => Ok(true),
+                b"off" => Ok(false),
+                _ => Err(invalid().hint("this is \"on\" or \"off\"")),
+            };
+            if let Some(time) = word.text.strip_prefix(b"valid=") {
+                let hint = "valid= takes a time: valid=30s";
+                settings.valid = Some(units::parse_time_seconds(time).ok_or_else(|| invalid().hint(hint))?);
+            } else if let Some(value) = word.text.strip_prefix(b"ipv4=") {
+                settings.ipv4 = flag(value)?;
+            } else if let Some(value) = word.text.strip_prefix(b"ipv6=") {
+                settings.ipv6 = flag(value)?;
+            } else if word.text.starts_with(b"status_zone=") {
+                let message = format!("\"{}\" of \"resolver\" is accepted but has no effect", word.text);
+                builder.report(Diagnostic::warn(message).at(word.span));
+            } else {
+                settings.servers.push(name_server(builder, word)?);
+            }
+        }
+        if !settings.ipv4 && !settings.ipv6 {
+            return Err(statement.error("\"ipv4\" and \"ipv6\" cannot both be \"off\""));
+        }
+        if settings.servers.is_empty() {
+            return Err(statement.error("no name servers defined"));
+        }
+        Ok(settings)
+    }
+}
+
+fn name_server(builder: &mut Builder, word: &Word) -> Result<NameServer, Diagnostic> {
+    let failed = |what: &str| Diagnostic::emerg(format!("{what} in resolver \"{}\"", word.text)).at(word.span);
+    match ServerAddress::parse(&word.text, PORT_DEFAULT).map_err(failed)? {
+        ServerAddress::Inet(address) => Ok(NameServer::Address(address)),
+        ServerAddress::Host(host, port) => {
+            Ok(NameServer::Host(builder.host_addresses_of(host, word, "resolver"), port))
+        }
+        // nginx takes it and is never answered.
+        ServerAddress::Unix(_) => Err(failed("invalid host").hint("name servers are asked over UDP and TCP")),
+    }
+}

@@ -1,0 +1,432 @@
+//! What the writer of a spill queue, its reader and the task that fills the file have in common.
+//!
+//! All of it belongs to one loop. Whoever is to go on is woken when nothing is borrowed any more.
+
+use std::cell::{RefCell, RefMut};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use gale_runtime::files::FileError;
+use gale_runtime::{Buffer, Bytes, PoolError, TaskId, ThreadPool, abort, default_pool, spawn};
+
+use super::{SpillItem, SpillOptions, store};
+use crate::spool::SpoolError;
+use crate::spool::state::{CHUNK_BYTES, COPIED_BELOW, QUEUED_BYTES_MAX, Source, WRITE_BYTES_MIN};
+use crate::spool::temp_file::TempFile;
+
+/// Handles of a file of which no piece is being sent or read: the queue's and its writer's.
+const OWN_HANDLES: usize = 2;
+
+/// How far the file is.
+enum Storage {
+    /// Memory has had room for everything.
+    NotNeeded,
+    /// This task fills it.
+    Runs(TaskId),
+    /// Nothing more is written: the disk has failed, or nothing more comes that would have to be.
+    Ended,
+}
+
+/// Pieces of memory that follow each other.
+#[derive(Default)]
+struct Pieces {
+    pieces: VecDeque<Bytes>,
+    bytes: usize,
+}
+
+impl Pieces {
+    fn push(&mut self, piece: Bytes) {
+        if !piece.is_empty() {
+            self.bytes += piece.len();
+            self.pieces.push_back(piece);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Bytes> {
+        let piece = self.pieces.pop_front()?;
+        self.bytes -= piece.len();
+        Some(piece)
+    }
+
+    /// Takes off this much of the beginning.
+    fn take(&mut self, mut count: usize) -> Vec<Bytes> {
+        let mut taken = Vec::new();
+        while let Some(first) = self.pieces.front_mut().filter(|_| count > 0) {
+            let part = first.split_to(first.len().min(count));
+            count -= part.len();
+            self.bytes -= part.len();
+            if first.is_empty() {
+                self.pieces.pop_front();
+            }
+            taken.push(part);
+        }
+        taken
+    }
+
+    /// So many bytes of the beginning.
+    fn copy_of(&self, mut count: usize) -> Vec<Bytes> {
+        let mut copies = Vec::new();
+        for piece in &self.pieces {
+            let length = piece.len().min(count);
+            if length == 0 {
+                break;
+            }
+            copies.push(piece.slice(..length));
+            count -= length;
+        }
+        copies
+    }
+}
+
+/// A write that is in flight.
+#[derive(Clone, Copy)]
+struct Writing {
+    /// It empties the file first.
+    from_start: bool,
+    /// So much of its beginning was read from memory meanwhile.
+    read: usize,
+}
+
+struct State {
+    source: Source,
+    storage: Storage,
+    has_reader: bool,
+    /// The oldest.
+    head: Pieces,
+    /// What follows: where it lies in the file. Behind its end the file is written on.
+    stored: Range<u64>,
+    /// What follows that; the write in flight has its beginning, too.
+    tail: Pieces,
+    /// The end of the tail, which is being gathered.
+    chunk: Buffer,
+    writing: Option<Writing>,
+    file: Option<TempFile>,
+    /// Why the file is not used any more, until somebody was told.
+    failure: Option<FileError>,
+    writer: Option<Waker>,
+    store: Option<Waker>,
+    reader: Option<Waker>,
+}
+
+/// See the file's head.
+pub(super) struct Shared {
+    options: SpillOptions,
+    state: RefCell<State>,
+}
+
+/// What the task that fills the file does next.
+pub(super) enum Next {
+    /// Writes these pieces; from the start of the file, which is emptied, or where it has ended.
+    Write { pieces: Vec<Bytes>, from_start: bool },
+    /// Nothing is to be written any more.
+    GiveUp,
+}
+
+/// For the writer.
+impl Shared {
+    pub fn new(options: SpillOptions) -> Shared {
+        let state = State {
+            source: Source::Open,
+            storage: Storage::NotNeeded,
+            has_reader: true,
+            head: Pieces::default(),
+            stored: 0..0,
+            tail: Pieces::default(),
+            chunk: Buffer::new(),
+            writing: None,
+            file: None,
+            failure: None,
+            writer: None,
+            store: None,
+            reader: None,
+        };
+        Shared { options, state: RefCell::new(state) }
+    }
+
+    pub fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state.borrow_mut();
+        if state.has_room(&self.options) {
+            return Poll::Ready(());
+        }
+        state.writer = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    pub fn append(self: &Rc<Self>, piece: Bytes) {
+        let mut state = self.state.borrow_mut();
+        if !state.has_reader || piece.is_empty() {
+            drop(state);
+            return;
+        }
+        assert!(state.has_room(&self.options), "a piece is appended without room for it");
+        state.push(piece);
+        self.begin_write(state);
+    }
+
+    /// Nothing more comes, unless that was so before.
+    pub fn end(self: &Rc<Self>, source: Source) {
+        let mut state = self.state.borrow_mut();
+        if matches!(state.source, Source::Open) {
+            state.source = source;
+            self.begin_write(state);
+        }
+    }
+
+    /// Has the task write if something is to be written now, and wakes the reader for what has come.
+    fn begin_write(self: &Rc<Self>, mut state: RefMut<'_, State>) {
+        let is_due = state.write_length(&self.options).is_some();
+        if is_due && matches!(state.storage, Storage::NotNeeded) {
+            state.storage = Storage::Runs(spawn(store::store(Rc::downgrade(self))));
+        }
+        let is_over = !matches!(state.source, Source::Open);
+        let store = if is_due || is_over { state.store.take() } else { None };
+        let reader = state.reader.take();
+        drop(state);
+        store.into_iter().chain(reader).for_each(Waker::wake);
+    }
+
+    pub fn take_failure(&self) -> Option<FileError> {
+        self.state.borrow_mut().failure.take()
+    }
+}
+
+/// For whoever wants to know.
+impl Shared {
+    pub fn memory_bytes(&self) -> usize {
+        self.state.borrow().memory_bytes()
+    }
+
+    pub fn file_bytes(&self) -> u64 {
+        let stored = &self.state.borrow().stored;
+        stored.end - stored.start
+    }
+
+    pub fn path(&self) -> Option<Arc<Path>> {
+        self.state.borrow().file.as_ref().map(|file| Arc::clone(&file.path))
+    }
+
+    /// The pool whose threads do what has to be done with the file.
+    pub fn pool(&self) -> ThreadPool {
+        self.options.pool.clone().unwrap_or_else(default_pool)
+    }
+
+    pub fn options(&self) -> &SpillOptions {
+        &self.options
+    }
+}
+
+/// For the reader.
+impl Shared {
+    pub fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Option<SpillItem>, SpoolError>> {
+        let mut state = self.state.borrow_mut();
+        if let Some(item) = state.take_next() {
+            let writer = if state.has_room(&self.options) { state.writer.take() } else { None };
+            drop(state);
+            writer.into_iter().for_each(Waker::wake);
+            return Poll::Ready(Ok(Some(item)));
+        }
+        match &state.source {
+            Source::Whole => Poll::Ready(Ok(None)),
+            Source::Failed(error) => Poll::Ready(Err(error.clone())),
+            Source::Open => {
+                state.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    pub fn is_at_end(&self) -> bool {
+        let state = self.state.borrow();
+        matches!(state.source, Source::Whole) && state.memory_bytes() == 0 && state.stored.is_empty()
+    }
+
+    pub fn note_reader_gone(&self) {
+        let mut state = self.state.borrow_mut();
+        state.has_reader = false;
+        let (head, tail) = (std::mem::take(&mut state.head), std::mem::take(&mut state.tail));
+        let chunk = std::mem::take(&mut state.chunk);
+        state.stored = 0..0;
+        let file = state.file.take();
+        let wakers = [state.writer.take(), state.store.take()];
+        drop(state);
+        drop((head, tail, chunk, file));
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+/// For the task that fills the file.
+impl Shared {
+    pub fn set_file(&self, file: TempFile) {
+        let mut state = self.state.borrow_mut();
+        if state.has_reader {
+            state.file = Some(file);
+        }
+    }
+
+    /// What there is to do when nothing is in flight.
+    pub fn poll_write(&self, cx: &mut Context<'_>) -> Poll<Next> {
+        let mut state = self.state.borrow_mut();
+        if let Some(length) = state.write_length(&self.options) {
+            let from_start = state.is_file_free() && state.stored.end > 0;
+            state.close_chunk();
+            state.writing = Some(Writing { from_start, read: 0 });
+            return Poll::Ready(Next::Write { pieces: state.tail.copy_of(length), from_start });
+        }
+        if !state.has_reader || !matches!(state.source, Source::Open) {
+            return Poll::Ready(Next::GiveUp);
+        }
+        state.store = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// So much of the write in flight is in the file.
+    pub fn note_stored(&self, stored: u64) {
+        let mut state = self.state.borrow_mut();
+        let Some(writing) = state.writing.take().filter(|_| state.has_reader) else { return };
+        let begin = if writing.from_start { 0 } else { state.stored.end };
+        let end = begin + stored;
+        // What the reader had from memory meanwhile lies before all that it has not read.
+        let unread = stored.saturating_sub(writing.read as u64);
+        state.stored = if state.stored.is_empty() { end - unread..end } else { state.stored.start..end };
+        // It was in memory.
+        let spent = state.tail.take(unread as usize);
+        let writer = if state.has_room(&self.options) { state.writer.take() } else { None };
+        drop(state);
+        writer.into_iter().for_each(Waker::wake);
+        drop(spent);
+    }
+
+    /// Nothing more gets into the file. What waits for that stays in memory, to be read.
+    pub fn storage_failed(&self, error: FileError) {
+        let mut state = self.state.borrow_mut();
+        state.storage = Storage::Ended;
+        state.writing = None;
+        state.failure = Some(error);
+        let writer = state.writer.take();
+        drop(state);
+        writer.into_iter().for_each(Waker::wake);
+    }
+
+    pub fn storage_ended(&self) {
+        self.state.borrow_mut().storage = Storage::Ended;
+    }
+
+    /// The task has ended, and should have said how.
+    pub fn storage_is_gone(&self) {
+        if matches!(self.state.borrow().storage, Storage::Runs(_)) {
+            let path = self.path().unwrap_or_else(|| self.options.place.directory().into());
+            self.storage_failed(FileError::new("pwrite", path, PoolError::Panicked));
+        }
+    }
+}
+
+impl State {
+    fn memory_bytes(&self) -> usize {
+        self.head.bytes + self.tail.bytes + self.chunk.len()
+    }
+
+    /// Whether the reader has all of the file, and nobody sends or reads a piece of it.
+    fn is_file_free(&self) -> bool {
+        let is_held = |file: &TempFile| file.file.handles() > OWN_HANDLES;
+        self.stored.is_empty() && self.writing.is_none() && !self.file.as_ref().is_some_and(is_held)
+    }
+
+    /// How much more the file may take, what is in flight included.
+    fn file_room(&self, file_max: u64) -> u64 {
+        match (&self.storage, &self.writing) {
+            (Storage::Ended, _) => 0,
+            (_, Some(Writing { from_start: true, .. })) => file_max,
+            _ if self.is_file_free() => file_max,
+            _ => file_max.saturating_sub(self.stored.end),
+        }
+    }
+
+    fn has_room(&self, options: &SpillOptions) -> bool {
+        let waits_for_file = self.file_room(options.file_max).min(QUEUED_BYTES_MAX as u64) as usize;
+        !self.has_reader || self.memory_bytes() < options.memory_max.max(1).saturating_add(waits_for_file)
+    }
+
+    /// How much of the tail is to be written now: all that memory has no room for, when that is enough for a write or
+    /// nothing more comes.
+    fn write_length(&mut self, options: &SpillOptions) -> Option<usize> {
+        let file_room = self.file_room(options.file_max);
+        let has_surplus = self.memory_bytes() > options.memory_max;
+        if self.writing.is_some() || !has_surplus || file_room == 0 || matches!(self.source, Source::Failed(_)) {
+            return None;
+        }
+        if self.stored.is_empty() {
+            // The oldest stays in memory.
+            while let Some(first) = self.tail.pieces.front()
+                && self.head.bytes + first.len() <= options.memory_max
+            {
+                let first = self.tail.pop();
+                first.into_iter().for_each(|first| self.head.push(first));
+            }
+        }
+        let length = (self.tail.bytes + self.chunk.len()).min(usize::try_from(file_room).unwrap_or(usize::MAX));
+        let length_min = match self.source {
+            Source::Whole => 1,
+            Source::Open | Source::Failed(_) => (WRITE_BYTES_MIN as u64).min(file_room) as usize,
+        };
+        (length >= length_min).then_some(length)
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        // One that is waited for goes at once.
+        let is_gathered = piece.len() < COPIED_BELOW && !(self.reader.is_some() && self.memory_bytes() == 0);
+        // Without memory for a copy the piece itself is kept.
+        if is_gathered && self.gather(&piece).is_ok() {
+            return;
+        }
+        self.close_chunk();
+        self.tail.push(piece);
+    }
+
+    /// Copies a short piece behind others. Errors: `OutOfMemory` at the hard limit of leases; nothing is taken then.
+    fn gather(&mut self, piece: &[u8]) -> std::io::Result<()> {
+        if self.chunk.len() + piece.len() > CHUNK_BYTES {
+            self.close_chunk();
+        }
+        self.chunk.append(piece)
+    }
+
+    /// Makes a piece of what was gathered.
+    fn close_chunk(&mut self) {
+        if let Some(lease) = self.chunk.take_lease() {
+            self.tail.push(lease.freeze());
+        }
+    }
+
+    fn take_next(&mut self) -> Option<SpillItem> {
+        if let Some(piece) = self.head.pop() {
+            return Some(SpillItem::Bytes(piece));
+        }
+        if let Some(file) = self.file.as_ref().filter(|_| !self.stored.is_empty()) {
+            let Range { start, end } = self.stored;
+            let item = SpillItem::File { file: file.file.clone(), offset: start, length: end - start };
+            self.stored.start = end;
+            return Some(item);
+        }
+        if self.tail.pieces.is_empty() {
+            self.close_chunk();
+        }
+        let piece = self.tail.pop()?;
+        if let Some(writing) = &mut self.writing {
+            writing.read += piece.len();
+        }
+        Some(SpillItem::Bytes(piece))
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        // What it holds goes with it; a write that a thread has begun is done.
+        if let Storage::Runs(task) = self.storage {
+            abort(task);
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! A peer: one address of a group, what the configuration says of it, and what is known of it.
+//!
+//! What the configuration says is immutable; a change makes another list of peers. What is known (failures, times,
+//! connections) belongs to the address in its group: every worker writes there, a list that is replaced keeps it, and so
+//! does a reload. Nothing of it is touched by a request unless the settings need it: an answer of a peer that has not
+//! failed writes nothing at all.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use gale_runtime::{Moment, SocketAddress};
+use parking_lot::Mutex;
+
+use super::balance::Metric;
+
+/// What the configuration says of one `server`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerSettings {
+    /// `weight`: one at least.
+    pub weight: u32,
+    /// `max_conns`: how many requests it may have at once; 0 for any number.
+    pub max_conns: u32,
+    /// `max_fails`: how many failures put it down; 0 for none.
+    pub max_fails: u32,
+    /// `fail_timeout`: how long these failures count, and how long it is down then.
+    pub fail_timeout: Duration,
+    /// `slow_start`: how long it takes to its full weight after it has been down.
+    pub slow_start: Duration,
+    /// `backup`: whether it is asked only when no other one can be.
+    pub is_backup: bool,
+    /// `down`, `drain`
+    pub standing: Standing,
+    /// `route`: what `sticky` calls it; otherwise a hash of its address.
+    pub route: Option<Arc<str>>,
+}
+
+/// Whether a peer is to be used, as the configuration says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Standing {
+    /// It is.
+    #[default]
+    Up,
+    /// Only for those whose session is bound to it (`drain`).
+    Draining,
+    /// Not at all (`down`).
+    Down,
+}
+
+impl Default for ServerSettings {
+    /// nginx's defaults.
+    fn default() -> ServerSettings {
+        ServerSettings {
+            weight: 1,
+            max_conns: 0,
+            max_fails: 1,
+            fail_timeout: Duration::from_secs(10),
+            slow_start: Duration::ZERO,
+            is_backup: false,
+            standing: Standing::Up,
+            route: None,
+        }
+    }
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub address: SocketAddress,
+    /// As `$upstream_addr` has it.
+    pub name: Arc<str>,
+    /// The `server` that it came from, as it is written: what `hash consistent` goes by.
+    pub server: Arc<[u8]>,
+    pub settings: Arc<ServerSettings>,
+    /// What `sticky` calls it: its route, or the MD5 of its name. Empty in a group that is not sticky.
+    pub session_id: Arc<str>,
+    pub state: Arc<PeerState>,
+}
+
+/// The name of an address as `$upstream_addr` has it: `127.0.0.1:8080`, `[::1]:8080`, `unix:/run/app`.
+pub(super) fn address_name(address: &SocketAddress) -> Arc<str> {
+    match address {
+        SocketAddress::Inet(address) => address.to_string().into(),
+        SocketAddress::Unix(path) => {
+            let path = path.as_deref().map(|path| path.to_string_lossy()).unwrap_or_default();
+            format!("unix:{path}").into()
+        }
+    }
+}
+
+/// What is known of a peer.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(super) struct PeerState {
+    /// Failures that count.
+    fails: AtomicU32,
+    /// How much of its weight it has lost by failing.
+    weight_lost: AtomicU32,
+    /// When it failed last, in nanoseconds of the loops' clock; 0 for never.
+    failed: AtomicU64,
+    /// When it failed last or was tried anew.
+    checked: AtomicU64,
+    /// When it came up again: the beginning of `slow_start`.
+    recovered: AtomicU64,
+    /// Requests that it has, where `max_conns` is set.
+    limited: Padded<AtomicU32>,
+    /// Requests that it has, by worker, where a balancing method asks for them.
+    counted: Box<[Padded<AtomicU32>]>,
+    /// The mean time until the header of a response was there, in milliseconds, where a method asks for it.
+    header_time: AtomicU32,
+    /// The mean time until all of a response was there.
+    response_time: AtomicU32,
+    /// When it was chosen last, as far as `fail_timeout` tells moments apart.
+    chosen: AtomicU64,
+    inflight: Mutex<Inflight>,
+}
+
+/// The requests that a peer has not answered, where `least_time … inflight` asks for them. Times are in milliseconds.
+#[derive(Debug, Default)]
+struct Inflight {
+    requests: u64,
+    /// What all of them have waited together until `changed`.
+    waited: u64,
+    changed: u64,
+    /// How long one has waited, in the mean.
+    time: u32,
+}
+
+/// Later times count little, so that one slow response changes little.
+fn moving_average(average: u32, value: u32) -> u32 {
+    if average == 0 { value } else { (0.5 + f64::from(value) * 0.05 + f64::from(average) * 0.95) as u32 }
+}
+
+fn milliseconds(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
+fn in_milliseconds(moment: Moment) -> u64 {
+    moment.as_nanos() / 1_000_000
+}
+
+/// On cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Padded<T>(pub T);
+
+impl PeerState {
+    /// Of a peer of which nothing is known, counted by so many workers.
+    pub fn new(workers: usize) -> PeerState {
+        PeerState {
+            fails: AtomicU32::new(0),
+            weight_lost: AtomicU32::new(0),
+            failed: AtomicU64::new(0),
+            checked: AtomicU64::new(0),
+            recovered: AtomicU64::new(0),
+            limited: Padded::default(),
+            counted: (0..workers).map(|_| Padded::default()).collect(),
+            header_time: AtomicU32::new(0),
+            response_time: AtomicU32::new(0),
+            chosen: AtomicU64::new(0),
+            inflight: Mutex::default(),
+        }
+    }
+
+    /// How many requests it has, of all workers.
+    pub fn requests(&self) -> u32 {
+        // They may end on another worker than they began on: only the sum means something.
+        self.counted.iter().fold(0, |sum: u32, count| sum.wrapping_add(count.0.load(Ordering::Relaxed)))
+    }
+
+    pub fn begin_request(&self, worker: usize) {
+        if let Some(count) = self.count_of(worker) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub fn end_request(&self, worker: usize) {
+        if let Some(count) = self.count_of(worker) {
+            count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    pub fn measure_header(&self, time: Duration) {
+        measure(&self.header_time, time);
+    }
+
+    pub fn measure_response(&self, time: Duration) {
+        measure(&self.response_time, time);
+    }
+
+    /// Takes the time into account that requests without an answer have waited by now.
+    pub fn measure_inflight(&self, now: Moment) {
+        let mut inflight = self.inflight.lock();
+        if let Some(mean) = inflight.waited.checked_div(inflight.requests) {
+            let waited = mean + in_milliseconds(now).saturating_sub(inflight.changed);
+            inflight.time = moving_average(inflight.time, u32::try_from(waited).unwrap_or(u32::MAX));
+        }
+    }
+
+    pub fn begin_inflight(&self, now: Moment) {
+        self.inflight.lock().change(now, |requests| requests + 1);
+    }
+
+    /// A request was answered or given up that has waited for `time`.
+    pub fn end_inflight(&self, now: Moment, time: Duration) {
+        let mut inflight = self.inflight.lock();
+        inflight.change(now, |requests| requests.saturating_sub(1));
+        let own = u64::from(milliseconds(time));
+        inflight.waited = if inflight.requests == 0 { 0 } else { inflight.waited.saturating_sub(own) };
+    }
+
+    fn count_of(&self, worker: usize) -> Option<&AtomicU32> {
+        let workers = self.counted.len();
+        (workers > 0).then(|| &self.counted[worker % workers].0)
+    }
+}
+
+fn measure(average: &AtomicU32, time: Duration) {
+    let next = |average| Some(moving_average(average, milliseconds(time)));
+    let _ = average.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+}
+
+impl Inflight {
+    fn change(&mut self, now: Moment, requests: impl FnOnce(u64) -> u64) {
+        let now = in_milliseconds(now);
+        self.waited += now.saturating_sub(self.changed).saturating_mul(self.requests);
+        self.changed = now;
+        self.requests = requests(self.requests);
+    }
+}
+
+/// Slower peers are equally slow, in milliseconds: then the number of their requests decides.
+const TIME_MAX: u32 = 5000;
+
+/// Times are told apart by so much, so that peers of about the same time are chosen in turn.
+const TIME_STEP: u32 = 20;
+
+impl Peer {
+    /// How long it will probably take to what it has and one more, in milliseconds.
+    pub fn estimated_time(&self, metric: Metric, now: Moment) -> u64 {
+        let state = &*self.state;
+        let time = match metric {
+            Metric::Header => &state.header_time,
+            Metric::LastByte => &state.response_time,
+        };
+        let mut time = time.load(Ordering::Relaxed);
+        // A slow peer gets a chance again: half as much for each `fail_timeout` that it was not chosen.
+        let idle = now.since(Moment::from_nanos(state.chosen.load(Ordering::Relaxed)));
+        if idle > self.settings.fail_timeout {
+            let halvings = idle.as_secs() / (self.settings.fail_timeout.as_secs() + 1);
+            time = u32::try_from(halvings).ok().and_then(|halvings| time.checked_shr(halvings)).unwrap_or(0);
+        }
+        let inflight = state.inflight.lock();
+        if inflight.requests > 0 {
+            time = time.max(inflight.time);
+        }
+        drop(inflight);
+        let time = if time > TIME_MAX { TIME_MAX } else { time + TIME_STEP - time % TIME_STEP };
+        u64::from(time) * (1 + u64::from(state.requests()))
+    }
+
+    /// It was chosen, in a group whose method asks for times.
+    pub fn note_chosen(&self, now: Moment) {
+        let last = &self.state.chosen;
+        if now.since(Moment::from_nanos(last.load(Ordering::Relaxed))) > self.settings.fail_timeout {
+            last.store(now.as_nanos(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it has as many requests as it may.
+    pub fn is_full(&self) -> bool {
+        let max = self.settings.max_conns;
+        max > 0 && self.state.limited.0.load(Ordering::Relaxed) >= max
+    }
+
+    /// Takes one of the places that `max_conns` leaves; false if there is none.
+    pub fn take_place(&self) -> bool {
+        let max = self.settings.max_conns;
+        let take = |count| (count < max).then_some(count + 1);
+        max == 0 || self.state.limited.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+    }
+
+    /// Gives the place back.
+    pub fn leave_place(&self) {
+        if self.settings.max_conns > 0 {
+            self.state.limited.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether its failures have put it down. It is tried once each time `fail_timeout` has passed.
+    pub fn is_failed(&self, now: Moment) -> bool {
+        let max = self.settings.max_fails;
+        max > 0
+            && self.state.fails.load(Ordering::Relaxed) >= max
+            && now.since(Moment::from_nanos(self.state.checked.load(Ordering::Relaxed))) <= self.settings.fail_timeout
+    }
+
+    /// It is used now: once in `fail_timeout` that is a trial. False if it has failed too often and another worker has
+    /// just begun its trial.
+    pub fn begin_use(&self, now: Moment) -> bool {
+        let checked = self.state.checked.load(Ordering::Relaxed);
+        if now.since(Moment::from_nanos(checked)) <= self.settings.fail_timeout {
+            return true;
+        }
+        let fails = self.state.fails.load(Ordering::Relaxed);
+        if fails == 0 {
+            // Nothing to try out.
+            return true;
+        }
+        let begun =
+            self.state.checked.compare_exchange(checked, now.as_nanos(), Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        begun || self.settings.max_fails == 0 || fails < self.settings.max_fails
+    }
+
+    /// It has failed. True if that has put it down.
+    pub fn fail(&self, now: Moment) -> bool {
+        let fails = self.state.fails.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        self.state.failed.store(now.as_nanos(), Ordering::Relaxed);
+        self.state.checked.store(now.as_nanos(), Ordering::Relaxed);
+        self.state.chosen.store(now.as_nanos(), Ordering::Relaxed);
+        let ServerSettings { weight, max_fails, .. } = *self.settings;
+        let Some(loss) = weight.checked_div(max_fails) else { return false };
+        let lose = |lost: u32| Some(lost.saturating_add(loss).min(weight));
+        let _ = self.state.weight_lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lose);
+        fails >= max_fails
+    }
+
+    /// It has not failed. After a trial its failures are forgotten.
+    pub fn succeed(&self, now: Moment) {
+        let fails = self.state.fails.load(Ordering::Relaxed);
+        if fails > 0 && self.state.failed.load(Ordering::Relaxed) < self.state.checked.load(Ordering::Relaxed) {
+            self.forget_failures();
+            if self.settings.max_fails > 0 && fails >= self.settings.max_fails {
+                self.state.recovered.store(now.as_nanos(), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether it has done anything wrong that counts.
+    pub fn has_failures(&self) -> bool {
+        self.state.fails.load(Ordering::Relaxed) > 0
+    }
+
+    /// Nothing that it did wrong counts any more.
+    pub fn forget_failures(&self) {
+        if self.state.fails.load(Ordering::Relaxed) > 0 {
+            self.state.fails.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Its weight now, in `unit`s: less after failures, and while it starts slowly.
+    pub fn effective_weight(&self, now: Moment, unit: i64) -> i64 {
+        let lost = self.state.weight_lost.load(Ordering::Relaxed);
+        let weight = i64::from(self.settings.weight.saturating_sub(lost)) * unit;
+        if self.settings.slow_start.is_zero() {
+            return weight;
+        }
+        let recovered = self.state.recovered.load(Ordering::Relaxed);
+        let elapsed = now.since(Moment::from_nanos(recovered));
+        if recovered == 0 || elapsed >= self.settings.slow_start {
+            return weight;
+        }
+        let share = elapsed.as_secs_f64() / self.settings.slow_start.as_secs_f64();
+        weight.min((f64::from(self.settings.weight) * unit as f64 * share) as i64)
+    }
+
+    /// It was among those that could be chosen: what it has lost of its weight comes back, by one.
+    pub fn regain_weight(&self) {
+        if self.state.weight_lost.load(Ordering::Relaxed) > 0 {
+            let regain = |lost: u32| lost.checked_sub(1);
+            let _ = self.state.weight_lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, regain);
+        }
+    }
+}
+
+/// Which peer of a group: its address, and how many of the same address stand before it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PeerId {
+    pub address: SocketAddress,
+    pub occurrence: u32,
+}

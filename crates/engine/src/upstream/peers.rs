@@ -1,0 +1,172 @@
+//! The peers of a group at one time: a list that never changes, and that is replaced as a whole.
+//!
+//! Each worker looks at the list through a [`View`] of its own, with its own cursors: the workers share nothing that a
+//! request writes to.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use gale_runtime::Moment;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::Common;
+use super::balance::{Balance, Points};
+use super::peer::{Peer, Standing};
+
+/// See the file's head.
+#[derive(Debug)]
+pub(super) struct Peers {
+    pub primary: PeerSet,
+    pub backup: PeerSet,
+}
+
+/// The peers among which one is chosen.
+#[derive(Debug)]
+pub(super) struct PeerSet {
+    pub peers: Box<[Peer]>,
+    pub total_weight: u64,
+    /// How many requests may be tried on: peers that are not down.
+    pub tries: usize,
+    /// By peer, the weight of all before it and its own.
+    weights: Box<[u64]>,
+    /// By what `sticky` calls it: the first one.
+    by_session: HashMap<Arc<str>, usize>,
+    /// Of `hash … consistent`.
+    pub points: Option<Points>,
+}
+
+impl PeerSet {
+    fn new(peers: Vec<Peer>) -> PeerSet {
+        let mut total_weight = 0;
+        let mut by_session = HashMap::new();
+        let weights = peers.iter().enumerate().map(|(index, peer)| {
+            if !peer.session_id.is_empty() {
+                by_session.entry(Arc::clone(&peer.session_id)).or_insert(index);
+            }
+            total_weight += u64::from(peer.settings.weight);
+            total_weight
+        });
+        let weights = weights.collect();
+        let tries = peers.iter().filter(|peer| peer.settings.standing == Standing::Up).count();
+        PeerSet { peers: peers.into(), total_weight, tries, weights, by_session, points: None }
+    }
+
+    /// The peer that has this part of all weights, from zero on.
+    pub fn at_weight(&self, weight: u64) -> usize {
+        self.weights.partition_point(|&until| until <= weight)
+    }
+
+    /// The peer that `sticky` calls this.
+    pub fn by_session(&self, id: &str) -> Option<usize> {
+        self.by_session.get(id).copied()
+    }
+}
+
+impl Peers {
+    pub fn new(primary: Vec<Peer>, backup: Vec<Peer>, balance: Balance) -> Peers {
+        let mut primary = PeerSet::new(primary);
+        if balance == Balance::ConsistentHash {
+            primary.points = Some(Points::new(&primary.peers, primary.total_weight));
+        }
+        Peers { primary, backup: PeerSet::new(backup) }
+    }
+
+    /// Whether there is one peer and no other: it is never put down.
+    pub fn is_single(&self) -> bool {
+        self.primary.peers.len() == 1 && self.backup.peers.is_empty()
+    }
+
+    pub fn set(&self, is_backup: bool) -> &PeerSet {
+        if is_backup { &self.backup } else { &self.primary }
+    }
+}
+
+/// One worker's view of a list.
+pub(super) struct View {
+    pub common: Arc<Common>,
+    pub peers: Arc<Peers>,
+    pub worker: usize,
+    /// Only its worker locks it.
+    cursors: Mutex<[Cursor; 2]>,
+}
+
+/// Where smooth weighted round robin stands: the current weight of every peer.
+///
+/// Each round adds to every peer that can be chosen its effective weight, the highest one is chosen, and loses what all
+/// others have got: peers of weights 5, 1, 1 come as a a b a c a a.
+#[derive(Debug)]
+pub(super) struct Cursor(Box<[i64]>);
+
+impl Cursor {
+    fn new(peers: &PeerSet) -> Cursor {
+        Cursor(vec![0; peers.peers.len()].into())
+    }
+
+    pub fn current_weight(&self, index: usize) -> i64 {
+        self.0[index]
+    }
+
+    /// A round among `candidates`, ascending: the one that is chosen, on a tie the first; or the one that is `bound` to
+    /// be, whoever would be.
+    pub fn round(
+        &mut self,
+        peers: &PeerSet,
+        unit: i64,
+        now: Moment,
+        candidates: impl Iterator<Item = usize>,
+        bound: Option<usize>,
+    ) -> Option<usize> {
+        let mut total = 0;
+        let mut best: Option<usize> = None;
+        for index in candidates {
+            let peer = &peers.peers[index];
+            let weight = peer.effective_weight(now, unit);
+            self.0[index] += weight;
+            total += weight;
+            peer.regain_weight();
+            if best.is_none_or(|best| self.0[index] > self.0[best]) {
+                best = Some(index);
+            }
+        }
+        let chosen = bound.or(best)?;
+        self.0[chosen] -= total;
+        Some(chosen)
+    }
+}
+
+impl View {
+    pub fn new(common: &Arc<Common>, peers: &Arc<Peers>, worker: usize) -> Arc<View> {
+        let cursors = Mutex::new([Cursor::new(&peers.primary), Cursor::new(&peers.backup)]);
+        Arc::new(View { common: Arc::clone(common), peers: Arc::clone(peers), worker, cursors })
+    }
+
+    /// The same worker's view of another list, in which peers that stay keep their current weights.
+    pub fn renewed(&self, peers: &Arc<Peers>, moves: &Moves) -> Arc<View> {
+        let view = View::new(&self.common, peers, self.worker);
+        let (earlier, mut later) = (self.cursors(), view.cursors());
+        for (set, moves) in moves.0.iter().enumerate() {
+            moves.iter().for_each(|&(from, to)| later[set].0[to] = earlier[set].0[from]);
+        }
+        drop(later);
+        view
+    }
+
+    pub fn cursors(&self) -> MutexGuard<'_, [Cursor; 2]> {
+        self.cursors.lock()
+    }
+}
+
+/// Where the peers of one list are in another one, by set.
+pub(super) struct Moves([Vec<(usize, usize)>; 2]);
+
+impl Moves {
+    pub fn between(earlier: &Peers, later: &Peers) -> Moves {
+        let of_set = |is_backup| {
+            let places = earlier.set(is_backup).peers.iter().zip(0..);
+            let places: HashMap<_, usize> = places.map(|(peer, place)| (Arc::as_ptr(&peer.state), place)).collect();
+            let stays = |(peer, to): (&Peer, usize)| places.get(&Arc::as_ptr(&peer.state)).map(|&from| (from, to));
+            later.set(is_backup).peers.iter().zip(0..).filter_map(stays).collect()
+        };
+        Moves([of_set(false), of_set(true)])
+    }
+}

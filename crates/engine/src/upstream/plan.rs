@@ -1,0 +1,133 @@
+//! From what the configuration says of a group's servers, and from what their names stand for now, to a list of peers.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use gale_runtime::SocketAddress;
+
+use super::Balance;
+use super::peer::{Peer, PeerId, ServerSettings, address_name};
+use super::peers::Peers;
+use super::state::GroupState;
+use super::sticky::default_session_id;
+
+/// The servers of a group.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub balance: Balance,
+    /// Whether peers have names for `sticky`.
+    pub is_sticky: bool,
+    /// Those whose addresses are known.
+    pub fixed: Vec<FixedServer>,
+    /// Those whose addresses are asked for again and again.
+    pub resolved: Vec<ResolvedServer>,
+}
+
+#[derive(Debug)]
+pub(super) struct FixedServer {
+    pub addresses: Vec<SocketAddress>,
+    /// As it is written.
+    pub name: Arc<[u8]>,
+    pub settings: Arc<ServerSettings>,
+}
+
+/// A server with `resolve`.
+#[derive(Debug)]
+pub(super) struct ResolvedServer {
+    pub host: Arc<str>,
+    /// `service`
+    pub service: Option<Arc<str>>,
+    pub port: u16,
+    /// As it is written.
+    pub name: Arc<[u8]>,
+    pub settings: Arc<ServerSettings>,
+}
+
+/// One address that a name stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Found {
+    pub ip: IpAddr,
+    /// Of an address of a service.
+    pub service: Option<FoundService>,
+}
+
+/// What a service says of one of its servers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FoundService {
+    pub port: u16,
+    /// The server's name.
+    pub name: Arc<str>,
+    pub weight: u16,
+    /// Whether others are to be asked before this one.
+    pub is_secondary: bool,
+}
+
+/// What each of the resolved servers stands for.
+pub(super) type Findings = Vec<Arc<[Found]>>;
+
+impl Plan {
+    pub fn list(&self, findings: &[Arc<[Found]>], state: &GroupState, workers: usize) -> Peers {
+        let occurrences = HashMap::new();
+        let mut list = List { plan: self, state, workers, primary: Vec::new(), backup: Vec::new(), occurrences };
+        for server in &self.fixed {
+            for address in &server.addresses {
+                list.add(address.clone(), &server.name, &server.settings, server.settings.is_backup);
+            }
+        }
+        for (server, found) in self.resolved.iter().zip(findings) {
+            for found in found.iter() {
+                list.add_found(server, found);
+            }
+        }
+        let peers = Peers::new(list.primary, list.backup, self.balance);
+        state.forget_gone();
+        peers
+    }
+}
+
+struct List<'p> {
+    plan: &'p Plan,
+    state: &'p GroupState,
+    workers: usize,
+    primary: Vec<Peer>,
+    backup: Vec<Peer>,
+    occurrences: HashMap<SocketAddress, u32>,
+}
+
+impl List<'_> {
+    fn add(&mut self, address: SocketAddress, server: &Arc<[u8]>, settings: &Arc<ServerSettings>, is_backup: bool) {
+        let occurrence = self.occurrences.entry(address.clone()).or_insert(0);
+        let id = PeerId { address: address.clone(), occurrence: *occurrence };
+        *occurrence += 1;
+        let name = address_name(&address);
+        let session_id = match &settings.route {
+            _ if !self.plan.is_sticky => Arc::default(),
+            Some(route) => Arc::clone(route),
+            None => default_session_id(&name),
+        };
+        let state = self.state.peer(id, self.workers);
+        let (server, settings) = (Arc::clone(server), Arc::clone(settings));
+        let peer = Peer { address, name, server, settings, session_id, state };
+        if is_backup { &mut self.backup } else { &mut self.primary }.push(peer);
+    }
+
+    fn add_found(&mut self, server: &ResolvedServer, found: &Found) {
+        let is_backup = server.settings.is_backup;
+        let address = |port| SocketAddress::Inet(SocketAddr::new(found.ip, port));
+        match &found.service {
+            None => self.add(address(server.port), &server.name, &server.settings, is_backup),
+            // Those that come second have no place among those that come second anyway.
+            Some(service) if is_backup && service.is_secondary => {}
+            Some(service) => {
+                // A weight that is written goes before the service's.
+                let mut settings = Arc::clone(&server.settings);
+                if settings.weight == 1 && service.weight > 1 {
+                    settings = Arc::new(ServerSettings { weight: service.weight.into(), ..(*settings).clone() });
+                }
+                let name = Arc::from(service.name.as_bytes());
+                self.add(address(service.port), &name, &settings, is_backup || service.is_secondary);
+            }
+        }
+    }
+}

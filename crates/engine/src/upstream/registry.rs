@@ -1,0 +1,516 @@
+//! The groups of a block such as `http` while it is read: those that `upstream` declares, and those that other
+//! directives refer to, before or after.
+//!
+//! A reference to a host without an `upstream` block of that name is a group of its own, of the addresses that the name
+//! stands for when the configuration is built.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bstr::{BStr, BString, ByteSlice};
+use gale_config::{Contexts, Diagnostic, Setting, Span};
+use gale_process::Resources;
+use gale_runtime::SocketAddress;
+
+use super::peer::address_name;
+use super::plan::{FixedServer, Plan, ResolvedServer};
+use super::queue::Queue;
+use super::resolving::Refresh;
+use super::state::GroupState;
+use super::state_file;
+use super::{
+    Balance, Common, Group, KeepaliveSettings, QueueSettings, SLOW_WEIGHT_UNIT, ServerSettings, Sticky, Upstream,
+};
+use crate::configuration::{BlockBuilder, Builder, ZoneSize};
+use crate::resolver::ResolverSettings;
+use crate::server_address::ServerAddress;
+use crate::service::ServiceSpec;
+use crate::variables::subject::Subject;
+use crate::variables::template::Template;
+
+/// A block that has upstreams for subjects `S`.
+pub trait HasUpstreams<S>: BlockBuilder {
+    /// Tells its groups from those of other protocols that have the same names: `http upstream`.
+    const KIND: &'static str;
+
+    /// Where its directives stand: the inside of `upstream`.
+    const INSIDE: Contexts;
+
+    /// Those so far.
+    fn upstreams(&mut self) -> &mut Upstreams<S>;
+}
+
+impl Builder {
+    /// The upstreams of the block whose subjects are `S`.
+    ///
+    /// # Panics
+    /// Outside of such a block.
+    pub fn upstreams<S: Subject>(&mut self) -> &mut Upstreams<S>
+    where
+        S::Block: HasUpstreams<S>,
+    {
+        self.block::<S::Block>().expect("inside of the block").upstreams()
+    }
+}
+
+/// A group that a directive refers to, as an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UpstreamId(pub u32);
+
+/// What a directive such as `proxy_pass` names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UpstreamTarget {
+    /// A group, or a host, which may be an address (without brackets).
+    Host {
+        /// Its name as written.
+        host: BString,
+        /// The port, if one is written.
+        port: Option<u16>,
+        /// The port of a host without one; 0 if that has to have one.
+        default_port: u16,
+    },
+    /// A socket in the file system.
+    Unix(PathBuf),
+}
+
+impl UpstreamTarget {
+    /// Reads `HOST[:PORT]`, `ADDRESS[:PORT]`, `[IPv6][:PORT]` or `unix:PATH`.
+    ///
+    /// # Errors
+    /// What is wrong with it, in nginx's words, to be followed by `in upstream "…"`.
+    pub fn parse(text: &[u8], default_port: u16) -> Result<UpstreamTarget, &'static str> {
+        // The port that stands there and the one that is meant may be the same.
+        let written = match (text.rfind_byte(b':'), text.rfind_byte(b']')) {
+            (Some(colon), bracket) => bracket.is_none_or(|bracket| colon > bracket),
+            (None, _) => false,
+        };
+        let port = |port: u16| written.then_some(port);
+        Ok(match ServerAddress::parse(text, default_port)? {
+            ServerAddress::Unix(path) => UpstreamTarget::Unix(path),
+            ServerAddress::Inet(address) => {
+                UpstreamTarget::Host { host: address.ip().to_string().into(), port: port(address.port()), default_port }
+            }
+            ServerAddress::Host(host, number) => {
+                UpstreamTarget::Host { host: host.into(), port: port(number), default_port }
+            }
+        })
+    }
+}
+
+/// See the file's head.
+pub struct Upstreams<S> {
+    groups: Vec<GroupDraft<S>>,
+    references: Vec<(UpstreamTarget, Span)>,
+    /// The block that is being read.
+    current: Option<usize>,
+}
+
+/// An `upstream` block.
+pub struct GroupDraft<S> {
+    name: BString,
+    span: Span,
+    /// `server`, in order.
+    pub servers: Vec<ServerDraft>,
+    /// `state`: the file that has them instead.
+    pub state: Setting<PathBuf>,
+    /// How its peers are chosen; unset for in turn.
+    pub balance: Setting<Balance>,
+    /// The key of `hash`.
+    pub key: Option<Template<S>>,
+    /// `sticky`
+    pub sticky: Setting<Sticky<S>>,
+    /// `keepalive`: how many idle connections each worker keeps, 0 for none, and `local`.
+    pub keepalive: Setting<(usize, bool)>,
+    /// `keepalive_requests`
+    pub keepalive_requests: Setting<u64>,
+    /// `keepalive_time`
+    pub keepalive_time: Setting<Duration>,
+    /// `keepalive_timeout`
+    pub keepalive_timeout: Setting<Duration>,
+    /// `queue`
+    pub queue: Setting<QueueSettings>,
+    /// `resolver`
+    pub resolver: Setting<Arc<ResolverSettings>>,
+    /// `resolver_timeout`
+    pub resolver_timeout: Setting<Duration>,
+}
+
+/// A `server` of an `upstream` block.
+#[derive(Clone, Debug)]
+pub struct ServerDraft {
+    /// As it is written.
+    pub name: BString,
+    /// Where it is written.
+    pub span: Span,
+    /// Its address.
+    pub source: ServerSource,
+    /// Its parameters.
+    pub settings: ServerSettings,
+}
+
+/// Where the addresses of a server come from.
+#[derive(Clone, Debug)]
+pub enum ServerSource {
+    /// It is one.
+    Address(SocketAddress),
+    /// They are looked up when the configuration is built.
+    Host(String, u16),
+    /// They are asked for again and again (`resolve`).
+    Resolved {
+        /// The name.
+        host: String,
+        /// `service`
+        service: Option<String>,
+        /// The port, without `service`.
+        port: u16,
+    },
+}
+
+/// Who asks for names in groups that do not say it themselves: the directives of the block around.
+#[derive(Clone, Debug, Default)]
+pub struct ResolverDefaults {
+    /// `resolver`
+    pub resolver: Option<Arc<ResolverSettings>>,
+    /// `resolver_timeout`
+    pub timeout: Option<Duration>,
+}
+
+/// How long a name is asked for when nothing is said of it.
+const RESOLVER_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl<S> Default for Upstreams<S> {
+    fn default() -> Upstreams<S> {
+        Upstreams { groups: Vec::new(), references: Vec::new(), current: None }
+    }
+}
+
+impl<S> GroupDraft<S> {
+    fn new(name: BString, span: Span) -> GroupDraft<S> {
+        GroupDraft {
+            name,
+            span,
+            servers: Vec::new(),
+            state: Setting::new(),
+            balance: Setting::new(),
+            key: None,
+            sticky: Setting::new(),
+            keepalive: Setting::new(),
+            keepalive_requests: Setting::new(),
+            keepalive_time: Setting::new(),
+            keepalive_timeout: Setting::new(),
+            queue: Setting::new(),
+            resolver: Setting::new(),
+            resolver_timeout: Setting::new(),
+        }
+    }
+}
+
+impl<S: Subject> Upstreams<S> {
+    /// Refers to a group or a host. There is no error before [`Upstreams::complete`].
+    pub fn reference(&mut self, target: UpstreamTarget, span: Span) -> UpstreamId {
+        let known = self.references.iter().position(|(known, _)| *known == target);
+        let index = known.unwrap_or_else(|| {
+            self.references.push((target, span));
+            self.references.len() - 1
+        });
+        UpstreamId(u32::try_from(index).expect("fewer references than 2^32"))
+    }
+
+    /// An `upstream` block begins.
+    ///
+    /// # Errors
+    /// In nginx's words: there is one of this name.
+    pub fn open(&mut self, name: &[u8], span: Span) -> Result<(), Diagnostic> {
+        if let Some(first) = self.groups.iter().find(|group| group.name.eq_ignore_ascii_case(name)) {
+            let message = format!("duplicate upstream \"{}\"", name.as_bstr());
+            return Err(Diagnostic::emerg(message).at(span).related("first declared", first.span));
+        }
+        self.current = Some(self.groups.len());
+        self.groups.push(GroupDraft::new(name.into(), span));
+        Ok(())
+    }
+
+    /// The block that is being read.
+    ///
+    /// # Panics
+    /// None is.
+    pub fn current(&mut self) -> &mut GroupDraft<S> {
+        &mut self.groups[self.current.expect("inside of an upstream block")]
+    }
+
+    /// Those whose servers are in a file: which, its path, and where that stands.
+    pub(super) fn with_state(&self) -> Vec<(usize, PathBuf, Span)> {
+        let file = |(index, group): (usize, &GroupDraft<S>)| {
+            Some((index, group.state.get_opt()?.clone(), group.state.span().unwrap_or(group.span)))
+        };
+        self.groups.iter().enumerate().filter_map(file).collect()
+    }
+
+    /// Goes on with a block, and tells how many servers it has so far.
+    pub(super) fn enter(&mut self, group: usize) -> usize {
+        self.current = Some(group);
+        self.groups[group].servers.len()
+    }
+
+    /// The groups of a block, when all of the text was read.
+    ///
+    /// # Errors
+    /// In nginx's words: a name that stands for nothing, a port where a group is meant.
+    pub fn complete(
+        defaults: &ResolverDefaults,
+        builder: &mut Builder,
+        resources: &mut dyn Resources,
+    ) -> Result<UpstreamTable<S>, Diagnostic>
+    where
+        S::Block: HasUpstreams<S>,
+    {
+        state_file::read::<S>(builder, resources)?;
+        let Upstreams { groups, references, .. } = std::mem::take(builder.upstreams::<S>());
+        let mut table = UpstreamTable::default();
+        for group in groups {
+            let key = Key { host: group.name.to_ascii_lowercase(), port: None };
+            let upstream = Arc::new(group.finish(defaults, builder, resources)?);
+            table.named.insert(key, upstream);
+        }
+        let references = references.iter();
+        let by_id = references.map(|(target, span)| table.resolve(target, *span, builder, resources));
+        let by_id: Vec<Arc<Upstream<S>>> = by_id.collect::<Result<_, _>>()?;
+        table.by_id = by_id.into();
+        Ok(table)
+    }
+}
+
+impl<S: Subject> GroupDraft<S> {
+    /// The group's name.
+    pub fn name(&self) -> &BStr {
+        self.name.as_bstr()
+    }
+
+    fn finish(
+        self,
+        defaults: &ResolverDefaults,
+        builder: &mut Builder,
+        resources: &mut dyn Resources,
+    ) -> Result<Upstream<S>, Diagnostic>
+    where
+        S::Block: HasUpstreams<S>,
+    {
+        let workers = builder.workers();
+        let state = group_state::<S>(builder, &self.name, self.span)?;
+        let balance = self.balance.get_opt().copied().unwrap_or_default();
+        let plan = self.plan(balance, resources)?;
+        if !self.state.is_set() && self.servers.iter().all(|server| server.settings.is_backup) {
+            return Err(Diagnostic::emerg(format!("no servers in upstream \"{}\"", self.name)).at(self.span));
+        }
+        let is_slow = self.servers.iter().any(|server| !server.settings.slow_start.is_zero());
+        let common = Common {
+            name: self.name.to_str_lossy().into(),
+            balance,
+            weight_unit: if is_slow { SLOW_WEIGHT_UNIT } else { 1 },
+            pool: self.keepalive_settings().map(|settings| state.pool(settings, workers)),
+            queue: self.queue.get_opt().map(|&settings| Queue::new(settings)),
+            state,
+            workers,
+        };
+        let group = Group::new(common, plan);
+        self.add_services(&group, defaults, builder)?;
+        let GroupDraft { key, mut sticky, .. } = self;
+        Ok(Upstream { group, key, sticky: sticky.take() })
+    }
+
+    fn plan(&self, balance: Balance, resources: &mut dyn Resources) -> Result<Plan, Diagnostic> {
+        let mut plan = Plan { balance, is_sticky: self.sticky.is_set(), fixed: Vec::new(), resolved: Vec::new() };
+        for server in &self.servers {
+            let (name, settings) = (Arc::from(server.name.as_slice()), Arc::new(server.settings.clone()));
+            let addresses = match &server.source {
+                ServerSource::Address(address) => vec![address.clone()],
+                ServerSource::Host(host, port) => look_up(host, *port, &server.name, server.span, resources)?,
+                ServerSource::Resolved { host, service, port } => {
+                    let (host, service) = (Arc::from(&**host), service.as_deref().map(Arc::from));
+                    plan.resolved.push(ResolvedServer { host, service, port: *port, name, settings });
+                    continue;
+                }
+            };
+            plan.fixed.push(FixedServer { addresses, name, settings });
+        }
+        Ok(plan)
+    }
+
+    fn keepalive_settings(&self) -> Option<KeepaliveSettings> {
+        let default = KeepaliveSettings::default();
+        let (connections, is_local) = *self.keepalive.get_opt().unwrap_or(&(default.connections, default.is_local));
+        (connections > 0).then(|| KeepaliveSettings {
+            connections,
+            is_local,
+            requests_max: self.keepalive_requests.get_opt().copied().unwrap_or(default.requests_max),
+            time_max: self.keepalive_time.get_opt().copied().unwrap_or(default.time_max),
+            timeout: self.keepalive_timeout.get_opt().copied().unwrap_or(default.timeout),
+        })
+    }
+
+    /// Has the names of the group asked for.
+    fn add_services(
+        &self,
+        group: &Arc<Group>,
+        defaults: &ResolverDefaults,
+        builder: &mut Builder,
+    ) -> Result<(), Diagnostic>
+    where
+        S::Block: HasUpstreams<S>,
+    {
+        let resolved = self.servers.iter().filter(|server| matches!(server.source, ServerSource::Resolved { .. }));
+        for (index, server) in resolved.enumerate() {
+            let resolver = self.resolver.get_opt().or(defaults.resolver.as_ref()).ok_or_else(|| {
+                let message = format!("no resolver defined to resolve names at run time in upstream \"{}\"", self.name);
+                let hint = "name servers are named by the \"resolver\" directive, in the group or around it";
+                Diagnostic::emerg(message).at(self.span).related("a name to be resolved", server.span).hint(hint)
+            })?;
+            let timeout = self.resolver_timeout.get_opt().copied().or(defaults.timeout).unwrap_or(RESOLVER_TIMEOUT);
+            let refresh = Refresh { group: Arc::clone(group), index, resolver: Arc::clone(resolver), timeout };
+            // A server may stand there more than once.
+            let name = format!("{} {} resolve {} {}", S::Block::KIND, self.name, index + 1, server.name);
+            builder.add_service(ServiceSpec::per_process(name, refresh), server.span)?;
+        }
+        Ok(())
+    }
+}
+
+/// What is known of the group of this name, also from before a reload.
+fn group_state<S: Subject>(builder: &mut Builder, name: &[u8], span: Span) -> Result<Arc<GroupState>, Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    let zone = ZoneSize { name: name.into(), bytes: 0 };
+    zone.hold(builder, S::Block::KIND, span, |_| GroupState::default())
+}
+
+/// The addresses of a host name; `written` is what the message has.
+fn look_up(
+    host: &str,
+    port: u16,
+    written: &[u8],
+    span: Span,
+    resources: &mut dyn Resources,
+) -> Result<Vec<SocketAddress>, Diagnostic> {
+    let found = resources.resolve(host).unwrap_or_default();
+    if found.is_empty() {
+        let message = format!("host not found in upstream \"{}\"", written.as_bstr());
+        return Err(Diagnostic::emerg(message).at(span));
+    }
+    Ok(found.into_iter().map(|ip| SocketAddress::Inet(SocketAddr::new(ip, port))).collect())
+}
+
+/// The upstreams of a configuration.
+pub struct UpstreamTable<S> {
+    by_id: Box<[Arc<Upstream<S>>]>,
+    named: HashMap<Key, Arc<Upstream<S>>>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    /// In lower case.
+    host: Vec<u8>,
+    /// `None` for an `upstream` block.
+    port: Option<u16>,
+}
+
+impl<S> Default for UpstreamTable<S> {
+    /// No groups.
+    fn default() -> UpstreamTable<S> {
+        UpstreamTable { by_id: Box::default(), named: HashMap::new() }
+    }
+}
+
+impl<S> UpstreamTable<S> {
+    /// The one that a directive refers to.
+    pub fn get(&self, id: UpstreamId) -> &Arc<Upstream<S>> {
+        &self.by_id[id.0 as usize]
+    }
+
+    /// The one that a name stands for at run time (`proxy_pass http://$name`): the group of this name if no port is
+    /// given, or a host that a directive refers to with this port.
+    pub fn by_name(&self, host: &[u8], port: Option<u16>, default_port: u16) -> Option<&Arc<Upstream<S>>> {
+        let mut key = Key { host: host.to_ascii_lowercase(), port: None };
+        if port.is_none()
+            && let Some(group) = self.named.get(&key)
+        {
+            return Some(group);
+        }
+        key.port = Some(port.unwrap_or(default_port));
+        self.named.get(&key)
+    }
+}
+
+impl<S: Subject> UpstreamTable<S> {
+    /// The group of a block, or an implicit one.
+    fn resolve(
+        &mut self,
+        target: &UpstreamTarget,
+        span: Span,
+        builder: &mut Builder,
+        resources: &mut dyn Resources,
+    ) -> Result<Arc<Upstream<S>>, Diagnostic>
+    where
+        S::Block: HasUpstreams<S>,
+    {
+        let (host, port, default_port) = match target {
+            UpstreamTarget::Unix(path) => {
+                let address = SocketAddress::unix(path);
+                let name = address_name(&address);
+                let addresses = vec![address];
+                return Ok(Arc::new(implicit(builder, name.as_bytes(), &name, addresses, span)?));
+            }
+            UpstreamTarget::Host { host, port, default_port } => (host, *port, *default_port),
+        };
+        let mut key = Key { host: host.to_ascii_lowercase(), port: None };
+        if let Some(group) = self.named.get(&key) {
+            return match port {
+                None => Ok(Arc::clone(group)),
+                Some(port) => {
+                    let message = format!("upstream \"{host}\" may not have port {port}");
+                    Err(Diagnostic::emerg(message).at(span))
+                }
+            };
+        }
+        let port = port.unwrap_or(default_port);
+        if port == 0 {
+            return Err(Diagnostic::emerg(format!("no port in upstream \"{host}\"")).at(span));
+        }
+        key.port = Some(port);
+        if let Some(known) = self.named.get(&key) {
+            return Ok(Arc::clone(known));
+        }
+        let text = host.to_str_lossy();
+        let addresses = match text.parse::<IpAddr>() {
+            Ok(ip) => vec![SocketAddress::Inet(SocketAddr::new(ip, port))],
+            Err(_) => look_up(&text, port, host, span, resources)?,
+        };
+        // No block has such a name.
+        let state_name = format!("\0{text}:{port}");
+        let upstream = Arc::new(implicit(builder, state_name.as_bytes(), &text, addresses, span)?);
+        self.named.insert(key, Arc::clone(&upstream));
+        Ok(upstream)
+    }
+}
+
+/// A group that no block declares. As in nginx it keeps no idle connections.
+fn implicit<S: Subject>(
+    builder: &mut Builder,
+    state_name: &[u8],
+    name: &str,
+    addresses: Vec<SocketAddress>,
+    span: Span,
+) -> Result<Upstream<S>, Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    let state = group_state::<S>(builder, state_name, span)?;
+    let server = FixedServer { addresses, name: name.as_bytes().into(), settings: Arc::default() };
+    let balance = Balance::RoundRobin;
+    let plan = Plan { balance, is_sticky: false, fixed: vec![server], resolved: Vec::new() };
+    let group = Group::new(Common::in_turn(name, state, builder.workers()), plan);
+    Ok(Upstream { group, key: None, sticky: None })
+}

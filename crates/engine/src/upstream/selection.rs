@@ -1,0 +1,363 @@
+//! One request's way through the peers of a group: whom it has tried, and who is next.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_runtime::{Moment, SocketAddress, now, try_now};
+use smallvec::SmallVec;
+
+use super::Group;
+use super::balance::{Balance, Choice, Metric};
+use super::peer::{Peer, Standing};
+use super::peers::{PeerSet, View};
+use super::pool::Pool;
+
+/// One request's choice among the peers of a group. See [`Upstream::select`](super::Upstream::select).
+pub struct Selection {
+    pub(super) view: Arc<View>,
+    /// The group, if it has a queue.
+    pub(super) group: Option<Arc<Group>>,
+    pub(super) choice: Choice,
+    /// What `sticky` calls the peer that the session is bound to.
+    bound_to: Option<Box<str>>,
+    /// Whether the backup servers are asked by now.
+    pub(super) in_backup: bool,
+    pub(super) tried: Tried,
+    tries_left: usize,
+}
+
+/// Which peers of a set were tried.
+#[derive(Debug, Default)]
+pub(super) struct Tried(SmallVec<[u64; 2]>);
+
+impl Tried {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn contains(&self, index: usize) -> bool {
+        self.0.get(index / 64).is_some_and(|bits| bits >> (index % 64) & 1 == 1)
+    }
+
+    pub fn insert(&mut self, index: usize) {
+        if self.0.len() <= index / 64 {
+            self.0.resize(index / 64 + 1, 0);
+        }
+        self.0[index / 64] |= 1 << (index % 64);
+    }
+}
+
+/// Why there is no peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoPeer {
+    /// All are down, were tried, or have as many requests as they may: nginx's `no live upstreams while connecting to
+    /// upstream`.
+    NoneAlive,
+    /// Besides, as many requests wait for one as may.
+    QueueFull,
+    /// Besides, it was waited for one for too long.
+    QueueTimedOut,
+}
+
+impl fmt::Display for NoPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoPeer::NoneAlive => f.write_str("no live upstreams"),
+            NoPeer::QueueFull => f.write_str("no live upstreams, and the queue is full"),
+            NoPeer::QueueTimedOut => f.write_str("no live upstreams, and the queue timed out"),
+        }
+    }
+}
+
+impl std::error::Error for NoPeer {}
+
+/// How long a peer has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// From the beginning to the end of the response's header, if there was one.
+    pub header: Option<Duration>,
+    /// From the beginning to the end of the response.
+    pub response: Duration,
+}
+
+impl Selection {
+    pub(super) fn new(view: Arc<View>, choice: Choice, bound_to: Option<Box<str>>) -> Selection {
+        let tries_left = view.peers.primary.tries + view.peers.backup.tries;
+        Selection { view, group: None, choice, bound_to, in_backup: false, tried: Tried::default(), tries_left }
+    }
+
+    /// Goes on with this view. If the list is another one by now, all of its peers may be tried.
+    pub(super) fn look_anew(&mut self, view: Arc<View>) {
+        self.in_backup = false;
+        if !Arc::ptr_eq(&view.peers, &self.view.peers) {
+            self.tried = Tried::default();
+            self.tries_left = view.peers.primary.tries + view.peers.backup.tries;
+        }
+        self.view = view;
+    }
+
+    /// The group's name.
+    pub fn group_name(&self) -> &str {
+        &self.view.common.name
+    }
+
+    /// The next peer to try.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn next(&mut self) -> Result<Chosen, NoPeer> {
+        // Those that wait come first.
+        if self.is_first_try() && self.group.as_ref().is_some_and(|group| group.has_waiting()) {
+            return Err(NoPeer::NoneAlive);
+        }
+        self.next_at(now())
+    }
+
+    /// Whether no peer was tried yet.
+    pub(super) fn is_first_try(&self) -> bool {
+        !self.in_backup && self.tried.is_empty()
+    }
+
+    pub(super) fn next_at(&mut self, now: Moment) -> Result<Chosen, NoPeer> {
+        let view = Arc::clone(&self.view);
+        if view.peers.is_single() {
+            let set = &view.peers.primary;
+            let is_usable = set.peers[0].settings.standing == Standing::Up
+                || self.bound_peer(set, now, &Tried::default()).is_some();
+            if !is_usable || !set.peers[0].take_place() {
+                return Err(NoPeer::NoneAlive);
+            }
+            self.tries_left = 0;
+            return Ok(Chosen::new(view, false, 0, now));
+        }
+        loop {
+            if let Some(index) = self.choose(&view, now) {
+                self.tries_left = self.tries_left.saturating_sub(1);
+                return Ok(Chosen::new(view, self.in_backup, index, now));
+            }
+            if self.in_backup || view.peers.backup.peers.is_empty() {
+                return Err(NoPeer::NoneAlive);
+            }
+            self.in_backup = true;
+            self.tried = Tried::default();
+            if self.choice.falls_back_in_turn() {
+                self.choice = Choice::RoundRobin;
+            }
+        }
+    }
+
+    /// How many peers may be tried after this one: nginx's `peer.tries`.
+    pub fn tries_left(&self) -> usize {
+        self.tries_left
+    }
+
+    /// At most so many tries more (`proxy_next_upstream_tries`).
+    pub fn limit_tries(&mut self, tries_max: usize) {
+        self.tries_left = self.tries_left.min(tries_max);
+    }
+
+    /// The last try does not count: its connection was an idle one that had ended.
+    pub fn add_try(&mut self) {
+        self.tries_left += 1;
+    }
+
+    /// Chooses in the current set, and has the choice count.
+    fn choose(&mut self, view: &View, now: Moment) -> Option<usize> {
+        // Another worker may be faster with the last place of a peer, or with its trial: then it cannot be chosen any
+        // more, so that this ends.
+        let mut lost = Tried::default();
+        loop {
+            let index = self.pick(view, now, &lost)?;
+            let peer = &view.peers.set(self.in_backup).peers[index];
+            if peer.take_place() {
+                if peer.begin_use(now) {
+                    self.tried.insert(index);
+                    return Some(index);
+                }
+                peer.leave_place();
+            }
+            lost.insert(index);
+        }
+    }
+
+    /// Whether a peer can be chosen now.
+    pub(super) fn is_candidate(&self, set: &PeerSet, index: usize, now: Moment, lost: &Tried) -> bool {
+        set.peers[index].settings.standing == Standing::Up && self.is_free(set, index, now, lost)
+    }
+
+    /// Whether nothing but its standing is against a peer.
+    fn is_free(&self, set: &PeerSet, index: usize, now: Moment, lost: &Tried) -> bool {
+        let peer = &set.peers[index];
+        !self.tried.contains(index) && !lost.contains(index) && !peer.is_failed(now) && !peer.is_full()
+    }
+
+    /// The peer of this set that the session is bound to, if it can be chosen; it may be draining.
+    pub(super) fn bound_peer(&self, set: &PeerSet, now: Moment, lost: &Tried) -> Option<usize> {
+        let index = set.by_session(self.bound_to.as_deref()?)?;
+        let is_down = set.peers[index].settings.standing == Standing::Down;
+        (!is_down && self.is_free(set, index, now, lost)).then_some(index)
+    }
+}
+
+impl fmt::Debug for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Selection").field("group", &self.group_name()).field("tries_left", &self.tries_left).finish()
+    }
+}
+
+/// A peer that was chosen. It counts as one of the peer's requests until it is dropped.
+pub struct Chosen {
+    view: Arc<View>,
+    is_backup: bool,
+    index: usize,
+    since: Moment,
+    /// Whether it was said how it went.
+    is_judged: bool,
+    /// Whether it counts as one that has no answer yet.
+    is_inflight: bool,
+    is_header_measured: bool,
+}
+
+impl Chosen {
+    fn new(view: Arc<View>, is_backup: bool, index: usize, now: Moment) -> Chosen {
+        let balance = view.common.balance;
+        let chosen = Chosen {
+            is_inflight: balance.counts_inflight() && !view.peers.is_single(),
+            view,
+            is_backup,
+            index,
+            since: now,
+            is_judged: false,
+            is_header_measured: false,
+        };
+        let peer = chosen.peer();
+        if balance.counts_requests() {
+            peer.state.begin_request(chosen.view.worker);
+        }
+        if balance.measures_time() {
+            peer.note_chosen(now);
+        }
+        if chosen.is_inflight {
+            peer.state.begin_inflight(now);
+        }
+        chosen
+    }
+
+    fn peer(&self) -> &Peer {
+        &self.view.peers.set(self.is_backup).peers[self.index]
+    }
+
+    /// Where to connect to.
+    pub fn address(&self) -> &SocketAddress {
+        &self.peer().address
+    }
+
+    /// The address as `$upstream_addr` has it: `127.0.0.1:8080`, `unix:/run/app`.
+    pub fn name(&self) -> &str {
+        &self.peer().name
+    }
+
+    /// The same name, to be kept.
+    pub fn shared_name(&self) -> &Arc<str> {
+        &self.peer().name
+    }
+
+    /// The group's idle connections; `None` where none are kept.
+    pub fn connections(&self) -> Option<&Pool> {
+        self.view.common.pool.as_deref()
+    }
+
+    /// What `sticky` calls the peer; empty in a group that is not sticky.
+    pub(super) fn session_id(&self) -> &Arc<str> {
+        &self.peer().session_id
+    }
+
+    /// Its response has begun: the header was there after this time. `least_time header inflight` goes by that.
+    pub fn header_received(&mut self, time: Duration) {
+        self.header_received_at(time, now());
+    }
+
+    pub(super) fn header_received_at(&mut self, time: Duration, now: Moment) {
+        let is_metric = matches!(self.view.common.balance, Balance::LeastTime(how) if how.metric == Metric::Header);
+        if self.is_inflight && is_metric {
+            self.is_header_measured = true;
+            self.peer().state.measure_header(time);
+            self.end_inflight(now, time);
+        }
+    }
+
+    /// It has failed in a way that counts towards `max_fails`. True if that has put the peer down: nginx warns `upstream
+    /// server temporarily disabled` then.
+    pub fn fail(&mut self) -> bool {
+        self.fail_at(now())
+    }
+
+    pub(super) fn fail_at(&mut self, now: Moment) -> bool {
+        if std::mem::replace(&mut self.is_judged, true) || self.view.peers.is_single() {
+            return false;
+        }
+        self.peer().fail(now)
+    }
+
+    /// It has answered, and the answer counts: not when the request is tried elsewhere because of it
+    /// (`proxy_next_upstream http_404`); then it is just dropped.
+    pub fn succeed(&mut self, timing: Timing) {
+        self.succeed_at(Some(timing), now());
+    }
+
+    pub(super) fn succeed_at(&mut self, timing: Option<Timing>, now: Moment) {
+        if std::mem::replace(&mut self.is_judged, true) {
+            return;
+        }
+        if self.view.peers.is_single() {
+            self.peer().forget_failures()
+        } else {
+            self.peer().succeed(now)
+        }
+        let Some(Timing { header: Some(header), response }) = timing else { return };
+        if self.view.common.balance.measures_time() {
+            self.peer().state.measure_response(response);
+            if !self.is_header_measured {
+                self.peer().state.measure_header(header);
+            }
+            self.end_inflight(now, response);
+        }
+    }
+
+    fn end_inflight(&mut self, now: Moment, time: Duration) {
+        if std::mem::take(&mut self.is_inflight) {
+            self.peer().state.end_inflight(now, time);
+        }
+    }
+
+    pub(super) fn end_at(&mut self, now: Moment) {
+        if !self.is_judged {
+            self.succeed_at(None, now);
+        }
+        self.end_inflight(now, now.since(self.since));
+    }
+}
+
+impl Drop for Chosen {
+    /// One of which nobody said how it went has not failed.
+    fn drop(&mut self) {
+        if self.is_inflight || !self.is_judged && self.peer().has_failures() {
+            self.end_at(try_now().unwrap_or(self.since));
+        }
+        let peer = self.peer();
+        if self.view.common.balance.counts_requests() {
+            peer.state.end_request(self.view.worker);
+        }
+        peer.leave_place();
+        if let Some(queue) = &self.view.common.queue {
+            queue.wake_one();
+        }
+    }
+}
+
+impl fmt::Debug for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chosen").field("peer", &self.name()).finish()
+    }
+}

@@ -1,0 +1,186 @@
+//! Http's part of an event loop: its connections, and what they use again and again.
+//!
+//! Everything here belongs to one event loop. What a request touches is never
+//! shared with another worker.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use gale_base::http_date;
+use gale_process::{ListenAddress, ListenerHandle};
+use gale_runtime::SocketAddress;
+
+use crate::connection::http1::{Http1, Transfer};
+use crate::request::configuration::HttpConfiguration;
+use crate::request::worker::{Configured, HttpWorker};
+use gale_engine::configuration::Configuration;
+use gale_engine::connections::{ConnectionInfo, ConnectionTable};
+use gale_engine::protocol::{Protocol, ProtocolWorker};
+use gale_engine::transport::Transport;
+use gale_engine::worker::Worker;
+
+/// Transfers kept for their memory when they are done.
+const SPARE_TRANSFERS_MAX: usize = 64;
+
+/// The `Date` field before a date is filled in, and where that goes.
+const DATE_LINE: [u8; DATE_LINE_BYTES] = *b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\n";
+const DATE_VALUE: std::ops::Range<usize> = 6..35;
+const DATE_LINE_BYTES: usize = 37;
+
+/// See the file's head.
+pub struct HttpConnections {
+    /// What their requests share.
+    pub(crate) worker: Rc<HttpWorker>,
+    /// The connections.
+    pub(crate) table: Rc<ConnectionTable<Http1>>,
+    #[expect(clippy::vec_box, reason = "a transfer stays where it is")]
+    spare_transfers: RefCell<Vec<Box<Transfer>>>,
+    /// The second that the line was made for, and the line.
+    date_line: RefCell<(u64, [u8; DATE_LINE_BYTES])>,
+    /// A response head is put together here before it is queued.
+    pub(crate) scratch: RefCell<Vec<u8>>,
+}
+
+impl HttpConnections {
+    /// None are open; the first exchanges use `configuration`.
+    pub fn new(common: Rc<Worker>, configuration: Rc<Configured>) -> Rc<HttpConnections> {
+        Rc::new(HttpConnections {
+            table: ConnectionTable::new(Rc::clone(&common)),
+            worker: HttpWorker::new(common, configuration),
+            spare_transfers: RefCell::default(),
+            date_line: RefCell::new((u64::MAX, DATE_LINE)),
+            scratch: RefCell::default(),
+        })
+    }
+
+    /// What an HTTP/1 exchange sends and receives with: a spare one, or a new one.
+    pub(crate) fn take_transfer(&self) -> Box<Transfer> {
+        self.spare_transfers.borrow_mut().pop().unwrap_or_default()
+    }
+
+    /// Takes a transfer back of which nothing is left.
+    pub(crate) fn give_transfer_back(&self, transfer: Box<Transfer>) {
+        let mut spare = self.spare_transfers.borrow_mut();
+        if spare.len() < SPARE_TRANSFERS_MAX {
+            spare.push(transfer);
+        }
+    }
+
+    /// Appends the `Date` field with its line end, made once a second.
+    pub(crate) fn append_date_line(&self, out: &mut Vec<u8>) {
+        let now = gale_runtime::wall_seconds();
+        let (made, line) = &mut *self.date_line.borrow_mut();
+        if *made != now {
+            *made = now;
+            line[DATE_VALUE].copy_from_slice(&http_date::format(now));
+        }
+        out.extend_from_slice(line);
+    }
+}
+
+impl Protocol for HttpConfiguration {
+    fn name(&self) -> &'static str {
+        "http"
+    }
+
+    fn listeners(&self) -> Vec<ListenerHandle> {
+        self.addresses.iter().map(|address| Arc::clone(&address.listening.listener)).collect()
+    }
+
+    fn start(&self, worker: &Rc<Worker>, configuration: &Arc<Configuration>) -> Rc<dyn ProtocolWorker> {
+        HttpConnections::new(Rc::clone(worker), Configured::new(Arc::clone(configuration)))
+    }
+}
+
+impl ProtocolWorker for HttpConnections {
+    fn commit(&self, configuration: &Arc<Configuration>) {
+        let old = self.worker.commit(Configured::new(Arc::clone(configuration)));
+        // Nobody will answer these any more: better closed now than under a request.
+        let configuration = self.worker.configuration();
+        self.table.close_some(|connection, is_awake| {
+            if connection.has_place(&configuration) {
+                return false;
+            }
+            // What has begun, or may have, the old one answers; also if the task has not run yet.
+            let may_have_begun = connection.may_have_begun() || is_awake;
+            if may_have_begun {
+                connection.begin_with(&old);
+            }
+            !may_have_begun
+        });
+        self.table.look_at_all_again();
+    }
+
+    fn serve(
+        self: Rc<Self>,
+        transport: Transport,
+        remote: SocketAddress,
+        address: &Rc<ListenAddress>,
+        configuration: Option<&Arc<Configuration>>,
+    ) {
+        let info = ConnectionInfo::accepted(remote, Rc::clone(address));
+        let first = configuration.map(|configuration| Configured::new(Arc::clone(configuration)));
+        let connection = Rc::new(Http1::new(info, transport, Rc::clone(&self), first));
+        let number = self.table.insert(&connection);
+        connection.set_listed(number);
+        self.table.set_task(number, gale_runtime::spawn(connection.serve()));
+    }
+
+    fn drain(self: Rc<Self>) {
+        self.worker.drain();
+        self.table.drain();
+    }
+
+    fn poll_closed(&self, context: &mut Context<'_>) -> Poll<()> {
+        // Both, so that both wake this.
+        let (connections, background) = (self.table.poll_empty(context), self.worker.background.poll_empty(context));
+        if connections.is_ready() && background.is_ready() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    fn expire(&self, configuration: Option<&Configuration>) {
+        let newest = match configuration {
+            None => u64::MAX,
+            Some(configuration) => match configuration.protocol::<HttpConfiguration>() {
+                Some(http) => http.generation,
+                // Nobody began anything with it.
+                None => return,
+            },
+        };
+        let is_expired = |generation: Option<u64>| generation.is_some_and(|generation| generation <= newest);
+        self.table.close_some(|connection, _| {
+            configuration.is_none()
+                || is_expired(connection.exchange_generation())
+                || is_expired(connection.next_generation())
+        });
+        self.worker.background.expire(newest);
+    }
+
+    fn connection_count(&self) -> usize {
+        self.table.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::respond;
+
+    /// How many bytes the future of an asynchronous function takes, which need not be called for that.
+    fn future_bytes<A, F: Future>(_function: impl FnOnce(A) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn a_connection_is_small_and_an_exchange_is_not_much_larger() {
+        let connection = future_bytes(Http1::serve);
+        let exchange = future_bytes(|(request, step)| respond::finish_and_send(request, step));
+        let state = size_of::<Http1>();
+        println!("futures: connection {connection} bytes, exchange {exchange} bytes; Http1 {state} bytes");
+        // What is allocated for each idle connection: just within the allocator's classes of 64 and 192 bytes.
+        assert!(connection <= 64, "the connection's future has {connection} bytes");
+        assert!(state + 2 * size_of::<usize>() <= 192, "the connection has {state} bytes");
+        assert!(exchange <= 512, "the exchange's future has {exchange} bytes");
+    }
+}

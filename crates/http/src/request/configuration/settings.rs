@@ -1,0 +1,293 @@
+//! The settings of nginx's http core module, which the engine itself lives by.
+//!
+//! The directive table that fills them stands with the other modules, in
+//! `gale-modules` `http/core.rs`; this file only says what they are.
+//! (<https://nginx.org/en/docs/http/ngx_http_core_module.html>)
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_config::Setting;
+use gale_runtime::files::RefusedLinks;
+use hashbrown::HashMap;
+
+use crate::files::open_files::OpenFileCache;
+use crate::request::files::thread_pool::PoolName;
+use crate::request::variables::template::{SizeTemplate, Template};
+use gale_base::log_level::Level;
+use gale_engine::log::Target;
+use gale_engine::resolver::ResolverSettings;
+
+pub use gale_engine::spool::TempPath;
+
+/// One scope's settings; every field is the directive of the same name unless
+/// it says otherwise. Times are durations, sizes are bytes.
+#[derive(Default)]
+#[allow(missing_docs, reason = "the fields are nginx's directives")]
+pub struct CoreSettings {
+    // Of a server: what is needed before a location is known.
+    pub client_header_buffer_size: Setting<usize>,
+    pub large_client_header_buffers: Setting<HeaderBuffers>,
+    pub client_header_timeout: Setting<Duration>,
+    pub ignore_invalid_headers: Setting<bool>,
+    pub underscores_in_headers: Setting<bool>,
+    pub merge_slashes: Setting<bool>,
+    pub max_headers: Setting<usize>,
+
+    // Reading the request's body.
+    pub client_max_body_size: Setting<u64>,
+    pub client_body_buffer_size: Setting<usize>,
+    pub client_body_timeout: Setting<Duration>,
+    pub client_body_min_rate: Setting<Option<MinRate>>,
+    pub client_body_temp_path: Setting<TempPath>,
+    pub client_body_in_file_only: Setting<BodyInFile>,
+    pub client_body_in_single_buffer: Setting<bool>,
+
+    // The connection.
+    pub send_timeout: Setting<Duration>,
+    pub keepalive_timeout: Setting<KeepaliveTimeout>,
+    pub keepalive_disable: Setting<KeepaliveDisable>,
+    pub keepalive_requests: Setting<u64>,
+    pub keepalive_time: Setting<Duration>,
+    pub keepalive_min_timeout: Setting<Duration>,
+    pub limit_rate: Setting<SizeTemplate>,
+    pub limit_rate_after: Setting<SizeTemplate>,
+    pub lingering_close: Setting<LingeringClose>,
+    pub lingering_time: Setting<Duration>,
+    pub lingering_timeout: Setting<Duration>,
+    pub reset_timedout_connection: Setting<bool>,
+    pub tcp_nodelay: Setting<bool>,
+    pub tcp_nopush: Setting<bool>,
+
+    // Files.
+    pub root: Setting<Root>,
+    pub disable_symlinks: Setting<DisableSymlinks>,
+    pub sendfile: Setting<bool>,
+    pub sendfile_max_chunk: Setting<u64>,
+    pub open_file_cache: Setting<OpenFileCache>,
+    pub open_file_cache_valid: Setting<Duration>,
+    pub open_file_cache_min_uses: Setting<u64>,
+    pub open_file_cache_errors: Setting<bool>,
+    pub open_file_cache_events: Setting<bool>,
+    pub aio: Setting<Aio>,
+    /// `u64::MAX` for `off`.
+    pub directio: Setting<u64>,
+    pub directio_alignment: Setting<u32>,
+    pub output_buffers: Setting<HeaderBuffers>,
+    pub postpone_output: Setting<u64>,
+    pub read_ahead: Setting<u64>,
+    /// Accepted, and without a meaning on Linux.
+    pub send_lowat: Setting<u64>,
+
+    // Names that requests ask for.
+    pub resolver: Setting<Arc<ResolverSettings>>,
+    pub resolver_timeout: Setting<Duration>,
+
+    // Who may.
+    pub satisfy: Setting<Satisfy>,
+    pub auth_delay: Setting<Duration>,
+
+    // The answer.
+    pub internal: Setting<bool>,
+    pub default_type: Setting<Box<[u8]>>,
+    pub types: Setting<Arc<Types>>,
+    pub early_hints: Setting<Vec<Template>>,
+    pub error_page: Setting<Vec<ErrorPage>>,
+    pub recursive_error_pages: Setting<bool>,
+    pub msie_padding: Setting<bool>,
+    pub msie_refresh: Setting<bool>,
+    pub server_tokens: Setting<ServerTokens>,
+    pub etag: Setting<bool>,
+    pub if_modified_since: Setting<IfModifiedSince>,
+    pub max_ranges: Setting<u64>,
+    pub chunked_transfer_encoding: Setting<bool>,
+    pub absolute_redirect: Setting<bool>,
+    pub server_name_in_redirect: Setting<bool>,
+    pub port_in_redirect: Setting<bool>,
+    pub subrequest_output_buffer_size: Setting<usize>,
+
+    // Logs.
+    pub log_not_found: Setting<bool>,
+    pub log_subrequest: Setting<bool>,
+    pub error_log: Setting<Vec<(Level, Target)>>,
+}
+
+/// `large_client_header_buffers` and `output_buffers`: how many, and how large each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeaderBuffers {
+    /// How many buffers: with the size, the bound on the whole head.
+    pub count: usize,
+    /// The size of one: the bound on the request line and on every field.
+    pub size: usize,
+}
+
+/// `aio auto|on|off|threads[=POOL]`: what is done for a piece of a file that is not in memory.
+#[derive(Clone, Debug)]
+pub enum Aio {
+    /// It is read in the pool `default`; what is in memory never goes there.
+    Auto,
+    /// It is read by the io_uring.
+    On,
+    /// The loop waits for the disk, as nginx does by default.
+    Off,
+    /// It is read in this pool; without a name, in `default`.
+    Threads(Option<PoolName>),
+}
+
+/// `keepalive_timeout TIMEOUT [HEADER_TIMEOUT]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepaliveTimeout {
+    /// How long an idle connection is kept; zero turns keep-alive off.
+    pub idle: Duration,
+    /// The value of the `Keep-Alive` field, nothing if it is zero. One that is not written comes from the scope around,
+    /// also where the first parameter is written.
+    pub advertised: Option<Duration>,
+}
+
+impl KeepaliveTimeout {
+    /// What the `Keep-Alive` field tells the client, if anything.
+    pub fn told(&self) -> Option<Duration> {
+        self.advertised.filter(|time| !time.is_zero())
+    }
+}
+
+/// `keepalive_disable none|msie6|safari ...`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeepaliveDisable {
+    /// Internet Explorer up to 6, after a POST.
+    pub msie6: bool,
+    /// Safari on macOS.
+    pub safari: bool,
+}
+
+/// `client_body_min_rate RATE [after=TIME]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MinRate {
+    /// How many bytes a second a client has to send in the mean.
+    pub bytes_per_second: u64,
+    /// How long it may be waited for apart from that.
+    pub grace: Duration,
+}
+
+/// `satisfy all|any`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Satisfy {
+    /// Every module of the access phase has to let the client in.
+    All,
+    /// One of them is enough.
+    Any,
+}
+
+/// `lingering_close off|on|always`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LingeringClose {
+    /// Close at once.
+    Off,
+    /// Read on for a while when the client is probably still sending.
+    On,
+    /// Always read on.
+    Always,
+}
+
+/// `if_modified_since off|exact|before`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IfModifiedSince {
+    /// The field is ignored.
+    Off,
+    /// Only the very same time counts as unchanged.
+    Exact,
+    /// Any time not before the file's counts as unchanged.
+    Before,
+}
+
+/// `server_tokens`: what the `Server` field says.
+#[derive(Clone, Debug)]
+pub enum ServerTokens {
+    /// Name and version.
+    On,
+    /// The name alone.
+    Off,
+    /// Name, version and the name of the build.
+    Build,
+    /// Any text; an empty one leaves the field out.
+    Text(Template),
+}
+
+/// `root` or `alias`, of which a location has one.
+#[derive(Clone, Debug)]
+pub struct Root {
+    /// The directory.
+    pub path: Template,
+    /// What it is relative to, when only its variables will tell whether it is:
+    /// the prefix of the program.
+    pub base: Option<Box<[u8]>>,
+    /// Given by `alias`.
+    pub alias: Option<Alias>,
+}
+
+/// What `alias` replaces: decided where it was written, also for locations that
+/// inherit it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Alias {
+    /// This beginning of the URI.
+    Prefix(Box<[u8]>),
+    /// All of the URI: in a location with a regular expression.
+    Whole,
+}
+
+/// `disable_symlinks off | on [from=PART] | if_not_owner [from=PART]`
+#[derive(Clone, Debug, Default)]
+pub struct DisableSymlinks {
+    /// What is refused, if anything.
+    pub refused: Option<RefusedLinks>,
+    /// The beginning of paths that is not checked.
+    pub from: Option<Template>,
+}
+
+/// `client_body_in_file_only on|clean|off`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyInFile {
+    /// Only what memory has no room for; the file has no name.
+    Off,
+    /// All of it, in a file that stays.
+    On,
+    /// All of it, in a file that goes with the request.
+    Clean,
+}
+
+/// `types { }`: from a file name's extension, in lower case, to a media type.
+#[derive(Debug, Default)]
+pub struct Types(pub HashMap<Box<[u8]>, Box<[u8]>>);
+
+impl Types {
+    /// The media type for an extension, whatever its case.
+    pub fn find(&self, extension: &[u8]) -> Option<&[u8]> {
+        if extension.iter().any(u8::is_ascii_uppercase) {
+            return self.0.get(&*extension.to_ascii_lowercase()).map(|found| &**found);
+        }
+        self.0.get(extension).map(|found| &**found)
+    }
+}
+
+/// One code of one `error_page` directive.
+#[derive(Clone, Debug)]
+pub struct ErrorPage {
+    /// The status that it is for.
+    pub status: u16,
+    /// What the answer's status becomes.
+    pub answer: ErrorPageStatus,
+    /// Where the request goes: a URI with or without arguments, a named
+    /// location, or a full URL.
+    pub target: Template,
+}
+
+/// `error_page CODE ... [=[RESPONSE]] URI`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorPageStatus {
+    /// The status stays.
+    Keep,
+    /// `=RESPONSE`
+    Replace(u16),
+    /// `=`: whatever the new location answers.
+    OfTarget,
+}

@@ -1,0 +1,79 @@
+//! Opens files and looks at paths as the location of a request says: `open_file_cache` and `disable_symlinks`.
+
+use std::future::Future;
+use std::io;
+
+use gale_runtime::{FileMetadata, Rung, count_piece};
+
+use super::link_check;
+use crate::files::FilePiece;
+use crate::files::open_files::{Cache, Contents, Lookup, StoreRules};
+use crate::request::Request;
+use crate::request::body::Body;
+
+pub use crate::files::open_files::{OpenFileCache, Opened, Store};
+
+/// Opens a file if that can be done without waiting; `None` = not: then [`open`] does it. Errors: open(2)'s.
+pub fn try_open(request: &Request, path: &[u8]) -> Option<io::Result<Opened>> {
+    lookup(request, path).try_open()
+}
+
+/// Opens a file. Errors: open(2)'s, and those of the pool.
+pub fn open<'r>(request: &'r Request, path: &'r [u8]) -> impl Future<Output = io::Result<Opened>> {
+    lookup(request, path).open()
+}
+
+/// As [`stat`], if that can be done without waiting.
+pub fn try_stat(request: &Request, path: &[u8]) -> Option<io::Result<FileMetadata>> {
+    lookup(request, path).try_stat()
+}
+
+/// As [`stat_directory`], if that can be done without waiting.
+pub fn try_stat_directory(request: &Request, path: &[u8]) -> Option<io::Result<FileMetadata>> {
+    lookup(request, path).try_stat_directory()
+}
+
+/// Looks at what a path leads to. Errors: stat(2)'s, those of open(2) where a cache is configured, and those of the
+/// pool.
+pub fn stat<'r>(request: &'r Request, path: &'r [u8]) -> impl Future<Output = io::Result<FileMetadata>> {
+    lookup(request, path).stat()
+}
+
+/// Looks at what most likely is a directory: as [`stat`], but it need not be readable.
+pub fn stat_directory<'r>(request: &'r Request, path: &'r [u8]) -> impl Future<Output = io::Result<FileMetadata>> {
+    lookup(request, path).stat_directory()
+}
+
+fn lookup<'r>(request: &'r Request, path: &'r [u8]) -> Lookup<'r> {
+    let core = &request.scope().core;
+    let cache = match core.open_file_cache.get_opt() {
+        Some(OpenFileCache::Off) => Cache::Off,
+        None => Cache::Exact,
+        Some(OpenFileCache::Store(store)) => {
+            let rules = StoreRules {
+                valid_ms: core.open_file_cache_valid.get().as_millis() as u64,
+                min_uses: u32::try_from(*core.open_file_cache_min_uses.get()).unwrap_or(u32::MAX),
+                keeps_errors: *core.open_file_cache_errors.get(),
+                believes_events: *core.open_file_cache_events.get(),
+            };
+            Cache::Store(store, rules)
+        }
+    };
+    Lookup { path, link_check: link_check(request, path), cache }
+}
+
+impl Opened {
+    /// All of it.
+    pub fn into_body(self) -> Body {
+        let size = self.metadata.size;
+        match self.into_contents() {
+            _ if size == 0 => Body::Empty,
+            Contents::Memory(bytes) => {
+                count_piece(Rung::Memory, bytes.len() as u64);
+                Body::Bytes(bytes)
+            }
+            Contents::File(file) => Body::File(FilePiece { file, offset: 0, length: size }),
+            Contents::Directory => Body::Empty,
+        }
+    }
+}

@@ -1,0 +1,596 @@
+//! Tries servers until one has answered: the rules of `proxy_next_upstream`.
+//! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_next_upstream>)
+
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use gale_base::log_level::Level;
+use gale_base::os_error::OsErrorText;
+use gale_engine::upstream::{Chosen, ConnectionAge, Learning, NoPeer, PoolKey, Selection, Timing, Upstream};
+use gale_engine::worker::CountedConnection;
+use gale_protocol::request::Method;
+use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Stream, Timer};
+
+use crate::request::phases::{CLIENT_LEFT, Flow};
+use crate::request::request_body::log_error;
+use crate::request::{PassedTo, Request};
+use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
+use crate::upstream::record::Records;
+use crate::upstream::response::{self, HeadRewriter};
+use crate::upstream::sending::{BodyFraming, RequestBody, SendError, Sending};
+use crate::upstream::settings::{RetryOn, UpstreamSettings};
+
+/// A request that is to be passed on, as its module has made it.
+pub struct Passing<'p> {
+    /// The servers to choose from.
+    pub selection: Selection,
+    /// The group, if the configuration has it: for sessions that stick to a server.
+    pub upstream: Option<Arc<Upstream<Request>>>,
+    /// The protocol as messages show it: `http://`.
+    pub scheme: &'static str,
+    /// What is asked of the server, for messages.
+    pub uri: Bytes,
+    /// The request up to its body, as it goes on the wire.
+    pub head: Bytes,
+    /// The request's body.
+    pub body: RequestBody,
+    /// How the body goes on the wire.
+    pub framing: &'static dyn BodyFraming,
+    /// Makes a reader for a response.
+    pub reader: &'p dyn Fn() -> Box<dyn ResponseReader>,
+    /// What the location says.
+    pub settings: &'p UpstreamSettings,
+    /// What becomes of the head's fields that name the server.
+    pub rewriter: &'p dyn HeadRewriter,
+    /// The protocol that the request asks to change to.
+    pub upgrade: Option<Bytes>,
+    /// Whether a request may go over a connection that was used before.
+    pub reuses_connections: bool,
+}
+
+/// A connection to a server, with what has been received and not read yet.
+pub(super) struct Connection {
+    pub stream: Stream,
+    pub input: Buffer,
+    /// The server has ended its direction.
+    pub has_ended: bool,
+    pub key: PoolKey,
+    pub age: ConnectionAge,
+    /// It was used before.
+    is_reused: bool,
+    _counted: CountedConnection,
+}
+
+/// A request under way to a server, and its response.
+pub(super) struct Answering {
+    /// `None` once it is idle again.
+    connection: Option<Connection>,
+    /// The server, once it has answered.
+    pub chosen: Option<Chosen>,
+    upstream: Option<Arc<Upstream<Request>>>,
+    pub sending: Sending,
+    pub reader: Box<dyn ResponseReader>,
+    pub records: Rc<Records>,
+    pub started: Moment,
+}
+
+/// Why a server did not answer. The error log knows.
+enum Failure {
+    /// Another one may be tried, if the location says so of this; else this is the status.
+    OfServer(RetryOn, u16),
+    /// The connection had been used before, and the server closed it while it was idle.
+    Stale,
+    /// No other server would do better.
+    Final(u16),
+}
+
+/// Passes a request on and makes the response out of what comes back. The error log knows what went wrong.
+pub async fn pass_on(request: &mut Request, mut passing: Passing<'_>) -> Flow {
+    let records = Records::begin(request);
+    let began = gale_runtime::now();
+    let mut tries: u64 = 0;
+    loop {
+        let started = gale_runtime::now();
+        let chosen = match passing.selection.next() {
+            // Only a group with a queue pays for waiting.
+            Err(_) if passing.selection.can_wait() => Box::pin(passing.selection.wait()).await,
+            chosen => chosen,
+        };
+        let mut chosen = match chosen {
+            Ok(chosen) => chosen,
+            Err(none) => return no_server(request, &passing, &records, none),
+        };
+        tries += 1;
+        records.add(Arc::clone(chosen.shared_name()), started);
+        show(request, &passing, Arc::clone(chosen.shared_name()));
+        let mut sent = false;
+        let mut may_reuse = passing.reuses_connections;
+        let answer = loop {
+            match attempt(request, &passing, &chosen, &records, may_reuse, &mut sent).await {
+                Err(Failure::Stale) => may_reuse = false,
+                answer => break answer,
+            }
+        };
+        let (on, status) = match answer {
+            Ok((mut answering, head)) => {
+                if let Some(time) = records.last().header_time {
+                    chosen.header_received(time);
+                }
+                records.last().status = head.status;
+                let on = RetryOn::of_status(head.status).filter(|_| passing.selection.tries_left() > 0);
+                match on.filter(|&on| passing.may_retry(request, on, sent, tries, began)) {
+                    None => {
+                        answering.chosen = Some(chosen);
+                        return response::begin(request, &passing, answering, head);
+                    }
+                    Some(on) => (on, head.status),
+                }
+            }
+            Err(Failure::OfServer(on, status)) => (on, status),
+            Err(Failure::Final(status)) => return Flow::Respond(status),
+            Err(Failure::Stale) => unreachable!("it was tried anew"),
+        };
+        records.note(|attempt, now| {
+            attempt.status = status;
+            attempt.end(now);
+        });
+        if !matches!(on, RetryOn::HTTP_403 | RetryOn::HTTP_404) {
+            chosen.fail();
+        }
+        drop(chosen);
+        if passing.selection.tries_left() == 0 || !passing.may_retry(request, on, sent, tries, began) {
+            return Flow::Respond(status);
+        }
+    }
+}
+
+/// All servers of the group are down, or were tried.
+fn no_server(request: &mut Request, passing: &Passing<'_>, records: &Records, none: NoPeer) -> Flow {
+    let group: Arc<str> = passing.selection.group_name().into();
+    records.add(Arc::clone(&group), gale_runtime::now());
+    records.note(|attempt, now| {
+        attempt.status = 502;
+        attempt.end(now);
+    });
+    show(request, passing, group);
+    request.log(Level::Error, format_args!("{none} while connecting to upstream"));
+    Flow::Respond(502)
+}
+
+impl Passing<'_> {
+    /// Whether the location says that the next server is tried, after so many tries that began then.
+    fn may_retry(&self, request: &Request, on: RetryOn, sent: bool, tries: u64, began: Moment) -> bool {
+        let settings = self.settings;
+        let tries_max = *settings.next_upstream_tries.get();
+        let time_max = *settings.next_upstream_timeout.get();
+        let on = if sent && !is_idempotent(request) { on.or(RetryOn::NON_IDEMPOTENT) } else { on };
+        settings.next_upstream.get().has(on)
+            && (tries_max == 0 || tries < tries_max)
+            && !(sent && self.body.is_streamed())
+            && (time_max.is_zero() || gale_runtime::now().since(began) < time_max)
+    }
+}
+
+/// Whether a request may be sent twice. (RFC 9110 §9.2.2; nginx's list)
+fn is_idempotent(request: &Request) -> bool {
+    !matches!(request.method(), Method::Post | Method::Lock | Method::Patch)
+}
+
+/// From now on messages say where the request is passed to.
+fn show(request: &mut Request, passing: &Passing<'_>, peer: Arc<str>) {
+    request.passed_to = Some(PassedTo { scheme: passing.scheme, peer, uri: passing.uri.clone() });
+}
+
+/// Sends the request to one server and reads the response's head.
+async fn attempt(
+    request: &Request,
+    passing: &Passing<'_>,
+    chosen: &Chosen,
+    records: &Rc<Records>,
+    may_reuse: bool,
+    sent: &mut bool,
+) -> Result<(Box<Answering>, UpstreamHead), Failure> {
+    let idle = if may_reuse { take_idle(request, passing, chosen)? } else { None };
+    let connection = match idle {
+        Some(connection) => connection,
+        None => Box::pin(connect(request, passing, chosen, records)).await?,
+    };
+    let is_reused = connection.is_reused;
+    let mut answering = Answering::begin(request, passing, records, connection)?;
+    let mut head = Heading { silence: Timer::new(), broken: None };
+    let found = poll_fn(|context| answering.poll_head(request, passing, &mut head, context)).await;
+    *sent |= answering.sending.sent > 0;
+    tell_messages(&mut *answering.reader, request, "reading response header from upstream");
+    match found {
+        Ok(head) => {
+            records.note(|attempt, now| attempt.header_time = Some(now.since(attempt.started)));
+            Ok((answering, head))
+        }
+        Err(end) => {
+            let received = records.last().bytes_received > 0;
+            let may_be_sent_again =
+                is_idempotent(request) && !passing.body.is_streamed() || answering.sending.sent == 0;
+            if is_reused && !received && may_be_sent_again && end.is_of_connection() {
+                return Err(Failure::Stale);
+            }
+            Err(end.tell(request))
+        }
+    }
+}
+
+/// What is known while the head of a response is waited for.
+struct Heading {
+    silence: Timer,
+    /// Sending has failed.
+    broken: Option<io::Error>,
+}
+
+/// How connections to this server are told apart from others.
+fn pool_key(passing: &Passing<'_>, chosen: &Chosen, local: Option<&SocketAddress>) -> PoolKey {
+    let user = std::ptr::from_ref(passing.settings) as usize;
+    let made_with = local.map(|local| local.to_string().into_bytes().into());
+    PoolKey { made_with, ..PoolKey::new(chosen.address(), user) }
+}
+
+fn count_connection(request: &Request) -> Result<CountedConnection, Failure> {
+    let worker = &request.worker().common;
+    CountedConnection::open(worker).ok_or_else(|| {
+        worker.complain_of_connections();
+        Failure::Final(503)
+    })
+}
+
+/// An idle connection to the server, if there is one.
+fn take_idle(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> Result<Option<Connection>, Failure> {
+    let Some(pool) = chosen.connections() else { return Ok(None) };
+    let local = passing.settings.local_address(request);
+    let key = pool_key(passing, chosen, local.as_ref());
+    let Some((stream, age)) = pool.take(&request.worker().common, &key) else { return Ok(None) };
+    let counted = count_connection(request)?;
+    let connection =
+        Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: true, _counted: counted };
+    Ok(Some(connection))
+}
+
+/// A new connection to the server.
+async fn connect(
+    request: &Request,
+    passing: &Passing<'_>,
+    chosen: &Chosen,
+    records: &Rc<Records>,
+) -> Result<Connection, Failure> {
+    let _recording = Recording(Rc::clone(records));
+    let options = passing.settings.connect_options(request);
+    let key = pool_key(passing, chosen, options.local.as_ref());
+    let counted = count_connection(request)?;
+    let address: &SocketAddress = chosen.address();
+    let stream = options.connect(address).await.map_err(|failed| not_connected(request, &failed))?;
+    if address.inet().is_some() {
+        // Whether the kernel waits for more is a matter of speed alone.
+        let _ = stream.set_nodelay(true);
+    }
+    let age = ConnectionAge::new();
+    Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: false, _counted: counted })
+}
+
+/// An attempt that is given up while it connects has ended then.
+struct Recording(Rc<Records>);
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        self.0.note(|attempt, now| attempt.connecting_ended(now));
+    }
+}
+
+fn not_connected(request: &Request, failed: &gale_runtime::ConnectError) -> Failure {
+    if failed.error.kind() == io::ErrorKind::TimedOut {
+        timed_out(request, "connecting to upstream");
+        return Failure::OfServer(RetryOn::TIMEOUT, 504);
+    }
+    let (step, error) = (failed.step, OsErrorText(&failed.error));
+    // As nginx: what this machine cannot do is worse than a server that is not there.
+    let level = match failed.step {
+        gale_runtime::ConnectStep::Connect => Level::Error,
+        _ => Level::Crit,
+    };
+    request.log(level, format_args!("{step} failed {error} while connecting to upstream"));
+    match failed.step {
+        gale_runtime::ConnectStep::Connect => Failure::OfServer(RetryOn::ERROR, 502),
+        _ => Failure::Final(500),
+    }
+}
+
+fn timed_out(request: &Request, action: &str) {
+    request.log(Level::Error, format_args!("upstream timed out (110: Connection timed out) while {action}"));
+}
+
+fn failed_for_memory(request: &Request) -> Failure {
+    request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
+    Failure::Final(503)
+}
+
+/// Why there is no head.
+enum End {
+    /// The connection ended before it.
+    Closed,
+    Sending(io::Error),
+    Receiving(io::Error),
+    Silent,
+    Malformed(Malformed),
+    Send(SendError),
+}
+
+impl End {
+    /// Whether a connection that was idle for too long looks like this.
+    fn is_of_connection(&self) -> bool {
+        match self {
+            End::Closed | End::Sending(_) => true,
+            End::Receiving(error) => error.kind() != io::ErrorKind::OutOfMemory,
+            End::Silent | End::Malformed(_) | End::Send(_) => false,
+        }
+    }
+
+    /// Says so in the error log, in nginx's words.
+    fn tell(self, request: &Request) -> Failure {
+        const READING: &str = "reading response header from upstream";
+        match self {
+            End::Closed => {
+                request.log(Level::Error, format_args!("upstream prematurely closed connection while {READING}"));
+                Failure::OfServer(RetryOn::ERROR, 502)
+            }
+            End::Sending(error) | End::Send(SendError::Server(error)) => {
+                let error = OsErrorText(&error);
+                request.log(Level::Error, format_args!("send() failed {error} while sending request to upstream"));
+                Failure::OfServer(RetryOn::ERROR, 502)
+            }
+            End::Receiving(error) if error.kind() == io::ErrorKind::OutOfMemory && error.raw_os_error().is_none() => {
+                failed_for_memory(request)
+            }
+            End::Receiving(error) => {
+                request.log(Level::Error, format_args!("recv() failed {} while {READING}", OsErrorText(&error)));
+                Failure::OfServer(RetryOn::ERROR, 502)
+            }
+            End::Silent => {
+                timed_out(request, READING);
+                Failure::OfServer(RetryOn::TIMEOUT, 504)
+            }
+            End::Send(SendError::TimedOut) => {
+                timed_out(request, "sending request to upstream");
+                Failure::OfServer(RetryOn::TIMEOUT, 504)
+            }
+            End::Malformed(malformed) => {
+                request.log(Level::Error, format_args!("{malformed} while {READING}"));
+                Failure::OfServer(RetryOn::INVALID_HEADER, 502)
+            }
+            End::Send(SendError::Client(error)) => {
+                log_error(request, error);
+                let has_left = error == crate::request::exchange::RequestBodyError::PeerGone;
+                Failure::Final(if has_left { CLIENT_LEFT } else { error.status() })
+            }
+            End::Send(SendError::Stored(error)) => {
+                request.log(Level::Crit, format_args!("{error} while sending request to upstream"));
+                Failure::Final(500)
+            }
+            End::Send(SendError::NoMemory) => failed_for_memory(request),
+        }
+    }
+}
+
+impl Answering {
+    /// Begins to send a request.
+    fn begin(
+        request: &Request,
+        passing: &Passing<'_>,
+        records: &Rc<Records>,
+        connection: Connection,
+    ) -> Result<Box<Answering>, Failure> {
+        let send_timeout = *passing.settings.send_timeout.get();
+        let sending = Sending::new(passing.head.clone(), &passing.body, passing.framing, send_timeout)
+            .with_end(&passing.body)
+            .map_err(|_| failed_for_memory(request))?;
+        records.note(|attempt, now| attempt.connect_time = Some(now.since(attempt.started)));
+        let started = records.last().started;
+        Ok(Box::new(Answering {
+            connection: Some(connection),
+            chosen: None,
+            upstream: passing.upstream.clone(),
+            sending,
+            reader: (passing.reader)(),
+            records: Rc::clone(records),
+            started,
+        }))
+    }
+
+    /// Sends on, and reads until the head is there.
+    fn poll_head(
+        &mut self,
+        request: &Request,
+        passing: &Passing<'_>,
+        heading: &mut Heading,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<UpstreamHead, End>> {
+        let settings = passing.settings;
+        let head_max = usize::try_from(*settings.buffer_size.get()).unwrap_or(usize::MAX);
+        let read_timeout = *settings.read_timeout.get();
+        let Answering { connection, sending, reader, records, .. } = self;
+        let connection = connection.as_mut().expect("the response has not ended");
+        loop {
+            if heading.broken.is_none() && !sending.is_done() {
+                match sending.poll(request, &connection.stream, context) {
+                    Poll::Pending => {}
+                    Poll::Ready(Ok(())) => heading.silence.set_after(read_timeout),
+                    // The server may have said why before it closed the connection.
+                    Poll::Ready(Err(SendError::Server(error))) => heading.broken = Some(error),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Send(error))),
+                }
+            }
+            let room = head_max.saturating_sub(connection.input.len());
+            if room == 0 {
+                return Poll::Ready(Err(End::Malformed(Malformed("upstream sent too big header".to_owned()))));
+            }
+            match connection.stream.poll_recv(context, &mut connection.input, room) {
+                Poll::Ready(Ok(0)) => {
+                    connection.has_ended = true;
+                    if connection.input.is_empty() {
+                        return Poll::Ready(Err(heading.broken.take().map_or(End::Closed, End::Sending)));
+                    }
+                }
+                Poll::Ready(Ok(count)) => {
+                    records.last().bytes_received += count as u64;
+                    heading.silence.set_after(read_timeout);
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Receiving(error))),
+                Poll::Pending => {
+                    if sending.is_done() && heading.silence.poll_expired(context).is_ready() {
+                        return Poll::Ready(Err(End::Silent));
+                    }
+                    return Poll::Pending;
+                }
+            }
+            loop {
+                match reader.read_head(&mut connection.input, connection.has_ended) {
+                    Err(malformed) => return Poll::Ready(Err(End::Malformed(malformed))),
+                    Ok(HeadRead::Partial) if connection.has_ended => return Poll::Ready(Err(End::Closed)),
+                    Ok(HeadRead::Partial) => break,
+                    Ok(HeadRead::Interim(status, fields)) => response::pass_interim(request, status, &fields),
+                    Ok(HeadRead::Whole(head)) => return Poll::Ready(Ok(head)),
+                }
+            }
+        }
+    }
+
+    /// The response has ended as it should: the connection may be used again.
+    pub fn finish(mut self: Box<Self>, request: &Request) {
+        let Some(mut chosen) = self.chosen.take() else { return };
+        if let Some(upstream) = &self.upstream {
+            upstream.learn_session(request, &chosen, Learning::Finished);
+        }
+        let now = gale_runtime::now();
+        let header_time = {
+            let mut record = self.records.last();
+            record.end(now);
+            record.header_time
+        };
+        chosen.succeed(Timing { header: header_time, response: now.since(self.started) });
+        let Some(mut connection) = self.connection.take() else { return };
+        let is_idle = self.sending.is_done() && connection.input.is_empty() && !connection.has_ended;
+        if self.reader.keeps_alive() && is_idle {
+            connection.age.note_request(self.reader.idle_seconds());
+            if let Some(pool) = chosen.connections() {
+                pool.park(&request.worker().common, connection.key, connection.stream, connection.age);
+            }
+        }
+    }
+
+    /// The head has come: who has a session there, now or from now on, is known. Returns the cookie that says so.
+    pub fn learn_session(&self, request: &Request) -> Option<Vec<u8>> {
+        let (upstream, chosen) = (self.upstream.as_ref()?, self.chosen.as_ref()?);
+        upstream.learn_session(request, chosen, Learning::HeaderReceived);
+        upstream.session_cookie(request, chosen)
+    }
+
+    /// The rest of the response is not wanted: the connection is closed.
+    pub fn give_up(self: Box<Self>) {
+        drop(self);
+    }
+
+    /// The next part of the body out of what has been received.
+    pub fn read_body(&mut self) -> Result<BodyRead, Malformed> {
+        let connection = self.connection.as_mut().expect("the response has not ended");
+        let read = self.reader.read_body(&mut connection.input, connection.has_ended);
+        if let Ok(BodyRead::Piece(piece)) = &read {
+            self.records.last().response_length += piece.len() as u64;
+        }
+        read
+    }
+
+    /// Receives at most `max` bytes; 0 is the end of the connection.
+    pub fn poll_receive(&mut self, max: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let wanted = self.reader.wants().map_or(max, |wanted| usize::try_from(wanted).unwrap_or(max).clamp(1, max));
+        let connection = self.connection.as_mut().expect("the response has not ended");
+        let received = ready!(connection.stream.poll_recv(context, &mut connection.input, wanted))?;
+        if received == 0 {
+            connection.has_ended = true;
+        }
+        self.records.last().bytes_received += received as u64;
+        Poll::Ready(Ok(received))
+    }
+
+    /// Sends what is left of the request.
+    pub fn poll_send(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        if self.sending.is_done() {
+            return Poll::Ready(Ok(()));
+        }
+        let stream = &self.connection.as_ref().expect("the response has not ended").stream;
+        let polled = self.sending.poll(request, stream, context);
+        if matches!(polled, Poll::Ready(Err(_))) {
+            self.sending.give_up();
+        }
+        polled
+    }
+
+    /// What has come behind the head, for a tunnel.
+    pub fn take_input(&mut self) -> Buffer {
+        std::mem::take(&mut self.open().input)
+    }
+
+    /// Receives for a tunnel.
+    pub fn poll_receive_into(
+        &mut self,
+        input: &mut Buffer,
+        max: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        let received = ready!(self.open().stream.poll_recv(context, input, max))?;
+        let mut record = self.records.last();
+        record.bytes_received += received as u64;
+        record.response_length += received as u64;
+        Poll::Ready(Ok(received))
+    }
+
+    /// Sends for a tunnel.
+    pub fn poll_send_from(&mut self, output: &mut Output, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let sent = ready!(self.open().stream.poll_send(context, output))?;
+        self.sending.sent += sent as u64;
+        Poll::Ready(Ok(sent))
+    }
+
+    /// Ends a tunnel's direction to the server.
+    pub fn shutdown_write(&mut self) -> io::Result<()> {
+        self.open().stream.shutdown_write()
+    }
+
+    fn open(&mut self) -> &mut Connection {
+        self.connection.as_mut().expect("the response has not ended")
+    }
+
+    /// The fields behind the body.
+    pub fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {
+        let trailers = self.reader.take_trailers();
+        self.records.set_trailers(trailers.clone());
+        trailers
+    }
+
+    /// Logs what the server has to say besides its response.
+    pub fn tell_messages(&mut self, request: &Request) {
+        tell_messages(&mut *self.reader, request, "reading upstream");
+    }
+}
+
+/// A response that is dropped before its end has ended, too.
+impl Drop for Answering {
+    fn drop(&mut self) {
+        let mut record = self.records.last();
+        record.bytes_sent = self.sending.sent;
+        record.end(gale_runtime::now());
+    }
+}
+
+fn tell_messages(reader: &mut dyn ResponseReader, request: &Request, action: &str) {
+    while let Some(Message { level, text }) = reader.take_message() {
+        request.log(level, format_args!("{} while {action}", bstr::BStr::new(&text)));
+    }
+}

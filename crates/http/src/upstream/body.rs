@@ -1,0 +1,323 @@
+//! The body of a response on its way from a server to the client.
+//!
+//! What has come is passed on at once. While the client is slow, a buffered body (`proxy_buffering on`) is read ahead:
+//! into memory up to `proxy_buffers`, then into a temporary file up to `proxy_max_temp_file_size`, so that the server's
+//! connection is free early. An unbuffered body stays with the server. A disk that fails costs only the reading ahead.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_base::os_error::OsErrorText;
+use gale_engine::spool::{SpillItem, SpillOptions, SpillQueue, SpillReader, SpoolPlace};
+use gale_runtime::{Bytes, Timer};
+
+use crate::files::delivery::FileOptions;
+use crate::request::Request;
+use crate::request::body::{BodyError, BodyItem, BodyStream, FilePiece};
+use crate::request::departure::HANDLER_PATIENCE;
+use crate::upstream::attempt::{Answering, Passing};
+use crate::upstream::receiving::{BodyRead, Malformed};
+use crate::upstream::sending::SendError;
+
+/// Most of a body that is received at once, in bytes.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// No body, of a response that would have one of this length: the answer to HEAD.
+pub(super) struct NoBody(pub Option<u64>);
+
+impl BodyStream for NoBody {
+    fn poll_next(&mut self, _: &Request, _: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+        Poll::Ready(None)
+    }
+
+    fn is_at_end(&self) -> bool {
+        true
+    }
+
+    fn length(&self) -> Option<u64> {
+        self.0
+    }
+}
+
+/// See the file's head.
+pub(super) struct UpstreamBody {
+    /// `None` once the response has ended.
+    answering: Option<Box<Answering>>,
+    /// What has come with the head.
+    first: VecDeque<Bytes>,
+    /// What has come and the client has not taken.
+    ahead: Ahead,
+    /// The response broke off: told behind what is ahead.
+    broken: Option<BodyError>,
+    /// How long all of it is.
+    length: Option<u64>,
+    silence: Timer,
+    silence_max: Duration,
+    rate: Option<Rate>,
+    /// The log has the name of the temporary file.
+    file_is_logged: bool,
+    /// How long a client is waited with that has ended its own direction.
+    patience: Duration,
+}
+
+/// Where what has come waits for the client.
+enum Ahead {
+    /// With the server: nothing is read that the client does not take.
+    Unbuffered,
+    /// The client has been fast enough so far.
+    Buffered(Box<SpillOptions>),
+    /// In memory, and behind that in a temporary file. The first is `None` once nothing more comes.
+    Queue(Option<SpillQueue>, SpillReader),
+}
+
+/// `proxy_limit_rate`
+struct Rate {
+    per_second: u64,
+    pause: Timer,
+}
+
+impl UpstreamBody {
+    /// The rest of a body of which `first` and what `next` says have come.
+    pub fn new(
+        request: &Request,
+        passing: &Passing<'_>,
+        answering: Box<Answering>,
+        length: Option<u64>,
+        is_buffered: bool,
+        first: Option<Bytes>,
+        next: Result<BodyRead, Malformed>,
+    ) -> UpstreamBody {
+        let settings = passing.settings;
+        let silence_max = *settings.read_timeout.get();
+        let rate = settings.limit_rate.get().evaluate(request);
+        let spill_options = || SpillOptions {
+            memory_max: usize::try_from(settings.buffers_bytes()).unwrap_or(usize::MAX),
+            file_max: *settings.max_temp_file_size.get(),
+            place: SpoolPlace::Unnamed(settings.temp_path.get().clone()),
+            pool: FileOptions::of(request, &request.scope().core).and_then(|options| options.pool),
+        };
+        let mut body = UpstreamBody {
+            answering: Some(answering),
+            first: first.into_iter().collect(),
+            ahead: if is_buffered { Ahead::Buffered(Box::new(spill_options())) } else { Ahead::Unbuffered },
+            broken: None,
+            length,
+            silence: Timer::after(silence_max),
+            silence_max,
+            rate: (rate > 0 && is_buffered).then(|| Rate { per_second: rate, pause: Timer::new() }),
+            file_is_logged: false,
+            patience: if *settings.ignore_client_abort.get() { HANDLER_PATIENCE } else { Duration::ZERO },
+        };
+        match next {
+            Ok(BodyRead::Piece(piece)) => body.first.push_back(piece),
+            Ok(BodyRead::Partial) => {}
+            Ok(BodyRead::End) => body.finish(request),
+            Err(malformed) => body.break_off(request, malformed),
+        }
+        body
+    }
+
+    /// What waits for the client, with its place for more.
+    fn queue(&mut self) -> Option<&mut SpillQueue> {
+        if let Ahead::Buffered(options) = &self.ahead {
+            let (queue, reader) = SpillQueue::new((**options).clone());
+            self.ahead = Ahead::Queue(Some(queue), reader);
+        }
+        match &mut self.ahead {
+            Ahead::Queue(queue, _) => queue.as_mut(),
+            Ahead::Unbuffered | Ahead::Buffered(_) => None,
+        }
+    }
+
+    /// The next of what waits for the client; `None` if nothing does.
+    fn poll_take(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+        if let Some(piece) = self.first.pop_front() {
+            return Poll::Ready(Some(Ok(BodyItem::Bytes(piece))));
+        }
+        let Ahead::Queue(_, reader) = &mut self.ahead else { return Poll::Ready(None) };
+        if reader.queued_bytes() == 0 {
+            return Poll::Ready(None);
+        }
+        Poll::Ready(match ready!(reader.poll_next(context)) {
+            Ok(Some(SpillItem::Bytes(bytes))) => Some(Ok(BodyItem::Bytes(bytes))),
+            Ok(Some(SpillItem::File { file, offset, length })) => {
+                Some(Ok(BodyItem::File(FilePiece { file, offset, length })))
+            }
+            Ok(None) => None,
+            Err(error) => Some(Err(BodyError::Other(error.to_string()))),
+        })
+    }
+
+    /// Tells of the temporary file: that it is there, or why it is not used any more.
+    fn log_file(&mut self, request: &Request) {
+        let Ahead::Queue(Some(queue), _) = &mut self.ahead else { return };
+        if let Some(error) = queue.take_failure() {
+            request.log(Level::Crit, format_args!("{error} while reading upstream"));
+        }
+        if !self.file_is_logged
+            && let Some(path) = queue.path()
+        {
+            self.file_is_logged = true;
+            let path = path.display();
+            let message = "an upstream response is buffered to a temporary file";
+            request.log(Level::Warn, format_args!("{message} {path} while reading upstream"));
+        }
+    }
+
+    /// The response has ended.
+    fn finish(&mut self, request: &Request) {
+        if let Some(mut answering) = self.answering.take() {
+            let trailers = answering.take_trailers();
+            if request.response.has_trailers {
+                for (name, value) in &trailers {
+                    request.add_trailer(name, value.to_vec());
+                }
+            }
+            answering.finish(request);
+        }
+    }
+
+    /// The response cannot be completed.
+    fn break_off(&mut self, request: &Request, malformed: Malformed) {
+        request.log(Level::Error, format_args!("{malformed} while reading upstream"));
+        self.fail(BodyError::Short(malformed.0));
+    }
+
+    fn fail(&mut self, error: BodyError) {
+        if let Some(answering) = self.answering.take() {
+            answering.give_up();
+        }
+        self.broken = Some(error);
+    }
+
+    /// Receives the next piece. `None` when the response has ended, in whatever way.
+    fn poll_receive(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        loop {
+            let Some(answering) = &mut self.answering else { return Poll::Ready(None) };
+            match answering.read_body() {
+                Ok(BodyRead::Piece(piece)) => return Poll::Ready(Some(piece)),
+                Ok(BodyRead::Partial) => {}
+                Ok(BodyRead::End) => {
+                    self.finish(request);
+                    return Poll::Ready(None);
+                }
+                Err(malformed) => {
+                    self.break_off(request, malformed);
+                    return Poll::Ready(None);
+                }
+            }
+            answering.tell_messages(request);
+            if let Poll::Ready(Err(error)) = answering.poll_send(request, context) {
+                // A server that has begun to answer need not read on.
+                if let SendError::Client(error) = error {
+                    self.fail(BodyError::Request(error));
+                    return Poll::Ready(None);
+                }
+            }
+            let mut max = PIECE_BYTES;
+            if let Some(rate) = &mut self.rate {
+                match rate.poll_allows(answering, context) {
+                    Poll::Ready(allowed) => max = max.min(allowed),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            match answering.poll_receive(max, context) {
+                Poll::Ready(Ok(_)) => self.silence.set_after(self.silence_max),
+                Poll::Ready(Err(error)) => {
+                    let text = OsErrorText(&error);
+                    request.log(Level::Error, format_args!("recv() failed {text} while reading upstream"));
+                    self.fail(match error.kind() {
+                        std::io::ErrorKind::OutOfMemory => BodyError::NoMemory,
+                        _ => BodyError::Reset,
+                    });
+                    return Poll::Ready(None);
+                }
+                Poll::Pending if self.silence.poll_expired(context).is_ready() => {
+                    let message = "upstream timed out (110: Connection timed out) while reading upstream";
+                    request.log(Level::Error, format_args!("{message}"));
+                    self.fail(BodyError::TimedOut);
+                    return Poll::Ready(None);
+                }
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+impl BodyStream for UpstreamBody {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+        if let Some(item) = ready!(self.poll_take(context)) {
+            return Poll::Ready(Some(item));
+        }
+        match ready!(self.poll_receive(request, context)) {
+            Some(piece) => Poll::Ready(Some(Ok(BodyItem::Bytes(piece)))),
+            None => Poll::Ready(self.broken.take().map(Err)),
+        }
+    }
+
+    fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
+        while self.answering.is_some() {
+            self.log_file(request);
+            let Some(queue) = self.queue() else { return };
+            if queue.poll_ready(context).is_pending() {
+                // The server waits for us, not we for it.
+                self.silence.set_after(self.silence_max);
+                return;
+            }
+            match self.poll_receive(request, context) {
+                Poll::Ready(Some(piece)) => {
+                    if let Some(queue) = self.queue() {
+                        queue.append(piece);
+                    }
+                }
+                Poll::Ready(None) => {
+                    if let Ahead::Queue(queue, _) = &mut self.ahead
+                        && let Some(queue) = queue.take()
+                    {
+                        queue.finish();
+                    }
+                }
+                Poll::Pending => return,
+            }
+        }
+    }
+
+    fn is_at_end(&self) -> bool {
+        let nothing_waits = match &self.ahead {
+            Ahead::Queue(_, reader) => reader.queued_bytes() == 0,
+            Ahead::Unbuffered | Ahead::Buffered(_) => true,
+        };
+        self.answering.is_none() && self.first.is_empty() && nothing_waits && self.broken.is_none()
+    }
+
+    fn patience(&self, _: Duration) -> Duration {
+        self.patience
+    }
+
+    fn length(&self) -> Option<u64> {
+        self.length
+    }
+}
+
+impl Rate {
+    /// How many bytes may be received now, when some may.
+    fn poll_allows(&mut self, answering: &Answering, context: &mut Context<'_>) -> Poll<usize> {
+        loop {
+            let now = gale_runtime::now();
+            let elapsed = now.since(answering.started);
+            let allowed = u128::from(self.per_second) * (elapsed.as_millis() + 1000) / 1000;
+            let received = u128::from(answering.records.last().bytes_received);
+            if allowed > received {
+                return Poll::Ready(usize::try_from(allowed - received).unwrap_or(usize::MAX));
+            }
+            let excess_ms = (received - allowed) * 1000 / u128::from(self.per_second) + 1;
+            let pause = Duration::from_millis(u64::try_from(excess_ms).unwrap_or(u64::MAX));
+            self.pause.set(now + pause);
+            if self.pause.poll_expired(context).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Responses in HTTP/1, and bodies of requests in it.
+
+use std::cell::RefCell;
+use std::io;
+
+use gale_base::log_level::Level;
+use gale_protocol::http1::response::{CHUNK_END, ChunkHeader, LAST_CHUNK};
+use gale_protocol::http1::{ChunkedDecoder, ResponseFraming, ResponseHeadParser, ResponseParts, Status};
+use gale_protocol::request::Method;
+use gale_protocol::response::ResponseField;
+use gale_protocol::{Range32, ResponseFault};
+use gale_runtime::{Buffer, Bytes, Lease, Output};
+
+use crate::request::response::{Field, FieldList, FieldName, FieldText};
+use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
+use crate::upstream::sending::BodyFraming;
+
+/// More interim responses than anybody has a use for.
+const INTERIM_MAX: u32 = 32;
+
+/// A body in the chunked coding. (RFC 9112 §7.1)
+pub struct Chunked;
+
+impl BodyFraming for Chunked {
+    fn push(&self, piece: Bytes, output: &mut Output) -> io::Result<()> {
+        output.append(ChunkHeader::new(piece.len() as u64).as_bytes())?;
+        output.push(piece);
+        output.push(Bytes::from_static(CHUNK_END));
+        Ok(())
+    }
+
+    fn end(&self, trailers: &[(Bytes, Bytes)], output: &mut Output) -> io::Result<()> {
+        if trailers.is_empty() {
+            output.push(Bytes::from_static(LAST_CHUNK));
+            return Ok(());
+        }
+        let mut text = b"0\r\n".to_vec();
+        for (name, value) in trailers {
+            for part in [&name[..], b": ", value, b"\r\n"] {
+                text.extend_from_slice(part);
+            }
+        }
+        text.extend_from_slice(b"\r\n");
+        output.push(text);
+        Ok(())
+    }
+}
+
+/// Reads one response in HTTP/1.
+pub struct Http1Reader {
+    parser: ResponseHeadParser,
+    parts: ResponseParts,
+    method: Method,
+    keeps_alive: bool,
+    body: ReadingBody,
+    trailers: Vec<(Bytes, Bytes)>,
+    /// What is to be said in the error log.
+    message: Option<Vec<u8>>,
+    interim: u32,
+}
+
+enum ReadingBody {
+    /// The head has not come.
+    NotYet,
+    Length(u64),
+    /// What has been received and not decoded.
+    Chunked(Box<ChunkedDecoder>, Bytes),
+    UntilClose,
+    Ended,
+}
+
+thread_local! {
+    /// Heads that were parsed, for their memory.
+    static SPARE_PARTS: RefCell<Vec<ResponseParts>> = const { RefCell::new(Vec::new()) };
+}
+
+/// How many are kept.
+const SPARE_PARTS_MAX: usize = 64;
+
+impl Drop for Http1Reader {
+    fn drop(&mut self) {
+        let parts = std::mem::take(&mut self.parts);
+        // Without them when the thread ends.
+        let _ = SPARE_PARTS.try_with(|spare| {
+            let mut spare = spare.borrow_mut();
+            if spare.len() < SPARE_PARTS_MAX {
+                spare.push(parts);
+            }
+        });
+    }
+}
+
+impl Http1Reader {
+    /// A reader of the answer to a request with this method; its head has at most so many bytes.
+    pub fn new(method: Method, head_max: usize) -> Http1Reader {
+        Http1Reader {
+            parser: ResponseHeadParser::new(head_max),
+            parts: SPARE_PARTS.with_borrow_mut(Vec::pop).unwrap_or_default(),
+            method,
+            keeps_alive: false,
+            body: ReadingBody::NotYet,
+            trailers: Vec::new(),
+            message: None,
+            interim: 0,
+        }
+    }
+
+    /// The head that has come.
+    fn head(&mut self, bytes: &Bytes) -> UpstreamHead {
+        let parts = &self.parts;
+        let framing = ResponseFraming::decide(self.method, parts);
+        self.keeps_alive = parts.keeps_alive(framing);
+        self.body = match framing {
+            ResponseFraming::None => ReadingBody::Ended,
+            ResponseFraming::Length(length) => ReadingBody::Length(length),
+            ResponseFraming::Chunked => ReadingBody::Chunked(Box::default(), Bytes::new()),
+            ResponseFraming::UntilClose | ResponseFraming::Tunnel => ReadingBody::UntilClose,
+        };
+        let upgrade = parts.field(ResponseField::Upgrade).map(|field| part(bytes, field.value));
+        UpstreamHead {
+            status: parts.status,
+            reason: Some(part(bytes, parts.reason)),
+            fields: fields(parts, bytes),
+            length: parts.content_length,
+            upgrade,
+            may_have_trailers: framing == ResponseFraming::Chunked,
+        }
+    }
+}
+
+/// The fields that are not the connection's.
+pub(super) fn fields(parts: &ResponseParts, bytes: &Bytes) -> FieldList {
+    let mut fields = FieldList::with_capacity(parts.fields.len());
+    for field in parts.fields.iter().filter(|field| !field.is_hop_by_hop) {
+        let name = FieldName::part_of(bytes, field.name.as_range(), field.known);
+        fields.push(Field { name, value: FieldText::part_of(bytes, field.value.as_range()) });
+    }
+    fields
+}
+
+fn part(bytes: &Bytes, range: Range32) -> Bytes {
+    bytes.slice(range.as_range())
+}
+
+/// The first bytes of what has been received, for all who refer to them.
+pub(super) fn take_front(input: &mut Buffer, count: usize) -> Result<Bytes, Malformed> {
+    let lease = if count == input.len() { Ok(input.take_lease()) } else { input.split_to(count).map(Some) };
+    let lease = lease.map_err(|_| Malformed("the worker's memory for buffers is exhausted".to_owned()))?;
+    Ok(lease.map(Lease::freeze).unwrap_or_default())
+}
+
+pub(super) fn closed_early() -> Malformed {
+    Malformed("upstream prematurely closed connection".to_owned())
+}
+
+impl ResponseReader for Http1Reader {
+    fn read_head(&mut self, input: &mut Buffer, _: bool) -> Result<HeadRead, Malformed> {
+        match self.parser.parse(input.readable(), &mut self.parts) {
+            Ok(Status::NeedMore) => Ok(HeadRead::Partial),
+            Ok(Status::Complete { consumed }) => {
+                if let Some(ignored) = self.parts.ignored_first {
+                    let mut text = Vec::new();
+                    ignored.write_to(input.readable(), &mut text);
+                    self.message = Some(text);
+                }
+                let bytes = take_front(input, consumed)?;
+                if self.parts.is_interim() {
+                    self.interim += 1;
+                    if self.interim > INTERIM_MAX {
+                        return Err(Malformed("upstream sent too many interim responses".to_owned()));
+                    }
+                    return Ok(HeadRead::Interim(self.parts.status, fields(&self.parts, &bytes)));
+                }
+                Ok(HeadRead::Whole(self.head(&bytes)))
+            }
+            Err(fault) => {
+                let mut text = Vec::new();
+                fault.write_to(input.readable(), &mut text);
+                Err(Malformed(bstr::BString::from(text).to_string()))
+            }
+        }
+    }
+
+    fn read_body(&mut self, input: &mut Buffer, has_ended: bool) -> Result<BodyRead, Malformed> {
+        let is_over = has_ended && input.is_empty() && !self.has_pending();
+        match &mut self.body {
+            ReadingBody::NotYet => Ok(BodyRead::Partial),
+            ReadingBody::Ended | ReadingBody::Length(0) => Ok(BodyRead::End),
+            ReadingBody::Length(_) | ReadingBody::Chunked(..) if is_over => Err(closed_early()),
+            ReadingBody::Length(remaining) => {
+                if input.is_empty() {
+                    return Ok(BodyRead::Partial);
+                }
+                let count = usize::try_from(*remaining).unwrap_or(usize::MAX).min(input.len());
+                *remaining -= count as u64;
+                take_front(input, count).map(BodyRead::Piece)
+            }
+            ReadingBody::Chunked(decoder, pending) => loop {
+                if pending.is_empty() {
+                    if input.is_empty() {
+                        return Ok(BodyRead::Partial);
+                    }
+                    let count = input.len();
+                    *pending = take_front(input, count)?;
+                }
+                let decoded =
+                    decoder.decode(pending).map_err(|offence| Malformed(ResponseFault::from(offence).to_string()))?;
+                let piece = decoded.data.map(|range| pending.slice(range));
+                pending.advance(decoded.consumed);
+                if let Some(piece) = piece {
+                    return Ok(BodyRead::Piece(piece));
+                }
+                if decoded.finished {
+                    let trailers = decoder.take_trailers();
+                    let text = Bytes::from(trailers.text);
+                    let fields = trailers.fields.iter();
+                    self.trailers = fields.map(|&(name, value)| (part(&text, name), part(&text, value))).collect();
+                    // What follows is no part of any response.
+                    self.keeps_alive &= pending.is_empty();
+                    self.body = ReadingBody::Ended;
+                    return Ok(BodyRead::End);
+                }
+            },
+            ReadingBody::UntilClose if !input.is_empty() => {
+                let count = input.len();
+                take_front(input, count).map(BodyRead::Piece)
+            }
+            ReadingBody::UntilClose if has_ended => {
+                self.body = ReadingBody::Ended;
+                Ok(BodyRead::End)
+            }
+            ReadingBody::UntilClose => Ok(BodyRead::Partial),
+        }
+    }
+
+    fn wants(&self) -> Option<u64> {
+        match self.body {
+            ReadingBody::Length(remaining) => Some(remaining),
+            _ => None,
+        }
+    }
+
+    fn keeps_alive(&self) -> bool {
+        self.keeps_alive
+    }
+
+    fn idle_seconds(&self) -> Option<u64> {
+        self.parts.keep_alive.timeout_s.map(u64::from)
+    }
+
+    fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {
+        std::mem::take(&mut self.trailers)
+    }
+
+    fn take_message(&mut self) -> Option<Message> {
+        self.message.take().map(|text| Message { level: Level::Warn, text })
+    }
+}
+
+impl Http1Reader {
+    fn has_pending(&self) -> bool {
+        matches!(&self.body, ReadingBody::Chunked(_, pending) if !pending.is_empty())
+    }
+}

@@ -1,0 +1,33 @@
+//! Passing requests on to other servers, whatever the protocol that these speak.
+//!
+//! ```text
+//!  module (proxy, fastcgi, …)     makes the request's bytes, knows how responses are read
+//!     │ Passing
+//!     ▼
+//!  attempt     a server of the group, a connection, the request, the response's head; or the next server
+//!     │ sending      the request: its head and its body, framed
+//!     │ receiving    what a protocol's reader of responses is asked (http1: the one of HTTP/1)
+//!     ▼
+//!  response    what becomes of the head: hidden fields, X-Accel-*, redirects
+//!     │
+//!     ▼
+//!  body        the response's body as it comes, ahead of a slow client within bounds
+//!  tunnel      or, after a 101, bytes both ways
+//!
+//!  settings    what the location says       record    what the $upstream_* variables tell
+//! ```
+//!
+//! Groups of servers, the choice among them and idle connections are the engine's (`gale_engine::upstream`).
+
+mod attempt;
+mod body;
+pub mod http1;
+pub mod receiving;
+pub mod record;
+mod response;
+pub mod sending;
+pub mod settings;
+mod tunnel;
+
+pub use attempt::{Passing, pass_on};
+pub use response::{HeadRewriter, KeepHead, USUALLY_HIDDEN};

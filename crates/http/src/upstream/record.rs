@@ -1,0 +1,142 @@
+//! What is known of the servers that a request was passed to: for the `$upstream_*` variables and for messages.
+//! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#variables>)
+
+use std::cell::{Ref, RefCell, RefMut};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_runtime::{Bytes, Moment};
+use smallvec::SmallVec;
+
+use crate::request::Request;
+use crate::request::response::FieldList;
+
+/// One server that was tried.
+#[derive(Debug)]
+pub struct Attempt {
+    /// The server as `$upstream_addr` names it; the group's name if it had none to offer.
+    pub peer: Arc<str>,
+    /// When it began.
+    pub started: Moment,
+    /// The response's status, or the one that the failure stands for; 0 as long as there is none.
+    pub status: u16,
+    /// How long connecting took; nothing for a connection that is used again.
+    pub connect_time: Option<Duration>,
+    /// How long it took until the response's head was there.
+    pub header_time: Option<Duration>,
+    /// How long it took until the response had ended.
+    pub response_time: Option<Duration>,
+    /// How long the response's body was, in bytes.
+    pub response_length: u64,
+    /// What came from the server, in bytes.
+    pub bytes_received: u64,
+    /// What went to the server, in bytes.
+    pub bytes_sent: u64,
+}
+
+/// What follows what in the variables.
+#[derive(Debug)]
+pub enum Entry {
+    /// A server.
+    Attempt(Attempt),
+    /// From here on it is another group, after an internal redirect: a colon.
+    Elsewhere,
+}
+
+/// All servers that a request was passed to.
+#[derive(Debug, Default)]
+pub struct Records {
+    entries: RefCell<SmallVec<[Entry; 1]>>,
+    /// The fields of the last response's head.
+    fields: RefCell<Option<Rc<FieldList>>>,
+    /// The fields behind its body.
+    trailers: RefCell<Vec<(Bytes, Bytes)>>,
+}
+
+impl Records {
+    /// Those of a request, if it was passed on.
+    pub fn of(request: &Request) -> Option<&Records> {
+        request.notes.get::<Rc<Records>>().map(|records| &**records)
+    }
+
+    /// Those of a request that is about to be passed on, perhaps once more.
+    pub(super) fn begin(request: &mut Request) -> Rc<Records> {
+        if let Some(records) = request.notes.get::<Rc<Records>>() {
+            let records = Rc::clone(records);
+            records.entries.borrow_mut().push(Entry::Elsewhere);
+            records.fields.take();
+            records.trailers.take();
+            return records;
+        }
+        let records = Rc::<Records>::default();
+        request.notes.put(Rc::clone(&records));
+        records
+    }
+
+    /// Adds a server that is about to be tried.
+    pub(super) fn add(&self, peer: Arc<str>, started: Moment) {
+        self.entries.borrow_mut().push(Entry::Attempt(Attempt {
+            peer,
+            started,
+            status: 0,
+            connect_time: None,
+            header_time: None,
+            response_time: None,
+            response_length: 0,
+            bytes_received: 0,
+            bytes_sent: 0,
+        }));
+        self.fields.take();
+    }
+
+    /// In their order.
+    pub fn entries(&self) -> Ref<'_, [Entry]> {
+        Ref::map(self.entries.borrow(), |entries| &**entries)
+    }
+
+    /// The server that is being tried.
+    pub(super) fn last(&self) -> RefMut<'_, Attempt> {
+        RefMut::map(self.entries.borrow_mut(), |entries| match entries.last_mut() {
+            Some(Entry::Attempt(attempt)) => attempt,
+            _ => unreachable!("one was added"),
+        })
+    }
+
+    /// Notes something of the server that is being tried.
+    pub(super) fn note(&self, note: impl FnOnce(&mut Attempt, Moment)) {
+        note(&mut self.last(), gale_runtime::now());
+    }
+
+    /// The fields of the last response's head, with those that the client does not get.
+    pub fn fields(&self) -> Option<Rc<FieldList>> {
+        self.fields.borrow().clone()
+    }
+
+    pub(super) fn set_fields(&self, fields: Rc<FieldList>) {
+        self.fields.replace(Some(fields));
+    }
+
+    /// The fields behind the last response's body, once that has ended.
+    pub fn trailers(&self) -> Ref<'_, Vec<(Bytes, Bytes)>> {
+        self.trailers.borrow()
+    }
+
+    pub(super) fn set_trailers(&self, trailers: Vec<(Bytes, Bytes)>) {
+        self.trailers.replace(trailers);
+    }
+}
+
+impl Attempt {
+    /// Connecting has ended; if it has failed or was given up, so has the attempt.
+    pub(super) fn connecting_ended(&mut self, now: Moment) {
+        if self.connect_time.is_none() && self.response_time.is_none() {
+            self.end(now);
+        }
+    }
+
+    /// Its end, of whatever kind.
+    pub(super) fn end(&mut self, now: Moment) {
+        self.response_time.get_or_insert(now.since(self.started));
+    }
+}

@@ -1,0 +1,294 @@
+//! What becomes of a response's head on its way to the client.
+
+use std::rc::Rc;
+
+use gale_base::http_date;
+use gale_base::log_level::Level;
+use gale_base::units;
+use gale_protocol::request::Version;
+use gale_protocol::response::ResponseField;
+use gale_protocol::uri::split_unsafe;
+use gale_runtime::Bytes;
+
+use crate::request::Request;
+use crate::request::body::Body;
+use crate::request::phases::Flow;
+use crate::request::response::{Field, FieldList, FieldText, Reason};
+use crate::upstream::attempt::{Answering, Passing};
+use crate::upstream::body::{NoBody, UpstreamBody};
+use crate::upstream::receiving::{BodyRead, UpstreamHead};
+use crate::upstream::settings::Ignored;
+use crate::upstream::tunnel::UpstreamTunnel;
+
+/// Fields that clients get only where they are passed by name, whatever the protocol.
+pub const USUALLY_HIDDEN: &[&str] =
+    &["X-Accel-Expires", "X-Accel-Redirect", "X-Accel-Limit-Rate", "X-Accel-Buffering", "X-Accel-Charset"];
+
+/// What becomes of fields that name the server: `proxy_redirect` and the like.
+pub trait HeadRewriter {
+    /// Another value for a `Location`, or for the URL of a `Refresh`.
+    fn location(&self, _request: &Request, _value: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// Another value for a `Set-Cookie`.
+    fn cookie(&self, _request: &Request, _value: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+}
+
+/// Everything stays as it is.
+pub struct KeepHead;
+
+impl HeadRewriter for KeepHead {}
+
+/// Passes an interim response on, if the location wants that.
+pub(super) fn pass_interim(request: &Request, status: u16, fields: &FieldList) {
+    if status == 103 {
+        let fields: Vec<(Bytes, Bytes)> = fields
+            .iter()
+            .map(|field| (Bytes::copy_from_slice(&field.name), Bytes::copy_from_slice(&field.value)))
+            .collect();
+        request.send_early_hints(&fields);
+    }
+}
+
+/// Begins the response that a server gives.
+pub(super) fn begin(
+    request: &mut Request,
+    passing: &Passing<'_>,
+    answering: Box<Answering>,
+    head: UpstreamHead,
+) -> Flow {
+    let settings = passing.settings;
+    let fields = Rc::new(head.fields);
+    answering.records.set_fields(Rc::clone(&fields));
+    let head = UpstreamHead { fields: FieldList::default(), ..head };
+    if *settings.intercept_errors.get() && head.status >= 300 && has_error_page(request, head.status) {
+        if head.status == 401 {
+            for field in fields.iter().filter(|field| field.name.known() == Some(ResponseField::WwwAuthenticate)) {
+                request.response.add(field.name.clone(), field.value.clone());
+            }
+        }
+        answering.give_up();
+        return Flow::Respond(head.status);
+    }
+    let ignored = *settings.ignore_headers.get();
+    let value = |known: ResponseField| {
+        let field = fields.iter().find(|field| field.name.known() == Some(known));
+        field.filter(|_| fields.has(known)).map(|field| &*field.value)
+    };
+    if let Some(target) = value(ResponseField::XAccelRedirect).filter(|_| !ignored.has(Ignored::X_ACCEL_REDIRECT)) {
+        let flow = redirect(request, &fields, target);
+        answering.give_up();
+        return flow;
+    }
+    if let Some(rate) = value(ResponseField::XAccelLimitRate).filter(|_| !ignored.has(Ignored::X_ACCEL_LIMIT_RATE))
+        && let Some(rate) = units::parse_number(rate)
+    {
+        request.set_limit_rate(rate);
+    }
+    let mut is_buffered = *settings.buffering.get();
+    if let Some(text) = value(ResponseField::XAccelBuffering).filter(|_| !ignored.has(Ignored::X_ACCEL_BUFFERING)) {
+        if text.eq_ignore_ascii_case(b"no") {
+            is_buffered = false;
+        } else if text.eq_ignore_ascii_case(b"yes") {
+            is_buffered = true;
+        }
+    }
+    let session = answering.learn_session(request);
+    copy_head(request, passing, &head, &fields);
+    if let Some(cookie) = session {
+        request.response.add(ResponseField::SetCookie, cookie);
+    }
+    if let Some(upgrade) = head.upgrade.as_ref().filter(|_| head.status == 426)
+        && request.version() == Version::Http11
+    {
+        // What the client may change to is for it to know. (RFC 9110 §15.5.22)
+        request.response.add(ResponseField::Upgrade, upgrade.clone());
+    }
+    if head.status == 101 {
+        return begin_tunnel(request, passing, answering, &head);
+    }
+    if *settings.force_ranges.get() {
+        request.response.allows_ranges = true;
+    }
+    request.response.has_trailers = head.may_have_trailers && *settings.pass_trailers.get();
+    if !is_buffered {
+        // The rate is the server's to choose.
+        request.set_limit_rate(0);
+    }
+    begin_body(request, passing, answering, &head, is_buffered)
+}
+
+/// A body that has come with the head is taken at once; any other comes as it comes.
+fn begin_body(
+    request: &mut Request,
+    passing: &Passing<'_>,
+    mut answering: Box<Answering>,
+    head: &UpstreamHead,
+    is_buffered: bool,
+) -> Flow {
+    let mut first: Option<Bytes> = None;
+    if request.is_head() {
+        // Its length is that of the body that a GET would get.
+        if matches!(answering.read_body(), Ok(BodyRead::End)) {
+            answering.finish(request);
+        } else {
+            answering.give_up();
+        }
+        return Flow::Answer(Body::Stream(Box::new(NoBody(head.length))));
+    }
+    loop {
+        match answering.read_body() {
+            Ok(BodyRead::End) => {
+                let trailers = answering.take_trailers();
+                if request.response.has_trailers {
+                    for (name, value) in &trailers {
+                        request.add_trailer(name, value.to_vec());
+                    }
+                }
+                answering.finish(request);
+                return Flow::Answer(first.map_or(Body::Empty, Body::Bytes));
+            }
+            Ok(BodyRead::Piece(piece)) if first.is_none() => first = Some(piece),
+            other => {
+                let body = UpstreamBody::new(request, passing, answering, head.length, is_buffered, first, other);
+                return Flow::Answer(Body::Stream(Box::new(body)));
+            }
+        }
+    }
+}
+
+fn begin_tunnel(request: &mut Request, passing: &Passing<'_>, answering: Box<Answering>, head: &UpstreamHead) -> Flow {
+    let is_asked_for = match (&passing.upgrade, &head.upgrade) {
+        (Some(asked), Some(given)) => asked.eq_ignore_ascii_case(given),
+        _ => false,
+    };
+    if !is_asked_for {
+        request.response.clear();
+        let message =
+            "upstream sent unexpected \"101 Switching Protocols\" while reading response header from upstream";
+        request.log(Level::Error, format_args!("{message}"));
+        answering.records.last().status = 502;
+        answering.give_up();
+        return Flow::Respond(502);
+    }
+    if let Some(token) = &head.upgrade {
+        request.response.set(ResponseField::Upgrade, token.clone());
+    }
+    Flow::Upgrade(Box::new(UpstreamTunnel::new(answering, *passing.settings.read_timeout.get())))
+}
+
+fn has_error_page(request: &Request, status: u16) -> bool {
+    request.scope().core.error_page.get().iter().any(|page| page.status == status)
+}
+
+/// `X-Accel-Redirect`: the location that is named answers.
+fn redirect(request: &mut Request, fields: &FieldList, target: &[u8]) -> Flow {
+    request.response.clear();
+    for field in fields.iter() {
+        match field.name.known() {
+            Some(ResponseField::ContentType) => request.content_type_override = Some((*field.value).into()),
+            Some(
+                ResponseField::SetCookie
+                | ResponseField::ContentDisposition
+                | ResponseField::CacheControl
+                | ResponseField::AcceptRanges
+                | ResponseField::Expires,
+            ) => {
+                request.response.add(field.name.clone(), field.value.clone());
+            }
+            _ => {}
+        }
+    }
+    if let Some(name) = target.strip_prefix(b"@") {
+        return Flow::Named(name.into());
+    }
+    let Some((uri, args)) = split_unsafe(target) else {
+        request.log(Level::Error, format_args!("unsafe URI \"{}\" was detected", bstr::BStr::new(target)));
+        return Flow::Respond(404);
+    };
+    let args = args.to_vec();
+    if !request.is_head() {
+        request.become_get();
+    }
+    Flow::Redirect { uri, args: Some(args) }
+}
+
+/// The status and the fields that the client gets.
+fn copy_head(request: &mut Request, passing: &Passing<'_>, head: &UpstreamHead, fields: &FieldList) {
+    let mut response = std::mem::take(&mut request.response);
+    response.status = head.status;
+    response.reason = head.reason.clone().map(|phrase| Reason { status: head.status, phrase });
+    response.content_length = head.length;
+    response.is_from_upstream = true;
+    for field in fields.iter() {
+        if passing.settings.hidden.has(&field.name) {
+            continue;
+        }
+        match field.name.known() {
+            // The client's connection is another one; its exchange tells how long the body is.
+            Some(
+                ResponseField::Connection
+                | ResponseField::KeepAlive
+                | ResponseField::ProxyConnection
+                | ResponseField::TransferEncoding
+                | ResponseField::Te
+                | ResponseField::Trailer
+                | ResponseField::Upgrade
+                | ResponseField::ContentLength,
+            ) => {}
+            Some(ResponseField::ContentType) => {
+                response.content_type.clear();
+                response.content_type.extend_from_slice(&field.value);
+            }
+            Some(ResponseField::ETag) if response.etag.is_empty() => {
+                response.etag.clear();
+                response.etag.extend_from_slice(&field.value);
+            }
+            Some(ResponseField::LastModified) if matches!(head.status, 200 | 206 | 304) => {
+                match seconds_of(&field.value) {
+                    Some(seconds) => response.last_modified = Some(seconds),
+                    None => response.add(field.name.clone(), field.value.clone()),
+                }
+            }
+            Some(ResponseField::Location) => {
+                match passing.rewriter.location(request, &field.value) {
+                    Some(value) => response.location = value,
+                    // The server's own path is not ours to make absolute.
+                    None if field.value.starts_with(b"/") => response.add(field.name.clone(), field.value.clone()),
+                    None => response.location = field.value.to_vec(),
+                }
+            }
+            Some(ResponseField::Refresh) => {
+                let value = rewrite_refresh(request, passing, &field.value);
+                response.add(field.name.clone(), value.map_or_else(|| field.value.clone(), FieldText::from));
+            }
+            Some(ResponseField::SetCookie) => {
+                let value = passing.rewriter.cookie(request, &field.value);
+                response.add(field.name.clone(), value.map_or_else(|| field.value.clone(), FieldText::from));
+            }
+            _ => add(&mut response, field),
+        }
+    }
+    request.response = response;
+}
+
+fn add(response: &mut crate::request::response::ResponseHead, field: &Field) {
+    response.add(field.name.clone(), field.value.clone());
+}
+
+/// The URL behind `url=` in a `Refresh`.
+fn rewrite_refresh(request: &Request, passing: &Passing<'_>, value: &[u8]) -> Option<Vec<u8>> {
+    let lower = value.to_ascii_lowercase();
+    let start = bstr::ByteSlice::find(&*lower, "url=")? + 4;
+    let url = passing.rewriter.location(request, &value[start..])?;
+    Some([&value[..start], &url].concat())
+}
+
+/// A date, unless it would be written in another way than it came.
+fn seconds_of(text: &[u8]) -> Option<u64> {
+    let seconds = http_date::parse(text)?;
+    (http_date::format(seconds)[..] == *text).then_some(seconds)
+}

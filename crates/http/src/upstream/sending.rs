@@ -1,0 +1,202 @@
+//! Sends a request to a server: its head, then its body, framed as the protocol wants it.
+
+use std::io;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use gale_engine::spool::{SpoolError, SpoolReader};
+use gale_runtime::{Bytes, Output, Stream, Timer};
+
+use crate::request::Request;
+use crate::request::body::BodyItem;
+use crate::request::exchange::{LOW_WATER_BYTES, RequestBodyError};
+use crate::request::request_body::StoredBody;
+
+/// How much of a stored body is read at once, in bytes.
+const PIECE_BYTES: usize = 32 * 1024;
+
+/// How a protocol puts a request's body on the wire.
+pub trait BodyFraming: Sync {
+    /// Queues a piece of the body, which is not empty.
+    ///
+    /// # Errors
+    /// `OutOfMemory` at the hard limit of leases.
+    fn push(&self, piece: Bytes, output: &mut Output) -> io::Result<()>;
+
+    /// Queues what follows the last piece, with the fields that came behind the client's body.
+    ///
+    /// # Errors
+    /// As for a piece.
+    fn end(&self, trailers: &[(Bytes, Bytes)], output: &mut Output) -> io::Result<()>;
+}
+
+/// The body as it is: its length was announced, or the end of the connection tells.
+pub struct Unframed;
+
+impl BodyFraming for Unframed {
+    fn push(&self, piece: Bytes, output: &mut Output) -> io::Result<()> {
+        output.push(piece);
+        Ok(())
+    }
+
+    fn end(&self, _: &[(Bytes, Bytes)], _: &mut Output) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Where a request's body comes from.
+#[derive(Clone, Default)]
+pub enum RequestBody {
+    /// There is none, or it is not passed on.
+    #[default]
+    None,
+    /// The whole body, which can be sent again.
+    Stored(StoredBody),
+    /// The client, as it sends: once.
+    Client,
+}
+
+impl RequestBody {
+    /// Whether it is sent while the client sends it.
+    pub fn is_streamed(&self) -> bool {
+        matches!(self, RequestBody::Client)
+    }
+}
+
+/// Why a request could not be sent.
+#[derive(Debug)]
+pub enum SendError {
+    /// The connection failed.
+    Server(io::Error),
+    /// The server takes nothing.
+    TimedOut,
+    /// The client's body broke off.
+    Client(RequestBodyError),
+    /// What was stored of the body cannot be read.
+    Stored(SpoolError),
+    /// The worker's memory for buffers is exhausted.
+    NoMemory,
+}
+
+/// A request on its way to a server.
+pub(super) struct Sending {
+    output: Output,
+    source: Source,
+    framing: &'static dyn BodyFraming,
+    timer: Timer,
+    time_max: Duration,
+    is_waiting: bool,
+    /// What has left, in bytes.
+    pub sent: u64,
+}
+
+enum Source {
+    Ended,
+    /// As ended, but for the connection.
+    GivenUp,
+    Stored(SpoolReader),
+    Client {
+        trailers: Vec<(Bytes, Bytes)>,
+    },
+}
+
+impl Sending {
+    /// A request from its first byte on.
+    pub fn new(head: Bytes, body: &RequestBody, framing: &'static dyn BodyFraming, time_max: Duration) -> Sending {
+        let mut output = Output::new();
+        output.push(head);
+        let source = match body {
+            RequestBody::None => Source::Ended,
+            RequestBody::Stored(stored) => stored.read(..).map_or(Source::Ended, Source::Stored),
+            RequestBody::Client => Source::Client { trailers: Vec::new() },
+        };
+        Sending { output, source, framing, timer: Timer::new(), time_max, is_waiting: false, sent: 0 }
+    }
+
+    /// Frames an empty body, too: for protocols in which its end is told.
+    pub fn with_end(mut self, body: &RequestBody) -> io::Result<Sending> {
+        if matches!(self.source, Source::Ended) && !matches!(body, RequestBody::Client) {
+            self.framing.end(&[], &mut self.output)?;
+        }
+        Ok(self)
+    }
+
+    /// Whether all of it has left.
+    pub fn is_done(&self) -> bool {
+        matches!(self.source, Source::Ended) && self.output.is_empty()
+    }
+
+    /// Nothing more is sent. The request is not whole, and the connection cannot be used again.
+    pub fn give_up(&mut self) {
+        self.source = Source::GivenUp;
+        self.output.clear();
+    }
+
+    /// Sends on. Ready when all of it has left.
+    pub fn poll(
+        &mut self,
+        request: &Request,
+        stream: &Stream,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), SendError>> {
+        loop {
+            let is_filled = self.poll_fill(request, context)?;
+            if self.output.is_empty() {
+                // Whoever waits for the client does not wait for the server.
+                self.is_waiting = false;
+                return is_filled.map(Ok);
+            }
+            match stream.poll_send(context, &mut self.output) {
+                Poll::Ready(Ok(sent)) => {
+                    self.sent += sent as u64;
+                    self.is_waiting = false;
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(SendError::Server(error))),
+                Poll::Pending => {
+                    if !std::mem::replace(&mut self.is_waiting, true) {
+                        self.timer.set_after(self.time_max);
+                    }
+                    ready!(self.timer.poll_expired(context));
+                    return Poll::Ready(Err(SendError::TimedOut));
+                }
+            }
+        }
+    }
+
+    /// Queues of the body what there is and what may be queued. Ready when all of it is.
+    fn poll_fill(&mut self, request: &Request, context: &mut Context<'_>) -> Result<Poll<()>, SendError> {
+        while self.output.len_bytes() as u64 <= LOW_WATER_BYTES {
+            let piece = match &mut self.source {
+                Source::Ended | Source::GivenUp => return Ok(Poll::Ready(())),
+                Source::Stored(reader) => match reader.poll_read(context, PIECE_BYTES) {
+                    Poll::Pending => return Ok(Poll::Pending),
+                    Poll::Ready(piece) => piece.map_err(SendError::Stored)?,
+                },
+                Source::Client { trailers } => match request.exchange().poll_body(context, &request.body_limits()) {
+                    Poll::Pending => return Ok(Poll::Pending),
+                    Poll::Ready(item) => match item.map_err(SendError::Client)? {
+                        Some(BodyItem::Bytes(bytes)) => Some(bytes),
+                        Some(BodyItem::Trailers(fields)) => {
+                            *trailers = fields;
+                            continue;
+                        }
+                        Some(_) => continue,
+                        None => None,
+                    },
+                },
+            };
+            match piece {
+                Some(piece) if piece.is_empty() => {}
+                Some(piece) => self.framing.push(piece, &mut self.output).map_err(|_| SendError::NoMemory)?,
+                None => {
+                    let trailers = match std::mem::replace(&mut self.source, Source::Ended) {
+                        Source::Client { trailers } => trailers,
+                        Source::Ended | Source::GivenUp | Source::Stored(_) => Vec::new(),
+                    };
+                    self.framing.end(&trailers, &mut self.output).map_err(|_| SendError::NoMemory)?;
+                }
+            }
+        }
+        Ok(Poll::Pending)
+    }
+}

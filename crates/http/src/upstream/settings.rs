@@ -1,0 +1,329 @@
+//! What a location says about passing requests on, whatever the protocol: `proxy_read_timeout`, `fastcgi_read_timeout`
+//! and so on are the same setting.
+//! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
+
+use std::time::Duration;
+
+use bstr::BString;
+use gale_config::{Diagnostic, Setting};
+use gale_engine::spool::TempPath;
+use gale_protocol::response::ResponseField;
+use gale_runtime::{ConnectOptions, SocketAddress};
+
+use crate::request::Request;
+use crate::request::response::FieldName;
+use crate::request::variables::template::{SizeTemplate, Template};
+use gale_base::log_level::Level;
+
+/// See the file's head. The names are those of the directives without the prefix of their module.
+#[derive(Default)]
+pub struct UpstreamSettings {
+    /// The address to connect from.
+    pub bind: Setting<Option<Bind>>,
+    /// `SO_KEEPALIVE`
+    pub socket_keepalive: Setting<bool>,
+    /// `SO_RCVBUF` in bytes, 0 for the kernel's.
+    pub socket_rcvbuf: Setting<u64>,
+    /// `SO_SNDBUF` in bytes, 0 for the kernel's.
+    pub socket_sndbuf: Setting<u64>,
+    /// How long connecting may take.
+    pub connect_timeout: Setting<Duration>,
+    /// How long a server may take nothing of a request.
+    pub send_timeout: Setting<Duration>,
+    /// How long a server may be silent.
+    pub read_timeout: Setting<Duration>,
+    /// When the next server is tried.
+    pub next_upstream: Setting<RetryOn>,
+    /// How many servers are tried, 0 for all.
+    pub next_upstream_tries: Setting<u64>,
+    /// For how long the next server is tried, zero for ever.
+    pub next_upstream_timeout: Setting<Duration>,
+    /// How long the head of a response may be, in bytes.
+    pub buffer_size: Setting<u64>,
+    /// How many buffers of which size a response may be ahead of its client in memory.
+    pub buffers: Setting<(u64, u64)>,
+    /// Checked, and without a meaning of its own: what is being sent is bounded by the client's side.
+    pub busy_buffers_size: Setting<u64>,
+    /// Whether a response is read as fast as it comes.
+    pub buffering: Setting<bool>,
+    /// Whether a request's body is read to its end first.
+    pub request_buffering: Setting<bool>,
+    /// How long the temporary file of a response may become, in bytes.
+    pub max_temp_file_size: Setting<u64>,
+    /// Checked, and without a meaning of its own: the spool gathers what it writes.
+    pub temp_file_write_size: Setting<u64>,
+    /// Where temporary files are.
+    pub temp_path: Setting<TempPath>,
+    /// Whether a request goes on when its client has left.
+    pub ignore_client_abort: Setting<bool>,
+    /// Whether `error_page` is for the errors of the server, too.
+    pub intercept_errors: Setting<bool>,
+    /// Whether parts of a response can be had although the server offers none.
+    pub force_ranges: Setting<bool>,
+    /// Whether the fields behind a response's body are passed on.
+    pub pass_trailers: Setting<bool>,
+    /// How many bytes of a response are read in a second, 0 for no limit.
+    pub limit_rate: Setting<SizeTemplate>,
+    /// Whether the client's fields are passed on.
+    pub pass_request_headers: Setting<bool>,
+    /// Whether the request's body is passed on.
+    pub pass_request_body: Setting<bool>,
+    /// Fields that the client does not get, besides the usual ones.
+    pub hide_header: Setting<Vec<BString>>,
+    /// Fields that the client does get although they are among the usual ones.
+    pub pass_header: Setting<Vec<BString>>,
+    /// Fields that have no effect on Gale.
+    pub ignore_headers: Setting<Ignored>,
+    /// What follows from `hide_header` and `pass_header`.
+    pub hidden: HiddenFields,
+}
+
+/// The address that connections come from: `proxy_bind ADDRESS [transparent]`.
+#[derive(Clone)]
+pub struct Bind {
+    /// The address, perhaps with variables; empty for none.
+    pub address: Template,
+    /// Whether it may be one that this machine does not have.
+    pub is_transparent: bool,
+}
+
+macro_rules! bits {
+    ($(#[$doc:meta])* $name:ident { $($(#[$flag_doc:meta])* $flag:ident = $bit:literal $text:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $name(u32);
+
+        impl $name {
+            $($(#[$flag_doc])* pub const $flag: $name = $name(1 << $bit);)*
+
+            /// The words that a configuration has for them, with their bits.
+            pub const WORDS: &'static [(&'static str, u32)] = &[$(($text, 1 << $bit),)*];
+
+            /// Those of a directive's words.
+            pub fn of(bits: u32) -> $name {
+                $name(bits)
+            }
+
+            /// Whether all of `other` are among them.
+            pub fn has(self, other: $name) -> bool {
+                self.0 & other.0 == other.0
+            }
+
+            /// These and those.
+            #[must_use]
+            pub const fn or(self, other: $name) -> $name {
+                $name(self.0 | other.0)
+            }
+        }
+    };
+}
+
+bits! {
+    /// When the next server is tried: `proxy_next_upstream`.
+    RetryOn {
+        /// Connecting, sending or receiving failed.
+        ERROR = 0 "error",
+        /// One of them took too long.
+        TIMEOUT = 1 "timeout",
+        /// What came is no response.
+        INVALID_HEADER = 2 "invalid_header",
+        /// Also for a request that may have had an effect already.
+        NON_IDEMPOTENT = 3 "non_idempotent",
+        /// The response's status.
+        HTTP_500 = 4 "http_500",
+        /// The response's status.
+        HTTP_502 = 5 "http_502",
+        /// The response's status.
+        HTTP_503 = 6 "http_503",
+        /// The response's status.
+        HTTP_504 = 7 "http_504",
+        /// The response's status.
+        HTTP_403 = 8 "http_403",
+        /// The response's status.
+        HTTP_404 = 9 "http_404",
+        /// The response's status.
+        HTTP_429 = 10 "http_429",
+        /// For caches.
+        UPDATING = 11 "updating",
+        /// Never.
+        OFF = 12 "off",
+    }
+}
+
+bits! {
+    /// Fields of a response that have no effect on Gale: `proxy_ignore_headers`.
+    Ignored {
+        /// An internal redirect.
+        X_ACCEL_REDIRECT = 0 "X-Accel-Redirect",
+        /// For caches.
+        X_ACCEL_EXPIRES = 1 "X-Accel-Expires",
+        /// The rate to the client.
+        X_ACCEL_LIMIT_RATE = 2 "X-Accel-Limit-Rate",
+        /// Whether the response is buffered.
+        X_ACCEL_BUFFERING = 3 "X-Accel-Buffering",
+        /// The charset of the response.
+        X_ACCEL_CHARSET = 4 "X-Accel-Charset",
+        /// For caches.
+        EXPIRES = 5 "Expires",
+        /// For caches.
+        CACHE_CONTROL = 6 "Cache-Control",
+        /// For caches.
+        SET_COOKIE = 7 "Set-Cookie",
+        /// For caches.
+        VARY = 8 "Vary",
+    }
+}
+
+impl RetryOn {
+    /// What a response's status is called in the directive, if it has a name there.
+    pub fn of_status(status: u16) -> Option<RetryOn> {
+        Some(match status {
+            500 => RetryOn::HTTP_500,
+            502 => RetryOn::HTTP_502,
+            503 => RetryOn::HTTP_503,
+            504 => RetryOn::HTTP_504,
+            403 => RetryOn::HTTP_403,
+            404 => RetryOn::HTTP_404,
+            429 => RetryOn::HTTP_429,
+            _ => return None,
+        })
+    }
+}
+
+/// Fields of a response that its client does not get.
+#[derive(Clone, Debug, Default)]
+pub struct HiddenFields {
+    /// The bit of each known field.
+    known: u64,
+    /// The others, in lower case.
+    others: Box<[Box<[u8]>]>,
+}
+
+impl HiddenFields {
+    /// Those of `usual` and `hide` that are not among `pass`.
+    pub fn new(usual: &[&str], hide: &[BString], pass: &[BString]) -> HiddenFields {
+        let mut hidden = HiddenFields::default();
+        let mut others: Vec<Box<[u8]>> = Vec::new();
+        let is_passed = |name: &[u8]| pass.iter().any(|pass| pass.eq_ignore_ascii_case(name));
+        let names = usual.iter().map(|name| name.as_bytes()).chain(hide.iter().map(|name| &***name));
+        for name in names.filter(|name| !is_passed(name)) {
+            match ResponseField::from_name(name) {
+                Some(known) => hidden.known |= 1 << known as u8,
+                None => others.push(name.to_ascii_lowercase().into()),
+            }
+        }
+        hidden.others = others.into();
+        hidden
+    }
+
+    /// Whether a field with this name is among them.
+    pub fn has(&self, name: &FieldName) -> bool {
+        match name.known() {
+            Some(known) => self.known >> known as u8 & 1 == 1,
+            None => self.others.iter().any(|other| other.eq_ignore_ascii_case(name)),
+        }
+    }
+}
+
+impl UpstreamSettings {
+    /// Completes settings that have taken over what they do not say from `parent`. `prefix` is that of the directives,
+    /// `hidden` what clients never get unless it is passed by name.
+    ///
+    /// # Errors
+    /// Sizes that do not fit together, in nginx's words.
+    pub fn complete(&mut self, prefix: &str, hidden: &[&str]) -> Result<(), Diagnostic> {
+        if !self.ignore_headers.is_set() {
+            self.ignore_headers.set(Ignored::default(), None);
+        }
+        if !self.pass_trailers.is_set() {
+            self.pass_trailers.set(false, None);
+        }
+        let list = |setting: &Setting<Vec<BString>>| setting.get_opt().cloned().unwrap_or_default();
+        self.hidden = HiddenFields::new(hidden, &list(&self.hide_header), &list(&self.pass_header));
+        let (count, size) = *self.buffers.get();
+        let head = *self.buffer_size.get();
+        let error = |setting_name: &str, text: String| Diagnostic::emerg(format!("\"{prefix}_{setting_name}\" {text}"));
+        if count < 2 {
+            return Err(error("buffers", "must be at least 2 buffers".to_owned()).at_opt(self.buffers.span()));
+        }
+        let largest = head.max(size);
+        let busy = *self.busy_buffers_size.get_opt().unwrap_or(&0);
+        let of_largest = format!(
+            "must be equal to or greater than the maximum of the value of \"{prefix}_buffer_size\" and one of the \
+             \"{prefix}_buffers\""
+        );
+        if busy != 0 && busy < largest {
+            return Err(error("busy_buffers_size", of_largest).at_opt(self.busy_buffers_size.span()));
+        }
+        let all_but_one = size.saturating_mul(count - 1);
+        let of_all = format!("must be less than the size of all \"{prefix}_buffers\" minus one buffer");
+        if busy != 0 && busy > all_but_one {
+            return Err(error("busy_buffers_size", of_all).at_opt(self.busy_buffers_size.span()));
+        }
+        let write = *self.temp_file_write_size.get_opt().unwrap_or(&0);
+        if write != 0 && write < largest {
+            return Err(error("temp_file_write_size", of_largest).at_opt(self.temp_file_write_size.span()));
+        }
+        let file_max = *self.max_temp_file_size.get();
+        if file_max != 0 && file_max < largest {
+            let text = format!("must be equal to zero to disable temporary files usage or {of_largest}");
+            return Err(error("max_temp_file_size", text).at_opt(self.max_temp_file_size.span()));
+        }
+        Ok(())
+    }
+
+    /// The address that connections for this request come from.
+    pub fn local_address(&self, request: &Request) -> Option<SocketAddress> {
+        self.bind.get_opt()?.as_ref()?.evaluate(request)
+    }
+
+    /// How connections are made for this request.
+    pub fn connect_options(&self, request: &Request) -> ConnectOptions {
+        let mut options = ConnectOptions {
+            keepalive: *self.socket_keepalive.get(),
+            timeout: Some(*self.connect_timeout.get()),
+            receive_buffer: size(*self.socket_rcvbuf.get()),
+            send_buffer: size(*self.socket_sndbuf.get()),
+            ..ConnectOptions::default()
+        };
+        if let Some(bind) = self.bind.get_opt().and_then(Option::as_ref) {
+            options.local = bind.evaluate(request);
+            options.transparent = bind.is_transparent;
+        }
+        options
+    }
+
+    /// How much of a response may be ahead of its client in memory, in bytes.
+    pub fn buffers_bytes(&self) -> u64 {
+        let (count, size) = *self.buffers.get();
+        count.saturating_mul(size)
+    }
+}
+
+fn size(bytes: u64) -> Option<usize> {
+    usize::try_from(bytes).ok().filter(|&bytes| bytes > 0)
+}
+
+impl Bind {
+    /// The address for this request. One that is none is told in the error log, and the kernel chooses.
+    fn evaluate(&self, request: &Request) -> Option<SocketAddress> {
+        let mut text = Vec::new();
+        self.address.append(request, &mut text);
+        if text.is_empty() {
+            return None;
+        }
+        let address = parse_bind(&text);
+        if address.is_none() {
+            request.log(Level::Error, format_args!("invalid local address \"{}\"", bstr::BStr::new(&text)));
+        }
+        address
+    }
+}
+
+/// An address of this machine, perhaps with a port.
+pub fn parse_bind(text: &[u8]) -> Option<SocketAddress> {
+    let text = std::str::from_utf8(text).ok()?;
+    let bare = || text.trim_start_matches('[').trim_end_matches(']').parse().ok();
+    let inet = text.parse().ok().or_else(|| bare().map(|ip: std::net::IpAddr| std::net::SocketAddr::new(ip, 0)));
+    inet.map(SocketAddress::from)
+}

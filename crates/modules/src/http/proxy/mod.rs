@@ -1,0 +1,427 @@
+//! proxy: passes requests to HTTP servers.
+//!   proxy_pass URL;                              location, if in location, limit_except
+//!   proxy_set_header NAME VALUE;  proxy_method METHOD;  proxy_http_version 1.0|1.1;  proxy_set_body TEXT;
+//!   proxy_redirect default|off|FROM TO;  proxy_cookie_domain …;  proxy_cookie_path …;  proxy_cookie_flags …;
+//!   proxy_upgrade TOKEN ...|off;  proxy_pass_trailers on|off;
+//!   and what all modules have that pass requests on (`upstream_rows.rs`)
+//!                                                http, server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
+//!
+//! What is sent has one meaning only: the length of the body is always Gale's own to tell, fields that belong to the
+//! client's connection stay there, and what cannot be written without ambiguity is refused. WebSockets pass without
+//! configuration; other protocols only if `proxy_upgrade` names them, and h2c never, since requests inside of it would
+//! evade access rules.
+
+mod cookies;
+mod head;
+mod redirect;
+mod target;
+
+use std::any::Any;
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bstr::BString;
+use gale_base::log_level::Level;
+use gale_config::{
+    Body as BlockBody, Contexts, Custom, Diagnostic, One, OneWith, Setting, Statement, Takes, slot, values,
+};
+use gale_engine::configuration::Builder;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
+use gale_http::request::request_body::read_body;
+use gale_http::request::response::ShortText;
+use gale_http::upstream::http1::{Chunked, Http1Reader};
+use gale_http::upstream::receiving::ResponseReader;
+use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
+use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::{HeadRewriter, Passing, USUALLY_HIDDEN, pass_on};
+use gale_http::variables::Variable;
+use gale_http::variables::template::Template;
+use gale_protocol::request::{KnownHeader, Method, Version};
+use gale_runtime::Bytes;
+
+use self::cookies::{CookieFlags, Rewrites};
+use self::head::SetHeader;
+use self::redirect::Redirects;
+use self::target::{Pass, Target};
+use crate::http::upstream_rows::{self, upstream_rows};
+use crate::shared::append::append;
+
+const PREFIX: &str = "proxy";
+
+/// Clients get none of these unless `proxy_pass_header` says so.
+const HIDDEN: &[&str] = &["Date", "Server", "X-Pad"];
+
+const fn row(
+    name: &'static str,
+    takes: Takes,
+    default: &'static str,
+    about: &'static str,
+    store: &'static dyn gale_config::Store<Builder>,
+) -> Directive {
+    Directive { name, contexts: Contexts::ANYWHERE, takes, body: BlockBody::None, default, about, store }
+}
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "http_proxy",
+    directives: upstream_rows!(
+        Conf,
+        "proxy",
+        "/var/lib/gale/proxy",
+        [
+            Directive {
+                name: "proxy_pass",
+                contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION).or(Contexts::LIMIT_EXCEPT),
+                takes: Takes::Exactly(1),
+                body: BlockBody::None,
+                default: "",
+                about: "The server, or group of servers, that requests are passed to.",
+                store: &Custom(target::proxy_pass),
+            },
+            row(
+                "proxy_set_header",
+                Takes::Exactly(2),
+                "",
+                "A field of the request to the server; empty for none.",
+                &Custom(head::set_header),
+            ),
+            row(
+                "proxy_method",
+                Takes::Exactly(1),
+                "",
+                "The method of the request to the server, in place of the client's.",
+                &OneWith { parse: template, slot: slot!(Conf, method) },
+            ),
+            row(
+                "proxy_http_version",
+                Takes::Exactly(1),
+                "1.1",
+                "The version of HTTP that is spoken to servers.",
+                &One { parse: http_version, slot: slot!(Conf, version) },
+            ),
+            row(
+                "proxy_set_body",
+                Takes::Exactly(1),
+                "",
+                "The body of the request to the server, in place of the client's.",
+                &OneWith { parse: template, slot: slot!(Conf, body) },
+            ),
+            row(
+                "proxy_redirect",
+                Takes::Between(1, 2),
+                "",
+                "What becomes of Location and Refresh: default, off, or a text and its replacement.",
+                &Custom(redirect::proxy_redirect),
+            ),
+            row(
+                "proxy_cookie_domain",
+                Takes::Between(1, 2),
+                "",
+                "What becomes of the domain of cookies: off, or a text and its replacement.",
+                &Custom(cookies::cookie_domain),
+            ),
+            row(
+                "proxy_cookie_path",
+                Takes::Between(1, 2),
+                "",
+                "What becomes of the path of cookies: off, or a text and its replacement.",
+                &Custom(cookies::cookie_path),
+            ),
+            row(
+                "proxy_cookie_flags",
+                Takes::Between(1, 4),
+                "",
+                "Flags that are added to cookies, or taken from them.",
+                &Custom(cookies::cookie_flags),
+            ),
+            row(
+                "proxy_pass_trailers",
+                Takes::Flag,
+                "off",
+                "Whether the fields behind a response's body are passed on.",
+                &One { parse: values::flag, slot: slot!(Conf, upstream.pass_trailers) },
+            ),
+            row(
+                "proxy_upgrade",
+                Takes::AtLeast(1),
+                "websocket",
+                "Protocols that a client may change to through the proxy without further configuration; off for none.",
+                &One { parse: upgrades, slot: slot!(Conf, upgrades) },
+            ),
+            row(
+                "proxy_send_lowat",
+                Takes::Exactly(1),
+                "",
+                "Accepted and ignored, as by nginx on Linux.",
+                &OneWith { parse: send_lowat, slot: slot!(Conf, send_lowat) },
+            ),
+        ]
+    ),
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    parts: &[&HttpPart {
+        variables: &[
+            Variable::named("proxy_host", |request, _, out| with_target(request, |target| append(out, &target.host))),
+            Variable::named("proxy_port", |request, _, out| with_target(request, |target| append(out, &target.port))),
+            Variable::named("proxy_add_x_forwarded_for", append_forwarded_for),
+            Variable::named("proxy_internal_body_length", |request, _, out| {
+                request.notes.get::<BodyLength>().is_some_and(|length| append(out, &length.0))
+            }),
+            Variable::named("proxy_internal_chunked", |request, _, out| {
+                request.notes.get::<BodyLength>().is_some_and(|length| length.1 && append(out, b"chunked"))
+            }),
+        ],
+        handlers: &[(Phase::Content, &PassRequests)],
+        ..HttpPart::EMPTY
+    }],
+};
+
+/// The settings of a scope.
+#[derive(Default)]
+pub(super) struct Conf {
+    upstream: UpstreamSettings,
+    /// Not inherited: what answers a location is its own.
+    pass: Option<Pass>,
+    set_headers: Vec<SetHeader>,
+    method: Setting<Template>,
+    version: Setting<Version>,
+    body: Setting<Template>,
+    redirects: Redirects,
+    cookie_domains: Rewrites,
+    cookie_paths: Rewrites,
+    cookie_flags: CookieFlags,
+    upgrades: Setting<Vec<BString>>,
+    send_lowat: Setting<u64>,
+}
+
+/// How long the request's body is, as text, and whether that is not known.
+struct BodyLength(Vec<u8>, bool);
+
+fn template(builder: &mut Builder, statement: &Statement) -> Result<Template, Diagnostic> {
+    builder.http_mut().template(&statement.args[0])
+}
+
+fn http_version(statement: &Statement) -> Result<Version, Diagnostic> {
+    values::enumeration(statement, &[("1.0", Version::Http10), ("1.1", Version::Http11)])
+}
+
+fn upgrades(statement: &Statement) -> Result<Vec<BString>, Diagnostic> {
+    let words = &statement.args;
+    if let [word] = &words[..]
+        && &**word.text == b"off"
+    {
+        return Ok(Vec::new());
+    }
+    for word in words {
+        if word.text.eq_ignore_ascii_case(b"h2c") || word.text.eq_ignore_ascii_case(b"off") {
+            let error = Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span);
+            return Err(error.hint("requests inside of h2c would evade access rules"));
+        }
+    }
+    Ok(words.iter().map(|word| word.text.clone()).collect())
+}
+
+fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
+    let size = values::size(statement)?;
+    builder.note([Diagnostic::warn("\"proxy_send_lowat\" is not supported, ignored").at(statement.span)]);
+    Ok(size)
+}
+
+fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
+    let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
+    if let Some(parent) = parent {
+        if conf.set_headers.is_empty() {
+            conf.set_headers = parent.set_headers.clone();
+        }
+        conf.redirects.inherit(&parent.redirects);
+        conf.cookie_domains.inherit(&parent.cookie_domains);
+        conf.cookie_paths.inherit(&parent.cookie_paths);
+        conf.cookie_flags.inherit(&parent.cookie_flags);
+    }
+    let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
+    let passes_requests = conf.pass.is_some();
+    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)
+}
+
+/// The handler of the content phase.
+struct PassRequests;
+
+fn settings(conf: &dyn Any) -> &Conf {
+    conf.downcast_ref().expect("this module's settings")
+}
+
+impl Handler for PassRequests {
+    fn applies(&self, conf: &dyn Any) -> bool {
+        settings(conf).pass.is_some()
+    }
+
+    fn decide(&self, _: &mut Request, _: &dyn Any) -> Decision {
+        Decision::MustWait
+    }
+
+    fn outlives_client(&self, conf: &dyn Any) -> bool {
+        *settings(conf).upstream.ignore_client_abort.get()
+    }
+
+    fn patience(&self) -> Duration {
+        // As nginx: a server is not to work for a client that has left.
+        Duration::ZERO
+    }
+
+    fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow> {
+        let conf = settings(conf);
+        Box::pin(async move { pass(request, conf).await.unwrap_or_else(Flow::Respond) })
+    }
+}
+
+/// Passes a request on. An error is the status that answers it.
+async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
+    let pass = conf.pass.as_ref().expect("there whenever the handler is");
+    // What waits, and seldom does, is no part of this future, which every request pays for.
+    let target = match pass.known() {
+        Some(target) => Arc::clone(target),
+        None => Box::pin(pass.resolve(request)).await?,
+    };
+    let body = match body_at_once(request, conf) {
+        Some(body) => body,
+        None => Box::pin(store_body(request)).await?,
+    };
+    let (head_max, method) =
+        (usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX), Cell::new(Method::Get));
+    let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method.get(), head_max)) };
+    let passing = prepare(request, conf, pass, &target, body, &reader, &method)?;
+    Ok(pass_on(request, passing).await)
+}
+
+/// What is asked of the server.
+fn prepare<'p>(
+    request: &mut Request,
+    conf: &'p Conf,
+    pass: &Pass,
+    target: &Arc<Target>,
+    body: OwnedBody,
+    reader: &'p dyn Fn() -> Box<dyn ResponseReader>,
+    reads_for: &Cell<Method>,
+) -> Result<Passing<'p>, u16> {
+    // Variables may ask for it.
+    request.notes.put(Arc::clone(target));
+    let OwnedBody { body, framing, own } = body;
+    let mut method = ShortText::new();
+    match conf.method.get_opt() {
+        Some(template) => method.extend_from_slice(&template.text(request)),
+        None if request.counts_as_get() => method.extend_from_slice(b"GET"),
+        None => method.extend_from_slice(request.method_name()),
+    }
+    reads_for.set(if request.is_head() { Method::Head } else { Method::from_name(&method) });
+    let upgrade = head::upgrade(request, &conf.upgrades, conf);
+    let mut head = Vec::with_capacity(512);
+    let uri = pass.uri(request, &target.uri);
+    let line = head::Line { method: &method, uri: &uri, host: &target.host, version: *conf.version.get() };
+    head::write(request, conf, &line, &upgrade, &mut head).map_err(|error| {
+        request.log(Level::Error, format_args!("{error} while preparing a request to an upstream"));
+        500_u16
+    })?;
+    head.extend_from_slice(&own);
+    Ok(Passing {
+        selection: pass.select(request, target),
+        upstream: pass.upstream(request, target).cloned(),
+        scheme: "http://",
+        uri: Bytes::from(uri),
+        head: Bytes::from(head),
+        body,
+        framing,
+        reader,
+        settings: &conf.upstream,
+        rewriter: conf,
+        upgrade: upgrade.map(Bytes::from),
+        reuses_connections: true,
+    })
+}
+
+/// What is sent as the body.
+struct OwnedBody {
+    /// Where it comes from.
+    body: RequestBody,
+    framing: &'static dyn BodyFraming,
+    /// What of it is the configuration's.
+    own: Vec<u8>,
+}
+
+impl OwnedBody {
+    fn of(body: RequestBody, framing: &'static dyn BodyFraming) -> OwnedBody {
+        OwnedBody { body, framing, own: Vec::new() }
+    }
+}
+
+/// The body, unless it has to be read to its end before.
+fn body_at_once(request: &mut Request, conf: &Conf) -> Option<OwnedBody> {
+    if let Some(template) = conf.body.get_opt() {
+        let own = template.evaluate(request);
+        request.notes.put(BodyLength(own.len().to_string().into_bytes(), false));
+        return Some(OwnedBody { body: RequestBody::None, framing: &Unframed, own });
+    }
+    let declared = request.declared_body_length();
+    let has_none = declared == Some(0);
+    if !*conf.upstream.pass_request_body.get() || has_none && request.body.is_none() {
+        // A body that is not passed on has no length there either.
+        if has_none && request.header(KnownHeader::ContentLength).is_some() {
+            request.notes.put(BodyLength(b"0".to_vec(), false));
+        } else {
+            request.notes.take::<BodyLength>();
+        }
+        return Some(OwnedBody::of(RequestBody::None, &Unframed));
+    }
+    let is_chunked = declared.is_none();
+    let can_stream = !is_chunked || *conf.version.get() == Version::Http11;
+    if *conf.upstream.request_buffering.get() || !can_stream || request.body.is_some() || !request.is_main() {
+        return None;
+    }
+    request.notes.put(match declared {
+        Some(length) => BodyLength(length.to_string().into_bytes(), false),
+        None => BodyLength(Vec::new(), true),
+    });
+    let framing: &dyn BodyFraming = if is_chunked { &Chunked } else { &Unframed };
+    Some(OwnedBody::of(RequestBody::Client, framing))
+}
+
+/// Reads the whole body.
+async fn store_body(request: &mut Request) -> Result<OwnedBody, u16> {
+    let is_announced = request.header(KnownHeader::ContentLength).is_some();
+    let is_chunked = request.declared_body_length().is_none();
+    let stored = read_body(request).await.map_err(|error| error.status())?;
+    let length = stored.length();
+    if length > 0 || is_announced || is_chunked && request.is_main() {
+        request.notes.put(BodyLength(length.to_string().into_bytes(), false));
+    }
+    Ok(OwnedBody::of(RequestBody::Stored(stored), &Unframed))
+}
+
+impl HeadRewriter for Conf {
+    fn location(&self, request: &Request, value: &[u8]) -> Option<Vec<u8>> {
+        self.redirects.apply(request, value, self.pass.as_ref())
+    }
+
+    fn cookie(&self, request: &Request, value: &[u8]) -> Option<Vec<u8>> {
+        cookies::rewrite(request, value, &self.cookie_domains, &self.cookie_paths, &self.cookie_flags)
+    }
+}
+
+fn with_target(request: &Request, f: impl FnOnce(&Target) -> bool) -> bool {
+    request.notes.get::<Arc<Target>>().is_some_and(|target| f(target))
+}
+
+/// `X-Forwarded-For` as it came, and the client behind it.
+fn append_forwarded_for(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
+    let fields = request.fields().filter(|(field, _, _)| field.known == Some(KnownHeader::XForwardedFor));
+    for (_, _, value) in fields {
+        out.extend_from_slice(value);
+        out.extend_from_slice(b", ");
+    }
+    append(out, request.remote_text().as_bytes())
+}

@@ -1,0 +1,313 @@
+//! `proxy_pass`: which server, and which URI it is asked for.
+//! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_pass>)
+//!
+//! | `proxy_pass` | the server is asked for |
+//! |---|---|
+//! | without a path | the URI as the client sent it, or as redirects and rewrites have left it |
+//! | with a path | the path in place of the location's part of the URI |
+//! | with variables, and a path | exactly that |
+
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bstr::ByteSlice;
+use gale_base::log_level::Level;
+use gale_config::{Diagnostic, Statement};
+use gale_engine::configuration::Builder;
+use gale_engine::upstream::{Group, Selection, Upstream, UpstreamId, UpstreamTarget};
+use gale_http::configuration::builder::InHttp;
+use gale_http::request::Request;
+use gale_http::variables::template::Template;
+use gale_protocol::uri::escape::{Class, escape};
+use gale_runtime::SocketAddress;
+
+use super::Conf;
+
+/// What `proxy_pass` says.
+pub(super) enum Pass {
+    /// A URL without variables.
+    Fixed {
+        upstream: UpstreamId,
+        target: Arc<Target>,
+        /// The location's part of the URI, which the path takes the place of; `None` where there is none.
+        location: Option<Box<[u8]>>,
+        /// As written, for `proxy_redirect default`.
+        url: Box<[u8]>,
+    },
+    /// One with variables.
+    Evaluated(Template),
+}
+
+/// A server, and what is asked of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Target {
+    /// `$proxy_host`: the host, with its port unless that is the usual one.
+    pub host: Arc<[u8]>,
+    /// `$proxy_port`
+    pub port: Box<[u8]>,
+    /// The path and the arguments; empty for those of the request.
+    pub uri: Box<[u8]>,
+    /// The group: one that the configuration has, or addresses that were looked up.
+    pub found: Found,
+}
+
+/// The servers behind a name.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Found {
+    /// `proxy_pass` refers to them.
+    #[default]
+    Referred,
+    /// A group that the configuration has under the name.
+    Named(Box<[u8]>, Option<u16>, u16),
+    /// Addresses, looked up for this request.
+    Addresses(Arc<Group>),
+}
+
+impl Target {
+    /// The name of the group, for messages.
+    pub fn group_name(&self) -> Rc<str> {
+        self.host.to_str_lossy().into()
+    }
+}
+
+/// `proxy_pass URL;`
+pub(super) fn proxy_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    if conf.pass.is_some() {
+        return Err(statement.directive_error("is duplicate"));
+    }
+    let word = &statement.args[0];
+    let scope = builder.http_scope();
+    if word.text.contains(&b'$') {
+        let template = builder.http_mut().template(word)?;
+        conf.pass = Some(Pass::Evaluated(template));
+        return Ok(());
+    }
+    let url = Url::parse(&word.text).map_err(|error| match error {
+        WrongUrl::Prefix => Diagnostic::emerg("invalid URL prefix").at(word.span),
+        WrongUrl::NoTls => Diagnostic::emerg("https protocol requires SSL support")
+            .at(word.span)
+            .hint("Gale has no TLS to upstream servers yet"),
+        WrongUrl::Address(what) => Diagnostic::emerg(format!("{what} in upstream \"{}\"", word.text)).at(word.span),
+    })?;
+    let location = builder.http_mut().replaceable_part(scope);
+    if location.is_none() && !url.uri.is_empty() {
+        return Err(Diagnostic::emerg(
+            "\"proxy_pass\" cannot have URI part in location given by regular expression, or inside named location, or \
+             inside \"if\" statement, or inside \"limit_except\" block",
+        )
+        .at(word.span));
+    }
+    let target = url.target();
+    let upstream = builder.http_mut().upstreams.reference(url.server, word.span);
+    conf.pass = Some(Pass::Fixed { upstream, target: Arc::new(target), location, url: word.text.as_slice().into() });
+    Ok(())
+}
+
+/// A URL, taken apart.
+struct Url {
+    server: UpstreamTarget,
+    /// Begins with a slash, or is empty.
+    uri: Box<[u8]>,
+}
+
+enum WrongUrl {
+    Prefix,
+    NoTls,
+    /// In nginx's words.
+    Address(&'static str),
+}
+
+const PORT_DEFAULT: u16 = 80;
+
+impl Url {
+    fn parse(text: &[u8]) -> Result<Url, WrongUrl> {
+        let has = |prefix: &[u8]| text.len() >= prefix.len() && text[..prefix.len()].eq_ignore_ascii_case(prefix);
+        if has(b"https://") {
+            return Err(WrongUrl::NoTls);
+        }
+        if !has(b"http://") {
+            return Err(WrongUrl::Prefix);
+        }
+        let rest = &text[7..];
+        let is_unix = rest.len() >= 5 && rest[..5].eq_ignore_ascii_case(b"unix:");
+        let (server, uri) = if is_unix {
+            match rest[5..].find_byte(b':') {
+                Some(colon) => (&rest[..5 + colon], &rest[5 + colon + 1..]),
+                None => (rest, &b""[..]),
+            }
+        } else {
+            rest.split_at(rest.find_byteset(b"/?").unwrap_or(rest.len()))
+        };
+        let server = UpstreamTarget::parse(server, PORT_DEFAULT).map_err(WrongUrl::Address)?;
+        let uri = match uri.first() {
+            None | Some(b'/') => uri.into(),
+            Some(_) => [b"/", uri].concat().into(),
+        };
+        Ok(Url { server, uri })
+    }
+
+    /// How it is known to requests.
+    fn target(&self) -> Target {
+        let (host, port) = match &self.server {
+            UpstreamTarget::Unix(_) => (b"localhost".to_vec(), Vec::new()),
+            UpstreamTarget::Host { host, port, default_port } => {
+                let mut text = Vec::new();
+                let is_ipv6 = host.contains(&b':');
+                if is_ipv6 {
+                    text.push(b'[');
+                }
+                text.extend_from_slice(host);
+                if is_ipv6 {
+                    text.push(b']');
+                }
+                if let Some(port) = port.filter(|port| port != default_port) {
+                    text.extend_from_slice(format!(":{port}").as_bytes());
+                }
+                (text, port.unwrap_or(*default_port).to_string().into_bytes())
+            }
+        };
+        Target { host: host.into(), port: port.into(), uri: self.uri.clone(), found: Found::Referred }
+    }
+}
+
+impl Pass {
+    /// The server, if it is the same for all requests.
+    pub fn known(&self) -> Option<&Arc<Target>> {
+        match self {
+            Pass::Fixed { target, .. } => Some(target),
+            Pass::Evaluated(_) => None,
+        }
+    }
+
+    /// The server for this request. An error is the status that answers it.
+    pub async fn resolve(&self, request: &mut Request) -> Result<Arc<Target>, u16> {
+        let template = match self {
+            Pass::Fixed { target, .. } => return Ok(Arc::clone(target)),
+            Pass::Evaluated(template) => template,
+        };
+        let text = template.evaluate(request);
+        let shown = text.as_bstr();
+        let url = match Url::parse(&text) {
+            Ok(url) => url,
+            Err(error) => {
+                match error {
+                    WrongUrl::Prefix => request.log(Level::Error, format_args!("invalid URL prefix in \"{shown}\"")),
+                    WrongUrl::NoTls => {
+                        request.log(Level::Error, format_args!("https protocol requires SSL support in \"{shown}\""));
+                    }
+                    WrongUrl::Address(what) => {
+                        request.log(Level::Error, format_args!("{what} in upstream \"{shown}\""));
+                    }
+                }
+                return Err(500);
+            }
+        };
+        let mut target = url.target();
+        target.found = match &url.server {
+            UpstreamTarget::Unix(path) => {
+                Found::Addresses(Group::of_addresses(&target.group_name(), &[SocketAddress::unix(path)]))
+            }
+            UpstreamTarget::Host { host, port, default_port } => {
+                find_host(request, host, *port, *default_port, &target.group_name()).await?
+            }
+        };
+        Ok(Arc::new(target))
+    }
+
+    /// The group that the configuration has, unless the addresses were looked up.
+    pub fn upstream<'r>(&self, request: &'r Request, target: &Target) -> Option<&'r Arc<Upstream<Request>>> {
+        match (&target.found, self) {
+            (Found::Addresses(_), _) | (Found::Referred, Pass::Evaluated(_)) => None,
+            (Found::Named(host, port, default_port), _) => request.http().upstreams.by_name(host, *port, *default_port),
+            (Found::Referred, Pass::Fixed { upstream, .. }) => Some(request.http().upstream(*upstream)),
+        }
+    }
+
+    /// The peers for this request.
+    pub fn select(&self, request: &Request, target: &Target) -> Selection {
+        match (&target.found, self.upstream(request, target)) {
+            (Found::Addresses(group), _) => group.select(),
+            (_, Some(upstream)) => upstream.select(request),
+            (_, None) => unreachable!("it was looked up"),
+        }
+    }
+
+    /// What the server is asked for.
+    pub fn uri(&self, request: &Request, target_uri: &[u8]) -> Vec<u8> {
+        let mut uri = Vec::with_capacity(target_uri.len() + request.uri.len() + request.args.len() + 2);
+        match self {
+            Pass::Evaluated(_) if !target_uri.is_empty() => {
+                uri.extend_from_slice(target_uri);
+                return uri;
+            }
+            _ if target_uri.is_empty() && request.has_sent_uri() => {
+                uri.extend_from_slice(request.target_in_origin_form());
+                return uri;
+            }
+            _ => {}
+        }
+        let location = match self {
+            Pass::Fixed { location: Some(location), .. } if !target_uri.is_empty() && request.is_in_its_location() => {
+                location.len().min(request.uri.len())
+            }
+            _ => 0,
+        };
+        if request.is_in_its_location() {
+            uri.extend_from_slice(target_uri);
+        }
+        let path = &request.uri[location..];
+        if request.is_internal || request.came_encoded() {
+            escape(Class::Uri, path, &mut uri);
+        } else {
+            uri.extend_from_slice(path);
+        }
+        if !request.args.is_empty() {
+            uri.push(b'?');
+            uri.extend_from_slice(&request.args);
+        }
+        uri
+    }
+
+    /// The URL as written and the location's part of the URI, if there are no variables in the URL.
+    pub fn written(&self) -> Option<(&[u8], Option<&[u8]>, bool)> {
+        match self {
+            Pass::Fixed { url, location, target, .. } => Some((url, location.as_deref(), !target.uri.is_empty())),
+            Pass::Evaluated(_) => None,
+        }
+    }
+}
+
+/// The servers behind a name that came from variables: a group of the configuration, an address, or what name servers
+/// say.
+async fn find_host(
+    request: &mut Request,
+    host: &[u8],
+    port: Option<u16>,
+    default_port: u16,
+    name: &str,
+) -> Result<Found, u16> {
+    if request.http().upstreams.by_name(host, port, default_port).is_some() {
+        return Ok(Found::Named(host.into(), port, default_port));
+    }
+    let port = port.unwrap_or(default_port);
+    let group = |addresses: &[IpAddr]| {
+        let addresses: Vec<SocketAddress> =
+            addresses.iter().map(|&ip| SocketAddress::Inet(SocketAddr::new(ip, port))).collect();
+        Found::Addresses(Group::of_addresses(name, &addresses))
+    };
+    if let Some(ip) = std::str::from_utf8(host).ok().and_then(|text| text.parse::<IpAddr>().ok()) {
+        return Ok(group(&[ip]));
+    }
+    let Some((resolver, time_max)) = request.resolver() else {
+        request.log(Level::Error, format_args!("no resolver defined to resolve {}", host.as_bstr()));
+        return Err(502);
+    };
+    match resolver.resolve(host, time_max).await {
+        Ok(resolved) => Ok(group(&resolved.found)),
+        Err(error) => {
+            request.log(Level::Error, format_args!("{} could not be resolved ({error})", host.as_bstr()));
+            Err(502)
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! upstream: groups of servers that requests may be passed to. See [`shared::upstream`](crate::shared::upstream).
+//! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html>)
+
+use gale_config::Contexts;
+use gale_engine::module::Module;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+
+use crate::http::upstream_variables;
+use crate::shared::upstream;
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "http_upstream",
+    directives: &upstream::directives::<Request>(Contexts::HTTP),
+    parts: &[&HttpPart { variables: upstream_variables::VARIABLES, ..HttpPart::EMPTY }],
+    ..Module::EMPTY
+};
+
+/// `sticky`
+pub static STICKY: Module =
+    Module { name: "http_upstream_sticky", directives: &[upstream::sticky_directive::<Request>()], ..Module::EMPTY };

@@ -1,0 +1,378 @@
+//! upstream: groups of servers, for any protocol.
+//!   upstream NAME { ... }
+//!   server ADDRESS [weight=N] [max_conns=N] [max_fails=N] [fail_timeout=TIME] [slow_start=TIME] [backup] [down] [drain]
+//!                  [resolve] [service=NAME] [route=NAME];
+//!   zone NAME [SIZE];  state FILE;
+//!   hash KEY [consistent];  ip_hash;  least_conn;  random [two [METHOD]];
+//!   least_time header | last_byte [inflight];
+//!   keepalive N [local];  keepalive_requests N;  keepalive_time TIME;  keepalive_timeout TIME;
+//!   queue N [timeout=TIME];
+//!   resolver ADDRESS ...;  resolver_timeout TIME;
+//!   sticky cookie | route | learn ...;
+//! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html>)
+//!
+//! What these do is the engine's ([`gale_engine::upstream`]); here is how they are written.
+
+mod server;
+mod sticky;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gale_base::units;
+use gale_config::{Body, Contexts, Custom, Diagnostic, Setting, Severity, Statement, Takes, values};
+use gale_engine::configuration::{Builder, ZoneSize};
+use gale_engine::module::Directive;
+use gale_engine::resolver::ResolverSettings;
+use gale_engine::upstream::{Balance, GroupDraft, HasUpstreams, LeastTime, Metric, Preference, QueueSettings};
+use gale_engine::variables::subject::Subject;
+
+use super::limits::invalid_parameter;
+
+/// The directives for groups that are declared in `around`.
+pub const fn directives<S: Subject>(around: Contexts) -> [Directive; 16]
+where
+    S::Block: HasUpstreams<S>,
+{
+    let inside = S::Block::INSIDE;
+    let row = Directive {
+        name: "",
+        contexts: inside,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
+        about: "",
+        store: const { &Custom(block::<S>) },
+    };
+    [
+        Directive {
+            name: "upstream",
+            contexts: around,
+            body: Body::Block,
+            about: "A group of servers that requests may be passed to.",
+            ..row
+        },
+        Directive {
+            name: "server",
+            takes: Takes::AtLeast(1),
+            about: "A server of the group: its address and how much it is to be used.",
+            store: const { &Custom(server::server::<S>) },
+            ..row
+        },
+        Directive {
+            name: "zone",
+            takes: Takes::Between(1, 2),
+            about: "A name and a size for what all workers know of the group; they share that without it, too.",
+            store: const { &Custom(zone::<S>) },
+            ..row
+        },
+        Directive {
+            name: "state",
+            about: "A file that has the group's servers, as server directives.",
+            store: const { &Custom(state::<S>) },
+            ..row
+        },
+        Directive {
+            name: "hash",
+            takes: Takes::Between(1, 2),
+            about: "Requests of the same key come to the same server.",
+            store: const { &Custom(hash::<S>) },
+            ..row
+        },
+        Directive {
+            name: "ip_hash",
+            takes: Takes::Exactly(0),
+            about: "Requests of the same client come to the same server.",
+            store: const { &Custom(ip_hash::<S>) },
+            ..row
+        },
+        Directive {
+            name: "least_conn",
+            takes: Takes::Exactly(0),
+            about: "Requests come to the server that has the fewest for its weight.",
+            store: const { &Custom(least_conn::<S>) },
+            ..row
+        },
+        Directive {
+            name: "least_time",
+            takes: Takes::Between(1, 2),
+            about: "Requests come to the server that will probably be done first.",
+            store: const { &Custom(least_time::<S>) },
+            ..row
+        },
+        Directive {
+            name: "random",
+            takes: Takes::Between(0, 2),
+            about: "Requests come to a server that chance and weight choose, or to the better one of two.",
+            store: const { &Custom(random::<S>) },
+            ..row
+        },
+        Directive {
+            name: "keepalive",
+            takes: Takes::Between(1, 2),
+            about: "How many idle connections the group keeps for each worker: 32 local, unless said otherwise.",
+            store: const { &Custom(keepalive::<S>) },
+            ..row
+        },
+        Directive {
+            name: "keepalive_requests",
+            about: "How many requests a connection carries: 1000, unless said otherwise.",
+            store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.keepalive_requests, values::number)) },
+            ..row
+        },
+        Directive {
+            name: "keepalive_time",
+            about: "How long a connection is used: an hour, unless said otherwise.",
+            store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.keepalive_time, values::time_ms)) },
+            ..row
+        },
+        Directive {
+            name: "keepalive_timeout",
+            about: "How long a connection may be idle: 60 seconds, unless said otherwise.",
+            store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.keepalive_timeout, values::time_ms)) },
+            ..row
+        },
+        Directive {
+            name: "queue",
+            takes: Takes::Between(1, 2),
+            about: "How many requests wait when no server can be chosen, and for how long.",
+            store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.queue, queue)) },
+            ..row
+        },
+        Directive {
+            name: "resolver",
+            takes: Takes::AtLeast(1),
+            about: "The name servers that the group's names are asked of.",
+            store: const { &Custom(resolver::<S>) },
+            ..row
+        },
+        Directive {
+            name: "resolver_timeout",
+            about: "How long it is waited for a name server.",
+            store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.resolver_timeout, values::time_ms)) },
+            ..row
+        },
+    ]
+}
+
+/// `sticky`, which needs cookies: for http.
+pub const fn sticky_directive<S: Subject>() -> Directive
+where
+    S::Block: HasUpstreams<S>,
+{
+    Directive {
+        name: "sticky",
+        contexts: S::Block::INSIDE,
+        takes: Takes::AtLeast(2),
+        body: Body::None,
+        default: "",
+        about: "Sessions stay with a server: by a cookie, by a route, or by what is learned from answers.",
+        store: const { &Custom(sticky::sticky::<S>) },
+    }
+}
+
+fn block<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    let name = &statement.args[0];
+    builder.upstreams::<S>().open(&name.text, name.span)?;
+    let scope = builder.scope;
+    let errors =
+        |builder: &Builder| builder.diagnostics.iter().filter(|found| found.severity == Severity::Emerg).count();
+    let errors_before = errors(builder);
+    builder.walk(statement.body(), S::Block::INSIDE, scope);
+    let is_understood = errors(builder) == errors_before;
+    let group = builder.upstreams::<S>().current();
+    match (group.servers.first(), group.state.is_set()) {
+        (None, false) if is_understood => {
+            let end = statement.block_end.unwrap_or(name.span);
+            Err(Diagnostic::emerg("no servers are inside upstream").at(end))
+        }
+        (Some(server), true) => {
+            let error = group.state.error("\"state\" directive cannot be used along with \"server\"");
+            Err(error.related("the first server", server.span).hint("the servers of this group are those of the file"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn state<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    let path = builder.full_path(&statement.args[0].text);
+    once::<S, _>(builder, statement, |group| &mut group.state, |_| Ok(PathBuf::new()))?;
+    builder.upstreams::<S>().current().state.set(path, Some(statement.args[0].span));
+    Ok(())
+}
+
+/// Sets what may be said once.
+fn once<S: Subject, T>(
+    builder: &mut Builder,
+    statement: &Statement,
+    setting: fn(&mut GroupDraft<S>) -> &mut Setting<T>,
+    parse: fn(&Statement) -> Result<T, Diagnostic>,
+) -> Result<(), Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    let setting = setting(builder.upstreams::<S>().current());
+    if setting.is_set() {
+        return Err(statement.directive_error("is duplicate"));
+    }
+    setting.set(parse(statement)?, Some(statement.span));
+    Ok(())
+}
+
+/// What a group's zone is to those that mention it: nothing, as workers share all they know without it.
+struct GroupZone;
+
+const ZONE: &str = "zone";
+
+fn zone<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    let name = &statement.args[0];
+    if name.text.is_empty() {
+        return Err(Diagnostic::emerg(format!("invalid zone name \"{}\"", name.text)).at(name.span));
+    }
+    match statement.args.get(1) {
+        Some(size) => {
+            let size = ZoneSize::of(name, size)?;
+            builder.declare_zone::<GroupZone>(ZONE, &size, statement.span)?.declare(GroupZone);
+        }
+        None => drop(builder.zone::<GroupZone>(ZONE, &name.text, name.span)?),
+    }
+    Ok(())
+}
+
+/// Has the group choose by a method. A second one takes the place of the first.
+fn choose_by<S: Subject>(builder: &mut Builder, statement: &Statement, balance: Balance)
+where
+    S::Block: HasUpstreams<S>,
+{
+    let setting = &mut builder.upstreams::<S>().current().balance;
+    let earlier = setting.span();
+    setting.set(balance, Some(statement.span));
+    if let Some(earlier) = earlier {
+        let warning = Diagnostic::warn("load balancing method redefined").at(statement.name.span);
+        builder.note([warning.related("first defined", earlier)]);
+    }
+}
+
+fn ip_hash<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    choose_by::<S>(builder, statement, Balance::IpHash);
+    Ok(())
+}
+
+fn least_conn<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    choose_by::<S>(builder, statement, Balance::LeastConn);
+    Ok(())
+}
+
+fn hash<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    let key = builder.variables::<S>().template(&statement.args[0])?;
+    let balance = match statement.args.get(1) {
+        None => Balance::Hash,
+        Some(word) if word.text == "consistent" => Balance::ConsistentHash,
+        Some(word) => return Err(invalid_parameter(word)),
+    };
+    choose_by::<S>(builder, statement, balance);
+    builder.upstreams::<S>().current().key = Some(key);
+    Ok(())
+}
+
+fn least_time<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    let counts_inflight = match statement.args.get(1) {
+        None => false,
+        Some(word) if word.text == "inflight" => true,
+        Some(word) => return Err(invalid_parameter(word)),
+    };
+    let metric = values::enumeration(statement, &[("header", Metric::Header), ("last_byte", Metric::LastByte)])?;
+    choose_by::<S>(builder, statement, Balance::LeastTime(LeastTime { metric, counts_inflight }));
+    Ok(())
+}
+
+fn random<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    let preference = match statement.args.as_slice() {
+        [] => None,
+        [two, ..] if two.text != "two" => return Err(invalid_parameter(two)),
+        [_] => Some(Preference::LeastConn),
+        [_, method, ..] => Some(match &**method.text {
+            b"least_conn" => Preference::LeastConn,
+            b"least_time=header" => Preference::LeastTime(Metric::Header),
+            b"least_time=last_byte" => Preference::LeastTime(Metric::LastByte),
+            _ => return Err(invalid_parameter(method)),
+        }),
+    };
+    choose_by::<S>(builder, statement, Balance::Random(preference));
+    Ok(())
+}
+
+/// More idle connections than this make no sense: it is the number of ports that one address has.
+const IDLE_MAX: u64 = 65_535;
+
+fn keepalive<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    once::<S, _>(
+        builder,
+        statement,
+        |group| &mut group.keepalive,
+        |statement| {
+            let number = &statement.args[0];
+            let connections = units::parse_number(&number.text).ok_or_else(|| {
+                let message = format!("invalid value \"{}\" in \"keepalive\" directive", number.text);
+                Diagnostic::emerg(message).at(number.span)
+            })?;
+            let is_local = match statement.args.get(1) {
+                None => false,
+                Some(word) if word.text == "local" => true,
+                Some(word) => return Err(invalid_parameter(word)),
+            };
+            Ok((connections.min(IDLE_MAX) as usize, is_local))
+        },
+    )
+}
+
+/// More requests than this are not kept waiting.
+const QUEUE_MAX: u64 = 1 << 20;
+
+fn queue(statement: &Statement) -> Result<QueueSettings, Diagnostic> {
+    let requests_max = values::number_between(statement, 1, QUEUE_MAX)? as usize;
+    let timeout = statement.args.get(1).map(|word| {
+        let time = word.text.strip_prefix(b"timeout=").and_then(units::parse_time);
+        time.ok_or_else(|| invalid_parameter(word))
+    });
+    Ok(QueueSettings { requests_max, timeout: timeout.transpose()?.unwrap_or(QueueSettings::TIMEOUT_DEFAULT) })
+}
+
+fn resolver<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    if builder.upstreams::<S>().current().resolver.is_set() {
+        return Err(statement.directive_error("is duplicate"));
+    }
+    let settings = Arc::new(ResolverSettings::parse(builder, statement)?);
+    builder.upstreams::<S>().current().resolver.set(settings, Some(statement.span));
+    Ok(())
+}

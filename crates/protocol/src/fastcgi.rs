@@ -1,0 +1,430 @@
+//! FastCGI 1.0, the side of the web server: requests are written, responses are decoded.
+//!
+//! A connection carries one request at a time, whose id is always 1, as in nginx; records of another request are
+//! refused, those that manage the connection are passed over. Invariant: whatever a record is made of, the decoder
+//! keeps no more of it than its header.
+//!
+//! ```text
+//! record   version 1 | type | request id (2) | content length (2) | padding length | reserved | content | padding
+//! request  BEGIN_REQUEST, PARAMS ..., PARAMS empty, STDIN ..., STDIN empty
+//! response STDOUT and STDERR ..., END_REQUEST
+//! ```
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::gateway::{ParamsWriter, UnwritableParams};
+
+/// The id of every request: one that is not multiplexed with others needs no other.
+const REQUEST_ID: u16 = 1;
+
+/// Most bytes of content in the records that are written: a multiple of 8 that fits in 16 bits, so that only the last
+/// record of a stream needs padding.
+pub const CONTENT_MAX: usize = 0xfff8;
+
+const HEADER_LENGTH: usize = 8;
+
+mod record_type {
+    pub const BEGIN_REQUEST: u8 = 1;
+    pub const ABORT_REQUEST: u8 = 2;
+    pub const END_REQUEST: u8 = 3;
+    pub const PARAMS: u8 = 4;
+    pub const STDIN: u8 = 5;
+    pub const STDOUT: u8 = 6;
+    pub const STDERR: u8 = 7;
+    pub const GET_VALUES_RESULT: u8 = 10;
+    pub const UNKNOWN_TYPE: u8 = 11;
+}
+
+/// The header of a record.
+const fn header(record_type: u8, content_length: usize, padding_length: u8) -> [u8; HEADER_LENGTH] {
+    debug_assert!(content_length <= u16::MAX as usize);
+    let [id_high, id_low] = REQUEST_ID.to_be_bytes();
+    let [length_high, length_low] = (content_length as u16).to_be_bytes();
+    [1, record_type, id_high, id_low, length_high, length_low, padding_length, 0]
+}
+
+/// Appends the record that begins a request to a responder. With `keep_connection` the application leaves the
+/// connection open after the response.
+pub fn write_begin_request(out: &mut Vec<u8>, keep_connection: bool) {
+    const RESPONDER: [u8; 2] = [0, 1];
+    out.extend_from_slice(&header(record_type::BEGIN_REQUEST, 8, 0));
+    out.extend_from_slice(&RESPONDER);
+    out.extend_from_slice(&[u8::from(keep_connection), 0, 0, 0, 0, 0]);
+}
+
+/// Appends the record that asks the application to abandon the request.
+pub fn write_abort_request(out: &mut Vec<u8>) {
+    out.extend_from_slice(&header(record_type::ABORT_REQUEST, 0, 0));
+}
+
+/// The header that precedes a piece of the request's body, of 1 to [`CONTENT_MAX`] bytes: the piece itself may come from
+/// elsewhere and has no padding.
+pub fn stdin_header(length: usize) -> [u8; HEADER_LENGTH] {
+    debug_assert!((1..=CONTENT_MAX).contains(&length), "an empty piece ends the body");
+    header(record_type::STDIN, length, 0)
+}
+
+/// The record that ends the request's body; a request without body has it too.
+pub const STDIN_END: [u8; HEADER_LENGTH] = header(record_type::STDIN, 0, 0);
+
+/// Writes parameters as PARAMS records. A parameter that fits in one record is not spread over two: the stream may be
+/// cut anywhere (FastCGI 1.0 §3.3), but PHP reads each record on its own.
+#[derive(Debug)]
+pub struct Params<'o> {
+    out: &'o mut Vec<u8>,
+    /// Where the header of the record being filled stands.
+    record: Option<usize>,
+}
+
+impl<'o> Params<'o> {
+    /// Parameters at the end of `out`.
+    pub fn new(out: &'o mut Vec<u8>) -> Self {
+        Self { out, record: None }
+    }
+
+    /// Ends the parameters: without this the request is not complete.
+    pub fn finish(mut self) {
+        self.close_record();
+        self.out.extend_from_slice(&header(record_type::PARAMS, 0, 0));
+    }
+
+    fn append(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            if self.record.is_none() {
+                self.record = Some(self.out.len());
+                self.out.extend_from_slice(&[0; HEADER_LENGTH]);
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(self.room()));
+            self.out.extend_from_slice(now);
+            bytes = later;
+            if self.room() == 0 {
+                self.close_record();
+            }
+        }
+    }
+
+    /// How many bytes of content the record being filled can still take.
+    fn room(&self) -> usize {
+        CONTENT_MAX - self.record.map_or(0, |start| self.out.len() - start - HEADER_LENGTH)
+    }
+
+    fn close_record(&mut self) {
+        let Some(start) = self.record.take() else {
+            return;
+        };
+        let length = self.out.len() - start - HEADER_LENGTH;
+        let padding = length.wrapping_neg() % 8;
+        let header = header(record_type::PARAMS, length, padding as u8);
+        self.out[start..start + HEADER_LENGTH].copy_from_slice(&header);
+        self.out.extend_from_slice(&[0; 8][..padding]);
+    }
+}
+
+impl ParamsWriter for Params<'_> {
+    fn push(&mut self, name: &[u8], value: &[u8]) -> Result<(), UnwritableParams> {
+        let (mut lengths, mut size) = ([0; 8], 0);
+        for length in [name.len(), value.len()] {
+            size += write_length(&mut lengths[size..], length)?;
+        }
+        if size.saturating_add(name.len()).saturating_add(value.len()) > self.room() {
+            self.close_record();
+        }
+        for bytes in [&lengths[..size], name, value] {
+            self.append(bytes);
+        }
+        Ok(())
+    }
+}
+
+/// Writes a length, which takes one byte up to 127 and else four with the highest bit set; returns how many.
+fn write_length(out: &mut [u8], length: usize) -> Result<usize, UnwritableParams> {
+    match length {
+        0..=0x7f => {
+            out[0] = length as u8;
+            Ok(1)
+        }
+        0x80..=0x7fff_ffff => {
+            out[..4].copy_from_slice(&(length as u32 | 0x8000_0000).to_be_bytes());
+            Ok(4)
+        }
+        _ => Err(UnwritableParams::TooBig { length }),
+    }
+}
+
+/// What an application sent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A piece of the response: a range of the input, never empty.
+    Stdout(Range<usize>),
+    /// The response is complete; more messages may come.
+    StdoutEnd,
+    /// A piece of a message for the log: a range of the input, never empty. See [`trim_message`].
+    Stderr(Range<usize>),
+    /// The request is done with.
+    EndRequest(EndRequest),
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EndRequest {
+    /// The application's own status, as a program that exits has it.
+    pub app_status: u32,
+    /// What the protocol has to say.
+    pub protocol_status: ProtocolStatus,
+}
+
+/// The protocol's part in the end of a request: FastCGI 1.0 §5.5.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProtocolStatus {
+    /// The request was answered.
+    RequestComplete,
+    /// The application takes one request per connection.
+    CannotMultiplex,
+    /// The application has no capacity left.
+    Overloaded,
+    /// The application is no responder.
+    UnknownRole,
+    /// A number that means nothing.
+    Other(u8),
+}
+
+impl ProtocolStatus {
+    fn from_number(number: u8) -> Self {
+        match number {
+            0 => Self::RequestComplete,
+            1 => Self::CannotMultiplex,
+            2 => Self::Overloaded,
+            3 => Self::UnknownRole,
+            number => Self::Other(number),
+        }
+    }
+}
+
+/// One step of decoding.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Decoded {
+    /// Bytes of the input that are done with, those of the event included.
+    pub consumed: usize,
+    /// What they were, if anything that concerns the caller.
+    pub event: Option<Event>,
+}
+
+/// A violation of the protocol by an application. `Display` gives nginx's words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FastCgiFault {
+    /// A version other than 1.
+    UnsupportedVersion(u8),
+    /// A type that no response has.
+    InvalidRecordType(u8),
+    /// A record of a request that was not made.
+    UnexpectedRequestId(u16),
+    /// A type of record that cannot come any more: more of the response behind its end.
+    UnexpectedRecord(u8),
+}
+
+impl fmt::Display for FastCgiFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::UnsupportedVersion(version) => {
+                write!(f, "upstream sent unsupported FastCGI protocol version: {version}")
+            }
+            Self::InvalidRecordType(number) => write!(f, "upstream sent invalid FastCGI record type: {number}"),
+            Self::UnexpectedRequestId(id) => match id.to_be_bytes() {
+                [0, low] => write!(f, "upstream sent unexpected FastCGI request id low byte: {low}"),
+                [high, _] => write!(f, "upstream sent unexpected FastCGI request id high byte: {high}"),
+            },
+            Self::UnexpectedRecord(number) => write!(f, "upstream sent unexpected FastCGI record: {number}"),
+        }
+    }
+}
+
+impl std::error::Error for FastCgiFault {}
+
+/// Incremental decoder of the records of one response.
+#[derive(Clone, Debug, Default)]
+pub struct ResponseDecoder {
+    state: State,
+    /// Of the current record, then of its END_REQUEST body: as many bytes as `filled` says.
+    gathered: [u8; HEADER_LENGTH],
+    filled: u8,
+    content_left: u16,
+    padding_left: u8,
+    stdout_ended: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum State {
+    #[default]
+    Header,
+    Content(Kind),
+    Padding {
+        is_last: bool,
+    },
+    Finished,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Stdout,
+    Stderr,
+    EndRequest,
+    /// A record that manages the connection.
+    Management,
+}
+
+impl ResponseDecoder {
+    /// A decoder at the beginning of a response.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// True once END_REQUEST and its padding have been seen: whatever follows has not been asked for, and a connection
+    /// that is kept may be used again.
+    pub fn is_finished(&self) -> bool {
+        self.state == State::Finished
+    }
+
+    /// Whether the application ended its response.
+    pub fn has_stdout_ended(&self) -> bool {
+        self.stdout_ended
+    }
+
+    /// Bytes of the response in the current record that have not been handed out.
+    pub fn stdout_remaining(&self) -> usize {
+        if self.state == State::Content(Kind::Stdout) { usize::from(self.content_left) } else { 0 }
+    }
+
+    /// Decodes up to the next event or the end of the input, whichever comes first.
+    ///
+    /// Call again with what follows `consumed` until that is nothing or [`ResponseDecoder::is_finished`]. After a fault
+    /// the decoder is of no further use.
+    pub fn decode(&mut self, input: &[u8]) -> Result<Decoded, FastCgiFault> {
+        let mut at = 0;
+        while at < input.len() && self.state != State::Finished {
+            let rest = &input[at..];
+            let (taken, event) = match self.state {
+                State::Header => self.take_header(rest)?,
+                State::Content(kind) => self.take_content(kind, rest),
+                State::Padding { .. } | State::Finished => (self.take_padding(rest), None),
+            };
+            let start = at;
+            at += taken;
+            if let Some(event) = event {
+                let event = match event {
+                    Event::Stdout(range) => Event::Stdout(start + range.start..start + range.end),
+                    Event::Stderr(range) => Event::Stderr(start + range.start..start + range.end),
+                    event => event,
+                };
+                return Ok(Decoded { consumed: at, event: Some(event) });
+            }
+        }
+        Ok(Decoded { consumed: at, event: None })
+    }
+
+    /// Adds to the eight bytes that are gathered; returns how many were added.
+    fn gather(&mut self, rest: &[u8]) -> usize {
+        let filled = usize::from(self.filled);
+        let taken = rest.len().min(HEADER_LENGTH - filled);
+        self.gathered[filled..filled + taken].copy_from_slice(&rest[..taken]);
+        self.filled += taken as u8;
+        taken
+    }
+
+    fn take_header(&mut self, rest: &[u8]) -> Result<(usize, Option<Event>), FastCgiFault> {
+        let taken = self.gather(rest);
+        let kind = check_header(&self.gathered[..usize::from(self.filled)])?;
+        let (true, Some(kind)) = (usize::from(self.filled) == HEADER_LENGTH, kind) else {
+            return Ok((taken, None));
+        };
+        let [_, record_type, _, _, length_high, length_low, padding, _] = self.gathered;
+        self.content_left = u16::from_be_bytes([length_high, length_low]);
+        self.padding_left = padding;
+        if kind == Kind::Stdout && self.stdout_ended && self.content_left > 0 {
+            return Err(FastCgiFault::UnexpectedRecord(record_type));
+        }
+        self.gathered = [0; HEADER_LENGTH];
+        self.filled = 0;
+        self.state = State::Content(kind);
+        if self.content_left > 0 {
+            return Ok((taken, None));
+        }
+        let event = self.end_content(kind);
+        let is_end = kind == Kind::Stdout && !std::mem::replace(&mut self.stdout_ended, true);
+        Ok((taken, if is_end { Some(Event::StdoutEnd) } else { event }))
+    }
+
+    fn take_content(&mut self, kind: Kind, rest: &[u8]) -> (usize, Option<Event>) {
+        let length = rest.len().min(usize::from(self.content_left));
+        self.content_left -= length as u16;
+        if kind == Kind::EndRequest {
+            self.gather(&rest[..length]); // what is more than eight bytes means nothing
+        }
+        let end = if self.content_left == 0 { self.end_content(kind) } else { None };
+        let event = match kind {
+            Kind::Stdout => Some(Event::Stdout(0..length)),
+            Kind::Stderr => Some(Event::Stderr(0..length)),
+            Kind::EndRequest | Kind::Management => end,
+        };
+        (length, event)
+    }
+
+    /// The content was seen to its end: what END_REQUEST says.
+    fn end_content(&mut self, kind: Kind) -> Option<Event> {
+        let is_last = kind == Kind::EndRequest;
+        self.state = State::Padding { is_last };
+        self.end_padding();
+        let [a, b, c, d, status, ..] = self.gathered;
+        is_last.then(|| {
+            Event::EndRequest(EndRequest {
+                app_status: u32::from_be_bytes([a, b, c, d]),
+                protocol_status: ProtocolStatus::from_number(status),
+            })
+        })
+    }
+
+    fn take_padding(&mut self, rest: &[u8]) -> usize {
+        let length = rest.len().min(usize::from(self.padding_left));
+        self.padding_left -= length as u8;
+        self.end_padding();
+        length
+    }
+
+    fn end_padding(&mut self) {
+        if let State::Padding { is_last } = self.state
+            && self.padding_left == 0
+        {
+            self.state = if is_last { State::Finished } else { State::Header };
+        }
+    }
+}
+
+/// Judges as much of a header as there is, in the order of its bytes; the kind once type and id have come.
+fn check_header(header: &[u8]) -> Result<Option<Kind>, FastCgiFault> {
+    if let Some(&version) = header.first()
+        && version != 1
+    {
+        return Err(FastCgiFault::UnsupportedVersion(version));
+    }
+    let Some(&number) = header.get(1) else {
+        return Ok(None);
+    };
+    let (kind, id) = match number {
+        record_type::STDOUT => (Kind::Stdout, REQUEST_ID),
+        record_type::STDERR => (Kind::Stderr, REQUEST_ID),
+        record_type::END_REQUEST => (Kind::EndRequest, REQUEST_ID),
+        record_type::GET_VALUES_RESULT | record_type::UNKNOWN_TYPE => (Kind::Management, 0),
+        number => return Err(FastCgiFault::InvalidRecordType(number)),
+    };
+    let Some(&[high, low]) = header.get(2..4) else {
+        return Ok(None);
+    };
+    let received = u16::from_be_bytes([high, low]);
+    if received == id { Ok(Some(kind)) } else { Err(FastCgiFault::UnexpectedRequestId(received)) }
+}
+
+/// A piece of a message without what ends it: line ends, dots and spaces, as nginx logs it.
+pub fn trim_message(text: &[u8]) -> &[u8] {
+    let end = text.iter().rposition(|byte| !matches!(byte, b'\r' | b'\n' | b'.' | b' ')).map_or(0, |last| last + 1);
+    &text[..end]
+}

@@ -1,0 +1,71 @@
+//! One field line of a head, `name: value`: what the heads of requests and of responses have in common.
+//!
+//! Only finds where the parts are; what a head makes of them is its own affair.
+
+use super::scan::skip_text;
+use crate::Range32;
+
+/// The parts of a field line.
+pub(super) struct FieldLine {
+    pub(super) name: Range32,
+    pub(super) value: Range32,
+}
+
+/// The field line at `start`, if it is whole and written as nearly all are, and where the next line begins: looked at
+/// once from front to back. Everything else is for the thorough way.
+#[inline]
+pub(super) fn find_usual(input: &[u8], start: usize) -> Option<(FieldLine, usize)> {
+    let name_length = input.get(start..)?.iter().position(|&byte| NAME[byte as usize] != VALID)?;
+    let name_end = start + name_length;
+    if name_length == 0 || input[name_end] != b':' {
+        return None;
+    }
+    let value_start = name_end + 1 + usize::from(input.get(name_end + 1) == Some(&b' '));
+    let value_end = skip_text(input, value_start);
+    let has_more_space = input.get(value_start) == Some(&b' ') || input[value_end - 1] == b' ';
+    if has_more_space && value_end > value_start || !input[value_end..].starts_with(b"\r\n") {
+        return None;
+    }
+    let field = FieldLine { name: Range32::new(start, name_end), value: Range32::new(value_start, value_end) };
+    Some((field, value_end + 2))
+}
+
+/// Without spaces and tabs at both ends: RFC 9110 §5.5.
+pub(super) fn trim(input: &[u8], start: usize, end: usize) -> Range32 {
+    let is_space = |&&byte: &&u8| byte == b' ' || byte == b'\t';
+    let start = start + input[start..end].iter().take_while(is_space).count();
+    let end = end - input[start..end].iter().rev().take_while(is_space).count();
+    Range32::new(start, end)
+}
+
+/// A name with odd bytes that another program might take for Content-Length or Transfer-Encoding:
+/// without them it reads the same.
+pub(super) fn pretends_framing(name: &[u8]) -> bool {
+    let letters = || name.iter().filter(|byte| byte.is_ascii_alphanumeric()).map(u8::to_ascii_lowercase);
+    letters().eq(b"contentlength".iter().copied()) || letters().eq(b"transferencoding".iter().copied())
+}
+
+/// True for the bytes of a token: RFC 9110 §5.6.2.
+pub(super) fn is_token_byte(byte: u8) -> bool {
+    NAME[byte as usize] != NO_TOKEN
+}
+
+/// Letters, digits and "-": what nginx takes without being told to.
+pub(super) const VALID: u8 = 0;
+/// The other bytes of a token.
+const TOKEN: u8 = 1;
+const NO_TOKEN: u8 = 2;
+
+pub(super) static NAME: [u8; 256] = {
+    let mut classes = [NO_TOKEN; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        classes[byte] = match byte as u8 {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' => VALID,
+            b'!' | b'#' | b'$' | b'%' | b'&' | b'\'' | b'*' | b'+' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~' => TOKEN,
+            _ => NO_TOKEN,
+        };
+        byte += 1;
+    }
+    classes
+};

@@ -1,0 +1,308 @@
+//! The inbox: how other threads reach a loop. Calls (bounded) and wakes of its tasks.
+//!
+//! Who is to be woken, and when, is the doorbell's business (`inbox/doorbell.rs`). The bell is an eventfd, which the driver has
+//! among its events. The write is an edge for epoll whenever it happens, also before the wait begins, so it is never lost;
+//! nobody reads the eventfd.
+
+mod doorbell;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, Ordering::SeqCst};
+
+use parking_lot::{Mutex, RwLock};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::environment::Environment;
+use crate::stall::Turns;
+use crate::stall::watched::Watched;
+use doorbell::Doorbell;
+
+/// Calls waiting at most: reload and administration send a handful, so more means that a loop is stuck.
+const CALLS_MAX: usize = 4096;
+
+/// How many loops a process may have at once: what fits a waker, without the last, which stands for wakers of others.
+pub(crate) const LOOPS_MAX: usize = (1 << LOOP_BITS) - 1;
+
+/// The bits of a waker's word that name its loop.
+pub(crate) const LOOP_BITS: u32 = 10;
+
+/// Work to be done on a loop's thread.
+pub type Call = Box<dyn FnOnce() + Send>;
+
+/// Why a call was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RemoteError {
+    /// Too many calls wait already.
+    Full,
+    /// The loop has ended.
+    Closed,
+}
+
+impl fmt::Display for RemoteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RemoteError::Full => "the event loop's inbox is full",
+            RemoteError::Closed => "the event loop has ended",
+        })
+    }
+}
+
+impl std::error::Error for RemoteError {}
+
+/// A handle to a loop for other threads.
+#[derive(Clone)]
+pub struct Remote {
+    inbox: Arc<Inbox>,
+}
+
+impl Remote {
+    pub(crate) fn new(inbox: Arc<Inbox>) -> Self {
+        Remote { inbox }
+    }
+
+    /// Has `call` executed on the loop's thread between two turns, in the order of arrival. There it may use everything
+    /// that needs a loop (`spawn` for example). A call that was taken but not executed when the loop ends is dropped.
+    pub fn run(&self, call: Call) -> Result<(), RemoteError> {
+        self.inbox.send(|queue| {
+            if queue.closed {
+                return Err(RemoteError::Closed);
+            }
+            if queue.calls.len() >= CALLS_MAX {
+                return Err(RemoteError::Full);
+            }
+            queue.calls.push_back(call);
+            Ok(())
+        })
+    }
+
+    /// The timings of the loop's turns.
+    pub fn turns(&self) -> &Turns {
+        &self.inbox.turns
+    }
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Remote")
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    calls: VecDeque<Call>,
+    /// Wakers' words. Not bounded by count, but by what they wake: at most one per operation in flight elsewhere.
+    wakes: Vec<u64>,
+    closed: bool,
+}
+
+pub(crate) struct Inbox {
+    queue: Mutex<Queue>,
+    doorbell: Doorbell,
+    eventfd: OwnedFd,
+    /// How many [`Outside`] there are.
+    pub outside: AtomicUsize,
+    pub turns: Turns,
+    pub watched: Watched,
+}
+
+impl Inbox {
+    /// For a loop of the calling thread, which is this worker.
+    pub fn new(worker: usize) -> io::Result<Arc<Inbox>> {
+        Ok(Arc::new(Inbox {
+            queue: Mutex::new(Queue::default()),
+            doorbell: Doorbell::new(),
+            eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            outside: AtomicUsize::new(0),
+            turns: Turns::new(),
+            watched: Watched::new(worker),
+        }))
+    }
+
+    pub fn eventfd(&self) -> BorrowedFd<'_> {
+        self.eventfd.as_fd()
+    }
+
+    fn send(&self, push: impl FnOnce(&mut Queue) -> Result<(), RemoteError>) -> Result<(), RemoteError> {
+        push(&mut self.queue.lock())?;
+        if self.doorbell.announce() {
+            // It fails only when the counter is at its maximum, which is an event as well.
+            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+        }
+        Ok(())
+    }
+
+    /// Announces that the loop is about to wait; false if something has arrived and it must not.
+    pub fn may_sleep(&self) -> bool {
+        self.doorbell.may_sleep()
+    }
+
+    pub fn is_pending(&self) -> bool {
+        self.doorbell.is_pending()
+    }
+
+    pub fn awake(&self) {
+        self.doorbell.awake();
+    }
+
+    /// Takes at most `calls_max` calls and all wakes; both vectors come empty.
+    pub fn take(&self, calls_max: usize, calls: &mut Vec<Call>, wakes: &mut Vec<u64>) {
+        if !self.doorbell.answer() {
+            return;
+        }
+        let mut queue = self.queue.lock();
+        std::mem::swap(wakes, &mut queue.wakes);
+        let count = queue.calls.len().min(calls_max);
+        calls.extend(queue.calls.drain(..count));
+        if !queue.calls.is_empty() {
+            self.doorbell.answer_again();
+        }
+    }
+
+    pub fn close(&self) {
+        let calls = {
+            let mut queue = self.queue.lock();
+            queue.closed = true;
+            queue.wakes.clear();
+            std::mem::take(&mut queue.calls)
+        };
+        drop(calls);
+    }
+}
+
+/// An operation outside of a loop in virtual time (in a thread pool) that keeps its clock from moving. Loops in real time
+/// have no use for the count and do not keep it.
+pub(crate) struct Outside(Option<Arc<Inbox>>);
+
+impl Outside {
+    pub fn begin() -> Self {
+        let inbox = Environment::try_with(|environment| {
+            // A simulated pool's tasks are within.
+            let counts = environment.clock.is_virtual() && environment.simulation.is_none();
+            counts.then(|| Arc::clone(&environment.inbox))
+        });
+        let inbox = inbox.flatten();
+        if let Some(inbox) = &inbox {
+            inbox.outside.fetch_add(1, SeqCst);
+        }
+        Outside(inbox)
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        if let Some(inbox) = &self.0 {
+            inbox.outside.fetch_sub(1, SeqCst);
+            // The loop may be waiting for just this, with nobody to be woken.
+            let _ = inbox.send(|_| Ok(()));
+        }
+    }
+}
+
+/// The loops of this process by the number in their wakers.
+static LOOPS: [RwLock<Option<Arc<Inbox>>>; LOOPS_MAX] = [const { RwLock::new(None) }; LOOPS_MAX];
+
+/// One more than the highest number that a loop has had.
+static LOOPS_END: AtomicUsize = AtomicUsize::new(0);
+
+/// Changes with every loop that begins or ends.
+static VERSION: AtomicUsize = AtomicUsize::new(0);
+
+/// Two equal numbers mean that the loops are the same.
+pub(crate) fn version() -> usize {
+    VERSION.load(SeqCst)
+}
+
+/// The inboxes of all loops.
+pub(crate) fn all() -> Vec<Arc<Inbox>> {
+    LOOPS[..LOOPS_END.load(SeqCst)].iter().filter_map(|place| place.read().clone()).collect()
+}
+
+/// The inbox of the loop with this number.
+pub(crate) fn of_loop(index: usize) -> Option<Arc<Inbox>> {
+    LOOPS[index].read().clone()
+}
+
+/// Enters a loop and returns its number.
+pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
+    for (index, place) in LOOPS.iter().enumerate() {
+        let Some(mut place) = place.try_write() else {
+            continue;
+        };
+        if place.is_none() {
+            *place = Some(Arc::clone(inbox));
+            LOOPS_END.fetch_max(index + 1, SeqCst);
+            VERSION.fetch_add(1, SeqCst);
+            return Ok(index);
+        }
+    }
+    Err(io::Error::other("too many event loops in one process"))
+}
+
+pub(crate) fn unregister(index: usize) {
+    let inbox = LOOPS[index].write().take();
+    VERSION.fetch_add(1, SeqCst);
+    drop(inbox);
+}
+
+/// Has `call` executed on every loop. One whose inbox is full is left out: it is stuck anyhow.
+pub(crate) fn call_all(call: fn()) {
+    for inbox in all() {
+        let _ = Remote::new(inbox).run(Box::new(call));
+    }
+}
+
+/// Wakes a task of another loop. A loop that has ended, or its successor under the same number, ignores the word or
+/// sees one spurious wake.
+pub(crate) fn wake_remote(index: usize, word: u64) {
+    if let Some(inbox) = of_loop(index) {
+        let _ = inbox.send(|queue| {
+            if !queue.closed {
+                queue.wakes.push(word);
+            }
+            Ok(())
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readable(inbox: &Inbox) -> bool {
+        let mut counter = [0; 8];
+        rustix::io::read(&inbox.eventfd, &mut counter).is_ok()
+    }
+
+    #[test]
+    fn the_descriptor_is_written_once_per_sleep_and_never_to_a_loop_that_is_awake() {
+        let inbox = Inbox::new(0).unwrap();
+        let remote = Remote::new(Arc::clone(&inbox));
+        remote.run(Box::new(|| ())).unwrap();
+        assert!(!readable(&inbox));
+        assert!(!inbox.may_sleep(), "something is pending");
+        let (mut calls, mut wakes) = (Vec::new(), Vec::new());
+        inbox.take(10, &mut calls, &mut wakes);
+        assert_eq!(calls.len(), 1);
+        assert!(inbox.may_sleep());
+        remote.run(Box::new(|| ())).unwrap();
+        assert!(readable(&inbox));
+        remote.run(Box::new(|| ())).unwrap();
+        assert!(!readable(&inbox));
+    }
+
+    #[test]
+    fn calls_are_bounded_and_refused_after_the_end() {
+        let inbox = Inbox::new(0).unwrap();
+        let remote = Remote::new(Arc::clone(&inbox));
+        for _ in 0..CALLS_MAX {
+            remote.run(Box::new(|| ())).unwrap();
+        }
+        assert_eq!(remote.run(Box::new(|| ())), Err(RemoteError::Full));
+        inbox.close();
+        assert_eq!(remote.run(Box::new(|| ())), Err(RemoteError::Closed));
+    }
+}

@@ -1,0 +1,167 @@
+//! Datagrams by the batch: what the kernel tells of those that arrived, and what it is told of those that leave.
+
+use std::io;
+use std::net::IpAddr;
+
+use super::SocketAddress;
+use crate::buffer::Lease;
+
+/// How a datagram socket is made. Everything is off by default.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DatagramOptions {
+    /// The address of the socket. Without one it has a port of its own that nobody can foretell (the kernel chooses it
+    /// by chance).
+    pub local: Option<SocketAddress>,
+    /// Whom it sends to; then it hears nobody else.
+    pub peer: Option<SocketAddress>,
+    /// Several sockets share `local`, and the kernel divides the senders among them (`SO_REUSEPORT`).
+    pub reuse_port: bool,
+    /// `SO_RCVBUF`, in bytes.
+    pub receive_buffer: Option<usize>,
+    /// `SO_SNDBUF`, in bytes.
+    pub send_buffer: Option<usize>,
+    /// [`Received::local`] is told (`IP_PKTINFO`).
+    pub local_address: bool,
+    /// [`Received::ecn`] is told (`IP_RECVTOS`).
+    pub ecn: bool,
+    /// The kernel joins datagrams of one sender that have the same length (`UDP_GRO`); [`Received::stride`] tells them
+    /// apart. Then the places of a batch have to be large: 64 KiB.
+    pub gro: bool,
+}
+
+/// How many datagrams one call receives or sends at most.
+pub const BATCH_MAX: usize = 32;
+
+/// What the network says of its congestion (RFC 3168, section 5): the last two bits of a packet's class of traffic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ecn {
+    /// The sender understands this.
+    Ect0 = 0b10,
+    /// As `Ect0`; what else it says is between the ends (RFC 9331).
+    Ect1 = 0b01,
+    /// A router is congested.
+    Ce = 0b11,
+}
+
+impl Ecn {
+    /// The mark in a class of traffic; `None` if the sender does not take part.
+    pub(crate) fn of_class(class: u8) -> Option<Ecn> {
+        match class & 0b11 {
+            0b10 => Some(Ecn::Ect0),
+            0b01 => Some(Ecn::Ect1),
+            0b11 => Some(Ecn::Ce),
+            _ => None,
+        }
+    }
+}
+
+/// A datagram that has arrived, or several of the same sender that the kernel has joined.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Received {
+    /// Who has sent it.
+    pub source: SocketAddress,
+    /// The address that it was sent to, if that was asked for (`local_address`). An IPv4 address is a mapped one where
+    /// the socket is of IPv6.
+    pub local: Option<IpAddr>,
+    /// The bytes that are there.
+    pub length: usize,
+    /// The length of each datagram but the last one, which may be shorter; `length` where nothing was joined.
+    pub stride: usize,
+    /// How the packet was marked, if that was asked for (`ecn`).
+    pub ecn: Option<Ecn>,
+    /// It was longer than its place, and the rest is lost.
+    pub is_truncated: bool,
+}
+
+impl Received {
+    pub(crate) fn new(source: SocketAddress, length: usize) -> Self {
+        Received { source, local: None, length, stride: length, ecn: None, is_truncated: false }
+    }
+}
+
+/// A datagram that is to leave, or several of the same length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transmit<'a> {
+    /// Where it goes; `None` is the peer of a connected socket.
+    pub destination: Option<&'a SocketAddress>,
+    /// The bytes.
+    pub contents: &'a [u8],
+    /// The contents are datagrams of so many bytes, the last one perhaps shorter, which the kernel or the network
+    /// device divides (`UDP_SEGMENT`). At most 64 of them, and 65,507 bytes in all.
+    pub segment_bytes: Option<u16>,
+    /// The address that it leaves from, one of this machine's; `None` leaves that to the kernel.
+    pub source: Option<IpAddr>,
+    /// How the packet is marked.
+    pub ecn: Option<Ecn>,
+}
+
+impl<'a> Transmit<'a> {
+    /// One datagram for `destination`.
+    pub fn to(destination: &'a SocketAddress, contents: &'a [u8]) -> Self {
+        Transmit { destination: Some(destination), ..Transmit::to_peer(contents) }
+    }
+
+    /// One datagram for the peer of a connected socket.
+    pub fn to_peer(contents: &'a [u8]) -> Self {
+        Transmit { destination: None, contents, segment_bytes: None, source: None, ecn: None }
+    }
+}
+
+/// Datagrams that arrived together, in one lease.
+#[derive(Debug)]
+pub struct ReceiveBatch {
+    lease: Option<Lease>,
+    received: Vec<Received>,
+    count_max: usize,
+    bytes_each: usize,
+}
+
+impl ReceiveBatch {
+    /// Places for `count_max` datagrams (1 to [`BATCH_MAX`]) of at most `bytes_each`. Allocates nothing yet. Together
+    /// they should not be more than a lease of the largest class has, [`crate::LEASE_CLASSES`].
+    pub fn new(count_max: usize, bytes_each: usize) -> Self {
+        assert!((1..=BATCH_MAX).contains(&count_max) && bytes_each > 0);
+        ReceiveBatch { lease: None, received: Vec::new(), count_max, bytes_each }
+    }
+
+    /// How many there are; each may be several (see [`Received::stride`]).
+    pub fn len(&self) -> usize {
+        self.received.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.received.is_empty()
+    }
+
+    /// What arrived, with its bytes.
+    pub fn iter(&self) -> impl Iterator<Item = (&Received, &[u8])> {
+        let memory = self.lease.as_deref().unwrap_or_default();
+        self.received.iter().zip(memory.chunks(self.bytes_each)).map(|(one, place)| (one, &place[..one.length]))
+    }
+
+    /// Forgets the datagrams and returns their memory.
+    pub fn clear(&mut self) {
+        self.lease = None;
+        self.received.clear();
+    }
+
+    /// The places, all of them free.
+    pub(crate) fn prepare(&mut self) -> io::Result<(Room<'_>, &mut Vec<Received>)> {
+        self.received.clear();
+        let lease = match self.lease.take() {
+            Some(lease) => lease,
+            None => Lease::new(self.count_max * self.bytes_each)?,
+        };
+        let memory = &mut **self.lease.insert(lease);
+        Ok((Room { memory, bytes_each: self.bytes_each, count: self.count_max }, &mut self.received))
+    }
+}
+
+/// Places for datagrams.
+pub(crate) struct Room<'a> {
+    /// Divided into `count` places of `bytes_each`.
+    pub memory: &'a mut [u8],
+    pub bytes_each: usize,
+    pub count: usize,
+}

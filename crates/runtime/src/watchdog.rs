@@ -1,0 +1,348 @@
+//! The watchdog: a thread that looks at the loops, says what holds one up, and has the others take what waits for it.
+//!
+//! It looks every 5 ms and sleeps when all loops have been idle for a second; the first turn after that wakes it. A turn
+//! of 5 ms is suspect and its thread is looked at closely (procfs and its processor clock); one of 10 ms is a stall, is
+//! looked at again and filed. Loops do nothing for it but store when a turn began and what it is at.
+//!
+//! While a loop stalls, the kernel goes on to queue connections on sockets that only this loop accepts from
+//! (SO_REUSEPORT), and may have told it alone of one on a shared socket. At every look another loop that listens on the
+//! same address is asked to take what waits; see [`crate::driver::ListenerDriver::accept_for_another`].
+//!
+//! It never waits for a loop, refuses to guess when procfs is not readable (the stall is then counted but not filed), and
+//! leaves loops in virtual time alone.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::environment::Environment;
+use crate::inbox::{self, Inbox, Remote};
+use crate::stall::watched::{WatchedListener, has_connection, monotonic_nanos};
+use crate::stall::{STALL_THRESHOLD, Sample, StallKind, Turns, judge};
+
+/// How often the loops are looked at. A stall is over 10 ms long, so each is seen while it lasts unless the watchdog itself
+/// has to wait for a processor.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// A turn of this age is looked at closely, so that there is something to compare with when it becomes a stall.
+const SUSPECT_NANOS: u64 = 5_000_000;
+
+/// Looks without any turn after which the watchdog sleeps: a second.
+const IDLE_LOOKS_MAX: u32 = 200;
+
+/// A stall of this age is reported although it has not ended.
+const REPORT_NANOS: u64 = 1_000_000_000;
+
+/// Stalls of a kind are reported so often at most.
+const REPORT_EVERY_NANOS: u64 = 60_000_000_000;
+
+/// A stall, for the log.
+#[derive(Clone, Debug)]
+pub struct Stall {
+    /// The loop's [`crate::worker`].
+    pub worker: usize,
+    /// What held it up.
+    pub kind: StallKind,
+    /// How long, so far if it goes on.
+    pub duration: Duration,
+    /// Whether it has ended.
+    pub is_over: bool,
+    /// What ran: the type of the task, as Rust names it.
+    pub at: &'static str,
+    /// Stalls of this kind, on all loops, since the last that was told of.
+    pub untold: u64,
+}
+
+type Reporter = Arc<dyn Fn(&Stall) + Send + Sync>;
+
+static REPORTER: RwLock<Option<Reporter>> = RwLock::new(None);
+
+/// Names the function that is told of stalls: one of each kind a minute at most. Called on the watchdog's thread.
+pub fn set_stall_reporter(reporter: impl Fn(&Stall) + Send + Sync + 'static) {
+    let displaced = REPORTER.write().replace(Arc::new(reporter));
+    drop(displaced);
+}
+
+/// The loops of this process, each with its worker and, through [`Remote::turns`], its figures: for a status page.
+pub fn workers() -> Vec<(usize, Remote)> {
+    inbox::all().into_iter().map(|inbox| (inbox.watched.worker, Remote::new(inbox))).collect()
+}
+
+/// Starts the watchdog of this process, once; further calls do nothing.
+///
+/// Errors: no thread could be started.
+pub fn start_watchdog() -> std::io::Result<()> {
+    let mut is_started = STARTED.lock();
+    if !*is_started {
+        thread::Builder::new().name("watchdog".into()).spawn(|| Watchdog::default().run())?;
+        *is_started = true;
+    }
+    Ok(())
+}
+
+static STARTED: Mutex<bool> = Mutex::new(false);
+static THREAD: OnceLock<Thread> = OnceLock::new();
+
+/// Read at every turn, written a few times in a minute at most.
+static IS_ASLEEP: AtomicBool = AtomicBool::new(false);
+
+/// Told by every loop when a turn begins.
+#[inline]
+pub(crate) fn note_turn() {
+    if IS_ASLEEP.load(Ordering::Relaxed) {
+        wake();
+    }
+}
+
+#[cold]
+fn wake() {
+    if IS_ASLEEP.swap(false, Ordering::Relaxed)
+        && let Some(thread) = THREAD.get()
+    {
+        thread.unpark();
+    }
+}
+
+/// Whether the loop with this number is in a turn that is a stall already, or has ended.
+pub(crate) fn is_stalled(index: usize) -> bool {
+    inbox::of_loop(index).is_none_or(|inbox| {
+        let began = inbox.turns.began();
+        began != 0 && monotonic_nanos().saturating_sub(began) > STALL_THRESHOLD.as_nanos() as u64
+    })
+}
+
+#[derive(Default)]
+struct Watchdog {
+    loops: Vec<WatchedLoop>,
+    /// The version of the table of loops that `loops` was made from.
+    version: Option<usize>,
+    idle_looks: u32,
+    /// Of each kind: when one was reported last, and how many have not been since.
+    reports: [(Option<u64>, u64); StallKind::ALL.len()],
+    /// Who is asked next to take connections for another.
+    turn: usize,
+}
+
+/// One loop, and what was seen of it.
+struct WatchedLoop {
+    inbox: Arc<Inbox>,
+    busy: Duration,
+    suspect: Option<Suspect>,
+}
+
+/// A long turn.
+struct Suspect {
+    began: u64,
+    first: Option<Sample>,
+    /// What it was at then; empty when it may have ended before that was asked.
+    first_at: &'static str,
+    filed: Option<(StallKind, &'static str)>,
+    is_reported: bool,
+}
+
+impl Suspect {
+    fn is_stall(&self, now: u64) -> bool {
+        now.saturating_sub(self.began) > STALL_THRESHOLD.as_nanos() as u64
+    }
+}
+
+impl Watchdog {
+    fn run(mut self) {
+        let _ = THREAD.set(thread::current());
+        loop {
+            thread::park_timeout(LOOK_EVERY);
+            self.look();
+            if self.idle_looks >= IDLE_LOOKS_MAX {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Until a turn begins.
+    fn sleep(&mut self) {
+        IS_ASLEEP.store(true, Ordering::Relaxed);
+        // A turn that began at this moment may not have seen it yet; but any loop will have seen it after a while.
+        thread::park_timeout(LOOK_EVERY);
+        self.look();
+        while self.idle_looks >= IDLE_LOOKS_MAX && IS_ASLEEP.load(Ordering::Relaxed) {
+            thread::park();
+        }
+        IS_ASLEEP.store(false, Ordering::Relaxed);
+        self.idle_looks = 0;
+    }
+
+    fn look(&mut self) {
+        self.take_up_loops();
+        let now = monotonic_nanos();
+        self.idle_looks += 1;
+        let mut reports = Vec::new();
+        for each in &mut self.loops {
+            let busy = each.inbox.turns.busy();
+            if each.inbox.turns.began() != 0 || std::mem::replace(&mut each.busy, busy) != busy {
+                self.idle_looks = 0;
+            }
+            reports.extend(each.look(now));
+        }
+        for report in reports {
+            self.report(now, report);
+        }
+        self.help(now);
+    }
+
+    fn take_up_loops(&mut self) {
+        let version = inbox::version();
+        if self.version.replace(version) == Some(version) {
+            return;
+        }
+        let mut known = std::mem::take(&mut self.loops);
+        for inbox in inbox::all() {
+            let place = known.iter().position(|each| Arc::ptr_eq(&each.inbox, &inbox));
+            let fresh = || WatchedLoop { inbox, busy: Duration::ZERO, suspect: None };
+            self.loops.push(place.map_or_else(fresh, |place| known.swap_remove(place)));
+        }
+    }
+
+    fn report(&mut self, now: u64, mut stall: Stall) {
+        let (last, untold) = &mut self.reports[stall.kind as usize];
+        if last.is_some_and(|last| now.saturating_sub(last) < REPORT_EVERY_NANOS) {
+            *untold += 1;
+            return;
+        }
+        *last = Some(now);
+        stall.untold = std::mem::take(untold);
+        // Called without the lock, and like every other foreign code not trusted to return in order.
+        let reporter = REPORTER.read().clone();
+        if let Some(reporter) = reporter {
+            let _ = catch_unwind(AssertUnwindSafe(|| reporter(&stall))).map_err(std::mem::forget);
+        }
+    }
+
+    /// Has others take the connections that wait for loops that stall.
+    fn help(&mut self, now: u64) {
+        let is_stalled = |each: &WatchedLoop| each.suspect.as_ref().is_some_and(|suspect| suspect.is_stall(now));
+        let (stalled, others): (Vec<&WatchedLoop>, Vec<&WatchedLoop>) =
+            self.loops.iter().partition(|each| is_stalled(each));
+        if stalled.is_empty() || others.is_empty() {
+            return;
+        }
+        let mut is_shared_waiting = false;
+        for each in stalled {
+            let listeners = each.inbox.watched.listeners();
+            for WatchedListener { socket, own_address } in listeners {
+                if !has_connection(&socket) {
+                    continue;
+                }
+                let Some(address) = own_address else {
+                    is_shared_waiting = true;
+                    continue;
+                };
+                self.turn = self.turn.wrapping_add(1);
+                let from = self.turn % others.len();
+                let (before, after) = others.split_at(from);
+                let helper = after.iter().chain(before).find(|other| other.inbox.watched.listens_alone_on(&address));
+                if let Some(helper) = helper {
+                    // One that takes no calls is asked again, or another is, at the next look.
+                    let _ = Remote::new(Arc::clone(&helper.inbox)).run(Box::new(move || {
+                        Environment::with(|environment| environment.driver.accept_for_another(&address, socket));
+                    }));
+                }
+            }
+        }
+        if is_shared_waiting {
+            for other in others {
+                let _ = Remote::new(Arc::clone(&other.inbox)).run(Box::new(|| {
+                    Environment::with(|environment| environment.driver.rearm_shared_listeners());
+                }));
+            }
+        }
+    }
+}
+
+impl WatchedLoop {
+    /// Looks at the loop, and returns what there is to report.
+    fn look(&mut self, now: u64) -> Option<Stall> {
+        let turns = &self.inbox.turns;
+        let began = turns.began();
+        let ended = self.suspect.take_if(|suspect| suspect.began != began);
+        let ended = ended.and_then(|suspect| self.end(suspect));
+        if ended.is_some() || began == 0 || now.saturating_sub(began) < SUSPECT_NANOS {
+            return ended;
+        }
+        let (inbox, watched) = (&self.inbox, &self.inbox.watched);
+        let suspect = self.suspect.get_or_insert_with(|| Suspect {
+            began,
+            first: watched.sample(),
+            first_at: Some(turns.at()).filter(|_| turns.began() == began).unwrap_or_default(),
+            filed: None,
+            is_reported: false,
+        });
+        if !suspect.is_stall(now) {
+            return None;
+        }
+        if let (None, Some(first)) = (suspect.filed, suspect.first) {
+            let (last, at) = (watched.sample()?, turns.at());
+            // What was seen belongs to this turn only if that still goes on.
+            if turns.began() != began {
+                return None;
+            }
+            let kind = judge(&first, &last);
+            suspect.filed = Some((kind, at));
+            turns.file(kind);
+        }
+        let (kind, at) = suspect.filed?;
+        let age = now.saturating_sub(began);
+        if age < REPORT_NANOS || std::mem::replace(&mut suspect.is_reported, true) {
+            return None;
+        }
+        Some(stall(inbox, kind, at, age, false))
+    }
+
+    /// A long turn is over. If it was a stall that was not filed in time, it is judged by how it was seen first, and what it
+    /// was at then is told: most stalls are that short.
+    fn end(&self, suspect: Suspect) -> Option<Stall> {
+        let turns: &Turns = &self.inbox.turns;
+        let nanos = turns.ended_stall(suspect.began)?;
+        let (kind, at) = match suspect.filed {
+            Some(filed) => filed,
+            None => {
+                let first = suspect.first?;
+                // It may have slept since, after its turn.
+                let at = suspect.began + nanos;
+                let last = Sample { at, state: first.state, sleeps: first.sleeps, ..self.inbox.watched.sample()? };
+                let kind = judge(&first, &last);
+                turns.file(kind);
+                (kind, suspect.first_at)
+            }
+        };
+        turns.file_time(kind, nanos);
+        (!suspect.is_reported).then(|| stall(&self.inbox, kind, at, nanos, true))
+    }
+}
+
+fn stall(inbox: &Inbox, kind: StallKind, at: &'static str, nanos: u64, is_over: bool) -> Stall {
+    Stall { worker: inbox.watched.worker, kind, duration: Duration::from_nanos(nanos), is_over, at, untold: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_that_ends_before_it_is_filed_is_told_with_what_it_was_at_when_it_was_suspect() {
+        let inbox = Inbox::new(3).unwrap();
+        let mut look = WatchedLoop { inbox: Arc::clone(&inbox), busy: Duration::ZERO, suspect: None };
+        let (began, suspect_at, ended) = (1_000_000, 7_000_000, 13_000_000);
+        inbox.turns.begin(began);
+        inbox.turns.note(|| "something long");
+        assert!(look.look(suspect_at).is_none());
+        inbox.turns.note(|| "something else");
+        inbox.turns.end(began, ended);
+        let stall = look.look(ended).expect("it was long");
+        assert_eq!((stall.at, stall.duration, stall.is_over), ("something long", Duration::from_millis(12), true));
+        assert_eq!(inbox.turns.filed(stall.kind).count, 1);
+    }
+}
