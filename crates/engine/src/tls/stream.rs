@@ -372,7 +372,14 @@ impl State {
             let UnbufferedStatus { mut discard, state } =
                 session.library.process_tls_records(self.incoming.readable_mut());
             let mut delivered = 0;
-            let standing = match state.map_err(TlsFailure::of)? {
+            let state = match state {
+                Ok(state) => state,
+                Err(error) => {
+                    self.incoming.consume(discard);
+                    return Err(TlsFailure::of(error));
+                }
+            };
+            let standing = match state {
                 ConnectionState::EncodeTlsData(mut data) => {
                     let mut encoded = Vec::new();
                     loop {
@@ -438,12 +445,13 @@ impl State {
         }
     }
 
-    /// What the session has to tell the client after a failure.
+    /// What the session has to tell the client after a failure. The library must not look at records any more: it does
+    /// not as long as there is something to tell, but it counts on those that it has seen.
     fn encode_alerts(&mut self) {
         let Some(session) = &mut self.session else { return };
-        let mut nothing = [];
-        while let Ok(ConnectionState::EncodeTlsData(mut data)) = session.library.process_tls_records(&mut nothing).state
-        {
+        while session.library.wants_write() {
+            let status = session.library.process_tls_records(self.incoming.readable_mut());
+            let Ok(ConnectionState::EncodeTlsData(mut data)) = status.state else { return };
             let mut alert = [0; 256];
             let Ok(count) = data.encode(&mut alert) else { return };
             if self.outgoing.append(&alert[..count]).is_err() {
