@@ -42,6 +42,14 @@ pub struct TlsServer {
 }
 
 impl TlsServer {
+    /// A server of which only the library's configuration is of interest.
+    #[cfg(test)]
+    pub(super) fn of_config(config: ServerConfig) -> Arc<TlsServer> {
+        let config = Arc::new(config);
+        let (client_rules, identity) = (ClientRules::default(), Identity::default());
+        Arc::new(TlsServer { config, record_bytes: RECORD_BYTES_MAX as usize, client_rules, rejects: false, identity })
+    }
+
     /// The library's configuration.
     pub(super) fn config(&self) -> &Arc<ServerConfig> {
         &self.config

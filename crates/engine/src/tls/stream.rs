@@ -669,6 +669,96 @@ impl TlsDetails<'_> {
 mod tests {
     use super::*;
 
+    use rustls::pki_types::{PrivateKeyDer, ServerName};
+    use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, SupportedProtocolVersion};
+
+    /// A server's side before the handshake, and a client that trusts it.
+    fn sides(version: &'static SupportedProtocolVersion) -> (State, ClientConnection) {
+        let own = rcgen::generate_simple_self_signed(["example.com".to_owned()]).unwrap();
+        let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
+        let builder = builder.with_protocol_versions(&[version]).unwrap().with_no_client_auth();
+        let server = builder.with_single_cert(vec![own.cert.der().clone()], key).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(own.cert.der().clone()).unwrap();
+        let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[version]).unwrap();
+        let client = Arc::new(builder.with_root_certificates(roots).with_no_client_auth());
+        let client = ClientConnection::new(client, ServerName::try_from("example.com").unwrap()).unwrap();
+        let server = TlsServer::of_config(server);
+        let library = UnbufferedServerConnection::new(Arc::clone(server.config())).unwrap();
+        let session = Session { library, server, server_name: None, verdict: std::cell::OnceCell::new() };
+        (State { session: Some(Box::new(session)), ..State::default() }, client)
+    }
+
+    /// Carries everything that the client sends to the server in pieces of this size, with one byte changed, and the
+    /// answers back. Returns what the server has read, or how it failed.
+    fn talk(
+        version: &'static SupportedProtocolVersion,
+        piece: usize,
+        change: Option<(usize, u8)>,
+    ) -> Result<(Vec<u8>, usize), TlsFailure> {
+        let (mut state, mut client) = sides(version);
+        let (mut sent, mut has_asked) = (0, false);
+        for _ in 0..20 {
+            if !client.is_handshaking() && !std::mem::replace(&mut has_asked, true) {
+                io::Write::write_all(&mut client.writer(), &[b'x'; 20_000]).unwrap();
+                client.refresh_traffic_keys().ok();
+                client.send_close_notify();
+            }
+            let mut bytes = Vec::new();
+            while client.wants_write() {
+                client.write_tls(&mut bytes).unwrap();
+            }
+            if let Some((place, value)) = change
+                && (sent..sent + bytes.len()).contains(&place)
+            {
+                bytes[place - sent] ^= value;
+            }
+            sent += bytes.len();
+            for piece in bytes.chunks(piece) {
+                state.incoming.append(piece).unwrap();
+                if let Err(failure) = state.advance() {
+                    // Whatever is asked of it afterwards.
+                    assert!(state.advance().is_err() && state.close().is_ok() && state.write(9, |_, _| Ok(0)).is_err());
+                    return Err(failure);
+                }
+            }
+            let answer: Vec<u8> = state.outgoing.chunks().flatten().copied().collect();
+            let length = answer.len();
+            state.outgoing.clear();
+            state.records.clear();
+            if client.read_tls(&mut &answer[..]).is_err() || client.process_new_packets().is_err() {
+                break;
+            }
+            if has_asked && length == 0 {
+                break;
+            }
+        }
+        Ok((state.plain.readable().to_vec(), sent))
+    }
+
+    #[test]
+    fn no_change_of_a_byte_panics_and_none_is_taken_for_what_was_sent() {
+        for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+            let (read, length) = talk(version, usize::MAX, None).unwrap();
+            assert_eq!(read, [b'x'; 20_000]);
+            for piece in [1, 7, 600] {
+                assert_eq!(talk(version, piece, None).unwrap().0, [b'x'; 20_000]);
+            }
+            // Each of the handshake's, and some of those behind it.
+            let places = (0..length).filter(|place| *place < 2200 && place % 3 == 0 || place % 977 == 0);
+            for place in places {
+                for (piece, value) in [(usize::MAX, 1 << (place % 8)), (61, 0xff)] {
+                    if let Ok((read, _)) = talk(version, piece, Some((place, value))) {
+                        // Lost at the end, at most; or of no importance, as a name that nobody looks at.
+                        assert!(read.iter().all(|&byte| byte == b'x'));
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn what_has_left_counts_when_its_record_has() {
         let mut state = State::default();
