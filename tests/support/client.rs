@@ -26,7 +26,7 @@ enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
     /// Something above one of them: TLS.
-    Above(Box<dyn Bytes>),
+    Above(Box<dyn Bytes + Send>),
 }
 
 /// What bytes go through, both ways.
@@ -63,7 +63,7 @@ impl Client {
     }
 
     /// Above a connection that was made in another way.
-    pub fn above(stream: impl Bytes + 'static) -> Client {
+    pub fn above(stream: impl Bytes + Send + 'static) -> Client {
         Client { stream: Stream::Above(Box::new(stream)), buffer: Vec::new(), at_end: false, was_reset: false }
     }
 
