@@ -30,9 +30,9 @@ enum Stream {
 }
 
 /// What bytes go through, both ways.
-pub trait Bytes: Read + Write {}
+pub trait Bytes: Read + Write + Send {}
 
-impl<T: Read + Write> Bytes for T {}
+impl<T: Read + Write + Send> Bytes for T {}
 
 /// A response, its body put together.
 #[derive(Clone, Debug, PartialEq, Eq)]
