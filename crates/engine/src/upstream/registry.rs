@@ -398,6 +398,13 @@ struct Key {
     port: Option<u16>,
 }
 
+impl<S> Default for UpstreamTable<S> {
+    /// No groups.
+    fn default() -> UpstreamTable<S> {
+        UpstreamTable { by_id: Box::default(), named: HashMap::new() }
+    }
+}
+
 impl<S> UpstreamTable<S> {
     /// The one that a directive refers to.
     pub fn get(&self, id: UpstreamId) -> &Arc<Upstream<S>> {
