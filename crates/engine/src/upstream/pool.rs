@@ -101,6 +101,7 @@ impl Default for ConnectionAge {
 #[derive(Debug)]
 pub struct Pool {
     settings: KeepaliveSettings,
+    workers: usize,
     streams: IdleStreams<PoolKey, ConnectionAge>,
 }
 
@@ -112,7 +113,11 @@ impl Pool {
     pub fn new(settings: KeepaliveSettings, workers: usize) -> Pool {
         let KeepaliveSettings { connections, timeout, .. } = settings;
         let options = IdleOptions { loops: workers, per_loop_max: connections, timeout };
-        Pool { settings, streams: IdleStreams::new(options) }
+        Pool { settings, workers, streams: IdleStreams::new(options) }
+    }
+
+    pub(super) fn is_for(&self, settings: KeepaliveSettings, workers: usize) -> bool {
+        self.settings == settings && self.workers == workers
     }
 
     /// An idle connection with this key, the one that was parked last, and its past. One that its peer is about to
@@ -144,5 +149,128 @@ impl Pool {
     /// Whether none is parked.
     pub fn is_empty(&self) -> bool {
         self.streams.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use gale_runtime::{ClockChoice, EventLoop, LoopOptions, sleep};
+
+    use super::*;
+
+    const SETTINGS: KeepaliveSettings = KeepaliveSettings {
+        connections: 2,
+        is_local: false,
+        requests_max: 3,
+        time_max: Duration::from_secs(100),
+        timeout: Duration::from_secs(3600),
+    };
+
+    /// Connections to one server, whose ends are kept open.
+    struct Server {
+        listener: TcpListener,
+        ends: Vec<TcpStream>,
+    }
+
+    impl Server {
+        fn start() -> Server {
+            Server { listener: TcpListener::bind("127.0.0.1:0").unwrap(), ends: Vec::new() }
+        }
+
+        fn connect(&mut self) -> Stream {
+            let stream = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
+            self.ends.push(self.listener.accept().unwrap().0);
+            Stream::from_fd(stream.into()).unwrap()
+        }
+
+        fn key(&self, user: usize) -> PoolKey {
+            PoolKey::new(&SocketAddress::Inet(self.listener.local_addr().unwrap()), user)
+        }
+    }
+
+    fn run(test: impl AsyncFnOnce()) {
+        let options = LoopOptions { clock: ClockChoice::Virtual, ..LoopOptions::default() };
+        EventLoop::new(options).unwrap().run(test());
+    }
+
+    fn carried(requests: u64) -> ConnectionAge {
+        ConnectionAge { requests, ..ConnectionAge::new() }
+    }
+
+    #[test]
+    fn the_connection_that_was_parked_last_is_taken_first_and_no_more_are_kept_than_may_be() {
+        run(async || {
+            let (pool, mut server) = (Pool::new(SETTINGS, 1), Server::start());
+            for requests in [0, 1, 2] {
+                assert!(pool.park(server.key(0), server.connect(), carried(requests)));
+            }
+            assert_eq!(pool.len(), 2);
+            let taken = [(); 3].map(|()| pool.take(&server.key(0)).map(|(_, age)| age.requests));
+            assert_eq!(taken, [Some(2), Some(1), None]);
+        });
+    }
+
+    #[test]
+    fn a_connection_that_has_had_its_requests_or_its_time_is_closed() {
+        run(async || {
+            let (pool, mut server) = (Pool::new(SETTINGS, 1), Server::start());
+            assert!(!pool.park(server.key(0), server.connect(), carried(3)));
+            let age = carried(1);
+            sleep(Duration::from_secs(101)).await;
+            assert!(!pool.park(server.key(0), server.connect(), age));
+            assert!(pool.is_empty());
+        });
+    }
+
+    #[test]
+    fn a_connection_that_its_peer_is_about_to_close_is_not_used_again() {
+        let age =
+            |idle_since| ConnectionAge { announced_timeout: Some(Duration::from_secs(5)), idle_since, ..age_at(0) };
+        fn age_at(seconds: u64) -> ConnectionAge {
+            let moment = Moment::from_nanos(seconds * 1_000_000_000);
+            ConnectionAge { opened: moment, requests: 1, announced_timeout: None, idle_since: moment }
+        }
+        let at = |seconds: u64| Moment::from_nanos(seconds * 1_000_000_000);
+        assert!(!age(at(10)).is_near_end(at(13)));
+        assert!(age(at(10)).is_near_end(at(14)));
+        assert!(!age_at(0).is_near_end(at(10_000)));
+        run(async || {
+            let (pool, mut server) = (Pool::new(SETTINGS, 1), Server::start());
+            let announced = ConnectionAge { announced_timeout: Some(Duration::from_secs(5)), ..carried(1) };
+            assert!(pool.park(server.key(0), server.connect(), carried(2)));
+            assert!(pool.park(server.key(0), server.connect(), announced));
+            sleep(Duration::from_secs(4)).await;
+            // The older one is not about to be closed.
+            assert_eq!(pool.take(&server.key(0)).map(|(_, age)| age.requests), Some(2));
+            assert!(pool.take(&server.key(0)).is_none() && pool.is_empty());
+            let soon = ConnectionAge { announced_timeout: Some(Duration::from_secs(1)), ..carried(1) };
+            assert!(!pool.park(server.key(0), server.connect(), soon));
+        });
+    }
+
+    #[test]
+    fn connections_are_told_apart_by_all_that_they_were_made_with() {
+        run(async || {
+            let (pool, mut server) = (Pool::new(SETTINGS, 1), Server::start());
+            let bound = PoolKey { made_with: Some(b"127.0.0.2".as_slice().into()), ..server.key(0) };
+            assert!(pool.park(bound.clone(), server.connect(), carried(1)));
+            assert!(pool.take(&server.key(0)).is_none());
+            assert!(pool.take(&bound).is_some());
+        });
+    }
+
+    #[test]
+    fn local_connections_are_used_by_those_alone_that_they_were_made_for() {
+        run(async || {
+            let mut server = Server::start();
+            for (is_local, is_shared) in [(false, true), (true, false)] {
+                let pool = Pool::new(KeepaliveSettings { is_local, ..SETTINGS }, 1);
+                assert!(pool.park(server.key(7), server.connect(), carried(1)));
+                assert_eq!(pool.take(&server.key(8)).is_some(), is_shared);
+                assert_eq!(pool.take(&server.key(7)).is_some(), !is_shared);
+            }
+        });
     }
 }

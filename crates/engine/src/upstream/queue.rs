@@ -69,7 +69,7 @@ impl Queue {
     pub fn wake_all(&self) {
         let waiters = std::mem::take(&mut *self.waiters.lock());
         for waiter in waiters {
-            // It has gone.
+            // One that has gone needs nothing.
             let _ = waiter.send(());
         }
     }

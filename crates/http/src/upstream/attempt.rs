@@ -17,7 +17,7 @@ use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Stream, Timer};
 use crate::request::phases::{CLIENT_LEFT, Flow};
 use crate::request::request_body::log_error;
 use crate::request::{PassedTo, Request};
-use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
+use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::record::Records;
 use crate::upstream::response::{self, HeadRewriter};
 use crate::upstream::sending::{BodyFraming, RequestBody, SendError, Sending};
@@ -535,8 +535,7 @@ impl Drop for Answering {
 }
 
 fn tell_messages(reader: &mut dyn ResponseReader, request: &Request, action: &str) {
-    while let Some(message) = reader.take_message() {
-        let text = bstr::BStr::new(&message);
-        request.log(Level::Error, format_args!("FastCGI sent in stderr: \"{text}\" while {action}"));
+    while let Some(Message { level, text }) = reader.take_message() {
+        request.log(level, format_args!("{} while {action}", bstr::BStr::new(&text)));
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use gale_base::log_level::Level;
+
 use gale_runtime::{Buffer, Bytes};
 
 use crate::request::response::FieldList;
@@ -17,7 +19,7 @@ pub struct UpstreamHead {
     pub fields: FieldList,
     /// How long the body is, if that was announced.
     pub length: Option<u64>,
-    /// The token of `Upgrade`, for a 101.
+    /// What `Upgrade` says: to what the connection changes, or could change.
     pub upgrade: Option<Bytes>,
     /// Whether fields may follow the body.
     pub may_have_trailers: bool,
@@ -55,6 +57,15 @@ impl fmt::Display for Malformed {
     }
 }
 
+/// Something about a response for the error log.
+#[derive(Debug)]
+pub struct Message {
+    /// How severe it is.
+    pub level: Level,
+    /// In nginx's words, without what was being done.
+    pub text: Vec<u8>,
+}
+
 /// Reads one response.
 pub trait ResponseReader {
     /// Looks for the head in what has been received and takes it from there. `has_ended` says that nothing more will
@@ -90,8 +101,8 @@ pub trait ResponseReader {
         Vec::new()
     }
 
-    /// What a server has to say besides its response: FastCGI's stderr. A line each.
-    fn take_message(&mut self) -> Option<Vec<u8>> {
+    /// What is to be told besides the response: a field that is passed over, FastCGI's stderr. A line each.
+    fn take_message(&mut self) -> Option<Message> {
         None
     }
 }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_base::units;
+use gale_protocol::request::Version;
 use gale_protocol::response::ResponseField;
 use gale_protocol::uri::split_unsafe;
 use gale_runtime::Bytes;
@@ -94,6 +95,12 @@ pub(super) fn begin(request: &mut Request, passing: &Passing<'_>, answering: Ans
     copy_head(request, passing, &head, &fields);
     if let Some(cookie) = session {
         request.response.add(ResponseField::SetCookie, cookie);
+    }
+    if let Some(upgrade) = head.upgrade.as_ref().filter(|_| head.status == 426)
+        && request.version() == Version::Http11
+    {
+        // What the client may change to is for it to know. (RFC 9110 §15.5.22)
+        request.response.add(ResponseField::Upgrade, upgrade.clone());
     }
     if head.status == 101 {
         return begin_tunnel(request, passing, answering, &head);

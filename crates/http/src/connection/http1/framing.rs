@@ -2,15 +2,25 @@
 //!
 //! It says what goes before and behind the items of a body, and sends nothing.
 
-use std::time::Duration;
+use std::borrow::Cow;
 
 use gale_protocol::http1::response;
 use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
 
+use super::send::Conduct;
 use crate::connection::worker::HttpConnections;
+use crate::request::Request;
+use crate::request::configuration::settings::ServerTokens;
 use crate::request::exchange::BodyLength;
 use crate::request::response::ResponseHead;
+use crate::request::server_field::server_field;
+
+/// The `Server` field with `server_tokens off`.
+const SERVER_LINE: &[u8] = b"Server: gale\r\n";
+
+/// The `Server` field with `server_tokens on`.
+const SERVER_LINE_WITH_VERSION: &[u8] = concat!("Server: gale/", env!("CARGO_PKG_VERSION"), "\r\n").as_bytes();
 
 /// How the body's end is told.
 #[derive(Debug, Default)]
@@ -102,20 +112,12 @@ impl Framing {
     }
 }
 
-/// What a head says of the connection.
-pub(super) struct ConnectionFields {
-    pub keeps_alive: bool,
-    /// What the `Keep-Alive` field says, if anything.
-    pub keep_alive_advertised: Option<Duration>,
-}
-
-/// Writes the head, its fields in nginx's order. `server_line` is the `Server` field with its line end; an empty one is
-/// left out.
+/// Writes the head, its fields in nginx's order.
 pub(super) fn write_head(
     head: &ResponseHead,
     framing: &Framing,
-    server_line: &[u8],
-    fields: &ConnectionFields,
+    keeps_alive: bool,
+    conduct: &Conduct<'_>,
     connections: &HttpConnections,
     out: &mut Vec<u8>,
 ) {
@@ -124,7 +126,7 @@ pub(super) fn write_head(
         Some(phrase) => response::write_status_line_with(out, head.status, phrase),
     }
     if !head.has(ResponseField::Server) {
-        out.extend_from_slice(server_line);
+        out.extend_from_slice(conduct.server_line);
     }
     if !head.has(ResponseField::Date) {
         connections.append_date_line(out);
@@ -146,9 +148,9 @@ pub(super) fn write_head(
     }
     if framing.is_tunnel() {
         out.extend_from_slice(tunnel_line(head.status));
-    } else if fields.keeps_alive {
+    } else if keeps_alive {
         out.extend_from_slice(b"Connection: keep-alive\r\n");
-        if let Some(time) = fields.keep_alive_advertised {
+        if let Some(time) = conduct.keep_alive_advertised {
             let value = format!("timeout={}", time.as_secs());
             response::write_header(out, b"Keep-Alive", value.as_bytes());
         }
@@ -165,6 +167,23 @@ pub(super) fn write_head(
         response::write_header(out, &field.name, &field.value);
     }
     out.extend_from_slice(b"\r\n");
+}
+
+/// The `Server` field with its line end; empty when there is none.
+pub(super) fn server_line(request: &Request) -> Cow<'_, [u8]> {
+    let core = &request.scope().core;
+    match core.server_tokens.get() {
+        ServerTokens::On | ServerTokens::Build => Cow::Borrowed(SERVER_LINE_WITH_VERSION),
+        ServerTokens::Off => Cow::Borrowed(SERVER_LINE),
+        ServerTokens::Text(_) => {
+            let value = server_field(request, core);
+            let mut line = Vec::new();
+            if !value.is_empty() {
+                response::write_header(&mut line, b"Server", &value);
+            }
+            Cow::Owned(line)
+        }
+    }
 }
 
 /// What the head says of a connection that becomes a tunnel. Only a 101 changes the protocol (RFC 9110, section 7.8); a

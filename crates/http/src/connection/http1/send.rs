@@ -8,12 +8,13 @@
 //! anything is waited for.
 
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use gale_protocol::http1::response;
 use gale_protocol::request::Version;
 use gale_runtime::{Buffer, Bytes};
 
-use super::framing::{ConnectionFields, End, Framed, Framing, write_head};
+use super::framing::{End, Framed, Framing, write_head};
 use crate::connection::output::{COPIED_MAX, Ending, OutputQueue};
 use crate::connection::worker::HttpConnections;
 use crate::request::body::{BodyError, BodyItem};
@@ -46,6 +47,18 @@ pub(super) enum After {
     Lingers,
     /// The connection is closed.
     Closes,
+}
+
+/// What the connection makes of a response.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Conduct<'l> {
+    pub after: After,
+    /// A body of unknown length may go in chunks.
+    pub may_be_chunked: bool,
+    /// What the `Keep-Alive` field says, if anything.
+    pub keep_alive_advertised: Option<Duration>,
+    /// The `Server` field with its line end; empty leaves it out.
+    pub server_line: &'l [u8],
 }
 
 impl Sender {
@@ -145,8 +158,8 @@ impl Sender {
     pub(super) fn start(
         &mut self,
         head: &ResponseHead,
-        options: &ResponseOptions<'_>,
-        after: After,
+        options: &ResponseOptions,
+        conduct: &Conduct<'_>,
         connections: &HttpConnections,
         stream: &Transport,
     ) {
@@ -157,7 +170,7 @@ impl Sender {
             self.queue.set_files(files, stream);
         }
         let scratch = &mut *connections.scratch.borrow_mut();
-        self.begin_response(head, options, after, connections, scratch);
+        self.begin_response(head, options, conduct, connections, scratch);
         self.queue.append(scratch);
     }
 
@@ -168,15 +181,15 @@ impl Sender {
     pub(super) fn respond(
         &mut self,
         head: &ResponseHead,
-        options: &ResponseOptions<'_>,
-        after: After,
+        options: &ResponseOptions,
+        conduct: &Conduct<'_>,
         is_followed: bool,
         connections: &HttpConnections,
         stream: &Transport,
         body: Bytes,
     ) {
         let scratch = &mut *connections.scratch.borrow_mut();
-        self.begin_response(head, options, after, connections, scratch);
+        self.begin_response(head, options, conduct, connections, scratch);
         let is_first = self.queue.is_empty() && self.queue.gone().is_none();
         let fits = match self.framing {
             Framing::NoBody => true,
@@ -274,17 +287,17 @@ impl Sender {
     fn begin_response(
         &mut self,
         head: &ResponseHead,
-        options: &ResponseOptions<'_>,
-        after: After,
+        options: &ResponseOptions,
+        conduct: &Conduct<'_>,
         connections: &HttpConnections,
         scratch: &mut Vec<u8>,
     ) {
         scratch.clear();
         self.queue.begin(options.send_timeout);
         if !self.framing.is_tunnel() {
-            self.framing = Framing::of(options.length, options.chunked && self.version == Version::Http11);
+            self.framing = Framing::of(options.length, conduct.may_be_chunked);
         }
-        self.ending = match (after, &self.framing) {
+        self.ending = match (conduct.after, &self.framing) {
             (After::MayKeep, _) if self.version == Version::Http09 => Ending::Waits,
             (After::MayKeep, Framing::UntilClose) | (After::Closes, Framing::Tunnel { .. }) => Ending::Waits,
             (After::MayKeep, _) => Ending::Stays,
@@ -294,9 +307,7 @@ impl Sender {
         if self.version == Version::Http09 {
             return;
         }
-        let fields =
-            ConnectionFields { keeps_alive: self.keeps_alive(), keep_alive_advertised: options.keep_alive_advertised };
-        write_head(head, &self.framing, options.server_line, &fields, connections, scratch);
+        write_head(head, &self.framing, self.keeps_alive(), conduct, connections, scratch);
         self.queue.note_head(scratch.len());
     }
 

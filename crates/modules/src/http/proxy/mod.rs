@@ -243,7 +243,8 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
         conf.cookie_flags.inherit(&parent.cookie_flags);
     }
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
-    upstream_rows::complete(&mut conf.upstream, builder, PREFIX, "proxy", &hidden)
+    let passes_requests = conf.pass.is_some();
+    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)
 }
 
 /// The handler of the content phase.
