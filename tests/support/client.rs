@@ -57,7 +57,12 @@ impl Client {
 
     #[track_caller]
     pub fn tcp(address: SocketAddr) -> Client {
-        let stream = TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}"));
+        Client::of_tcp(TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}")))
+    }
+
+    /// A connection over TCP that was made in another way.
+    #[track_caller]
+    pub fn of_tcp(stream: TcpStream) -> Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
         stream.set_nodelay(true).expect("an option");
@@ -229,7 +234,7 @@ impl Client {
 
     /// The next line, without its CR LF.
     #[track_caller]
-    fn take_line(&mut self) -> String {
+    pub(super) fn take_line(&mut self) -> String {
         let mut searched = 0;
         loop {
             if let Some(at) = self.buffer[searched..].windows(2).position(|pair| pair == b"\r\n") {
@@ -251,6 +256,15 @@ impl Client {
             self.fill();
         }
         self.buffer.drain(..length).collect()
+    }
+
+    /// Waits for more: whether the server closes the connection instead.
+    #[track_caller]
+    pub fn is_at_end(&mut self) -> bool {
+        while self.buffer.is_empty() && !self.at_end {
+            self.fill();
+        }
+        self.buffer.is_empty()
     }
 
     /// What arrives next; nothing when the server closes the connection instead.
