@@ -68,7 +68,7 @@ impl Default for ServerSettings {
 pub(super) struct Peer {
     pub address: SocketAddress,
     /// As `$upstream_addr` has it.
-    pub name: Box<str>,
+    pub name: Arc<str>,
     /// The `server` that it came from, as it is written: what `hash consistent` goes by.
     pub server: Arc<[u8]>,
     pub settings: Arc<ServerSettings>,
@@ -78,7 +78,7 @@ pub(super) struct Peer {
 }
 
 /// The name of an address as `$upstream_addr` has it: `127.0.0.1:8080`, `[::1]:8080`, `unix:/run/app`.
-pub(super) fn address_name(address: &SocketAddress) -> Box<str> {
+pub(super) fn address_name(address: &SocketAddress) -> Arc<str> {
     match address {
         SocketAddress::Inet(address) => address.to_string().into(),
         SocketAddress::Unix(path) => {

@@ -258,6 +258,11 @@ impl Chosen {
         &self.peer().name
     }
 
+    /// The same name, to be kept.
+    pub fn shared_name(&self) -> &Arc<str> {
+        &self.peer().name
+    }
+
     /// The group's idle connections; `None` where none are kept.
     pub fn connections(&self) -> Option<&Pool> {
         self.view.common.pool.as_deref()

@@ -21,17 +21,16 @@ pub(super) struct GroupState {
     pool: Mutex<Weak<Pool>>,
 }
 
-/// The name of a server that is asked for, and its port.
+/// The name of a server that is asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct NameKey {
     host: Arc<str>,
     service: Option<Arc<str>>,
-    port: u16,
 }
 
 impl NameKey {
     fn of(server: &ResolvedServer) -> NameKey {
-        NameKey { host: Arc::clone(&server.host), service: server.service.clone(), port: server.port }
+        NameKey { host: Arc::clone(&server.host), service: server.service.clone() }
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use gale_runtime::{EventLoop, LoopOptions, Moment, SocketAddress, spawn};
 
 use super::balance::Choice;
-use super::plan::ResolvedServer;
+use super::plan::{FoundService, ResolvedServer};
 use super::*;
 
 const START: Moment = Moment::from_nanos(1_000_000_000_000);
@@ -461,12 +461,10 @@ fn resolved() -> ResolvedServer {
 }
 
 impl Group {
+    /// The name stands for these ports now, as a service would have it.
     fn find(&self, ports: &[u16]) {
-        let found = |&port: &u16| Found {
-            address: SocketAddress::Inet(SocketAddr::from(([127, 0, 0, 1], port))),
-            service: None,
-            is_secondary: false,
-        };
+        let service = |port| FoundService { port, name: "app".into(), weight: 1, is_secondary: false };
+        let found = |&port: &u16| Found { ip: [127, 0, 0, 1].into(), service: Some(service(port)) };
         if let Some(version) = self.note_found(0, |_| ports.iter().map(found).collect()) {
             self.renew(version);
         }
