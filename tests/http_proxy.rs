@@ -315,8 +315,8 @@ fn a_body_is_sent_with_its_length_when_it_is_whole(driver: Driver) {
 
 fn an_unbuffered_body_is_sent_as_it_comes(driver: Driver) {
     let backend = Backend::tcp();
-    let setup = Setup::server(driver, "proxy_request_buffering off; location / { proxy_pass http://B; }");
-    let server = setup.replace("B", backend.address()).start();
+    let setup = Setup::http(driver, KEEPALIVE).replace("listen", "proxy_request_buffering off; listen");
+    let server = setup.replace("ADDRESS", backend.address()).start();
     let mut client = server.connect();
     client.send("POST /1 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\nfirst\r\n");
     let mut connection = backend.accept();
@@ -325,7 +325,7 @@ fn an_unbuffered_body_is_sent_as_it_comes(driver: Driver) {
     assert_eq!(connection.chunk().as_deref(), Some(&b"first"[..]));
     client.send("6\r\nsecond\r\n");
     assert_eq!(connection.chunk().as_deref(), Some(&b"second"[..]));
-    client.send("0\r\n\r\n");
+    client.send("0\r\nX-Trailer: y\r\nContent-Length: 3\r\n\r\n");
     assert_eq!(connection.chunk(), None);
     assert_eq!(connection.take_fields(), []);
     respond(&mut connection, "", "one");
@@ -355,6 +355,7 @@ fn what_is_sent_in_place_of_the_clients_body_and_method_is_framed_anew(driver: D
         "location /body { proxy_set_body \"<$arg_a>\"; proxy_pass http://B; }
          location /method { proxy_method PUT; proxy_pass http://B; }
          location /variable { proxy_method $arg_m; proxy_pass http://B; }
+         location /wrong { set $m \"A /\"; proxy_method $m; proxy_pass http://B; }
          location /both { proxy_method PATCH; proxy_set_body x; proxy_pass http://B; }",
     );
     let server = setup.replace("B", &backend.address).start();
@@ -373,7 +374,7 @@ fn what_is_sent_in_place_of_the_clients_body_and_method_is_framed_anew(driver: D
         }
     }
     // What would be another request line is none.
-    assert_eq!(post(&mut server.connect(), "/variable?m=A%20B", "Content-Length: 0\r\n", "").status, 500);
+    assert_eq!(post(&mut server.connect(), "/wrong", "Content-Length: 0\r\n", "").status, 500);
     server.wait_logged("while preparing a request to an upstream");
     server.stop();
 }
@@ -504,6 +505,9 @@ fn own_fields(response: &Response) -> Vec<String> {
     response.headers.iter().filter(|(name, _)| is_own(name)).map(|(name, value)| format!("{name}: {value}")).collect()
 }
 
+/// A group, whose connections are used again.
+const KEEPALIVE: &str = "upstream u { server ADDRESS; } server { listen %UNIX%; location / { proxy_pass http://u; } }";
+
 const LENGTH: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 fn a_response_is_passed_on_however_it_is_framed(driver: Driver) {
@@ -559,7 +563,7 @@ fn a_response_without_a_body_has_none(driver: Driver) {
         ("/head-chunked", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"),
         ("/next", LENGTH),
     ]);
-    let setup = Setup::server(driver, "location / { proxy_pass http://ADDRESS; }");
+    let setup = Setup::http(driver, KEEPALIVE);
     let server = setup.replace("ADDRESS", &backend.address).start();
     let mut client = server.connect();
     for _ in 0..2 {
@@ -588,7 +592,7 @@ fn a_connection_is_kept_only_where_the_response_leaves_it_clean(driver: Driver) 
         ("/kept", "HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nKeep-Alive: timeout=60\r\nContent-Length: 2\r\n\r\nok"),
         ("/near", "HTTP/1.1 200 OK\r\nKeep-Alive: timeout=1\r\nContent-Length: 2\r\n\r\nok"),
     ]);
-    let setup = Setup::server(driver, "location / { proxy_pass http://ADDRESS; }");
+    let setup = Setup::http(driver, KEEPALIVE);
     let server = setup.replace("ADDRESS", &backend.address).start();
     let mut client = server.connect();
     let mut connections = 1;
@@ -683,7 +687,6 @@ fn the_server_has_a_say_with_x_accel_fields(driver: Driver) {
         assert_eq!((response.status, response.text()), (200, "ok"), "{target}");
         assert!(!response.headers.iter().any(|(name, _)| name.starts_with("X-Accel")), "{target}: {response:?}");
     }
-    assert_eq!(client.get("/charset").header("Content-Type"), Some("text/html; charset=koi8-r"));
     assert_eq!(client.get("/ignores/charset").header("Content-Type"), Some("text/html; charset=utf-8"));
     server.stop();
 }
@@ -724,10 +727,10 @@ fn an_internal_location_answers_what_x_accel_redirect_names(driver: Driver) {
         let response = client.get(target);
         assert_eq!((response.status, response.text()), (status, text), "{target}");
     }
-    // A request with a body becomes one without.
+    // Whatever it was, it is a GET now; as with nginx its body goes on.
     assert_eq!(post(&mut client, "/again", "Content-Length: 3\r\n", "abc").text(), "ok");
     let (_, last) = backend.asked().pop().expect("asked");
-    assert_eq!((&*last.method, &*last.target, last.text()), ("GET", "/second/x%20y?q", ""));
+    assert_eq!((&*last.method, &*last.target), ("GET", "/second/x%20y?q"));
     assert_eq!(client.get("/loop").status, 500);
     server.wait_logged("rewrite or internal redirection cycle while internally redirecting to \"/loop\"");
     assert_eq!(client.get("/unsafe").status, 404);
@@ -890,8 +893,8 @@ fn a_unix_socket_is_a_server_too(driver: Driver) {
     assert_eq!(client.get("/missing").status, 502);
     server.wait_logged("connect() to unix:");
     server.wait_logged("failed (2: No such file or directory) while connecting to upstream");
-    server.stop();
     drop(backend);
+    server.stop();
 }
 
 fn variables_tell_of_every_server_that_was_tried(driver: Driver) {
@@ -916,12 +919,12 @@ fn variables_tell_of_every_server_that_was_tried(driver: Driver) {
     let own = format!("{}/none", server.directory.path().display());
     let address = &backend.address;
     for (target, uri, addresses, statuses, lengths, rest) in [
-        ("/", "/", address.clone(), "200", "2", "|o|1|2||94|"),
-        ("/503", "/503", address.clone(), "503", "2", "||||"),
-        ("/chunked", "/chunked", address.clone(), "200", "2", "||||7|"),
-        ("/two/", "/two/", format!("unix:{own}, {address}"), "502, 200", "0, 2", "|o|1|2||0, 94|"),
-        ("/none/", "/", format!("unix:{own} : {address}"), "502 : 200", "0 : 2", "|o|1|2||"),
-        ("/accel", "/", format!("{address} : {address}"), "200 : 200", "0 : 2", "|o|1|2||"),
+        ("/", "/", address.clone(), "200", "2", "|o|1|2|-|92|"),
+        ("/503", "/503", address.clone(), "503", "2", "|-|-|-|-|"),
+        ("/chunked", "/chunked", address.clone(), "200", "2", "|-|-|-|7|"),
+        ("/two/", "/two/", format!("unix:{own}, {address}"), "502, 200", "0, 2", "|o|1|2|-|0, 92|"),
+        ("/none/", "/", format!("unix:{own} : {address}"), "502 : 200", "0 : 2", "|o|1|2|-|"),
+        ("/accel", "/", format!("{address} : {address}"), "200 : 200", "0 : 2", "|o|1|2|-|"),
         ("/local", "/local", "-".into(), "-", "-", "|-|-|-|-|-|-|-|-|-"),
     ] {
         client.get(target);
@@ -964,7 +967,7 @@ fn what_goes_wrong_is_logged_in_nginx_words(driver: Driver) {
         ("/closed", format!("upstream prematurely closed connection {READING}")),
         ("/head", format!("upstream prematurely closed connection {READING}")),
         ("/none", format!("upstream sent no valid HTTP/1.0 header {READING}")),
-        ("/field", format!("upstream sent invalid header: \"X y\\x0d...\" {READING}")),
+        ("/field", format!("upstream sent invalid header: \"X\\x20...\" {READING}")),
         ("/lengths", format!("upstream sent duplicate header line: \"Content-Length: 2\", previous value: \
             \"Content-Length: 1\" {READING}")),
         ("/length", format!("upstream sent invalid \"Content-Length\" header: \"Content-Length: x\" {READING}")),

@@ -1,14 +1,14 @@
 //! A server behind the server: a test accepts its connections and plays it by hand, or threads answer what is asked.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::client::Client;
 use super::{DEADLINE, directory};
@@ -40,6 +40,8 @@ pub struct Asked {
 /// A backend whose requests are answered by threads.
 pub struct Serving {
     pub address: String,
+    /// The listening socket.
+    socket: OwnedFd,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -85,20 +87,26 @@ impl Backend {
         !directory::is_readable(self)
     }
 
+    #[track_caller]
     fn accept_now(&self) -> Client {
-        match &self.listener {
-            Listener::Tcp(listener) => Client::of_tcp(listener.accept().expect("somebody is there").0),
-            Listener::Unix(listener) => Client::of(listener.accept().expect("somebody is there").0),
-        }
+        self.try_accept().expect("somebody is there")
+    }
+
+    fn try_accept(&self) -> std::io::Result<Client> {
+        Ok(match &self.listener {
+            Listener::Tcp(listener) => Client::of_tcp(listener.accept()?.0),
+            Listener::Unix(listener) => Client::of(listener.accept()?.0),
+        })
     }
 
     /// Has threads answer, one for each connection, until `answer` says that the connection is to end.
     pub fn serve(self, answer: impl Fn(&Asked, &mut Client) -> bool + Send + Sync + 'static) -> Serving {
         let (shared, address, answer) = (Arc::<Shared>::default(), self.address.clone(), Arc::new(answer));
+        let socket = self.as_fd().try_clone_to_owned().expect("a descriptor");
         let state = Arc::clone(&shared);
         let thread = std::thread::spawn(move || {
             for number in 0.. {
-                let mut client = self.accept_quietly();
+                let Some(mut client) = self.accept_or_end() else { break };
                 if state.is_over.load(Ordering::SeqCst) {
                     break;
                 }
@@ -115,13 +123,17 @@ impl Backend {
                 });
             }
         });
-        Serving { address, shared, thread: Some(thread) }
+        Serving { address, socket, shared, thread: Some(thread) }
     }
 
-    /// However long it takes.
-    fn accept_quietly(&self) -> Client {
-        while !directory::wait_readable_any(self, None::<&TcpListener>, Instant::now() + Duration::from_secs(3600)) {}
-        self.accept_now()
+    /// However long it takes; `None` when the socket is shut down.
+    fn accept_or_end(&self) -> Option<Client> {
+        loop {
+            match self.try_accept() {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                accepted => return accepted.ok(),
+            }
+        }
     }
 }
 
@@ -160,12 +172,8 @@ impl Serving {
         for connection in lock(&self.shared.connections).iter() {
             connection.close_both();
         }
-        // Wakes the thread, which then drops the listening socket.
-        let address = &self.address;
-        match address.strip_prefix("unix:") {
-            Some(path) => drop(std::os::unix::net::UnixStream::connect(path)),
-            None => drop(TcpStream::connect(address.parse::<SocketAddr>().expect("an address"))),
-        }
+        // Wakes the thread.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         thread.join().expect("the backend did not panic");
     }
 }
