@@ -272,6 +272,7 @@ async fn connect(
         // Whether the kernel waits for more is a matter of speed alone.
         let _ = stream.set_nodelay(true);
     }
+    records.note(|attempt, now| attempt.connect_time = Some(now.since(attempt.started)));
     let age = ConnectionAge::new();
     Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: false, _counted: counted })
 }
@@ -399,7 +400,10 @@ impl Answering {
         let sending = Sending::new(passing.head.clone(), &passing.body, passing.framing, send_timeout)
             .with_end(&passing.body)
             .map_err(|_| failed_for_memory(request))?;
-        records.note(|attempt, now| attempt.connect_time = Some(now.since(attempt.started)));
+        // Nothing is connected where a connection is used again.
+        records.note(|attempt, now| {
+            attempt.connect_time.get_or_insert(now.since(attempt.started));
+        });
         let started = records.last().started;
         Ok(Box::new(Answering {
             connection: Some(connection),
