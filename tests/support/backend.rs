@@ -111,6 +111,7 @@ impl Backend {
                     break;
                 }
                 let (state, answer) = (Arc::clone(&state), Arc::clone(&answer));
+                client.keep_record();
                 lock(&state.connections).push(client.sender());
                 std::thread::spawn(move || {
                     while let Some(asked) = client.request_or_end() {

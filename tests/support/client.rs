@@ -20,6 +20,9 @@ pub struct Client {
     buffer: Vec<u8>,
     at_end: bool,
     was_reset: bool,
+    /// All that has arrived, if somebody wants to know.
+    record: Vec<u8>,
+    is_recording: bool,
 }
 
 enum Stream {
@@ -52,7 +55,14 @@ impl Client {
     pub fn of(stream: UnixStream) -> Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
-        Client { stream: Stream::Unix(stream), buffer: Vec::new(), at_end: false, was_reset: false }
+        Client {
+            stream: Stream::Unix(stream),
+            buffer: Vec::new(),
+            at_end: false,
+            was_reset: false,
+            record: Vec::new(),
+            is_recording: false,
+        }
     }
 
     #[track_caller]
@@ -66,7 +76,14 @@ impl Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
         stream.set_nodelay(true).expect("an option");
-        Client { stream: Stream::Tcp(stream), buffer: Vec::new(), at_end: false, was_reset: false }
+        Client {
+            stream: Stream::Tcp(stream),
+            buffer: Vec::new(),
+            at_end: false,
+            was_reset: false,
+            record: Vec::new(),
+            is_recording: false,
+        }
     }
 
     /// A connection whose receive buffer is small, so that whoever sends much to it can do so in small pieces only.
@@ -81,7 +98,14 @@ impl Client {
         let stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
-        Client { stream: Stream::Tcp(stream), buffer: Vec::new(), at_end: false, was_reset: false }
+        Client {
+            stream: Stream::Tcp(stream),
+            buffer: Vec::new(),
+            at_end: false,
+            was_reset: false,
+            record: Vec::new(),
+            is_recording: false,
+        }
     }
 
     /// Sends as many of these bytes as the sockets take without waiting, and returns how many that were.
@@ -120,7 +144,7 @@ impl Client {
             Stream::Tcp(stream) => Stream::Tcp(stream.try_clone().expect("a descriptor")),
             Stream::Unix(stream) => Stream::Unix(stream.try_clone().expect("a descriptor")),
         };
-        Client { stream, buffer: Vec::new(), at_end: false, was_reset: false }
+        Client { stream, buffer: Vec::new(), at_end: false, was_reset: false, record: Vec::new(), is_recording: false }
     }
 
     /// Says that nothing more will be sent.
@@ -258,6 +282,27 @@ impl Client {
         self.buffer.drain(..length).collect()
     }
 
+    /// Waits until there is something to read, and leaves it where it is.
+    #[track_caller]
+    pub fn wait_readable(&self) {
+        let mut byte = [0];
+        let peeked = match &self.stream {
+            Stream::Tcp(stream) => rustix::net::recv(stream, &mut byte, rustix::net::RecvFlags::PEEK),
+            Stream::Unix(stream) => rustix::net::recv(stream, &mut byte, rustix::net::RecvFlags::PEEK),
+        };
+        peeked.expect("something in time");
+    }
+
+    /// From now on all that arrives is kept for [`Client::record`].
+    pub fn keep_record(&mut self) {
+        self.is_recording = true;
+    }
+
+    /// All that has arrived.
+    pub fn record(&self) -> &[u8] {
+        &self.record
+    }
+
     /// Waits for more: whether the server closes the connection instead.
     #[track_caller]
     pub fn is_at_end(&mut self) -> bool {
@@ -368,7 +413,12 @@ impl Client {
         };
         match read {
             Ok(0) => self.at_end = true,
-            Ok(length) => self.buffer.extend_from_slice(&bytes[..length]),
+            Ok(length) => {
+                self.buffer.extend_from_slice(&bytes[..length]);
+                if self.is_recording {
+                    self.record.extend_from_slice(&bytes[..length]);
+                }
+            }
             // What has arrived before a reset has been read.
             Err(error) if error.kind() == ErrorKind::ConnectionReset => (self.at_end, self.was_reset) = (true, true),
             Err(error) => panic!("nothing in time ({error}) after {:?}", String::from_utf8_lossy(&self.buffer)),

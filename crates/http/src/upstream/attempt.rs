@@ -267,7 +267,8 @@ async fn connect(
     let key = pool_key(passing, chosen, options.local.as_ref());
     let counted = count_connection(request)?;
     let address: &SocketAddress = chosen.address();
-    let stream = options.connect(address).await.map_err(|failed| not_connected(request, address, chosen.name(), &failed))?;
+    let stream =
+        options.connect(address).await.map_err(|failed| not_connected(request, address, chosen.name(), &failed))?;
     if address.inet().is_some() {
         // Whether the kernel waits for more is a matter of speed alone.
         let _ = stream.set_nodelay(true);
