@@ -70,6 +70,7 @@ fn websockets_need_no_configuration(driver: Driver) {
     converse(&mut client, &mut peer);
     client.close_both();
     peer.assert_closed();
+    drop(peer);
     server.directory.wait_line("access.log", "\"GET / HTTP/1.1\" 101");
     server.stop();
 }
@@ -194,7 +195,7 @@ fn an_idle_tunnel_ends_after_the_read_timeout(driver: Driver) {
     converse(&mut client, &mut peer);
     client.assert_closed();
     peer.assert_closed();
-    server.wait_logged("timed out");
+    server.wait_logged("upstream timed out (110: Connection timed out) while proxying upgraded connection");
     server.stop();
 }
 
@@ -238,7 +239,7 @@ fn a_reset_of_one_end_ends_the_other(driver: Driver) {
     peer.wait_readable();
     drop(peer);
     assert!(client.read_to_end().is_empty());
-    server.wait_logged("104: Connection reset by peer");
+    server.wait_logged(" while proxying upgraded connection");
     let (client, mut peer, ..) = open(&backend, &server);
     drop(client);
     peer.assert_closed();
