@@ -514,3 +514,31 @@ where
     let group = Group::new(Common::in_turn(name, state, builder.workers()), plan);
     Ok(Upstream { group, key: None, sticky: None })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_told_from_one_that_is_only_meant() {
+        let parse = |text: &str| match UpstreamTarget::parse(text.as_bytes(), 80) {
+            Ok(UpstreamTarget::Host { host, port, default_port: 80 }) => format!("{host} {port:?}"),
+            Ok(UpstreamTarget::Unix(path)) => format!("unix {}", path.display()),
+            other => format!("{other:?}"),
+        };
+        let cases = [
+            ("app", "app None"),
+            ("app:80", "app Some(80)"),
+            ("127.0.0.1", "127.0.0.1 None"),
+            ("127.0.0.1:8080", "127.0.0.1 Some(8080)"),
+            ("[::1]", "::1 None"),
+            ("[::1]:80", "::1 Some(80)"),
+            ("unix:/run/app", "unix /run/app"),
+            ("app:", "Err(\"invalid port\")"),
+            (":80", "Err(\"no host\")"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(parse(text), expected, "{text}");
+        }
+    }
+}

@@ -106,6 +106,7 @@ impl Selection {
     ///
     /// # Errors
     /// There is none.
+    #[expect(clippy::should_implement_trait, reason = "no iterator: after an error there may be another peer")]
     pub fn next(&mut self) -> Result<Chosen, NoPeer> {
         // Those that wait come first.
         if self.is_first_try() && self.group.as_ref().is_some_and(|group| group.has_waiting()) {

@@ -88,7 +88,7 @@ enum Failure {
 }
 
 /// Passes a request on and makes the response out of what comes back. The error log knows what went wrong.
-pub async fn pass_on(request: &mut Request, mut passing: Passing<'_>) -> Flow {
+pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
     let records = Records::begin(request);
     let began = gale_runtime::now();
     let mut tries: u64 = 0;
@@ -101,15 +101,15 @@ pub async fn pass_on(request: &mut Request, mut passing: Passing<'_>) -> Flow {
         };
         let mut chosen = match chosen {
             Ok(chosen) => chosen,
-            Err(none) => return no_server(request, &passing, &records, none),
+            Err(none) => return no_server(request, passing, &records, none),
         };
         tries += 1;
         records.add(Arc::clone(chosen.shared_name()), started);
-        show(request, &passing, Arc::clone(chosen.shared_name()));
+        show(request, passing, Arc::clone(chosen.shared_name()));
         let mut sent = false;
         let mut may_reuse = passing.reuses_connections;
         let answer = loop {
-            match attempt(request, &passing, &chosen, &records, may_reuse, &mut sent).await {
+            match attempt(request, passing, &chosen, &records, may_reuse, &mut sent).await {
                 Err(Failure::Stale) => may_reuse = false,
                 answer => break answer,
             }
@@ -124,7 +124,7 @@ pub async fn pass_on(request: &mut Request, mut passing: Passing<'_>) -> Flow {
                 match on.filter(|&on| passing.may_retry(request, on, sent, tries, began)) {
                     None => {
                         answering.chosen = Some(chosen);
-                        return response::begin(request, &passing, answering, head);
+                        return response::begin(request, passing, answering, head);
                     }
                     Some(on) => (on, head.status),
                 }

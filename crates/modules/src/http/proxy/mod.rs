@@ -295,8 +295,8 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let (head_max, method) =
         (usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX), Cell::new(Method::Get));
     let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method.get(), head_max)) };
-    let passing = prepare(request, conf, pass, &target, body, &reader, &method)?;
-    Ok(pass_on(request, passing).await)
+    let mut passing = prepare(request, conf, pass, &target, body, &reader, &method)?;
+    Ok(pass_on(request, &mut passing).await)
 }
 
 /// What is asked of the server.
@@ -328,12 +328,14 @@ fn prepare<'p>(
         500_u16
     })?;
     head.extend_from_slice(&own);
+    let head = Bytes::from(head);
+    let uri_start = method.len() + 1;
     Ok(Passing {
         selection: pass.select(request, target),
         upstream: pass.upstream(request, target).cloned(),
         scheme: "http://",
-        uri: Bytes::from(uri),
-        head: Bytes::from(head),
+        uri: head.slice(uri_start..uri_start + uri.len()),
+        head,
         body,
         framing,
         reader,
