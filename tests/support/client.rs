@@ -33,9 +33,9 @@ enum Stream {
 }
 
 /// What bytes go through, both ways.
-pub trait Bytes: Read + Write {}
+pub trait Bytes: Read + Write + Send {}
 
-impl<T: Read + Write> Bytes for T {}
+impl<T: Read + Write + Send> Bytes for T {}
 
 /// A response, its body put together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,19 +62,17 @@ impl Client {
     pub fn of(stream: UnixStream) -> Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
-        Client {
-            stream: Stream::Unix(stream),
-            buffer: Vec::new(),
-            at_end: false,
-            was_reset: false,
-            record: Vec::new(),
-            is_recording: false,
-        }
+        Client::on(Stream::Unix(stream))
+    }
+
+    fn on(stream: Stream) -> Client {
+        let (buffer, record) = (Vec::new(), Vec::new());
+        Client { stream, buffer, at_end: false, was_reset: false, record, is_recording: false }
     }
 
     /// Above a connection that was made in another way.
     pub fn above(stream: impl Bytes + 'static) -> Client {
-        Client { stream: Stream::Above(Box::new(stream)), buffer: Vec::new(), at_end: false, was_reset: false }
+        Client::on(Stream::Above(Box::new(stream)))
     }
 
     #[track_caller]
@@ -88,14 +86,7 @@ impl Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
         stream.set_nodelay(true).expect("an option");
-        Client {
-            stream: Stream::Tcp(stream),
-            buffer: Vec::new(),
-            at_end: false,
-            was_reset: false,
-            record: Vec::new(),
-            is_recording: false,
-        }
+        Client::on(Stream::Tcp(stream))
     }
 
     /// A connection whose receive buffer is small, so that whoever sends much to it can do so in small pieces only.
@@ -110,14 +101,7 @@ impl Client {
         let stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
-        Client {
-            stream: Stream::Tcp(stream),
-            buffer: Vec::new(),
-            at_end: false,
-            was_reset: false,
-            record: Vec::new(),
-            is_recording: false,
-        }
+        Client::on(Stream::Tcp(stream))
     }
 
     /// Sends as many of these bytes as the sockets take without waiting, and returns how many that were.
@@ -159,7 +143,7 @@ impl Client {
             Stream::Unix(stream) => Stream::Unix(stream.try_clone().expect("a descriptor")),
             Stream::Above(_) => unreachable!("a socket is asked"),
         };
-        Client { stream, buffer: Vec::new(), at_end: false, was_reset: false, record: Vec::new(), is_recording: false }
+        Client::on(stream)
     }
 
     /// Says that nothing more will be sent.
@@ -305,6 +289,7 @@ impl Client {
         let peeked = match &self.stream {
             Stream::Tcp(stream) => rustix::net::recv(stream, &mut byte, rustix::net::RecvFlags::PEEK),
             Stream::Unix(stream) => rustix::net::recv(stream, &mut byte, rustix::net::RecvFlags::PEEK),
+            Stream::Above(_) => unreachable!("a socket is asked"),
         };
         peeked.expect("something in time");
     }
