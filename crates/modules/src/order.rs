@@ -8,9 +8,9 @@ use gale_http::request::phases::Phase;
 use crate::http::test_hooks;
 use crate::http::{
     access, addition, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, dav,
-    empty_gif, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified,
-    postpone, proxy, random_index, range, realip, realpath_root, referer, rewrite, secure_link, split_clients, ssi,
-    ssl, static_files, stub_status, sub, try_files, upstream, userid,
+    empty_gif, flv, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, mp4,
+    not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer, rewrite, secure_link,
+    split_clients, ssi, ssl, static_files, stub_status, sub, try_files, upstream, userid,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -47,6 +47,8 @@ const MODULES: &[&Module] = &[
     &index::MODULE,
     &random_index::MODULE,
     &empty_gif::MODULE,
+    &flv::MODULE,
+    &mp4::MODULE,
     &proxy::MODULE,
     &stub_status::MODULE,
     &try_files::MODULE,
@@ -97,6 +99,8 @@ const PHASES: &[(Phase, &[&Module])] = &[
             &test_hooks::MODULE,
             &proxy::MODULE,
             &empty_gif::MODULE,
+            &flv::MODULE,
+            &mp4::MODULE,
             &stub_status::MODULE,
             &random_index::MODULE,
             &index::MODULE,

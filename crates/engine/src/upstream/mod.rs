@@ -29,9 +29,11 @@ mod registry;
 mod resolving;
 mod selection;
 mod state;
+mod state_file;
 mod sticky;
 #[cfg(test)]
 mod tests;
+mod warm;
 
 use std::fmt;
 use std::sync::Arc;

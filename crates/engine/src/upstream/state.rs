@@ -21,28 +21,27 @@ pub(super) struct GroupState {
     pool: Mutex<Weak<Pool>>,
 }
 
-/// The name of a server that is asked for, and its port.
+/// The name of a server that is asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct NameKey {
     host: Arc<str>,
     service: Option<Arc<str>>,
-    port: u16,
 }
 
 impl NameKey {
     fn of(server: &ResolvedServer) -> NameKey {
-        NameKey { host: Arc::clone(&server.host), service: server.service.clone(), port: server.port }
+        NameKey { host: Arc::clone(&server.host), service: server.service.clone() }
     }
 }
 
 impl GroupState {
-    /// What is known of a peer. One that is new is counted by so many workers.
-    pub fn peer(&self, id: PeerId, workers: usize) -> Arc<PeerState> {
+    /// What is known of a peer.
+    pub fn peer(&self, id: PeerId) -> Arc<PeerState> {
         let mut peers = self.peers.lock();
         if let Some(known) = peers.get(&id).and_then(Weak::upgrade) {
             return known;
         }
-        let state = Arc::new(PeerState::new(workers));
+        let state = Arc::new(PeerState::new());
         peers.insert(id, Arc::downgrade(&state));
         state
     }

@@ -54,7 +54,12 @@ pub(super) fn pass_interim(request: &Request, status: u16, fields: &FieldList) {
 }
 
 /// Begins the response that a server gives.
-pub(super) fn begin(request: &mut Request, passing: &Passing<'_>, answering: Answering, head: UpstreamHead) -> Flow {
+pub(super) fn begin(
+    request: &mut Request,
+    passing: &Passing<'_>,
+    answering: Box<Answering>,
+    head: UpstreamHead,
+) -> Flow {
     let settings = passing.settings;
     let fields = Rc::new(head.fields);
     answering.records.set_fields(Rc::clone(&fields));
@@ -120,7 +125,7 @@ pub(super) fn begin(request: &mut Request, passing: &Passing<'_>, answering: Ans
 fn begin_body(
     request: &mut Request,
     passing: &Passing<'_>,
-    mut answering: Answering,
+    mut answering: Box<Answering>,
     head: &UpstreamHead,
     is_buffered: bool,
 ) -> Flow {
@@ -155,7 +160,7 @@ fn begin_body(
     }
 }
 
-fn begin_tunnel(request: &mut Request, passing: &Passing<'_>, answering: Answering, head: &UpstreamHead) -> Flow {
+fn begin_tunnel(request: &mut Request, passing: &Passing<'_>, answering: Box<Answering>, head: &UpstreamHead) -> Flow {
     let is_asked_for = match (&passing.upgrade, &head.upgrade) {
         (Some(asked), Some(given)) => asked.eq_ignore_ascii_case(given),
         _ => false,

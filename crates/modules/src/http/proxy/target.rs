@@ -172,6 +172,14 @@ impl Url {
 }
 
 impl Pass {
+    /// The server, if it is the same for all requests.
+    pub fn known(&self) -> Option<&Arc<Target>> {
+        match self {
+            Pass::Fixed { target, .. } => Some(target),
+            Pass::Evaluated(_) => None,
+        }
+    }
+
     /// The server for this request. An error is the status that answers it.
     pub async fn resolve(&self, request: &mut Request) -> Result<Arc<Target>, u16> {
         let template = match self {
