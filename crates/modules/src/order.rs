@@ -7,10 +7,10 @@ use gale_http::request::phases::Phase;
 #[cfg(feature = "test-hooks")]
 use crate::http::test_hooks;
 use crate::http::{
-    access, addition, auth_basic, auth_request, autoindex, charset, client_body, core as http_core, empty_gif, geo,
-    gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone, proxy,
-    random_index, range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub, try_files,
-    upstream,
+    access, addition, auth_basic, auth_request, autoindex, charset, client_body, core as http_core, empty_gif, fastcgi,
+    geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone,
+    proxy, random_index, range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub,
+    try_files, upstream,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -46,6 +46,7 @@ const MODULES: &[&Module] = &[
     &random_index::MODULE,
     &empty_gif::MODULE,
     &proxy::MODULE,
+    &fastcgi::MODULE,
     &stub_status::MODULE,
     &try_files::MODULE,
     &mirror::MODULE,
@@ -90,6 +91,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
             #[cfg(feature = "test-hooks")]
             &test_hooks::MODULE,
             &proxy::MODULE,
+            &fastcgi::MODULE,
             &empty_gif::MODULE,
             &stub_status::MODULE,
             &random_index::MODULE,

@@ -24,7 +24,6 @@ const WITH: &[&str] = &[
 const WITHOUT: &[&str] = &[
     "http_userid_module",
     "http_referer_module",
-    "http_fastcgi_module",
     "http_uwsgi_module",
     "http_scgi_module",
     "http_grpc_module",

@@ -450,6 +450,9 @@ impl<S: Subject> UpstreamTable<S> {
             };
         }
         let port = port.unwrap_or(default_port);
+        if port == 0 {
+            return Err(Diagnostic::emerg(format!("no port in upstream \"{host}\"")).at(span));
+        }
         key.port = Some(port);
         if let Some(known) = self.named.get(&key) {
             return Ok(Arc::clone(known));

@@ -229,7 +229,9 @@ async fn attempt(
                 }
             }
             loop {
-                match reader.read_head(&mut connection.input, connection.has_ended) {
+                let read = reader.read_head(&mut connection.input, connection.has_ended);
+                tell_messages(&mut *reader, request, READING_HEAD);
+                match read {
                     Err(malformed) => return Poll::Ready(Err(End::Malformed(malformed))),
                     Ok(HeadRead::Partial) if connection.has_ended => return Poll::Ready(Err(End::Closed)),
                     Ok(HeadRead::Partial) => break,
@@ -242,7 +244,6 @@ async fn attempt(
     .await;
     *sent |= sending.sent > 0;
     records.last().bytes_sent += sending.sent;
-    tell_messages(&mut *reader, request, "reading response header from upstream");
     match found {
         Ok(head) => {
             records.note(|attempt, now| attempt.header_time = Some(now.since(attempt.started)));
@@ -325,6 +326,9 @@ fn failed_for_memory(request: &Request) -> Failure {
     Failure::Final(503)
 }
 
+/// What a server is doing, for messages.
+const READING_HEAD: &str = "reading response header from upstream";
+
 /// Why there is no head.
 enum End {
     /// The connection ended before it.
@@ -348,7 +352,7 @@ impl End {
 
     /// Says so in the error log, in nginx's words.
     fn tell(self, request: &Request) -> Failure {
-        const READING: &str = "reading response header from upstream";
+        const READING: &str = READING_HEAD;
         match self {
             End::Closed => {
                 request.log(Level::Error, format_args!("upstream prematurely closed connection while {READING}"));
@@ -375,7 +379,9 @@ impl End {
                 Failure::OfServer(RetryOn::TIMEOUT, 504)
             }
             End::Malformed(malformed) => {
-                request.log(Level::Error, format_args!("{malformed} while {READING}"));
+                if !malformed.is_told() {
+                    request.log(Level::Error, format_args!("{malformed} while {READING}"));
+                }
                 Failure::OfServer(RetryOn::INVALID_HEADER, 502)
             }
             End::Send(SendError::Client(error)) => {
@@ -394,7 +400,8 @@ impl End {
 
 impl Answering {
     /// The response has ended as it should: the connection may be used again.
-    pub fn finish(mut self) {
+    pub fn finish(mut self, request: &Request) {
+        self.tell_messages(request);
         let now = gale_runtime::now();
         let header_time = {
             let mut record = self.records.last();

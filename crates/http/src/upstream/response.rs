@@ -117,7 +117,7 @@ fn begin_body(
     if request.is_head() {
         // Its length is that of the body that a GET would get.
         if matches!(answering.read_body(), Ok(BodyRead::End)) {
-            answering.finish();
+            answering.finish(request);
         } else {
             answering.give_up();
         }
@@ -132,7 +132,7 @@ fn begin_body(
                         request.add_trailer(name, value.to_vec());
                     }
                 }
-                answering.finish();
+                answering.finish(request);
                 return Flow::Answer(first.map_or(Body::Empty, Body::Bytes));
             }
             Ok(BodyRead::Piece(piece)) if first.is_none() => first = Some(piece),

@@ -171,6 +171,14 @@ pub(crate) fn temp_path(builder: &mut Builder, statement: &Statement) -> Result<
     Ok(TempPath { path: builder.full_path(&statement.args[0].text).into(), levels })
 }
 
+/// `*_send_lowat`
+pub(crate) fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
+    let size = values::size(statement)?;
+    let message = format!("\"{}\" is not supported, ignored", statement.name.text);
+    builder.note([Diagnostic::warn(message).at(statement.span)]);
+    Ok(size)
+}
+
 pub(crate) fn field_name(statement: &Statement) -> Result<BString, Diagnostic> {
     values::string(statement)
 }

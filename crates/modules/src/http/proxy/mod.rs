@@ -156,7 +156,7 @@ pub static MODULE: Module = Module {
                 Takes::Exactly(1),
                 "",
                 "Accepted and ignored, as by nginx on Linux.",
-                &OneWith { parse: send_lowat, slot: slot!(Conf, send_lowat) },
+                &OneWith { parse: upstream_rows::send_lowat, slot: slot!(Conf, send_lowat) },
             ),
         ]
     ),
@@ -221,12 +221,6 @@ fn upgrades(statement: &Statement) -> Result<Vec<BString>, Diagnostic> {
         }
     }
     Ok(words.iter().map(|word| word.text.clone()).collect())
-}
-
-fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
-    let size = values::size(statement)?;
-    builder.note([Diagnostic::warn("\"proxy_send_lowat\" is not supported, ignored").at(statement.span)]);
-    Ok(size)
 }
 
 fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
@@ -303,7 +297,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let head_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
     let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method, head_max)) };
     let passing = Passing {
-        selection: pass.select(request, &target),
+        selection: target.select(request),
         group: target.group_name(),
         scheme: "http://",
         uri: Bytes::from(uri),

@@ -1,0 +1,259 @@
+//! Responses in FastCGI, and bodies of requests in it. (FastCGI 1.0; the codec is [`gale_protocol::fastcgi`])
+//!
+//! Invariant: what a server sends besides its response is handed on at once or dropped; a piece of the body that is a
+//! small part of what was received does not keep the rest of it in memory.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use bstr::{BString, ByteSlice};
+use gale_protocol::fastcgi::{CONTENT_MAX, Event, ResponseDecoder, STDIN_END, stdin_header, trim_message};
+use gale_protocol::http1::{ResponseHeadParser, ResponseParts, Status};
+use gale_runtime::{Buffer, Bytes, Output};
+
+use crate::upstream::cgi;
+use crate::upstream::http1::{closed_early, take_front};
+use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
+use crate::upstream::sending::BodyFraming;
+
+/// A body in STDIN records. (FastCGI 1.0 §5.3)
+pub struct Stdin;
+
+impl BodyFraming for Stdin {
+    fn push(&self, mut piece: Bytes, output: &mut Output) -> io::Result<()> {
+        while !piece.is_empty() {
+            let content = piece.split_to(piece.len().min(CONTENT_MAX));
+            output.append(&stdin_header(content.len()))?;
+            output.push(content);
+        }
+        Ok(())
+    }
+
+    fn end(&self, _: &[(Bytes, Bytes)], output: &mut Output) -> io::Result<()> {
+        output.append(&STDIN_END)
+    }
+}
+
+/// Reads one response in FastCGI.
+pub struct FastCgiReader {
+    decoder: ResponseDecoder,
+    parser: ResponseHeadParser,
+    parts: ResponseParts,
+    is_head: bool,
+    keeps_connection: bool,
+    /// What has been received and not decoded.
+    pending: Bytes,
+    /// How much was received with it.
+    received: usize,
+    /// What has come of a head that is in several pieces.
+    head: Vec<u8>,
+    /// What has come of the body and was not handed out.
+    body: Bytes,
+    /// How much of the announced body is missing.
+    missing: Option<u64>,
+    has_ended: bool,
+    /// More came than was announced.
+    has_excess: bool,
+    messages: VecDeque<Vec<u8>>,
+    catches: Arc<[BString]>,
+    /// The end of the last message, for texts that are in two pieces.
+    message_end: Vec<u8>,
+}
+
+impl FastCgiReader {
+    /// A reader of the answer to a request, a HEAD or another one, with a head of at most so many bytes.
+    /// `keeps_connection` is what the request has asked for; one of `catches` in a message before the response makes it
+    /// invalid.
+    pub fn new(is_head: bool, head_max: usize, keeps_connection: bool, catches: Arc<[BString]>) -> FastCgiReader {
+        FastCgiReader {
+            decoder: ResponseDecoder::new(),
+            parser: ResponseHeadParser::cgi(head_max),
+            parts: ResponseParts::default(),
+            is_head,
+            keeps_connection,
+            pending: Bytes::new(),
+            received: 0,
+            head: Vec::new(),
+            body: Bytes::new(),
+            missing: None,
+            has_ended: false,
+            has_excess: false,
+            messages: VecDeque::new(),
+            catches,
+            message_end: Vec::new(),
+        }
+    }
+
+    /// Takes what has been received; `false` if there is nothing to decode.
+    fn refill(&mut self, input: &mut Buffer) -> Result<bool, Malformed> {
+        if self.pending.is_empty() {
+            let count = input.len();
+            self.pending = take_front(input, count)?;
+            self.received = count;
+        }
+        Ok(!self.pending.is_empty())
+    }
+
+    /// The next event, with the bytes that it is about.
+    fn decode(&mut self) -> Result<Option<(Event, Bytes)>, Malformed> {
+        let decoded = self.decoder.decode(&self.pending).map_err(|fault| Malformed(fault.to_string()))?;
+        let bytes = match &decoded.event {
+            Some(Event::Stdout(range) | Event::Stderr(range)) => self.pending.slice(range.clone()),
+            _ => Bytes::new(),
+        };
+        if self.decoder.is_finished() && decoded.consumed == 0 {
+            // Nobody has asked for what follows.
+            self.has_excess = true;
+            self.pending = Bytes::new();
+        }
+        self.pending.advance(decoded.consumed);
+        Ok(decoded.event.map(|event| (event, bytes)))
+    }
+
+    /// Keeps a message for the log. Whether it is one that is to be caught.
+    fn take_stderr(&mut self, piece: &[u8]) -> bool {
+        let message = trim_message(piece);
+        if !message.is_empty() {
+            self.messages.push_back(message.to_vec());
+        }
+        let Some(longest) = self.catches.iter().map(|text| text.len()).max() else { return false };
+        self.message_end.extend_from_slice(piece);
+        let is_caught = self.catches.iter().any(|text| self.message_end.contains_str(text));
+        let before = self.message_end.len().saturating_sub(longest.saturating_sub(1));
+        self.message_end.drain(..before);
+        is_caught
+    }
+
+    /// Looks for the end of the head.
+    fn take_stdout_of_head(&mut self, piece: Bytes) -> Result<Option<UpstreamHead>, Malformed> {
+        let is_first = self.head.is_empty();
+        if !is_first {
+            self.head.extend_from_slice(&piece);
+        }
+        let input = if is_first { &piece } else { &self.head[..] };
+        match self.parser.parse(input, &mut self.parts) {
+            Ok(Status::NeedMore) => {
+                if is_first {
+                    self.head.extend_from_slice(&piece);
+                }
+                Ok(None)
+            }
+            Ok(Status::Complete { consumed }) => {
+                let mut body = if is_first { piece } else { Bytes::from(std::mem::take(&mut self.head)) };
+                let head = cgi::head(&self.parts, &body.split_to(consumed))?;
+                self.missing = cgi::announced(&self.parts);
+                self.body = body;
+                Ok(Some(head))
+            }
+            Err(fault) => Err(cgi::wrong_head(fault, input)),
+        }
+    }
+
+    /// What of the body is to be handed out.
+    fn next_piece(&mut self) -> Option<Bytes> {
+        let mut piece = std::mem::take(&mut self.body);
+        if piece.is_empty() || self.is_head {
+            return None;
+        }
+        if let Some(missing) = &mut self.missing {
+            let count = usize::try_from(*missing).unwrap_or(usize::MAX);
+            if count < piece.len() {
+                piece.truncate(count);
+                (self.has_excess, self.has_ended) = (true, true);
+            }
+            *missing -= piece.len() as u64;
+        }
+        if piece.len() * 16 < self.received {
+            piece = Bytes::copy_from_slice(&piece);
+        }
+        (!piece.is_empty()).then_some(piece)
+    }
+
+    fn lacks_body(&self) -> bool {
+        self.missing.is_some_and(|missing| missing > 0) && !self.is_head
+    }
+
+    /// The server has closed the connection.
+    fn close(&mut self) -> Result<BodyRead, Malformed> {
+        // As nginx: without an announced length, and where connections are not kept, this may be the end.
+        if self.lacks_body() || self.keeps_connection || self.decoder.stdout_remaining() > 0 {
+            return Err(closed_early());
+        }
+        self.has_ended = true;
+        Ok(BodyRead::End)
+    }
+}
+
+impl ResponseReader for FastCgiReader {
+    fn read_head(&mut self, input: &mut Buffer, _: bool) -> Result<HeadRead, Malformed> {
+        while self.refill(input)? {
+            match self.decode()? {
+                None => {}
+                Some((Event::Stdout(_), piece)) => {
+                    if let Some(head) = self.take_stdout_of_head(piece)? {
+                        return Ok(HeadRead::Whole(head));
+                    }
+                }
+                Some((Event::Stderr(_), piece)) => {
+                    if self.take_stderr(&piece) {
+                        return Err(Malformed::told());
+                    }
+                }
+                Some((Event::StdoutEnd, _)) => {
+                    return Err(Malformed("upstream prematurely closed FastCGI stdout".to_owned()));
+                }
+                Some((Event::EndRequest(_), _)) => {
+                    return Err(Malformed("upstream sent unexpected FastCGI record: 3".to_owned()));
+                }
+            }
+        }
+        Ok(HeadRead::Partial)
+    }
+
+    fn read_body(&mut self, input: &mut Buffer, has_ended: bool) -> Result<BodyRead, Malformed> {
+        loop {
+            if let Some(piece) = self.next_piece() {
+                return Ok(BodyRead::Piece(piece));
+            }
+            if self.has_ended {
+                return Ok(BodyRead::End);
+            }
+            if !self.refill(input)? {
+                if self.decoder.has_stdout_ended() && !self.keeps_connection {
+                    self.has_ended = true;
+                    return Ok(BodyRead::End);
+                }
+                return if has_ended { self.close() } else { Ok(BodyRead::Partial) };
+            }
+            match self.decode()? {
+                None => {}
+                Some((Event::Stdout(_), piece)) => self.body = piece,
+                Some((Event::Stderr(_), piece)) => {
+                    self.take_stderr(&piece);
+                }
+                Some((Event::StdoutEnd, _)) if self.lacks_body() => {
+                    return Err(Malformed("upstream prematurely closed FastCGI stdout".to_owned()));
+                }
+                Some((Event::StdoutEnd, _)) => {}
+                Some((Event::EndRequest(_), _)) if self.lacks_body() => {
+                    return Err(Malformed("upstream prematurely closed FastCGI request".to_owned()));
+                }
+                Some((Event::EndRequest(_), _)) => {
+                    // Its padding, if that has come.
+                    self.decode()?;
+                    self.has_excess |= !self.pending.is_empty();
+                    self.has_ended = true;
+                }
+            }
+        }
+    }
+
+    fn keeps_alive(&self) -> bool {
+        self.keeps_connection && self.decoder.is_finished() && !self.has_excess
+    }
+
+    fn take_message(&mut self) -> Option<Vec<u8>> {
+        self.messages.pop_front()
+    }
+}
