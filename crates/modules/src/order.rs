@@ -8,9 +8,9 @@ use gale_http::request::phases::Phase;
 use crate::http::test_hooks;
 use crate::http::{
     access, addition, auth_basic, auth_request, autoindex, charset, client_body, core as http_core, empty_gif, fastcgi,
-    geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, not_modified, postpone,
-    proxy, random_index, range, realip, realpath_root, rewrite, split_clients, ssi, static_files, stub_status, sub,
-    try_files, upstream,
+    geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, memcached, mirror, not_modified,
+    postpone, proxy, random_index, range, realip, realpath_root, rewrite, scgi, split_clients, ssi, static_files,
+    stub_status, sub, try_files, upstream, uwsgi,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -47,6 +47,9 @@ const MODULES: &[&Module] = &[
     &empty_gif::MODULE,
     &proxy::MODULE,
     &fastcgi::MODULE,
+    &uwsgi::MODULE,
+    &scgi::MODULE,
+    &memcached::MODULE,
     &stub_status::MODULE,
     &try_files::MODULE,
     &mirror::MODULE,
@@ -92,6 +95,9 @@ const PHASES: &[(Phase, &[&Module])] = &[
             &test_hooks::MODULE,
             &proxy::MODULE,
             &fastcgi::MODULE,
+            &uwsgi::MODULE,
+            &scgi::MODULE,
+            &memcached::MODULE,
             &empty_gif::MODULE,
             &stub_status::MODULE,
             &random_index::MODULE,

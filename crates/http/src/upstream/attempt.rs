@@ -517,8 +517,7 @@ impl Drop for Answering {
 }
 
 fn tell_messages(reader: &mut dyn ResponseReader, request: &Request, action: &str) {
-    while let Some(message) = reader.take_message() {
-        let text = bstr::BStr::new(&message);
-        request.log(Level::Error, format_args!("FastCGI sent in stderr: \"{text}\" while {action}"));
+    while let Some((level, message)) = reader.take_message() {
+        request.log(level, format_args!("{} while {action}", bstr::BStr::new(&message)));
     }
 }

@@ -8,6 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use bstr::{BString, ByteSlice};
+use gale_base::log_level::Level;
 use gale_protocol::fastcgi::{CONTENT_MAX, Event, ResponseDecoder, STDIN_END, stdin_header, trim_message};
 use gale_protocol::http1::{ResponseHeadParser, ResponseParts, Status};
 use gale_runtime::{Buffer, Bytes, Output};
@@ -35,6 +36,8 @@ impl BodyFraming for Stdin {
     }
 }
 
+const EXCESS: &[u8] = b"upstream sent more data than specified in \"Content-Length\" header";
+
 /// Reads one response in FastCGI.
 pub struct FastCgiReader {
     decoder: ResponseDecoder,
@@ -55,7 +58,7 @@ pub struct FastCgiReader {
     has_ended: bool,
     /// More came than was announced.
     has_excess: bool,
-    messages: VecDeque<Vec<u8>>,
+    messages: VecDeque<(Level, Vec<u8>)>,
     catches: Arc<[BString]>,
     /// The end of the last message, for texts that are in two pieces.
     message_end: Vec<u8>,
@@ -102,11 +105,6 @@ impl FastCgiReader {
             Some(Event::Stdout(range) | Event::Stderr(range)) => self.pending.slice(range.clone()),
             _ => Bytes::new(),
         };
-        if self.decoder.is_finished() && decoded.consumed == 0 {
-            // Nobody has asked for what follows.
-            self.has_excess = true;
-            self.pending = Bytes::new();
-        }
         self.pending.advance(decoded.consumed);
         Ok(decoded.event.map(|event| (event, bytes)))
     }
@@ -115,7 +113,8 @@ impl FastCgiReader {
     fn take_stderr(&mut self, piece: &[u8]) -> bool {
         let message = trim_message(piece);
         if !message.is_empty() {
-            self.messages.push_back(message.to_vec());
+            let text = [b"FastCGI sent in stderr: \"", message, b"\""].concat();
+            self.messages.push_back((Level::Error, text));
         }
         let Some(longest) = self.catches.iter().map(|text| text.len()).max() else { return false };
         self.message_end.extend_from_slice(piece);
@@ -159,6 +158,7 @@ impl FastCgiReader {
         if let Some(missing) = &mut self.missing {
             let count = usize::try_from(*missing).unwrap_or(usize::MAX);
             if count < piece.len() {
+                self.messages.push_back((Level::Warn, EXCESS.to_vec()));
                 piece.truncate(count);
                 (self.has_excess, self.has_ended) = (true, true);
             }
@@ -176,8 +176,9 @@ impl FastCgiReader {
 
     /// The server has closed the connection.
     fn close(&mut self) -> Result<BodyRead, Malformed> {
-        // As nginx: without an announced length, and where connections are not kept, this may be the end.
-        if self.lacks_body() || self.keeps_connection || self.decoder.stdout_remaining() > 0 {
+        // As nginx: where connections are not kept, this may be the end.
+        let may_be_whole = self.decoder.has_stdout_ended() || !self.keeps_connection;
+        if self.lacks_body() || !may_be_whole || self.decoder.stdout_remaining() > 0 {
             return Err(closed_early());
         }
         self.has_ended = true;
@@ -220,10 +221,6 @@ impl ResponseReader for FastCgiReader {
                 return Ok(BodyRead::End);
             }
             if !self.refill(input)? {
-                if self.decoder.has_stdout_ended() && !self.keeps_connection {
-                    self.has_ended = true;
-                    return Ok(BodyRead::End);
-                }
                 return if has_ended { self.close() } else { Ok(BodyRead::Partial) };
             }
             match self.decode()? {
@@ -253,7 +250,7 @@ impl ResponseReader for FastCgiReader {
         self.keeps_connection && self.decoder.is_finished() && !self.has_excess
     }
 
-    fn take_message(&mut self) -> Option<Vec<u8>> {
+    fn take_message(&mut self) -> Option<(Level, Vec<u8>)> {
         self.messages.pop_front()
     }
 }

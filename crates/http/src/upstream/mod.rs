@@ -24,6 +24,7 @@ mod body;
 pub mod cgi;
 pub mod fastcgi;
 pub mod http1;
+pub mod memcached;
 pub mod receiving;
 pub mod record;
 mod response;

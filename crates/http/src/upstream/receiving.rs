@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use gale_base::log_level::Level;
 use gale_runtime::{Buffer, Bytes};
 
 use crate::request::response::FieldList;
@@ -102,8 +103,8 @@ pub trait ResponseReader {
         Vec::new()
     }
 
-    /// What a server has to say besides its response: FastCGI's stderr. A line each.
-    fn take_message(&mut self) -> Option<Vec<u8>> {
+    /// What is to be said in the error log besides: FastCGI's stderr. A line each, without what is being done.
+    fn take_message(&mut self) -> Option<(Level, Vec<u8>)> {
         None
     }
 }

@@ -53,8 +53,20 @@ pub(super) fn pass_interim(request: &Request, status: u16, fields: &FieldList) {
 }
 
 /// Begins the response that a server gives.
-pub(super) fn begin(request: &mut Request, passing: &Passing<'_>, answering: Answering, head: UpstreamHead) -> Flow {
+pub(super) fn begin(
+    request: &mut Request,
+    passing: &Passing<'_>,
+    mut answering: Answering,
+    head: UpstreamHead,
+) -> Flow {
     let settings = passing.settings;
+    if head.status == 404 && settings.answers_not_found {
+        match answering.read_body() {
+            Ok(BodyRead::End) => answering.finish(request),
+            _ => answering.give_up(),
+        }
+        return Flow::Respond(404);
+    }
     let fields = Rc::new(head.fields);
     answering.records.set_fields(Rc::clone(&fields));
     let head = UpstreamHead { fields: FieldList::default(), ..head };

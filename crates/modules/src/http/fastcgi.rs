@@ -12,38 +12,27 @@ use std::sync::Arc;
 
 use bstr::BString;
 use gale_base::log_level::Level;
-use gale_config::{
-    Body as BlockBody, Contexts, Custom, Diagnostic, Many, One, OneWith, Setting, Statement, Takes, slot, values,
-};
+use gale_config::{Contexts, Custom, Diagnostic, Many, One, OneWith, Setting, Statement, Takes, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
+use gale_http::request::phases::{Flow, Phase};
 use gale_http::upstream::fastcgi::{FastCgiReader, Stdin};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{KeepHead, Passing, USUALLY_HIDDEN, pass_on};
+use gale_http::upstream::{KeepHead, Passing, pass_on};
 use gale_http::variables::Variable;
 use gale_http::variables::regex::Regex;
 use gale_protocol::fastcgi::{self, write_begin_request};
 use gale_runtime::Bytes;
 
 use crate::http::gateway::{self, Params};
-use crate::http::upstream_rows::{self, upstream_rows};
+use crate::http::upstream_pass::PassRequests;
+use crate::http::upstream_rows::{self, own_row as row, upstream_rows};
 use crate::http::upstream_target::{AddressPass, plain};
 use crate::shared::append::append;
-
-const fn row(
-    name: &'static str,
-    takes: Takes,
-    default: &'static str,
-    about: &'static str,
-    store: &'static dyn gale_config::Store<Builder>,
-) -> Directive {
-    Directive { name, contexts: Contexts::ANYWHERE, takes, body: BlockBody::None, default, about, store }
-}
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -113,7 +102,14 @@ pub static MODULE: Module = Module {
             Variable::named("fastcgi_script_name", append_script_name),
             Variable::named("fastcgi_path_info", append_path_info),
         ],
-        handlers: &[(Phase::Content, &PassRequests)],
+        handlers: &[(
+            Phase::Content,
+            &PassRequests {
+                has_target: |conf: &Conf| conf.pass.is_some(),
+                settings: |conf| &conf.upstream,
+                pass: |request, conf| Box::pin(pass(request, conf)),
+            },
+        )],
         ..HttpPart::EMPTY
     }],
 };
@@ -157,34 +153,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
     conf.params.complete(parent.map(|parent| &parent.params), builder)?;
     conf.catches = conf.catch_stderr.get_opt().cloned().unwrap_or_default().into();
-    let hidden: Vec<&str> = ["Status"].iter().chain(USUALLY_HIDDEN).copied().collect();
-    upstream_rows::complete(&mut conf.upstream, builder, "fastcgi", "fastcgi", &hidden)
-}
-
-fn settings(conf: &dyn Any) -> &Conf {
-    conf.downcast_ref().expect("this module's settings")
-}
-
-/// The handler of the content phase.
-struct PassRequests;
-
-impl Handler for PassRequests {
-    fn applies(&self, conf: &dyn Any) -> bool {
-        settings(conf).pass.is_some()
-    }
-
-    fn decide(&self, _: &mut Request, _: &dyn Any) -> Decision {
-        Decision::MustWait
-    }
-
-    fn outlives_client(&self, conf: &dyn Any) -> bool {
-        *settings(conf).upstream.ignore_client_abort.get()
-    }
-
-    fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow> {
-        let conf = settings(conf);
-        Box::pin(async move { pass(request, conf).await.unwrap_or_else(Flow::Respond) })
-    }
+    upstream_rows::complete(&mut conf.upstream, builder, "fastcgi", "fastcgi", &gateway::hidden())
 }
 
 /// Passes a request on. An error is the status that answers it.

@@ -15,11 +15,13 @@ use gale_engine::configuration::Builder;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::request::request_body::read_body;
+use gale_http::upstream::USUALLY_HIDDEN;
 use gale_http::upstream::sending::RequestBody;
 use gale_http::upstream::settings::UpstreamSettings;
 use gale_http::variables::template::Template;
 use gale_protocol::gateway::{ParamsWriter, UnwritableParams, write_field_param};
-use gale_protocol::request::KnownHeader;
+use gale_protocol::request::{KnownHeader, Version};
+use gale_runtime::Bytes;
 
 /// `fastcgi_param NAME VALUE [if_not_empty];`, `scgi_param`, `uwsgi_param`
 #[derive(Clone)]
@@ -184,6 +186,21 @@ fn joined_fields(request: &Request) -> Vec<JoinedField<'_>> {
         }
     }
     fields
+}
+
+/// The fields of responses that clients do not get unless they are passed by name.
+pub(crate) fn hidden() -> Vec<&'static str> {
+    ["Status"].iter().chain(USUALLY_HIDDEN).copied().collect()
+}
+
+/// The protocol that an application may change to: WebSocket, if the client asks for it.
+pub(crate) fn upgrade(request: &Request) -> Option<Bytes> {
+    const WEBSOCKET: &[u8] = b"websocket";
+    let is_asked_for = request.version() == Version::Http11
+        && request.is_main()
+        && request.header(KnownHeader::Upgrade).is_some_and(|token| token.eq_ignore_ascii_case(WEBSOCKET))
+        && request.connection_fields().iter().any(|name| name.eq_ignore_ascii_case(b"upgrade"));
+    is_asked_for.then(|| Bytes::from_static(WEBSOCKET))
 }
 
 /// The error log and the status for a request that cannot be written.

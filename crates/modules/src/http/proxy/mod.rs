@@ -30,7 +30,7 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
+use gale_http::request::phases::{Flow, Phase};
 use gale_http::request::request_body::read_body;
 use gale_http::upstream::http1::{Chunked, Http1Reader};
 use gale_http::upstream::receiving::ResponseReader;
@@ -46,23 +46,14 @@ use self::cookies::{CookieFlags, Rewrites};
 use self::head::SetHeader;
 use self::redirect::Redirects;
 use self::target::{Pass, Target};
-use crate::http::upstream_rows::{self, upstream_rows};
+use crate::http::upstream_pass::PassRequests;
+use crate::http::upstream_rows::{self, own_row as row, upstream_rows};
 use crate::shared::append::append;
 
 const PREFIX: &str = "proxy";
 
 /// Clients get none of these unless `proxy_pass_header` says so.
 const HIDDEN: &[&str] = &["Date", "Server", "X-Pad"];
-
-const fn row(
-    name: &'static str,
-    takes: Takes,
-    default: &'static str,
-    about: &'static str,
-    store: &'static dyn gale_config::Store<Builder>,
-) -> Directive {
-    Directive { name, contexts: Contexts::ANYWHERE, takes, body: BlockBody::None, default, about, store }
-}
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -173,7 +164,14 @@ pub static MODULE: Module = Module {
                 request.notes.get::<BodyLength>().is_some_and(|length| length.1 && append(out, b"chunked"))
             }),
         ],
-        handlers: &[(Phase::Content, &PassRequests)],
+        handlers: &[(
+            Phase::Content,
+            &PassRequests {
+                has_target: |conf: &Conf| conf.pass.is_some(),
+                settings: |conf| &conf.upstream,
+                pass: |request, conf| Box::pin(pass(request, conf)),
+            },
+        )],
         ..HttpPart::EMPTY
     }],
 };
@@ -237,32 +235,6 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     }
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
     upstream_rows::complete(&mut conf.upstream, builder, PREFIX, "proxy", &hidden)
-}
-
-/// The handler of the content phase.
-struct PassRequests;
-
-fn settings(conf: &dyn Any) -> &Conf {
-    conf.downcast_ref().expect("this module's settings")
-}
-
-impl Handler for PassRequests {
-    fn applies(&self, conf: &dyn Any) -> bool {
-        settings(conf).pass.is_some()
-    }
-
-    fn decide(&self, _: &mut Request, _: &dyn Any) -> Decision {
-        Decision::MustWait
-    }
-
-    fn outlives_client(&self, conf: &dyn Any) -> bool {
-        *settings(conf).upstream.ignore_client_abort.get()
-    }
-
-    fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow> {
-        let conf = settings(conf);
-        Box::pin(async move { pass(request, conf).await.unwrap_or_else(Flow::Respond) })
-    }
 }
 
 /// Passes a request on. An error is the status that answers it.
