@@ -23,7 +23,7 @@ use gale_modules::order::ORDER;
 use gale_process::{Account, ListenAddress, ListenSpec, ListenerHandle, Resources, Worker as _};
 use gale_runtime::simulation::{Faults, Simulation, each_seed};
 use gale_runtime::{Buffer, Moment, Output, SocketAddress, Stream, sleep};
-use simulated::{SEAT, Site};
+use simulated::{SLOT, Site};
 
 static ECHO: Module = Module {
     name: "echo",
@@ -296,9 +296,9 @@ fn a_reload_without_its_block_ends_a_protocol_and_not_the_other() {
         let stream = Stream::connect(&echo_address()).await.expect("the echo listens");
         assert_eq!(echoed(&stream, b"one").await.as_deref(), Some(&b"one"[..]));
         // The same configuration again: nothing happens to its connections.
-        serving.commit(SEAT, site.build()).await;
+        serving.commit(SLOT, site.build()).await;
         assert_eq!(echoed(&stream, b"two").await.as_deref(), Some(&b"two"[..]));
-        serving.commit(SEAT, site.build_text(HTTP_ALONE)).await;
+        serving.commit(SLOT, site.build_text(HTTP_ALONE)).await;
         assert!(is_closed(&stream).await, "it was idle");
         sleep(Duration::from_secs(1)).await;
         assert_eq!(serving.connections(), 0);
@@ -313,11 +313,11 @@ fn a_service_of_a_protocol_runs_as_long_as_its_block_is_there() {
     site.run(Default::default(), async |serving| {
         sleep(Duration::from_secs(25)).await;
         assert_eq!(PULSES.take(), 3);
-        serving.commit(SEAT, site.build_text(HTTP_ALONE)).await;
+        serving.commit(SLOT, site.build_text(HTTP_ALONE)).await;
         serving.settled();
         sleep(Duration::from_secs(100)).await;
         assert_eq!(PULSES.take(), 0);
-        serving.commit(SEAT, site.build()).await;
+        serving.commit(SLOT, site.build()).await;
         serving.settled();
         sleep(Duration::from_secs(5)).await;
         assert_eq!(PULSES.take(), 1);
@@ -343,9 +343,9 @@ fn a_protocol_that_is_gone_holds_no_configuration() {
         let without_http = site.build_text("error_log /log; events { } echo { listen 192.0.2.1:7; }");
         let old = site.build();
         let is_held = Arc::downgrade(&old);
-        serving.commit(SEAT, old).await;
+        serving.commit(SLOT, old).await;
         assert!(hello_is_answered().await);
-        serving.commit(SEAT, without_http).await;
+        serving.commit(SLOT, without_http).await;
         sleep(Duration::from_secs(5)).await;
         assert_eq!(is_held.strong_count(), 0);
     });

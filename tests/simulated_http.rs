@@ -21,7 +21,7 @@ use simulated::answer::{Answer, Baseline, Received};
 use simulated::requests::{
     After, CLIENT_HEADER_TIMEOUT, Item, KEEPALIVE_TIMEOUT, SEND_TIMEOUT, add_files, configuration, items,
 };
-use simulated::{SEAT, Site, Task, address, run};
+use simulated::{SLOT, Site, Task, address, run};
 
 /// How many worlds a test looks at when nobody says.
 const SEEDS: u64 = 30;
@@ -610,7 +610,7 @@ fn nobody_notices_a_reload() {
                 simulation.note("reloads", 0, serving.connections());
                 let configuration = site.build();
                 old.push(Arc::downgrade(&configuration));
-                serving.commit(SEAT, configuration).await;
+                serving.commit(SLOT, configuration).await;
             }
             for client in clients {
                 client.check(simulation, Plan::check).await;

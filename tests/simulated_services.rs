@@ -16,7 +16,7 @@ use gale_modules::{core, event};
 use gale_process::{LockFile, Worker};
 use gale_runtime::simulation::{Faults, Random, Simulation, each_seed};
 use gale_runtime::{LoopOptions, Moment, now, sleep, task_count, yield_now};
-use simulated::{SEAT, Site};
+use simulated::{SLOT, Site};
 
 /// No protocol at all: a service needs none.
 static ORDER: Order = Order { modules: &[&core::MODULE, &event::MODULE, &MODULE], protocols: &[] };
@@ -174,7 +174,7 @@ async fn seconds(seconds: u64) {
 }
 
 async fn reload(site: &Site<'_>, serving: &mut Serving, services: &str) {
-    serving.commit(SEAT, site.build_text(&format!("events {{ }} {services}"))).await;
+    serving.commit(SLOT, site.build_text(&format!("events {{ }} {services}"))).await;
     serving.settled();
 }
 
@@ -195,7 +195,7 @@ fn every_runs_at_once_then_each_period_and_leaves_out_what_was_missed() {
 #[test]
 fn service_begins_when_all_loops_have_settled_and_not_before() {
     run("", async |site, serving| {
-        serving.commit(SEAT, site.build_text("events { } service one every;")).await;
+        serving.commit(SLOT, site.build_text("events { } service one every;")).await;
         seconds(100).await;
         assert!(recorded().is_empty());
         serving.settled();

@@ -23,7 +23,7 @@ use gale_engine::serve::{Server, Serving};
 use gale_modules::order::ORDER;
 use gale_process::{
     Account, BuildRequest, ListenAddress, ListenSpec, Listener, ListenerHandle, LockFile, LockHandle, LogFile,
-    LogHandle, Program, ResourceError, Resources, Seat, Worker,
+    LogHandle, Program, ResourceError, Resources, Worker, WorkerSlot,
 };
 use gale_runtime::simulation::Simulation;
 use gale_runtime::{EventLoop, LoopOptions, SocketAddress, spawn};
@@ -54,7 +54,7 @@ fn replace_places(configuration: &str) -> String {
 }
 
 /// The one loop's place.
-pub const SEAT: Seat = Seat { worker: 0, workers: 1 };
+pub const SLOT: WorkerSlot = WorkerSlot { worker: 0, workers: 1 };
 
 impl<'s> Site<'s> {
     pub fn new(simulation: &'s Simulation, configuration: &str) -> Site<'s> {
@@ -113,7 +113,7 @@ impl<'s> Site<'s> {
 
     /// Begins to serve on the loop that runs. Services begin when it is told that it has settled.
     pub fn start(&self, configuration: Arc<Configuration>) -> Serving {
-        self.server.start(SEAT, configuration).expect("simulated sockets can be accepted from")
+        self.server.start(SLOT, configuration).expect("simulated sockets can be accepted from")
     }
 
     fn listen(&self, spec: &ListenSpec) -> io::Result<ListenerHandle> {

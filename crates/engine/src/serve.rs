@@ -29,8 +29,8 @@ use crate::service::{HeldConfiguration, Services};
 use crate::worker::Worker;
 use gale_base::log_level::Level;
 use gale_process::{
-    BuildRequest, Built, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile, LoopMain, ProcessSettings, Program,
-    Quiet, Report, Resources, Seat,
+    BuildRequest, Built, Completion, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile, LoopMain, ProcessSettings,
+    Program, Report, Resources, WorkerSlot,
 };
 
 /// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to
@@ -134,13 +134,13 @@ impl Program for Server {
         Ok(())
     }
 
-    fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<Serving, String> {
+    fn start(&self, slot: WorkerSlot, configuration: Arc<Configuration>) -> Result<Serving, String> {
         report_to(&configuration);
         // The number of those that serve: when this loop was made, it was not known yet.
-        gale_runtime::share_leases(seat.workers);
+        gale_runtime::share_leases(slot.workers);
         configuration.thread_pools.apply();
         configuration.zones.serve_first();
-        place_on_processors(seat, &configuration);
+        place_on_processors(slot, &configuration);
         let connections_max = *configuration.events.worker_connections.get();
         let worker = Worker::new(connections_max, Arc::clone(&configuration.error_log));
         let mut serving = Serving {
@@ -149,11 +149,11 @@ impl Program for Server {
             protocols: Vec::new(),
             retired: Rc::default(),
             accepting: Vec::new(),
-            seat,
+            slot,
             services: Services::default(),
         };
-        let (_, accepted) = serving.take_over(seat, &configuration);
-        accepted.map_err(|error| format!("worker {} cannot accept: {error}", seat.worker))?;
+        let (_, accepted) = serving.take_over(slot, &configuration);
+        accepted.map_err(|error| format!("worker {} cannot accept: {error}", slot.worker))?;
         Ok(serving)
     }
 
@@ -185,10 +185,10 @@ fn report_to(configuration: &Configuration) {
 
 /// `worker_cpu_affinity`: has the loop of this thread stay where the configuration says, or run anywhere if it says
 /// nothing.
-fn place_on_processors(seat: Seat, configuration: &Configuration) {
+fn place_on_processors(slot: WorkerSlot, configuration: &Configuration) {
     let Some(cpu_affinity) = &configuration.cpu_affinity else { return affinity::leave_processors() };
     let placed = affinity::processors_of_process().and_then(|allowed| {
-        let Some(processors) = cpu_affinity.processors(seat.worker, &allowed) else { return Ok(()) };
+        let Some(processors) = cpu_affinity.processors(slot.worker, &allowed) else { return Ok(()) };
         for processor in processors {
             let message = format!("sched_setaffinity(): using cpu #{processor}");
             configuration.error_log.write(Level::Notice, None, &message);
@@ -231,7 +231,7 @@ pub struct Serving {
     /// Protocols of earlier configurations, until their last connection ends.
     retired: Rc<RefCell<Vec<Rc<dyn ProtocolWorker>>>>,
     accepting: Vec<Accepting>,
-    seat: Seat,
+    slot: WorkerSlot,
     /// What runs beside the connections.
     services: Services,
 }
@@ -286,10 +286,10 @@ impl Serving {
     /// are given back, and nothing is accepted from them any more.
     ///
     /// The result tells of a socket that cannot be accepted from; all others are.
-    fn take_over(&mut self, seat: Seat, configuration: &Arc<Configuration>) -> (Vec<Accepting>, io::Result<()>) {
+    fn take_over(&mut self, slot: WorkerSlot, configuration: &Arc<Configuration>) -> (Vec<Accepting>, io::Result<()>) {
         self.configuration = Arc::clone(configuration);
-        self.seat = seat;
-        let wanted = sockets_of(seat, configuration);
+        self.slot = slot;
+        let wanted = sockets_of(slot, configuration);
         let is_kept = |accepting: &Accepting| wanted.iter().any(|each| Arc::ptr_eq(&each.socket, &accepting.socket));
         let (kept, removed) = std::mem::take(&mut self.accepting).into_iter().partition(is_kept);
         self.accepting = kept;
@@ -394,15 +394,15 @@ impl Drop for Serving {
 
 /// The sockets that this loop accepts from: a shared one of every address, or, where
 /// there are several (`reuseport`), its own.
-fn sockets_of(seat: Seat, configuration: &Configuration) -> Vec<Wanted> {
+fn sockets_of(slot: WorkerSlot, configuration: &Configuration) -> Vec<Wanted> {
     let mut sockets: Vec<Wanted> = Vec::new();
-    if seat.worker >= seat.workers {
+    if slot.worker >= slot.workers {
         return sockets;
     }
     for protocol in &configuration.protocols {
         for listener in protocol.listeners() {
             let is_single = listener.sockets.len() == 1;
-            let is_own = |index: usize| is_single || index % seat.workers == seat.worker;
+            let is_own = |index: usize| is_single || index % slot.workers == slot.worker;
             for (_, socket) in listener.sockets.iter().enumerate().filter(|(index, _)| is_own(*index)) {
                 // Several addresses may share one socket.
                 if !sockets.iter().any(|known| Arc::ptr_eq(&known.socket, socket)) {
@@ -410,7 +410,7 @@ fn sockets_of(seat: Seat, configuration: &Configuration) -> Vec<Wanted> {
                         socket: Arc::clone(socket),
                         address: listener.spec.address.clone(),
                         protocol: protocol.name(),
-                        is_shared: is_single && seat.workers > 1,
+                        is_shared: is_single && slot.workers > 1,
                         is_deferred: listener.spec.deferred,
                     });
                 }
@@ -423,14 +423,14 @@ fn sockets_of(seat: Seat, configuration: &Configuration) -> Vec<Wanted> {
 impl gale_process::Worker for Serving {
     type Configuration = Configuration;
 
-    fn commit(&mut self, seat: Seat, configuration: Arc<Configuration>) -> Quiet {
+    fn commit(&mut self, slot: WorkerSlot, configuration: Arc<Configuration>) -> Completion {
         report_to(&configuration);
-        gale_runtime::share_leases(seat.workers);
-        place_on_processors(seat, &configuration);
+        gale_runtime::share_leases(slot.workers);
+        place_on_processors(slot, &configuration);
         configuration.thread_pools.apply();
         configuration.zones.serve();
         let old = Arc::clone(&self.configuration);
-        let (removed, accepted) = self.take_over(seat, &configuration);
+        let (removed, accepted) = self.take_over(slot, &configuration);
         if let Err(error) = accepted {
             let message = format!("a new socket cannot be accepted from: {error}");
             configuration.error_log.write(Level::Alert, None, &message);
@@ -448,10 +448,10 @@ impl gale_process::Worker for Serving {
 
     fn settled(&mut self) {
         let held: HeldConfiguration = Arc::<Configuration>::clone(&self.configuration);
-        self.services.settle(self.seat, &self.worker, &self.configuration.services, &held);
+        self.services.settle(self.slot, &self.worker, &self.configuration.services, &held);
     }
 
-    fn stop_accepting(&mut self, is_last: bool) -> Quiet {
+    fn stop_accepting(&mut self, is_last: bool) -> Completion {
         self.services.stop();
         let accepting = std::mem::take(&mut self.accepting);
         accepting.iter().for_each(Accepting::stop);
@@ -477,7 +477,7 @@ impl gale_process::Worker for Serving {
         })
     }
 
-    fn drain(&mut self) -> Quiet {
+    fn drain(&mut self) -> Completion {
         // The drain may take its time, and the end of the process none.
         self.worker.access.flush();
         let protocols = self.workers();

@@ -30,10 +30,3 @@ pub const SERVER: &[u8] = b"gale";
 
 /// What the `Server` field says with `server_tokens on`.
 pub const SERVER_WITH_VERSION: &[u8] = concat!("gale/", env!("CARGO_PKG_VERSION")).as_bytes();
-
-/// The whole field with `server_tokens off`.
-pub(crate) const SERVER_LINE: &[u8] = b"Server: gale\r\n";
-
-/// The whole field with `server_tokens on`.
-pub(crate) const SERVER_LINE_WITH_VERSION: &[u8] =
-    concat!("Server: gale/", env!("CARGO_PKG_VERSION"), "\r\n").as_bytes();

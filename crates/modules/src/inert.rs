@@ -12,6 +12,7 @@ use gale_engine::module::{Directive, Module};
 pub static MODULE: Module = Module { name: "inert", directives: DIRECTIVES, ..Module::EMPTY };
 
 const HTTP_AND_SERVER: Contexts = Contexts::HTTP.or(Contexts::SERVER);
+const SERVER_AND_LOCATION: Contexts = Contexts::SERVER.or(Contexts::LOCATION);
 
 const fn row(name: &'static str, contexts: Contexts, takes: Takes, about: &'static str) -> Directive {
     Directive { name, contexts, takes, body: Body::None, default: "", about, store: &Inert }
@@ -33,6 +34,8 @@ const DIRECTIVES: &[Directive] = &[
     row("variables_hash_bucket_size", Contexts::HTTP, Takes::Exactly(1), HASH),
     row("map_hash_max_size", Contexts::HTTP, Takes::Exactly(1), HASH),
     row("map_hash_bucket_size", Contexts::HTTP, Takes::Exactly(1), HASH),
+    row("referer_hash_max_size", SERVER_AND_LOCATION, Takes::Exactly(1), HASH),
+    row("referer_hash_bucket_size", SERVER_AND_LOCATION, Takes::Exactly(1), HASH),
     row("connection_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
     row("request_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
     row("aio_write", Contexts::ANYWHERE, Takes::Flag, TEMPORARY),

@@ -7,10 +7,10 @@ use gale_http::request::phases::Phase;
 #[cfg(feature = "test-hooks")]
 use crate::http::test_hooks;
 use crate::http::{
-    access, addition, auth_basic, auth_request, autoindex, charset, client_body, core as http_core, empty_gif, fastcgi,
-    geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, memcached, mirror, not_modified,
-    postpone, proxy, random_index, range, realip, realpath_root, rewrite, scgi, split_clients, ssi, static_files,
-    stub_status, sub, try_files, upstream, uwsgi,
+    access, addition, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, dav,
+    empty_gif, fastcgi, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, memcached,
+    mirror, not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer, rewrite, scgi,
+    secure_link, split_clients, ssi, static_files, stub_status, sub, try_files, upstream, userid, uwsgi,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -30,6 +30,7 @@ const MODULES: &[&Module] = &[
     &realpath_root::MODULE,
     &log::MODULE,
     &headers::MODULE,
+    &userid::MODULE,
     &not_modified::MODULE,
     &gunzip::MODULE,
     &addition::MODULE,
@@ -41,6 +42,7 @@ const MODULES: &[&Module] = &[
     &gzip_static::MODULE,
     &range::MODULE,
     &static_files::MODULE,
+    &dav::MODULE,
     &autoindex::MODULE,
     &index::MODULE,
     &random_index::MODULE,
@@ -60,6 +62,9 @@ const MODULES: &[&Module] = &[
     &limit_req::MODULE,
     &realip::MODULE,
     &rewrite::MODULE,
+    &referer::MODULE,
+    &secure_link::MODULE,
+    &browser::MODULE,
     &map::MODULE,
     &geo::MODULE,
     &split_clients::MODULE,
@@ -103,6 +108,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
             &random_index::MODULE,
             &index::MODULE,
             &autoindex::MODULE,
+            &dav::MODULE,
             &gzip_static::MODULE,
             &static_files::MODULE,
         ],
@@ -115,6 +121,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
 const FILTERS: &[&Module] = &[
     &not_modified::MODULE,
     &headers::MODULE,
+    &userid::MODULE,
     &gunzip::MODULE,
     &addition::MODULE,
     &sub::MODULE,

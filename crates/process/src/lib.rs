@@ -44,7 +44,7 @@ pub use errors::{ErrorLog, Report, ReportEntry, ResourceError, StderrLog, errno_
 pub use listen::{KeepAlive, ListenAddress, ListenSpec, Listener, ListenerHandle, SocketKind, stop_deferring};
 pub use lock_file::{LockFile, LockGuard, LockHandle, TryLockError};
 pub use log_file::{LogFile, LogHandle};
-pub use program::{BuildRequest, Built, LoopMain, Program, Quiet, Seat, Worker};
+pub use program::{BuildRequest, Built, Completion, LoopMain, Program, Worker, WorkerSlot};
 pub use resources::Resources;
 pub use settings::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ProcessSettings};
 pub use spawn::Role;

@@ -16,7 +16,7 @@ use std::thread;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-use super::program::{LoopMain, Program, Quiet, Seat, Worker};
+use super::program::{Completion, LoopMain, Program, Worker, WorkerSlot};
 
 /// Orders that wait for one loop. Each is sent once in a reload or a stop, and reloads do not overlap; orders to reopen
 /// logs that follow each other wait as one.
@@ -26,7 +26,7 @@ const ORDERS_MAX: usize = 64;
 pub(super) enum Order<C> {
     /// Begin to serve.
     Start(Change<C>),
-    /// Use another configuration, or another seat.
+    /// Use another configuration, or another slot.
     Commit(Change<C>),
     /// Every loop has carried out the last change.
     Settled,
@@ -44,7 +44,7 @@ pub(super) enum Order<C> {
 pub(super) struct Change<C> {
     /// Number of this change, which its answer bears: one may come after it was given up.
     pub number: u64,
-    pub seat: Seat,
+    pub slot: WorkerSlot,
     pub configuration: Arc<C>,
 }
 
@@ -124,7 +124,7 @@ pub(super) fn spawn<P: Program>(
     let report: Arc<dyn Fn(LoopEvent) + Send + Sync> = Arc::new(report);
     thread::Builder::new().name(format!("worker {worker}")).spawn(move || {
         let run = || {
-            let main: LoopMain = Box::pin(Attendance::<P> {
+            let main: LoopMain = Box::pin(LoopController::<P> {
                 program: Arc::clone(&program),
                 mailbox: inside,
                 report: Arc::clone(&report),
@@ -186,13 +186,13 @@ impl<C> Mailbox<C> {
 }
 
 /// The main future: carries out orders, and waits for what they began to settle.
-struct Attendance<P: Program> {
+struct LoopController<P: Program> {
     program: Arc<P>,
     mailbox: Arc<Mailbox<P::Configuration>>,
     report: Arc<dyn Fn(LoopEvent) + Send + Sync>,
     announced: bool,
     serving: Option<P::Worker>,
-    unsettled: Vec<(Settles, Quiet)>,
+    unsettled: Vec<(Settles, Completion)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -207,9 +207,9 @@ enum Settles {
     DrainAgain,
 }
 
-impl<P: Program> Unpin for Attendance<P> {}
+impl<P: Program> Unpin for LoopController<P> {}
 
-impl<P: Program> Future for Attendance<P> {
+impl<P: Program> Future for LoopController<P> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -227,11 +227,11 @@ impl<P: Program> Future for Attendance<P> {
     }
 }
 
-impl<P: Program> Attendance<P> {
+impl<P: Program> LoopController<P> {
     /// Goes on with what orders have begun, and reports what has come to its end. Changes stand before a stop, which
     /// has no end while connections still come by them: those that wait at sockets that were left.
     fn settle(&mut self, context: &mut Context<'_>) {
-        let Attendance { report, serving, unsettled, .. } = self;
+        let LoopController { report, serving, unsettled, .. } = self;
         let mut changes = 0;
         unsettled.retain_mut(|(settles, quiet)| {
             if let (Settles::DrainAgain, 0, Some(worker)) = (*settles, changes, &mut *serving) {
@@ -261,12 +261,12 @@ impl<P: Program> Attendance<P> {
 
     fn carry_out(&mut self, order: Order<P::Configuration>) -> std::ops::ControlFlow<()> {
         match (order, &mut self.serving) {
-            (Order::Start(Change { number, seat, configuration }), _) => {
-                let result = self.program.start(seat, configuration).map(|worker| self.serving = Some(worker));
+            (Order::Start(Change { number, slot, configuration }), _) => {
+                let result = self.program.start(slot, configuration).map(|worker| self.serving = Some(worker));
                 (self.report)(LoopEvent::Started { number, result });
             }
-            (Order::Commit(Change { number, seat, configuration }), Some(worker)) => {
-                self.unsettled.push((Settles::Commit { number }, worker.commit(seat, configuration)));
+            (Order::Commit(Change { number, slot, configuration }), Some(worker)) => {
+                self.unsettled.push((Settles::Commit { number }, worker.commit(slot, configuration)));
             }
             // A loop that could not start has nothing to change over or to drain.
             (Order::Commit(Change { number, .. }), None) => (self.report)(LoopEvent::Committed { number }),

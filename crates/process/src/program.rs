@@ -53,15 +53,15 @@ pub struct Built<C> {
 
 /// One event loop's place among all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
-    /// Number of this worker, from 0. A seat may be taken again while its previous owner still drains.
+pub struct WorkerSlot {
+    /// Number of this worker, from 0. A slot may be taken again while its previous owner still drains.
     pub worker: usize,
     /// Number of workers that serve. Sockets of a listener with several belong to worker `index % workers`.
     pub workers: usize,
 }
 
-/// Resolves when something has come to rest; polled on the loop that returned it.
-pub type Quiet = Pin<Box<dyn Future<Output = ()>>>;
+/// Resolves when what a call has begun is complete; polled on the loop that returned it.
+pub type Completion = Pin<Box<dyn Future<Output = ()>>>;
 
 /// What runs in the processes. Shared by all threads of a process.
 pub trait Program: Send + Sync + Sized + 'static {
@@ -104,7 +104,7 @@ pub trait Program: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// Why this worker cannot serve. At start this ends the process, at reload it is logged.
-    fn start(&self, seat: Seat, configuration: Arc<Self::Configuration>) -> Result<Self::Worker, String>;
+    fn start(&self, slot: WorkerSlot, configuration: Arc<Self::Configuration>) -> Result<Self::Worker, String>;
 
     /// Has every event loop look whether connections wait at sockets that it shares with others: the kernel may have
     /// told of them a process that can do nothing any more. Called about once a second then.
@@ -122,10 +122,10 @@ pub trait Worker: 'static {
 
     /// From now on new exchanges use `configuration`. Accepts on listeners that are new to it, takes over sockets whose
     /// worker is gone, and stops on those that were removed, after accepting what they have queued; resolves then. A
-    /// socket present in both configurations is the same `Arc`. A seat outside of `0..workers` means that there are
+    /// socket present in both configurations is the same `Arc`. A slot outside of `0..workers` means that there are
     /// fewer workers now and this loop is drained next: it accepts nothing more. Sockets that are in no configuration
     /// any more are closed under all their holders once every loop has settled.
-    fn commit(&mut self, seat: Seat, configuration: Arc<Self::Configuration>) -> Quiet;
+    fn commit(&mut self, slot: WorkerSlot, configuration: Arc<Self::Configuration>) -> Completion;
 
     /// Every loop uses the configuration that this one was last told of, so that the start or the reload can no longer
     /// fail: what runs beside the exchanges begins. Not called on loops that are drained next.
@@ -134,10 +134,10 @@ pub trait Worker: 'static {
     /// Stops accepting, but for what waits at the sockets already: whoever else has them may not have been told.
     /// `is_last`: nobody else does, so who waits there is lost with them. Resolves when that is accepted;
     /// [`Worker::drain`] follows.
-    fn stop_accepting(&mut self, is_last: bool) -> Quiet;
+    fn stop_accepting(&mut self, is_last: bool) -> Completion;
 
     /// Closes idle connections; resolves when the last connection is closed.
-    fn drain(&mut self) -> Quiet;
+    fn drain(&mut self) -> Completion;
 
     /// The time of `worker_shutdown_timeout` is over: closes exchanges that still hold this configuration or an older
     /// one. Without one it is the end of a drain: closes everything.

@@ -68,7 +68,8 @@ pub fn stdin_header(length: usize) -> [u8; HEADER_LENGTH] {
 /// The record that ends the request's body; a request without body has it too.
 pub const STDIN_END: [u8; HEADER_LENGTH] = header(record_type::STDIN, 0, 0);
 
-/// Writes parameters as PARAMS records, each filled before the next one begins.
+/// Writes parameters as PARAMS records. A parameter that fits in one record is not spread over two: the stream may be
+/// cut anywhere (FastCGI 1.0 §3.3), but PHP reads each record on its own.
 #[derive(Debug)]
 pub struct Params<'o> {
     out: &'o mut Vec<u8>,
@@ -90,18 +91,22 @@ impl<'o> Params<'o> {
 
     fn append(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let start = *self.record.get_or_insert_with(|| {
+            if self.record.is_none() {
+                self.record = Some(self.out.len());
                 self.out.extend_from_slice(&[0; HEADER_LENGTH]);
-                self.out.len() - HEADER_LENGTH
-            });
-            let room = CONTENT_MAX - (self.out.len() - start - HEADER_LENGTH);
-            let (now, later) = bytes.split_at(bytes.len().min(room));
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(self.room()));
             self.out.extend_from_slice(now);
             bytes = later;
-            if now.len() == room {
+            if self.room() == 0 {
                 self.close_record();
             }
         }
+    }
+
+    /// How many bytes of content the record being filled can still take.
+    fn room(&self) -> usize {
+        CONTENT_MAX - self.record.map_or(0, |start| self.out.len() - start - HEADER_LENGTH)
     }
 
     fn close_record(&mut self) {
@@ -114,25 +119,36 @@ impl<'o> Params<'o> {
         self.out[start..start + HEADER_LENGTH].copy_from_slice(&header);
         self.out.extend_from_slice(&[0; 8][..padding]);
     }
+}
 
-    /// One byte for lengths up to 127, else four with the highest bit set.
-    fn append_length(&mut self, length: usize) -> Result<(), UnwritableParams> {
-        match length {
-            0..=0x7f => self.append(&[length as u8]),
-            0x80..=0x7fff_ffff => self.append(&(length as u32 | 0x8000_0000).to_be_bytes()),
-            _ => return Err(UnwritableParams::TooBig { length }),
+impl ParamsWriter for Params<'_> {
+    fn push(&mut self, name: &[u8], value: &[u8]) -> Result<(), UnwritableParams> {
+        let (mut lengths, mut size) = ([0; 8], 0);
+        for length in [name.len(), value.len()] {
+            size += write_length(&mut lengths[size..], length)?;
+        }
+        if size.saturating_add(name.len()).saturating_add(value.len()) > self.room() {
+            self.close_record();
+        }
+        for bytes in [&lengths[..size], name, value] {
+            self.append(bytes);
         }
         Ok(())
     }
 }
 
-impl ParamsWriter for Params<'_> {
-    fn push(&mut self, name: &[u8], value: &[u8]) -> Result<(), UnwritableParams> {
-        self.append_length(name.len())?;
-        self.append_length(value.len())?;
-        self.append(name);
-        self.append(value);
-        Ok(())
+/// Writes a length, which takes one byte up to 127 and else four with the highest bit set; returns how many.
+fn write_length(out: &mut [u8], length: usize) -> Result<usize, UnwritableParams> {
+    match length {
+        0..=0x7f => {
+            out[0] = length as u8;
+            Ok(1)
+        }
+        0x80..=0x7fff_ffff => {
+            out[..4].copy_from_slice(&(length as u32 | 0x8000_0000).to_be_bytes());
+            Ok(4)
+        }
+        _ => Err(UnwritableParams::TooBig { length }),
     }
 }
 

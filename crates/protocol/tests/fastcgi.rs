@@ -96,6 +96,15 @@ fn many_parameters_fill_several_records() {
     assert_eq!(records(&written(&[])), [(4, vec![])]);
 }
 
+#[test]
+fn a_parameter_that_fits_in_a_record_is_not_spread_over_two() {
+    for length in [1, 100, 20_000, 40_000, CONTENT_MAX - 6, CONTENT_MAX - 5] {
+        let pairs: Vec<_> = (0..4000.min(500_000 / length)).map(|_| (b"N".to_vec(), vec![b'v'; length - 1])).collect();
+        let read: Vec<_> = records(&written(&pairs)).iter().flat_map(|(_, content)| params(content)).collect();
+        assert_eq!(read, pairs, "{length}");
+    }
+}
+
 /// A record as an application sends it.
 fn record(number: u8, id: u16, content: &[u8], padding: u8) -> Vec<u8> {
     let (id, length) = (id.to_be_bytes(), (content.len() as u16).to_be_bytes());

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use gale_runtime::{
-    EventLoop, File, Look, LoopOptions, OpenFlags, Output, ReadHow, Stream, ThreadPool, file_counters, files,
+    CachedRead, EventLoop, File, LoopOptions, OpenFlags, Output, ReadHow, Stream, ThreadPool, file_counters, files,
 };
 use rustix::io::ReadWriteFlags;
 
@@ -77,7 +77,7 @@ async fn read_and_send(stream: &Stream, file: &File, piece: usize) -> std::io::R
     for number in 0..BYTES_PER_ROUND / piece {
         let offset = (number * piece % FILE_BYTES) as u64;
         match file.look(offset, piece)? {
-            Look::Found(lease) => output.push(lease),
+            CachedRead::Found(lease) => output.push(lease),
             other => return Err(std::io::Error::other(format!("{other:?}"))),
         }
         stream.send_all(&mut output).await?;

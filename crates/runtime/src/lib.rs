@@ -80,7 +80,8 @@ pub use executor::budget::{Effort, charge_units, poll_copy, poll_units};
 pub use executor::panics::{Panic, catch_panic, catch_panic_of, panic_count, set_panic_reporter};
 pub use executor::{TaskId, TurnEnd, abort, is_awake, spawn, yield_now};
 pub use files::{
-    File, FileCounters, FileKind, FileMetadata, Look, OpenFlags, PieceRead, ReadHow, Rung, count_piece, file_counters,
+    CachedRead, File, FileCounters, FileKind, FileMetadata, OpenFlags, PieceRead, ReadHow, Rung, count_piece,
+    file_counters,
 };
 pub use inbox::{Call, Remote, RemoteError};
 pub use net::{AcceptMutex, Datagram, Detached, IdleOptions, IdleStreams, Listener, Splice, Stream};

@@ -166,7 +166,7 @@ pub fn is_possible() -> bool {
 
 /// Has `housekeeper` called every second on the thread of the watches, until it returns false: then it has nothing to
 /// do. To be called when it has something to do; the function is the same each time. False if there is no such thread.
-pub fn keep_house(housekeeper: fn() -> bool) -> bool {
+pub fn run_every_second(housekeeper: fn() -> bool) -> bool {
     if World::current().is_some() {
         return false;
     }
@@ -272,15 +272,15 @@ impl Watcher {
             }
             if next_housekeeping <= Instant::now() {
                 next_housekeeping = Instant::now() + HOUSEKEEPING_EVERY;
-                self.keep_house();
+                self.run_housekeeper();
             }
         }
     }
 
-    fn keep_house(&self) {
+    fn run_housekeeper(&self) {
         // Said before the work is done: who brings more afterwards rings the bell.
         self.is_awake.store(false, Ordering::SeqCst);
-        let has_more = self.housekeeper.get().is_some_and(|keep| keep());
+        let has_more = self.housekeeper.get().is_some_and(|housekeeper| housekeeper());
         if self.dropped.swap(0, Ordering::Relaxed) > 0 {
             self.places.lock().forget_dropped(&self.inotify);
         }

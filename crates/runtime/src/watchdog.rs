@@ -117,7 +117,7 @@ pub(crate) fn is_stalled(index: usize) -> bool {
 
 #[derive(Default)]
 struct Watchdog {
-    loops: Vec<Look>,
+    loops: Vec<WatchedLoop>,
     /// The version of the table of loops that `loops` was made from.
     version: Option<usize>,
     idle_looks: u32,
@@ -128,7 +128,7 @@ struct Watchdog {
 }
 
 /// One loop, and what was seen of it.
-struct Look {
+struct WatchedLoop {
     inbox: Arc<Inbox>,
     busy: Duration,
     suspect: Option<Suspect>,
@@ -201,7 +201,7 @@ impl Watchdog {
         let mut known = std::mem::take(&mut self.loops);
         for inbox in inbox::all() {
             let place = known.iter().position(|each| Arc::ptr_eq(&each.inbox, &inbox));
-            let fresh = || Look { inbox, busy: Duration::ZERO, suspect: None };
+            let fresh = || WatchedLoop { inbox, busy: Duration::ZERO, suspect: None };
             self.loops.push(place.map_or_else(fresh, |place| known.swap_remove(place)));
         }
     }
@@ -223,8 +223,9 @@ impl Watchdog {
 
     /// Has others take the connections that wait for loops that stall.
     fn help(&mut self, now: u64) {
-        let is_stalled = |each: &Look| each.suspect.as_ref().is_some_and(|suspect| suspect.is_stall(now));
-        let (stalled, others): (Vec<&Look>, Vec<&Look>) = self.loops.iter().partition(|each| is_stalled(each));
+        let is_stalled = |each: &WatchedLoop| each.suspect.as_ref().is_some_and(|suspect| suspect.is_stall(now));
+        let (stalled, others): (Vec<&WatchedLoop>, Vec<&WatchedLoop>) =
+            self.loops.iter().partition(|each| is_stalled(each));
         if stalled.is_empty() || others.is_empty() {
             return;
         }
@@ -261,7 +262,7 @@ impl Watchdog {
     }
 }
 
-impl Look {
+impl WatchedLoop {
     /// Looks at the loop, and returns what there is to report.
     fn look(&mut self, now: u64) -> Option<Stall> {
         let turns = &self.inbox.turns;
@@ -333,7 +334,7 @@ mod tests {
     #[test]
     fn a_stall_that_ends_before_it_is_filed_is_told_with_what_it_was_at_when_it_was_suspect() {
         let inbox = Inbox::new(3).unwrap();
-        let mut look = Look { inbox: Arc::clone(&inbox), busy: Duration::ZERO, suspect: None };
+        let mut look = WatchedLoop { inbox: Arc::clone(&inbox), busy: Duration::ZERO, suspect: None };
         let (began, suspect_at, ended) = (1_000_000, 7_000_000, 13_000_000);
         inbox.turns.begin(began);
         inbox.turns.note(|| "something long");

@@ -130,7 +130,7 @@ fn a_file_that_changes_while_it_is_open_is_left_to_the_pool() {
     }
     run(async {
         let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
-        let is_read_here = || matches!(file.look(0, 100).unwrap(), Look::Found(_));
+        let is_read_here = || matches!(file.look(0, 100).unwrap(), CachedRead::Found(_));
         for _ in 0..3 {
             assert!(is_read_here());
             sleep(Duration::from_secs(1)).await;
@@ -172,7 +172,7 @@ fn as_long_as_nothing_is_known_of_memory_a_hole_between_two_pages_is_found() {
         for page in (0..1 << 20).step_by(4096).filter(|page| !hole.contains(page)) {
             std::os::unix::fs::FileExt::read_exact_at(&descriptor, &mut [0; 4096], page).unwrap();
         }
-        let has = |offset| matches!(file.look(offset, 1).unwrap(), Look::Found(_));
+        let has = |offset| matches!(file.look(offset, 1).unwrap(), CachedRead::Found(_));
         if !has(5 << 16) || !has((6 << 16) - 1) || cached_pages(&descriptor) != Some(254) {
             return eprintln!("skipped: the kernel has more or less in memory than it was asked for");
         }

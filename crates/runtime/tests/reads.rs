@@ -247,7 +247,7 @@ fn what_was_found_in_memory_is_known_by_every_open_file() {
         let path = directory.file_read_before("file", &pattern(1 << 20));
         let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
         // Not everywhere a page that has just been written can be had without waiting.
-        let Look::Found(found) = file.look(0, 65_536).unwrap() else {
+        let CachedRead::Found(found) = file.look(0, 65_536).unwrap() else {
             return eprintln!("skipped: reads cannot be tried here");
         };
         assert!(!found.is_empty());
@@ -277,19 +277,19 @@ fn on_a_crowded_device_only_what_is_known_to_be_in_memory_is_looked_for() {
     let directory = Directory::new();
     run(async {
         let (known, unknown) = (open(&directory, "known", &pattern(9000)), open(&directory, "unknown", &pattern(9000)));
-        if !matches!(known.look(0, 9000).unwrap(), Look::Found(_)) {
+        if !matches!(known.look(0, 9000).unwrap(), CachedRead::Found(_)) {
             return eprintln!("skipped: reads cannot be tried here");
         }
         let (pool, task, gate) = busy_pool();
         let crowd = crowd(&open(&directory, "cold", &pattern(9000)), &pool).await;
-        assert!(matches!(known.look(0, 9000).unwrap(), Look::Found(_)));
+        assert!(matches!(known.look(0, 9000).unwrap(), CachedRead::Found(_)));
         let missed = unknown.look(0, 9000).unwrap();
-        assert!(matches!(missed, Look::NotLooked) && !unknown.is_resident(0, 9000).unwrap());
+        assert!(matches!(missed, CachedRead::NotLooked) && !unknown.is_resident(0, 9000).unwrap());
         // A thread looks, ahead of those who wait for the device, and from then on it is known.
         let other = ThreadPool::new("other", 1, 10);
         let piece = unknown.begin_read(&other, 0, 9000, missed.how()).unwrap().await.unwrap();
         assert_eq!(piece.len(), 9000);
-        assert!(matches!(unknown.look(0, 9000).unwrap(), Look::Found(_)));
+        assert!(matches!(unknown.look(0, 9000).unwrap(), CachedRead::Found(_)));
         drop(crowd);
         drop(gate);
         task.await.unwrap();

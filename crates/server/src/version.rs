@@ -10,10 +10,12 @@ const NGINX_VERSION: &str = "1.31.5";
 const WITH: &[&str] = &[
     "http_addition_module",
     "http_auth_request_module",
+    "http_dav_module",
     "http_gunzip_module",
     "http_gzip_static_module",
     "http_random_index_module",
     "http_realip_module",
+    "http_secure_link_module",
     "http_stub_status_module",
     "http_sub_module",
     "file-aio",

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_process::{LockHandle, Seat, TryLockError};
+use gale_process::{LockHandle, TryLockError, WorkerSlot};
 use gale_runtime::{Notify, TaskId, abort, catch_panic, catch_panic_of, default_pool, now, sleep, spawn};
 
 use super::lock::{HeldLock, LockShare};
@@ -46,11 +46,11 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Runs those of `services` that are for this seat: services that go on are told, others end, and those that are
+    /// Runs those of `services` that are for this slot: services that go on are told, others end, and those that are
     /// new begin. `configuration` is that of the services.
     pub fn settle(
         &mut self,
-        seat: Seat,
+        slot: WorkerSlot,
         worker: &Rc<Worker>,
         services: &[Arc<ConfiguredService>],
         configuration: &HeldConfiguration,
@@ -59,7 +59,7 @@ impl Services {
             return;
         }
         self.running.retain(|running| !(running.is_stopping() && running.has_ended.get()));
-        let wanted: Vec<&Arc<ConfiguredService>> = services.iter().filter(|service| service.runs_at(seat)).collect();
+        let wanted: Vec<&Arc<ConfiguredService>> = services.iter().filter(|service| service.runs_at(slot)).collect();
         for running in self.running.iter().filter(|running| !running.is_stopping()) {
             match wanted.iter().find(|service| running.continues_as(service)) {
                 Some(service) => running.change(service, configuration),
@@ -105,11 +105,11 @@ impl Services {
 }
 
 impl ConfiguredService {
-    fn runs_at(&self, seat: Seat) -> bool {
+    fn runs_at(&self, slot: WorkerSlot) -> bool {
         match self.spec.instances {
-            Instances::OnePerWorker => seat.worker < seat.workers,
-            // The first seat is taken for as long as the process serves, and by the same loop.
-            Instances::OnePerProcess | Instances::One(_) => seat.worker == 0,
+            Instances::OnePerWorker => slot.worker < slot.workers,
+            // The first slot is taken for as long as the process serves, and by the same loop.
+            Instances::OnePerProcess | Instances::One(_) => slot.worker == 0,
         }
     }
 

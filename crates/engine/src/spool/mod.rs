@@ -218,6 +218,12 @@ impl Spooled {
         self.shared.path()
     }
 
+    /// The name of the file that holds all of it, if it has one that goes with the spool: whoever renames it has it
+    /// [kept](Spooled::keep) then.
+    pub fn name(&self) -> Option<Arc<Path>> {
+        self.shared.name()
+    }
+
     /// Lets the file keep its name, if it has one.
     pub fn keep(&self) {
         self.shared.keep_name();

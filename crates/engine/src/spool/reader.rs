@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use gale_runtime::files::FileError;
-use gale_runtime::{Bytes, File, Look, PieceRead};
+use gale_runtime::{Bytes, CachedRead, File, PieceRead};
 
 use super::state::{Found, Shared};
 use super::{SpoolError, bounds};
@@ -81,7 +81,7 @@ impl SpoolReader {
     /// Reads what is in memory of a piece of the file; `None` = a thread reads it now.
     fn read_file(&mut self, file: &File, offset: u64, length: usize) -> Option<io::Result<Bytes>> {
         let missed = match file.look(offset, length) {
-            Ok(Look::Found(bytes)) => return Some(Ok(bytes)),
+            Ok(CachedRead::Found(bytes)) => return Some(Ok(bytes)),
             Ok(missed) => missed,
             Err(error) => return Some(Err(error)),
         };

@@ -344,6 +344,12 @@ impl Shared {
         self.state.borrow().file.as_ref().map(|file| Arc::clone(&file.path))
     }
 
+    pub fn name(&self) -> Option<Arc<Path>> {
+        let state = self.state.borrow();
+        let file = state.file.as_ref().filter(|file| file.name.is_some() && state.kept_length == 0);
+        file.map(|file| Arc::clone(&file.path))
+    }
+
     pub fn keep_name(&self) {
         let name = self.state.borrow_mut().file.as_mut().and_then(|file| file.name.take());
         name.into_iter().for_each(TempName::keep);

@@ -32,6 +32,7 @@ mod state;
 mod sticky;
 #[cfg(test)]
 mod tests;
+mod warm;
 
 use std::fmt;
 use std::sync::Arc;
@@ -87,7 +88,7 @@ struct Common {
     balance: Balance,
     /// How many parts a weight of one has: more than one only where weights grow slowly.
     weight_unit: i64,
-    pool: Option<Pool>,
+    pool: Option<Arc<Pool>>,
     queue: Option<Queue>,
     state: Arc<GroupState>,
     workers: usize,
@@ -126,7 +127,7 @@ impl Group {
 
     /// The group's idle connections; `None` where none are kept.
     pub fn connections(&self) -> Option<&Pool> {
-        self.common.pool.as_ref()
+        self.common.pool.as_deref()
     }
 
     /// The peers for one request, in turn: for a group of addresses that were found at run time.

@@ -1,6 +1,7 @@
 //! From what the configuration says of a group's servers, and from what their names stand for now, to a list of peers.
 
 use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use gale_runtime::SocketAddress;
@@ -46,10 +47,19 @@ pub(super) struct ResolvedServer {
 /// One address that a name stands for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Found {
-    pub address: SocketAddress,
-    /// Of an address of a service, the name of its server and its weight.
-    pub service: Option<(Arc<str>, u16)>,
-    /// Whether the service has servers that are to be asked before this one.
+    pub ip: IpAddr,
+    /// Of an address of a service.
+    pub service: Option<FoundService>,
+}
+
+/// What a service says of one of its servers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FoundService {
+    pub port: u16,
+    /// The server's name.
+    pub name: Arc<str>,
+    pub weight: u16,
+    /// Whether others are to be asked before this one.
     pub is_secondary: bool,
 }
 
@@ -104,18 +114,19 @@ impl List<'_> {
 
     fn add_found(&mut self, server: &ResolvedServer, found: &Found) {
         let is_backup = server.settings.is_backup;
+        let address = |port| SocketAddress::Inet(SocketAddr::new(found.ip, port));
         match &found.service {
-            None => self.add(found.address.clone(), &server.name, &server.settings, is_backup),
-            // The servers that come second have no place among those that come second anyway.
-            Some(_) if is_backup && found.is_secondary => {}
-            Some((name, weight)) => {
+            None => self.add(address(server.port), &server.name, &server.settings, is_backup),
+            // Those that come second have no place among those that come second anyway.
+            Some(service) if is_backup && service.is_secondary => {}
+            Some(service) => {
                 // A weight that is written goes before the service's.
                 let mut settings = Arc::clone(&server.settings);
-                if settings.weight == 1 && *weight > 1 {
-                    settings = Arc::new(ServerSettings { weight: u32::from(*weight), ..(*settings).clone() });
+                if settings.weight == 1 && service.weight > 1 {
+                    settings = Arc::new(ServerSettings { weight: service.weight.into(), ..(*settings).clone() });
                 }
-                let name = Arc::from(name.as_bytes());
-                self.add(found.address.clone(), &name, &settings, is_backup || found.is_secondary);
+                let name = Arc::from(service.name.as_bytes());
+                self.add(address(service.port), &name, &settings, is_backup || service.is_secondary);
             }
         }
     }

@@ -1,10 +1,14 @@
 //! The idle connections of a group (`keepalive`): one pool for all workers, of so many for each of them.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#keepalive>)
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, Stream, now};
+
+use super::warm;
+use crate::worker::Worker;
 
 /// An idle connection is not used in the last second before its peer closes it, as far as that has said when.
 const ANNOUNCED_MARGIN: Duration = Duration::from_secs(1);
@@ -97,10 +101,11 @@ impl Default for ConnectionAge {
     }
 }
 
-/// See the file's head.
-#[derive(Debug)]
+/// See the file's head. A clone is the same pool.
+#[derive(Clone, Debug)]
 pub struct Pool {
     settings: KeepaliveSettings,
+    workers: usize,
     streams: IdleStreams<PoolKey, ConnectionAge>,
 }
 
@@ -112,31 +117,65 @@ impl Pool {
     pub fn new(settings: KeepaliveSettings, workers: usize) -> Pool {
         let KeepaliveSettings { connections, timeout, .. } = settings;
         let options = IdleOptions { loops: workers, per_loop_max: connections, timeout };
-        Pool { settings, streams: IdleStreams::new(options) }
+        Pool { settings, workers, streams: IdleStreams::new(options) }
+    }
+
+    pub(super) fn is_for(&self, settings: KeepaliveSettings, workers: usize) -> bool {
+        self.settings == settings && self.workers == workers
     }
 
     /// An idle connection with this key, the one that was parked last, and its past. One that its peer is about to
     /// close is not given out.
-    pub fn take(&self, key: &PoolKey) -> Option<(Stream, ConnectionAge)> {
+    pub fn take(&self, worker: &Worker, key: &PoolKey) -> Option<(Stream, ConnectionAge)> {
         let key = self.own_key(key.clone());
+        warm::take(worker, self, &key).or_else(|| self.take_cold(&key))
+    }
+
+    fn take_cold(&self, key: &PoolKey) -> Option<(Stream, ConnectionAge)> {
         let now = now();
-        (0..CLOSED_PER_TAKE_MAX).find_map(|_| self.streams.take(&key).filter(|(_, age)| !age.is_near_end(now)))
+        (0..CLOSED_PER_TAKE_MAX).find_map(|_| self.streams.take(key).filter(|(_, age)| !age.is_near_end(now)))
     }
 
     /// Parks a connection that has carried a request more since it was opened or taken; `age` counts it. False if it
     /// was closed instead: it has had its requests or its time, or it is not idle.
-    pub fn park(&self, key: PoolKey, stream: Stream, age: ConnectionAge) -> bool {
+    pub fn park(&self, worker: &Rc<Worker>, key: PoolKey, stream: Stream, age: ConnectionAge) -> bool {
         let now = now();
         let age = ConnectionAge { idle_since: now, ..age };
         let is_spent = age.requests >= self.settings.requests_max || now.since(age.opened) > self.settings.time_max;
-        !is_spent && !age.is_near_end(now) && self.streams.park(self.own_key(key), stream, age)
+        if is_spent || age.is_near_end(now) {
+            return false;
+        }
+        match warm::keep(worker, self, self.own_key(key), stream, age) {
+            Ok(()) => true,
+            Err((key, stream)) => self.park_cold(key, stream, age),
+        }
+    }
+
+    /// Parks a connection for all workers.
+    pub(super) fn park_cold(&self, key: PoolKey, stream: Stream, age: ConnectionAge) -> bool {
+        self.streams.park(key, stream, age)
+    }
+
+    /// Whether both are one pool.
+    pub(super) fn is_same(&self, other: &Pool) -> bool {
+        self.streams.is_same(&other.streams)
+    }
+
+    /// How many connections the running worker has parked here.
+    pub(super) fn own_len(&self) -> usize {
+        self.streams.own_len()
+    }
+
+    /// How many connections each worker may keep.
+    pub(super) fn connections_max(&self) -> usize {
+        self.settings.connections
     }
 
     fn own_key(&self, key: PoolKey) -> PoolKey {
         PoolKey { user: if self.settings.is_local { key.user } else { 0 }, ..key }
     }
 
-    /// How many connections are parked.
+    /// How many connections are parked, without those that a worker keeps warm.
     pub fn len(&self) -> usize {
         self.streams.len()
     }
@@ -144,5 +183,159 @@ impl Pool {
     /// Whether none is parked.
     pub fn is_empty(&self) -> bool {
         self.streams.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use gale_runtime::{ClockChoice, EventLoop, LoopOptions, sleep};
+
+    use super::*;
+    use crate::log::ErrorLog;
+
+    const SETTINGS: KeepaliveSettings = KeepaliveSettings {
+        connections: 2,
+        is_local: false,
+        requests_max: 3,
+        time_max: Duration::from_secs(100),
+        timeout: Duration::from_secs(3600),
+    };
+
+    /// Connections to one server, whose ends are kept open.
+    struct Server {
+        listener: TcpListener,
+        ends: Vec<TcpStream>,
+    }
+
+    impl Server {
+        fn start() -> Server {
+            Server { listener: TcpListener::bind("127.0.0.1:0").unwrap(), ends: Vec::new() }
+        }
+
+        fn connect(&mut self) -> Stream {
+            let stream = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
+            self.ends.push(self.listener.accept().unwrap().0);
+            Stream::from_fd(stream.into()).unwrap()
+        }
+
+        fn key(&self, user: usize) -> PoolKey {
+            PoolKey::new(&SocketAddress::Inet(self.listener.local_addr().unwrap()), user)
+        }
+    }
+
+    fn run(test: impl AsyncFnOnce()) {
+        let options = LoopOptions { clock: ClockChoice::Virtual, ..LoopOptions::default() };
+        EventLoop::new(options).unwrap().run(test());
+    }
+
+    fn worker() -> Rc<Worker> {
+        Worker::new(10, Arc::new(ErrorLog::new(Vec::new())))
+    }
+
+    /// Until what nobody takes is everybody's.
+    async fn cool_down() {
+        sleep(Duration::from_secs(1)).await;
+    }
+
+    fn carried(requests: u64) -> ConnectionAge {
+        ConnectionAge { requests, ..ConnectionAge::new() }
+    }
+
+    #[test]
+    fn the_connection_that_was_parked_last_is_taken_first_and_no_more_are_kept_than_may_be() {
+        run(async || {
+            let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
+            for requests in [0, 1, 2] {
+                assert!(pool.park(&worker, server.key(0), server.connect(), carried(requests)));
+            }
+            let taken = [(); 3].map(|()| pool.take(&worker, &server.key(0)).map(|(_, age)| age.requests));
+            assert_eq!(taken, [Some(2), Some(1), None]);
+        });
+    }
+
+    #[test]
+    fn a_warm_connection_cools_down_for_the_other_workers() {
+        run(async || {
+            let (worker, other, pool, mut server) = (worker(), worker(), Pool::new(SETTINGS, 1), Server::start());
+            assert!(pool.park(&worker, server.key(0), server.connect(), carried(1)));
+            assert!(pool.take(&other, &server.key(0)).is_none());
+            cool_down().await;
+            assert_eq!(pool.len(), 1);
+            assert!(pool.take(&other, &server.key(0)).is_some() && pool.is_empty());
+        });
+    }
+
+    #[test]
+    fn a_warm_connection_that_its_peer_has_closed_is_not_taken() {
+        run(async || {
+            let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
+            assert!(pool.park(&worker, server.key(0), server.connect(), carried(1)));
+            server.ends.clear();
+            assert!(pool.take(&worker, &server.key(0)).is_none());
+        });
+    }
+
+    #[test]
+    fn a_connection_that_has_had_its_requests_or_its_time_is_closed() {
+        run(async || {
+            let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
+            assert!(!pool.park(&worker, server.key(0), server.connect(), carried(3)));
+            let age = carried(1);
+            sleep(Duration::from_secs(101)).await;
+            assert!(!pool.park(&worker, server.key(0), server.connect(), age));
+            assert!(pool.is_empty());
+        });
+    }
+
+    #[test]
+    fn a_connection_that_its_peer_is_about_to_close_is_not_used_again() {
+        let age =
+            |idle_since| ConnectionAge { announced_timeout: Some(Duration::from_secs(5)), idle_since, ..age_at(0) };
+        fn age_at(seconds: u64) -> ConnectionAge {
+            let moment = Moment::from_nanos(seconds * 1_000_000_000);
+            ConnectionAge { opened: moment, requests: 1, announced_timeout: None, idle_since: moment }
+        }
+        let at = |seconds: u64| Moment::from_nanos(seconds * 1_000_000_000);
+        assert!(!age(at(10)).is_near_end(at(13)));
+        assert!(age(at(10)).is_near_end(at(14)));
+        assert!(!age_at(0).is_near_end(at(10_000)));
+        run(async || {
+            let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
+            let announced = ConnectionAge { announced_timeout: Some(Duration::from_secs(5)), ..carried(1) };
+            assert!(pool.park(&worker, server.key(0), server.connect(), carried(2)));
+            assert!(pool.park(&worker, server.key(0), server.connect(), announced));
+            sleep(Duration::from_secs(4)).await;
+            // The older one is not about to be closed.
+            assert_eq!(pool.take(&worker, &server.key(0)).map(|(_, age)| age.requests), Some(2));
+            assert!(pool.take(&worker, &server.key(0)).is_none() && pool.is_empty());
+            let soon = ConnectionAge { announced_timeout: Some(Duration::from_secs(1)), ..carried(1) };
+            assert!(!pool.park(&worker, server.key(0), server.connect(), soon));
+        });
+    }
+
+    #[test]
+    fn connections_are_told_apart_by_all_that_they_were_made_with() {
+        run(async || {
+            let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
+            let bound = PoolKey { made_with: Some(b"127.0.0.2".as_slice().into()), ..server.key(0) };
+            assert!(pool.park(&worker, bound.clone(), server.connect(), carried(1)));
+            assert!(pool.take(&worker, &server.key(0)).is_none());
+            assert!(pool.take(&worker, &bound).is_some());
+        });
+    }
+
+    #[test]
+    fn local_connections_are_used_by_those_alone_that_they_were_made_for() {
+        run(async || {
+            let (worker, mut server) = (worker(), Server::start());
+            for (is_local, is_shared) in [(false, true), (true, false)] {
+                let pool = Pool::new(KeepaliveSettings { is_local, ..SETTINGS }, 1);
+                assert!(pool.park(&worker, server.key(7), server.connect(), carried(1)));
+                assert_eq!(pool.take(&worker, &server.key(8)).is_some(), is_shared);
+                assert_eq!(pool.take(&worker, &server.key(7)).is_some(), !is_shared);
+            }
+        });
     }
 }

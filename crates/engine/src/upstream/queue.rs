@@ -68,7 +68,10 @@ impl Queue {
     /// Something has changed for all of them.
     pub fn wake_all(&self) {
         let waiters = std::mem::take(&mut *self.waiters.lock());
-        waiters.into_iter().for_each(|waiter| drop(waiter.send(())));
+        for waiter in waiters {
+            // One that has gone needs nothing.
+            let _ = waiter.send(());
+        }
     }
 
     fn enter(&self) -> Option<Place<'_>> {

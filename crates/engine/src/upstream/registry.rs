@@ -21,7 +21,7 @@ use super::queue::Queue;
 use super::resolving::Refresh;
 use super::state::GroupState;
 use super::{
-    Balance, Common, Group, KeepaliveSettings, Pool, QueueSettings, SLOW_WEIGHT_UNIT, ServerSettings, Sticky, Upstream,
+    Balance, Common, Group, KeepaliveSettings, QueueSettings, SLOW_WEIGHT_UNIT, ServerSettings, Sticky, Upstream,
 };
 use crate::configuration::{BlockBuilder, Builder, ZoneSize};
 use crate::resolver::ResolverSettings;
@@ -250,7 +250,7 @@ impl<S: Subject> Upstreams<S> {
     where
         S::Block: HasUpstreams<S>,
     {
-        let mut table = UpstreamTable { by_id: Box::default(), named: HashMap::new() };
+        let mut table = UpstreamTable::default();
         for group in self.groups {
             let key = Key { host: group.name.to_ascii_lowercase(), port: None };
             let upstream = Arc::new(group.finish(defaults, builder, resources)?);
@@ -291,7 +291,7 @@ impl<S: Subject> GroupDraft<S> {
             name: self.name.to_str_lossy().into(),
             balance,
             weight_unit: if is_slow { SLOW_WEIGHT_UNIT } else { 1 },
-            pool: self.keepalive_settings().map(|settings| Pool::new(settings, workers)),
+            pool: self.keepalive_settings().map(|settings| state.pool(settings, workers)),
             queue: self.queue.get_opt().map(|&settings| Queue::new(settings)),
             state,
             workers,
@@ -396,6 +396,13 @@ struct Key {
     host: Vec<u8>,
     /// `None` for an `upstream` block.
     port: Option<u16>,
+}
+
+impl<S> Default for UpstreamTable<S> {
+    /// No groups.
+    fn default() -> UpstreamTable<S> {
+        UpstreamTable { by_id: Box::default(), named: HashMap::new() }
+    }
 }
 
 impl<S> UpstreamTable<S> {

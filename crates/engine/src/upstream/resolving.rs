@@ -5,22 +5,21 @@
 //! has none.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gale_base::log_level::Level;
-use gale_runtime::{Moment, SocketAddress, default_pool, now, sleep};
+use gale_runtime::{Moment, default_pool, now, sleep};
 
 use super::Group;
-use super::plan::Found;
+use super::plan::{Found, FoundService};
 use crate::resolver::{ResolveError, ResolverSettings};
 use crate::service::{Context, Service};
 
 /// How long after a failure at least it is asked again.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 
-/// When it is asked again for a name that does not exist.
+/// When it is asked again for a name that does not exist, unless `valid=` says otherwise.
 const ASK_FOR_NOTHING_AFTER: Duration = Duration::from_secs(10);
 
 /// An answer may be old when its time is over, by the seconds that name servers count in.
@@ -65,7 +64,7 @@ impl Refresh {
                 self.complain(context, error);
                 if error == ResolveError::NotFound {
                     self.take(Vec::new()).await;
-                    return ASK_FOR_NOTHING_AFTER;
+                    return self.resolver.valid.unwrap_or(ASK_FOR_NOTHING_AFTER).max(RETRY_AFTER_MIN);
                 }
                 self.timeout.max(RETRY_AFTER_MIN)
             }
@@ -78,19 +77,15 @@ impl Refresh {
         let host = server.host.as_bytes();
         let Some(service) = &server.service else {
             let answer = resolver.resolve(host, self.timeout).await?;
-            let found = answer.found.into_iter().map(|ip| Found {
-                address: SocketAddress::Inet(SocketAddr::new(ip, server.port)),
-                service: None,
-                is_secondary: false,
-            });
+            let found = answer.found.into_iter().map(|ip| Found { ip, service: None });
             return Ok((found.take(FOUND_MAX).collect(), answer.valid_until));
         };
         let answer = resolver.resolve_service(host, service.as_bytes(), self.timeout).await?;
         let first = answer.found.iter().map(|address| address.priority).min();
-        let found = answer.found.into_iter().map(|address| Found {
-            address: SocketAddress::Inet(address.address),
-            is_secondary: Some(address.priority) != first,
-            service: Some((address.name, address.weight)),
+        let found = answer.found.into_iter().map(|server| {
+            let is_secondary = Some(server.priority) != first;
+            let (port, name, weight) = (server.address.port(), server.name, server.weight);
+            Found { ip: server.address.ip(), service: Some(FoundService { port, name, weight, is_secondary }) }
         });
         Ok((found.take(FOUND_MAX).collect(), answer.valid_until))
     }
@@ -137,13 +132,8 @@ fn in_order_of(earlier: &[Found], mut found: Vec<Found>) -> Vec<Found> {
 mod tests {
     use super::*;
 
-    fn found(ports: &[u16]) -> Vec<Found> {
-        let one = |&port| Found {
-            address: SocketAddress::Inet(SocketAddr::from(([127, 0, 0, 1], port))),
-            service: None,
-            is_secondary: false,
-        };
-        ports.iter().map(one).collect()
+    fn found(addresses: &[u8]) -> Vec<Found> {
+        addresses.iter().map(|&last| Found { ip: [127, 0, 0, last].into(), service: None }).collect()
     }
 
     #[test]

@@ -260,7 +260,7 @@ impl Chosen {
 
     /// The group's idle connections; `None` where none are kept.
     pub fn connections(&self) -> Option<&Pool> {
-        self.view.common.pool.as_ref()
+        self.view.common.pool.as_deref()
     }
 
     /// What `sticky` calls the peer; empty in a group that is not sticky.

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::peer::{PeerId, PeerState};
 use super::plan::{Findings, Found, Plan, ResolvedServer};
+use super::pool::{KeepaliveSettings, Pool};
 
 /// See the file's head.
 #[derive(Debug, Default)]
@@ -16,19 +17,20 @@ pub(super) struct GroupState {
     peers: Mutex<HashMap<PeerId, Weak<PeerState>>>,
     /// What names stood for last.
     found: Mutex<HashMap<NameKey, Arc<[Found]>>>,
+    /// The idle connections of the newest configuration.
+    pool: Mutex<Weak<Pool>>,
 }
 
-/// The name of a server that is asked for, and its port.
+/// The name of a server that is asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct NameKey {
     host: Arc<str>,
     service: Option<Arc<str>>,
-    port: u16,
 }
 
 impl NameKey {
     fn of(server: &ResolvedServer) -> NameKey {
-        NameKey { host: Arc::clone(&server.host), service: server.service.clone(), port: server.port }
+        NameKey { host: Arc::clone(&server.host), service: server.service.clone() }
     }
 }
 
@@ -47,6 +49,17 @@ impl GroupState {
     /// Forgets the peers that no list has any more.
     pub fn forget_gone(&self) {
         self.peers.lock().retain(|_, state| state.strong_count() > 0);
+    }
+
+    /// A pool of idle connections for so many workers: that of before, if it has the same settings.
+    pub fn pool(&self, settings: KeepaliveSettings, workers: usize) -> Arc<Pool> {
+        let mut pool = self.pool.lock();
+        if let Some(known) = pool.upgrade().filter(|known| known.is_for(settings, workers)) {
+            return known;
+        }
+        let new = Arc::new(Pool::new(settings, workers));
+        *pool = Arc::downgrade(&new);
+        new
     }
 
     /// What the names of these servers stood for last.

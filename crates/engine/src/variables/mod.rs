@@ -62,6 +62,8 @@ pub struct Variable<S> {
     pub value: Evaluate<S>,
     /// For a variable that the configuration may change: what `set` does.
     pub assign: Option<Assign<S>>,
+    /// Whether the configuration may define it, too, and give it values: these come first.
+    pub is_changeable: bool,
     /// Whether every `..` in its value is the configuration's own.
     pub is_own: bool,
 }
@@ -69,12 +71,12 @@ pub struct Variable<S> {
 impl<S> Variable<S> {
     /// A variable of this very name.
     pub const fn named(name: &'static str, value: Evaluate<S>) -> Variable<S> {
-        Variable { name, is_prefix: false, value, assign: None, is_own: false }
+        Variable { name, is_prefix: false, value, assign: None, is_changeable: false, is_own: false }
     }
 
     /// All variables whose names begin with `prefix`.
     pub const fn family(prefix: &'static str, value: Evaluate<S>) -> Variable<S> {
-        Variable { name: prefix, is_prefix: true, value, assign: None, is_own: false }
+        Variable { name: prefix, is_prefix: true, value, assign: None, is_changeable: false, is_own: false }
     }
 
     /// The same variable: what a request brought into it has been looked through already.
@@ -85,6 +87,11 @@ impl<S> Variable<S> {
     /// The same variable, which the configuration may change.
     pub const fn assigned_by(self, assign: Assign<S>) -> Variable<S> {
         Variable { assign: Some(assign), ..self }
+    }
+
+    /// The same variable, in whose place the configuration may put one of its own by `set`, `map` and so on.
+    pub const fn changeable(self) -> Variable<S> {
+        Variable { is_changeable: true, ..self }
     }
 }
 
@@ -230,7 +237,7 @@ impl<S> VariableTable<S> {
             let is_made = slot.unset.is_some() || !matches!(slot.source, Source::Unknown);
             let own = definitions.clone().find(|own| !own.is_prefix && own.name.as_bytes() == &*slot.name);
             if let Some(own) = own.filter(|_| is_made) {
-                if own.assign.is_none() {
+                if own.assign.is_none() && !own.is_changeable {
                     let message = format!("the duplicate \"{}\" variable", BStr::new(&slot.name));
                     return Err(VariableError { message, hint: None, span: slot.made_at });
                 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bstr::{BString, ByteSlice};
-use gale_config::{Contexts, Diagnostic, Span, Statement, Word};
+use gale_config::{Contexts, Diagnostic, Setting, Span, Statement, Word};
 use gale_protocol::request::{Method, Scheme};
 
 use crate::configuration::location::{Locations, Pattern};
@@ -30,6 +30,7 @@ use gale_engine::log::ErrorLog;
 use gale_engine::module::{Conf, Module};
 use gale_engine::protocol::Protocol;
 use gale_engine::server_name::{ServerName, ServerNames};
+use gale_engine::spool::TempPath;
 use gale_engine::upstream::{HasUpstreams, ResolverDefaults, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
@@ -51,6 +52,8 @@ pub struct HttpBuilder {
     pub variables: VariablesDraft<Request>,
     /// The groups of servers that are declared or referred to so far.
     pub upstreams: Upstreams<Request>,
+    /// Directories for temporary files that modules want.
+    pub temp_paths: Vec<Setting<TempPath>>,
     tree: ScopeTree,
     /// What else there is to know of each scope.
     scopes: Vec<ScopeDraft>,
@@ -175,6 +178,16 @@ impl HttpBuilder {
         let draft = self.scope(scope);
         let is_plain = matches!(draft.shape, LocationShape::Exact | LocationShape::Prefix);
         (draft.kind == ScopeKind::Location && is_plain).then(|| draft.name.as_slice().into())
+    }
+
+    /// The server that a scope is in, if it is in one.
+    pub fn server_of(&self, scope: ScopeId) -> Option<ServerId> {
+        self.scope(scope).server
+    }
+
+    /// What `server_name` says in a server: all of it when the settings are completed.
+    pub fn names_of(&self, server: ServerId) -> impl Iterator<Item = &(Word, ServerName)> {
+        self.servers[server.0 as usize].names.iter()
     }
 
     /// The settings of this type in a scope.
@@ -404,6 +417,8 @@ struct HttpDraft {
     /// By address.
     servers: Vec<VirtualServers>,
     plan: ListenPlan,
+    /// Directories for temporary files that modules want, besides those for bodies.
+    temp_paths: Vec<Setting<TempPath>>,
 }
 
 /// Completes every scope and puts the configuration together.
@@ -411,8 +426,8 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     // The variables stay with the builder: defaults may mention some.
     let mut tree = std::mem::take(&mut builder.http_mut().tree);
     let mut scopes = std::mem::take(&mut builder.http_mut().scopes);
-    let servers = std::mem::take(&mut builder.http_mut().servers);
     let confs = tree.complete(builder, Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION))?;
+    let servers = std::mem::take(&mut builder.http_mut().servers);
     let (addresses, virtual_servers) = gather_addresses(&servers, builder, resources)?;
     let resolver = resolver_defaults(&confs);
     let upstreams = std::mem::take(&mut builder.http_mut().upstreams).finish(&resolver, builder, resources)?;
@@ -425,7 +440,9 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
     let configuration = HttpConfiguration { scopes, servers, addresses: Vec::new(), variables, upstreams, generation };
-    Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan: ListenPlan::new(addresses) }))
+    let temp_paths = std::mem::take(&mut builder.http_mut().temp_paths);
+    let plan = ListenPlan::new(addresses);
+    Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan, temp_paths }))
 }
 
 /// What the http block itself says of name servers.
@@ -443,27 +460,27 @@ impl BlockDraft for HttpDraft {
     }
 
     fn prepare(&self, resources: &mut dyn Resources, owner: Option<&Account>) -> Result<(), Diagnostic> {
-        prepare_temp_paths(&self.configuration, resources, owner)
+        let of_bodies = self.configuration.scopes.iter().map(|scope| &scope.core.client_body_temp_path);
+        prepare_temp_paths(of_bodies.chain(&self.temp_paths), resources, owner)
     }
 
     fn finish(self: Box<Self>, listeners: Vec<ListenerHandle>) -> Arc<dyn Protocol> {
-        let HttpDraft { mut configuration, servers, plan } = *self;
+        let HttpDraft { mut configuration, servers, plan, .. } = *self;
         let addresses = plan.addresses(&listeners).into_iter().zip(servers);
         configuration.addresses = addresses.map(|(listening, servers)| Address { listening, servers }).collect();
         Arc::new(configuration)
     }
 }
 
-/// The directories for bodies have to be there before they are needed. The default
-/// one may be missing where nobody stores a body.
-fn prepare_temp_paths(
-    http: &HttpConfiguration,
+/// Directories for temporary files have to be there before they are needed. A default one may be missing where nobody
+/// stores anything.
+fn prepare_temp_paths<'s>(
+    settings: impl Iterator<Item = &'s Setting<TempPath>>,
     resources: &mut dyn Resources,
     owner: Option<&Account>,
 ) -> Result<(), Diagnostic> {
     let mut prepared: Vec<&std::path::Path> = Vec::new();
-    for scope in &http.scopes {
-        let setting = &scope.core.client_body_temp_path;
+    for setting in settings {
         let path = &*setting.get().path;
         if prepared.contains(&path) {
             continue;

@@ -22,7 +22,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use gale_runtime::{Bytes, File, Look, PieceRead, ReadHow, Rung, ThreadPool, count_piece, default_pool};
+use gale_runtime::{Bytes, CachedRead, File, PieceRead, ReadHow, Rung, ThreadPool, count_piece, default_pool};
 use gale_runtime::{leased_bytes, leased_bytes_max};
 
 use crate::files::FilePiece;
@@ -175,7 +175,7 @@ impl Delivery {
         }
         let (file, offset) = (&piece.file, piece.offset);
         match as_much_as_fits(piece.length.min(self.read_piece()), |length| file.look(offset, length))? {
-            Look::Found(bytes) => {
+            CachedRead::Found(bytes) => {
                 piece.advance(bytes.len() as u64)?;
                 Ok(Next::Bytes(bytes))
             }
@@ -356,7 +356,7 @@ mod tests {
         let file = File::from_std(file).expect("there");
         let goes_by_sendfile = |delivery: &mut Delivery, piece: &mut FilePiece| {
             let in_memory = file.look(piece.offset, to_usize(piece.length)).expect("longer than that");
-            assert!(matches!(in_memory, Look::Found(_)), "just written");
+            assert!(matches!(in_memory, CachedRead::Found(_)), "just written");
             matches!(delivery.next(piece).expect("nothing fails"), Next::Sendfile(_))
         };
         let mut delivery = Delivery::new(FileOptions { sendfile: true, ..FileOptions::default() });

@@ -17,7 +17,7 @@ use gale_runtime::Timer;
 use crate::request::Request;
 use crate::request::body::Body;
 use crate::request::configuration::{BoundHandler, HttpConfiguration};
-use crate::request::departure::{Departure, HANDLER_PATIENCE};
+use crate::request::departure::Departure;
 use crate::request::files;
 use crate::request::outcome::{conclude, deny, perform, spend_redirect};
 use crate::request::phases::{CLIENT_LEFT, Decision, Flow, Handler, Phase};
@@ -121,7 +121,7 @@ async fn wait(handler: &dyn Handler, request: &mut Request, conf: &dyn Any) -> F
     let mut waiting = handler.wait(request, conf);
     poll_fn(|context| match waiting.as_mut().poll(context) {
         Poll::Pending if !stays => {
-            departure.poll(&*exchange, HANDLER_PATIENCE, context).map(|()| Flow::Respond(CLIENT_LEFT))
+            departure.poll(&*exchange, handler.patience(), context).map(|()| Flow::Respond(CLIENT_LEFT))
         }
         polled => polled,
     })

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
@@ -155,6 +156,11 @@ pub trait BodyStream {
         false
     }
 
+    /// How long a client that has ended its own direction is waited with while nothing comes; usually `default`.
+    fn patience(&self, default: Duration) -> Duration {
+        default
+    }
+
     /// The length in bytes, if it is known before the end.
     fn length(&self) -> Option<u64> {
         None
@@ -193,6 +199,14 @@ impl Body {
     pub fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
         if let Body::Stream(stream) = self {
             stream.poll_ahead(request, context);
+        }
+    }
+
+    /// How long a client that has ended its own direction is waited with.
+    pub fn patience(&self, default: Duration) -> Duration {
+        match self {
+            Body::Stream(stream) => stream.patience(default),
+            _ => default,
         }
     }
 

@@ -20,9 +20,9 @@ use gale_protocol::request::Scheme;
 use gale_runtime::{Bytes, SocketAddress, TcpInfo};
 
 use crate::files::delivery::FileOptions;
+use crate::request::Request;
 use crate::request::body::{BodyError, BodyItem};
-use crate::request::configuration::settings::{LingeringClose, MinRate};
-use crate::request::response::ResponseHead;
+use crate::request::configuration::settings::MinRate;
 use gale_engine::connections::ConnectionInfo;
 
 /// While more than so many bytes are queued for the client, the source of a body or of a tunnel is asked for no more.
@@ -93,23 +93,11 @@ pub enum BodyLength {
     UntilEnd,
 }
 
-/// How a response is sent: what the request and its location decide.
+/// How a response is sent, whatever the version: what the request and its location decide.
 #[derive(Clone, Debug)]
-pub struct ResponseOptions<'r> {
+pub struct ResponseOptions {
     /// How the body's end is told.
     pub length: BodyLength,
-    /// The `Server` field with its line end; empty leaves it out.
-    pub server_line: &'r [u8],
-    /// Whether the connection may carry another request.
-    pub keep_alive: bool,
-    /// How long it may be idle before that.
-    pub keep_alive_idle: Duration,
-    /// What the `Keep-Alive` field says, if anything.
-    pub keep_alive_advertised: Option<Duration>,
-    /// `chunked_transfer_encoding`
-    pub chunked: bool,
-    /// `lingering_close`
-    pub lingering_close: LingeringClose,
     /// How files are sent, and what is gathered before it is sent; none for a body that is given at once.
     pub files: Option<FileOptions>,
     /// `send_timeout`
@@ -149,16 +137,25 @@ pub trait Exchange {
     }
     /// Sends an interim response (100, 103) before the final one.
     fn interim(&self, status: u16, fields: &[(Bytes, Bytes)]);
-    /// Gives the final head. Nothing need be written before the first item, so
+    /// Gives the final head, which is the request's. Nothing need be written before the first item, so
     /// that head and body can leave together.
-    fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>);
+    fn start(&self, request: &Request, options: &ResponseOptions);
     /// Gives the final head and the whole body, which is bytes or nothing.
-    fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {
-        self.start(head, options);
+    fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
+        self.start(request, options);
         if !body.is_empty() {
             self.push(BodyItem::Bytes(body));
         }
         self.end();
+    }
+    /// Whether fields may stand behind the body of this request's response.
+    fn carries_trailers(&self, _request: &Request) -> bool {
+        false
+    }
+    /// Whether the connection may carry another request after this one, as far as the client, the request and its
+    /// location decide.
+    fn keeps_connection(&self, _request: &Request) -> bool {
+        false
     }
     /// Queues an item of the body.
     fn push(&self, item: BodyItem);

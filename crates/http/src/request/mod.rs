@@ -41,7 +41,6 @@ use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
 use smallvec::SmallVec;
 
 use crate::request::browser::Browser;
-use crate::request::configuration::settings::{KeepaliveDisable, LingeringClose};
 use crate::request::configuration::{HttpConfiguration, Scope, Server};
 use crate::request::exchange::{BodyLimits, Exchange, Sent};
 use crate::request::phases::Phase;
@@ -108,6 +107,8 @@ pub struct Request {
     pub is_error_page: bool,
     /// The status that the answer will have whatever its location says.
     pub status_override: Option<u16>,
+    /// The media type that the answer will have whatever its location says, unless that is an error.
+    pub content_type_override: Option<ShortText>,
     /// When its first byte was read.
     pub started: Moment,
     /// The URI names a file below the `alias` of a regular expression, which otherwise is
@@ -135,7 +136,7 @@ pub struct Request {
     /// Where it is being passed to, or was last.
     pub(crate) passed_to: Option<PassedTo>,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
-    pub(crate) keep_alive: Cell<bool>,
+    closes_connection: Cell<bool>,
     /// How many subrequests lie between it and the client's request.
     pub(crate) nesting: u8,
     /// It is a copy of a client's request, or a part of one: the client's request may be over.
@@ -143,8 +144,6 @@ pub struct Request {
     /// Stands in for the answer when that is an error, or empty.
     pub(crate) fallback: Option<Fallback>,
     pub(crate) shared: Rc<Shared>,
-    /// The client may send another request before it sees that there will be no answer to it.
-    pub(crate) more_may_come: Cell<bool>,
 
     /// None only while the request waits for its next use, like the configuration: a
     /// spare one must keep neither alive.
@@ -198,6 +197,7 @@ impl Request {
             is_internal: false,
             is_error_page: false,
             status_override: None,
+            content_type_override: None,
             started: Moment::from_nanos(0),
             adds_uri_to_alias: false,
             is_pipelined: false,
@@ -214,12 +214,11 @@ impl Request {
             refusal: None,
             passed_to: None,
             exchange: None,
-            keep_alive: Cell::new(false),
+            closes_connection: Cell::new(false),
             nesting: 0,
             is_in_background: false,
             fallback: None,
             shared: Rc::default(),
-            more_may_come: Cell::new(false),
             configuration: None,
             is_get_forced: false,
             shows_get: false,
@@ -258,6 +257,7 @@ impl Request {
         self.is_pipelined = false;
         self.number_on_connection = 0;
         self.status_override = None;
+        self.content_type_override = None;
         self.phase = Phase::PostRead;
         self.next_handler = 0;
         self.uri_was_changed = false;
@@ -269,6 +269,7 @@ impl Request {
         self.refusal = None;
         self.passed_to = None;
         self.exchange = None;
+        self.closes_connection.set(false);
         self.nesting = 0;
         self.is_in_background = false;
         self.fallback = None;
@@ -580,18 +581,6 @@ impl Request {
         self.trailers.borrow()
     }
 
-    /// Whether the connection may carry another request, as far as the request and
-    /// its location decide: how the body ends may still forbid it.
-    pub fn keeps_alive(&self) -> bool {
-        let core = &self.scope().core;
-        let age = gale_runtime::now().since(self.connection().accepted);
-        self.keep_alive.get()
-            && !core.keepalive_timeout.get().idle.is_zero()
-            && self.number_on_connection < *core.keepalive_requests.get()
-            && age <= *core.keepalive_time.get()
-            && !self.is_old_browser(core.keepalive_disable.get())
-    }
-
     /// How many bytes of the response may go out in a second; zero for no limit. What was set is not asked for again.
     pub fn limit_rate(&self) -> u64 {
         let rate = self.limit_rate.get().unwrap_or_else(|| self.scope().core.limit_rate.get().evaluate(self));
@@ -609,18 +598,6 @@ impl Request {
         self.limit_rate.set(Some(per_second));
     }
 
-    /// `lingering_close` as it applies to this request. Who ends a connection that the client would have kept reads on:
-    /// the next request may be on its way, and the reset with which the kernel meets it can cost the client the answer
-    /// that it has not read yet (RFC 9112, section 9.6). Where no connection is ever kept, it is nginx's way.
-    pub fn lingering_close(&self) -> LingeringClose {
-        let core = &self.scope().core;
-        let never_keeps = || core.keepalive_timeout.get().idle.is_zero() && self.number_on_connection <= 1;
-        match *core.lingering_close.get() {
-            LingeringClose::On if self.more_may_come.get() && !never_keeps() => LingeringClose::Always,
-            setting => setting,
-        }
-    }
-
     /// A number that no other request has and that is hard to guess: `$request_id`.
     pub fn id(&self) -> [u8; 16] {
         let id = self.shared.id.get().unwrap_or_else(unique_id);
@@ -633,20 +610,15 @@ impl Request {
         self.header(KnownHeader::UserAgent).map_or(Browser::Other, Browser::of)
     }
 
-    /// Browsers that mishandle kept connections, as `keepalive_disable` lists them.
-    fn is_old_browser(&self, disabled: &KeepaliveDisable) -> bool {
-        let may_be = disabled.msie6 && self.method() == Method::Post || disabled.safari;
-        may_be
-            && match self.browser() {
-                Browser::Msie { is_6 } => is_6 && disabled.msie6 && self.method() == Method::Post,
-                Browser::Safari => disabled.safari,
-                Browser::Chrome | Browser::Other => false,
-            }
+    /// What comes on the connection behind this request cannot be relied on, or the server is in trouble: nothing more
+    /// is to be read from it. A version whose requests are independent of each other may carry on.
+    pub fn close_after_response(&self) {
+        self.closes_connection.set(true);
     }
 
-    /// The connection will be closed after this response.
-    pub fn close_after_response(&self) {
-        self.keep_alive.set(false);
+    /// Whether [`Request::close_after_response`] was called.
+    pub(crate) fn closes_connection(&self) -> bool {
+        self.closes_connection.get()
     }
 
     /// The resolver that is in force for this request, and how long it may take; none when no name servers are

@@ -153,6 +153,11 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
     if let Some(status) = request.status_override.take() {
         request.response.replace_status(status);
     }
+    if request.response.status < 300
+        && let Some(content_type) = request.content_type_override.take()
+    {
+        request.response.content_type = content_type;
+    }
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
     for bound in &scope.filters {

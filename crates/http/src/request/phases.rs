@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::request::Request;
 use crate::request::body::Body;
+use crate::request::departure::HANDLER_PATIENCE;
 use crate::request::tunnel::Tunnel;
 
 /// nginx's phases, as far as modules take part in them. Finding the location
@@ -126,6 +127,11 @@ pub trait Handler: Sync {
     /// [`CLIENT_LEFT`].
     fn outlives_client(&self, _conf: &dyn Any) -> bool {
         false
+    }
+    /// How long a client that has ended its own direction is waited with. Over TCP one that has left looks the same, so
+    /// that what costs somebody else something should not go on for long.
+    fn patience(&self) -> Duration {
+        HANDLER_PATIENCE
     }
     /// Decides, waiting as long as it takes. Called only after `MustWait`.
     fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow>;

@@ -85,7 +85,7 @@ impl Pump {
                         return Poll::Ready(Err(gone));
                     }
                     // As long as it may take nothing of what there is: the disk behind the body may never answer.
-                    let patience = *request.scope().core.send_timeout.get();
+                    let patience = self.body.patience(*request.scope().core.send_timeout.get());
                     ready!(self.departure.poll(exchange, patience, context));
                     return self.client_has_left(request);
                 }

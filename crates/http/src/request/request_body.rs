@@ -71,6 +71,19 @@ impl StoredBody {
         &self.trailers
     }
 
+    /// The name of the file that holds all of it, as [`read_body_to_file`] wants it: it goes with the body, unless
+    /// whoever has renamed the file says so to [`StoredBody::keep`].
+    pub fn name(&self) -> Option<Arc<Path>> {
+        self.spooled.as_ref().and_then(Spooled::name)
+    }
+
+    /// The file keeps its name, or has another one by now.
+    pub fn keep(&self) {
+        if let Some(spooled) = &self.spooled {
+            spooled.keep();
+        }
+    }
+
     /// All of it, as items that an exchange or another codec can send; its trailers, if it has some, come last.
     pub fn items(&self) -> VecDeque<BodyItem> {
         let mut items: VecDeque<BodyItem> = self.memory().into_iter().map(BodyItem::Bytes).collect();
@@ -103,7 +116,20 @@ pub async fn read_body(request: &mut Request) -> Result<StoredBody, RequestBodyE
     if let Some(stored) = &request.body {
         return Ok(stored.clone());
     }
-    let stored = store_body(request).await?;
+    let stored = store_body(request, false).await?;
+    request.body = Some(stored.clone());
+    Ok(stored)
+}
+
+/// As [`read_body`], with all of the body in a file that has a name, even an empty one: to be renamed. A body that was
+/// read before is as it is ([`StoredBody::name`]).
+///
+/// Errors: those of [`read_body`].
+pub async fn read_body_to_file(request: &mut Request) -> Result<StoredBody, RequestBodyError> {
+    if let Some(stored) = &request.body {
+        return Ok(stored.clone());
+    }
+    let stored = store_body(request, true).await?;
     request.body = Some(stored.clone());
     Ok(stored)
 }
@@ -120,9 +146,9 @@ pub fn is_refused(request: &mut Request) -> bool {
     true
 }
 
-async fn store_body(request: &Request) -> Result<StoredBody, RequestBodyError> {
+async fn store_body(request: &Request, becomes_file: bool) -> Result<StoredBody, RequestBodyError> {
     let (exchange, limits) = (request.exchange(), request.body_limits());
-    let mut store = Store::new(request);
+    let mut store = Store::new(request, becomes_file);
     loop {
         match poll_fn(|context| exchange.poll_body(context, &limits)).await {
             Ok(Some(item)) => store.take(item).await.map_err(|failure| tell(request, &failure))?,
@@ -181,14 +207,20 @@ struct Store<'r> {
     spool: Option<Spool>,
     trailers: Vec<(Bytes, Bytes)>,
     in_file: BodyInFile,
+    /// Somebody wants a file of it.
+    becomes_file: bool,
     /// The log has the name of its file.
     file_is_logged: bool,
 }
 
 impl Store<'_> {
-    fn new(request: &Request) -> Store<'_> {
-        let in_file = *request.scope().core.client_body_in_file_only.get();
-        Store { request, spool: None, trailers: Vec::new(), in_file, file_is_logged: false }
+    fn new(request: &Request, becomes_file: bool) -> Store<'_> {
+        let in_file = match becomes_file {
+            true => BodyInFile::Clean,
+            false => *request.scope().core.client_body_in_file_only.get(),
+        };
+        // What was asked for is told of nowhere.
+        Store { request, spool: None, trailers: Vec::new(), in_file, becomes_file, file_is_logged: becomes_file }
     }
 
     async fn take(&mut self, item: BodyItem) -> Result<(), SpoolError> {
@@ -211,7 +243,7 @@ impl Store<'_> {
 
     async fn finish(mut self) -> Result<StoredBody, SpoolError> {
         let has_body = self.request.declared_body_length() != Some(0) || self.request.header(ContentLength).is_some();
-        if self.in_file != BodyInFile::Off && has_body {
+        if self.becomes_file || self.in_file != BodyInFile::Off && has_body {
             // Even an empty one is in a file.
             self.spool().begin_file();
         }

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use gale_protocol::request::Version;
 use gale_runtime::{Bytes, SocketAddress};
 
 use crate::files::delivery::FileOptions;
@@ -15,7 +14,6 @@ use crate::request::error_page;
 use crate::request::exchange::{BodyLength, ResponseOptions};
 use crate::request::limit_rate::Rate;
 use crate::request::pump::send_rest;
-use crate::request::server_field::server_line;
 use crate::request::tunnel::{self, Tunnel};
 
 /// The rest of a request that has to wait: through the phases and on to the last
@@ -69,47 +67,34 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Rest> {
     make_location_absolute(request, &scope.core);
     let length = body_length(request, &body);
     let core = &scope.core;
-    let server_line = server_line(request, core);
-    let keep_alive = *core.keepalive_timeout.get();
-    let keeps_alive = request.keeps_alive();
     let is_tunnel = request.tunnel.is_some();
     let is_limited = !is_tunnel && length != BodyLength::NoBody && Rate::of(request).is_some();
     let has_trailers = !is_tunnel && length == BodyLength::UntilEnd && request.response.has_trailers;
     // What is sent bit by bit is gathered as `postpone_output` says.
     let files = files.or_else(|| (is_limited || has_trailers).then(|| FileOptions::without_pool(core)));
-    let options = ResponseOptions {
-        length,
-        server_line: &server_line,
-        keep_alive: keeps_alive,
-        keep_alive_idle: keep_alive.idle,
-        keep_alive_advertised: keep_alive.told(),
-        lingering_close: request.lingering_close(),
-        chunked: *core.chunked_transfer_encoding.get(),
-        files,
-        send_timeout: *core.send_timeout.get(),
-    };
+    let options = ResponseOptions { length, files, send_timeout: *core.send_timeout.get() };
     if let Some(other_end) = request.tunnel.take() {
         let exchange = request.exchange();
         exchange.become_tunnel();
-        exchange.start(&request.response, &options);
+        exchange.start(request, &options);
         return Some(Rest::Tunnel(other_end));
     }
     let exchange = request.exchange();
     let body = if length == BodyLength::NoBody { Body::Empty } else { body };
     match body {
         body if is_limited || has_trailers => {
-            exchange.start(&request.response, &options);
+            exchange.start(request, &options);
             return Some(Rest::Body(body));
         }
-        Body::Empty => exchange.respond(&request.response, &options, Bytes::new()),
-        Body::Bytes(bytes) => exchange.respond(&request.response, &options, bytes),
+        Body::Empty => exchange.respond(request, &options, Bytes::new()),
+        Body::Bytes(bytes) => exchange.respond(request, &options, bytes),
         Body::File(piece) => {
-            exchange.start(&request.response, &options);
+            exchange.start(request, &options);
             exchange.push(BodyItem::File(piece));
             exchange.end();
         }
         rest @ (Body::Items(_) | Body::Stream(_)) => {
-            exchange.start(&request.response, &options);
+            exchange.start(request, &options);
             return Some(Rest::Body(rest));
         }
     }
@@ -148,7 +133,6 @@ fn make_location_absolute(request: &mut Request, core: &CoreSettings) {
 fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     let length = body.length();
     let status = request.response.status;
-    let can_be_chunked = request.version() == Version::Http11 && *request.scope().core.chunked_transfer_encoding.get();
     if request.tunnel.is_some() {
         request.response.content_length = None;
         return BodyLength::UntilEnd;
@@ -169,9 +153,8 @@ fn body_length(request: &mut Request, body: &Body) -> BodyLength {
     if request.is_head() {
         return BodyLength::NoBody;
     }
-    let response = &mut request.response;
-    if response.has_trailers && can_be_chunked {
-        response.content_length = None;
+    if request.response.has_trailers && request.exchange().carries_trailers(request) {
+        request.response.content_length = None;
     }
     request.response.content_length.map_or(BodyLength::UntilEnd, BodyLength::Known)
 }

@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 
-use gale_protocol::http1::response;
-
 use crate::request::Request;
 use crate::request::configuration::settings::{CoreSettings, ServerTokens};
 
@@ -16,21 +14,5 @@ pub fn server_field<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u
             Some(text) => Cow::Borrowed(text),
             None => Cow::Owned(text.evaluate(request)),
         },
-    }
-}
-
-/// The `Server` field with its line end; empty when there is none.
-pub(super) fn server_line<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u8]> {
-    match core.server_tokens.get() {
-        ServerTokens::On | ServerTokens::Build => Cow::Borrowed(crate::SERVER_LINE_WITH_VERSION),
-        ServerTokens::Off => Cow::Borrowed(crate::SERVER_LINE),
-        ServerTokens::Text(_) => {
-            let value = server_field(request, core);
-            let mut line = Vec::new();
-            if !value.is_empty() {
-                response::write_header(&mut line, b"Server", &value);
-            }
-            Cow::Owned(line)
-        }
     }
 }

@@ -33,7 +33,7 @@ use crate::request::advance::Step;
 use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
 use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::request::phases::LocalBoxFuture;
-use crate::request::response::{ResponseHead, ShortText};
+use crate::request::response::ShortText;
 use crate::request::transform::InMemory;
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
@@ -500,7 +500,7 @@ impl Exchange for Side {
     /// Interim responses are about the client's request.
     fn interim(&self, _status: u16, _fields: &[(Bytes, Bytes)]) {}
 
-    fn start(&self, _head: &ResponseHead, _options: &ResponseOptions<'_>) {
+    fn start(&self, _request: &Request, _options: &ResponseOptions) {
         unreachable!("a subrequest's answer is a value, which nobody sends")
     }
 

@@ -4,11 +4,12 @@
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::upstream::{Chosen, ConnectionAge, PoolKey, Selection, Timing};
+use gale_engine::upstream::{Chosen, ConnectionAge, Learning, PoolKey, Selection, Timing, Upstream};
 use gale_engine::worker::CountedConnection;
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Stream, Timer};
@@ -16,7 +17,7 @@ use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Stream, Timer};
 use crate::request::phases::{CLIENT_LEFT, Flow};
 use crate::request::request_body::log_error;
 use crate::request::{PassedTo, Request};
-use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
+use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::record::Records;
 use crate::upstream::response::{self, HeadRewriter};
 use crate::upstream::sending::{BodyFraming, RequestBody, SendError, Sending};
@@ -26,6 +27,8 @@ use crate::upstream::settings::{RetryOn, UpstreamSettings};
 pub struct Passing<'p> {
     /// The servers to choose from.
     pub selection: Selection,
+    /// The group, if the configuration has it: for sessions that stick to a server.
+    pub upstream: Option<Arc<Upstream<Request>>>,
     /// The name of the group, for messages.
     pub group: Rc<str>,
     /// The protocol as messages show it: `http://`.
@@ -68,6 +71,7 @@ pub(super) struct Answering {
     /// `None` once it is idle again.
     connection: Option<Connection>,
     pub chosen: Chosen,
+    upstream: Option<Arc<Upstream<Request>>>,
     pub sending: Sending,
     pub reader: Box<dyn ResponseReader>,
     pub records: Rc<Records>,
@@ -102,13 +106,20 @@ pub async fn pass_on(request: &mut Request, mut passing: Passing<'_>) -> Flow {
     let mut tries: u64 = 0;
     loop {
         let started = gale_runtime::now();
-        let Ok(mut chosen) = passing.selection.next() else {
-            records.add(Rc::clone(&passing.group), started);
-            records.last().status = 502;
-            records.last().end(started);
-            show(request, &passing, Rc::clone(&passing.group));
-            request.log(Level::Error, format_args!("no live upstreams while connecting to upstream"));
-            return Flow::Respond(502);
+        let chosen = match passing.selection.next() {
+            Err(_) if passing.selection.can_wait() => passing.selection.wait().await,
+            chosen => chosen,
+        };
+        let mut chosen = match chosen {
+            Ok(chosen) => chosen,
+            Err(none) => {
+                records.add(Rc::clone(&passing.group), started);
+                records.last().status = 502;
+                records.last().end(started);
+                show(request, &passing, Rc::clone(&passing.group));
+                request.log(Level::Error, format_args!("{none} while connecting to upstream"));
+                return Flow::Respond(502);
+            }
         };
         tries += 1;
         let peer: Rc<str> = chosen.name().into();
@@ -133,13 +144,17 @@ pub async fn pass_on(request: &mut Request, mut passing: Passing<'_>) -> Flow {
         let (on, status) = match answer {
             Ok((connection, sending, reader, head)) => {
                 let on = RetryOn::of_status(head.status).filter(|&on| may_retry(on));
+                if let Some(time) = records.last().header_time {
+                    chosen.header_received(time);
+                }
                 let is_last = passing.selection.tries_left() == 0;
                 records.last().status = head.status;
                 match on.filter(|_| !is_last) {
                     None => {
                         recording.1 = false;
-                        let answering =
-                            Answering { connection: Some(connection), chosen, sending, reader, records, started };
+                        let upstream = passing.upstream.clone();
+                        let connection = Some(connection);
+                        let answering = Answering { connection, chosen, upstream, sending, reader, records, started };
                         return response::begin(request, &passing, answering, head);
                     }
                     Some(on) => (on, head.status),
@@ -277,7 +292,7 @@ async fn connect(
         worker.complain_of_connections();
         return Err(Failure::Final(503));
     };
-    let idle = if may_reuse { chosen.connections().and_then(|pool| pool.take(&key)) } else { None };
+    let idle = if may_reuse { chosen.connections().and_then(|pool| pool.take(worker, &key)) } else { None };
     let (stream, age, is_reused) = match idle {
         Some((stream, age)) => (stream, age, true),
         None => {
@@ -402,6 +417,9 @@ impl Answering {
     /// The response has ended as it should: the connection may be used again.
     pub fn finish(mut self, request: &Request) {
         self.tell_messages(request);
+        if let Some(upstream) = &self.upstream {
+            upstream.learn_session(request, &self.chosen, Learning::Finished);
+        }
         let now = gale_runtime::now();
         let header_time = {
             let mut record = self.records.last();
@@ -414,9 +432,16 @@ impl Answering {
         if self.reader.keeps_alive() && is_idle {
             connection.age.note_request(self.reader.idle_seconds());
             if let Some(pool) = self.chosen.connections() {
-                pool.park(connection.key, connection.stream, connection.age);
+                pool.park(&request.worker().common, connection.key, connection.stream, connection.age);
             }
         }
+    }
+
+    /// The head has come: who has a session there, now or from now on, is known. Returns the cookie that says so.
+    pub fn learn_session(&self, request: &Request) -> Option<Vec<u8>> {
+        let upstream = self.upstream.as_ref()?;
+        upstream.learn_session(request, &self.chosen, Learning::HeaderReceived);
+        upstream.session_cookie(request, &self.chosen)
     }
 
     /// The rest of the response is not wanted: the connection is closed.
@@ -517,7 +542,7 @@ impl Drop for Answering {
 }
 
 fn tell_messages(reader: &mut dyn ResponseReader, request: &Request, action: &str) {
-    while let Some((level, message)) = reader.take_message() {
-        request.log(level, format_args!("{} while {action}", bstr::BStr::new(&message)));
+    while let Some(Message { level, text }) = reader.take_message() {
+        request.log(level, format_args!("{} while {action}", bstr::BStr::new(&text)));
     }
 }

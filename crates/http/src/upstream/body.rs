@@ -1,18 +1,22 @@
 //! The body of a response on its way from a server to the client.
 //!
-//! What has come is passed on at once. While the client is slow, a buffered body (`proxy_buffering on`) is read ahead,
-//! into memory up to `proxy_buffers`; an unbuffered one stays with the server.
+//! What has come is passed on at once. While the client is slow, a buffered body (`proxy_buffering on`) is read ahead:
+//! into memory up to `proxy_buffers`, then into a temporary file up to `proxy_max_temp_file_size`, so that the server's
+//! connection is free early. An unbuffered body stays with the server. A disk that fails costs only the reading ahead.
 
 use std::collections::VecDeque;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
+use gale_engine::spool::{SpillItem, SpillOptions, SpillQueue, SpillReader, SpoolPlace};
 use gale_runtime::{Bytes, Timer};
 
+use crate::files::delivery::FileOptions;
 use crate::request::Request;
-use crate::request::body::{BodyError, BodyItem, BodyStream};
+use crate::request::body::{BodyError, BodyItem, BodyStream, FilePiece};
+use crate::request::departure::HANDLER_PATIENCE;
 use crate::upstream::attempt::{Answering, Passing};
 use crate::upstream::receiving::{BodyRead, Malformed};
 use crate::upstream::sending::SendError;
@@ -41,11 +45,10 @@ impl BodyStream for NoBody {
 pub(super) struct UpstreamBody {
     /// `None` once the response has ended.
     answering: Option<Answering>,
+    /// What has come with the head.
+    first: VecDeque<Bytes>,
     /// What has come and the client has not taken.
-    ahead: VecDeque<Bytes>,
-    ahead_bytes: u64,
-    /// How much may be ahead, in bytes.
-    ahead_max: u64,
+    ahead: Ahead,
     /// The response broke off: told behind what is ahead.
     broken: Option<BodyError>,
     /// How long all of it is.
@@ -53,6 +56,20 @@ pub(super) struct UpstreamBody {
     silence: Timer,
     silence_max: Duration,
     rate: Option<Rate>,
+    /// The log has the name of the temporary file.
+    file_is_logged: bool,
+    /// How long a client is waited with that has ended its own direction.
+    patience: Duration,
+}
+
+/// Where what has come waits for the client.
+enum Ahead {
+    /// With the server: nothing is read that the client does not take.
+    Unbuffered,
+    /// The client has been fast enough so far.
+    Buffered(Box<SpillOptions>),
+    /// In memory, and behind that in a temporary file. The first is `None` once nothing more comes.
+    Queue(Option<SpillQueue>, SpillReader),
 }
 
 /// `proxy_limit_rate`
@@ -75,22 +92,26 @@ impl UpstreamBody {
         let settings = passing.settings;
         let silence_max = *settings.read_timeout.get();
         let rate = settings.limit_rate.get().evaluate(request);
+        let spill_options = || SpillOptions {
+            memory_max: usize::try_from(settings.buffers_bytes()).unwrap_or(usize::MAX),
+            file_max: *settings.max_temp_file_size.get(),
+            place: SpoolPlace::Unnamed(settings.temp_path.get().clone()),
+            pool: FileOptions::of(request, &request.scope().core).and_then(|options| options.pool),
+        };
         let mut body = UpstreamBody {
             answering: Some(answering),
-            ahead: VecDeque::new(),
-            ahead_bytes: 0,
-            ahead_max: if is_buffered { settings.buffers_bytes() } else { 0 },
+            first: first.into_iter().collect(),
+            ahead: if is_buffered { Ahead::Buffered(Box::new(spill_options())) } else { Ahead::Unbuffered },
             broken: None,
             length,
             silence: Timer::after(silence_max),
             silence_max,
             rate: (rate > 0 && is_buffered).then(|| Rate { per_second: rate, pause: Timer::new() }),
+            file_is_logged: false,
+            patience: if *settings.ignore_client_abort.get() { HANDLER_PATIENCE } else { Duration::ZERO },
         };
-        if let Some(first) = first {
-            body.keep(first);
-        }
         match next {
-            Ok(BodyRead::Piece(piece)) => body.keep(piece),
+            Ok(BodyRead::Piece(piece)) => body.first.push_back(piece),
             Ok(BodyRead::Partial) => {}
             Ok(BodyRead::End) => body.finish(request),
             Err(malformed) => body.break_off(request, malformed),
@@ -98,15 +119,51 @@ impl UpstreamBody {
         body
     }
 
-    fn keep(&mut self, piece: Bytes) {
-        self.ahead_bytes += piece.len() as u64;
-        self.ahead.push_back(piece);
+    /// What waits for the client, with its place for more.
+    fn queue(&mut self) -> Option<&mut SpillQueue> {
+        if let Ahead::Buffered(options) = &self.ahead {
+            let (queue, reader) = SpillQueue::new((**options).clone());
+            self.ahead = Ahead::Queue(Some(queue), reader);
+        }
+        match &mut self.ahead {
+            Ahead::Queue(queue, _) => queue.as_mut(),
+            Ahead::Unbuffered | Ahead::Buffered(_) => None,
+        }
     }
 
-    fn take(&mut self) -> Option<Bytes> {
-        let piece = self.ahead.pop_front()?;
-        self.ahead_bytes -= piece.len() as u64;
-        Some(piece)
+    /// The next of what waits for the client; `None` if nothing does.
+    fn poll_take(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+        if let Some(piece) = self.first.pop_front() {
+            return Poll::Ready(Some(Ok(BodyItem::Bytes(piece))));
+        }
+        let Ahead::Queue(_, reader) = &mut self.ahead else { return Poll::Ready(None) };
+        if reader.queued_bytes() == 0 {
+            return Poll::Ready(None);
+        }
+        Poll::Ready(match ready!(reader.poll_next(context)) {
+            Ok(Some(SpillItem::Bytes(bytes))) => Some(Ok(BodyItem::Bytes(bytes))),
+            Ok(Some(SpillItem::File { file, offset, length })) => {
+                Some(Ok(BodyItem::File(FilePiece { file, offset, length })))
+            }
+            Ok(None) => None,
+            Err(error) => Some(Err(BodyError::Other(error.to_string()))),
+        })
+    }
+
+    /// Tells of the temporary file: that it is there, or why it is not used any more.
+    fn log_file(&mut self, request: &Request) {
+        let Ahead::Queue(Some(queue), _) = &mut self.ahead else { return };
+        if let Some(error) = queue.take_failure() {
+            request.log(Level::Crit, format_args!("{error} while reading upstream"));
+        }
+        if !self.file_is_logged
+            && let Some(path) = queue.path()
+        {
+            self.file_is_logged = true;
+            let path = path.display();
+            let message = "an upstream response is buffered to a temporary file";
+            request.log(Level::Warn, format_args!("{message} {path} while reading upstream"));
+        }
     }
 
     /// The response has ended.
@@ -194,29 +251,52 @@ impl UpstreamBody {
 
 impl BodyStream for UpstreamBody {
     fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
-        if let Some(piece) = self.take() {
-            return Poll::Ready(Some(Ok(BodyItem::Bytes(piece))));
+        if let Some(item) = ready!(self.poll_take(context)) {
+            return Poll::Ready(Some(item));
         }
-        match self.poll_receive(request, context) {
-            Poll::Ready(Some(piece)) => Poll::Ready(Some(Ok(BodyItem::Bytes(piece)))),
-            Poll::Ready(None) => Poll::Ready(self.broken.take().map(Err)),
-            Poll::Pending => Poll::Pending,
+        match ready!(self.poll_receive(request, context)) {
+            Some(piece) => Poll::Ready(Some(Ok(BodyItem::Bytes(piece)))),
+            None => Poll::Ready(self.broken.take().map(Err)),
         }
     }
 
     fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
-        while self.ahead_bytes < self.ahead_max {
+        while self.answering.is_some() {
+            self.log_file(request);
+            let Some(queue) = self.queue() else { return };
+            if queue.poll_ready(context).is_pending() {
+                // The server waits for us, not we for it.
+                self.silence.set_after(self.silence_max);
+                return;
+            }
             match self.poll_receive(request, context) {
-                Poll::Ready(Some(piece)) => self.keep(piece),
-                Poll::Ready(None) | Poll::Pending => return,
+                Poll::Ready(Some(piece)) => {
+                    if let Some(queue) = self.queue() {
+                        queue.append(piece);
+                    }
+                }
+                Poll::Ready(None) => {
+                    if let Ahead::Queue(queue, _) = &mut self.ahead
+                        && let Some(queue) = queue.take()
+                    {
+                        queue.finish();
+                    }
+                }
+                Poll::Pending => return,
             }
         }
-        // While the client is waited for, a server that waits, too, is not silent.
-        self.silence.set_after(self.silence_max);
     }
 
     fn is_at_end(&self) -> bool {
-        self.answering.is_none() && self.ahead.is_empty() && self.broken.is_none()
+        let nothing_waits = match &self.ahead {
+            Ahead::Queue(_, reader) => reader.queued_bytes() == 0,
+            Ahead::Unbuffered | Ahead::Buffered(_) => true,
+        };
+        self.answering.is_none() && self.first.is_empty() && nothing_waits && self.broken.is_none()
+    }
+
+    fn patience(&self, _: Duration) -> Duration {
+        self.patience
     }
 
     fn length(&self) -> Option<u64> {

@@ -15,7 +15,7 @@ use gale_runtime::{Buffer, Bytes, Output};
 
 use crate::upstream::cgi;
 use crate::upstream::http1::{closed_early, take_front};
-use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
+use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::sending::BodyFraming;
 
 /// A body in STDIN records. (FastCGI 1.0 §5.3)
@@ -58,7 +58,7 @@ pub struct FastCgiReader {
     has_ended: bool,
     /// More came than was announced.
     has_excess: bool,
-    messages: VecDeque<(Level, Vec<u8>)>,
+    messages: VecDeque<Message>,
     catches: Arc<[BString]>,
     /// The end of the last message, for texts that are in two pieces.
     message_end: Vec<u8>,
@@ -114,7 +114,7 @@ impl FastCgiReader {
         let message = trim_message(piece);
         if !message.is_empty() {
             let text = [b"FastCGI sent in stderr: \"", message, b"\""].concat();
-            self.messages.push_back((Level::Error, text));
+            self.messages.push_back(Message { level: Level::Error, text });
         }
         let Some(longest) = self.catches.iter().map(|text| text.len()).max() else { return false };
         self.message_end.extend_from_slice(piece);
@@ -158,7 +158,7 @@ impl FastCgiReader {
         if let Some(missing) = &mut self.missing {
             let count = usize::try_from(*missing).unwrap_or(usize::MAX);
             if count < piece.len() {
-                self.messages.push_back((Level::Warn, EXCESS.to_vec()));
+                self.messages.push_back(Message { level: Level::Warn, text: EXCESS.to_vec() });
                 piece.truncate(count);
                 (self.has_excess, self.has_ended) = (true, true);
             }
@@ -250,7 +250,7 @@ impl ResponseReader for FastCgiReader {
         self.keeps_connection && self.decoder.is_finished() && !self.has_excess
     }
 
-    fn take_message(&mut self) -> Option<(Level, Vec<u8>)> {
+    fn take_message(&mut self) -> Option<Message> {
         self.messages.pop_front()
     }
 }

@@ -2,16 +2,20 @@
 
 use std::io;
 
-use gale_protocol::Range32;
+use gale_base::log_level::Level;
 use gale_protocol::http1::response::{CHUNK_END, ChunkHeader, LAST_CHUNK};
-use gale_protocol::http1::{ChunkedDecoder, Offence, ResponseFraming, ResponseHeadParser, ResponseParts, Status};
+use gale_protocol::http1::{ChunkedDecoder, ResponseFraming, ResponseHeadParser, ResponseParts, Status};
 use gale_protocol::request::Method;
 use gale_protocol::response::ResponseField;
+use gale_protocol::{Range32, ResponseFault};
 use gale_runtime::{Buffer, Bytes, Lease, Output};
 
 use crate::request::response::{Field, FieldList, FieldName, FieldText};
-use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
+use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::sending::BodyFraming;
+
+/// More interim responses than anybody has a use for.
+const INTERIM_MAX: u32 = 32;
 
 /// A body in the chunked coding. (RFC 9112 §7.1)
 pub struct Chunked;
@@ -49,6 +53,9 @@ pub struct Http1Reader {
     keeps_alive: bool,
     body: ReadingBody,
     trailers: Vec<(Bytes, Bytes)>,
+    /// What is to be said in the error log.
+    message: Option<Vec<u8>>,
+    interim: u32,
 }
 
 enum ReadingBody {
@@ -71,6 +78,8 @@ impl Http1Reader {
             keeps_alive: false,
             body: ReadingBody::NotYet,
             trailers: Vec::new(),
+            message: None,
+            interim: 0,
         }
     }
 
@@ -91,7 +100,7 @@ impl Http1Reader {
             reason: Some(part(bytes, parts.reason)),
             fields: fields(parts, bytes),
             length: parts.content_length,
-            upgrade: upgrade.filter(|_| parts.status == 101),
+            upgrade,
             may_have_trailers: framing == ResponseFraming::Chunked,
         }
     }
@@ -127,8 +136,17 @@ impl ResponseReader for Http1Reader {
         match self.parser.parse(input.readable(), &mut self.parts) {
             Ok(Status::NeedMore) => Ok(HeadRead::Partial),
             Ok(Status::Complete { consumed }) => {
+                if let Some(ignored) = self.parts.ignored_first {
+                    let mut text = Vec::new();
+                    ignored.write_to(input.readable(), &mut text);
+                    self.message = Some(text);
+                }
                 let bytes = take_front(input, consumed)?;
                 if self.parts.is_interim() {
+                    self.interim += 1;
+                    if self.interim > INTERIM_MAX {
+                        return Err(Malformed("upstream sent too many interim responses".to_owned()));
+                    }
                     return Ok(HeadRead::Interim(self.parts.status, fields(&self.parts, &bytes)));
                 }
                 Ok(HeadRead::Whole(self.head(&bytes)))
@@ -163,7 +181,8 @@ impl ResponseReader for Http1Reader {
                     let count = input.len();
                     *pending = take_front(input, count)?;
                 }
-                let decoded = decoder.decode(pending).map_err(|offence| wrong_chunk(&offence))?;
+                let decoded =
+                    decoder.decode(pending).map_err(|offence| Malformed(ResponseFault::from(offence).to_string()))?;
                 let piece = decoded.data.map(|range| pending.slice(range));
                 pending.advance(decoded.consumed);
                 if let Some(piece) = piece {
@@ -210,18 +229,14 @@ impl ResponseReader for Http1Reader {
     fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {
         std::mem::take(&mut self.trailers)
     }
+
+    fn take_message(&mut self) -> Option<Message> {
+        self.message.take().map(|text| Message { level: Level::Warn, text })
+    }
 }
 
 impl Http1Reader {
     fn has_pending(&self) -> bool {
         matches!(&self.body, ReadingBody::Chunked(_, pending) if !pending.is_empty())
     }
-}
-
-fn wrong_chunk(offence: &Offence) -> Malformed {
-    Malformed(match offence {
-        Offence::InvalidTrailer => "upstream sent invalid trailer".to_owned(),
-        Offence::TrailersTooLarge => "upstream sent too big trailers".to_owned(),
-        _ => "upstream sent invalid chunked response".to_owned(),
-    })
 }

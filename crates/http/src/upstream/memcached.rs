@@ -8,7 +8,7 @@ use gale_runtime::{Buffer, Bytes};
 
 use crate::request::response::{Field, FieldList, FieldName, FieldText};
 use crate::upstream::http1::{closed_early, take_front};
-use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
+use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
 
 /// Reads one value.
 pub struct MemcachedReader {
@@ -20,7 +20,7 @@ pub struct MemcachedReader {
     has_ended: bool,
     /// What came is not what had to come: the connection is of no use any more.
     is_lost: bool,
-    message: Option<(Level, Vec<u8>)>,
+    message: Option<Message>,
 }
 
 impl MemcachedReader {
@@ -48,7 +48,7 @@ impl MemcachedReader {
     fn head(&mut self, reply: Reply) -> UpstreamHead {
         let Reply::Found { flags, length } = reply else {
             let text = [b"key: \"", &self.key[..], b"\" was not found by memcached"].concat();
-            self.message = Some((Level::Info, text));
+            self.message = Some(Message { level: Level::Info, text });
             self.has_ended = true;
             return UpstreamHead { status: 404, length: Some(0), ..UpstreamHead::default() };
         };
@@ -93,7 +93,8 @@ impl ResponseReader for MemcachedReader {
             }
             Err(fault) => {
                 // The value is whole all the same.
-                self.message = Some((Level::Error, fault.kind.to_string().into_bytes()));
+                let text = fault.kind.to_string().into_bytes();
+                self.message = Some(Message { level: Level::Error, text });
                 (self.has_ended, self.is_lost) = (true, true);
             }
         }
@@ -108,7 +109,7 @@ impl ResponseReader for MemcachedReader {
         self.has_ended && !self.is_lost
     }
 
-    fn take_message(&mut self) -> Option<(Level, Vec<u8>)> {
+    fn take_message(&mut self) -> Option<Message> {
         self.message.take()
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use gale_base::log_level::Level;
+
 use gale_runtime::{Buffer, Bytes};
 
 use crate::request::response::FieldList;
@@ -18,7 +19,7 @@ pub struct UpstreamHead {
     pub fields: FieldList,
     /// How long the body is, if that was announced.
     pub length: Option<u64>,
-    /// The token of `Upgrade`, for a 101.
+    /// What `Upgrade` says: to what the connection changes, or could change.
     pub upgrade: Option<Bytes>,
     /// Whether fields may follow the body.
     pub may_have_trailers: bool,
@@ -68,6 +69,15 @@ impl fmt::Display for Malformed {
     }
 }
 
+/// Something about a response for the error log.
+#[derive(Debug)]
+pub struct Message {
+    /// How severe it is.
+    pub level: Level,
+    /// In nginx's words, without what was being done.
+    pub text: Vec<u8>,
+}
+
 /// Reads one response.
 pub trait ResponseReader {
     /// Looks for the head in what has been received and takes it from there. `has_ended` says that nothing more will
@@ -103,8 +113,8 @@ pub trait ResponseReader {
         Vec::new()
     }
 
-    /// What is to be said in the error log besides: FastCGI's stderr. A line each, without what is being done.
-    fn take_message(&mut self) -> Option<(Level, Vec<u8>)> {
+    /// What is to be told besides the response: a field that is passed over, FastCGI's stderr. A line each.
+    fn take_message(&mut self) -> Option<Message> {
         None
     }
 }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_base::units;
+use gale_protocol::request::Version;
 use gale_protocol::response::ResponseField;
 use gale_protocol::uri::split_unsafe;
 use gale_runtime::Bytes;
@@ -102,7 +103,17 @@ pub(super) fn begin(
             is_buffered = true;
         }
     }
+    let session = answering.learn_session(request);
     copy_head(request, passing, &head, &fields);
+    if let Some(cookie) = session {
+        request.response.add(ResponseField::SetCookie, cookie);
+    }
+    if let Some(upgrade) = head.upgrade.as_ref().filter(|_| head.status == 426)
+        && request.version() == Version::Http11
+    {
+        // What the client may change to is for it to know. (RFC 9110 §15.5.22)
+        request.response.add(ResponseField::Upgrade, upgrade.clone());
+    }
     if head.status == 101 {
         return begin_tunnel(request, passing, answering, &head);
     }
@@ -185,11 +196,12 @@ fn redirect(request: &mut Request, fields: &FieldList, target: &[u8]) -> Flow {
     request.response.clear();
     for field in fields.iter() {
         match field.name.known() {
-            Some(ResponseField::ContentType) => request.response.content_type = (*field.value).into(),
+            Some(ResponseField::ContentType) => request.content_type_override = Some((*field.value).into()),
             Some(
                 ResponseField::SetCookie
                 | ResponseField::ContentDisposition
                 | ResponseField::CacheControl
+                | ResponseField::AcceptRanges
                 | ResponseField::Expires,
             ) => {
                 request.response.add(field.name.clone(), field.value.clone());
@@ -249,13 +261,11 @@ fn copy_head(request: &mut Request, passing: &Passing<'_>, head: &UpstreamHead, 
                 }
             }
             Some(ResponseField::Location) => {
-                let value = passing.rewriter.location(request, &field.value);
-                let value = value.unwrap_or_else(|| field.value.to_vec());
-                if value.starts_with(b"/") {
-                    // It is not ours to make absolute.
-                    response.add(ResponseField::Location, value);
-                } else {
-                    response.location = value;
+                match passing.rewriter.location(request, &field.value) {
+                    Some(value) => response.location = value,
+                    // The server's own path is not ours to make absolute.
+                    None if field.value.starts_with(b"/") => response.add(field.name.clone(), field.value.clone()),
+                    None => response.location = field.value.to_vec(),
                 }
             }
             Some(ResponseField::Refresh) => {

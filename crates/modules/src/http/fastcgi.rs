@@ -153,7 +153,8 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
     conf.params.complete(parent.map(|parent| &parent.params), builder)?;
     conf.catches = conf.catch_stderr.get_opt().cloned().unwrap_or_default().into();
-    upstream_rows::complete(&mut conf.upstream, builder, "fastcgi", "fastcgi", &gateway::hidden())
+    let passes_requests = conf.pass.is_some();
+    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "fastcgi", "fastcgi", &gateway::hidden())
 }
 
 /// Passes a request on. An error is the status that answers it.
@@ -174,6 +175,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     };
     let passing = Passing {
         selection: target.select(request),
+        upstream: target.upstream(request),
         group: target.group_name(),
         scheme: "fastcgi://",
         uri: Bytes::new(),

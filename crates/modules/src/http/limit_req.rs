@@ -254,11 +254,11 @@ fn judge<'l>(request: &Request, limits: &'l [Limit]) -> Judgement<'l> {
         let key = zone.buckets.key(&key);
         // Nothing can come between for the last one.
         let counts_now = number + 1 == limits.len();
-        match limit.look(&key, now_ms, counts_now) {
-            Look::Exceeds(excess) => return Judgement::Rejected { excess, zone },
-            Look::Counted(excess) => worst = Some((limit.delay_ms(excess), excess, limit)),
-            Look::Held(ticket) => held.push(Held { limit, ticket, is_counted: false }),
-            Look::NoRoom => {
+        match limit.check(&key, now_ms, counts_now) {
+            Check::Exceeds(excess) => return Judgement::Rejected { excess, zone },
+            Check::Counted(excess) => worst = Some((limit.delay_ms(excess), excess, limit)),
+            Check::Held(ticket) => held.push(Held { limit, ticket, is_counted: false }),
+            Check::NoRoom => {
                 let message = format!("could not allocate node in limit_req zone \"{}\"", zone.name);
                 request.configuration().error_log().write(Level::Alert, None, &message);
                 return Judgement::NoRoom;
@@ -284,7 +284,7 @@ fn judge<'l>(request: &Request, limits: &'l [Limit]) -> Judgement<'l> {
 }
 
 /// What one limit says, before the request counts.
-enum Look {
+enum Check {
     Exceeds(u64),
     Counted(u64),
     Held(Ticket),
@@ -292,7 +292,7 @@ enum Look {
 }
 
 impl Limit {
-    fn look(&self, key: &Key<'_>, now_ms: u64, counts_now: bool) -> Look {
+    fn check(&self, key: &Key<'_>, now_ms: u64, counts_now: bool) -> Check {
         let Rate { rate, buckets, .. } = &*self.zone;
         buckets.with(key, |table| {
             let id = match table.find(key) {
@@ -300,21 +300,21 @@ impl Limit {
                     table.bump(id);
                     let excess = table.value(id).excess_with_request(now_ms, *rate);
                     if excess > self.burst {
-                        return Look::Exceeds(excess);
+                        return Check::Exceeds(excess);
                     }
                     id
                 }
                 None => match make_room(table, key, now_ms, *rate) {
                     Ok(id) => id,
-                    Err(Full) => return Look::NoRoom,
+                    Err(Full) => return Check::NoRoom,
                 },
             };
             let bucket = table.value_mut(id);
             if counts_now {
-                return Look::Counted(bucket.count(now_ms, *rate));
+                return Check::Counted(bucket.count(now_ms, *rate));
             }
             bucket.holders += 1;
-            Look::Held(buckets.ticket(key, table, id))
+            Check::Held(buckets.ticket(key, table, id))
         })
     }
 

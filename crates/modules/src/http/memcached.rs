@@ -119,7 +119,7 @@ fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, builder: &mut Builder) -> Resu
     fix(&mut settings.limit_rate, SizeTemplate::Constant(0));
     fix(&mut settings.pass_request_headers, false);
     fix(&mut settings.pass_request_body, false);
-    upstream_rows::complete(settings, builder, "memcached", "memcached", &[])
+    upstream_rows::complete(settings, builder, false, "memcached", "memcached", &[])
 }
 
 /// Asks a server for the value. An error is the status that answers.
@@ -144,6 +144,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let reader = || -> Box<dyn ResponseReader> { Box::new(MemcachedReader::new(key.clone(), line_max, gzip_flag)) };
     let passing = Passing {
         selection: target.select(request),
+        upstream: target.upstream(request),
         group: target.group_name(),
         scheme: "memcached://",
         uri: Bytes::new(),

@@ -89,7 +89,8 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
     let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
     conf.params.complete(parent.map(|parent| &parent.params), builder)?;
-    upstream_rows::complete(&mut conf.upstream, builder, "scgi", "scgi", &gateway::hidden())
+    let passes_requests = conf.pass.is_some();
+    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "scgi", "scgi", &gateway::hidden())
 }
 
 /// Passes a request on. An error is the status that answers it.
@@ -105,6 +106,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let reader = || -> Box<dyn ResponseReader> { Box::new(CgiReader::new(head_max)) };
     let passing = Passing {
         selection: target.select(request),
+        upstream: target.upstream(request),
         group: target.group_name(),
         scheme: "scgi://",
         uri: Bytes::new(),

@@ -1,6 +1,7 @@
 //! The handler of modules that pass requests on.
 
 use std::any::Any;
+use std::time::Duration;
 
 use gale_http::request::Request;
 use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture};
@@ -31,6 +32,11 @@ impl<C: 'static> Handler for PassRequests<C> {
 
     fn outlives_client(&self, conf: &dyn Any) -> bool {
         *(self.settings)(conf_of(conf)).ignore_client_abort.get()
+    }
+
+    fn patience(&self) -> Duration {
+        // As nginx: a server is not to work for a client that has left.
+        Duration::ZERO
     }
 
     fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow> {

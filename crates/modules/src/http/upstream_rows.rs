@@ -123,10 +123,11 @@ pub(crate) const fn own_row(
 }
 
 /// Completes the settings of a scope whose rows have been inherited and set. `directory` is that of temporary files
-/// below Gale's own; `hidden` are the fields that clients do not get unless they are passed by name.
+/// below Gale's own, needed if the scope passes requests on; `hidden` are the fields that clients do not get unless they are passed by name.
 pub(crate) fn complete(
     settings: &mut UpstreamSettings,
-    builder: &Builder,
+    builder: &mut Builder,
+    passes_requests: bool,
     prefix: &str,
     directory: &str,
     hidden: &[&str],
@@ -134,6 +135,9 @@ pub(crate) fn complete(
     if !settings.temp_path.is_set() {
         let path = builder.default_temp_path(directory);
         settings.temp_path.set(TempPath { path: path.into(), levels: [1, 2].into_iter().collect() }, None);
+    }
+    if passes_requests && *settings.max_temp_file_size.get() > 0 {
+        builder.http_mut().temp_paths.push(settings.temp_path.clone());
     }
     settings.complete(prefix, hidden)
 }

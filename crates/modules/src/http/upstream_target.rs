@@ -9,7 +9,7 @@ use bstr::ByteSlice;
 use gale_base::log_level::Level;
 use gale_config::{Diagnostic, Statement, Word};
 use gale_engine::configuration::Builder;
-use gale_engine::upstream::{Group, Selection, UpstreamId, UpstreamTarget};
+use gale_engine::upstream::{Group, Selection, Upstream, UpstreamId, UpstreamTarget};
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::variables::template::Template;
@@ -47,15 +47,22 @@ impl Found {
         }
     }
 
+    /// The group that the configuration has, unless the addresses were looked up.
+    pub fn upstream<'r>(&self, request: &'r Request) -> Option<&'r Arc<Upstream<Request>>> {
+        match self {
+            Found::Referred(upstream) => Some(request.http().upstream(*upstream)),
+            Found::Named { host, port, default_port } => request.http().upstreams.by_name(host, *port, *default_port),
+            Found::Addresses(_) => None,
+        }
+    }
+
     /// The peers for this request.
     pub fn select(&self, request: &Request) -> Selection {
         match self {
-            Found::Referred(upstream) => request.http().upstream(*upstream).select(request),
-            Found::Named { host, port, default_port } => {
-                let upstream = request.http().upstreams.by_name(host, *port, *default_port);
-                upstream.expect("it was found by this name").select(request)
-            }
             Found::Addresses(group) => group.select(),
+            Found::Referred(_) | Found::Named { .. } => {
+                self.upstream(request).expect("it was found in this configuration").select(request)
+            }
         }
     }
 }
@@ -173,6 +180,11 @@ impl Target {
     /// The peers for this request.
     pub fn select(&self, request: &Request) -> Selection {
         self.found.select(request)
+    }
+
+    /// The group that the configuration has, unless the addresses were looked up.
+    pub fn upstream(&self, request: &Request) -> Option<Arc<Upstream<Request>>> {
+        self.found.upstream(request).cloned()
     }
 }
 

@@ -123,8 +123,8 @@ fn append_cookie(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
     for field in fields.iter().filter(|field| field.name.eq_ignore_ascii_case(b"Set-Cookie")) {
         let pair = field.value.split(|&byte| byte == b';').next().unwrap_or_default();
         let Some(equals) = pair.find_byte(b'=') else { continue };
-        if pair[..equals].trim_ascii().eq_ignore_ascii_case(name) {
-            out.extend_from_slice(pair[equals + 1..].trim_ascii());
+        if pair[..equals].trim_with(|c| c == ' ').eq_ignore_ascii_case(name) {
+            out.extend_from_slice(pair[equals + 1..].trim_with(|c| c == ' '));
             return true;
         }
     }

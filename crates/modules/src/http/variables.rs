@@ -173,7 +173,7 @@ fn first_line(head: &[u8]) -> &[u8] {
 }
 
 /// The target from its path on: nginx leaves out what the absolute form says before.
-fn request_uri(request: &Request) -> &[u8] {
+pub(super) fn request_uri(request: &Request) -> &[u8] {
     let target = request.target();
     if request.parsed.target.form != Form::Absolute {
         return target;
@@ -259,7 +259,9 @@ fn sent_connection(request: &Request) -> &'static [u8] {
 
 /// Whether the response says that the connection is kept.
 fn is_kept(request: &Request) -> bool {
-    request.keeps_alive() && !request.worker().is_draining() && (is_chunked(request) || !has_unknown_length(request))
+    request.exchange().keeps_connection(request)
+        && !request.worker().is_draining()
+        && (is_chunked(request) || !has_unknown_length(request))
 }
 
 /// The first argument of this name, whatever its case; it must have a value, if an
@@ -281,7 +283,7 @@ fn cookie<'r>(request: &'r Request, name: &[u8]) -> Option<&'r [u8]> {
 
 /// nginx's reading of a line of cookies: names in any case, spaces before them and
 /// around `=` skipped, values as they are.
-fn cookie_of_line<'l>(line: &'l [u8], name: &[u8]) -> Option<&'l [u8]> {
+pub(super) fn cookie_of_line<'l>(line: &'l [u8], name: &[u8]) -> Option<&'l [u8]> {
     if name.is_empty() {
         return None;
     }

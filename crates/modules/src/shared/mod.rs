@@ -6,6 +6,7 @@
 
 pub mod access;
 pub(crate) mod append;
+pub(crate) mod base64;
 pub mod geo;
 pub mod limit_conn;
 pub(crate) mod limits;

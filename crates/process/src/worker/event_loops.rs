@@ -19,7 +19,7 @@ use crate::errors::errno_text;
 use crate::link::Message;
 use crate::listen;
 use crate::loops::{self, Change, LoopEvent, LoopHandle, Order};
-use crate::program::{Program, Seat};
+use crate::program::{Program, WorkerSlot};
 
 /// One event loop.
 pub(super) struct Loop<C> {
@@ -100,8 +100,8 @@ impl<P: Program> Control<P> {
         let number = self.next_change;
         self.next_change += 1;
         for each in &mut self.loops {
-            let seat = Seat { worker: each.worker, workers };
-            each.handle.order(Order::Start(Change { number, seat, configuration: Arc::clone(&self.configuration) }));
+            let slot = WorkerSlot { worker: each.worker, workers };
+            each.handle.order(Order::Start(Change { number, slot, configuration: Arc::clone(&self.configuration) }));
             each.phase = LoopPhase::Serving;
         }
         self.starting = workers;

@@ -24,7 +24,7 @@ use crate::errors::{IN_FORCE, OLD_STAYS, Report, errno_text};
 use crate::link::Message;
 use crate::log_file::LogHandle;
 use crate::loops::{Change, Order};
-use crate::program::{BuildRequest, Built, Program, Seat};
+use crate::program::{BuildRequest, Built, Program, WorkerSlot};
 use crate::system::{self, SystemResources};
 use crate::{helper, listen, pid_file};
 
@@ -212,7 +212,7 @@ impl<P: Program> Control<P> {
         self.continue_committing(None);
     }
 
-    /// Gives every loop its seat among `workers`, in order, and the current configuration.
+    /// Gives every loop its slot among `workers`, in order, and the current configuration.
     fn change_over(&mut self, workers: usize) -> ChangeOver {
         let number = self.next_change;
         self.next_change += 1;
@@ -220,8 +220,8 @@ impl<P: Program> Control<P> {
         let part_of_service = |each: &&mut Loop<_>| matches!(each.phase, LoopPhase::Serving | LoopPhase::Idle);
         for (worker, each) in self.loops.iter_mut().filter(part_of_service).enumerate() {
             each.worker = worker;
-            let seat = Seat { worker, workers };
-            let change = Change { number, seat, configuration: Arc::clone(&self.configuration) };
+            let slot = WorkerSlot { worker, workers };
+            let change = Change { number, slot, configuration: Arc::clone(&self.configuration) };
             let order = if each.phase == LoopPhase::Idle { Order::Start(change) } else { Order::Commit(change) };
             each.phase = LoopPhase::Serving;
             if each.handle.order(order) {

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_process::{
-    BuildRequest, Built, ErrorLog, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ListenAddress, ListenSpec,
-    ListenerHandle, LogHandle, LoopMain, ProcessSettings, Program, Quiet, Report, Resources, Seat, Worker,
+    BuildRequest, Built, Completion, ErrorLog, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ListenAddress,
+    ListenSpec, ListenerHandle, LogHandle, LoopMain, ProcessSettings, Program, Report, Resources, Worker, WorkerSlot,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -59,21 +59,21 @@ impl Program for Toy {
         run_loop(main)
     }
 
-    fn start(&self, seat: Seat, configuration: Arc<Configuration>) -> Result<ToyWorker, String> {
-        if configuration.start_fails || configuration.start_fails_at == Some(seat.worker) {
+    fn start(&self, slot: WorkerSlot, configuration: Arc<Configuration>) -> Result<ToyWorker, String> {
+        if configuration.start_fails || configuration.start_fails_at == Some(slot.worker) {
             return Err("told to fail".into());
         }
-        if let (0, Some(path)) = (seat.worker, &configuration.addresses) {
+        if let (0, Some(path)) = (slot.worker, &configuration.addresses) {
             let address = |listener: &ListenerHandle| Some(listener.local_address().ok()?.to_string());
             let addresses: Vec<String> = configuration.listeners.iter().filter_map(address).collect();
             // Another user's file can be replaced where it cannot be written.
             let _ = std::fs::remove_file(path);
             std::fs::write(path, addresses.join("\n")).map_err(|error| error.to_string())?;
         }
-        if let (0, Some(path)) = (seat.worker, &configuration.start_waits_open) {
+        if let (0, Some(path)) = (slot.worker, &configuration.start_waits_open) {
             let _ = std::fs::read(path);
         }
-        TURN.with_borrow_mut(|turn| turn.serve(seat, configuration));
+        TURN.with_borrow_mut(|turn| turn.serve(slot, configuration));
         Ok(ToyWorker)
     }
 }
@@ -180,8 +180,8 @@ pub struct ToyWorker;
 impl Worker for ToyWorker {
     type Configuration = Configuration;
 
-    fn commit(&mut self, seat: Seat, configuration: Arc<Configuration>) -> Quiet {
-        TURN.with_borrow_mut(|turn| turn.serve(seat, configuration));
+    fn commit(&mut self, slot: WorkerSlot, configuration: Arc<Configuration>) -> Completion {
+        TURN.with_borrow_mut(|turn| turn.serve(slot, configuration));
         Box::pin(std::future::ready(()))
     }
 
@@ -195,12 +195,12 @@ impl Worker for ToyWorker {
         });
     }
 
-    fn stop_accepting(&mut self, _: bool) -> Quiet {
+    fn stop_accepting(&mut self, _: bool) -> Completion {
         TURN.with_borrow_mut(|turn| turn.sockets.clear());
         Box::pin(std::future::ready(()))
     }
 
-    fn drain(&mut self) -> Quiet {
+    fn drain(&mut self) -> Completion {
         Box::pin(Drained)
     }
 
@@ -257,13 +257,13 @@ struct Connection {
 }
 
 impl Turn {
-    fn serve(&mut self, seat: Seat, configuration: Arc<Configuration>) {
-        self.worker = seat.worker;
+    fn serve(&mut self, slot: WorkerSlot, configuration: Arc<Configuration>) {
+        self.worker = slot.worker;
         let mine = |listener: &ListenerHandle| -> Vec<Arc<OwnedFd>> {
             match listener.sockets.as_slice() {
-                _ if seat.worker >= seat.workers => Vec::new(),
+                _ if slot.worker >= slot.workers => Vec::new(),
                 [shared] => vec![Arc::clone(shared)],
-                several => several.iter().skip(seat.worker).step_by(seat.workers).cloned().collect(),
+                several => several.iter().skip(slot.worker).step_by(slot.workers).cloned().collect(),
             }
         };
         self.sockets = configuration.listeners.iter().flat_map(mine).collect();

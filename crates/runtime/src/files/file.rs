@@ -40,7 +40,7 @@ pub(super) struct Shared {
     /// `None` only while it is being dropped.
     descriptor: Option<OwnedFd>,
     pub(super) metadata: FileMetadata,
-    pub(super) access: Access,
+    pub(super) access: ReadAccess,
     pub(super) access_time: AccessTime,
     pub(super) hash: FileHash,
     opened: Moment,
@@ -55,7 +55,7 @@ pub(super) struct Shared {
 
 /// Where it can be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
+pub(super) enum ReadAccess {
     /// On the loop, what is in memory.
     Local,
     /// Its file system may wait for others: nothing is done on the loop.
@@ -65,7 +65,12 @@ pub(super) enum Access {
 }
 
 impl File {
-    pub(super) fn new(descriptor: OwnedFd, metadata: FileMetadata, access: Access, access_time: AccessTime) -> Self {
+    pub(super) fn new(
+        descriptor: OwnedFd,
+        metadata: FileMetadata,
+        access: ReadAccess,
+        access_time: AccessTime,
+    ) -> Self {
         let shared = Shared {
             descriptor: Some(descriptor),
             metadata,
@@ -86,7 +91,7 @@ impl File {
         let stat = rustix::fs::fstat(&descriptor)?;
         let metadata = FileMetadata::from_kernel(&stat);
         if mounts::classify(metadata.device, descriptor.as_fd()) {
-            return Ok(File::new(descriptor, metadata, Access::Waits, AccessTime::of_no_concern()));
+            return Ok(File::new(descriptor, metadata, ReadAccess::Waits, AccessTime::of_no_concern()));
         }
         Ok(File::local(descriptor, &stat, no_access_time))
     }
@@ -102,7 +107,7 @@ impl File {
             true => AccessTime::of_no_concern(),
             false => AccessTime::new(descriptor.as_fd(), stat, wall_anywhere()),
         };
-        File::new(descriptor, FileMetadata::from_kernel(stat), Access::Local, access_time)
+        File::new(descriptor, FileMetadata::from_kernel(stat), ReadAccess::Local, access_time)
     }
 
     /// Takes a file that was opened otherwise. May block on file systems that wait for others. Errors: fstat(2)'s.
@@ -119,8 +124,8 @@ impl File {
     /// fstat(2)'s.
     pub fn look_again(&self) -> io::Result<FileMetadata> {
         match self.shared.access {
-            Access::Simulated(_) => Ok(self.shared.metadata),
-            Access::Local | Access::Waits => Ok(FileMetadata::from_kernel(&rustix::fs::fstat(self.as_fd())?)),
+            ReadAccess::Simulated(_) => Ok(self.shared.metadata),
+            ReadAccess::Local | ReadAccess::Waits => Ok(FileMetadata::from_kernel(&rustix::fs::fstat(self.as_fd())?)),
         }
     }
 
@@ -157,7 +162,7 @@ impl File {
 
     /// Whether operations on it may wait for another machine or process, so that all of them belong in a pool.
     pub fn waits_for_others(&self) -> bool {
-        self.shared.access == Access::Waits
+        self.shared.access == ReadAccess::Waits
     }
 
     /// Whether a read now writes the time of access, and so may wait for the file system.
@@ -179,7 +184,7 @@ impl File {
     /// How much of what was read is the file's own, where that may block. A file that is cut off while it is read may
     /// give zeros for what it has lost: the kernel clears pages that somebody is still copying from.
     pub(crate) fn still_there(&self, offset: u64, count: usize) -> usize {
-        if self.shared.access != Access::Local {
+        if self.shared.access != ReadAccess::Local {
             return count;
         }
         match self.look_again() {
@@ -207,7 +212,7 @@ impl File {
     /// Tells the kernel, once, that the file will be read from one end to the other (`read_ahead`): it reads ahead
     /// twice as far then. Small files are not worth the call.
     pub fn advise_sequential(&self) {
-        let is_worth_it = self.metadata().size > SEQUENTIAL_MIN_BYTES && self.shared.access == Access::Local;
+        let is_worth_it = self.metadata().size > SEQUENTIAL_MIN_BYTES && self.shared.access == ReadAccess::Local;
         if is_worth_it && !self.shared.was_advised.swap(true, Ordering::Relaxed) {
             // It is only a hint.
             let _ = rustix::fs::fadvise(self.as_fd(), 0, None, Advice::Sequential);
@@ -241,9 +246,9 @@ impl Shared {
         };
         let matters = || {
             self.metadata.size >= UNLINKED_MATTERS_BYTES
-                || self.access == Access::Local && now_anywhere() - self.opened > UNLINKED_SOON
+                || self.access == ReadAccess::Local && now_anywhere() - self.opened > UNLINKED_SOON
         };
-        self.access == Access::Waits || self.is_written.load(Ordering::Relaxed) || matters() && is_unlinked()
+        self.access == ReadAccess::Waits || self.is_written.load(Ordering::Relaxed) || matters() && is_unlinked()
     }
 }
 

@@ -25,7 +25,7 @@ impl FileError {
     }
 
     /// The same of a call with two paths.
-    pub(super) fn with_target(self, to: impl Into<Arc<Path>>) -> Self {
+    pub fn with_target(self, to: impl Into<Arc<Path>>) -> Self {
         FileError { to: Some(to.into()), ..self }
     }
 

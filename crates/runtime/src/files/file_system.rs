@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::access_time::AccessTime;
-use super::file::Access;
+use super::file::ReadAccess;
 use super::page_cache::PageCache;
 use super::{File, FileMetadata, OpenFlags, open};
 use crate::pool::Device;
@@ -106,7 +106,7 @@ impl FileSystem for World {
             return self.adopt(open::kernel_open(path, flags)?);
         }
         let (descriptor, metadata, faults) = self.open(path)?;
-        Ok(File::new(descriptor, metadata, Access::Simulated(faults), AccessTime::of_no_concern()))
+        Ok(File::new(descriptor, metadata, ReadAccess::Simulated(faults), AccessTime::of_no_concern()))
     }
 
     fn attempt_open(&self, path: &Path, flags: OpenFlags) -> Result<io::Result<File>, Device> {
@@ -131,7 +131,7 @@ impl FileSystem for World {
 
     fn adopt(&self, descriptor: OwnedFd) -> io::Result<File> {
         let metadata = FileMetadata::from_kernel(&rustix::fs::fstat(&descriptor)?);
-        let access = Access::Simulated(self.adopted(&descriptor));
+        let access = ReadAccess::Simulated(self.adopted(&descriptor));
         Ok(File::new(descriptor, metadata, access, AccessTime::of_no_concern()))
     }
 

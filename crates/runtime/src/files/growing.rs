@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::writer::{Growing, Growth};
-use super::{File, FileError, Look, Rung, count_piece};
+use super::{CachedRead, File, FileError, Rung, count_piece};
 use crate::blocks::Charge;
 use crate::bytes::Bytes;
 use crate::pool::PoolTask;
@@ -127,8 +127,8 @@ impl GrowingReader {
             }
             let length = usize::try_from(written - self.offset).map_or(length, |rest| rest.min(length));
             match self.growing.file.look_at_own(self.offset, length) {
-                Ok(Look::Found(bytes)) => return Poll::Ready(self.take(Ok(bytes))),
-                Ok(Look::NotInMemory | Look::NotLooked) => {}
+                Ok(CachedRead::Found(bytes)) => return Poll::Ready(self.take(Ok(bytes))),
+                Ok(CachedRead::NotInMemory | CachedRead::NotLooked) => {}
                 Err(error) => return Poll::Ready(self.take(Err(error))),
             }
             match Charge::for_length(length) {

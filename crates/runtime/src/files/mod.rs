@@ -51,6 +51,6 @@ pub use names::{create_directories, create_directories_blocking, rename, unlink}
 pub use open::{
     OpenFlags, likely_device, open, open_blocking, open_in, real_path, stat, stat_in, try_open, try_real_path, try_stat,
 };
-pub use page_cache::Look;
+pub use page_cache::CachedRead;
 pub use shared_reads::{PieceRead, ReadHow};
 pub use writer::Writer;

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::file::Access;
-use super::{File, Look, Rung, count_piece, mounts};
+use super::file::ReadAccess;
+use super::{CachedRead, File, Rung, count_piece, mounts};
 use crate::buffer::Lease;
 use crate::bytes::Bytes;
 use crate::pool::{ThreadPool, default_pool};
@@ -24,7 +24,7 @@ impl File {
     /// limit of leases.
     pub async fn read_at(&self, offset: u64, length: usize) -> io::Result<Bytes> {
         match self.look(offset, length)? {
-            Look::Found(bytes) => Ok(bytes),
+            CachedRead::Found(bytes) => Ok(bytes),
             missed => self.begin_read(&default_pool(), offset, length, missed.how())?.await,
         }
     }
@@ -32,7 +32,7 @@ impl File {
     /// Reads as [`File::read_at`], with the given pool.
     pub async fn read_at_in(&self, pool: &ThreadPool, offset: u64, length: usize) -> io::Result<Bytes> {
         match self.look(offset, length)? {
-            Look::Found(bytes) => Ok(bytes),
+            CachedRead::Found(bytes) => Ok(bytes),
             missed => self.begin_read(pool, offset, length, missed.how())?.await,
         }
     }
@@ -41,17 +41,17 @@ impl File {
     /// the look might wait.
     pub fn try_read_at(&self, offset: u64, length: usize) -> io::Result<Option<Bytes>> {
         match self.look(offset, length)? {
-            Look::Found(bytes) => Ok(Some(bytes)),
-            Look::NotInMemory | Look::NotLooked => Ok(None),
+            CachedRead::Found(bytes) => Ok(Some(bytes)),
+            CachedRead::NotInMemory | CachedRead::NotLooked => Ok(None),
         }
     }
 
     /// Reads what is in memory now; `None` = not without waiting.
     pub(crate) fn read_nowait(&self, offset: u64, into: &mut [u8]) -> Option<io::Result<usize>> {
         match self.shared.access {
-            Access::Local => {}
-            Access::Waits => return None,
-            Access::Simulated(faults) => {
+            ReadAccess::Local => {}
+            ReadAccess::Waits => return None,
+            ReadAccess::Simulated(faults) => {
                 let read = World::current().map(|world| world.read_resident(self, faults, offset, into));
                 return read.flatten().map(|result| result.map_err(io::Error::from));
             }
@@ -144,7 +144,7 @@ impl File {
     /// A descriptor of its own, since the flag belongs to the descriptor, and others may read from this one. None where
     /// the file system has no such thing, which is remembered, or if it could not be opened just now. May block.
     pub(crate) fn direct(&self) -> Option<BorrowedFd<'_>> {
-        if matches!(self.shared.access, Access::Simulated(_)) {
+        if matches!(self.shared.access, ReadAccess::Simulated(_)) {
             return None;
         }
         let open = || {
@@ -168,8 +168,8 @@ impl File {
     /// Reads until `into` is full or the file ends, where the caller may block.
     pub fn read_blocking(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
         let faults = match self.shared.access {
-            Access::Simulated(faults) => Some(faults),
-            Access::Local | Access::Waits => None,
+            ReadAccess::Simulated(faults) => Some(faults),
+            ReadAccess::Local | ReadAccess::Waits => None,
         };
         let mut done = 0;
         while done < into.len() {

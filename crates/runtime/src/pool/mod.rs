@@ -29,7 +29,7 @@ use crate::executor::panics;
 use crate::simulation::World;
 
 use queue::{FairQueue, Taken};
-use task::{Ended, Job, Outcome, Place, Standing, Task};
+use task::{Ended, Job, Outcome, QueueEntry, Standing, Task};
 
 pub use registry::{default_pool, named_pool, pools, stop_pools};
 pub(crate) use simulated::{SimulatedPools, SimulatedThread};
@@ -388,8 +388,8 @@ impl State {
     fn take(&mut self) -> Option<Taken<Arc<dyn Job>>> {
         let abandoned = &mut self.abandoned;
         self.queue.take(|job| {
-            let standing = job.place().standing();
-            job.place().set(Standing::Gone);
+            let standing = job.entry().standing();
+            job.entry().set(Standing::Gone);
             *abandoned -= usize::from(standing == Standing::Abandoned);
             standing == Standing::Counts
         })
@@ -440,7 +440,7 @@ impl Shared {
     }
 
     fn submit(self: &Arc<Self>, device: Device, job: Arc<dyn Job>) -> Result<(), PoolError> {
-        let counts = job.place().standing() == Standing::Counts;
+        let counts = job.entry().standing() == Standing::Counts;
         let mut state = self.state.lock();
         // What only clears away is taken as long as there is a thread for it.
         if state.is_ending && (counts || state.threads == 0) {
@@ -467,10 +467,10 @@ impl Shared {
     }
 
     /// Nobody waits for this task any more. It stays where it is, for a thread to drop.
-    fn discount(&self, device: Device, place: &Place) {
+    fn discount(&self, device: Device, entry: &QueueEntry) {
         let mut state = self.state.lock();
-        if place.standing() == Standing::Counts && state.abandoned < ABANDONED_MAX {
-            place.set(Standing::Abandoned);
+        if entry.standing() == Standing::Counts && state.abandoned < ABANDONED_MAX {
+            entry.set(Standing::Abandoned);
             state.abandoned += 1;
             state.queue.discount(device);
         }
@@ -555,7 +555,7 @@ impl Shared {
         let mut freed = |ended: Ended| {
             let ran = begun.elapsed();
             if taken.counts && ended != Ended::Cancelled {
-                self.wait_times.record(begun - taken.job.place().submitted);
+                self.wait_times.record(begun - taken.job.entry().submitted);
                 self.run_times.record(ran);
             }
             let mut state = self.state.lock();
@@ -633,7 +633,7 @@ impl State {
     /// Takes everything that has not begun.
     fn drain(&mut self) -> Vec<Arc<dyn Job>> {
         let jobs = self.queue.drain();
-        jobs.iter().for_each(|job| job.place().set(Standing::Gone));
+        jobs.iter().for_each(|job| job.entry().set(Standing::Gone));
         self.abandoned = 0;
         jobs
     }

@@ -29,7 +29,7 @@ pub(super) trait Job: Send + Sync {
     fn execute(&self, freed: &mut dyn FnMut(Ended));
     /// Ends it before it began.
     fn refuse(&self, error: PoolError);
-    fn place(&self) -> &Place;
+    fn entry(&self) -> &QueueEntry;
 }
 
 /// How a task ended.
@@ -41,8 +41,8 @@ pub(super) enum Ended {
     Cancelled,
 }
 
-/// Where a task stands in the queue. Written only under the pool's lock.
-pub(super) struct Place {
+/// A task as the queue sees it. Written only under the pool's lock.
+pub(super) struct QueueEntry {
     pub submitted: Instant,
     standing: AtomicU8,
 }
@@ -60,9 +60,9 @@ pub(super) enum Standing {
     Gone,
 }
 
-impl Place {
+impl QueueEntry {
     pub fn new(standing: Standing) -> Self {
-        Place { submitted: Instant::now(), standing: AtomicU8::new(standing as u8) }
+        QueueEntry { submitted: Instant::now(), standing: AtomicU8::new(standing as u8) }
     }
 
     pub fn standing(&self) -> Standing {
@@ -140,7 +140,7 @@ pub(super) trait Outcome<T>: Send + Sync {
 pub(super) struct Task<T, F> {
     pool: Arc<Shared>,
     device: Device,
-    place: Place,
+    entry: QueueEntry,
     /// Runs although nobody waits for the result.
     is_detached: bool,
     state: Mutex<State<T, F>>,
@@ -174,7 +174,7 @@ where
         Task {
             pool: Arc::clone(pool),
             device,
-            place: Place::new(Standing::Counts),
+            entry: QueueEntry::new(Standing::Counts),
             is_detached: false,
             state: Mutex::new(State::Waiting { task, waker: None, outside: Outside::begin() }),
         }
@@ -182,7 +182,7 @@ where
 
     /// One that nobody waits for.
     pub fn detached(pool: &Arc<Shared>, device: Device, standing: Standing, task: F) -> Self {
-        Task { place: Place::new(standing), is_detached: true, ..Task::new(pool, device, task) }
+        Task { entry: QueueEntry::new(standing), is_detached: true, ..Task::new(pool, device, task) }
     }
 
     fn deliver(&self, result: Result<T, PoolError>) {
@@ -260,8 +260,8 @@ where
         }
     }
 
-    fn place(&self) -> &Place {
-        &self.place
+    fn entry(&self) -> &QueueEntry {
+        &self.entry
     }
 }
 
@@ -299,7 +299,7 @@ where
                 *state = State::Abandoned { task, outside };
                 drop(state);
                 drop(waker);
-                self.pool.discount(self.device, &self.place);
+                self.pool.discount(self.device, &self.entry);
             }
             State::Done(Ok(result)) => {
                 drop(state);

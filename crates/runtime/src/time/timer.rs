@@ -181,13 +181,13 @@ struct Node {
     /// When to fire.
     deadline: Moment,
     /// Where it is linked: `level * SLOTS + slot`. The wheel looks at it when that slot begins, at or before the deadline.
-    place: Option<Place>,
+    head: Option<HeadIndex>,
     previous: u32,
     next: u32,
     waker: Parked,
 }
 
-type Place = u16;
+type HeadIndex = u16;
 
 /// The wheel of one loop. Level n has 64 slots of 64^n ticks each; a node lies in the level of the highest digit in which
 /// its tick differs from the present one, so everything in level n comes before everything in level n+1.
@@ -213,7 +213,7 @@ impl Wheel {
     fn insert(&mut self) -> Key {
         self.nodes.insert(Node {
             deadline: Moment::NEVER,
-            place: None,
+            head: None,
             previous: NONE,
             next: NONE,
             waker: Parked::new(),
@@ -231,9 +231,9 @@ impl Wheel {
         // Moved later: the node is looked at when its old time comes. Moved earlier: it must be linked anew. Not linked:
         // the deadline was removed while somebody waits, or nobody does: then the waker has been taken and its task will
         // poll again.
-        match node.place {
+        match node.head {
             None if deadline != Moment::NEVER && node.waker.is_some() => self.link(key.index),
-            Some(place) if is_earlier && due_tick(deadline) < begin_of(place, elapsed) => {
+            Some(head) if is_earlier && due_tick(deadline) < begin_of(head, elapsed) => {
                 self.unlink(key.index);
                 self.link(key.index);
             }
@@ -246,14 +246,14 @@ impl Wheel {
         self.set(key, deadline);
         let node = self.node(key);
         let displaced = node.waker.park(waker);
-        if node.place.is_none() && deadline != Moment::NEVER {
+        if node.head.is_none() && deadline != Moment::NEVER {
             self.link(key.index);
         }
         displaced
     }
 
     fn remove(&mut self, key: Key) -> Option<Waker> {
-        if self.nodes.get_mut(key)?.place.is_some() {
+        if self.nodes.get_mut(key)?.head.is_some() {
             self.unlink(key.index);
         }
         self.nodes.remove(key)?.waker.take()
@@ -270,44 +270,44 @@ impl Wheel {
             _ => (LEVELS - 1, elapsed | (HORIZON_TICKS - 1)),
         };
         let slot = (look >> (LEVEL_BITS * level as u32)) as usize & (SLOTS - 1);
-        let place = level * SLOTS + slot;
-        let next = self.heads[place];
-        node.place = Some(place as Place);
+        let head = level * SLOTS + slot;
+        let next = self.heads[head];
+        node.head = Some(head as HeadIndex);
         node.previous = NONE;
         node.next = next;
         if next != NONE {
             self.nodes.at(next).previous = index;
         }
-        self.heads[place] = index;
+        self.heads[head] = index;
         self.occupied[level] |= 1 << slot;
         self.linked += 1;
     }
 
     fn unlink(&mut self, index: u32) {
         let node = self.nodes.at(index);
-        let Some(place) = node.place.take().map(usize::from) else { return };
+        let Some(head) = node.head.take().map(usize::from) else { return };
         let (previous, next) = (node.previous, node.next);
         if next != NONE {
             self.nodes.at(next).previous = previous;
         }
         match previous {
-            NONE => self.heads[place] = next,
+            NONE => self.heads[head] = next,
             previous => self.nodes.at(previous).next = next,
         }
-        if self.heads[place] == NONE {
-            self.occupied[place / SLOTS] &= !(1 << (place % SLOTS));
+        if self.heads[head] == NONE {
+            self.occupied[head / SLOTS] &= !(1 << (head % SLOTS));
         }
         self.linked -= 1;
     }
 
-    /// The first occupied place and the tick at which it begins.
+    /// The head of the first occupied slot, and the tick at which that begins.
     fn first(&self) -> Option<(usize, u64)> {
         if self.linked == 0 {
             return None;
         }
         let level = self.occupied.iter().position(|&slots| slots != 0)?;
-        let place = level * SLOTS + self.occupied[level].trailing_zeros() as usize;
-        Some((place, begin_of(place as Place, self.elapsed)))
+        let head = level * SLOTS + self.occupied[level].trailing_zeros() as usize;
+        Some((head, begin_of(head as HeadIndex, self.elapsed)))
     }
 
     /// When the wheel has to be looked at next, in nanoseconds of the clock. Never late; early at most once per level.
@@ -318,10 +318,10 @@ impl Wheel {
     /// Moves the wheel to `now` and puts the wakers of everything due into `woken`.
     pub fn advance(&mut self, now: Moment, woken: &mut Vec<Waker>) {
         let now_tick = now.as_nanos() / TICK_NANOS;
-        while let Some((place, tick)) = self.first().filter(|&(_, tick)| tick <= now_tick) {
+        while let Some((head, tick)) = self.first().filter(|&(_, tick)| tick <= now_tick) {
             self.elapsed = self.elapsed.max(tick);
-            while self.heads[place] != NONE {
-                let index = self.heads[place];
+            while self.heads[head] != NONE {
+                let index = self.heads[head];
                 self.unlink(index);
                 let node = self.nodes.at(index);
                 if due_tick(node.deadline) <= now_tick {
@@ -335,9 +335,9 @@ impl Wheel {
     }
 }
 
-/// The tick at which the slot at a place begins. Whatever is linked there lies in the present turn of its level.
-fn begin_of(place: Place, elapsed: u64) -> u64 {
-    let (level, slot) = (usize::from(place) / SLOTS, usize::from(place) % SLOTS);
+/// The tick at which the slot of a head begins. Whatever is linked there lies in the present turn of its level.
+fn begin_of(head: HeadIndex, elapsed: u64) -> u64 {
+    let (level, slot) = (usize::from(head) / SLOTS, usize::from(head) % SLOTS);
     let shift = LEVEL_BITS * level as u32;
     let turn_mask = (1u64 << (shift + LEVEL_BITS)) - 1;
     (elapsed & !turn_mask) + ((slot as u64) << shift)

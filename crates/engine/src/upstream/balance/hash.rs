@@ -148,10 +148,14 @@ pub(in crate::upstream) struct Points {
 
 impl Points {
     pub fn new(peers: &[Peer], total_weight: u64) -> Points {
+        Points::at_most(POINTS_MAX, peers, total_weight)
+    }
+
+    fn at_most(points_max: u64, peers: &[Peer], total_weight: u64) -> Points {
         let mut servers: Vec<Vec<u32>> = Vec::new();
         let mut numbers = std::collections::HashMap::new();
         let wanted = total_weight.saturating_mul(POINTS_PER_WEIGHT);
-        let mut points = Vec::with_capacity(wanted.min(POINTS_MAX) as usize);
+        let mut points = Vec::with_capacity(wanted.min(points_max) as usize);
         for (index, peer) in (0..).zip(peers) {
             let number = *numbers.entry(&*peer.server).or_insert_with(|| {
                 servers.push(Vec::new());
@@ -159,8 +163,8 @@ impl Points {
             });
             servers[number].push(index);
             let mut count = u64::from(peer.settings.weight) * POINTS_PER_WEIGHT;
-            if wanted > POINTS_MAX {
-                count = (u128::from(count) * u128::from(POINTS_MAX) / u128::from(wanted)).max(1) as u64;
+            if wanted > points_max {
+                count = (u128::from(count) * u128::from(points_max) / u128::from(wanted)).max(1) as u64;
             }
             let base = server_sum(&peer.server);
             let mut previous: u32 = 0;
@@ -199,4 +203,47 @@ fn server_sum(server: &[u8]) -> Crc32 {
         None => (server, b""),
     };
     Crc32::new().update(host).update(b"\0").update(port)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use gale_runtime::SocketAddress;
+
+    use super::*;
+    use crate::upstream::ServerSettings;
+    use crate::upstream::peer::PeerState;
+
+    fn peer(name: &str, weight: u32) -> Peer {
+        Peer {
+            address: SocketAddress::unix(name),
+            name: name.into(),
+            server: name.as_bytes().into(),
+            settings: Arc::new(ServerSettings { weight, ..ServerSettings::default() }),
+            session_id: Arc::default(),
+            state: Arc::new(PeerState::new(0)),
+        }
+    }
+
+    #[test]
+    fn weights_that_would_make_too_many_points_make_fewer_in_proportion() {
+        let of = |points: &Points, server| points.points.iter().filter(|point| point.1 == server).count();
+        let peers = [peer("a", 3_000_000_000), peer("b", 1_000_000_000), peer("c", 1)];
+        let points = Points::at_most(4000, &peers, 4_000_000_001);
+        assert_eq!([0, 1, 2].map(|server| of(&points, server)), [2999, 999, 1]);
+        let points = Points::at_most(4000, &peers[2..], 1);
+        assert_eq!(of(&points, 0), 160);
+    }
+
+    #[test]
+    fn a_server_is_told_apart_by_its_host_and_its_port() {
+        let sum = |server: &str| server_sum(server.as_bytes()).finish();
+        let of = |bytes: &[u8]| Crc32::new().update(bytes).finish();
+        assert_eq!(sum("127.0.0.1:8080"), of(b"127.0.0.1\08080"));
+        assert_eq!(sum("127.0.0.1"), of(b"127.0.0.1\0"));
+        assert_eq!(sum("[::1]"), of(b"[::1]\0"));
+        assert_eq!(sum("unix:/tmp/s:80"), of(b"/tmp/s:80\0"));
+        assert_eq!(sum(":80"), of(b"\080"));
+    }
 }

@@ -7,11 +7,12 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use gale_protocol::http1::{Limits, Status, wants_keep_alive};
+use gale_protocol::http1::{Limits, Status};
 use gale_protocol::proxy_protocol;
 use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
+use super::persistence::Wish;
 use super::{FIRST_REQUEST_GRACE, Http1, State, Transfer};
 use crate::request::Request;
 use crate::request::advance;
@@ -85,7 +86,7 @@ impl Http1 {
             }
             let has_begun = self.had_proxy_header.get().is_some();
             if let Some(transfer) = transfer.as_mut().filter(|transfer| has_begun && !transfer.input.is_empty()) {
-                let Transfer { input, head, parser, generation, offence, body, sender } = &mut **transfer;
+                let Transfer { input, head, parser, generation, offence, body, sender, .. } = &mut **transfer;
                 let mut request = match pending.take() {
                     Some(request) => request,
                     None => {
@@ -274,13 +275,12 @@ impl Http1 {
         self.info.requests.set(self.info.requests.get() + 1);
         request.number_on_connection = self.info.requests.get();
         let offence = self.state.borrow_mut().transfer().offence.take();
-        let is_kept = offence.is_some() || wants_keep_alive(&request.parsed, request.head.readable());
-        request.more_may_come.set(is_kept);
-        request.keep_alive.set(is_kept && offence.is_none());
+        let wish = Wish::of(request, offence.is_some());
         let prepared = begin::prepare(request, offence);
         {
             let mut state = self.state.borrow_mut();
             let transfer = state.transfer();
+            transfer.wish = wish;
             transfer.sender.begin(request.parsed.version);
             transfer.body.begin(&request.parsed, request.head.readable());
             if matches!(prepared, Err(Refusal::Head(_))) {

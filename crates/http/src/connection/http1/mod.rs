@@ -6,7 +6,9 @@
 //! as it lasts, and one that never waits gets none.
 
 mod body;
+mod framing;
 mod head;
+mod persistence;
 mod send;
 
 use std::cell::{Cell, RefCell};
@@ -17,12 +19,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_protocol::http1::{HeadParser, Offence, response};
-use gale_protocol::request::Scheme;
+use gale_protocol::request::{Scheme, Version};
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress, TcpInfo, Timer};
 
 use self::body::RequestBody;
+use self::framing::server_line;
 use self::head::{Arrival, HeadReading};
-use self::send::{After, Sender};
+use self::persistence::Wish;
+use self::send::{After, Conduct, Sender};
 use crate::connection::worker::HttpConnections;
 use crate::request::Request;
 use crate::request::advance;
@@ -34,7 +38,6 @@ use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, Res
 use crate::request::phases::LocalBoxFuture;
 use crate::request::request_body;
 use crate::request::respond;
-use crate::request::response::ResponseHead;
 use crate::request::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
@@ -100,6 +103,8 @@ pub(crate) struct Transfer {
     offence: Option<Offence>,
     body: RequestBody,
     sender: Sender,
+    /// What the client wants of the connection after the exchange.
+    wish: Wish,
 }
 
 /// What becomes of the connection after an exchange.
@@ -420,7 +425,7 @@ impl Http1 {
         }
         let core = &request.scope().core;
         let mut state = self.state.borrow_mut();
-        let Transfer { input, body, sender, .. } = state.transfer();
+        let Transfer { input, body, sender, wish, .. } = state.transfer();
         let resets = match sent {
             Ok(()) if !sender.is_aborted() => None,
             Err(Gone::SendTimedOut) => Some(*core.reset_timedout_connection.get()),
@@ -435,7 +440,7 @@ impl Http1 {
         if sender.keeps_alive() && body.may_be_followed() && !self.must_close() {
             return body.is_read().then_some(AfterExchange::KeepAlive);
         }
-        let setting = request.lingering_close();
+        let setting = wish.lingering_close(request);
         let lingers = lingers(setting, body, input) || setting == LingeringClose::On && self.has_more(request);
         Some(if lingers { AfterExchange::Linger(Lingering::of(core)) } else { AfterExchange::Close })
     }
@@ -516,15 +521,28 @@ impl Http1 {
         }
     }
 
-    /// What can come after the response, as far as it is known before; and how long the connection may be idle then.
-    fn after_response(&self, body: &RequestBody, input: &Buffer, options: &ResponseOptions<'_>) -> After {
-        self.idle_max_ms.set(u32::try_from(options.keep_alive_idle.as_millis()).unwrap_or(u32::MAX));
-        if options.keep_alive && body.may_be_followed() && !self.must_close() {
+    /// What can come after the response, as far as it is known before.
+    fn after_response(&self, request: &Request, transfer: &Transfer) -> After {
+        let Transfer { wish, body, input, .. } = transfer;
+        if wish.may_be_kept(request) && body.may_be_followed() && !self.must_close() {
             After::MayKeep
-        } else if lingers(options.lingering_close, body, input) {
+        } else if lingers(wish.lingering_close(request), body, input) {
             After::Lingers
         } else {
             After::Closes
+        }
+    }
+
+    /// What the connection makes of the request's response. Nothing of it is borrowed: `server_line` may ask variables.
+    fn conduct<'l>(&self, request: &Request, server_line: &'l [u8]) -> Conduct<'l> {
+        let core = &request.scope().core;
+        let keep_alive = core.keepalive_timeout.get();
+        self.idle_max_ms.set(u32::try_from(keep_alive.idle.as_millis()).unwrap_or(u32::MAX));
+        Conduct {
+            after: self.after_response(request, self.state.borrow_mut().transfer()),
+            may_be_chunked: may_be_chunked(request),
+            keep_alive_advertised: keep_alive.told(),
+            server_line,
         }
     }
 
@@ -612,6 +630,11 @@ impl Drop for InFlight<'_> {
 /// nginx's own status, for the log: the connection ended before there was an answer.
 const CLOSED_UNDER_REQUEST: u16 = 499;
 
+/// Whether a body of unknown length may go in chunks: HTTP/1.1 has them, and `chunked_transfer_encoding` allows them.
+fn may_be_chunked(request: &Request) -> bool {
+    request.version() == Version::Http11 && *request.scope().core.chunked_transfer_encoding.get()
+}
+
 /// Whether a closing connection is read from for a while: the client may still be sending.
 fn lingers(lingering_close: LingeringClose, body: &RequestBody, input: &Buffer) -> bool {
     match lingering_close {
@@ -677,19 +700,29 @@ impl Exchange for Http1 {
         transfer.sender.interim(&text);
     }
 
-    fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
+    fn start(&self, request: &Request, options: &ResponseOptions) {
+        let server_line = server_line(request);
+        let conduct = self.conduct(request, &server_line);
         let mut state = self.state.borrow_mut();
-        let Transfer { input, body, sender, .. } = state.transfer();
-        let after = self.after_response(body, input, options);
-        sender.start(head, options, after, &self.connections, &self.stream);
+        let sender = &mut state.transfer().sender;
+        sender.start(&request.response, options, &conduct, &self.connections, &self.stream);
     }
 
-    fn respond(&self, head: &ResponseHead, options: &ResponseOptions<'_>, body: Bytes) {
+    fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
+        let server_line = server_line(request);
+        let conduct = self.conduct(request, &server_line);
         let mut state = self.state.borrow_mut();
         let Transfer { input, body: request_body, sender, .. } = state.transfer();
-        let after = self.after_response(request_body, input, options);
         let is_followed = request_body.is_read() && !input.is_empty() && !self.is_last_of_turn();
-        sender.respond(head, options, after, is_followed, &self.connections, &self.stream, body);
+        sender.respond(&request.response, options, &conduct, is_followed, &self.connections, &self.stream, body);
+    }
+
+    fn carries_trailers(&self, request: &Request) -> bool {
+        may_be_chunked(request)
+    }
+
+    fn keeps_connection(&self, request: &Request) -> bool {
+        self.state.borrow_mut().transfer().wish.may_be_kept(request)
     }
 
     fn push(&self, item: BodyItem) {

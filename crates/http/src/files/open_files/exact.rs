@@ -142,7 +142,7 @@ fn read_again(entry: &Arc<Entry>, now: u64) {
 }
 
 /// Frees what is not believed any more. False when nothing is left.
-pub(super) fn keep_house(now: u64) -> bool {
+pub(super) fn evict_unused(now: u64) -> bool {
     let Some(table) = TABLE.get() else { return false };
     table.retain(|entry| {
         let is_intact = entry.kept().and_then(|kept| kept.watch.as_ref()).is_some_and(PathWatch::is_intact);

@@ -98,12 +98,12 @@ impl<'r> Lookup<'r> {
             let opened = files::try_open_checked(as_path(self.path), OpenFlags::READ, check)?;
             return Some(opened.map(Opened::of));
         }
-        let place = match self.look(Wanted::Open) {
+        let destination = match self.look(Wanted::Open) {
             Looked::Found(result) => return Some(result),
-            Looked::Missed(place) => place,
+            Looked::Missed(destination) => destination,
         };
         let opened = files::try_open(as_path(self.path), OpenFlags::READ)?;
-        Some(place.settle(opened))
+        Some(destination.settle(opened))
     }
 
     /// Opens a file. Errors: open(2)'s, and those of the pool.
@@ -111,12 +111,12 @@ impl<'r> Lookup<'r> {
         if let Some(check) = self.link_check {
             return files::open_checked(as_path(self.path), OpenFlags::READ, check).await.map(Opened::of);
         }
-        let place = match self.look(Wanted::Open) {
+        let destination = match self.look(Wanted::Open) {
             Looked::Found(result) => return result,
-            Looked::Missed(place) => place,
+            Looked::Missed(destination) => destination,
         };
         let opened = files::open(as_path(self.path), OpenFlags::READ).await;
-        place.settle(opened)
+        destination.settle(opened)
     }
 
     /// As [`Lookup::stat`], if that can be done without waiting.
@@ -126,9 +126,9 @@ impl<'r> Lookup<'r> {
         }
         match self.look(Wanted::Metadata) {
             Looked::Found(result) => Some(result.map(|opened| opened.metadata)),
-            Looked::Missed(place @ Place::Store(_)) => {
+            Looked::Missed(destination @ Destination::Store(_)) => {
                 let opened = files::try_open(as_path(self.path), OpenFlags::READ)?;
-                Some(place.settle(opened).map(|opened| opened.metadata))
+                Some(destination.settle(opened).map(|opened| opened.metadata))
             }
             Looked::Missed(_) => files::try_stat(as_path(self.path)),
         }
@@ -141,9 +141,9 @@ impl<'r> Lookup<'r> {
         }
         match self.look(Wanted::Metadata) {
             Looked::Found(result) => Some(result.map(|opened| opened.metadata)),
-            Looked::Missed(place) => {
+            Looked::Missed(destination) => {
                 let result = files::try_stat(as_path(self.path))?;
-                place.settle_directory(&result);
+                destination.settle_directory(&result);
                 Some(result)
             }
         }
@@ -158,9 +158,9 @@ impl<'r> Lookup<'r> {
         match self.look(Wanted::Metadata) {
             Looked::Found(result) => result.map(|opened| opened.metadata),
             // As nginx: what is looked at will be asked for.
-            Looked::Missed(place @ Place::Store(_)) => {
+            Looked::Missed(destination @ Destination::Store(_)) => {
                 let opened = files::open(as_path(self.path), OpenFlags::READ).await;
-                place.settle(opened).map(|opened| opened.metadata)
+                destination.settle(opened).map(|opened| opened.metadata)
             }
             Looked::Missed(_) => files::stat(as_path(self.path)).await,
         }
@@ -173,9 +173,9 @@ impl<'r> Lookup<'r> {
         }
         match self.look(Wanted::Metadata) {
             Looked::Found(result) => result.map(|opened| opened.metadata),
-            Looked::Missed(place) => {
+            Looked::Missed(destination) => {
                 let result = files::stat(as_path(self.path)).await;
-                place.settle_directory(&result);
+                destination.settle_directory(&result);
                 result
             }
         }
@@ -184,17 +184,17 @@ impl<'r> Lookup<'r> {
     fn look(&self, wanted: Wanted) -> Looked<'r> {
         let path = self.path;
         let (hash, now) = match self.cache {
-            Cache::Off => return Looked::Missed(Place::Nowhere),
+            Cache::Off => return Looked::Missed(Destination::Nowhere),
             Cache::Exact | Cache::Store(..) => (table::hash_of(path), milliseconds(gale_runtime::now().as_nanos())),
         };
         match self.cache {
             Cache::Store(store, rules) => match store.find(path, hash, now, rules, wanted) {
                 Ok(found) => Looked::Found(found),
-                Err(missed) => Looked::Missed(Place::Store(missed)),
+                Err(missed) => Looked::Missed(Destination::Store(missed)),
             },
             _ => match exact::find(path, hash, now) {
                 Some(opened) => Looked::Found(Ok(opened)),
-                None => Looked::Missed(Place::Exact { path, hash, now }),
+                None => Looked::Missed(Destination::Exact { path, hash, now }),
             },
         }
     }
@@ -208,31 +208,31 @@ enum Wanted {
 
 enum Looked<'r> {
     Found(io::Result<Opened>),
-    Missed(Place<'r>),
+    Missed(Destination<'r>),
 }
 
 /// Where it shall be noted what the kernel says.
-enum Place<'r> {
+enum Destination<'r> {
     Nowhere,
     Exact { path: &'r [u8], hash: u64, now: u64 },
     Store(Missed<'r>),
 }
 
-impl Place<'_> {
+impl Destination<'_> {
     fn settle(self, opened: io::Result<File>) -> io::Result<Opened> {
         match self {
-            Place::Nowhere => opened.map(Opened::of),
-            Place::Exact { path, hash, now } => {
+            Destination::Nowhere => opened.map(Opened::of),
+            Destination::Exact { path, hash, now } => {
                 let file = opened?;
                 exact::note(path, hash, now, &file);
                 Ok(Opened::of(file))
             }
-            Place::Store(missed) => missed.settle(opened),
+            Destination::Store(missed) => missed.settle(opened),
         }
     }
 
     fn settle_directory(self, seen: &io::Result<FileMetadata>) {
-        if let (Ok(metadata), Place::Store(missed)) = (seen, self) {
+        if let (Ok(metadata), Destination::Store(missed)) = (seen, self) {
             missed.settle_directory(metadata);
         }
     }
@@ -240,17 +240,17 @@ impl Place<'_> {
 
 /// Takes out of all caches what nobody asks for, and closes it; for the thread of the watches. False when they are
 /// empty.
-fn keep_house() -> bool {
+fn evict_unused() -> bool {
     let clock = clock_gettime(ClockId::Monotonic);
     let now = milliseconds(clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64);
     // Both, whatever the first says.
-    let (exact, stores) = (exact::keep_house(now), store::keep_house(now));
+    let (exact, stores) = (exact::evict_unused(now), store::evict_unused(now));
     exact || stores
 }
 
 /// Something is in a cache: the housekeeper comes again. Without it things go when others take their place.
 fn note_work() {
-    let _ = watch::keep_house(keep_house);
+    let _ = watch::run_every_second(evict_unused);
 }
 
 fn milliseconds(nanos: u64) -> u64 {

@@ -292,7 +292,7 @@ fn is_settled(metadata: &FileMetadata) -> bool {
 }
 
 /// Takes out what nobody has asked for, and what has changed. False when nothing is left.
-pub(super) fn keep_house(now: u64) -> bool {
+pub(super) fn evict_unused(now: u64) -> bool {
     let stores: Vec<Arc<Store>> = STORES.lock().iter().filter_map(Weak::upgrade).collect();
     let mut has_more = false;
     for (store, table) in stores.iter().filter_map(|store| Some((store, store.table.get()?))) {

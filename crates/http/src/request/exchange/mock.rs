@@ -27,7 +27,6 @@ use crate::request::configuration::settings::{
     Aio, BodyInFile, CoreSettings, HeaderBuffers, KeepaliveTimeout, LingeringClose, Satisfy, ServerTokens, TempPath,
 };
 use crate::request::configuration::{HttpConfiguration, Scope, ScopeKind, Server};
-use crate::request::response::ResponseHead;
 use crate::request::variables::template::SizeTemplate;
 use crate::request::worker::{Configured, HttpWorker};
 use gale_engine::configuration::{Configuration, EventsSettings};
@@ -169,11 +168,11 @@ impl Exchange for MockExchange {
         state.events.push(Event::Interim(status));
     }
 
-    fn start(&self, head: &ResponseHead, options: &ResponseOptions<'_>) {
+    fn start(&self, request: &Request, options: &ResponseOptions) {
         let mut state = self.state.borrow_mut();
         assert!(!state.is_started, "there is one response");
         state.is_started = true;
-        state.events.push(Event::Start(head.status, options.length));
+        state.events.push(Event::Start(request.response.status, options.length));
     }
 
     fn push(&self, item: BodyItem) {

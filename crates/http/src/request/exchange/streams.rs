@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 use gale_runtime::{Bytes, Moment, SocketAddress};
 
 use super::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
+use crate::request::Request;
 use crate::request::body::BodyItem;
-use crate::request::response::ResponseHead;
 use gale_engine::connections::ConnectionInfo;
 use gale_process::ListenAddress;
 
@@ -138,7 +138,7 @@ impl Exchange for Stream {
 
     fn interim(&self, _status: u16, _fields: &[(Bytes, Bytes)]) {}
 
-    fn start(&self, _head: &ResponseHead, _options: &ResponseOptions<'_>) {
+    fn start(&self, _request: &Request, _options: &ResponseOptions) {
         assert!(!std::mem::replace(&mut self.state.borrow_mut().is_started, true), "there is one response");
     }
 

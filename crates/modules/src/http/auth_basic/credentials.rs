@@ -1,4 +1,6 @@
-//! `Basic` credentials (RFC 7617), read as nginx reads them: base64 may end early, bits that are too many are dropped.
+//! `Basic` credentials (RFC 7617), read as nginx reads them.
+
+use crate::shared::base64;
 
 /// A user and a password.
 pub(super) struct Credentials {
@@ -48,38 +50,7 @@ fn decoded(value: &[u8]) -> Option<impl Iterator<Item = u8>> {
         return None;
     }
     let spaces = encoded.iter().take_while(|&&byte| byte == b' ').count();
-    decode_base64(&encoded[spaces..])
-}
-
-/// The bytes of a text in base64 (RFC 4648 §4); none if it is no such.
-pub(super) fn decode_base64(encoded: &[u8]) -> Option<impl Iterator<Item = u8>> {
-    let end = encoded.iter().position(|&byte| byte == b'=').unwrap_or(encoded.len());
-    let encoded = &encoded[..end];
-    if encoded.len() % 4 == 1 || !encoded.iter().all(|&byte| sextet(byte).is_some()) {
-        return None;
-    }
-    // Bits that do not make a byte yet.
-    let (mut bits, mut count) = (0_u32, 0);
-    Some(encoded.iter().filter_map(|&byte| sextet(byte)).filter_map(move |value| {
-        bits = bits << 6 | u32::from(value);
-        count += 6;
-        (count >= 8).then(|| {
-            count -= 8;
-            (bits >> count) as u8
-        })
-    }))
-}
-
-/// The value of a character of base64.
-fn sextet(byte: u8) -> Option<u8> {
-    match byte {
-        b'A'..=b'Z' => Some(byte - b'A'),
-        b'a'..=b'z' => Some(byte - b'a' + 26),
-        b'0'..=b'9' => Some(byte - b'0' + 52),
-        b'+' => Some(62),
-        b'/' => Some(63),
-        _ => None,
-    }
+    base64::decode(&encoded[spaces..])
 }
 
 #[cfg(test)]

@@ -18,9 +18,9 @@ use sha_crypt::PasswordVerifier;
 use sha1::Sha1;
 use subtle::ConstantTimeEq;
 
-use super::credentials::decode_base64;
 use super::des_crypt::des_crypt;
 use super::md5_crypt::md5_crypt;
+use crate::shared::base64;
 
 /// Whether the password is the stored one. Takes from a microsecond to seconds, as the form wants it.
 pub(super) fn is_right(password: &[u8], stored: &[u8]) -> bool {
@@ -74,12 +74,12 @@ fn is_right_yescrypt(password: &[u8], _: &[u8], stored: &[u8]) -> bool {
 }
 
 fn is_right_sha1(password: &[u8], rest: &[u8], _: &[u8]) -> bool {
-    let Some(stored) = decode_base64(rest) else { return false };
+    let Some(stored) = base64::decode(rest) else { return false };
     is_equal(&Sha1::digest(password), &stored.collect::<Vec<u8>>())
 }
 
 fn is_right_salted_sha1(password: &[u8], rest: &[u8], _: &[u8]) -> bool {
-    let Some(stored) = decode_base64(rest) else { return false };
+    let Some(stored) = base64::decode(rest) else { return false };
     let stored: Vec<u8> = stored.collect();
     let Some((stored, salt)) = stored.split_at_checked(Sha1::output_size()) else { return false };
     is_equal(&Sha1::new().chain_update(password).chain_update(salt).finalize(), stored)

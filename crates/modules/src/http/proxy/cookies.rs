@@ -69,9 +69,9 @@ pub(super) fn cookie_domain(conf: &mut Conf, builder: &mut Builder, statement: &
             Some(expression) => {
                 let http = builder.http_mut();
                 let regex = http.regex(from, expression, true)?;
-                Ok(Rule::Regex(regex, http.template(to)?))
+                Ok(Rule::Regex(regex, http.template(&without_dot(to))?))
             }
-            None => rule(builder, &without_dot(from), to),
+            None => rule(builder, &without_dot(from), &without_dot(to)),
         }
     })
 }
@@ -228,14 +228,13 @@ fn attribute(text: &[u8]) -> Attribute {
 }
 
 fn rewrite_domain(request: &Request, value: &[u8], rules: &[Rule]) -> Option<Vec<u8>> {
-    let bare = value.strip_prefix(b".").unwrap_or(value);
+    let (dot, bare) = value.split_at(usize::from(value.starts_with(b".")));
     rules.iter().find_map(|rule| match rule {
         Rule::Prefix(from, to) => {
             let from = from.text(request);
-            let from = from.strip_prefix(b".").unwrap_or(&from);
-            bare.eq_ignore_ascii_case(from).then(|| to.evaluate(request))
+            bare.eq_ignore_ascii_case(&from).then(|| [dot, &to.evaluate(request)].concat())
         }
-        Rule::Regex(regex, to) => replace(request, regex, to, bare),
+        Rule::Regex(regex, to) => replace(request, regex, to, value),
         Rule::Default => None,
     })
 }

@@ -234,7 +234,8 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
         conf.cookie_flags.inherit(&parent.cookie_flags);
     }
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
-    upstream_rows::complete(&mut conf.upstream, builder, PREFIX, "proxy", &hidden)
+    let passes_requests = conf.pass.is_some();
+    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)
 }
 
 /// Passes a request on. An error is the status that answers it.
@@ -270,6 +271,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method, head_max)) };
     let passing = Passing {
         selection: target.select(request),
+        upstream: target.upstream(request),
         group: target.group_name(),
         scheme: "http://",
         uri: Bytes::from(uri),

@@ -14,7 +14,7 @@ use bstr::ByteSlice;
 use gale_base::log_level::Level;
 use gale_config::{Diagnostic, Statement};
 use gale_engine::configuration::Builder;
-use gale_engine::upstream::{Selection, UpstreamTarget};
+use gale_engine::upstream::{Selection, Upstream, UpstreamTarget};
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::variables::template::Template;
@@ -59,6 +59,11 @@ impl Target {
     /// The peers for this request.
     pub fn select(&self, request: &Request) -> Selection {
         self.found.select(request)
+    }
+
+    /// The group that the configuration has, unless the addresses were looked up.
+    pub fn upstream(&self, request: &Request) -> Option<Arc<Upstream<Request>>> {
+        self.found.upstream(request).cloned()
     }
 }
 

@@ -15,7 +15,7 @@
 //!
 //! While a receive is in flight nobody receives directly: the kernel may have bytes in a buffer already.
 //!
-//! Most connections are idle, so what they then have is small: 48 bytes in the table. All else is in a [`Transit`].
+//! Most connections are idle, so what they then have is small: 48 bytes in the table. All else is in a [`BusyState`].
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::task::Waker;
@@ -75,13 +75,13 @@ pub(super) struct Connection {
     pub writes: Share,
     pub reader: Parked,
     /// None of an idle connection.
-    pub transit: Option<Box<Transit>>,
+    pub busy: Option<Box<BusyState>>,
 }
 
 /// What a connection has only while something is on its way. It stays for as long as a receive is in flight, so that no
 /// request allocates one, and so goes when the connection has been idle for some seconds.
 #[derive(Default)]
-pub(super) struct Transit {
+pub(super) struct BusyState {
     /// What the ring has received, until the reader takes it.
     pub received: Buffer,
     /// Comes after `received`.
@@ -114,9 +114,9 @@ pub(super) enum Multishot {
     Limited,
 }
 
-/// What a connection has to know of the ring.
+/// What a connection has to know of the ring in order to receive.
 #[derive(Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct ReceiveOptions {
     pub multishot: Multishot,
     pub buffer_bytes: usize,
     /// The present period, see `idle.rs`.
@@ -158,7 +158,7 @@ impl Connection {
             reads: Share::default(),
             writes: Share::default(),
             reader: Parked::new(),
-            transit: None,
+            busy: None,
         }
     }
 
@@ -167,21 +167,21 @@ impl Connection {
     }
 
     /// The place for what is on its way.
-    pub fn transit(&mut self) -> &mut Transit {
-        self.transit.get_or_insert_default()
+    pub fn busy(&mut self) -> &mut BusyState {
+        self.busy.get_or_insert_default()
     }
 
     /// Drops the place for what is on its way if nothing is.
     pub fn drop_empty_transit(&mut self) {
-        self.transit.take_if(|transit| transit.is_empty());
+        self.busy.take_if(|busy| busy.is_empty());
     }
 
     pub fn sending(&mut self) -> Option<&mut Sending> {
-        self.transit.as_mut()?.sending.as_deref_mut()
+        self.busy.as_mut()?.sending.as_deref_mut()
     }
 
     pub fn take_sending(&mut self) -> Option<Box<Sending>> {
-        self.transit.as_mut()?.sending.take()
+        self.busy.as_mut()?.sending.take()
     }
 
     /// Takes a send that was not submitted yet or has completed: it is nobody's memory but ours.
@@ -190,7 +190,7 @@ impl Connection {
     }
 
     /// Submits what is wanted and not in flight already.
-    pub fn make_entries(&mut self, key: Key, ring: &mut Ring<impl Queues>, terms: Terms) {
+    pub fn make_entries(&mut self, key: Key, ring: &mut Ring<impl Queues>, options: ReceiveOptions) {
         self.is_requested = false;
         let wanted = std::mem::take(&mut self.wanted);
         let Some(socket) = &self.socket else { return };
@@ -207,12 +207,12 @@ impl Connection {
                 Op::HungUp if self.in_flight.has(Op::Recv) => continue,
                 Op::HungUp => poll(libc::EPOLLRDHUP),
                 Op::Recv => {
-                    self.period = terms.period;
-                    let is_multishot = terms.multishot != Multishot::Never && self.has_received;
+                    self.period = options.period;
+                    let is_multishot = options.multishot != Multishot::Never && self.has_received;
                     self.receive = if is_multishot { Receive::Multishot } else { Receive::Single };
-                    receive_entry(descriptor, self.receive, terms)
+                    receive_entry(descriptor, self.receive, options)
                 }
-                Op::Send => match self.transit.as_mut().and_then(|transit| transit.sending.as_mut()) {
+                Op::Send => match self.busy.as_mut().and_then(|busy| busy.sending.as_mut()) {
                     Some(sending) => sending.entry(descriptor.0),
                     None => continue,
                 },
@@ -247,22 +247,22 @@ impl Connection {
     }
 
     /// Notes what a completion says, and what is wanted because of it.
-    pub fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8], terms: Terms) {
+    pub fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8], options: ReceiveOptions) {
         if !cqueue::more(completion.flags) {
             self.in_flight.remove(op);
         }
         if completion.was_refused() {
             self.handle_refused(op);
         } else {
-            self.handle_news(op, completion, bytes, terms);
+            self.handle_news(op, completion, bytes, options);
         }
         let is_watched = self.hung_up || self.in_flight.has(Op::HungUp) || self.in_flight.has(Op::Recv);
-        if !is_watched && self.transit.as_ref().is_some_and(|transit| transit.closed_waiter.is_some()) {
+        if !is_watched && self.busy.as_ref().is_some_and(|busy| busy.closed_waiter.is_some()) {
             self.wanted.add(Op::HungUp);
         }
     }
 
-    fn handle_news(&mut self, op: Op, completion: &Completion, bytes: &[u8], terms: Terms) {
+    fn handle_news(&mut self, op: Op, completion: &Completion, bytes: &[u8], options: ReceiveOptions) {
         let goes_on = cqueue::more(completion.flags);
         let result = match completion.result {
             count @ 0.. => Ok(count as usize),
@@ -270,9 +270,9 @@ impl Connection {
         };
         match op {
             Op::Recv => {
-                self.period = terms.period;
+                self.period = options.period;
                 let may_have_more = cqueue::sock_nonempty(completion.flags)
-                    || bytes.len() == terms.buffer_bytes
+                    || bytes.len() == options.buffer_bytes
                     || self.receive != Receive::Single
                     || self.hung_up;
                 self.handle_received(result, bytes, goes_on, may_have_more);
@@ -302,11 +302,11 @@ impl Connection {
     fn handle_refused(&mut self, op: Op) {
         match op {
             Op::Readable | Op::Recv => {
-                self.transit().receive_error.get_or_insert(Errno::NOMEM);
+                self.busy().receive_error.get_or_insert(Errno::NOMEM);
                 self.readable = true;
             }
             Op::Writable => {
-                self.transit().send_error = Some(Errno::NOMEM);
+                self.busy().send_error = Some(Errno::NOMEM);
                 self.writable = true;
             }
             Op::Send => {
@@ -322,8 +322,8 @@ impl Connection {
 
     /// Why there is nothing to wait for in this direction; told once.
     pub fn take_error(&mut self, is_read: bool) -> Option<Errno> {
-        let transit = self.transit.as_mut()?;
-        if is_read { transit.receive_error.take() } else { transit.send_error.take() }
+        let busy = self.busy.as_mut()?;
+        if is_read { busy.receive_error.take() } else { busy.send_error.take() }
     }
 
     fn handle_received(&mut self, result: Result<usize, Errno>, bytes: &[u8], goes_on: bool, may_have_more: bool) {
@@ -334,7 +334,7 @@ impl Connection {
                 (self.is_on_ring, self.has_received) = (true, true);
                 // What comes next is the kernel's to receive as long as this goes on.
                 self.readable = !goes_on && may_have_more;
-                let received = &mut self.transit().received;
+                let received = &mut self.busy().received;
                 received.append_past_limit(bytes);
                 if received.len() > UNREAD_MAX {
                     self.end_receive(Receive::Ending);
@@ -349,7 +349,7 @@ impl Connection {
                 self.readable = true;
             }
             Err(errno) => {
-                self.transit().receive_error = Some(errno);
+                self.busy().receive_error = Some(errno);
                 (self.readable, self.hung_up) = (true, true);
             }
         }
@@ -357,7 +357,7 @@ impl Connection {
 
     /// Nothing can be sent any more: whoever reads next is told, after what has been received.
     pub fn break_off(&mut self, errno: Errno) {
-        self.transit().receive_error.get_or_insert(errno);
+        self.busy().receive_error.get_or_insert(errno);
         (self.readable, self.writable, self.hung_up) = (true, true, true);
     }
 
@@ -377,8 +377,8 @@ impl Connection {
     /// All who wait, when nobody is to wait any more.
     pub fn take_all_wakers(&mut self) -> [Option<Waker>; 3] {
         let reader = self.reader.take();
-        let Some(transit) = &mut self.transit else { return [reader, None, None] };
-        [reader, transit.writer.take(), transit.closed_waiter.take()]
+        let Some(busy) = &mut self.busy else { return [reader, None, None] };
+        [reader, busy.writer.take(), busy.closed_waiter.take()]
     }
 
     /// Those who have to look after a completion of `op`.
@@ -389,17 +389,17 @@ impl Connection {
             !is_replaced && matches!(op, Op::Recv | Op::Readable) || self.hung_up && !self.in_flight.has(Op::Recv);
         let is_write = matches!(op, Op::Send | Op::Writable) || self.writable && !self.in_flight.has(Op::Send);
         let reader = is_read.then(|| self.reader.take()).flatten();
-        let Some(transit) = &mut self.transit else { return [reader, None, None] };
-        let is_sent = transit.sending.as_ref().is_none_or(|sending| sending.result.is_some());
+        let Some(busy) = &mut self.busy else { return [reader, None, None] };
+        let is_sent = busy.sending.as_ref().is_none_or(|sending| sending.result.is_some());
         [
             reader,
-            (is_write && is_sent).then(|| transit.writer.take()).flatten(),
-            self.hung_up.then(|| transit.closed_waiter.take()).flatten(),
+            (is_write && is_sent).then(|| busy.writer.take()).flatten(),
+            self.hung_up.then(|| busy.closed_waiter.take()).flatten(),
         ]
     }
 }
 
-impl Transit {
+impl BusyState {
     /// Whether something waits for the reader.
     pub fn has_input(&self) -> bool {
         !self.received.is_empty() || self.receive_error.is_some()
@@ -413,15 +413,15 @@ impl Transit {
 }
 
 /// A receive into provided buffers, which waits before the first attempt.
-fn receive_entry(descriptor: types::Fd, receive: Receive, terms: Terms) -> squeue::Entry {
+fn receive_entry(descriptor: types::Fd, receive: Receive, options: ReceiveOptions) -> squeue::Entry {
     // A multishot receive takes what the buffers hold.
     let (length, kind) = match receive {
         Receive::Multishot => (0, MULTISHOT),
-        _ => (terms.buffer_bytes as u32, 0),
+        _ => (options.buffer_bytes as u32, 0),
     };
     let entry = opcode::Recv::new(descriptor, std::ptr::null_mut(), length).buf_group(GROUP).ioprio(POLL_FIRST | kind);
     let entry = entry.build().flags(Flags::BUFFER_SELECT);
-    if receive != Receive::Multishot || terms.multishot != Multishot::Limited {
+    if receive != Receive::Multishot || options.multishot != Multishot::Limited {
         return entry;
     }
     // SAFETY: an entry is `struct io_uring_sqe`, 64 bytes for which every value is valid.
@@ -488,7 +488,7 @@ mod tests {
     use super::*;
     use crate::executor::slots::Slots;
 
-    const TERMS: Terms = Terms { multishot: Multishot::Unlimited, buffer_bytes: 4096, period: 0 };
+    const OPTIONS: ReceiveOptions = ReceiveOptions { multishot: Multishot::Unlimited, buffer_bytes: 4096, period: 0 };
 
     fn completion(result: i32, goes_on: bool) -> Completion {
         // `IORING_CQE_F_MORE`.
@@ -502,12 +502,12 @@ mod tests {
         let mut connection = Connection::new(near.into(), Fresh::Accepted);
         connection.receive = Receive::Multishot;
         connection.in_flight.add(Op::Recv);
-        connection.handle(Op::Recv, &completion(5, true), b"hello", TERMS);
+        connection.handle(Op::Recv, &completion(5, true), b"hello", OPTIONS);
         connection.drop_empty_transit();
-        assert_eq!(std::mem::take(&mut connection.transit().received).readable(), b"hello");
+        assert_eq!(std::mem::take(&mut connection.busy().received).readable(), b"hello");
         assert!(connection.end_receive(Receive::EndingIdle));
-        connection.handle(Op::Recv, &completion(-libc::ECANCELED, false), b"", TERMS);
+        connection.handle(Op::Recv, &completion(-libc::ECANCELED, false), b"", OPTIONS);
         connection.drop_empty_transit();
-        assert!(connection.transit.is_none() && connection.in_flight.is_empty());
+        assert!(connection.busy.is_none() && connection.in_flight.is_empty());
     }
 }

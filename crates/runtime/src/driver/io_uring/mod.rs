@@ -50,7 +50,7 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 use self::buffers::Buffers;
-use self::connection::{Connection, Multishot, OWNED, Receive, Sending, Terms, Transit};
+use self::connection::{BusyState, Connection, Multishot, OWNED, Receive, ReceiveOptions, Sending};
 use self::file_reads::FileReads;
 use self::idle::Sweep;
 use self::linux::LinuxQueues;
@@ -328,7 +328,7 @@ impl<K: Kernel> IoUring<K> {
             return Poll::Ready(Err(errno.into()));
         }
         self.request(key, connection, op);
-        let waiter = if is_read { &mut connection.reader } else { &mut connection.transit().writer };
+        let waiter = if is_read { &mut connection.reader } else { &mut connection.busy().writer };
         let displaced = waiter.park(cx.waker());
         drop(connections);
         drop(displaced);
@@ -339,7 +339,7 @@ impl<K: Kernel> IoUring<K> {
     fn take_received(&self, key: Key, into: &mut Buffer, max: usize) -> Option<io::Result<usize>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        let Transit { received, receive_error, .. } = &mut **connection.transit.as_mut()?;
+        let BusyState { received, receive_error, .. } = &mut **connection.busy.as_mut()?;
         let count = received.len().min(max);
         if count == 0 {
             return receive_error.take().map(|errno| Err(errno.into()));
@@ -364,7 +364,7 @@ impl<K: Kernel> IoUring<K> {
             return None;
         };
         let Some(result) = sending.result.take() else {
-            let displaced = connection.transit().writer.park(cx.waker());
+            let displaced = connection.busy().writer.park(cx.waker());
             drop(connections);
             drop(displaced);
             return Some(Poll::Pending);
@@ -402,9 +402,9 @@ impl<K: Kernel> IoUring<K> {
         sending.ticket = ticket;
         sending.offered = out.len_bytes();
         sending.output = out.lend(ticket);
-        let transit = connection.transit();
-        transit.sending = Some(sending);
-        let displaced = transit.writer.park(cx.waker());
+        let busy = connection.busy();
+        busy.sending = Some(sending);
+        let displaced = busy.writer.park(cx.waker());
         self.request(key, connection, Op::Send);
         drop(connections);
         drop(displaced);
@@ -440,7 +440,7 @@ impl<K: Kernel> IoUring<K> {
             // SAFETY: the inbox's descriptor belongs to this driver.
             unsafe { ring.push(&poll.build().user_data(user_data(KIND_INBOX, NO_KEY))) };
         }
-        let terms = self.terms();
+        let receive_options = self.receive_options();
         self.posts.borrow_mut().make_entries(&mut ring);
         self.make_closes(&mut ring);
         let mut connections = self.connections.borrow_mut();
@@ -451,7 +451,7 @@ impl<K: Kernel> IoUring<K> {
                 Request::Connection(key) => {
                     if let Some(connection) = connections.get_mut(key) {
                         let was_armed = connection.in_flight.has(Op::Recv);
-                        connection.make_entries(key, &mut ring, terms);
+                        connection.make_entries(key, &mut ring, receive_options);
                         let is_armed = connection.in_flight.has(Op::Recv);
                         if is_armed && !was_armed {
                             self.sweep.armed.update(|armed| armed + 1);
@@ -474,9 +474,9 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
-    fn terms(&self) -> Terms {
+    fn receive_options(&self) -> ReceiveOptions {
         let buffer_bytes = self.buffers.borrow().as_ref().map_or(0, Buffers::size);
-        Terms { multishot: self.multishot.get(), buffer_bytes, period: self.sweep.period() }
+        ReceiveOptions { multishot: self.multishot.get(), buffer_bytes, period: self.sweep.period() }
     }
 
     fn handle_completion(&self, completion: &Completion) {
@@ -495,7 +495,7 @@ impl<K: Kernel> IoUring<K> {
     }
 
     fn handle_connection(&self, op: Op, key: Key, completion: &Completion) {
-        let terms = self.terms();
+        let receive_options = self.receive_options();
         let mut connections = self.connections.borrow_mut();
         let mut buffers = self.buffers.borrow_mut();
         let buffer = cqueue::buffer_select(completion.flags);
@@ -508,7 +508,7 @@ impl<K: Kernel> IoUring<K> {
         if let Some(connection) = connections.get_mut(key) {
             if completion.result == -libc::EINVAL && op == Op::Recv && connection.receive != Receive::Single {
                 // An older kernel.
-                self.multishot.set(match terms.multishot {
+                self.multishot.set(match receive_options.multishot {
                     Multishot::Limited => Multishot::Unlimited,
                     _ => Multishot::Never,
                 });
@@ -518,7 +518,7 @@ impl<K: Kernel> IoUring<K> {
                 (Some(number), Some(buffers)) => buffers.bytes(number, length),
                 _ => &[],
             };
-            connection.handle(op, completion, bytes, terms);
+            connection.handle(op, completion, bytes, receive_options);
             if let Some(sent) = connection.take_owned() {
                 // Nobody else might say so.
                 if let Some(Err(errno)) = sent.result {
@@ -598,7 +598,7 @@ impl<K: Kernel> IoUring<K> {
                     };
                 }
                 let mut ring = self.ring.borrow_mut();
-                connection.make_entries(key, &mut ring, self.terms());
+                connection.make_entries(key, &mut ring, self.receive_options());
                 ring.enter(Some(Duration::ZERO))?;
                 ring.take(&mut completions, usize::MAX);
             }
@@ -644,7 +644,7 @@ impl<K: Kernel> IoUring<K> {
         connection.wanted = Ops::default();
         let waiter = connection.is_closing.then(|| self.leave_closed()).flatten();
         let wakers = connection.take_all_wakers();
-        let received = connection.transit.as_mut().map(|transit| std::mem::take(&mut transit.received));
+        let received = connection.busy.as_mut().map(|busy| std::mem::take(&mut busy.received));
         let sending = connection.take_sending_of_ours();
         let in_flight = connection.in_flight;
         let removed = in_flight.is_empty().then(|| connections.remove(key));
@@ -717,9 +717,8 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         let (received, error) = {
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).ok_or(io::ErrorKind::NotConnected)?;
-            let received =
-                |transit: &mut Box<Transit>| (std::mem::take(&mut transit.received), transit.receive_error.take());
-            connection.transit.as_mut().map(received).unwrap_or_default()
+            let received = |busy: &mut Box<BusyState>| (std::mem::take(&mut busy.received), busy.receive_error.take());
+            connection.busy.as_mut().map(received).unwrap_or_default()
         };
         let (socket, in_flight) = self.take_socket(key).ok_or(io::ErrorKind::NotConnected)?;
         self.cancel(key, in_flight);
@@ -763,7 +762,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         {
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
-            if connection.transit.as_ref().is_some_and(|transit| transit.has_input()) {
+            if connection.busy.as_ref().is_some_and(|busy| busy.has_input()) {
                 return Poll::Ready(Ok(()));
             }
             // What the receive in flight gets is kept for the next reader.
@@ -783,7 +782,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
     fn has_input(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        connection.transit.as_ref().is_some_and(|transit| transit.has_input())
+        connection.busy.as_ref().is_some_and(|busy| busy.has_input())
             || self.sockets.has_input(connection.socket().as_fd())
     }
 
@@ -796,7 +795,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
                 None => {}
                 Some(true) => return Poll::Ready(Ok(())),
                 Some(false) => {
-                    let displaced = connection.transit().writer.park(cx.waker());
+                    let displaced = connection.busy().writer.park(cx.waker());
                     drop(connections);
                     drop(displaced);
                     return Poll::Pending;
@@ -813,7 +812,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             return Poll::Ready(received);
         }
         let op = {
-            let buffer_bytes = self.terms().buffer_bytes;
+            let buffer_bytes = self.receive_options().buffer_bytes;
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
             // What the receive in flight gets comes first.
@@ -946,7 +945,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         if !connection.in_flight.has(Op::HungUp) {
             self.request(key, connection, Op::HungUp);
         }
-        let displaced = connection.transit().closed_waiter.park(cx.waker());
+        let displaced = connection.busy().closed_waiter.park(cx.waker());
         drop(connections);
         drop(displaced);
         Poll::Pending
@@ -995,7 +994,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         // What was wanted and is not in flight yet is forgotten.
         connection.wanted.remove(Op::Recv);
-        connection.in_flight.has(Op::Recv) || connection.transit.as_ref().is_some_and(|transit| transit.has_input())
+        connection.in_flight.has(Op::Recv) || connection.busy.as_ref().is_some_and(|busy| busy.has_input())
     }
 
     fn flush(&self, key: Key) {

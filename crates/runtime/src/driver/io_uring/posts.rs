@@ -268,7 +268,7 @@ impl<K: Kernel> IoUring<K> {
         }
         sending.ticket = OWNED;
         sending.offered = sending.output.len_bytes();
-        connection.transit().sending = Some(sending);
+        connection.busy().sending = Some(sending);
         self.request(key, connection, Op::Send);
     }
 

@@ -148,7 +148,7 @@ impl Drop for InFlight {
 
 /// What a look at a piece of a file found.
 #[derive(Debug)]
-pub enum Look {
+pub enum CachedRead {
     /// This much of the piece from its beginning; nothing at the end of the file.
     Found(Bytes),
     /// It is not in memory; the kernel has begun to read it.
@@ -157,10 +157,10 @@ pub enum Look {
     NotLooked,
 }
 
-impl Look {
+impl CachedRead {
     /// How the piece is read when it was not found.
     pub fn how(&self) -> ReadHow {
-        ReadHow { unlooked: matches!(self, Look::NotLooked), ..ReadHow::default() }
+        ReadHow { unlooked: matches!(self, CachedRead::NotLooked), ..ReadHow::default() }
     }
 }
 
@@ -172,22 +172,22 @@ thread_local! {
 impl File {
     /// Reads what is in memory now, at most `length` bytes from `offset` on, if that cannot wait. Errors: pread(2)'s,
     /// `OutOfMemory` at the hard limit of leases.
-    pub fn look(&self, offset: u64, length: usize) -> io::Result<Look> {
+    pub fn look(&self, offset: u64, length: usize) -> io::Result<CachedRead> {
         self.look_unless(offset, length, || self.writes_access_time())
     }
 
     /// As [`File::look`] at a file of our own, of whose time of access nobody makes anything.
-    pub(super) fn look_at_own(&self, offset: u64, length: usize) -> io::Result<Look> {
+    pub(super) fn look_at_own(&self, offset: u64, length: usize) -> io::Result<CachedRead> {
         self.look_unless(offset, length, || false)
     }
 
-    fn look_unless(&self, offset: u64, length: usize, waits: impl FnOnce() -> bool) -> io::Result<Look> {
+    fn look_unless(&self, offset: u64, length: usize, waits: impl FnOnce() -> bool) -> io::Result<CachedRead> {
         if self.waits_for_others() {
-            return Ok(Look::NotLooked);
+            return Ok(CachedRead::NotLooked);
         }
         self.with_page_cache(|cache| {
             if !self.may_look(cache, offset, length as u64) || waits() {
-                return Ok(Look::NotLooked);
+                return Ok(CachedRead::NotLooked);
             }
             let mut lease = Lease::new(length)?;
             match self.watched(|| self.read_nowait(offset, &mut lease)) {
@@ -196,13 +196,13 @@ impl File {
                     self.note_found(cache, offset, length, count);
                     count_event(Event::Hit);
                     count_piece(Rung::Read, count as u64);
-                    Ok(Look::Found(lease.freeze()))
+                    Ok(CachedRead::Found(lease.freeze()))
                 }
                 Some(Err(error)) => Err(error),
                 None => {
                     cache.residency.of(self.shared.hash).forget(offset);
                     count_event(Event::Miss);
-                    Ok(Look::NotInMemory)
+                    Ok(CachedRead::NotInMemory)
                 }
             }
         })

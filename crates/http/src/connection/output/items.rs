@@ -1,0 +1,182 @@
+//! Items that wait behind what is in memory, and how pieces of files get there.
+
+use std::collections::VecDeque;
+use std::io;
+use std::task::{Context, Poll, ready};
+
+use gale_runtime::{Bytes, Output, poll_copy};
+
+use crate::files::FilePiece;
+use crate::files::delivery::{Delivery, FileError, FileOptions, Next};
+use crate::request::body::BodyItem;
+use gale_engine::transport::Transport;
+
+/// Bytes in memory are moved to the output until so many are there.
+const OUTPUT_BYTES: usize = 64 * 1024;
+
+/// See the file's head. The first one is a piece of a file.
+#[derive(Default)]
+pub(super) struct Items {
+    queue: VecDeque<BodyItem>,
+    /// How the pieces of files are delivered.
+    delivery: Delivery,
+    /// So much of the first piece goes by `sendfile` when the output is empty, as was found in this poll.
+    sendfile_bytes: u64,
+}
+
+impl Items {
+    pub(super) fn set_files(&mut self, files: FileOptions) {
+        self.delivery = Delivery::new(files);
+    }
+
+    /// Lets go of what belongs to the configuration.
+    pub(super) fn forget_files(&mut self) {
+        self.delivery = Delivery::default();
+        self.sendfile_bytes = 0;
+    }
+
+    /// Forgets all of them, and a read that is under way.
+    pub(super) fn clear(&mut self) {
+        self.queue.clear();
+        self.forget_files();
+    }
+
+    pub(super) fn push(&mut self, item: BodyItem) {
+        self.queue.push_back(item);
+    }
+
+    pub(super) fn append(&mut self, text: &[u8]) {
+        self.queue.push_back(BodyItem::Bytes(Bytes::copy_from_slice(text)));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// How many bytes they stand for.
+    pub(super) fn length(&self) -> u64 {
+        self.queue.iter().map(BodyItem::length).sum()
+    }
+
+    pub(super) fn options(&self) -> &FileOptions {
+        self.delivery.options()
+    }
+
+    /// Whether something is being read of the first one.
+    pub(super) fn is_reading(&self) -> bool {
+        self.delivery.is_reading()
+    }
+
+    /// Whether the first one follows what is in memory at once, or is worth waiting for (`tcp_nopush`).
+    pub(super) fn is_followed(&self) -> bool {
+        let options = self.delivery.options();
+        self.sendfile_bytes > 0 || (options.sendfile && options.nopush)
+    }
+
+    /// How much is left of the first one.
+    pub(super) fn first_length(&self) -> u64 {
+        self.queue.front().map_or(0, BodyItem::length)
+    }
+
+    /// The name of the first one's file, for messages, quoted.
+    pub(super) fn first_name(&self) -> String {
+        match self.queue.front() {
+            Some(BodyItem::File(piece)) => piece.name(),
+            _ => "a file".to_owned(),
+        }
+    }
+
+    /// Another poll begins: what may go by `sendfile` is found anew.
+    pub(super) fn look_anew(&mut self) {
+        self.sendfile_bytes = 0;
+    }
+
+    /// Ready when what is sent next of a file may be read: much of it has to wait for a share of the turn, as sending
+    /// it would, and the client's time does not run meanwhile.
+    pub(super) fn poll_budget(&self, output_bytes: usize, context: &mut Context<'_>) -> Poll<()> {
+        let is_sent_first = output_bytes as u64 > self.delivery.low_water();
+        match self.queue.front() {
+            Some(BodyItem::File(piece)) if !is_sent_first && !self.delivery.is_reading() => {
+                poll_copy(context, usize::try_from(piece.length).unwrap_or(usize::MAX))
+            }
+            _ => Poll::Ready(()),
+        }
+    }
+
+    /// Moves what can be sent from memory to the output, and begins to read what is not in memory.
+    pub(super) fn fill(&mut self, output: &mut Output) -> io::Result<()> {
+        while !self.delivery.is_reading() && self.sendfile_bytes == 0 {
+            let queued = output.len_bytes();
+            match self.queue.front_mut() {
+                None => return Ok(()),
+                Some(BodyItem::File(piece)) => {
+                    if queued as u64 > self.delivery.low_water() {
+                        return Ok(());
+                    }
+                    let next = match self.delivery.next(piece) {
+                        // Again when that has left.
+                        Err(error) if error.kind() == io::ErrorKind::OutOfMemory && queued > 0 => return Ok(()),
+                        next => next?,
+                    };
+                    match next {
+                        Next::Bytes(bytes) => output.push(bytes),
+                        Next::Sendfile(length) => {
+                            self.sendfile_bytes = length;
+                            return Ok(());
+                        }
+                        Next::Reading => {}
+                    }
+                    self.leave_finished_file();
+                }
+                Some(_) if queued >= OUTPUT_BYTES => return Ok(()),
+                Some(_) => {
+                    if let Some(BodyItem::Bytes(bytes)) = self.queue.pop_front() {
+                        output.push(bytes);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has been read of the first one.
+    pub(super) fn poll_reading(&mut self, output: &mut Output, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let starves = output.is_empty();
+        let (piece, delivery) = self.first_file();
+        let bytes = ready!(delivery.poll_read(piece, starves, context))?;
+        output.push(bytes);
+        self.leave_finished_file();
+        Poll::Ready(Ok(()))
+    }
+
+    /// Sends on from the first one.
+    pub(super) fn poll_sendfile(
+        &mut self,
+        stream: &Transport,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<usize, FileError>> {
+        let asked = self.sendfile_bytes;
+        let (piece, delivery) = self.first_file();
+        let sent =
+            ready!(delivery.sendfile(piece, asked, |file, offset, length| {
+                stream.poll_sendfile(context, file, offset, length)
+            }));
+        self.sendfile_bytes = 0;
+        self.leave_finished_file();
+        Poll::Ready(sent)
+    }
+
+    fn first_file(&mut self) -> (&mut FilePiece, &mut Delivery) {
+        match self.queue.front_mut() {
+            Some(BodyItem::File(piece)) => (piece, &mut self.delivery),
+            _ => unreachable!("only a file is not moved to the output"),
+        }
+    }
+
+    /// Goes on to what stands behind a piece of a file of which nothing is left.
+    fn leave_finished_file(&mut self) {
+        if matches!(self.queue.front(), Some(BodyItem::File(piece)) if piece.length == 0) {
+            self.queue.pop_front();
+        }
+    }
+}

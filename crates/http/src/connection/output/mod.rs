@@ -1,0 +1,428 @@
+//! What a connection has yet to send: bytes in memory, behind them pieces of files, and what follows these.
+//!
+//! ```text
+//!   push, append ──► items ──fill──► output ──► socket
+//!                      │  what was read of a file ▲
+//!                      └─ sendfile ───────────────┴─► socket, when the output is empty
+//! ```
+//!
+//! The queue knows nothing of framing: whoever fills it says what goes before and behind an item. It sends what it has
+//! in [`OutputQueue::poll_sent`], counts what has left, and gives up when the client takes nothing for `send_timeout`.
+//! How a piece of a file gets to the socket is the ladder's choice (`files/delivery.rs`).
+
+mod items;
+mod patience;
+
+use std::io;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use gale_runtime::{Lease, Output};
+
+use self::items::Items;
+use self::patience::Patience;
+use crate::files::delivery::{FileError, FileOptions};
+use crate::request::body::{BodyError, BodyItem};
+use crate::request::exchange::{Gone, Sent};
+use gale_engine::transport::Transport;
+
+/// Bytes up to this length are copied behind others.
+pub(super) const COPIED_MAX: usize = 4 * 1024;
+
+/// From so much of a file on, packets leave only when they are full (`TCP_CORK`) until all of it is sent: otherwise
+/// each acknowledgement that comes meanwhile sends off what there is. On loopback that costs a tenth; below, less than
+/// the two calls.
+const CORKED_FROM: u64 = 128 * 1024;
+
+/// What follows a response when it has left, as far as sending it is concerned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// The connection stays open. Nobody has to know when the last byte has left.
+    Stays,
+    /// The connection is closed at once: its end goes with the last byte.
+    Closes,
+    /// Something that waits until all has left for certain.
+    #[default]
+    Waits,
+}
+
+/// How far the response is that is being queued.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// It has not begun: there are interim responses at most.
+    #[default]
+    Before,
+    /// More will be queued.
+    Open,
+    /// Nothing more will be queued.
+    Ended(Ending),
+}
+
+/// See the file's head.
+#[derive(Default)]
+pub(super) struct OutputQueue {
+    output: Output,
+    /// So many bytes at the beginning of `output` belong to responses before, and were counted when these were held.
+    earlier_bytes: usize,
+    /// What stands behind `output`; begins with a piece of a file.
+    items: Items,
+    is_corked: bool,
+    /// What is queued must not wait for more.
+    flushes: bool,
+    stage: Stage,
+    /// Some of what was queued since the exchange began, or since the last interim response, was given to the socket.
+    has_left: bool,
+    sent: Sent,
+    patience: Patience,
+    gone: Option<Gone>,
+    /// Why the response could not be completed.
+    failure: Option<BodyError>,
+}
+
+/// What fills it.
+impl OutputQueue {
+    /// The response's head follows.
+    pub(super) fn begin(&mut self, send_timeout: Duration) {
+        self.stage = Stage::Open;
+        self.patience.set(send_timeout);
+    }
+
+    /// How pieces of files are delivered, and what is gathered before it is sent.
+    pub(super) fn set_files(&mut self, files: &FileOptions, stream: &Transport) {
+        self.items.set_files(FileOptions { sendfile: files.sendfile && stream.can_sendfile(), ..files.clone() });
+    }
+
+    /// Queues a copy of these bytes.
+    pub(super) fn append(&mut self, text: &[u8]) {
+        if !self.items.is_empty() {
+            self.items.append(text);
+        } else if self.output.append(text).is_err() {
+            // No memory within the worker's bound: the response cannot be completed.
+            self.abort();
+        }
+    }
+
+    /// Queues the bytes or the piece of a file that an item stands for.
+    pub(super) fn push(&mut self, item: BodyItem) {
+        if !self.items.is_empty() {
+            return self.items.push(item);
+        }
+        match item {
+            BodyItem::Bytes(bytes) if bytes.len() <= COPIED_MAX => self.append(&bytes),
+            BodyItem::Bytes(bytes) => self.output.push(bytes),
+            item @ BodyItem::File(_) => self.items.push(item),
+            BodyItem::Flush | BodyItem::Trailers(_) => {}
+            BodyItem::Subrequest(_) => unreachable!("`postpone` takes them out"),
+        }
+    }
+
+    /// Queues responses that were counted as sent when they were held, before everything else, of which there is
+    /// nothing yet.
+    pub(super) fn push_earlier(&mut self, held: Lease) {
+        debug_assert!(self.is_empty());
+        self.earlier_bytes = held.len();
+        self.output.push(held.freeze());
+        self.has_left = true;
+    }
+
+    /// What is queued must not wait for more.
+    pub(super) fn flush(&mut self) {
+        self.flushes = true;
+    }
+
+    /// Nothing more will be queued.
+    pub(super) fn end(&mut self, ending: Ending) {
+        self.stage = Stage::Ended(ending);
+    }
+
+    /// All of a response was given to the socket, or is held, past the queue: `count` bytes of it.
+    pub(super) fn note_past(&mut self, count: usize) {
+        self.sent.bytes += count as u64;
+        self.has_left = true;
+    }
+
+    /// So much of what leaves belongs to the head.
+    pub(super) fn note_head(&mut self, count: usize) {
+        self.sent.head_bytes = count as u64;
+    }
+
+    /// The response is broken off.
+    pub(super) fn abort(&mut self) {
+        self.give_up(Gone::Aborted);
+    }
+
+    /// The client has gone; what the kernel says about it is of no further use.
+    pub(super) fn fail(&mut self) {
+        self.give_up(Gone::ByPeer);
+    }
+
+    fn give_up(&mut self, gone: Gone) {
+        self.gone.get_or_insert(gone);
+        if self.stage == Stage::Ended(Ending::Stays) {
+            self.stage = Stage::Ended(Ending::Waits);
+        }
+    }
+}
+
+/// What is asked of it.
+impl OutputQueue {
+    /// Whether the response's head was queued.
+    pub(super) fn is_begun(&self) -> bool {
+        self.stage != Stage::Before
+    }
+
+    pub(super) fn is_ended(&self) -> bool {
+        matches!(self.stage, Stage::Ended(_))
+    }
+
+    /// Whether nothing is queued.
+    pub(super) fn is_empty(&self) -> bool {
+        self.output.is_empty() && self.items.is_empty()
+    }
+
+    /// Whether everything has left, to the last byte.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_ended() && self.gone.is_none() && self.is_empty()
+    }
+
+    /// Whether nothing is left of any exchange.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.gone.is_none() && self.is_empty() && !self.items.is_reading()
+    }
+
+    /// Whether responses before this one have not left.
+    pub(super) fn has_earlier(&self) -> bool {
+        self.earlier_bytes > 0
+    }
+
+    pub(super) fn gone(&self) -> Option<Gone> {
+        self.gone
+    }
+
+    pub(super) fn sent(&self) -> Sent {
+        self.sent
+    }
+
+    /// How many bytes are queued.
+    pub(super) fn queued_bytes(&self) -> u64 {
+        self.output.len_bytes() as u64 + self.items.length()
+    }
+
+    /// Why the response could not be completed, if a file was the reason.
+    pub(super) fn take_failure(&mut self) -> Option<BodyError> {
+        self.failure.take()
+    }
+
+    /// The response cannot be completed: notes the error, to be asked for by [`OutputQueue::take_refused`]; or gives it
+    /// back when it is not such a one.
+    pub(super) fn refuse(&mut self, error: BodyError) -> Result<(), BodyError> {
+        if self.has_left || !matches!(error, BodyError::Overloaded(_)) {
+            return Err(error);
+        }
+        self.failure = Some(error);
+        self.abort();
+        Ok(())
+    }
+
+    /// Whether the response broke off because the server is too busy to read a file, and nothing of it has left.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self.failure, Some(BodyError::Overloaded(_))) && self.gone == Some(Gone::Aborted) && !self.has_left
+    }
+
+    /// Then it is forgotten, so that another may be begun; and the error told.
+    pub(super) fn take_refused(&mut self) -> Option<BodyError> {
+        if !self.is_refused() {
+            return None;
+        }
+        let error = self.failure.take()?;
+        let sent = self.sent;
+        self.clear();
+        self.patience.clear();
+        self.gone = None;
+        self.rest();
+        self.sent = sent;
+        Some(error)
+    }
+
+    /// Forgets the exchange that has ended, of which nothing is left to be sent, and what belongs to its configuration.
+    pub(super) fn rest(&mut self) {
+        self.stage = Stage::Before;
+        self.has_left = false;
+        self.sent = Sent::default();
+        self.patience.stop();
+        self.items.forget_files();
+        self.flushes = false;
+        self.failure = None;
+    }
+
+    fn clear(&mut self) {
+        self.output.clear();
+        self.earlier_bytes = 0;
+        self.items.clear();
+    }
+}
+
+/// How it leaves.
+impl OutputQueue {
+    /// As [`OutputQueue::poll_sent`], until no more than `low_water` bytes are left. What may wait for the next item is
+    /// not sent for that.
+    pub(super) fn poll_ready(
+        &mut self,
+        low_water: u64,
+        stream: &Transport,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), Gone>> {
+        if self.may_gather() {
+            return Poll::Ready(Ok(()));
+        }
+        match self.poll_sent(stream, context) {
+            Poll::Pending if self.queued_bytes() <= low_water => Poll::Ready(Ok(())),
+            sent => sent,
+        }
+    }
+
+    /// Whether so little is queued that it may wait for the next item.
+    fn may_gather(&self) -> bool {
+        let postponed_bytes = self.items.options().postponed_bytes;
+        self.gone.is_none()
+            && !self.flushes
+            && self.items.is_empty()
+            && (self.output.len_bytes() as u64) < postponed_bytes
+    }
+
+    /// Sends what is queued; ready when all of it has left.
+    pub(super) fn poll_sent(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        self.items.look_anew();
+        loop {
+            // The responses before are good, whatever becomes of this one.
+            let is_earlier = self.earlier_bytes > 0;
+            if let Some(gone) = self.gone
+                && !(is_earlier && gone == Gone::Aborted)
+            {
+                self.clear();
+                return Poll::Ready(Err(gone));
+            }
+            if !is_earlier {
+                ready!(self.items.poll_budget(self.output.len_bytes(), context));
+                if let Err(error) = self.items.fill(&mut self.output) {
+                    self.fail_with_file(error);
+                    continue;
+                }
+            }
+            if !is_earlier
+                && self.items.is_reading()
+                && let Poll::Ready(result) = self.items.poll_reading(&mut self.output, context)
+            {
+                self.patience.stop();
+                if let Err(error) = result {
+                    self.fail_with_file(error);
+                }
+                continue;
+            }
+            if self.is_empty() {
+                self.uncork(stream);
+                self.has_left &= self.is_begun();
+                self.flushes = false;
+                self.patience.clear();
+                return Poll::Ready(Ok(()));
+            }
+            if self.output.is_empty() && self.items.is_reading() {
+                self.uncork(stream);
+                ready!(self.poll_gone_meanwhile(stream, context));
+                self.fail();
+                continue;
+            }
+            self.has_left = true;
+            match self.poll_send(stream, context) {
+                Poll::Ready(Ok(count)) => self.note_sent(count),
+                Poll::Ready(Err(FileError::OfFile(error))) => self.fail_with_file(error),
+                Poll::Ready(Err(FileError::OfSocket)) => self.fail(),
+                Poll::Pending => return self.poll_patience(context),
+            }
+            self.patience.stop();
+        }
+    }
+
+    /// Gives the socket what comes next.
+    fn poll_send(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<usize, FileError>> {
+        if self.output.is_empty() {
+            return self.poll_sendfile(stream, context);
+        }
+        let more_follows = match self.items.is_empty() {
+            // Closing follows, and sends the end in the same packet.
+            true => self.stage == Stage::Ended(Ending::Closes),
+            // The head leaves with the file that follows at once; `tcp_nopush`: it waits for one that is being read.
+            false => self.items.is_followed(),
+        };
+        // The last of a response, of which nobody has to know when it has left.
+        if let Stage::Ended(ending @ (Ending::Stays | Ending::Closes)) = self.stage
+            && self.items.is_empty()
+        {
+            match stream.try_send(&mut self.output, ending == Ending::Closes) {
+                Ok(0) => {}
+                Ok(count) => return Poll::Ready(Ok(count)),
+                Err(_) => return Poll::Ready(Err(FileError::OfSocket)),
+            }
+        }
+        self.output.set_more_follows(more_follows);
+        stream.poll_send(context, &mut self.output).map_err(|_| FileError::OfSocket)
+    }
+
+    /// Sends on from the file behind the output, which is empty.
+    fn poll_sendfile(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<usize, FileError>> {
+        if !self.is_corked && self.items.first_length() >= CORKED_FROM {
+            // Without (a Unix socket has none), it is as right and less quick.
+            let _ = stream.set_cork(true);
+            self.is_corked = true;
+        }
+        self.items.poll_sendfile(stream, context)
+    }
+
+    /// What is left of a packet need not wait any more.
+    fn uncork(&mut self, stream: &Transport) {
+        if std::mem::take(&mut self.is_corked) {
+            // Only a connection that has failed refuses, and has nothing left to send.
+            let _ = stream.set_cork(false);
+        }
+    }
+
+    /// Counts what has left, but for what was counted when it was held.
+    fn note_sent(&mut self, count: usize) {
+        let earlier = count.min(self.earlier_bytes);
+        self.earlier_bytes -= earlier;
+        self.sent.bytes += (count - earlier) as u64;
+        if earlier > 0 && earlier == count && self.earlier_bytes == 0 {
+            // Nothing of this response has gone with them.
+            self.has_left = false;
+        }
+    }
+
+    /// `send_timeout` runs while the client takes nothing.
+    fn poll_patience(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        // An interim response has no timeout of its own: none is known before the head, and who waits for the client's
+        // body or for the handler has one. Earlier responses have that of the last of them.
+        if !self.is_begun() && self.earlier_bytes == 0 {
+            return Poll::Pending;
+        }
+        ready!(self.patience.poll_ended(context));
+        self.gone = Some(Gone::SendTimedOut);
+        self.clear();
+        Poll::Ready(Err(Gone::SendTimedOut))
+    }
+
+    /// The client is not at fault for a slow disk. But when it takes longer than `send_timeout`, one that has closed
+    /// its side is not waited for any more: the disk may never answer. Before, it may be one that only sends no more.
+    fn poll_gone_meanwhile(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<()> {
+        if !self.is_begun() {
+            return Poll::Pending;
+        }
+        ready!(self.patience.poll_ended(context));
+        stream.poll_peer_closed(context)
+    }
+
+    /// The server is at fault, not the client: a disk, or a file that has changed.
+    fn fail_with_file(&mut self, error: io::Error) {
+        self.failure = Some(BodyError::of_file(self.items.first_name(), error));
+        self.abort();
+    }
+}

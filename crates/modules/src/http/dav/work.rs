@@ -1,0 +1,521 @@
+//! What a thread of the pool does for a client that changes files. Everything here blocks.
+//!
+//! A symbolic link is never followed to change or to remove what it leads to: a link is removed, or replaced, itself. A
+//! tree is walked without recursion and with one directory open at a time, however deep it is.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, FileTimes, Metadata, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use gale_base::log_level::Level;
+use gale_base::os_error::OsErrorText;
+use gale_runtime::files::{FileError, create_directories_blocking};
+use gale_runtime::{Bytes, File};
+
+/// How many errors of one request are told one by one.
+const ERRORS_MAX: usize = 16;
+
+/// How many names are tried for a file that is to become another one. They are random: a second one is hardly ever
+/// needed.
+const NAMES_MAX: u32 = 100;
+
+/// What of a mode says who may do what.
+const PERMISSIONS: u32 = 0o777;
+
+/// Why a request was not carried out.
+#[derive(Debug)]
+pub struct Refusal {
+    pub status: u16,
+    pub level: Level,
+    pub text: String,
+}
+
+/// Files of a tree that could not be dealt with, while others could.
+#[derive(Debug, Default)]
+pub struct Skipped {
+    pub errors: Vec<FileError>,
+    /// What is not told of.
+    pub more: u64,
+}
+
+impl Skipped {
+    fn note(&mut self, error: FileError) {
+        if self.errors.len() < ERRORS_MAX {
+            self.errors.push(error);
+        } else {
+            self.more += 1;
+        }
+    }
+}
+
+/// How severe an error is, and nginx's status for it; `missing` is that of a path that leads nowhere.
+pub fn judge(error: &io::Error, missing: u16) -> (Level, u16) {
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR | libc::ENAMETOOLONG) => (Level::Error, missing),
+        Some(libc::EACCES | libc::EPERM) => (Level::Error, 403),
+        Some(libc::EEXIST) => (Level::Error, 405),
+        Some(libc::ENOSPC | libc::EDQUOT) => (Level::Crit, 507),
+        _ => (Level::Crit, 500),
+    }
+}
+
+impl Refusal {
+    fn new(error: &FileError, missing: u16) -> Refusal {
+        let (level, status) = judge(error.error(), missing);
+        Refusal { status, level, text: error.to_string() }
+    }
+
+    fn said(status: u16, text: String) -> Refusal {
+        Refusal { status, level: Level::Error, text }
+    }
+}
+
+/// The status of a path whose parents are not there (RFC 4918 §9.7.1).
+const NO_PARENT: u16 = 409;
+
+/// A body that was stored.
+pub struct Upload {
+    /// The name of the file that holds all of it: it may be renamed.
+    pub name: Option<PathBuf>,
+    /// Its beginning.
+    pub memory: Vec<Bytes>,
+    /// What follows, and how long that is.
+    pub file: Option<(File, u64)>,
+}
+
+/// What it is to become.
+pub struct Target {
+    pub path: PathBuf,
+    /// The permissions of the file.
+    pub access: u32,
+    /// Those of directories on the way that are missing, if they are to be created.
+    pub parents: Option<u32>,
+    /// When it was changed, if the client says it.
+    pub modified: Option<SystemTime>,
+    /// For the name of a copy.
+    pub number: u32,
+}
+
+/// What became of an upload.
+pub struct Placed {
+    /// There was no such file before.
+    pub is_new: bool,
+    /// Its name is the target's now.
+    pub has_taken_name: bool,
+}
+
+/// Puts an upload into its place.
+pub fn put(upload: &Upload, target: &Target) -> Result<Placed, Refusal> {
+    let is_new = match fs::metadata(&target.path) {
+        Ok(metadata) if metadata.is_dir() => {
+            let error = OsErrorText(&io::Error::from_raw_os_error(libc::EISDIR)).to_string();
+            let text = format!("\"{}\" could not be created {error}", target.path.display());
+            return Err(Refusal::said(409, text));
+        }
+        Ok(_) => false,
+        Err(_) => true,
+    };
+    let refused = |error: FileError| Refusal::new(&error, NO_PARENT);
+    let renamed = match (&upload.name, &upload.file) {
+        (Some(name), Some((file, _))) => rename_upload(name, file, target),
+        _ => Ok(false),
+    };
+    let has_taken_name = renamed.map_err(refused)?;
+    if !has_taken_name {
+        let copy = || {
+            copy_beside(&target.path, target.number, Access::Exactly(target.access), &|copy| {
+                upload.memory.iter().try_for_each(|bytes| copy.write_all(bytes))?;
+                if let Some((file, length)) = &upload.file {
+                    append_file(copy, file, *length)?;
+                }
+                set_modified(copy, target.modified)
+            })
+        };
+        with_parents(&target.path, target.parents, copy).map_err(refused)?;
+    }
+    Ok(Placed { is_new, has_taken_name })
+}
+
+fn append_file(copy: &mut fs::File, file: &File, length: u64) -> io::Result<()> {
+    let mut source = own(file)?;
+    source.rewind()?;
+    let copied = io::copy(&mut source.take(length), copy)?;
+    if copied == length { Ok(()) } else { Err(ErrorKind::UnexpectedEof.into()) }
+}
+
+/// A descriptor of one's own of an open file.
+fn own(file: &File) -> io::Result<fs::File> {
+    file.as_fd().try_clone_to_owned().map(fs::File::from)
+}
+
+fn set_modified(file: &fs::File, modified: Option<SystemTime>) -> io::Result<()> {
+    match modified {
+        Some(modified) => file.set_times(FileTimes::new().set_accessed(modified).set_modified(modified)),
+        None => Ok(()),
+    }
+}
+
+/// Renames the file of an upload; `false` if the target is on another file system.
+fn rename_upload(name: &Path, file: &File, target: &Target) -> Result<bool, FileError> {
+    let prepare = |file: fs::File| {
+        file.set_permissions(Permissions::from_mode(target.access))?;
+        set_modified(&file, target.modified)
+    };
+    own(file).and_then(prepare).map_err(|error| FileError::new("chmod", name, error))?;
+    match with_parents(&target.path, target.parents, || rename(name, &target.path)) {
+        Err(error) if error.error().kind() == ErrorKind::CrossesDevices => Ok(false),
+        renamed => renamed.map(|()| true),
+    }
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), FileError> {
+    fs::rename(from, to).map_err(|error| FileError::new("rename", from, error).with_target(to))
+}
+
+/// Does it, and once more if directories were missing that could be created, with these permissions.
+fn with_parents(
+    path: &Path,
+    access: Option<u32>,
+    mut work: impl FnMut() -> Result<(), FileError>,
+) -> Result<(), FileError> {
+    match (work(), access, path.parent()) {
+        (Err(error), Some(access), Some(parent)) if error.error().kind() == ErrorKind::NotFound => {
+            create_directories_blocking(parent, access)?;
+            work()
+        }
+        (done, ..) => done,
+    }
+}
+
+/// The permissions of a file that is made.
+#[derive(Clone, Copy)]
+enum Access {
+    Exactly(u32),
+    /// Less the umask.
+    Of(u32),
+}
+
+/// Makes a file that takes the place of another one when it is complete.
+fn copy_beside(
+    path: &Path,
+    number: u32,
+    access: Access,
+    fill: &dyn Fn(&mut fs::File) -> io::Result<()>,
+) -> Result<(), FileError> {
+    let (mut copy, name) = create_beside(path, number, access)?;
+    let filled = match access {
+        Access::Exactly(mode) => copy.set_permissions(Permissions::from_mode(mode)),
+        Access::Of(_) => Ok(()),
+    };
+    let filled = filled.and_then(|()| fill(&mut copy)).map_err(|error| FileError::new("write", name.as_path(), error));
+    let done = filled.and_then(|()| rename(&name, path));
+    if done.is_err() {
+        // What is left of it is of no use, and why is told of the first error.
+        let _ = fs::remove_file(&name);
+    }
+    done
+}
+
+fn create_beside(path: &Path, number: u32, access: Access) -> Result<(fs::File, PathBuf), FileError> {
+    let (Access::Exactly(mode) | Access::Of(mode)) = access;
+    let mut attempts = 0;
+    loop {
+        let mut name = OsString::from(path);
+        name.push(format!(".{:010}", number.wrapping_add(attempts)));
+        let name = PathBuf::from(name);
+        match OpenOptions::new().write(true).create_new(true).mode(mode).open(&name) {
+            Ok(file) => return Ok((file, name)),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && attempts < NAMES_MAX => attempts += 1,
+            Err(error) => return Err(FileError::new("open", name, error)),
+        }
+    }
+}
+
+/// Removes a file, or a directory with all that is in it.
+pub fn delete(path: &Path, is_collection: bool, skipped: &mut Skipped) -> Result<(), Refusal> {
+    let look = fs::symlink_metadata(path);
+    let metadata = look.map_err(|error| {
+        let missing = if error.kind() == ErrorKind::NotADirectory { 409 } else { 404 };
+        Refusal::new(&FileError::new("lstat", path, error), missing)
+    })?;
+    match (metadata.is_dir(), is_collection) {
+        (true, true) => delete_tree(path, skipped),
+        (false, false) => remove_file(path),
+        (true, false) => {
+            let error = io::Error::from_raw_os_error(libc::EISDIR);
+            return Err(Refusal::said(409, format!("DELETE \"{}\" failed {}", path.display(), OsErrorText(&error))));
+        }
+        (false, true) => {
+            let error = io::Error::from_raw_os_error(libc::ENOTDIR);
+            return Err(Refusal::new(&FileError::new("lstat", path, error), 409));
+        }
+    }
+    .map_err(|error| Refusal::new(&error, 404))
+}
+
+fn remove_file(path: &Path) -> Result<(), FileError> {
+    fs::remove_file(path).map_err(|error| FileError::new("unlink", path, error))
+}
+
+/// Removes what can be removed; the error is that of the directory itself.
+fn delete_tree(path: &Path, skipped: &mut Skipped) -> Result<(), FileError> {
+    walk(path, &mut |visit| {
+        let done = match visit {
+            Visit::Enter(_) => Ok(()),
+            Visit::File(path) | Visit::Special(path) => remove_file(path),
+            Visit::Leave(directory) if directory == path => return remove_directory(directory).map(|()| true),
+            Visit::Leave(directory) => remove_directory(directory),
+            Visit::Failed(error) => Err(error),
+        };
+        if let Err(error) = done {
+            skipped.note(error);
+        }
+        Ok(true)
+    })
+}
+
+fn remove_directory(path: &Path) -> Result<(), FileError> {
+    fs::remove_dir(path).map_err(|error| FileError::new("rmdir", path, error))
+}
+
+/// Makes a directory.
+pub fn make_collection(path: &Path, access: u32) -> Result<(), Refusal> {
+    make_directory(path, access).map_err(|error| Refusal::new(&error, NO_PARENT))
+}
+
+fn make_directory(path: &Path, access: u32) -> Result<(), FileError> {
+    DirBuilder::new().mode(access).create(path).map_err(|error| FileError::new("mkdir", path, error))
+}
+
+/// What is to be copied or moved, and where to.
+pub struct Transfer {
+    /// Without a slash at its end, as `to`.
+    pub from: PathBuf,
+    pub to: PathBuf,
+    pub is_move: bool,
+    /// The client says that both are collections.
+    pub is_collection: bool,
+    /// Of a collection, what is in it goes, too.
+    pub has_members: bool,
+    /// What is there may be replaced.
+    pub overwrites: bool,
+    /// The permissions of directories that are missing on the way of a file that is moved.
+    pub parents: u32,
+    /// For the name of a copy.
+    pub number: u32,
+    /// What to say of a collection that the client takes for a file, and of one that a file is to become.
+    pub is_collection_text: String,
+    pub to_collection_text: String,
+}
+
+/// Copies or moves a file, or a directory with all that is in it.
+pub fn transfer(transfer: &Transfer, skipped: &mut Skipped) -> Result<(), Refusal> {
+    let Transfer { from, to, .. } = transfer;
+    let replaced = look_at_target(transfer)?;
+    let source = look_at_source(transfer)?;
+    check_places(transfer)?;
+    if !source.is_dir() {
+        return transfer_file(transfer).map_err(|error| Refusal::new(&error, NO_PARENT));
+    }
+    let refused = |error: FileError| Refusal::new(&error, NO_PARENT);
+    if let Some(replaced) = replaced {
+        let removed = if replaced.is_dir() { delete_tree(to, skipped) } else { remove_file(to) };
+        removed.map_err(|error| Refusal::new(&error, 404))?;
+    }
+    if transfer.is_move {
+        match rename(from, to) {
+            Err(error) if error.error().kind() == ErrorKind::CrossesDevices => {}
+            renamed => return renamed.map_err(refused),
+        }
+    }
+    make_directory(to, source.permissions().mode() & PERMISSIONS).map_err(refused)?;
+    if transfer.has_members {
+        copy_tree(from, to, transfer.number, skipped).map_err(refused)?;
+    }
+    // A part of a tree is not the tree: nothing must be removed that is not there again.
+    if let Some(error) = skipped.errors.first() {
+        return Err(Refusal { text: "the collection is not complete".to_owned(), ..Refusal::new(error, 404) });
+    }
+    if transfer.is_move { delete_tree(from, skipped).map_err(refused) } else { Ok(()) }
+}
+
+fn look_at_target(transfer: &Transfer) -> Result<Option<Metadata>, Refusal> {
+    let Transfer { to, .. } = transfer;
+    let metadata = match fs::symlink_metadata(to) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Refusal::new(&FileError::new("lstat", to.as_path(), error), NO_PARENT)),
+    };
+    if metadata.is_dir() && !transfer.is_collection {
+        return Err(Refusal::said(409, transfer.to_collection_text.clone()));
+    }
+    if !transfer.overwrites {
+        let error = io::Error::from_raw_os_error(libc::EEXIST);
+        let text = format!("\"{}\" could not be created {}", to.display(), OsErrorText(&error));
+        return Err(Refusal::said(412, text));
+    }
+    Ok(Some(metadata))
+}
+
+fn look_at_source(transfer: &Transfer) -> Result<Metadata, Refusal> {
+    let Transfer { from, is_move, is_collection, .. } = transfer;
+    // What a link leads to may be copied, as it may be read; what is moved is the link.
+    let metadata = if *is_move { fs::symlink_metadata(from) } else { fs::metadata(from) };
+    let metadata = match metadata {
+        Ok(metadata) if !metadata.is_dir() && *is_collection => Err(io::Error::from_raw_os_error(libc::ENOTDIR)),
+        metadata => metadata,
+    };
+    let metadata = metadata.map_err(|error| Refusal::new(&FileError::new("lstat", from.as_path(), error), 404))?;
+    if metadata.is_dir() && !is_collection {
+        return Err(Refusal::said(400, transfer.is_collection_text.clone()));
+    }
+    Ok(metadata)
+}
+
+/// Links may lead from one place to the other, which their names do not tell.
+fn check_places(transfer: &Transfer) -> Result<(), Refusal> {
+    let Transfer { from, to, .. } = transfer;
+    let real = |path: &Path| match (fs::canonicalize(path), path.parent(), path.file_name()) {
+        (Err(_), Some(parent), Some(name)) => fs::canonicalize(parent).map(|parent| parent.join(name)).ok(),
+        (real, ..) => real.ok(),
+    };
+    let (Some(real_from), Some(real_to)) = (real(from), real(to)) else { return Ok(()) };
+    let is_nested = real_from.starts_with(&real_to) || real_to.starts_with(&real_from);
+    if real_from == real_to || is_nested && transfer.is_collection {
+        let (from, to) = (from.display(), to.display());
+        return Err(Refusal::said(403, format!("\"{from}\" and \"{to}\" lie in each other")));
+    }
+    Ok(())
+}
+
+fn transfer_file(transfer: &Transfer) -> Result<(), FileError> {
+    let Transfer { from, to, number, .. } = transfer;
+    if !transfer.is_move {
+        return copy_file(from, to, *number);
+    }
+    match with_parents(to, Some(transfer.parents), || rename(from, to)) {
+        Err(error) if error.error().kind() == ErrorKind::CrossesDevices => {
+            copy_file(from, to, *number)?;
+            remove_file(from)
+        }
+        moved => moved,
+    }
+}
+
+/// Copies what is in a file, its permissions and its time.
+fn copy_file(from: &Path, to: &Path, number: u32) -> Result<(), FileError> {
+    // A FIFO would wait for who writes to it.
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(from).and_then(|source| {
+        let metadata = source.metadata()?;
+        if metadata.is_file() { Ok((source, metadata)) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
+    });
+    let (source, metadata) = opened.map_err(|error| FileError::new("open", from, error))?;
+    let access = Access::Of(metadata.permissions().mode() & PERMISSIONS);
+    copy_beside(to, number, access, &|copy| {
+        io::copy(&mut &source, copy)?;
+        set_modified(copy, metadata.modified().ok())
+    })
+}
+
+/// Copies what is in a directory, but for links and what is no file. The error is one that ends it.
+fn copy_tree(from: &Path, to: &Path, number: u32, skipped: &mut Skipped) -> Result<(), FileError> {
+    let place = |path: &Path| path.strip_prefix(from).map_or_else(|_| to.to_owned(), |rest| to.join(rest));
+    walk(from, &mut |visit| {
+        let done = match visit {
+            Visit::Enter(path) if path == from => Ok(()),
+            Visit::Enter(path) => copy_directory(path, &place(path)),
+            Visit::File(path) => copy_file(path, &place(path), number),
+            Visit::Special(_) => Ok(()),
+            Visit::Leave(path) => copy_time(path, &place(path)),
+            Visit::Failed(error) => Err(error),
+        };
+        match done {
+            Err(error) if error.is_out_of_space() => Err(error),
+            Err(error) => {
+                skipped.note(error);
+                Ok(false)
+            }
+            Ok(()) => Ok(true),
+        }
+    })
+}
+
+fn copy_directory(from: &Path, to: &Path) -> Result<(), FileError> {
+    let metadata = fs::symlink_metadata(from).map_err(|error| FileError::new("lstat", from, error))?;
+    make_directory(to, metadata.permissions().mode() & PERMISSIONS)
+}
+
+fn copy_time(from: &Path, to: &Path) -> Result<(), FileError> {
+    let modified = fs::symlink_metadata(from).and_then(|metadata| metadata.modified());
+    let set = modified.and_then(|modified| set_modified(&fs::File::open(to)?, Some(modified)));
+    set.map_err(|error| FileError::new("utimes", to, error))
+}
+
+/// What a walk comes by.
+enum Visit<'p> {
+    /// A directory, before what is in it.
+    Enter(&'p Path),
+    File(&'p Path),
+    /// A symbolic link, which is not followed, or what is neither file nor directory.
+    Special(&'p Path),
+    /// A directory, after what is in it.
+    Leave(&'p Path),
+    /// What could not be looked at.
+    Failed(FileError),
+}
+
+/// Walks a tree. `visit` says whether a directory is entered, or what ends the walk; so does a top that cannot be read.
+fn walk(top: &Path, visit: &mut dyn FnMut(Visit<'_>) -> Result<bool, FileError>) -> Result<(), FileError> {
+    enum Step {
+        Enter(PathBuf),
+        Leave(PathBuf),
+    }
+    let mut steps = vec![Step::Enter(top.to_owned())];
+    while let Some(step) = steps.pop() {
+        let directory = match step {
+            Step::Enter(directory) => directory,
+            Step::Leave(directory) => {
+                visit(Visit::Leave(&directory))?;
+                continue;
+            }
+        };
+        if !visit(Visit::Enter(&directory))? {
+            continue;
+        }
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            Err(error) => {
+                let error = FileError::new("opendir", directory.as_path(), error);
+                if directory == top {
+                    return Err(error);
+                }
+                visit(Visit::Failed(error))?;
+                // It may be empty all the same.
+                visit(Visit::Leave(&directory))?;
+                continue;
+            }
+        };
+        steps.push(Step::Leave(directory.clone()));
+        for entry in entries {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) => {
+                    visit(Visit::Failed(FileError::new("readdir", directory.as_path(), error)))?;
+                    break;
+                }
+            };
+            let path = entry.path();
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => steps.push(Step::Enter(path)),
+                Ok(kind) if kind.is_file() => drop(visit(Visit::File(&path))?),
+                Ok(_) => drop(visit(Visit::Special(&path))?),
+                Err(error) => drop(visit(Visit::Failed(FileError::new("lstat", path, error)))?),
+            }
+        }
+    }
+    Ok(())
+}
