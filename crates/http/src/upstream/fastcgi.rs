@@ -139,6 +139,7 @@ impl FastCgiReader {
                 Ok(None)
             }
             Ok(Status::Complete { consumed }) => {
+                self.messages.extend(cgi::ignored(&self.parts, input));
                 let mut body = if is_first { piece } else { Bytes::from(std::mem::take(&mut self.head)) };
                 let head = cgi::head(&self.parts, &body.split_to(consumed))?;
                 self.missing = cgi::announced(&self.parts);
@@ -196,11 +197,8 @@ impl ResponseReader for FastCgiReader {
                         return Ok(HeadRead::Whole(head));
                     }
                 }
-                Some((Event::Stderr(_), piece)) => {
-                    if self.take_stderr(&piece) {
-                        return Err(Malformed::told());
-                    }
-                }
+                Some((Event::Stderr(_), piece)) if self.take_stderr(&piece) => return Err(Malformed::told()),
+                Some((Event::Stderr(_), _)) => {}
                 Some((Event::StdoutEnd, _)) => {
                     return Err(Malformed("upstream prematurely closed FastCGI stdout".to_owned()));
                 }
@@ -252,5 +250,168 @@ impl ResponseReader for FastCgiReader {
 
     fn take_message(&mut self) -> Option<Message> {
         self.messages.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream::cgi::tests::{Read, assert_pieces_do_not_matter, read};
+
+    const END: &[u8] = b"\0\0\0\0\0\0\0\0";
+
+    fn record(kind: u8, content: &[u8], padding: u8) -> Vec<u8> {
+        let [high, low] = (content.len() as u16).to_be_bytes();
+        let mut record = vec![1, kind, 0, 1, high, low, padding, 0];
+        record.extend_from_slice(content);
+        record.resize(record.len() + usize::from(padding), b'p');
+        record
+    }
+
+    fn stdout(text: &str) -> Vec<u8> {
+        record(6, text.as_bytes(), 0)
+    }
+
+    fn stderr(text: &str) -> Vec<u8> {
+        record(7, text.as_bytes(), 3)
+    }
+
+    fn make(is_head: bool, keeps: bool, catches: &[&str]) -> impl Fn() -> Box<dyn ResponseReader> {
+        let catches: Arc<[BString]> = catches.iter().map(|&text| BString::from(text)).collect();
+        move || Box::new(FastCgiReader::new(is_head, 4096, keeps, Arc::clone(&catches)))
+    }
+
+    fn outcome(keeps: bool, records: &[Vec<u8>], closes: bool) -> Result<Read, String> {
+        assert_pieces_do_not_matter(&make(false, keeps, &[]), &records.concat(), closes)
+    }
+
+    fn told(keeps: bool, records: &[Vec<u8>], closes: bool) -> String {
+        outcome(keeps, records, closes).unwrap_err()
+    }
+
+    const EARLY: &str = "upstream prematurely closed connection";
+
+    #[test]
+    fn a_response_is_put_together_from_its_records() {
+        let records = [
+            stderr("PHP Warning: one\n"),
+            record(6, b"Status: 404 Not Fo", 255),
+            record(10, b"ignored", 1)
+                .into_iter()
+                .enumerate()
+                .map(|(at, byte)| if at == 3 { 0 } else { byte })
+                .collect(),
+            stdout("und\r\nX: y\r\n\r\nbo"),
+            stderr("two."),
+            record(6, b"dy", 7),
+            stdout(""),
+            record(3, END, 0),
+        ];
+        for keeps in [false, true] {
+            let read = outcome(keeps, &records, false).unwrap();
+            assert_eq!((read.status, &read.body[..], read.keeps_alive), (404, &b"body"[..], keeps));
+            assert_eq!(read.fields[1], ("X".to_owned(), "y".to_owned()));
+            let messages = ["FastCGI sent in stderr: \"PHP Warning: one\"", "FastCGI sent in stderr: \"two\""];
+            assert_eq!(read.messages, messages);
+        }
+    }
+
+    #[test]
+    fn what_ends_a_response() {
+        let head = || stdout("X: y\r\n\r\nbody");
+        let end = || record(3, END, 0);
+        // With the end of the request, with or without that of the output.
+        assert!(outcome(true, &[head(), end()], false).unwrap().keeps_alive);
+        assert!(!outcome(false, &[head(), end()], false).unwrap().keeps_alive);
+        // The end of the output is not enough while the connection is there.
+        assert!(told(true, &[head(), stdout("")], false).starts_with("no end"));
+        // The end of the connection is that of a response only between two records.
+        assert_eq!(outcome(false, &[head()], true).unwrap().body, b"body");
+        assert_eq!(told(true, &[head()], true), EARLY);
+        assert_eq!(outcome(true, &[head(), stdout("")], true).unwrap().body, b"body");
+        let cut = head();
+        assert_eq!(told(false, &[cut[..cut.len() - 1].to_vec()], true), EARLY);
+        // With its padding, when that has come.
+        let padded = read(&mut *make(false, true, &[])(), &[&[head(), record(3, END, 8)].concat()], false);
+        assert!(padded.unwrap().keeps_alive);
+        // What follows the end was not asked for.
+        let read = read(&mut *make(false, true, &[])(), &[&[head(), end(), stdout("x")].concat()], false).unwrap();
+        assert_eq!((&read.body[..], read.keeps_alive), (&b"body"[..], false));
+    }
+
+    #[test]
+    fn a_length_that_is_not_kept_to() {
+        let with = |length: u32, body: &str| stdout(&format!("Content-Length: {length}\r\n\r\n{body}"));
+        let end = || record(3, END, 0);
+        let read = outcome(true, &[with(4, "body"), stdout(""), end()], false).unwrap();
+        assert!(read.keeps_alive && read.messages.is_empty());
+        let read = outcome(true, &[with(4, "bodymore"), end()], false).unwrap();
+        assert_eq!((&read.body[..], read.keeps_alive), (&b"body"[..], false));
+        assert_eq!(told(true, &[with(5, "body"), stdout("")], false), "upstream prematurely closed FastCGI stdout");
+        assert_eq!(told(true, &[with(5, "body"), end()], false), "upstream prematurely closed FastCGI request");
+        assert_eq!(told(false, &[with(5, "body")], true), EARLY);
+    }
+
+    #[test]
+    fn the_answer_to_head_has_no_body() {
+        let response = [stdout("Content-Length: 9\r\n\r\nbody"), stdout("more"), record(3, END, 0)].concat();
+        let read = assert_pieces_do_not_matter(&make(true, true, &[]), &response, false).unwrap();
+        assert!(read.body.is_empty() && read.keeps_alive);
+    }
+
+    #[test]
+    fn wrong_records_are_told_in_nginx_s_words() {
+        let with = |at: usize, byte: u8| {
+            let mut record = stdout("X: y\r\n\r\n");
+            record[at] = byte;
+            told(false, &[record], true)
+        };
+        assert_eq!(with(0, 2), "upstream sent unsupported FastCGI protocol version: 2");
+        assert_eq!(with(1, 9), "upstream sent invalid FastCGI record type: 9");
+        assert_eq!(with(2, 1), "upstream sent unexpected FastCGI request id high byte: 1");
+        assert_eq!(with(3, 7), "upstream sent unexpected FastCGI request id low byte: 7");
+        assert_eq!(told(false, &[record(3, END, 0)], true), "upstream sent unexpected FastCGI record: 3");
+        assert_eq!(told(false, &[stdout("")], true), "upstream prematurely closed FastCGI stdout");
+        assert_eq!(told(false, &[stdout("X: y")], true), "no head");
+        assert_eq!(told(false, &[stdout(&"x".repeat(5000))], true), "upstream sent too big header");
+        let behind = told(true, &[stdout("X: y\r\n\r\nbody"), stdout(""), stdout("more")], false);
+        assert_eq!(behind, "upstream sent unexpected FastCGI record: 6");
+    }
+
+    #[test]
+    fn a_text_in_a_message_makes_the_response_invalid() {
+        let make = make(false, false, &["Fatal", "never"]);
+        let response = [stderr("PHP Fatal error"), stdout("X: y\r\n\r\n"), record(3, END, 0)].concat();
+        // Nothing more has to be said than the message.
+        assert_eq!(assert_pieces_do_not_matter(&make, &response, false), Err(String::new()));
+        let response = [stdout("X: y\r\n\r\n"), stderr("PHP Fatal error"), record(3, END, 0)].concat();
+        assert_eq!(assert_pieces_do_not_matter(&make, &response, false).unwrap().status, 200);
+    }
+
+    #[test]
+    fn a_small_piece_keeps_no_large_block() {
+        let mut reader = FastCgiReader::new(false, 4096, false, Arc::default());
+        let mut input = Buffer::new();
+        input.append(&stdout("X: y\r\n\r\n")).unwrap();
+        assert!(matches!(reader.read_head(&mut input, false), Ok(HeadRead::Whole(_))));
+        input.append(&[stdout("x"), record(7, &[b'e'; 60_000], 0)].concat()).unwrap();
+        let before = gale_runtime::leased_bytes();
+        let Ok(BodyRead::Piece(piece)) = reader.read_body(&mut input, false) else { panic!("a piece") };
+        assert!(matches!(reader.read_body(&mut input, false), Ok(BodyRead::Partial)));
+        assert_eq!(&piece[..], b"x");
+        assert!(gale_runtime::leased_bytes() + 60_000 <= before);
+    }
+
+    #[test]
+    fn a_body_is_framed_in_records() {
+        let mut output = Output::new();
+        let body = vec![b'x'; CONTENT_MAX + 10];
+        Stdin.push(Bytes::from(body), &mut output).unwrap();
+        Stdin.end(&[], &mut output).unwrap();
+        let sent: Vec<u8> = output.chunks().flatten().copied().collect();
+        assert_eq!(sent.len(), CONTENT_MAX + 10 + 3 * 8);
+        assert_eq!(&sent[..8], [1, 5, 0, 1, 0xff, 0xf8, 0, 0]);
+        assert_eq!(&sent[8 + CONTENT_MAX..16 + CONTENT_MAX], [1, 5, 0, 1, 0, 10, 0, 0]);
+        assert_eq!(&sent[sent.len() - 8..], [1, 5, 0, 1, 0, 0, 0, 0]);
     }
 }

@@ -113,3 +113,67 @@ impl ResponseReader for MemcachedReader {
         self.message.take()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream::cgi::tests::{Read, assert_pieces_do_not_matter, read};
+
+    fn outcome(gzip_flag: u64, reply: &str, closes: bool) -> Result<Read, String> {
+        let make = || -> Box<dyn ResponseReader> {
+            Box::new(MemcachedReader::new(Bytes::from_static(b"key"), 300, gzip_flag))
+        };
+        assert_pieces_do_not_matter(&make, reply.as_bytes(), closes)
+    }
+
+    #[test]
+    fn a_value_is_the_body_and_its_end_belongs_to_it() {
+        let found = outcome(0, "VALUE key 5 6\r\nva\r\nue\r\nEND\r\n", false).unwrap();
+        assert_eq!((found.status, &found.body[..], found.keeps_alive), (200, &b"va\r\nue"[..], true));
+        let empty = outcome(0, "VALUE key 0 0\r\n\r\nEND\r\n", false).unwrap();
+        assert!(empty.body.is_empty() && empty.keeps_alive);
+        let mut reader = MemcachedReader::new(Bytes::from_static(b"key"), 300, 0);
+        let more = read(&mut reader, &[b"VALUE key 0 1\r\nv\r\nEND\r\nmore"], false).unwrap();
+        assert_eq!((&more.body[..], more.keeps_alive), (&b"v"[..], false));
+        let short = outcome(0, "VALUE key 0 5\r\nvalu", true);
+        assert_eq!(short.unwrap_err(), "upstream prematurely closed connection");
+        let cut = outcome(0, "VALUE key 0 5\r\nvalue\r\nEN", true);
+        assert_eq!(cut.unwrap_err(), "upstream prematurely closed connection");
+    }
+
+    #[test]
+    fn what_is_not_there_is_404() {
+        let missing = outcome(0, "END\r\n", false).unwrap();
+        assert_eq!((missing.status, missing.keeps_alive), (404, true));
+        assert_eq!(missing.messages, ["key: \"key\" was not found by memcached"]);
+    }
+
+    #[test]
+    fn a_flag_tells_that_a_value_is_compressed() {
+        let coding = |flags: &str| {
+            let reply = format!("VALUE key {flags} 1\r\nv\r\nEND\r\n");
+            outcome(2, &reply, false).map(|found| !found.fields.is_empty())
+        };
+        assert_eq!((coding("3"), coding("1")), (Ok(true), Ok(false)));
+        let message = "memcached sent invalid flags in response \"VALUE key x 1\" for key \"key\"";
+        assert_eq!(coding("x"), Err(message.to_owned()));
+        assert!(outcome(0, "VALUE key x 1\r\nv\r\nEND\r\n", false).is_ok());
+    }
+
+    #[test]
+    fn a_wrong_end_leaves_the_value_whole() {
+        let make = || MemcachedReader::new(Bytes::from_static(b"key"), 300, 0);
+        let read = read(&mut make(), &[b"VALUE key 0 1\r\nv\r\nend\r\n"], false).unwrap();
+        assert_eq!((&read.body[..], read.keeps_alive), (&b"v"[..], false));
+        assert_eq!(read.messages, ["memcached sent invalid trailer"]);
+    }
+
+    #[test]
+    fn nonsense_is_told_in_nginx_s_words() {
+        let error = |reply: &str| outcome(0, reply, true).unwrap_err();
+        assert_eq!(error("SERVER_ERROR\r\n"), "memcached sent invalid response: \"SERVER_ERROR\"");
+        let message = "memcached sent invalid key in response \"VALUE other 0 1\" for key \"key\"";
+        assert_eq!(error("VALUE other 0 1\r\nv\r\nEND\r\n"), message);
+        assert_eq!(error(&"x".repeat(400)), "upstream sent too big header");
+    }
+}
