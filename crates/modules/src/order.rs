@@ -8,9 +8,9 @@ use gale_http::request::phases::Phase;
 use crate::http::test_hooks;
 use crate::http::{
     access, addition, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, dav,
-    empty_gif, fastcgi, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, memcached,
-    mirror, not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer, rewrite, scgi,
-    secure_link, split_clients, ssi, static_files, stub_status, sub, try_files, upstream, userid, uwsgi,
+    empty_gif, fastcgi, flv, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map,
+    memcached, mirror, mp4, not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer,
+    rewrite, scgi, secure_link, split_clients, ssi, static_files, stub_status, sub, try_files, upstream, userid, uwsgi,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -47,6 +47,8 @@ const MODULES: &[&Module] = &[
     &index::MODULE,
     &random_index::MODULE,
     &empty_gif::MODULE,
+    &flv::MODULE,
+    &mp4::MODULE,
     &proxy::MODULE,
     &fastcgi::MODULE,
     &uwsgi::MODULE,
@@ -104,6 +106,8 @@ const PHASES: &[(Phase, &[&Module])] = &[
             &scgi::MODULE,
             &memcached::MODULE,
             &empty_gif::MODULE,
+            &flv::MODULE,
+            &mp4::MODULE,
             &stub_status::MODULE,
             &random_index::MODULE,
             &index::MODULE,

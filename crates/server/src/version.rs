@@ -11,8 +11,10 @@ const WITH: &[&str] = &[
     "http_addition_module",
     "http_auth_request_module",
     "http_dav_module",
+    "http_flv_module",
     "http_gunzip_module",
     "http_gzip_static_module",
+    "http_mp4_module",
     "http_random_index_module",
     "http_realip_module",
     "http_secure_link_module",
@@ -23,8 +25,7 @@ const WITH: &[&str] = &[
 ];
 
 /// Standard modules of nginx that are not built yet, as its `configure` names them.
-const WITHOUT: &[&str] =
-    &["http_userid_module", "http_referer_module", "http_grpc_module", "http_tunnel_module", "http_browser_module"];
+const WITHOUT: &[&str] = &["http_grpc_module", "http_tunnel_module"];
 
 /// `-v`
 pub fn short(is_nginx: bool) -> String {

@@ -29,6 +29,7 @@ mod registry;
 mod resolving;
 mod selection;
 mod state;
+mod state_file;
 mod sticky;
 #[cfg(test)]
 mod tests;

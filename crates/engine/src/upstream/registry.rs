@@ -20,6 +20,7 @@ use super::plan::{FixedServer, Plan, ResolvedServer};
 use super::queue::Queue;
 use super::resolving::Refresh;
 use super::state::GroupState;
+use super::state_file;
 use super::{
     Balance, Common, Group, KeepaliveSettings, QueueSettings, SLOW_WEIGHT_UNIT, ServerSettings, Sticky, Upstream,
 };
@@ -68,7 +69,7 @@ pub enum UpstreamTarget {
         host: BString,
         /// The port, if one is written.
         port: Option<u16>,
-        /// The port of a host without one.
+        /// The port of a host without one; 0 if that has to have one.
         default_port: u16,
     },
     /// A socket in the file system.
@@ -113,6 +114,8 @@ pub struct GroupDraft<S> {
     span: Span,
     /// `server`, in order.
     pub servers: Vec<ServerDraft>,
+    /// `state`: the file that has them instead.
+    pub state: Setting<PathBuf>,
     /// How its peers are chosen; unset for in turn.
     pub balance: Setting<Balance>,
     /// The key of `hash`.
@@ -190,6 +193,7 @@ impl<S> GroupDraft<S> {
             name,
             span,
             servers: Vec::new(),
+            state: Setting::new(),
             balance: Setting::new(),
             key: None,
             sticky: Setting::new(),
@@ -205,7 +209,7 @@ impl<S> GroupDraft<S> {
 }
 
 impl<S: Subject> Upstreams<S> {
-    /// Refers to a group or a host. There is no error before [`Upstreams::finish`].
+    /// Refers to a group or a host. There is no error before [`Upstreams::complete`].
     pub fn reference(&mut self, target: UpstreamTarget, span: Span) -> UpstreamId {
         let known = self.references.iter().position(|(known, _)| *known == target);
         let index = known.unwrap_or_else(|| {
@@ -237,12 +241,25 @@ impl<S: Subject> Upstreams<S> {
         &mut self.groups[self.current.expect("inside of an upstream block")]
     }
 
-    /// The groups, when all of the text was read.
+    /// Those whose servers are in a file: which, its path, and where that stands.
+    pub(super) fn with_state(&self) -> Vec<(usize, PathBuf, Span)> {
+        let file = |(index, group): (usize, &GroupDraft<S>)| {
+            Some((index, group.state.get_opt()?.clone(), group.state.span().unwrap_or(group.span)))
+        };
+        self.groups.iter().enumerate().filter_map(file).collect()
+    }
+
+    /// Goes on with a block, and tells how many servers it has so far.
+    pub(super) fn enter(&mut self, group: usize) -> usize {
+        self.current = Some(group);
+        self.groups[group].servers.len()
+    }
+
+    /// The groups of a block, when all of the text was read.
     ///
     /// # Errors
     /// In nginx's words: a name that stands for nothing, a port where a group is meant.
-    pub fn finish(
-        self,
+    pub fn complete(
         defaults: &ResolverDefaults,
         builder: &mut Builder,
         resources: &mut dyn Resources,
@@ -250,13 +267,15 @@ impl<S: Subject> Upstreams<S> {
     where
         S::Block: HasUpstreams<S>,
     {
+        state_file::read::<S>(builder, resources)?;
+        let Upstreams { groups, references, .. } = std::mem::take(builder.upstreams::<S>());
         let mut table = UpstreamTable::default();
-        for group in self.groups {
+        for group in groups {
             let key = Key { host: group.name.to_ascii_lowercase(), port: None };
             let upstream = Arc::new(group.finish(defaults, builder, resources)?);
             table.named.insert(key, upstream);
         }
-        let references = self.references.iter();
+        let references = references.iter();
         let by_id = references.map(|(target, span)| table.resolve(target, *span, builder, resources));
         let by_id: Vec<Arc<Upstream<S>>> = by_id.collect::<Result<_, _>>()?;
         table.by_id = by_id.into();
@@ -283,7 +302,7 @@ impl<S: Subject> GroupDraft<S> {
         let state = group_state::<S>(builder, &self.name, self.span)?;
         let balance = self.balance.get_opt().copied().unwrap_or_default();
         let plan = self.plan(balance, resources)?;
-        if self.servers.iter().all(|server| server.settings.is_backup) {
+        if !self.state.is_set() && self.servers.iter().all(|server| server.settings.is_backup) {
             return Err(Diagnostic::emerg(format!("no servers in upstream \"{}\"", self.name)).at(self.span));
         }
         let is_slow = self.servers.iter().any(|server| !server.settings.slow_start.is_zero());
@@ -494,4 +513,32 @@ where
     let plan = Plan { balance, is_sticky: false, fixed: vec![server], resolved: Vec::new() };
     let group = Group::new(Common::in_turn(name, state, builder.workers()), plan);
     Ok(Upstream { group, key: None, sticky: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_told_from_one_that_is_only_meant() {
+        let parse = |text: &str| match UpstreamTarget::parse(text.as_bytes(), 80) {
+            Ok(UpstreamTarget::Host { host, port, default_port: 80 }) => format!("{host} {port:?}"),
+            Ok(UpstreamTarget::Unix(path)) => format!("unix {}", path.display()),
+            other => format!("{other:?}"),
+        };
+        let cases = [
+            ("app", "app None"),
+            ("app:80", "app Some(80)"),
+            ("127.0.0.1", "127.0.0.1 None"),
+            ("127.0.0.1:8080", "127.0.0.1 Some(8080)"),
+            ("[::1]", "::1 None"),
+            ("[::1]:80", "::1 Some(80)"),
+            ("unix:/run/app", "unix /run/app"),
+            ("app:", "Err(\"invalid port\")"),
+            (":80", "Err(\"no host\")"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(parse(text), expected, "{text}");
+        }
+    }
 }

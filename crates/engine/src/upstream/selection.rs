@@ -106,6 +106,7 @@ impl Selection {
     ///
     /// # Errors
     /// There is none.
+    #[expect(clippy::should_implement_trait, reason = "no iterator: after an error there may be another peer")]
     pub fn next(&mut self) -> Result<Chosen, NoPeer> {
         // Those that wait come first.
         if self.is_first_try() && self.group.as_ref().is_some_and(|group| group.has_waiting()) {
@@ -255,6 +256,11 @@ impl Chosen {
 
     /// The address as `$upstream_addr` has it: `127.0.0.1:8080`, `unix:/run/app`.
     pub fn name(&self) -> &str {
+        &self.peer().name
+    }
+
+    /// The same name, to be kept.
+    pub fn shared_name(&self) -> &Arc<str> {
         &self.peer().name
     }
 

@@ -430,7 +430,7 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let servers = std::mem::take(&mut builder.http_mut().servers);
     let (addresses, virtual_servers) = gather_addresses(&servers, builder, resources)?;
     let resolver = resolver_defaults(&confs);
-    let upstreams = std::mem::take(&mut builder.http_mut().upstreams).finish(&resolver, builder, resources)?;
+    let upstreams = Upstreams::complete(&resolver, builder, resources)?;
     let variables = std::mem::take(&mut builder.http_mut().variables);
     let modules = builder.order.modules.iter();
     let definitions = modules.filter_map(|module| module.part::<HttpPart>()).flat_map(|part| part.variables);

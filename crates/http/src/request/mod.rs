@@ -33,6 +33,7 @@ use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bstr::ByteSlice;
@@ -71,7 +72,7 @@ pub(crate) struct PassedTo {
     /// `http://`
     pub scheme: &'static str,
     /// Its address, or the name of its group.
-    pub peer: Rc<str>,
+    pub peer: Arc<str>,
     /// What is asked of it.
     pub uri: Bytes,
 }

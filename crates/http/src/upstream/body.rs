@@ -44,7 +44,7 @@ impl BodyStream for NoBody {
 /// See the file's head.
 pub(super) struct UpstreamBody {
     /// `None` once the response has ended.
-    answering: Option<Answering>,
+    answering: Option<Box<Answering>>,
     /// What has come with the head.
     first: VecDeque<Bytes>,
     /// What has come and the client has not taken.
@@ -83,7 +83,7 @@ impl UpstreamBody {
     pub fn new(
         request: &Request,
         passing: &Passing<'_>,
-        answering: Answering,
+        answering: Box<Answering>,
         length: Option<u64>,
         is_buffered: bool,
         first: Option<Bytes>,

@@ -31,6 +31,10 @@ impl BodyFraming for Stdin {
         Ok(())
     }
 
+    fn tells_end(&self) -> bool {
+        true
+    }
+
     fn end(&self, _: &[(Bytes, Bytes)], output: &mut Output) -> io::Result<()> {
         output.append(&STDIN_END)
     }

@@ -1,5 +1,6 @@
 //! Responses in HTTP/1, and bodies of requests in it.
 
+use std::cell::RefCell;
 use std::io;
 
 use gale_base::log_level::Level;
@@ -68,12 +69,33 @@ enum ReadingBody {
     Ended,
 }
 
+thread_local! {
+    /// Heads that were parsed, for their memory.
+    static SPARE_PARTS: RefCell<Vec<ResponseParts>> = const { RefCell::new(Vec::new()) };
+}
+
+/// How many are kept.
+const SPARE_PARTS_MAX: usize = 64;
+
+impl Drop for Http1Reader {
+    fn drop(&mut self) {
+        let parts = std::mem::take(&mut self.parts);
+        // Without them when the thread ends.
+        let _ = SPARE_PARTS.try_with(|spare| {
+            let mut spare = spare.borrow_mut();
+            if spare.len() < SPARE_PARTS_MAX {
+                spare.push(parts);
+            }
+        });
+    }
+}
+
 impl Http1Reader {
     /// A reader of the answer to a request with this method; its head has at most so many bytes.
     pub fn new(method: Method, head_max: usize) -> Http1Reader {
         Http1Reader {
             parser: ResponseHeadParser::new(head_max),
-            parts: ResponseParts::default(),
+            parts: SPARE_PARTS.with_borrow_mut(Vec::pop).unwrap_or_default(),
             method,
             keeps_alive: false,
             body: ReadingBody::NotYet,

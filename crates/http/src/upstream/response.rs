@@ -57,7 +57,7 @@ pub(super) fn pass_interim(request: &Request, status: u16, fields: &FieldList) {
 pub(super) fn begin(
     request: &mut Request,
     passing: &Passing<'_>,
-    mut answering: Answering,
+    mut answering: Box<Answering>,
     head: UpstreamHead,
 ) -> Flow {
     let settings = passing.settings;
@@ -132,7 +132,7 @@ pub(super) fn begin(
 fn begin_body(
     request: &mut Request,
     passing: &Passing<'_>,
-    mut answering: Answering,
+    mut answering: Box<Answering>,
     head: &UpstreamHead,
     is_buffered: bool,
 ) -> Flow {
@@ -167,7 +167,7 @@ fn begin_body(
     }
 }
 
-fn begin_tunnel(request: &mut Request, passing: &Passing<'_>, answering: Answering, head: &UpstreamHead) -> Flow {
+fn begin_tunnel(request: &mut Request, passing: &Passing<'_>, answering: Box<Answering>, head: &UpstreamHead) -> Flow {
     let is_asked_for = match (&passing.upgrade, &head.upgrade) {
         (Some(asked), Some(given)) => asked.eq_ignore_ascii_case(given),
         _ => false,

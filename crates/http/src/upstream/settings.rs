@@ -274,6 +274,11 @@ impl UpstreamSettings {
         Ok(())
     }
 
+    /// The address that connections for this request come from.
+    pub fn local_address(&self, request: &Request) -> Option<SocketAddress> {
+        self.bind.get_opt()?.as_ref()?.evaluate(request)
+    }
+
     /// How connections are made for this request.
     pub fn connect_options(&self, request: &Request) -> ConnectOptions {
         let mut options = ConnectOptions {

@@ -21,6 +21,7 @@ use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
 use gale_http::upstream::fastcgi::{FastCgiReader, Stdin};
 use gale_http::upstream::receiving::ResponseReader;
+use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
 use gale_http::upstream::{KeepHead, Passing, pass_on};
 use gale_http::variables::Variable;
@@ -107,7 +108,7 @@ pub static MODULE: Module = Module {
             &PassRequests {
                 has_target: |conf: &Conf| conf.pass.is_some(),
                 settings: |conf| &conf.upstream,
-                pass: |request, conf| Box::pin(pass(request, conf)),
+                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
             },
         )],
         ..HttpPart::EMPTY
@@ -160,7 +161,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
 /// Passes a request on. An error is the status that answers it.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let target = conf.pass.as_ref().expect("there whenever the handler is").resolve(request).await?;
-    let (body, _) = gateway::take_body(request, &conf.upstream, true).await?;
+    let (body, length) = gateway::take_body(request, &conf.upstream, true).await?;
     let keeps_connection = *conf.keep_conn.get();
     let mut head = Vec::with_capacity(1024);
     write_begin_request(&mut head, keeps_connection);
@@ -168,27 +169,33 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let written = conf.params.write(request, &conf.upstream, &mut params);
     written.map_err(|fault| gateway::refuse(request, "fastcgi", fault))?;
     params.finish();
+    // A request without body is sent in one piece.
+    let (body, framing): (_, &dyn BodyFraming) = if length == Some(0) {
+        head.extend_from_slice(&fastcgi::STDIN_END);
+        (RequestBody::None, &Unframed)
+    } else {
+        (body, &Stdin)
+    };
     let head_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
     let is_head = request.is_head();
     let reader = || -> Box<dyn ResponseReader> {
         Box::new(FastCgiReader::new(is_head, head_max, keeps_connection, Arc::clone(&conf.catches)))
     };
-    let passing = Passing {
+    let mut passing = Passing {
         selection: target.select(request),
-        upstream: target.upstream(request),
-        group: target.group_name(),
+        upstream: target.upstream(request).cloned(),
         scheme: "fastcgi://",
         uri: Bytes::new(),
         head: Bytes::from(head),
         body,
-        framing: &Stdin,
+        framing,
         reader: &reader,
         settings: &conf.upstream,
         rewriter: &KeepHead,
         upgrade: None,
         reuses_connections: keeps_connection,
     };
-    Ok(pass_on(request, passing).await)
+    Ok(pass_on(request, &mut passing).await)
 }
 
 /// Splits a request's URI into the script and what follows it.

@@ -224,7 +224,8 @@ pub(crate) async fn take_body(
     if !*settings.request_buffering.get() && can_stream {
         return Ok((RequestBody::Client, declared));
     }
-    let stored = read_body(request).await.map_err(|error| error.status())?;
+    // Few requests have to pay for it.
+    let stored = Box::pin(read_body(request)).await.map_err(|error| error.status())?;
     let length = stored.length();
     Ok((RequestBody::Stored(stored), Some(length)))
 }

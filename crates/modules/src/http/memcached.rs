@@ -79,7 +79,7 @@ pub static MODULE: Module = Module {
             &PassRequests {
                 has_target: |conf: &Conf| conf.pass.is_some(),
                 settings: |conf| &conf.upstream,
-                pass: |request, conf| Box::pin(pass(request, conf)),
+                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
             },
         )],
         ..HttpPart::EMPTY
@@ -142,10 +142,9 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let line_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
     let gzip_flag = *conf.gzip_flag.get();
     let reader = || -> Box<dyn ResponseReader> { Box::new(MemcachedReader::new(key.clone(), line_max, gzip_flag)) };
-    let passing = Passing {
+    let mut passing = Passing {
         selection: target.select(request),
-        upstream: target.upstream(request),
-        group: target.group_name(),
+        upstream: target.upstream(request).cloned(),
         scheme: "memcached://",
         uri: Bytes::new(),
         head,
@@ -157,5 +156,5 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         upgrade: None,
         reuses_connections: true,
     };
-    Ok(pass_on(request, passing).await)
+    Ok(pass_on(request, &mut passing).await)
 }

@@ -13,8 +13,8 @@ pub(crate) struct PassRequests<C: 'static> {
     pub has_target: fn(&C) -> bool,
     /// What the scope says of that.
     pub settings: fn(&C) -> &UpstreamSettings,
-    /// Passes a request on. An error is the status that answers it.
-    pub pass: for<'a> fn(&'a mut Request, &'a C) -> LocalBoxFuture<'a, Result<Flow, u16>>,
+    /// Passes a request on.
+    pub pass: for<'a> fn(&'a mut Request, &'a C) -> LocalBoxFuture<'a, Flow>,
 }
 
 fn conf_of<C: 'static>(conf: &dyn Any) -> &C {
@@ -40,7 +40,6 @@ impl<C: 'static> Handler for PassRequests<C> {
     }
 
     fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow> {
-        let passed = (self.pass)(request, conf_of(conf));
-        Box::pin(async move { passed.await.unwrap_or_else(Flow::Respond) })
+        (self.pass)(request, conf_of(conf))
     }
 }

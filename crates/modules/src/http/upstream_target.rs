@@ -2,7 +2,6 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_fastcgi_module.html#fastcgi_pass>)
 
 use std::net::{IpAddr, SocketAddr};
-use std::rc::Rc;
 use std::sync::Arc;
 
 use bstr::ByteSlice;
@@ -106,20 +105,13 @@ async fn look_up_host(
 /// What a `*_pass` says that takes an address without a path: all but `proxy_pass`.
 pub(crate) enum AddressPass {
     /// An address without variables.
-    Fixed(Arc<Target>),
-    /// One with variables, and what is wrong with it.
+    Fixed(Found),
+    /// One with variables, and what may stand before it.
     Evaluated(Template, Check),
 }
 
 /// Takes away what may stand before the address, or says in nginx's words why nothing can be passed there.
 pub(crate) type Check = fn(&[u8]) -> Result<&[u8], &'static str>;
-
-/// The servers for one request, and what messages call them.
-#[derive(Debug)]
-pub(crate) struct Target {
-    name: Box<str>,
-    found: Found,
-}
 
 /// Directives that take an address have no port of their own: it has to be written, unless a group is meant.
 const NO_PORT: u16 = 0;
@@ -145,47 +137,30 @@ impl AddressPass {
         let address = check(&word.text).map_err(|message| Diagnostic::emerg(message).at(word.span))?;
         let server = UpstreamTarget::parse(address, NO_PORT)
             .map_err(|what| Diagnostic::emerg(format!("{what} in upstream \"{}\"", address.as_bstr())).at(word.span))?;
-        let name = group_name(&server);
-        let found = Found::Referred(builder.http_mut().upstreams.reference(server, word.span));
-        Ok(AddressPass::Fixed(Arc::new(Target { name, found })))
+        Ok(AddressPass::Fixed(Found::Referred(builder.http_mut().upstreams.reference(server, word.span))))
     }
 
     /// The servers for this request. An error is the status that answers it.
-    pub async fn resolve(&self, request: &Request) -> Result<Arc<Target>, u16> {
-        let (template, check) = match self {
-            AddressPass::Fixed(target) => return Ok(Arc::clone(target)),
-            AddressPass::Evaluated(template, check) => (template, check),
-        };
-        let text = template.evaluate(request);
-        let address = check(&text).map_err(|message| {
-            request.log(Level::Error, format_args!("{message}"));
-            500_u16
-        })?;
-        let server = UpstreamTarget::parse(address, NO_PORT).map_err(|what| {
-            request.log(Level::Error, format_args!("{what} in upstream \"{}\"", address.as_bstr()));
-            500_u16
-        })?;
-        let name = group_name(&server);
-        let found = Found::look_up(request, &server, &name).await?;
-        Ok(Arc::new(Target { name, found }))
+    pub async fn resolve(&self, request: &Request) -> Result<Found, u16> {
+        match self {
+            AddressPass::Fixed(found) => Ok(found.clone()),
+            // Hardly any request has to pay for it.
+            AddressPass::Evaluated(template, check) => Box::pin(evaluate(request, template, *check)).await,
+        }
     }
 }
 
-impl Target {
-    /// The name of the group, for messages.
-    pub fn group_name(&self) -> Rc<str> {
-        (*self.name).into()
-    }
-
-    /// The peers for this request.
-    pub fn select(&self, request: &Request) -> Selection {
-        self.found.select(request)
-    }
-
-    /// The group that the configuration has, unless the addresses were looked up.
-    pub fn upstream(&self, request: &Request) -> Option<Arc<Upstream<Request>>> {
-        self.found.upstream(request).cloned()
-    }
+async fn evaluate(request: &Request, template: &Template, check: Check) -> Result<Found, u16> {
+    let text = template.evaluate(request);
+    let address = check(&text).map_err(|message| {
+        request.log(Level::Error, format_args!("{message}"));
+        500_u16
+    })?;
+    let server = UpstreamTarget::parse(address, NO_PORT).map_err(|what| {
+        request.log(Level::Error, format_args!("{what} in upstream \"{}\"", address.as_bstr()));
+        500_u16
+    })?;
+    Found::look_up(request, &server, &group_name(&server)).await
 }
 
 /// What messages call the servers when none of them can be named.

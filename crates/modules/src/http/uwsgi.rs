@@ -83,7 +83,7 @@ pub static MODULE: Module = Module {
             &PassRequests {
                 has_target: |conf: &Conf| conf.pass.is_some(),
                 settings: |conf| &conf.upstream,
-                pass: |request, conf| Box::pin(pass(request, conf)),
+                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
             },
         )],
         ..HttpPart::EMPTY
@@ -149,10 +149,9 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     params.finish();
     let head_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
     let reader = || -> Box<dyn ResponseReader> { Box::new(CgiReader::new(head_max)) };
-    let passing = Passing {
+    let mut passing = Passing {
         selection: target.select(request),
-        upstream: target.upstream(request),
-        group: target.group_name(),
+        upstream: target.upstream(request).cloned(),
         scheme: "uwsgi://",
         uri: Bytes::new(),
         head: Bytes::from(head),
@@ -164,5 +163,5 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         upgrade: gateway::upgrade(request),
         reuses_connections: false,
     };
-    Ok(pass_on(request, passing).await)
+    Ok(pass_on(request, &mut passing).await)
 }

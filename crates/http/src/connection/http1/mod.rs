@@ -440,7 +440,7 @@ impl Http1 {
         if sender.keeps_alive() && body.may_be_followed() && !self.must_close() {
             return body.is_read().then_some(AfterExchange::KeepAlive);
         }
-        let setting = wish.lingering_close(request);
+        let setting = wish.lingering_close(request, core);
         let lingers = lingers(setting, body, input) || setting == LingeringClose::On && self.has_more(request);
         Some(if lingers { AfterExchange::Linger(Lingering::of(core)) } else { AfterExchange::Close })
     }
@@ -521,27 +521,33 @@ impl Http1 {
         }
     }
 
-    /// What can come after the response, as far as it is known before.
-    fn after_response(&self, request: &Request, transfer: &Transfer) -> After {
+    /// What can come after the response, as far as it is known before; and how long the connection may be idle then.
+    fn after_response(&self, request: &Request, core: &CoreSettings, transfer: &Transfer) -> After {
         let Transfer { wish, body, input, .. } = transfer;
-        if wish.may_be_kept(request) && body.may_be_followed() && !self.must_close() {
+        let idle_max = core.keepalive_timeout.get().idle;
+        self.idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));
+        if wish.may_be_kept(request, core) && body.may_be_followed() && !self.must_close() {
             After::MayKeep
-        } else if lingers(wish.lingering_close(request), body, input) {
+        } else if lingers(wish.lingering_close(request, core), body, input) {
             After::Lingers
         } else {
             After::Closes
         }
     }
 
-    /// What the connection makes of the request's response. Nothing of it is borrowed: `server_line` may ask variables.
-    fn conduct<'l>(&self, request: &Request, server_line: &'l [u8]) -> Conduct<'l> {
-        let core = &request.scope().core;
-        let keep_alive = core.keepalive_timeout.get();
-        self.idle_max_ms.set(u32::try_from(keep_alive.idle.as_millis()).unwrap_or(u32::MAX));
+    /// What the connection makes of the request's response.
+    #[inline]
+    fn conduct<'l>(
+        &self,
+        request: &Request,
+        core: &CoreSettings,
+        transfer: &Transfer,
+        server_line: &'l [u8],
+    ) -> Conduct<'l> {
         Conduct {
-            after: self.after_response(request, self.state.borrow_mut().transfer()),
-            may_be_chunked: may_be_chunked(request),
-            keep_alive_advertised: keep_alive.told(),
+            after: self.after_response(request, core, transfer),
+            may_be_chunked: may_be_chunked(request, core),
+            keep_alive_advertised: core.keepalive_timeout.get().told(),
             server_line,
         }
     }
@@ -631,8 +637,8 @@ impl Drop for InFlight<'_> {
 const CLOSED_UNDER_REQUEST: u16 = 499;
 
 /// Whether a body of unknown length may go in chunks: HTTP/1.1 has them, and `chunked_transfer_encoding` allows them.
-fn may_be_chunked(request: &Request) -> bool {
-    request.version() == Version::Http11 && *request.scope().core.chunked_transfer_encoding.get()
+fn may_be_chunked(request: &Request, core: &CoreSettings) -> bool {
+    request.version() == Version::Http11 && *core.chunked_transfer_encoding.get()
 }
 
 /// Whether a closing connection is read from for a while: the client may still be sending.
@@ -701,28 +707,32 @@ impl Exchange for Http1 {
     }
 
     fn start(&self, request: &Request, options: &ResponseOptions) {
-        let server_line = server_line(request);
-        let conduct = self.conduct(request, &server_line);
+        let core = &request.scope().core;
+        // It may ask variables, and these the exchange.
+        let server_line = server_line(request, core);
         let mut state = self.state.borrow_mut();
-        let sender = &mut state.transfer().sender;
-        sender.start(&request.response, options, &conduct, &self.connections, &self.stream);
+        let transfer = state.transfer();
+        let conduct = self.conduct(request, core, transfer, &server_line);
+        transfer.sender.start(&request.response, options, &conduct, &self.connections, &self.stream);
     }
 
     fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
-        let server_line = server_line(request);
-        let conduct = self.conduct(request, &server_line);
+        let core = &request.scope().core;
+        let server_line = server_line(request, core);
         let mut state = self.state.borrow_mut();
-        let Transfer { input, body: request_body, sender, .. } = state.transfer();
+        let transfer = state.transfer();
+        let conduct = self.conduct(request, core, transfer, &server_line);
+        let Transfer { input, body: request_body, sender, .. } = transfer;
         let is_followed = request_body.is_read() && !input.is_empty() && !self.is_last_of_turn();
         sender.respond(&request.response, options, &conduct, is_followed, &self.connections, &self.stream, body);
     }
 
     fn carries_trailers(&self, request: &Request) -> bool {
-        may_be_chunked(request)
+        may_be_chunked(request, &request.scope().core)
     }
 
     fn keeps_connection(&self, request: &Request) -> bool {
-        self.state.borrow_mut().transfer().wish.may_be_kept(request)
+        self.state.borrow_mut().transfer().wish.may_be_kept(request, &request.scope().core)
     }
 
     fn push(&self, item: BodyItem) {

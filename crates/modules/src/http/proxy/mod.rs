@@ -18,6 +18,7 @@ mod redirect;
 mod target;
 
 use std::any::Any;
+use std::cell::Cell;
 use std::sync::Arc;
 
 use bstr::BString;
@@ -32,6 +33,7 @@ use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
 use gale_http::request::request_body::read_body;
+use gale_http::request::response::ShortText;
 use gale_http::upstream::http1::{Chunked, Http1Reader};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
@@ -169,7 +171,7 @@ pub static MODULE: Module = Module {
             &PassRequests {
                 has_target: |conf: &Conf| conf.pass.is_some(),
                 settings: |conf| &conf.upstream,
-                pass: |request, conf| Box::pin(pass(request, conf)),
+                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
             },
         )],
         ..HttpPart::EMPTY
@@ -241,91 +243,125 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
 /// Passes a request on. An error is the status that answers it.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let pass = conf.pass.as_ref().expect("there whenever the handler is");
-    let target = pass.resolve(request).await?;
-    request.notes.put(Arc::clone(&target));
-    let (body, framing, own) = take_body(request, conf).await?;
-    let mut method = Vec::new();
+    // What waits, and seldom does, is no part of this future, which every request pays for.
+    let target = match pass.known() {
+        Some(target) => Arc::clone(target),
+        None => Box::pin(pass.resolve(request)).await?,
+    };
+    let body = match body_at_once(request, conf) {
+        Some(body) => body,
+        None => Box::pin(store_body(request)).await?,
+    };
+    let (head_max, method) =
+        (usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX), Cell::new(Method::Get));
+    let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method.get(), head_max)) };
+    let mut passing = prepare(request, conf, pass, &target, body, &reader, &method)?;
+    Ok(pass_on(request, &mut passing).await)
+}
+
+/// What is asked of the server.
+fn prepare<'p>(
+    request: &mut Request,
+    conf: &'p Conf,
+    pass: &Pass,
+    target: &Arc<Target>,
+    body: OwnedBody,
+    reader: &'p dyn Fn() -> Box<dyn ResponseReader>,
+    reads_for: &Cell<Method>,
+) -> Result<Passing<'p>, u16> {
+    // Variables may ask for it.
+    request.notes.put(Arc::clone(target));
+    let OwnedBody { body, framing, own } = body;
+    let mut method = ShortText::new();
     match conf.method.get_opt() {
-        Some(template) => template.append(request, &mut method),
+        Some(template) => method.extend_from_slice(&template.text(request)),
         None if request.counts_as_get() => method.extend_from_slice(b"GET"),
         None => method.extend_from_slice(request.method_name()),
     }
+    reads_for.set(if request.is_head() { Method::Head } else { Method::from_name(&method) });
     let upgrade = head::upgrade(request, &conf.upgrades, conf);
     let mut head = Vec::with_capacity(512);
-    let version = *conf.version.get();
     let uri = pass.uri(request, &target.uri);
-    head::write(
-        request,
-        conf,
-        &head::Line { method: &method, uri: &uri, host: &target.host, version },
-        &upgrade,
-        &mut head,
-    )
-    .map_err(|error| {
+    let line = head::Line { method: &method, uri: &uri, host: &target.host, version: *conf.version.get() };
+    head::write(request, conf, &line, &upgrade, &mut head).map_err(|error| {
         request.log(Level::Error, format_args!("{error} while preparing a request to an upstream"));
         500_u16
     })?;
     head.extend_from_slice(&own);
-    let method = if request.is_head() { Method::Head } else { Method::from_name(&method) };
-    let head_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
-    let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method, head_max)) };
-    let passing = Passing {
+    let head = Bytes::from(head);
+    let uri_start = method.len() + 1;
+    Ok(Passing {
         selection: target.select(request),
         upstream: target.upstream(request),
-        group: target.group_name(),
         scheme: "http://",
-        uri: Bytes::from(uri),
-        head: Bytes::from(head),
+        uri: head.slice(uri_start..uri_start + uri.len()),
+        head,
         body,
         framing,
-        reader: &reader,
+        reader,
         settings: &conf.upstream,
         rewriter: conf,
         upgrade: upgrade.map(Bytes::from),
         reuses_connections: true,
-    };
-    Ok(pass_on(request, passing).await)
+    })
 }
 
-/// What is sent as the body: where it comes from, how it is framed, and what of it is the configuration's.
-type OwnedBody = (RequestBody, &'static dyn BodyFraming, Vec<u8>);
+/// What is sent as the body.
+struct OwnedBody {
+    /// Where it comes from.
+    body: RequestBody,
+    framing: &'static dyn BodyFraming,
+    /// What of it is the configuration's.
+    own: Vec<u8>,
+}
 
-async fn take_body(request: &mut Request, conf: &Conf) -> Result<OwnedBody, u16> {
-    let mut own = Vec::new();
+impl OwnedBody {
+    fn of(body: RequestBody, framing: &'static dyn BodyFraming) -> OwnedBody {
+        OwnedBody { body, framing, own: Vec::new() }
+    }
+}
+
+/// The body, unless it has to be read to its end before.
+fn body_at_once(request: &mut Request, conf: &Conf) -> Option<OwnedBody> {
     if let Some(template) = conf.body.get_opt() {
-        template.append(request, &mut own);
+        let own = template.evaluate(request);
         request.notes.put(BodyLength(own.len().to_string().into_bytes(), false));
-        return Ok((RequestBody::None, &Unframed, own));
+        return Some(OwnedBody { body: RequestBody::None, framing: &Unframed, own });
     }
     let declared = request.declared_body_length();
-    let is_announced = request.header(KnownHeader::ContentLength).is_some();
     let has_none = declared == Some(0);
     if !*conf.upstream.pass_request_body.get() || has_none && request.body.is_none() {
         // A body that is not passed on has no length there either.
-        let length = if has_none && is_announced { b"0".to_vec() } else { Vec::new() };
-        if length.is_empty() {
-            request.notes.take::<BodyLength>();
+        if has_none && request.header(KnownHeader::ContentLength).is_some() {
+            request.notes.put(BodyLength(b"0".to_vec(), false));
         } else {
-            request.notes.put(BodyLength(length, false));
+            request.notes.take::<BodyLength>();
         }
-        return Ok((RequestBody::None, &Unframed, own));
+        return Some(OwnedBody::of(RequestBody::None, &Unframed));
     }
     let is_chunked = declared.is_none();
     let can_stream = !is_chunked || *conf.version.get() == Version::Http11;
-    if !*conf.upstream.request_buffering.get() && can_stream && request.body.is_none() && request.is_main() {
-        request.notes.put(match declared {
-            Some(length) => BodyLength(length.to_string().into_bytes(), false),
-            None => BodyLength(Vec::new(), true),
-        });
-        let framing: &dyn BodyFraming = if is_chunked { &Chunked } else { &Unframed };
-        return Ok((RequestBody::Client, framing, own));
+    if *conf.upstream.request_buffering.get() || !can_stream || request.body.is_some() || !request.is_main() {
+        return None;
     }
+    request.notes.put(match declared {
+        Some(length) => BodyLength(length.to_string().into_bytes(), false),
+        None => BodyLength(Vec::new(), true),
+    });
+    let framing: &dyn BodyFraming = if is_chunked { &Chunked } else { &Unframed };
+    Some(OwnedBody::of(RequestBody::Client, framing))
+}
+
+/// Reads the whole body.
+async fn store_body(request: &mut Request) -> Result<OwnedBody, u16> {
+    let is_announced = request.header(KnownHeader::ContentLength).is_some();
+    let is_chunked = request.declared_body_length().is_none();
     let stored = read_body(request).await.map_err(|error| error.status())?;
     let length = stored.length();
     if length > 0 || is_announced || is_chunked && request.is_main() {
         request.notes.put(BodyLength(length.to_string().into_bytes(), false));
     }
-    Ok((RequestBody::Stored(stored), &Unframed, own))
+    Ok(OwnedBody::of(RequestBody::Stored(stored), &Unframed))
 }
 
 impl HeadRewriter for Conf {

@@ -7,7 +7,6 @@
 //! | with a path | the path in place of the location's part of the URI |
 //! | with variables, and a path | exactly that |
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use bstr::ByteSlice;
@@ -51,11 +50,6 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// The name of the group, for messages.
-    pub fn group_name(&self) -> Rc<str> {
-        self.host.to_str_lossy().into()
-    }
-
     /// The peers for this request.
     pub fn select(&self, request: &Request) -> Selection {
         self.found.select(request)
@@ -172,6 +166,14 @@ impl Url {
 }
 
 impl Pass {
+    /// The server, if it is the same for all requests.
+    pub fn known(&self) -> Option<&Arc<Target>> {
+        match self {
+            Pass::Fixed { target, .. } => Some(target),
+            Pass::Evaluated(_) => None,
+        }
+    }
+
     /// The server for this request. An error is the status that answers it.
     pub async fn resolve(&self, request: &mut Request) -> Result<Arc<Target>, u16> {
         let template = match self {
