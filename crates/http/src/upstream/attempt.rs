@@ -203,7 +203,6 @@ async fn attempt(
     let mut head = Heading { silence: Timer::new(), broken: None };
     let found = poll_fn(|context| answering.poll_head(request, passing, &mut head, context)).await;
     *sent |= answering.sending.sent > 0;
-    tell_messages(&mut *answering.reader, request, "reading response header from upstream");
     match found {
         Ok(head) => {
             records.note(|attempt, now| attempt.header_time = Some(now.since(attempt.started)));
@@ -322,6 +321,9 @@ fn failed_for_memory(request: &Request) -> Failure {
     Failure::Final(503)
 }
 
+/// What a server is doing, for messages.
+const READING_HEAD: &str = "reading response header from upstream";
+
 /// Why there is no head.
 enum End {
     /// The connection ended before it.
@@ -345,7 +347,7 @@ impl End {
 
     /// Says so in the error log, in nginx's words.
     fn tell(self, request: &Request) -> Failure {
-        const READING: &str = "reading response header from upstream";
+        const READING: &str = READING_HEAD;
         match self {
             End::Closed => {
                 request.log(Level::Error, format_args!("upstream prematurely closed connection while {READING}"));
@@ -372,7 +374,9 @@ impl End {
                 Failure::OfServer(RetryOn::TIMEOUT, 504)
             }
             End::Malformed(malformed) => {
-                request.log(Level::Error, format_args!("{malformed} while {READING}"));
+                if !malformed.is_told() {
+                    request.log(Level::Error, format_args!("{malformed} while {READING}"));
+                }
                 Failure::OfServer(RetryOn::INVALID_HEADER, 502)
             }
             End::Send(SendError::Client(error)) => {
@@ -464,7 +468,9 @@ impl Answering {
                 }
             }
             loop {
-                match reader.read_head(&mut connection.input, connection.has_ended) {
+                let read = reader.read_head(&mut connection.input, connection.has_ended);
+                tell_messages(&mut **reader, request, READING_HEAD);
+                match read {
                     Err(malformed) => return Poll::Ready(Err(End::Malformed(malformed))),
                     Ok(HeadRead::Partial) if connection.has_ended => return Poll::Ready(Err(End::Closed)),
                     Ok(HeadRead::Partial) => break,
@@ -477,6 +483,7 @@ impl Answering {
 
     /// The response has ended as it should: the connection may be used again.
     pub fn finish(mut self: Box<Self>, request: &Request) {
+        self.tell_messages(request);
         let Some(mut chosen) = self.chosen.take() else { return };
         if let Some(upstream) = &self.upstream {
             upstream.learn_session(request, &chosen, Learning::Finished);
