@@ -25,7 +25,14 @@ pub struct Client {
 enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    /// Something above one of them: TLS.
+    Above(Box<dyn Bytes + Send>),
 }
+
+/// What bytes go through, both ways.
+pub trait Bytes: Read + Write + Send {}
+
+impl<T: Read + Write + Send> Bytes for T {}
 
 /// A response, its body put together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +60,11 @@ impl Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
         Client { stream: Stream::Unix(stream), buffer: Vec::new(), at_end: false, was_reset: false }
+    }
+
+    /// Above a connection that was made in another way.
+    pub fn above(stream: impl Bytes + Send + 'static) -> Client {
+        Client { stream: Stream::Above(Box::new(stream)), buffer: Vec::new(), at_end: false, was_reset: false }
     }
 
     #[track_caller]
@@ -87,6 +99,7 @@ impl Client {
         let sent = match &self.stream {
             Stream::Tcp(stream) => send(stream, bytes, flags),
             Stream::Unix(stream) => send(stream, bytes, flags),
+            Stream::Above(_) => unreachable!("a socket is asked"),
         };
         match sent {
             Ok(sent) => sent,
@@ -106,6 +119,7 @@ impl Client {
         match &mut self.stream {
             Stream::Tcp(stream) => stream.write_all(bytes.as_ref()),
             Stream::Unix(stream) => stream.write_all(bytes.as_ref()),
+            Stream::Above(stream) => stream.write_all(bytes.as_ref()).and_then(|()| stream.flush()),
         }
     }
 
@@ -114,6 +128,7 @@ impl Client {
         let stream = match &self.stream {
             Stream::Tcp(stream) => Stream::Tcp(stream.try_clone().expect("a descriptor")),
             Stream::Unix(stream) => Stream::Unix(stream.try_clone().expect("a descriptor")),
+            Stream::Above(_) => unreachable!("a socket is asked"),
         };
         Client { stream, buffer: Vec::new(), at_end: false, was_reset: false }
     }
@@ -123,6 +138,7 @@ impl Client {
         let _ = match &self.stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
+            Stream::Above(_) => unreachable!("a socket is asked"),
         };
     }
 
@@ -292,6 +308,7 @@ impl Client {
         let peeked = match &self.stream {
             Stream::Tcp(stream) => rustix::net::recv(stream, &mut byte, flags),
             Stream::Unix(stream) => rustix::net::recv(stream, &mut byte, flags),
+            Stream::Above(_) => unreachable!("a socket is asked"),
         };
         matches!(peeked, Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET))
     }
@@ -303,6 +320,7 @@ impl Client {
         let polled = match &self.stream {
             Stream::Tcp(_) => panic!("one end of TCP does not tell what the other one reads"),
             Stream::Unix(stream) => PollFd::new(stream, PollFlags::empty()),
+            Stream::Above(_) => unreachable!("a socket is asked"),
         };
         let timeout = Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
         let polled = rustix::io::retry_on_intr(|| poll(&mut [polled.clone()], Some(&timeout)));
@@ -314,6 +332,7 @@ impl Client {
         let _ = match &self.stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
+            Stream::Above(_) => unreachable!("a socket is asked"),
         };
     }
 
@@ -346,6 +365,7 @@ impl Client {
             let read = match &mut self.stream {
                 Stream::Tcp(stream) => stream.read(&mut bytes),
                 Stream::Unix(stream) => stream.read(&mut bytes),
+                Stream::Above(stream) => stream.read(&mut bytes),
             };
             // A signal to the test program says nothing about the server.
             if !read.as_ref().is_err_and(|error| error.kind() == ErrorKind::Interrupted) {

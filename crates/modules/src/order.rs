@@ -10,7 +10,8 @@ use crate::http::{
     access, addition, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, dav,
     empty_gif, fastcgi, flv, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map,
     memcached, mirror, mp4, not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer,
-    rewrite, scgi, secure_link, split_clients, ssi, static_files, stub_status, sub, try_files, upstream, userid, uwsgi,
+    rewrite, scgi, secure_link, split_clients, ssi, ssl, static_files, stub_status, sub, try_files, upstream, userid,
+    uwsgi,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -63,6 +64,7 @@ const MODULES: &[&Module] = &[
     &limit_conn::MODULE,
     &limit_req::MODULE,
     &realip::MODULE,
+    &ssl::MODULE,
     &rewrite::MODULE,
     &referer::MODULE,
     &secure_link::MODULE,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use gale_runtime::{Moment, SocketAddress};
 use parking_lot::Mutex;
 
-use super::balance::Metric;
+use super::balance::{LeastTime, Metric};
 
 /// What the configuration says of one `server`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -246,9 +246,9 @@ const TIME_STEP: u32 = 20;
 
 impl Peer {
     /// How long it will probably take to what it has and one more, in milliseconds.
-    pub fn estimated_time(&self, metric: Metric, now: Moment) -> u64 {
+    pub fn estimated_time(&self, how: LeastTime, now: Moment) -> u64 {
         let state = &*self.state;
-        let time = match metric {
+        let time = match how.metric {
             Metric::Header => &state.header_time,
             Metric::LastByte => &state.response_time,
         };
@@ -259,11 +259,12 @@ impl Peer {
             let halvings = idle.as_secs() / (self.settings.fail_timeout.as_secs() + 1);
             time = u32::try_from(halvings).ok().and_then(|halvings| time.checked_shr(halvings)).unwrap_or(0);
         }
-        let inflight = state.inflight.lock();
-        if inflight.requests > 0 {
-            time = time.max(inflight.time);
+        if how.counts_inflight {
+            let inflight = state.inflight.lock();
+            if inflight.requests > 0 {
+                time = time.max(inflight.time);
+            }
         }
-        drop(inflight);
         let time = if time > TIME_MAX { TIME_MAX } else { time + TIME_STEP - time % TIME_STEP };
         u64::from(time) * (1 + u64::from(state.requests()))
     }

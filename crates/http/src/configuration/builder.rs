@@ -31,6 +31,8 @@ use gale_engine::module::{Conf, Module};
 use gale_engine::protocol::Protocol;
 use gale_engine::server_name::{ServerName, ServerNames};
 use gale_engine::spool::TempPath;
+use gale_engine::tls::settings::TlsSettings;
+use gale_engine::tls::{TlsLoader, TlsServer};
 use gale_engine::upstream::{HasUpstreams, ResolverDefaults, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
@@ -435,11 +437,15 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let modules = builder.order.modules.iter();
     let definitions = modules.filter_map(|module| module.part::<HttpPart>()).flat_map(|part| part.variables);
     let variables = variables.complete(definitions)?;
-    let servers = finish_servers(&mut scopes, servers);
+    let tls = tls_servers(&servers, &confs, &addresses, &virtual_servers, builder, resources)?;
+    let servers = finish_servers(&mut scopes, servers, tls);
     let scopes = finish_scopes(scopes, confs, &tree, builder);
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
-    let configuration = HttpConfiguration { scopes, servers, addresses: Vec::new(), variables, upstreams, generation };
+    let speaks_tls = addresses.iter().any(|address| address.ssl);
+    let addresses_later = Vec::new();
+    let configuration =
+        HttpConfiguration { scopes, servers, addresses: addresses_later, variables, upstreams, speaks_tls, generation };
     let temp_paths = std::mem::take(&mut builder.http_mut().temp_paths);
     let plan = ListenPlan::new(addresses);
     Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan, temp_paths }))
@@ -552,8 +558,48 @@ fn names_of(draft: &AddressDraft, servers: &[ServerDraft], builder: &mut Builder
     names
 }
 
-fn finish_servers(scopes: &mut [ScopeDraft], servers: Vec<ServerDraft>) -> Vec<Server> {
-    let finish = |draft: ServerDraft| {
+/// The certificates and rules of each server that has some. The addresses that speak TLS have to have them.
+fn tls_servers(
+    servers: &[ServerDraft],
+    confs: &[Confs],
+    addresses: &[AddressDraft],
+    virtual_servers: &[VirtualServers],
+    builder: &mut Builder,
+    resources: &mut dyn Resources,
+) -> Result<Vec<Option<Arc<TlsServer>>>, Diagnostic> {
+    let (mut loader, mut notes) = (TlsLoader::default(), Vec::new());
+    let mut found = Vec::with_capacity(servers.len());
+    for server in servers {
+        let of_scope = confs[server.scope.0 as usize].iter().flatten();
+        let settings = of_scope.filter_map(|conf| conf.downcast_ref::<TlsSettings>()).next();
+        found.push(match settings {
+            Some(settings) => loader.server(settings, resources, &mut notes)?,
+            None => None,
+        });
+    }
+    builder.note(notes);
+    for (address, virtual_servers) in addresses.iter().zip(virtual_servers).filter(|(address, _)| address.ssl) {
+        // What the default server has is for those that have none, unless that only refuses.
+        let default = found[virtual_servers.default.0 as usize].as_ref();
+        let needs = match default {
+            None => std::slice::from_ref(&virtual_servers.default),
+            Some(default) if default.rejects() => &address.servers[..],
+            Some(_) => continue,
+        };
+        if let Some(without) = needs.iter().find(|server| found[server.0 as usize].is_none()) {
+            let message = "no \"ssl_certificate\" is defined for the \"listen ... ssl\" directive";
+            return Err(Diagnostic::emerg(message).at(servers[without.0 as usize].span));
+        }
+    }
+    Ok(found)
+}
+
+fn finish_servers(
+    scopes: &mut [ScopeDraft],
+    servers: Vec<ServerDraft>,
+    tls: Vec<Option<Arc<TlsServer>>>,
+) -> Vec<Server> {
+    let finish = |(draft, tls): (ServerDraft, Option<Arc<TlsServer>>)| {
         let mut named = HashMap::new();
         let locations = take_locations(scopes, draft.scope, &mut named);
         let name = draft.names.first().map_or(Box::default(), |(word, _)| {
@@ -561,9 +607,9 @@ fn finish_servers(scopes: &mut [ScopeDraft], servers: Vec<ServerDraft>) -> Vec<S
             let text: &[u8] = &word.text;
             text.strip_prefix(b".").unwrap_or(text).into()
         });
-        Server { scope: draft.scope, name, locations, named }
+        Server { scope: draft.scope, name, locations, named, tls }
     };
-    servers.into_iter().map(finish).collect()
+    servers.into_iter().zip(tls).map(finish).collect()
 }
 
 fn take_locations(scopes: &mut [ScopeDraft], scope: ScopeId, named: &mut HashMap<Box<[u8]>, ScopeId>) -> Locations {

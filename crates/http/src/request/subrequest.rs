@@ -37,6 +37,7 @@ use crate::request::response::ShortText;
 use crate::request::transform::InMemory;
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
+use gale_engine::tls::TlsStream;
 
 /// How deep subrequests may be nested: nginx's bound.
 pub(crate) const NESTED_MAX: u8 = 50;
@@ -495,6 +496,10 @@ impl Exchange for Side {
             Side::Of(client) => client.scheme(),
             Side::LeftBehind { scheme, .. } => *scheme,
         }
+    }
+
+    fn tls(&self) -> Option<&TlsStream> {
+        self.client().and_then(|client| client.tls())
     }
 
     /// Interim responses are about the client's request.

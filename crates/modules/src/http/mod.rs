@@ -40,6 +40,7 @@ pub mod scgi;
 pub mod secure_link;
 pub mod split_clients;
 pub mod ssi;
+pub mod ssl;
 pub mod static_files;
 pub mod stub_status;
 pub mod sub;

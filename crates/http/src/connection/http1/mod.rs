@@ -10,6 +10,7 @@ mod framing;
 mod head;
 mod persistence;
 mod send;
+mod tls;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -32,8 +33,8 @@ use crate::request::Request;
 use crate::request::advance;
 use crate::request::advance::Step;
 use crate::request::body::{BodyError, BodyItem};
-use crate::request::configuration::HttpConfiguration;
 use crate::request::configuration::settings::{CoreSettings, LingeringClose};
+use crate::request::configuration::{Address, HttpConfiguration};
 use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::request::phases::LocalBoxFuture;
 use crate::request::request_body;
@@ -42,6 +43,7 @@ use crate::request::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
 use gale_engine::connections::{Connection, ConnectionInfo};
+use gale_engine::tls::TlsStream;
 use gale_engine::transport::Transport;
 use gale_process::ListenAddress;
 
@@ -68,8 +70,8 @@ pub struct Http1 {
     /// How long it may be idle after the last response, in milliseconds, 49 days at most.
     idle_max_ms: Cell<u32>,
     nodelay_is_set: Cell<bool>,
-    /// Whether it began with the PROXY protocol; `None` while nobody knows.
-    had_proxy_header: Cell<Option<bool>>,
+    /// How it began; `None` while nobody knows.
+    began: Cell<Option<Beginning>>,
     /// Its number in the worker's list, and one: 0 while it is in none.
     listed: Cell<Option<NonZeroU32>>,
     /// Where the connection belongs in the configuration of that generation; none has the generation 0.
@@ -88,6 +90,15 @@ impl State {
     fn transfer(&mut self) -> &mut Transfer {
         self.transfer.as_mut().expect("an exchange is under way")
     }
+}
+
+/// How a connection began, as its address wanted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Beginning {
+    /// With a header of the PROXY protocol.
+    proxy_protocol: bool,
+    /// With a handshake, or instead of it with plain HTTP.
+    ssl: bool,
 }
 
 /// Both directions of an exchange. An idle connection holds none; the worker keeps some spare ones.
@@ -167,7 +178,7 @@ impl Http1 {
             idle_since: Cell::new(Moment::NEVER),
             idle_max_ms: Cell::new(0),
             nodelay_is_set: Cell::new(false),
-            had_proxy_header: Cell::new(None),
+            began: Cell::new(None),
             listed: Cell::new(None),
             known_place: Cell::new(None),
             known_generation: Cell::new(0),
@@ -248,6 +259,9 @@ impl Http1 {
     #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` would be larger")]
     pub fn serve(self: Rc<Self>) -> impl Future<Output = ()> {
         async move {
+            if self.stream.tls().is_some() && !Box::pin(self.begin_tls()).await {
+                return;
+            }
             while let Some(request) = self.next_request().await {
                 match self.exchange(request).await {
                     AfterExchange::KeepAlive if self.must_yield() => gale_runtime::yield_now().await,
@@ -564,9 +578,10 @@ impl Http1 {
             return self.known_place.get();
         }
         // A connection that began otherwise than the address now wants it has no place there any more.
-        let is_as_wanted = |place: &AddressIndex| match self.had_proxy_header.get() {
-            Some(did) => did == http.addresses[place.index()].listening.proxy_protocol,
-            None => true,
+        let is_as_wanted = |place: &AddressIndex| {
+            let Address { listening, .. } = &http.addresses[place.index()];
+            let wanted = Beginning { proxy_protocol: listening.proxy_protocol, ssl: listening.ssl };
+            self.began.get().is_none_or(|began| began == wanted)
         };
         let place = self.find_place(http).filter(is_as_wanted);
         self.known_generation.set(http.generation);
@@ -685,6 +700,10 @@ impl Exchange for Http1 {
 
     fn scheme(&self) -> Scheme {
         if self.stream.is_encrypted() { Scheme::Https } else { Scheme::Http }
+    }
+
+    fn tls(&self) -> Option<&TlsStream> {
+        self.stream.tls().filter(|stream| stream.is_tls())
     }
 
     fn tcp_info(&self) -> Option<TcpInfo> {

@@ -27,6 +27,7 @@ use gale_engine::listen;
 use gale_engine::log::ErrorLog;
 use gale_engine::module::SharedConf;
 use gale_engine::server_name::ServerNames;
+use gale_engine::tls::TlsServer;
 use gale_engine::upstream::{Upstream, UpstreamId, UpstreamTable};
 
 /// Everything under `http { }`.
@@ -41,6 +42,8 @@ pub struct HttpConfiguration {
     pub variables: VariableTable,
     /// The groups of servers that requests may be passed to.
     pub upstreams: UpstreamTable<Request>,
+    /// Whether any of the addresses has TLS.
+    pub speaks_tls: bool,
     /// Counts the configurations of this process; the first one is 1.
     pub generation: u64,
 }
@@ -93,6 +96,8 @@ pub struct Server {
     pub locations: Locations,
     /// Its locations that only redirects reach: `location @name`.
     pub named: HashMap<Box<[u8]>, ScopeId>,
+    /// Its certificates, and its rules for those of clients.
+    pub tls: Option<Arc<TlsServer>>,
 }
 
 /// The servers behind one address.

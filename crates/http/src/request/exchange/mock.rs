@@ -351,14 +351,20 @@ pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
 }
 
 fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
-    let server =
-        Server { scope: ScopeId(0), name: Box::default(), locations: Locations::default(), named: Default::default() };
+    let server = Server {
+        scope: ScopeId(0),
+        name: Box::default(),
+        locations: Locations::default(),
+        named: Default::default(),
+        tls: None,
+    };
     let http = HttpConfiguration {
         scopes: vec![scope],
         servers: vec![server],
         addresses: Vec::new(),
         variables: Default::default(),
         upstreams: Default::default(),
+        speaks_tls: false,
         generation: 1,
     };
     let configuration = Configured::new(Arc::new(Configuration {
