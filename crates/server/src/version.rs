@@ -18,6 +18,7 @@ const WITH: &[&str] = &[
     "http_random_index_module",
     "http_realip_module",
     "http_secure_link_module",
+    "http_ssl_module",
     "http_stub_status_module",
     "http_sub_module",
     "file-aio",
@@ -41,7 +42,7 @@ pub fn long(is_nginx: bool) -> String {
     let with: Vec<String> = WITH.iter().map(|module| format!("--with-{module}")).collect();
     let without: Vec<String> = WITHOUT.iter().map(|module| format!("--without-{module}")).collect();
     format!(
-        "{}\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {} {}\n",
+        "{}\nTLS SNI support enabled\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {} {}\n",
         short(is_nginx),
         prefix(is_nginx),
         configuration_path(is_nginx),

@@ -8,9 +8,11 @@
 //! tickets    sessions that clients come back with
 //! verify     certificates of clients
 //! stream     a connection: records over a socket
+//! certificate  what a certificate says of its owner
 //! failure    why a handshake failed, in OpenSSL's words
 //! ```
 
+mod certificate;
 mod failure;
 mod load;
 mod server;
@@ -20,7 +22,8 @@ mod suites;
 mod tickets;
 mod verify;
 
+pub use certificate::Certificate;
 pub use failure::TlsFailure;
 pub use server::{TlsLoader, TlsServer};
 pub use stream::{TlsDetails, TlsStream};
-pub use verify::Verdict;
+pub use verify::{Fault, Verdict};

@@ -25,6 +25,7 @@ use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedS
 use rustls::{CommonState, HandshakeKind};
 use smallvec::SmallVec;
 
+use super::certificate::Certificate;
 use super::failure::TlsFailure;
 use super::server::TlsServer;
 use super::suites;
@@ -158,7 +159,7 @@ impl TlsStream {
                 Ok(standing) => standing,
                 Err(failure) => {
                     // A client that does not take it learns it from the end of the connection.
-                    let _ = self.socket.try_send(&mut state.outgoing, true);
+                    let _ = self.socket.try_send(&mut state.outgoing, false);
                     return Poll::Ready(Err(failure));
                 }
             };
@@ -653,13 +654,13 @@ impl TlsDetails<'_> {
     }
 
     /// The client's certificate.
-    pub fn client_certificate(&self) -> Option<&[u8]> {
-        self.common().peer_certificates()?.first().map(|certificate| &**certificate)
+    pub fn client_certificate(&self) -> Option<Certificate<'_>> {
+        self.common().peer_certificates()?.first().and_then(|certificate| Certificate::of(certificate))
     }
 
     /// What that is worth.
-    pub fn verdict(&self) -> &Verdict {
-        self.session.verdict.get_or_init(|| {
+    pub fn verdict(&self) -> Verdict {
+        *self.session.verdict.get_or_init(|| {
             verify::judge(self.session.server.client_rules(), self.common().peer_certificates().unwrap_or(&[]))
         })
     }

@@ -31,7 +31,7 @@ use gale_engine::module::{Conf, Module};
 use gale_engine::protocol::Protocol;
 use gale_engine::server_name::{ServerName, ServerNames};
 use gale_engine::spool::TempPath;
-use gale_engine::tls::settings::TlsSettings;
+use gale_engine::tls::settings::{TlsSettings, VerifyClient};
 use gale_engine::tls::{TlsLoader, TlsServer};
 use gale_engine::upstream::{HasUpstreams, ResolverDefaults, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
@@ -558,6 +558,9 @@ fn names_of(draft: &AddressDraft, servers: &[ServerDraft], builder: &mut Builder
     names
 }
 
+/// A server's certificates and rules, and whether it asks for those of clients.
+type ServerTls = (Option<Arc<TlsServer>>, VerifyClient);
+
 /// The certificates and rules of each server that has some. The addresses that speak TLS have to have them.
 fn tls_servers(
     servers: &[ServerDraft],
@@ -566,27 +569,27 @@ fn tls_servers(
     virtual_servers: &[VirtualServers],
     builder: &mut Builder,
     resources: &mut dyn Resources,
-) -> Result<Vec<Option<Arc<TlsServer>>>, Diagnostic> {
+) -> Result<Vec<ServerTls>, Diagnostic> {
     let (mut loader, mut notes) = (TlsLoader::default(), Vec::new());
     let mut found = Vec::with_capacity(servers.len());
     for server in servers {
         let of_scope = confs[server.scope.0 as usize].iter().flatten();
         let settings = of_scope.filter_map(|conf| conf.downcast_ref::<TlsSettings>()).next();
         found.push(match settings {
-            Some(settings) => loader.server(settings, resources, &mut notes)?,
-            None => None,
+            Some(settings) => (loader.server(settings, resources, &mut notes)?, *settings.verify_client.get()),
+            None => ServerTls::default(),
         });
     }
     builder.note(notes);
     for (address, virtual_servers) in addresses.iter().zip(virtual_servers).filter(|(address, _)| address.ssl) {
         // What the default server has is for those that have none, unless that only refuses.
-        let default = found[virtual_servers.default.0 as usize].as_ref();
+        let default = found[virtual_servers.default.0 as usize].0.as_ref();
         let needs = match default {
             None => std::slice::from_ref(&virtual_servers.default),
             Some(default) if default.rejects() => &address.servers[..],
             Some(_) => continue,
         };
-        if let Some(without) = needs.iter().find(|server| found[server.0 as usize].is_none()) {
+        if let Some(without) = needs.iter().find(|server| found[server.0 as usize].0.is_none()) {
             let message = "no \"ssl_certificate\" is defined for the \"listen ... ssl\" directive";
             return Err(Diagnostic::emerg(message).at(servers[without.0 as usize].span));
         }
@@ -594,12 +597,8 @@ fn tls_servers(
     Ok(found)
 }
 
-fn finish_servers(
-    scopes: &mut [ScopeDraft],
-    servers: Vec<ServerDraft>,
-    tls: Vec<Option<Arc<TlsServer>>>,
-) -> Vec<Server> {
-    let finish = |(draft, tls): (ServerDraft, Option<Arc<TlsServer>>)| {
+fn finish_servers(scopes: &mut [ScopeDraft], servers: Vec<ServerDraft>, tls: Vec<ServerTls>) -> Vec<Server> {
+    let finish = |(draft, (tls, verify_client)): (ServerDraft, ServerTls)| {
         let mut named = HashMap::new();
         let locations = take_locations(scopes, draft.scope, &mut named);
         let name = draft.names.first().map_or(Box::default(), |(word, _)| {
@@ -607,7 +606,7 @@ fn finish_servers(
             let text: &[u8] = &word.text;
             text.strip_prefix(b".").unwrap_or(text).into()
         });
-        Server { scope: draft.scope, name, locations, named, tls }
+        Server { scope: draft.scope, name, locations, named, tls, verify_client }
     };
     servers.into_iter().zip(tls).map(finish).collect()
 }

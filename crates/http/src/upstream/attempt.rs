@@ -266,7 +266,8 @@ async fn connect(
     let key = pool_key(passing, chosen, options.local.as_ref());
     let counted = count_connection(request)?;
     let address: &SocketAddress = chosen.address();
-    let stream = options.connect(address).await.map_err(|failed| not_connected(request, &failed))?;
+    let stream =
+        options.connect(address).await.map_err(|failed| not_connected(request, address, chosen.name(), &failed))?;
     if address.inet().is_some() {
         // Whether the kernel waits for more is a matter of speed alone.
         let _ = stream.set_nodelay(true);
@@ -285,18 +286,26 @@ impl Drop for Recording {
     }
 }
 
-fn not_connected(request: &Request, failed: &gale_runtime::ConnectError) -> Failure {
+fn not_connected(
+    request: &Request,
+    address: &SocketAddress,
+    name: &str,
+    failed: &gale_runtime::ConnectError,
+) -> Failure {
     if failed.error.kind() == io::ErrorKind::TimedOut {
         timed_out(request, "connecting to upstream");
         return Failure::OfServer(RetryOn::TIMEOUT, 504);
     }
     let (step, error) = (failed.step, OsErrorText(&failed.error));
     // As nginx: what this machine cannot do is worse than a server that is not there.
-    let level = match failed.step {
-        gale_runtime::ConnectStep::Connect => Level::Error,
+    let level = match (failed.step, failed.error.kind()) {
+        (gale_runtime::ConnectStep::Connect, io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Level::Crit,
+        (gale_runtime::ConnectStep::Connect, _) => Level::Error,
         _ => Level::Crit,
     };
-    request.log(level, format_args!("{step} failed {error} while connecting to upstream"));
+    let is_unix = address.inet().is_none() && failed.step == gale_runtime::ConnectStep::Connect;
+    let (to, name) = if is_unix { (" to ", name) } else { ("", "") };
+    request.log(level, format_args!("{step}{to}{name} failed {error} while connecting to upstream"));
     match failed.step {
         gale_runtime::ConnectStep::Connect => Failure::OfServer(RetryOn::ERROR, 502),
         _ => Failure::Final(500),

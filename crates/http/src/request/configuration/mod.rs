@@ -28,6 +28,7 @@ use gale_engine::log::ErrorLog;
 use gale_engine::module::SharedConf;
 use gale_engine::server_name::ServerNames;
 use gale_engine::tls::TlsServer;
+use gale_engine::tls::settings::VerifyClient;
 use gale_engine::upstream::{Upstream, UpstreamId, UpstreamTable};
 
 /// Everything under `http { }`.
@@ -98,6 +99,8 @@ pub struct Server {
     pub named: HashMap<Box<[u8]>, ScopeId>,
     /// Its certificates, and its rules for those of clients.
     pub tls: Option<Arc<TlsServer>>,
+    /// Whether clients have to have a certificate; also where the server has none itself.
+    pub verify_client: VerifyClient,
 }
 
 /// The servers behind one address.

@@ -357,6 +357,7 @@ fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
         locations: Locations::default(),
         named: Default::default(),
         tls: None,
+        verify_client: Default::default(),
     };
     let http = HttpConfiguration {
         scopes: vec![scope],

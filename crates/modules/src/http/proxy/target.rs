@@ -211,7 +211,12 @@ impl Pass {
                 return uri;
             }
             _ if target_uri.is_empty() && request.has_sent_uri() => {
-                uri.extend_from_slice(request.target_in_origin_form());
+                let sent = request.target_in_origin_form();
+                if sent.starts_with(b"?") {
+                    // `http://host?args`: the path is empty, and a request line must have one (RFC 9112 §3.2.1).
+                    uri.push(b'/');
+                }
+                uri.extend_from_slice(sent);
                 return uri;
             }
             _ => {}
