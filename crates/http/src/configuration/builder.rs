@@ -444,8 +444,17 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
     let speaks_tls = addresses.iter().any(|address| address.ssl);
     let addresses_later = Vec::new();
-    let configuration =
-        HttpConfiguration { scopes, servers, addresses: addresses_later, variables, upstreams, speaks_tls, generation };
+    let redirects_to_slash = scopes.iter().any(|scope| scope.redirects_to_slash);
+    let configuration = HttpConfiguration {
+        scopes,
+        redirects_to_slash,
+        servers,
+        addresses: addresses_later,
+        variables,
+        upstreams,
+        speaks_tls,
+        generation,
+    };
     let temp_paths = std::mem::take(&mut builder.http_mut().temp_paths);
     let plan = ListenPlan::new(addresses);
     Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan, temp_paths }))
@@ -698,7 +707,13 @@ fn finish_scope(draft: ScopeDraft, confs: Confs, parts: &Parts) -> Scope {
     let core = confs.iter().flatten().find(|conf| conf.is::<CoreSettings>());
     let core = core.and_then(|conf| Arc::clone(conf).downcast::<CoreSettings>().ok());
     let core = core.expect("the http core module is among the modules");
+    let is_slashed = draft.kind == ScopeKind::Location
+        && matches!(draft.shape, LocationShape::Exact | LocationShape::Prefix)
+        && draft.name.len() > 1
+        && draft.name.ends_with(b"/");
+    let passes_on = handlers[Phase::Content as usize].iter().any(|bound| bound.handler.redirects_to_slash());
     Scope {
+        redirects_to_slash: is_slashed && passes_on,
         kind: draft.kind,
         name: draft.name.as_slice().into(),
         error_log: ErrorLog::new(core.error_log.get().clone()),
