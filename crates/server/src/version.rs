@@ -26,14 +26,7 @@ const WITH: &[&str] = &[
 ];
 
 /// Standard modules of nginx that are not built yet, as its `configure` names them.
-const WITHOUT: &[&str] = &[
-    "http_fastcgi_module",
-    "http_uwsgi_module",
-    "http_scgi_module",
-    "http_grpc_module",
-    "http_tunnel_module",
-    "http_memcached_module",
-];
+const WITHOUT: &[&str] = &["http_grpc_module", "http_tunnel_module"];
 
 /// `-v`
 pub fn short(is_nginx: bool) -> String {
