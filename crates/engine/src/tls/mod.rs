@@ -7,11 +7,16 @@
 //! suites     OpenSSL's names of cipher suites, groups and versions
 //! tickets    sessions that clients come back with
 //! verify     certificates of clients
+//! verify_server  certificates of servers
+//! client     what is asked of servers, and how
+//! library    the library's connection, of either side
 //! stream     a connection: records over a socket
 //! failure    why a handshake failed, in OpenSSL's words
 //! ```
 
+mod client;
 mod failure;
+mod library;
 mod load;
 mod server;
 pub mod settings;
@@ -19,8 +24,10 @@ mod stream;
 mod suites;
 mod tickets;
 mod verify;
+mod verify_server;
 
+pub use client::{TlsClient, TlsClientLoader};
 pub use failure::TlsFailure;
 pub use server::{TlsLoader, TlsServer};
-pub use stream::{TlsDetails, TlsStream};
+pub use stream::{IdleTls, TlsDetails, TlsStream};
 pub use verify::Verdict;
