@@ -212,7 +212,7 @@ fn under_nginx_s_name_the_version_has_nginx_s_form() {
     let long = run_as("nginx", &directory, &["-V"]).stderr;
     let arguments = long.lines().find_map(|line| line.strip_prefix("configure arguments: ")).expect("arguments");
     assert!(arguments.contains("--conf-path=/etc/nginx/nginx.conf"), "{arguments}");
-    for module in ["proxy", "uwsgi", "fastcgi"] {
+    for module in ["grpc", "tunnel"] {
         assert!(arguments.contains(&format!("--without-http_{module}_module")), "{arguments}");
     }
     assert!(arguments.split(' ').all(|word| word.starts_with("--")), "{arguments}");

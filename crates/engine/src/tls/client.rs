@@ -12,7 +12,7 @@ use gale_process::Resources;
 use rustls::ClientConfig;
 use rustls::client::{Resumption, UnbufferedClientConnection};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::{TLS12, TLS13};
 
@@ -251,6 +251,3 @@ impl Identity {
         self.0.finish().as_ref().try_into().expect("a digest's length")
     }
 }
-
-/// A certificate as bytes.
-pub(super) type Certificate = CertificateDer<'static>;

@@ -11,9 +11,11 @@
 //! client     what is asked of servers, and how
 //! library    the library's connection, of either side
 //! stream     a connection: records over a socket
+//! certificate  what a certificate says of its owner
 //! failure    why a handshake failed, in OpenSSL's words
 //! ```
 
+mod certificate;
 mod client;
 mod failure;
 mod library;
@@ -26,8 +28,9 @@ mod tickets;
 mod verify;
 mod verify_server;
 
+pub use certificate::Certificate;
 pub use client::{TlsClient, TlsClientLoader};
 pub use failure::TlsFailure;
 pub use server::{TlsLoader, TlsServer};
 pub use stream::{IdleTls, TlsDetails, TlsStream};
-pub use verify::Verdict;
+pub use verify::{Fault, Verdict};

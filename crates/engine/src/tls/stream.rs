@@ -24,6 +24,7 @@ use rustls::server::UnbufferedServerConnection;
 use rustls::{CommonState, HandshakeKind};
 use smallvec::SmallVec;
 
+use super::certificate::Certificate;
 use super::client::TlsClient;
 use super::failure::TlsFailure;
 use super::library::{Library, Step, Stepped, Writing};
@@ -678,13 +679,14 @@ impl TlsDetails<'_> {
     }
 
     /// The client's certificate.
-    pub fn client_certificate(&self) -> Option<&[u8]> {
-        self.common().peer_certificates()?.first().map(|certificate| &**certificate)
+    pub fn client_certificate(&self) -> Option<Certificate<'_>> {
+        self.common().peer_certificates()?.first().and_then(|certificate| Certificate::of(certificate))
     }
 
     /// What that is worth.
-    pub fn verdict(&self) -> &Verdict {
-        self.session
+    pub fn verdict(&self) -> Verdict {
+        *self
+            .session
             .verdict
             .get_or_init(|| verify::judge(self.server.client_rules(), self.common().peer_certificates().unwrap_or(&[])))
     }

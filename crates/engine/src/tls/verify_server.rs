@@ -22,7 +22,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::x509::X509Version;
 
-use super::client::{Certificate, no_name};
+use super::client::no_name;
 use super::failure::TlsFailure;
 
 /// See the file's head.
@@ -33,7 +33,7 @@ pub struct Verifier {
 }
 
 struct Trusted {
-    certificates: Vec<Certificate>,
+    certificates: Vec<CertificateDer<'static>>,
     /// `None` where nothing that is trusted can be an authority to the library.
     judge: Option<Arc<WebPkiServerVerifier>>,
     has_revoked: bool,
@@ -51,7 +51,7 @@ impl Verifier {
     /// # Errors
     /// What the library does not like about them.
     pub fn new(
-        trusted: Option<Vec<Certificate>>,
+        trusted: Option<Vec<CertificateDer<'static>>>,
         revoked: Vec<CertificateRevocationListDer<'static>>,
         depth: u64,
         provider: &Arc<CryptoProvider>,

@@ -203,7 +203,6 @@ async fn attempt(
     let mut head = Heading { silence: Timer::new(), broken: None };
     let found = poll_fn(|context| answering.poll_head(request, passing, &mut head, context)).await;
     *sent |= answering.sending.sent > 0;
-    tell_messages(&mut *answering.reader, request, "reading response header from upstream");
     match found {
         Ok(head) => {
             records.note(|attempt, now| attempt.header_time = Some(now.since(attempt.started)));
@@ -267,7 +266,8 @@ async fn connect(
     let key = pool_key(passing, chosen, options.local.as_ref());
     let counted = count_connection(request)?;
     let address: &SocketAddress = chosen.address();
-    let stream = options.connect(address).await.map_err(|failed| not_connected(request, &failed))?;
+    let stream =
+        options.connect(address).await.map_err(|failed| not_connected(request, address, chosen.name(), &failed))?;
     if address.inet().is_some() {
         // Whether the kernel waits for more is a matter of speed alone.
         let _ = stream.set_nodelay(true);
@@ -286,18 +286,26 @@ impl Drop for Recording {
     }
 }
 
-fn not_connected(request: &Request, failed: &gale_runtime::ConnectError) -> Failure {
+fn not_connected(
+    request: &Request,
+    address: &SocketAddress,
+    name: &str,
+    failed: &gale_runtime::ConnectError,
+) -> Failure {
     if failed.error.kind() == io::ErrorKind::TimedOut {
         timed_out(request, "connecting to upstream");
         return Failure::OfServer(RetryOn::TIMEOUT, 504);
     }
     let (step, error) = (failed.step, OsErrorText(&failed.error));
     // As nginx: what this machine cannot do is worse than a server that is not there.
-    let level = match failed.step {
-        gale_runtime::ConnectStep::Connect => Level::Error,
+    let level = match (failed.step, failed.error.kind()) {
+        (gale_runtime::ConnectStep::Connect, io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Level::Crit,
+        (gale_runtime::ConnectStep::Connect, _) => Level::Error,
         _ => Level::Crit,
     };
-    request.log(level, format_args!("{step} failed {error} while connecting to upstream"));
+    let is_unix = address.inet().is_none() && failed.step == gale_runtime::ConnectStep::Connect;
+    let (to, name) = if is_unix { (" to ", name) } else { ("", "") };
+    request.log(level, format_args!("{step}{to}{name} failed {error} while connecting to upstream"));
     match failed.step {
         gale_runtime::ConnectStep::Connect => Failure::OfServer(RetryOn::ERROR, 502),
         _ => Failure::Final(500),
@@ -312,6 +320,9 @@ fn failed_for_memory(request: &Request) -> Failure {
     request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
     Failure::Final(503)
 }
+
+/// What a server is doing, for messages.
+const READING_HEAD: &str = "reading response header from upstream";
 
 /// Why there is no head.
 enum End {
@@ -336,7 +347,7 @@ impl End {
 
     /// Says so in the error log, in nginx's words.
     fn tell(self, request: &Request) -> Failure {
-        const READING: &str = "reading response header from upstream";
+        const READING: &str = READING_HEAD;
         match self {
             End::Closed => {
                 request.log(Level::Error, format_args!("upstream prematurely closed connection while {READING}"));
@@ -363,7 +374,9 @@ impl End {
                 Failure::OfServer(RetryOn::TIMEOUT, 504)
             }
             End::Malformed(malformed) => {
-                request.log(Level::Error, format_args!("{malformed} while {READING}"));
+                if !malformed.is_told() {
+                    request.log(Level::Error, format_args!("{malformed} while {READING}"));
+                }
                 Failure::OfServer(RetryOn::INVALID_HEADER, 502)
             }
             End::Send(SendError::Client(error)) => {
@@ -455,7 +468,9 @@ impl Answering {
                 }
             }
             loop {
-                match reader.read_head(&mut connection.input, connection.has_ended) {
+                let read = reader.read_head(&mut connection.input, connection.has_ended);
+                tell_messages(&mut **reader, request, READING_HEAD);
+                match read {
                     Err(malformed) => return Poll::Ready(Err(End::Malformed(malformed))),
                     Ok(HeadRead::Partial) if connection.has_ended => return Poll::Ready(Err(End::Closed)),
                     Ok(HeadRead::Partial) => break,
@@ -468,6 +483,7 @@ impl Answering {
 
     /// The response has ended as it should: the connection may be used again.
     pub fn finish(mut self: Box<Self>, request: &Request) {
+        self.tell_messages(request);
         let Some(mut chosen) = self.chosen.take() else { return };
         if let Some(upstream) = &self.upstream {
             upstream.learn_session(request, &chosen, Learning::Finished);

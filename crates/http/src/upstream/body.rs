@@ -181,6 +181,9 @@ impl UpstreamBody {
 
     /// The response cannot be completed.
     fn break_off(&mut self, request: &Request, malformed: Malformed) {
+        if let Some(answering) = &mut self.answering {
+            answering.tell_messages(request);
+        }
         request.log(Level::Error, format_args!("{malformed} while reading upstream"));
         self.fail(BodyError::Short(malformed.0));
     }

@@ -58,6 +58,8 @@ pub struct UpstreamSettings {
     pub ignore_client_abort: Setting<bool>,
     /// Whether `error_page` is for the errors of the server, too.
     pub intercept_errors: Setting<bool>,
+    /// Whether the answer to a 404 of the server is always Gale's own.
+    pub answers_not_found: bool,
     /// Whether parts of a response can be had although the server offers none.
     pub force_ranges: Setting<bool>,
     /// Whether the fields behind a response's body are passed on.

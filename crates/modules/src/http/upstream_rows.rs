@@ -4,8 +4,9 @@
 
 use bstr::BString;
 use gale_base::units;
-use gale_config::{Diagnostic, Statement, Word, values};
+use gale_config::{Body, Contexts, Diagnostic, Setting, Statement, Store, Takes, Word, values};
 use gale_engine::configuration::Builder;
+use gale_engine::module::Directive;
 use gale_engine::spool::TempPath;
 use gale_http::configuration::builder::InHttp;
 use gale_http::upstream::settings::{Bind, Ignored, RetryOn, UpstreamSettings, parse_bind};
@@ -110,6 +111,17 @@ macro_rules! row {
 
 pub(crate) use {row, upstream_rows};
 
+/// A row of a module's own, for every scope.
+pub(crate) const fn own_row(
+    name: &'static str,
+    takes: Takes,
+    default: &'static str,
+    about: &'static str,
+    store: &'static dyn Store<Builder>,
+) -> Directive {
+    Directive { name, contexts: Contexts::ANYWHERE, takes, body: Body::None, default, about, store }
+}
+
 /// Completes the settings of a scope whose rows have been inherited and set. `directory` is that of temporary files
 /// below Gale's own, needed if the scope passes requests on; `hidden` are the fields that clients do not get unless they are passed by name.
 pub(crate) fn complete(
@@ -128,6 +140,13 @@ pub(crate) fn complete(
         builder.http_mut().temp_paths.push(settings.temp_path.clone());
     }
     settings.complete(prefix, hidden)
+}
+
+/// Gives a value to what has no directive in a module.
+pub(crate) fn fix<T>(setting: &mut Setting<T>, value: T) {
+    if !setting.is_set() {
+        setting.set(value, None);
+    }
 }
 
 pub(crate) fn bind(builder: &mut Builder, statement: &Statement) -> Result<Option<Bind>, Diagnostic> {
@@ -150,11 +169,31 @@ pub(crate) fn bind(builder: &mut Builder, statement: &Statement) -> Result<Optio
 }
 
 pub(crate) fn next_upstream(builder: &mut Builder, statement: &Statement) -> Result<RetryOn, Diagnostic> {
-    values::bitmask(statement, RetryOn::WORDS, &mut builder.diagnostics).map(|bits| {
+    // As in nginx: applications are not asked for these.
+    let is_of_proxy = |text: &str| matches!(text, "http_502" | "http_504");
+    let is_proxy = statement.name.text.starts_with(b"proxy_");
+    let words = RetryOn::WORDS.iter().filter(|(text, _)| is_proxy || !is_of_proxy(text));
+    retry_on(builder, statement, &words.copied().collect::<Vec<_>>())
+}
+
+/// What one of these words, with their bits, says.
+fn retry_on(builder: &mut Builder, statement: &Statement, words: &[(&str, u32)]) -> Result<RetryOn, Diagnostic> {
+    values::bitmask(statement, words, &mut builder.diagnostics).map(|bits| {
         let retry_on = RetryOn::of(bits);
         // As in nginx: nothing else counts beside it.
         if retry_on.has(RetryOn::OFF) { RetryOn::OFF } else { retry_on }
     })
+}
+
+/// `memcached_next_upstream`, which has words of its own.
+pub(crate) fn memcached_next_upstream(builder: &mut Builder, statement: &Statement) -> Result<RetryOn, Diagnostic> {
+    let word = |&(name, bit): &(&'static str, u32)| match name {
+        "error" | "timeout" | "off" => Some((name, bit)),
+        "invalid_header" => Some(("invalid_response", bit)),
+        "http_404" => Some(("not_found", bit)),
+        _ => None,
+    };
+    retry_on(builder, statement, &RetryOn::WORDS.iter().filter_map(word).collect::<Vec<_>>())
 }
 
 pub(crate) fn ignore_headers(builder: &mut Builder, statement: &Statement) -> Result<Ignored, Diagnostic> {
@@ -173,6 +212,14 @@ pub(crate) fn temp_path(builder: &mut Builder, statement: &Statement) -> Result<
     };
     let levels = statement.args[1..].iter().map(level).collect::<Result<_, _>>()?;
     Ok(TempPath { path: builder.full_path(&statement.args[0].text).into(), levels })
+}
+
+/// `*_send_lowat`
+pub(crate) fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
+    let size = values::size(statement)?;
+    let message = format!("\"{}\" is not supported, ignored", statement.name.text);
+    builder.note([Diagnostic::warn(message).at(statement.span)]);
+    Ok(size)
 }
 
 pub(crate) fn field_name(statement: &Statement) -> Result<BString, Diagnostic> {

@@ -181,9 +181,10 @@ impl Http1 {
                 return Some(421);
             }
             match details.verdict() {
-                Verdict::Bad { is_unknown: true, .. } if mode == VerifyClient::OptionalNoCa => None,
-                Verdict::Bad { reason, .. } => {
-                    request.log(Level::Info, format_args!("client SSL certificate verify error: ({reason})"));
+                Verdict::Bad(fault) if mode == VerifyClient::OptionalNoCa && fault.is_unknown_issuer() => None,
+                Verdict::Bad(fault) => {
+                    let (number, words) = (fault.number(), fault.words());
+                    request.log(Level::Info, format_args!("client SSL certificate verify error: ({number}:{words})"));
                     Some(495)
                 }
                 Verdict::None if mode == VerifyClient::On => {
