@@ -5,8 +5,8 @@
 //! need is put together. Then, at the very end, the sockets are opened.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bstr::{BString, ByteSlice};
 use gale_config::{Contexts, Diagnostic, Setting, Span, Statement, Word};
@@ -31,8 +31,8 @@ use gale_engine::module::{Conf, Module};
 use gale_engine::protocol::Protocol;
 use gale_engine::server_name::{ServerName, ServerNames};
 use gale_engine::spool::TempPath;
-use gale_engine::tls::settings::{TlsSettings, VerifyClient};
-use gale_engine::tls::{TlsLoader, TlsServer};
+use gale_engine::tls::settings::{TlsClientSettings, TlsSettings, VerifyClient};
+use gale_engine::tls::{TlsClient, TlsClientLoader, TlsLoader, TlsServer};
 use gale_engine::upstream::{HasUpstreams, ResolverDefaults, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
@@ -56,10 +56,22 @@ pub struct HttpBuilder {
     pub upstreams: Upstreams<Request>,
     /// Directories for temporary files that modules want.
     pub temp_paths: Vec<Setting<TempPath>>,
+    /// What is asked of servers that are spoken to over TLS.
+    pub tls_clients: Vec<TlsClientDraft>,
     tree: ScopeTree,
     /// What else there is to know of each scope.
     scopes: Vec<ScopeDraft>,
     servers: Vec<ServerDraft>,
+}
+
+/// Settings of TLS to servers whose files have not been read.
+pub struct TlsClientDraft {
+    /// The settings.
+    pub settings: TlsClientSettings,
+    /// What the directives of their module begin with.
+    pub prefix: &'static str,
+    /// Gets what they come to.
+    pub client: Arc<OnceLock<Arc<TlsClient>>>,
 }
 
 struct ScopeDraft {
@@ -438,6 +450,7 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let definitions = modules.filter_map(|module| module.part::<HttpPart>()).flat_map(|part| part.variables);
     let variables = variables.complete(definitions)?;
     let tls = tls_servers(&servers, &confs, &addresses, &virtual_servers, builder, resources)?;
+    complete_tls_clients(builder, resources)?;
     let servers = finish_servers(&mut scopes, servers, tls);
     let scopes = finish_scopes(scopes, confs, &tree, builder);
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);
@@ -604,6 +617,17 @@ fn tls_servers(
         }
     }
     Ok(found)
+}
+
+/// Reads certificates and keys for connections to servers.
+fn complete_tls_clients(builder: &mut Builder, resources: &mut dyn Resources) -> Result<(), Diagnostic> {
+    let (mut loader, mut notes) = (TlsClientLoader::default(), Vec::new());
+    for draft in std::mem::take(&mut builder.http_mut().tls_clients) {
+        let client = loader.client(&draft.settings, draft.prefix, resources, &mut notes)?;
+        draft.client.get_or_init(|| client);
+    }
+    builder.note(notes);
+    Ok(())
 }
 
 fn finish_servers(scopes: &mut [ScopeDraft], servers: Vec<ServerDraft>, tls: Vec<ServerTls>) -> Vec<Server> {

@@ -32,5 +32,5 @@ pub mod sending;
 pub mod settings;
 mod tunnel;
 
-pub use attempt::{Passing, pass_on};
+pub use attempt::{Passing, PassingTls, pass_on};
 pub use response::{HeadRewriter, KeepHead, USUALLY_HIDDEN};

@@ -49,7 +49,7 @@ use self::head::SetHeader;
 use self::redirect::Redirects;
 use self::target::{Pass, Target};
 use crate::http::upstream_pass::PassRequests;
-use crate::http::upstream_rows::{self, own_row as row, upstream_rows};
+use crate::http::upstream_rows::{self, own_row as row, upstream_ssl_rows};
 use crate::shared::append::append;
 
 const PREFIX: &str = "proxy";
@@ -60,7 +60,7 @@ const HIDDEN: &[&str] = &["Date", "Server", "X-Pad"];
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_proxy",
-    directives: upstream_rows!(
+    directives: upstream_ssl_rows!(
         Conf,
         "proxy",
         "/var/lib/gale/proxy",
@@ -237,6 +237,9 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     }
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
     let passes_requests = conf.pass.is_some();
+    if conf.pass.as_ref().is_some_and(target::Pass::may_be_tls) {
+        upstream_rows::prepare_tls(&mut conf.upstream, builder, PREFIX);
+    }
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)
 }
 
@@ -293,7 +296,8 @@ fn prepare<'p>(
     Ok(Passing {
         selection: target.select(request),
         upstream: target.upstream(request),
-        scheme: "http://",
+        scheme: if target.is_tls { "https://" } else { "http://" },
+        tls: target.is_tls.then(|| upstream_rows::tls(request, &conf.upstream, &target.host)),
         uri: head.slice(uri_start..uri_start + uri.len()),
         head,
         body,
