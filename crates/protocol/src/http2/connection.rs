@@ -191,6 +191,9 @@ enum DataTarget {
     },
 }
 
+/// Bytes of memory for frames of control that a connection keeps.
+const CONTROL_KEPT: usize = 64;
+
 /// Priorities that are kept for requests to come.
 const EARLY_PRIORITIES_MAX: usize = 32;
 
@@ -875,8 +878,9 @@ impl Connection {
     pub fn poll_control(&mut self, out: &mut Vec<u8>) {
         if !self.control.is_empty() {
             out.extend_from_slice(&self.control);
-            // An idle connection holds nothing.
-            self.control = Vec::new();
+            self.control.clear();
+            // An idle connection holds next to nothing.
+            self.control.shrink_to(CONTROL_KEPT);
         }
     }
 
