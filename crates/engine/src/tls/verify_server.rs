@@ -284,8 +284,11 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
+/// Tag, contents, the whole element, and what follows it.
+type Element<'d> = (u8, &'d [u8], &'d [u8], &'d [u8]);
+
 /// The first element of DER: its tag, its contents, all of it, and what is behind it.
-fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8], &[u8])> {
+fn element(der: &[u8]) -> Option<Element<'_>> {
     let (&tag, rest) = der.split_first()?;
     let (&first, rest) = rest.split_first()?;
     let (length, rest) = match first {

@@ -211,12 +211,10 @@ impl UpstreamBody {
                 }
             }
             answering.tell_messages(request);
-            if let Poll::Ready(Err(error)) = answering.poll_send(request, context) {
-                // A server that has begun to answer need not read on.
-                if let SendError::Client(error) = error {
-                    self.fail(BodyError::Request(error));
-                    return Poll::Ready(None);
-                }
+            // A server that has begun to answer need not read on.
+            if let Poll::Ready(Err(SendError::Client(error))) = answering.poll_send(request, context) {
+                self.fail(BodyError::Request(error));
+                return Poll::Ready(None);
             }
             let mut max = PIECE_BYTES;
             if let Some(rate) = &mut self.rate {
