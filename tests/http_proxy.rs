@@ -791,6 +791,7 @@ fn redirects_lead_back_through_the_proxy(driver: Driver) {
     let server = setup.replace("ADDRESS", &backend.address).start();
     let mut client = server.connect();
     for (target, expected) in [
+        ("/one?x=1", "http://localhost/one/?x=1"),
         ("/one/?http://ADDRESS/two/x?y", "http://localhost/one/x?y"),
         ("/one/?http://ADDRESS/other/x", "http://ADDRESS/other/x"),
         ("/one/?/two/x", "/two/x"),

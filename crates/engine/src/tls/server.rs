@@ -210,7 +210,7 @@ impl TlsLoader {
 }
 
 /// The contents of a file that a directive names, or of `data:…`; or OpenSSL's words.
-fn read(word: &Word, resources: &mut dyn Resources) -> Result<Vec<u8>, String> {
+pub(super) fn read(word: &Word, resources: &mut dyn Resources) -> Result<Vec<u8>, String> {
     if let Some(text) = word.text.strip_prefix(b"data:") {
         return Ok(text.to_vec());
     }

@@ -13,6 +13,7 @@ use gale_runtime::{Moment, SocketAddress};
 use parking_lot::Mutex;
 
 use super::balance::{LeastTime, Metric};
+use super::health::Health;
 
 /// What the configuration says of one `server`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,6 +114,8 @@ pub(super) struct PeerState {
     /// When it was chosen last, as far as `fail_timeout` tells moments apart.
     chosen: AtomicU64,
     inflight: Mutex<Inflight>,
+    /// What active checks have found.
+    pub health: Health,
 }
 
 /// The requests that a peer has not answered, where `least_time … inflight` asks for them. Times are in milliseconds.
@@ -159,7 +162,13 @@ impl PeerState {
             response_time: AtomicU32::new(0),
             chosen: AtomicU64::new(0),
             inflight: Mutex::default(),
+            health: Health::default(),
         }
+    }
+
+    /// Its weight grows from now on as `slow_start` has it.
+    pub fn begin_slowly(&self, now: Moment) {
+        self.recovered.store(now.as_nanos(), Ordering::Relaxed);
     }
 
     /// From now on so many workers count their requests.

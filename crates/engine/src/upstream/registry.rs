@@ -7,14 +7,16 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bstr::{BStr, BString, ByteSlice};
 use gale_config::{Contexts, Diagnostic, Setting, Span};
 use gale_process::Resources;
 use gale_runtime::SocketAddress;
+use smallvec::SmallVec;
 
+use super::health::{BeforeFirstCheck, CHECKS_MAX, Check, CheckId, HealthPlan};
 use super::peer::address_name;
 use super::plan::{FixedServer, Plan, ResolvedServer};
 use super::queue::Queue;
@@ -104,8 +106,16 @@ impl UpstreamTarget {
 pub struct Upstreams<S> {
     groups: Vec<GroupDraft<S>>,
     references: Vec<(UpstreamTarget, Span)>,
+    checks: Vec<CheckDraft>,
     /// The block that is being read.
     current: Option<usize>,
+}
+
+/// A health check of a group that a directive refers to.
+struct CheckDraft {
+    group: UpstreamId,
+    before: BeforeFirstCheck,
+    span: Span,
 }
 
 /// An `upstream` block.
@@ -183,7 +193,7 @@ const RESOLVER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl<S> Default for Upstreams<S> {
     fn default() -> Upstreams<S> {
-        Upstreams { groups: Vec::new(), references: Vec::new(), current: None }
+        Upstreams { groups: Vec::new(), references: Vec::new(), checks: Vec::new(), current: None }
     }
 }
 
@@ -217,6 +227,13 @@ impl<S: Subject> Upstreams<S> {
             self.references.len() - 1
         });
         UpstreamId(u32::try_from(index).expect("fewer references than 2^32"))
+    }
+
+    /// The group has its peers checked: requests go to those that are well. Whoever calls this has a service do the
+    /// checks, with the [`Check`] that [`UpstreamTable::check`] has for this.
+    pub fn add_check(&mut self, group: UpstreamId, before: BeforeFirstCheck, span: Span) -> CheckId {
+        self.checks.push(CheckDraft { group, before, span });
+        CheckId(u32::try_from(self.checks.len() - 1).expect("fewer checks than 2^32"))
     }
 
     /// An `upstream` block begins.
@@ -268,7 +285,7 @@ impl<S: Subject> Upstreams<S> {
         S::Block: HasUpstreams<S>,
     {
         state_file::read::<S>(builder, resources)?;
-        let Upstreams { groups, references, .. } = std::mem::take(builder.upstreams::<S>());
+        let Upstreams { groups, references, checks, .. } = std::mem::take(builder.upstreams::<S>());
         let mut table = UpstreamTable::default();
         for group in groups {
             let key = Key { host: group.name.to_ascii_lowercase(), port: None };
@@ -279,6 +296,7 @@ impl<S: Subject> Upstreams<S> {
         let by_id = references.map(|(target, span)| table.resolve(target, *span, builder, resources));
         let by_id: Vec<Arc<Upstream<S>>> = by_id.collect::<Result<_, _>>()?;
         table.by_id = by_id.into();
+        table.complete_checks(&checks)?;
         Ok(table)
     }
 }
@@ -312,6 +330,7 @@ impl<S: Subject> GroupDraft<S> {
             weight_unit: if is_slow { SLOW_WEIGHT_UNIT } else { 1 },
             pool: self.keepalive_settings().map(|settings| state.pool(settings, workers)),
             queue: self.queue.get_opt().map(|&settings| Queue::new(settings)),
+            health: OnceLock::new(),
             state,
             workers,
         };
@@ -407,6 +426,7 @@ fn look_up(
 pub struct UpstreamTable<S> {
     by_id: Box<[Arc<Upstream<S>>]>,
     named: HashMap<Key, Arc<Upstream<S>>>,
+    checks: Box<[Check]>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -420,7 +440,7 @@ struct Key {
 impl<S> Default for UpstreamTable<S> {
     /// No groups.
     fn default() -> UpstreamTable<S> {
-        UpstreamTable { by_id: Box::default(), named: HashMap::new() }
+        UpstreamTable { by_id: Box::default(), named: HashMap::new(), checks: Box::default() }
     }
 }
 
@@ -428,6 +448,11 @@ impl<S> UpstreamTable<S> {
     /// The one that a directive refers to.
     pub fn get(&self, id: UpstreamId) -> &Arc<Upstream<S>> {
         &self.by_id[id.0 as usize]
+    }
+
+    /// A health check.
+    pub fn check(&self, id: CheckId) -> &Check {
+        &self.checks[id.0 as usize]
     }
 
     /// The one that a name stands for at run time (`proxy_pass http://$name`): the group of this name if no port is
@@ -445,6 +470,33 @@ impl<S> UpstreamTable<S> {
 }
 
 impl<S: Subject> UpstreamTable<S> {
+    /// Tells the groups of their checks.
+    fn complete_checks(&mut self, drafts: &[CheckDraft]) -> Result<(), Diagnostic> {
+        let mut of_groups: Vec<(&Arc<Group>, SmallVec<[BeforeFirstCheck; 1]>)> = Vec::new();
+        let mut checks = Vec::with_capacity(drafts.len());
+        for draft in drafts {
+            let group = self.by_id[draft.group.0 as usize].group();
+            let known = of_groups.iter().position(|(known, _)| Arc::ptr_eq(known, group));
+            let known = known.unwrap_or_else(|| {
+                of_groups.push((group, SmallVec::new()));
+                of_groups.len() - 1
+            });
+            let places = &mut of_groups[known].1;
+            if places.len() == CHECKS_MAX {
+                let message = format!("too many health checks of upstream \"{}\"", group.name());
+                return Err(Diagnostic::emerg(message).at(draft.span));
+            }
+            checks.push(Check::new(group, places.len()));
+            places.push(draft.before);
+        }
+        for (group, places) in of_groups {
+            let set = group.common.health.set(HealthPlan::new(places));
+            debug_assert!(set.is_ok(), "a group is completed once");
+        }
+        self.checks = checks.into();
+        Ok(())
+    }
+
     /// The group of a block, or an implicit one.
     fn resolve(
         &mut self,

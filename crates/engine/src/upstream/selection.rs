@@ -126,7 +126,7 @@ impl Selection {
             let set = &view.peers.primary;
             let is_usable = set.peers[0].settings.standing == Standing::Up
                 || self.bound_peer(set, now, &Tried::default()).is_some();
-            if !is_usable || !set.peers[0].take_place() {
+            if !is_usable || !view.common.is_well(&set.peers[0]) || !set.peers[0].take_place() {
                 return Err(NoPeer::NoneAlive);
             }
             self.tries_left = 0;
@@ -190,7 +190,11 @@ impl Selection {
     /// Whether nothing but its standing is against a peer.
     fn is_free(&self, set: &PeerSet, index: usize, now: Moment, lost: &Tried) -> bool {
         let peer = &set.peers[index];
-        !self.tried.contains(index) && !lost.contains(index) && !peer.is_failed(now) && !peer.is_full()
+        !self.tried.contains(index)
+            && !lost.contains(index)
+            && !peer.is_failed(now)
+            && !peer.is_full()
+            && self.view.common.is_well(peer)
     }
 
     /// The peer of this set that the session is bound to, if it can be chosen; it may be draining.

@@ -17,6 +17,7 @@ pub mod filters;
 pub mod forwarded;
 pub mod limit_rate;
 mod outcome;
+pub mod own;
 pub mod phases;
 pub(crate) mod pump;
 pub mod request_body;

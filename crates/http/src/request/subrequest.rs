@@ -20,6 +20,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
@@ -38,6 +39,7 @@ use crate::request::transform::InMemory;
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
 use gale_engine::tls::TlsStream;
+use gale_process::ListenAddress;
 
 /// How deep subrequests may be nested: nginx's bound.
 pub(crate) const NESTED_MAX: u8 = 50;
@@ -454,6 +456,13 @@ enum Side {
     Of(Rc<dyn Exchange>),
     /// What was known of the client, which may have left.
     LeftBehind { connection: Box<ConnectionInfo>, local_address: Option<SocketAddress>, scheme: Scheme },
+}
+
+/// What a request of our own has in place of a way to a client.
+pub(crate) fn no_client() -> Rc<dyn Exchange> {
+    let nowhere = Rc::new(ListenAddress::Unix(PathBuf::new()));
+    let connection = ConnectionInfo::new(0, SocketAddress::Unix(None), nowhere, gale_runtime::now());
+    Rc::new(Side::LeftBehind { connection: Box::new(connection), local_address: None, scheme: Scheme::Http })
 }
 
 impl Side {

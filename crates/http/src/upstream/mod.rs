@@ -14,6 +14,7 @@
 //!  body        the response's body as it comes, ahead of a slow client within bounds
 //!  tunnel      or, after a 101, bytes both ways
 //!
+//!  client      what services ask servers with: one request, its whole response
 //!  settings    what the location says       record    what the $upstream_* variables tell
 //! ```
 //!
@@ -22,6 +23,7 @@
 mod attempt;
 mod body;
 pub mod cgi;
+pub mod client;
 pub mod fastcgi;
 pub mod http1;
 pub mod memcached;
@@ -32,5 +34,5 @@ pub mod sending;
 pub mod settings;
 mod tunnel;
 
-pub use attempt::{Passing, pass_on};
+pub use attempt::{Passing, PassingTls, pass_on};
 pub use response::{HeadRewriter, KeepHead, USUALLY_HIDDEN};

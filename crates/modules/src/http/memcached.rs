@@ -146,6 +146,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         selection: target.select(request),
         upstream: target.upstream(request).cloned(),
         scheme: "memcached://",
+        tls: None,
         uri: Bytes::new(),
         head,
         body: RequestBody::None,

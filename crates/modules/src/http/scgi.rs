@@ -108,6 +108,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         selection: target.select(request),
         upstream: target.upstream(request).cloned(),
         scheme: "scgi://",
+        tls: None,
         uri: Bytes::new(),
         head: Bytes::from(head),
         body,

@@ -215,21 +215,21 @@ const DIRECTIVES: &[Directive] = &[
     },
 ];
 
-fn without_effect(builder: &mut Builder, statement: &Statement, why: &str) -> Result<(), Diagnostic> {
+pub(super) fn without_effect(builder: &mut Builder, statement: &Statement, why: &str) -> Result<(), Diagnostic> {
     let message = format!("\"{}\" directive is accepted but has no effect: {why}", statement.name.text);
     builder.note([Diagnostic::warn(message).at(statement.name.span)]);
     Ok(())
 }
 
 /// A certificate's or a key's file, or the text itself.
-fn certificate(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
+pub(super) fn certificate(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
     let word = &statement.args[0];
     if word.text.starts_with(b"data:") {
         return Ok(word.clone());
     }
     if word.text.starts_with(b"engine:") || word.text.starts_with(b"store:") {
         let (kind, _) = word.text.split_once_str(":").unwrap_or_default();
-        let what = if statement.name.text == "ssl_certificate" { "certificate" } else { "certificate key" };
+        let what = if statement.name.text.ends_with(b"_certificate") { "certificate" } else { "certificate key" };
         let message = format!("cannot load {what} \"{}\": \"{}:\" is not supported", word.text, BStr::new(kind));
         return Err(Diagnostic::emerg(message)
             .at(word.span)
@@ -242,14 +242,14 @@ fn certificate(builder: &mut Builder, statement: &Statement) -> Result<Word, Dia
     path(builder, statement)
 }
 
-fn path(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
+pub(super) fn path(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
     use std::os::unix::ffi::OsStrExt;
     let mut word = statement.args[0].clone();
     word.text = BString::from(builder.full_path(&word.text).as_os_str().as_bytes());
     Ok(word)
 }
 
-fn versions(builder: &mut Builder, statement: &Statement) -> Result<Versions, Diagnostic> {
+pub(super) fn versions(builder: &mut Builder, statement: &Statement) -> Result<Versions, Diagnostic> {
     let mut versions = Versions { tls12: false, tls13: false };
     for word in &statement.args {
         match &**word.text {
@@ -263,7 +263,9 @@ fn versions(builder: &mut Builder, statement: &Statement) -> Result<Versions, Di
         }
     }
     if !versions.tls12 && !versions.tls13 {
-        return Err(statement.error("no version is left in \"ssl_protocols\"").hint("Gale speaks TLSv1.2 and TLSv1.3"));
+        return Err(statement
+            .error(format!("no version is left in \"{}\"", statement.name.text))
+            .hint("Gale speaks TLSv1.2 and TLSv1.3"));
     }
     Ok(versions)
 }

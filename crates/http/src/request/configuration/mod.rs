@@ -45,6 +45,8 @@ pub struct HttpConfiguration {
     pub upstreams: UpstreamTable<Request>,
     /// Whether any of the addresses has TLS.
     pub speaks_tls: bool,
+    /// Whether any scope has [`Scope::redirects_to_slash`].
+    pub redirects_to_slash: bool,
     /// Counts the configurations of this process; the first one is 1.
     pub generation: u64,
 }
@@ -139,6 +141,8 @@ pub struct Scope {
     pub error_log: ErrorLog,
     /// The settings of every module, by the module's index.
     pub confs: Box<[Option<SharedConf>]>,
+    /// Its URI without the slash at the end of its name is answered by a redirect.
+    pub redirects_to_slash: bool,
     /// Per phase, the handlers that have something to do here, in order.
     pub handlers: [Vec<BoundHandler>; PHASES],
     /// The response filters that have something to do here, in order.

@@ -3,6 +3,8 @@
 //!   proxy_set_header NAME VALUE;  proxy_method METHOD;  proxy_http_version 1.0|1.1;  proxy_set_body TEXT;
 //!   proxy_redirect default|off|FROM TO;  proxy_cookie_domain …;  proxy_cookie_path …;  proxy_cookie_flags …;
 //!   proxy_upgrade TOKEN ...|off;  proxy_pass_trailers on|off;
+//!   health_check [PARAMETER ...];                location
+//!   match NAME { ... }                           http
 //!   and what all modules have that pass requests on (`upstream_rows.rs`)
 //!                                                http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
@@ -14,6 +16,8 @@
 
 mod cookies;
 mod head;
+mod health;
+mod matching;
 mod redirect;
 mod target;
 
@@ -49,7 +53,7 @@ use self::head::SetHeader;
 use self::redirect::Redirects;
 use self::target::{Pass, Target};
 use crate::http::upstream_pass::PassRequests;
-use crate::http::upstream_rows::{self, own_row as row, upstream_rows};
+use crate::http::upstream_rows::{self, own_row as row, upstream_ssl_rows};
 use crate::shared::append::append;
 
 const PREFIX: &str = "proxy";
@@ -60,7 +64,7 @@ const HIDDEN: &[&str] = &["Date", "Server", "X-Pad"];
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_proxy",
-    directives: upstream_rows!(
+    directives: upstream_ssl_rows!(
         Conf,
         "proxy",
         "/var/lib/gale/proxy",
@@ -73,6 +77,24 @@ pub static MODULE: Module = Module {
                 default: "",
                 about: "The server, or group of servers, that requests are passed to.",
                 store: &Custom(target::proxy_pass),
+            },
+            Directive {
+                name: "health_check",
+                contexts: Contexts::LOCATION,
+                takes: Takes::AtLeast(0),
+                body: BlockBody::None,
+                default: "",
+                about: "Has the servers that requests are passed to asked again and again whether they are well.",
+                store: &Custom(health::health_check),
+            },
+            Directive {
+                name: "match",
+                contexts: Contexts::HTTP,
+                takes: Takes::Exactly(1),
+                body: BlockBody::Block,
+                default: "",
+                about: "What the response to a health check has to be like.",
+                store: &Custom(matching::match_block),
             },
             row(
                 "proxy_set_header",
@@ -194,6 +216,10 @@ pub(super) struct Conf {
     cookie_flags: CookieFlags,
     upgrades: Setting<Vec<BString>>,
     send_lowat: Setting<u64>,
+    /// Not inherited, as `pass` is not.
+    check: Option<health::Draft>,
+    /// The `match` blocks, which only the http block has.
+    matches: Vec<Arc<matching::Match>>,
 }
 
 /// How long the request's body is, as text, and whether that is not known.
@@ -230,6 +256,9 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
         if conf.set_headers.is_empty() {
             conf.set_headers = parent.set_headers.clone();
         }
+        if !parent.matches.is_empty() {
+            conf.matches = parent.matches.clone();
+        }
         conf.redirects.inherit(&parent.redirects);
         conf.cookie_domains.inherit(&parent.cookie_domains);
         conf.cookie_paths.inherit(&parent.cookie_paths);
@@ -237,7 +266,11 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     }
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
     let passes_requests = conf.pass.is_some();
-    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)
+    if conf.pass.as_ref().is_some_and(target::Pass::may_be_tls) {
+        upstream_rows::prepare_tls(&mut conf.upstream, builder, PREFIX);
+    }
+    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)?;
+    health::complete(conf, builder)
 }
 
 /// Passes a request on. An error is the status that answers it.
@@ -293,7 +326,8 @@ fn prepare<'p>(
     Ok(Passing {
         selection: target.select(request),
         upstream: target.upstream(request),
-        scheme: "http://",
+        scheme: if target.is_tls { "https://" } else { "http://" },
+        tls: target.is_tls.then(|| upstream_rows::tls(request, &conf.upstream, &target.host)),
         uri: head.slice(uri_start..uri_start + uri.len()),
         head,
         body,

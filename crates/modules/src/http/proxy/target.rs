@@ -17,6 +17,7 @@ use gale_engine::upstream::{Selection, Upstream, UpstreamTarget};
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::variables::template::Template;
+use gale_protocol::request::Scheme;
 use gale_protocol::uri::escape::{Class, escape};
 
 use super::Conf;
@@ -39,6 +40,8 @@ pub(super) enum Pass {
 /// A server, and what is asked of it.
 #[derive(Debug)]
 pub(super) struct Target {
+    /// Whether the server is spoken to over TLS.
+    pub is_tls: bool,
     /// `$proxy_host`: the host, with its port unless that is the usual one.
     pub host: Arc<[u8]>,
     /// `$proxy_port`
@@ -75,9 +78,6 @@ pub(super) fn proxy_pass(conf: &mut Conf, builder: &mut Builder, statement: &Sta
     }
     let url = Url::parse(&word.text).map_err(|error| match error {
         WrongUrl::Prefix => Diagnostic::emerg("invalid URL prefix").at(word.span),
-        WrongUrl::NoTls => Diagnostic::emerg("https protocol requires SSL support")
-            .at(word.span)
-            .hint("Gale has no TLS to upstream servers yet"),
         WrongUrl::Address(what) => Diagnostic::emerg(format!("{what} in upstream \"{}\"", word.text)).at(word.span),
     })?;
     let location = builder.http_mut().replaceable_part(scope);
@@ -96,6 +96,7 @@ pub(super) fn proxy_pass(conf: &mut Conf, builder: &mut Builder, statement: &Sta
 
 /// A URL, taken apart.
 struct Url {
+    scheme: Scheme,
     server: UpstreamTarget,
     /// Begins with a slash, or is empty.
     uri: Box<[u8]>,
@@ -103,23 +104,20 @@ struct Url {
 
 enum WrongUrl {
     Prefix,
-    NoTls,
     /// In nginx's words.
     Address(&'static str),
 }
 
-const PORT_DEFAULT: u16 = 80;
-
 impl Url {
     fn parse(text: &[u8]) -> Result<Url, WrongUrl> {
         let has = |prefix: &[u8]| text.len() >= prefix.len() && text[..prefix.len()].eq_ignore_ascii_case(prefix);
-        if has(b"https://") {
-            return Err(WrongUrl::NoTls);
-        }
-        if !has(b"http://") {
+        let (scheme, rest) = if has(b"https://") {
+            (Scheme::Https, &text[8..])
+        } else if has(b"http://") {
+            (Scheme::Http, &text[7..])
+        } else {
             return Err(WrongUrl::Prefix);
-        }
-        let rest = &text[7..];
+        };
         let is_unix = rest.len() >= 5 && rest[..5].eq_ignore_ascii_case(b"unix:");
         let (server, uri) = if is_unix {
             match rest[5..].find_byte(b':') {
@@ -129,12 +127,12 @@ impl Url {
         } else {
             rest.split_at(rest.find_byteset(b"/?").unwrap_or(rest.len()))
         };
-        let server = UpstreamTarget::parse(server, PORT_DEFAULT).map_err(WrongUrl::Address)?;
+        let server = UpstreamTarget::parse(server, scheme.default_port()).map_err(WrongUrl::Address)?;
         let uri = match uri.first() {
             None | Some(b'/') => uri.into(),
             Some(_) => [b"/", uri].concat().into(),
         };
-        Ok(Url { server, uri })
+        Ok(Url { scheme, server, uri })
     }
 
     /// The host as it is known to requests, with its port unless that is the usual one; and the port.
@@ -161,7 +159,8 @@ impl Url {
     /// How it is known to requests, with the servers behind it.
     fn target(self, found: Found) -> Target {
         let (host, port) = self.host();
-        Target { host: host.into(), port: port.into(), uri: self.uri, found }
+        let is_tls = self.scheme == Scheme::Https;
+        Target { is_tls, host: host.into(), port: port.into(), uri: self.uri, found }
     }
 }
 
@@ -187,9 +186,6 @@ impl Pass {
             Err(error) => {
                 match error {
                     WrongUrl::Prefix => request.log(Level::Error, format_args!("invalid URL prefix in \"{shown}\"")),
-                    WrongUrl::NoTls => {
-                        request.log(Level::Error, format_args!("https protocol requires SSL support in \"{shown}\""));
-                    }
                     WrongUrl::Address(what) => {
                         request.log(Level::Error, format_args!("{what} in upstream \"{shown}\""));
                     }
@@ -200,6 +196,11 @@ impl Pass {
         let (host, _) = url.host();
         let found = Found::look_up(request, &url.server, &host.to_str_lossy()).await?;
         Ok(Arc::new(url.target(found)))
+    }
+
+    /// Whether a server may be spoken to over TLS.
+    pub fn may_be_tls(&self) -> bool {
+        self.known().is_none_or(|target| target.is_tls)
     }
 
     /// What the server is asked for.
