@@ -232,10 +232,8 @@ fn check_extensions(certificate: &X509Certificate<'_>, place: usize, is_last: bo
                 path_length = constraints.path_len_constraint;
             }
             ParsedExtension::KeyUsage(usage) => may_sign = usage.key_cert_sign(),
-            ParsedExtension::ExtendedKeyUsage(usage) if !usage.any && !usage.client_auth => {
-                return Err(Fault::WrongPurpose);
-            }
-            ParsedExtension::ExtendedKeyUsage(_) => {}
+            ParsedExtension::ExtendedKeyUsage(usage) if usage.any || usage.client_auth => {}
+            ParsedExtension::ExtendedKeyUsage(_) => return Err(Fault::WrongPurpose),
             // What names it may sign for is not looked at here: so it may sign none.
             ParsedExtension::NameConstraints(_) => return Err(Fault::UnknownExtension),
             ParsedExtension::SubjectAlternativeName(_)
