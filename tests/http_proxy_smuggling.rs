@@ -153,7 +153,7 @@ fn start(driver: Driver, more: &str) -> (Recorder, Server) {
     let recorder = Recorder::start();
     let setup = Setup::server(
         driver,
-        "MORE client_max_body_size 100k; client_header_timeout 3s; client_body_timeout 3s; lingering_timeout 100ms;
+        "MORE client_max_body_size 100k; client_header_timeout 20s; client_body_timeout 20s; lingering_timeout 100ms;
          location / { proxy_pass http://ADDRESS; }",
     );
     let server = setup.replace("MORE", more).replace("ADDRESS", &recorder.serving.address).start();

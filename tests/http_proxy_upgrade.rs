@@ -190,7 +190,7 @@ fn each_direction_ends_on_its_own(driver: Driver) {
 }
 
 fn an_idle_tunnel_ends_after_the_read_timeout(driver: Driver) {
-    let (backend, server) = start(driver, "proxy_read_timeout 300ms;");
+    let (backend, server) = start(driver, "proxy_read_timeout 1s;");
     let (mut client, mut peer, ..) = open(&backend, &server);
     converse(&mut client, &mut peer);
     client.assert_closed();
@@ -233,7 +233,7 @@ fn ends_that_write_without_reading_are_held_up_and_lose_nothing(driver: Driver) 
 
 fn a_reset_of_one_end_ends_the_other(driver: Driver) {
     let (backend, server) = start(driver, "");
-    let (mut client, mut peer, ..) = open(&backend, &server);
+    let (mut client, peer, ..) = open(&backend, &server);
     // What was not read makes a reset of the end.
     client.send("unread");
     peer.wait_readable();

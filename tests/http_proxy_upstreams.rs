@@ -305,7 +305,7 @@ fn a_silent_server_is_given_up(driver: Driver) {
     let silent = Backend::tcp();
     let good = ok();
     let servers = format!("server {} max_fails=0; server {} backup;", silent.address(), good.address);
-    let locations = "proxy_read_timeout 200ms; location / { proxy_pass http://u; }
+    let locations = "proxy_read_timeout 1s; location / { proxy_pass http://u; }
         location /error { proxy_next_upstream error; proxy_pass http://u; }";
     let server = start(driver, &servers, locations);
     assert_eq!(server.get("/error").status, 504);

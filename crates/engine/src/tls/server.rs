@@ -258,7 +258,12 @@ fn client_rules(
             load::revocations(&text).map_err(failed)?
         }
     };
-    let hints = told.iter().filter_map(subject).collect();
+    let mut hints: Vec<DistinguishedName> = Vec::new();
+    for hint in told.iter().filter_map(subject) {
+        if !hints.iter().any(|known| known.as_ref() == hint.as_ref()) {
+            hints.push(hint);
+        }
+    }
     let strict = verify::strict(&authorities, provider);
     let depth = *settings.verify_depth.get();
     Ok((ClientRules { mode, authorities, revoked, strict, depth }, hints))

@@ -248,7 +248,7 @@ impl TlsStream {
                 Ok(standing) => standing,
                 Err(failure) => {
                     // A client that does not take it learns it from the end of the connection.
-                    let _ = self.socket.try_send(&mut state.outgoing, true);
+                    let _ = self.socket.try_send(&mut state.outgoing, false);
                     return Poll::Ready(Err(failure));
                 }
             };

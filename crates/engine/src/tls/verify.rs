@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, SignatureVerificationAlgorithm, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
@@ -186,27 +186,32 @@ fn judge_leniently(
     if chain.len().saturating_sub(2) as u64 > rules.depth {
         return Err(Fault::ChainTooLong);
     }
-    for (place, certificate) in chain.iter().enumerate() {
-        check_extensions(certificate, place, place + 1 == chain.len())?;
+    // Of several faults the last one is told, as nginx has it from OpenSSL.
+    let mut result = Ok(());
+    let places = || chain.iter().enumerate();
+    for (place, certificate) in places() {
+        result = check_extensions(certificate, place, place + 1 == chain.len()).and(result);
     }
-    for (place, certificate) in chain.iter().enumerate() {
-        let issuer = chain.get(place + 1).unwrap_or(certificate);
-        check_revocation(rules, certificate, issuer, now)?;
-    }
-    for (place, certificate) in chain.iter().enumerate().rev() {
+    for (place, certificate) in places() {
         let is_trusted = place + 1 == chain.len();
         if !is_trusted && certificate.signature_algorithm.algorithm == oid_registry::OID_PKCS1_SHA1WITHRSA {
-            return Err(Fault::TooWeak);
-        }
-        let validity = certificate.validity();
-        if now < validity.not_before {
-            return Err(Fault::NotYetValid);
-        }
-        if now > validity.not_after {
-            return Err(Fault::Expired);
+            result = Err(Fault::TooWeak);
         }
     }
-    Ok(())
+    for (place, certificate) in places() {
+        let issuer = chain.get(place + 1).unwrap_or(certificate);
+        result = check_revocation(rules, certificate, issuer, now).and(result);
+    }
+    for (_, certificate) in places().rev() {
+        let validity = certificate.validity();
+        if now < validity.not_before {
+            result = Err(Fault::NotYetValid);
+        }
+        if now > validity.not_after {
+            result = Err(Fault::Expired);
+        }
+    }
+    result
 }
 
 fn is_self_issued(certificate: &X509Certificate<'_>) -> bool {
@@ -299,6 +304,27 @@ pub struct TakesAny {
     pub provider: Arc<CryptoProvider>,
 }
 
+impl TakesAny {
+    /// Checks a signature with the key of a certificate that the library does not look into, by as many of the
+    /// algorithms that the scheme stands for.
+    fn check(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+        algorithms_max: usize,
+    ) -> Option<HandshakeSignatureValid> {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        let key = &certificate.public_key().subject_public_key.data;
+        let mapping = self.provider.signature_verification_algorithms.mapping;
+        let (_, algorithms) = mapping.iter().find(|(scheme, _)| *scheme == signed.scheme)?;
+        let is_good = |algorithm: &&dyn SignatureVerificationAlgorithm| {
+            algorithm.verify_signature(key, message, signed.signature()).is_ok()
+        };
+        algorithms.iter().take(algorithms_max).any(is_good).then(HandshakeSignatureValid::assertion)
+    }
+}
+
 impl ClientCertVerifier for TakesAny {
     fn client_auth_mandatory(&self) -> bool {
         false
@@ -323,7 +349,9 @@ impl ClientCertVerifier for TakesAny {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, algorithms)
+            .or_else(|error| self.check(message, certificate, signed, usize::MAX).ok_or(error))
     }
 
     fn verify_tls13_signature(
@@ -332,7 +360,18 @@ impl ClientCertVerifier for TakesAny {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, algorithms).or_else(|error| {
+            let is_of_12 = matches!(
+                signed.scheme,
+                SignatureScheme::RSA_PKCS1_SHA256
+                    | SignatureScheme::RSA_PKCS1_SHA384
+                    | SignatureScheme::RSA_PKCS1_SHA512
+            );
+            // The curve goes with the scheme: it is that of the first one.
+            let checked = if is_of_12 { None } else { self.check(message, certificate, signed, 1) };
+            checked.ok_or(error)
+        })
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

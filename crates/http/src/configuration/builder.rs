@@ -31,7 +31,7 @@ use gale_engine::module::{Conf, Module};
 use gale_engine::protocol::Protocol;
 use gale_engine::server_name::{ServerName, ServerNames};
 use gale_engine::spool::TempPath;
-use gale_engine::tls::settings::{TlsClientSettings, TlsSettings};
+use gale_engine::tls::settings::{TlsClientSettings, TlsSettings, VerifyClient};
 use gale_engine::tls::{TlsClient, TlsClientLoader, TlsLoader, TlsServer};
 use gale_engine::upstream::{HasUpstreams, ResolverDefaults, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
@@ -457,8 +457,17 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
     let speaks_tls = addresses.iter().any(|address| address.ssl);
     let addresses_later = Vec::new();
-    let configuration =
-        HttpConfiguration { scopes, servers, addresses: addresses_later, variables, upstreams, speaks_tls, generation };
+    let redirects_to_slash = scopes.iter().any(|scope| scope.redirects_to_slash);
+    let configuration = HttpConfiguration {
+        scopes,
+        redirects_to_slash,
+        servers,
+        addresses: addresses_later,
+        variables,
+        upstreams,
+        speaks_tls,
+        generation,
+    };
     let temp_paths = std::mem::take(&mut builder.http_mut().temp_paths);
     let plan = ListenPlan::new(addresses);
     Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan, temp_paths }))
@@ -571,6 +580,9 @@ fn names_of(draft: &AddressDraft, servers: &[ServerDraft], builder: &mut Builder
     names
 }
 
+/// A server's certificates and rules, and whether it asks for those of clients.
+type ServerTls = (Option<Arc<TlsServer>>, VerifyClient);
+
 /// The certificates and rules of each server that has some. The addresses that speak TLS have to have them.
 fn tls_servers(
     servers: &[ServerDraft],
@@ -579,27 +591,27 @@ fn tls_servers(
     virtual_servers: &[VirtualServers],
     builder: &mut Builder,
     resources: &mut dyn Resources,
-) -> Result<Vec<Option<Arc<TlsServer>>>, Diagnostic> {
+) -> Result<Vec<ServerTls>, Diagnostic> {
     let (mut loader, mut notes) = (TlsLoader::default(), Vec::new());
     let mut found = Vec::with_capacity(servers.len());
     for server in servers {
         let of_scope = confs[server.scope.0 as usize].iter().flatten();
         let settings = of_scope.filter_map(|conf| conf.downcast_ref::<TlsSettings>()).next();
         found.push(match settings {
-            Some(settings) => loader.server(settings, resources, &mut notes)?,
-            None => None,
+            Some(settings) => (loader.server(settings, resources, &mut notes)?, *settings.verify_client.get()),
+            None => ServerTls::default(),
         });
     }
     builder.note(notes);
     for (address, virtual_servers) in addresses.iter().zip(virtual_servers).filter(|(address, _)| address.ssl) {
         // What the default server has is for those that have none, unless that only refuses.
-        let default = found[virtual_servers.default.0 as usize].as_ref();
+        let default = found[virtual_servers.default.0 as usize].0.as_ref();
         let needs = match default {
             None => std::slice::from_ref(&virtual_servers.default),
             Some(default) if default.rejects() => &address.servers[..],
             Some(_) => continue,
         };
-        if let Some(without) = needs.iter().find(|server| found[server.0 as usize].is_none()) {
+        if let Some(without) = needs.iter().find(|server| found[server.0 as usize].0.is_none()) {
             let message = "no \"ssl_certificate\" is defined for the \"listen ... ssl\" directive";
             return Err(Diagnostic::emerg(message).at(servers[without.0 as usize].span));
         }
@@ -618,12 +630,8 @@ fn complete_tls_clients(builder: &mut Builder, resources: &mut dyn Resources) ->
     Ok(())
 }
 
-fn finish_servers(
-    scopes: &mut [ScopeDraft],
-    servers: Vec<ServerDraft>,
-    tls: Vec<Option<Arc<TlsServer>>>,
-) -> Vec<Server> {
-    let finish = |(draft, tls): (ServerDraft, Option<Arc<TlsServer>>)| {
+fn finish_servers(scopes: &mut [ScopeDraft], servers: Vec<ServerDraft>, tls: Vec<ServerTls>) -> Vec<Server> {
+    let finish = |(draft, (tls, verify_client)): (ServerDraft, ServerTls)| {
         let mut named = HashMap::new();
         let locations = take_locations(scopes, draft.scope, &mut named);
         let name = draft.names.first().map_or(Box::default(), |(word, _)| {
@@ -631,7 +639,7 @@ fn finish_servers(
             let text: &[u8] = &word.text;
             text.strip_prefix(b".").unwrap_or(text).into()
         });
-        Server { scope: draft.scope, name, locations, named, tls }
+        Server { scope: draft.scope, name, locations, named, tls, verify_client }
     };
     servers.into_iter().zip(tls).map(finish).collect()
 }
@@ -723,7 +731,13 @@ fn finish_scope(draft: ScopeDraft, confs: Confs, parts: &Parts) -> Scope {
     let core = confs.iter().flatten().find(|conf| conf.is::<CoreSettings>());
     let core = core.and_then(|conf| Arc::clone(conf).downcast::<CoreSettings>().ok());
     let core = core.expect("the http core module is among the modules");
+    let is_slashed = draft.kind == ScopeKind::Location
+        && matches!(draft.shape, LocationShape::Exact | LocationShape::Prefix)
+        && draft.name.len() > 1
+        && draft.name.ends_with(b"/");
+    let passes_on = handlers[Phase::Content as usize].iter().any(|bound| bound.handler.redirects_to_slash());
     Scope {
+        redirects_to_slash: is_slashed && passes_on,
         kind: draft.kind,
         name: draft.name.as_slice().into(),
         error_log: ErrorLog::new(core.error_log.get().clone()),

@@ -34,6 +34,10 @@ impl<C: 'static> Handler for PassRequests<C> {
         *(self.settings)(conf_of(conf)).ignore_client_abort.get()
     }
 
+    fn redirects_to_slash(&self) -> bool {
+        true
+    }
+
     fn patience(&self) -> Duration {
         // As nginx: a server is not to work for a client that has left.
         Duration::ZERO
