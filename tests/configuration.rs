@@ -29,6 +29,11 @@ fn errors_of_the_http_block_are_told_with_place_and_hint() {
 }
 
 #[test]
+fn errors_of_groups_of_servers_are_told_with_place_and_hint() {
+    check("upstream.golden");
+}
+
+#[test]
 fn errors_that_only_root_can_make_are_told_with_place_and_hint() {
     if is_root() {
         check("root.golden");

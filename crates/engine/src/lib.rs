@@ -13,6 +13,7 @@
 //! worker         what the protocols of one event loop share; `worker_connections`, counters
 //! resolver       names to addresses, while requests run
 //! log            error and access logs
+//! tls            TLS above a socket, and what servers need for it
 //! transport      what carries a connection: a socket, or TLS above one
 //! spool          bytes that are written and read at once, in memory and in a file
 //! zone           state that all workers share under a name
@@ -37,6 +38,7 @@ pub mod server_address;
 pub mod server_name;
 pub mod service;
 pub mod spool;
+pub mod tls;
 pub mod transport;
 pub mod upstream;
 pub mod variables;

@@ -44,6 +44,8 @@ pub struct Address {
     pub shares_socket: bool,
     /// Connections begin with a header of the PROXY protocol.
     pub proxy_protocol: bool,
+    /// Connections speak TLS.
+    pub ssl: bool,
 }
 
 /// One `listen` of one server, parsed.
@@ -62,6 +64,8 @@ pub struct Listen {
     pub is_default: bool,
     /// `proxy_protocol`
     pub proxy_protocol: bool,
+    /// `ssl`
+    pub ssl: bool,
     /// Where it was written.
     pub span: Span,
     /// As it was written, for messages.
@@ -109,6 +113,7 @@ impl Listen {
             has_options: false,
             is_default: false,
             proxy_protocol: false,
+            ssl: false,
             span,
             text: format!("*:{port}"),
         }
@@ -129,6 +134,7 @@ impl Listen {
             has_options: false,
             is_default: false,
             proxy_protocol: false,
+            ssl: false,
             span: statement.span,
             text: word.text.to_string(),
         };
@@ -171,6 +177,10 @@ impl Listen {
                 self.proxy_protocol = true;
                 return Ok(());
             }
+            (b"ssl", None) => {
+                self.ssl = true;
+                return Ok(());
+            }
             (b"bind", None) => {}
             (b"backlog", Some(_)) => {
                 self.spec.backlog = i32::try_from(positive("backlog")?).unwrap_or(i32::MAX);
@@ -204,7 +214,7 @@ impl Listen {
                 warnings.push(Diagnostic::warn(text).at(option.span));
                 return Ok(());
             }
-            (b"ssl" | b"http2" | b"quic" | b"multipath", None) => {
+            (b"http2" | b"quic" | b"multipath", None) => {
                 let hint = format!("nginx has \"{}\" here, Gale does not have it yet", option.text);
                 return Err(invalid("parameter").hint(hint));
             }
@@ -369,6 +379,7 @@ impl Listen {
                 spec,
                 has_options: self.has_options,
                 proxy_protocol: self.proxy_protocol,
+                ssl: self.ssl,
                 protocols: Protocols::default(),
                 options_span: self.has_options.then_some(self.span),
                 default: self.is_default.then_some((server, self.span)),
@@ -376,9 +387,11 @@ impl Listen {
             });
             return Ok(());
         };
-        let (wanted, before) = (self.proxy_protocol, draft.proxy_protocol);
+        let wanted = Protocols::mask(self.proxy_protocol, self.ssl);
+        let before = Protocols::mask(draft.proxy_protocol, draft.ssl);
         let is_redefined = draft.protocols.add(wanted, before, self.has_options, draft.has_options);
-        draft.proxy_protocol |= wanted;
+        draft.proxy_protocol |= self.proxy_protocol;
+        draft.ssl |= self.ssl;
         if self.has_options {
             if let Some(first) = draft.options_span {
                 if draft.spec != spec {
@@ -428,6 +441,8 @@ pub struct AddressDraft {
     pub has_options: bool,
     /// Whether any of its servers wants the PROXY protocol: then all of them get it.
     pub proxy_protocol: bool,
+    /// Whether any of its servers wants TLS: then all of them get it.
+    pub ssl: bool,
     /// What its `listen` directives said of that.
     pub protocols: Protocols,
     /// Where the options were written.
@@ -443,19 +458,27 @@ pub struct AddressDraft {
 #[derive(Default)]
 pub struct Protocols {
     /// What those say that say nothing new.
-    usual: Option<bool>,
+    usual: Option<u8>,
     has_changed: bool,
 }
 
 impl Protocols {
-    /// Another `listen` of the address, with PROXY protocol or not; `before` says whether an earlier one had it, and
+    /// The PROXY protocol and TLS as [`Protocols::add`] takes them.
+    pub fn mask(proxy_protocol: bool, ssl: bool) -> u8 {
+        u8::from(proxy_protocol) | u8::from(ssl) << 1
+    }
+
+    /// Another `listen` of the address, with these protocols; `before` are those that earlier ones had, and
     /// `has_options` and `had_options` the same of options of the socket. Says whether a warning is due.
-    pub fn add(&mut self, wanted: bool, before: bool, has_options: bool, had_options: bool) -> bool {
+    pub fn add(&mut self, wanted: u8, before: u8, has_options: bool, had_options: bool) -> bool {
         let is_unusual = self.usual.is_some_and(|usual| usual != wanted);
-        let (is_redefined, usual) = match (before, wanted) {
-            (false, true) => ((had_options && !has_options) || self.has_changed, before),
-            (true, false) => (has_options || is_unusual, wanted),
-            _ => ((has_options && self.has_changed) || is_unusual, wanted),
+        let all = wanted | before;
+        let (is_redefined, usual) = if all != before {
+            ((had_options && !has_options) || self.has_changed || all != wanted, before)
+        } else if all != wanted {
+            (has_options || is_unusual, wanted)
+        } else {
+            ((has_options && self.has_changed) || is_unusual, wanted)
         };
         self.has_changed |= before != wanted;
         self.usual = Some(usual);
@@ -502,6 +525,7 @@ impl ListenPlan {
             address: draft.spec.address,
             listener: Arc::clone(&listeners[holder]),
             proxy_protocol: draft.proxy_protocol,
+            ssl: draft.ssl,
             shares_socket: holders.iter().filter(|&&other| other == holder).count() > 1,
         };
         drafts.into_iter().zip(&holders).map(finish).collect()

@@ -3,18 +3,19 @@
 //! A protocol receives and sends by a [`Transport`] and does not know which it has, but for what that makes cheap
 //! ([`Transport::can_sendfile`]) and what it says to others ([`Transport::is_encrypted`]).
 
-use std::convert::Infallible;
 use std::io;
 use std::task::{Context, Poll};
 
 use gale_runtime::{Buffer, File, Output, SocketAddress, Stream, TcpInfo};
 
+use crate::tls::{IdleTls, TlsStream};
+
 /// See the file's head.
 pub enum Transport {
     /// In the clear.
     Plain(Stream),
-    /// Encrypted: there is no such connection yet.
-    Tls(Infallible),
+    /// Encrypted, or about to be.
+    Tls(Box<TlsStream>),
 }
 
 impl Transport {
@@ -22,13 +23,21 @@ impl Transport {
     fn socket(&self) -> &Stream {
         match self {
             Transport::Plain(stream) => stream,
-            Transport::Tls(never) => match *never {},
+            Transport::Tls(stream) => stream.socket(),
         }
     }
 
-    /// Whether somebody on the way can read it.
+    /// The session above it, or where one may begin.
+    pub fn tls(&self) -> Option<&TlsStream> {
+        match self {
+            Transport::Plain(_) => None,
+            Transport::Tls(stream) => Some(stream),
+        }
+    }
+
+    /// Whether nobody on the way can read it.
     pub fn is_encrypted(&self) -> bool {
-        matches!(self, Transport::Tls(_))
+        matches!(self, Transport::Tls(stream) if stream.is_tls())
     }
 
     /// Whether the kernel can send a file by itself ([`Transport::poll_sendfile`]).
@@ -40,7 +49,7 @@ impl Transport {
     pub fn poll_recv(&self, context: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
         match self {
             Transport::Plain(stream) => stream.poll_recv(context, into, max),
-            Transport::Tls(never) => match *never {},
+            Transport::Tls(stream) => stream.poll_recv(context, into, max),
         }
     }
 
@@ -48,7 +57,7 @@ impl Transport {
     pub fn poll_send(&self, context: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
         match self {
             Transport::Plain(stream) => stream.poll_send(context, out),
-            Transport::Tls(never) => match *never {},
+            Transport::Tls(stream) => stream.poll_send(context, out),
         }
     }
 
@@ -56,7 +65,7 @@ impl Transport {
     pub fn try_send(&self, out: &mut Output, is_last: bool) -> io::Result<usize> {
         match self {
             Transport::Plain(stream) => stream.try_send(out, is_last),
-            Transport::Tls(never) => match *never {},
+            Transport::Tls(stream) => stream.try_send(out, is_last),
         }
     }
 
@@ -64,7 +73,7 @@ impl Transport {
     pub fn try_send_copy(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
         match self {
             Transport::Plain(stream) => stream.try_send_copy(bytes, is_last),
-            Transport::Tls(never) => match *never {},
+            Transport::Tls(stream) => stream.try_send_copy(bytes, is_last),
         }
     }
 
@@ -78,7 +87,7 @@ impl Transport {
     ) -> Poll<io::Result<usize>> {
         match self {
             Transport::Plain(stream) => stream.poll_sendfile(context, file, offset, length),
-            Transport::Tls(never) => match *never {},
+            Transport::Tls(_) => Poll::Ready(Err(io::ErrorKind::Unsupported.into())),
         }
     }
 
@@ -86,7 +95,7 @@ impl Transport {
     pub fn shutdown_write(&self) -> io::Result<()> {
         match self {
             Transport::Plain(stream) => stream.shutdown_write(),
-            Transport::Tls(never) => match *never {},
+            Transport::Tls(stream) => stream.shutdown_write(),
         }
     }
 
@@ -94,7 +103,35 @@ impl Transport {
     pub fn has_unread(&self) -> bool {
         match self {
             Transport::Plain(stream) => stream.has_unread(),
-            Transport::Tls(never) => match *never {},
+            Transport::Tls(stream) => stream.has_unread(),
+        }
+    }
+
+    /// Whether nothing has come that would be read; see [`Stream::is_idle`] and [`TlsStream::is_idle`].
+    pub fn is_idle(&self) -> bool {
+        match self {
+            Transport::Plain(stream) => stream.is_idle(),
+            Transport::Tls(stream) => stream.is_idle(),
+        }
+    }
+
+    /// The socket, and the session above it, if there is one, apart: so another thread may go on with them. `None` if
+    /// something is on its way; then the connection is closed.
+    pub fn into_idle(self) -> Option<(Stream, Option<IdleTls>)> {
+        match self {
+            Transport::Plain(stream) => Some((stream, None)),
+            Transport::Tls(stream) => {
+                let (socket, session) = stream.into_idle()?;
+                Some((socket, Some(session)))
+            }
+        }
+    }
+
+    /// Puts together what [`Transport::into_idle`] took apart.
+    pub fn from_idle(socket: Stream, session: Option<IdleTls>) -> Transport {
+        match session {
+            None => Transport::Plain(socket),
+            Some(session) => Transport::Tls(Box::new(TlsStream::from_idle(socket, session))),
         }
     }
 
@@ -120,7 +157,10 @@ impl Transport {
 
     /// See [`Stream::set_linger_reset`].
     pub fn set_linger_reset(&self) -> io::Result<()> {
-        self.socket().set_linger_reset()
+        match self {
+            Transport::Plain(stream) => stream.set_linger_reset(),
+            Transport::Tls(stream) => stream.set_linger_reset(),
+        }
     }
 
     /// See [`Stream::local_address`].

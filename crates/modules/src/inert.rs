@@ -21,7 +21,7 @@ const fn row(name: &'static str, contexts: Contexts, takes: Takes, about: &'stat
 const HASH: &str = "The size of a hash table: Gale's grow by themselves.";
 const MEMORY: &str = "The size of a memory pool: Gale has none.";
 const COMPRESSION: &str = "The memory of compressors: Gale takes what zlib needs.";
-const TLS: &str = "TLS: not built yet; without a TLS listener it changes nothing.";
+const TLS: &str = "TLS: not built yet; clients get their answers without it.";
 const BUFFERS: &str = "A mark on the buffers of what is proxied: Gale's have none.";
 const TEMPORARY: &str = "Who writes temporary files: threads always do.";
 
@@ -44,16 +44,7 @@ const DIRECTIVES: &[Directive] = &[
     row("gzip_window", Contexts::ANYWHERE, Takes::Exactly(1), COMPRESSION),
     row("postpone_gzipping", Contexts::ANYWHERE, Takes::Exactly(1), COMPRESSION),
     row("ssi_ignore_recycled_buffers", Contexts::ANYWHERE, Takes::Flag, BUFFERS),
-    row("ssl_buffer_size", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
-    row("ssl_ciphers", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
-    row("ssl_dhparam", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
     row("ssl_early_data", HTTP_AND_SERVER, Takes::Flag, TLS),
-    row("ssl_ecdh_curve", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
-    row("ssl_prefer_server_ciphers", HTTP_AND_SERVER, Takes::Flag, TLS),
-    row("ssl_protocols", HTTP_AND_SERVER, Takes::AtLeast(1), TLS),
-    row("ssl_session_cache", HTTP_AND_SERVER, Takes::Between(1, 2), TLS),
-    row("ssl_session_tickets", HTTP_AND_SERVER, Takes::Flag, TLS),
-    row("ssl_session_timeout", HTTP_AND_SERVER, Takes::Exactly(1), TLS),
     row("ssl_stapling", HTTP_AND_SERVER, Takes::Flag, TLS),
     row("ssl_stapling_verify", HTTP_AND_SERVER, Takes::Flag, TLS),
 ];

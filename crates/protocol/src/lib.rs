@@ -6,6 +6,7 @@
 //! caller's limits.
 
 pub mod byte_ranges;
+pub mod client_hello;
 pub mod fastcgi;
 pub mod gateway;
 pub mod host;

@@ -136,6 +136,14 @@ impl Buffer {
         }
     }
 
+    /// As [`Buffer::readable`], for whoever works on them in place.
+    pub fn readable_mut(&mut self) -> &mut [u8] {
+        match &mut self.block {
+            Some(block) => &mut block.bytes_mut()[self.start as usize..self.end as usize],
+            None => &mut [],
+        }
+    }
+
     /// How many bytes are readable.
     #[inline]
     pub fn len(&self) -> usize {

@@ -11,11 +11,14 @@ const WITH: &[&str] = &[
     "http_addition_module",
     "http_auth_request_module",
     "http_dav_module",
+    "http_flv_module",
     "http_gunzip_module",
     "http_gzip_static_module",
+    "http_mp4_module",
     "http_random_index_module",
     "http_realip_module",
     "http_secure_link_module",
+    "http_ssl_module",
     "http_stub_status_module",
     "http_sub_module",
     "file-aio",
@@ -23,17 +26,7 @@ const WITH: &[&str] = &[
 ];
 
 /// Standard modules of nginx that are not built yet, as its `configure` names them.
-const WITHOUT: &[&str] = &[
-    "http_userid_module",
-    "http_referer_module",
-    "http_fastcgi_module",
-    "http_uwsgi_module",
-    "http_scgi_module",
-    "http_grpc_module",
-    "http_tunnel_module",
-    "http_memcached_module",
-    "http_browser_module",
-];
+const WITHOUT: &[&str] = &["http_grpc_module", "http_tunnel_module"];
 
 /// `-v`
 pub fn short(is_nginx: bool) -> String {
@@ -49,7 +42,7 @@ pub fn long(is_nginx: bool) -> String {
     let with: Vec<String> = WITH.iter().map(|module| format!("--with-{module}")).collect();
     let without: Vec<String> = WITHOUT.iter().map(|module| format!("--without-{module}")).collect();
     format!(
-        "{}\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {} {}\n",
+        "{}\nTLS SNI support enabled\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {} {}\n",
         short(is_nginx),
         prefix(is_nginx),
         configuration_path(is_nginx),

@@ -37,6 +37,7 @@ use gale_base::log_level::Level;
 use gale_process::{LockHandle, ResourceError, Resources};
 use gale_runtime::{now, sleep_until};
 
+use crate::configuration::Configuration;
 use crate::worker::Worker;
 use running::Running;
 
@@ -83,6 +84,11 @@ impl<S: Service> Context<S> {
     pub fn settings(&self) -> Arc<S> {
         let any: Arc<dyn Any + Send + Sync> = self.running.service();
         any.downcast().expect("a service goes on with settings of its own type")
+    }
+
+    /// The configuration that the service belongs to now; none where there is no whole one, as in tests.
+    pub fn configuration(&self) -> Option<Arc<Configuration>> {
+        self.running.configuration()?.downcast().ok()
     }
 
     /// What the protocols of this event loop share: resolvers, for example.

@@ -168,6 +168,10 @@ impl Running {
         Arc::clone(&self.configured().spec.service)
     }
 
+    pub fn configuration(&self) -> Option<HeldConfiguration> {
+        self.configuration.borrow().clone()
+    }
+
     fn configured(&self) -> Ref<'_, Arc<ConfiguredService>> {
         Ref::map(self.service.borrow(), |service| service.as_ref().expect("there until the service has ended"))
     }

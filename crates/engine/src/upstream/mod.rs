@@ -20,6 +20,7 @@
 //! setting asks for exact counts.
 
 mod balance;
+mod health;
 mod peer;
 mod peers;
 mod plan;
@@ -29,12 +30,14 @@ mod registry;
 mod resolving;
 mod selection;
 mod state;
+mod state_file;
 mod sticky;
 #[cfg(test)]
 mod tests;
+mod warm;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use gale_runtime::{SocketAddress, worker};
 use parking_lot::Mutex;
@@ -44,6 +47,8 @@ use crate::variables::subject::Subject;
 use crate::variables::template::Template;
 use balance::Choice;
 pub use balance::{Balance, LeastTime, Metric, Preference};
+use health::HealthPlan;
+pub use health::{BeforeFirstCheck, CHECKS_MAX, Check, CheckId, CheckedPeer, CheckedPeers, HealthChange, Thresholds};
 pub use peer::{ServerSettings, Standing};
 use peers::{Moves, Peers, View};
 use plan::{Findings, FixedServer, Found, Plan};
@@ -89,6 +94,8 @@ struct Common {
     weight_unit: i64,
     pool: Option<Arc<Pool>>,
     queue: Option<Queue>,
+    /// The group's checks, if it has any: known when all of the configuration was read.
+    health: OnceLock<HealthPlan>,
     state: Arc<GroupState>,
     workers: usize,
 }
@@ -200,10 +207,15 @@ impl Group {
 }
 
 impl Common {
+    /// Whether health checks leave requests to a peer.
+    fn is_well(&self, peer: &peer::Peer) -> bool {
+        self.health.get().is_none_or(|plan| plan.allows(&peer.state.health))
+    }
+
     /// Peers in turn, and no idle connections.
     fn in_turn(name: &str, state: Arc<GroupState>, workers: usize) -> Common {
         let (name, balance) = (name.into(), Balance::RoundRobin);
-        Common { name, balance, weight_unit: 1, pool: None, queue: None, state, workers }
+        Common { name, balance, weight_unit: 1, pool: None, queue: None, health: OnceLock::new(), state, workers }
     }
 }
 

@@ -5,14 +5,15 @@
 //! does a reload. Nothing of it is touched by a request unless the settings need it: an answer of a peer that has not
 //! failed writes nothing at all.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gale_runtime::{Moment, SocketAddress};
 use parking_lot::Mutex;
 
-use super::balance::Metric;
+use super::balance::{LeastTime, Metric};
+use super::health::Health;
 
 /// What the configuration says of one `server`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +69,7 @@ impl Default for ServerSettings {
 pub(super) struct Peer {
     pub address: SocketAddress,
     /// As `$upstream_addr` has it.
-    pub name: Box<str>,
+    pub name: Arc<str>,
     /// The `server` that it came from, as it is written: what `hash consistent` goes by.
     pub server: Arc<[u8]>,
     pub settings: Arc<ServerSettings>,
@@ -78,7 +79,7 @@ pub(super) struct Peer {
 }
 
 /// The name of an address as `$upstream_addr` has it: `127.0.0.1:8080`, `[::1]:8080`, `unix:/run/app`.
-pub(super) fn address_name(address: &SocketAddress) -> Box<str> {
+pub(super) fn address_name(address: &SocketAddress) -> Arc<str> {
     match address {
         SocketAddress::Inet(address) => address.to_string().into(),
         SocketAddress::Unix(path) => {
@@ -105,7 +106,7 @@ pub(super) struct PeerState {
     /// Requests that it has, where `max_conns` is set.
     limited: Padded<AtomicU32>,
     /// Requests that it has, by worker, where a balancing method asks for them.
-    counted: Box<[Padded<AtomicU32>]>,
+    counted: OnceLock<Box<[Padded<AtomicU32>]>>,
     /// The mean time until the header of a response was there, in milliseconds, where a method asks for it.
     header_time: AtomicU32,
     /// The mean time until all of a response was there.
@@ -113,6 +114,8 @@ pub(super) struct PeerState {
     /// When it was chosen last, as far as `fail_timeout` tells moments apart.
     chosen: AtomicU64,
     inflight: Mutex<Inflight>,
+    /// What active checks have found.
+    pub health: Health,
 }
 
 /// The requests that a peer has not answered, where `least_time … inflight` asks for them. Times are in milliseconds.
@@ -145,8 +148,8 @@ fn in_milliseconds(moment: Moment) -> u64 {
 pub(super) struct Padded<T>(pub T);
 
 impl PeerState {
-    /// Of a peer of which nothing is known, counted by so many workers.
-    pub fn new(workers: usize) -> PeerState {
+    /// Of a peer of which nothing is known.
+    pub fn new() -> PeerState {
         PeerState {
             fails: AtomicU32::new(0),
             weight_lost: AtomicU32::new(0),
@@ -154,18 +157,33 @@ impl PeerState {
             checked: AtomicU64::new(0),
             recovered: AtomicU64::new(0),
             limited: Padded::default(),
-            counted: (0..workers).map(|_| Padded::default()).collect(),
+            counted: OnceLock::new(),
             header_time: AtomicU32::new(0),
             response_time: AtomicU32::new(0),
             chosen: AtomicU64::new(0),
             inflight: Mutex::default(),
+            health: Health::default(),
         }
+    }
+
+    /// Its weight grows from now on as `slow_start` has it.
+    pub fn begin_slowly(&self, now: Moment) {
+        self.recovered.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// From now on so many workers count their requests.
+    pub fn count_requests(&self, workers: usize) {
+        self.counted.get_or_init(|| (0..workers).map(|_| Padded::default()).collect());
     }
 
     /// How many requests it has, of all workers.
     pub fn requests(&self) -> u32 {
         // They may end on another worker than they began on: only the sum means something.
-        self.counted.iter().fold(0, |sum: u32, count| sum.wrapping_add(count.0.load(Ordering::Relaxed)))
+        self.counted
+            .get()
+            .into_iter()
+            .flatten()
+            .fold(0, |sum: u32, count| sum.wrapping_add(count.0.load(Ordering::Relaxed)))
     }
 
     pub fn begin_request(&self, worker: usize) {
@@ -210,8 +228,8 @@ impl PeerState {
     }
 
     fn count_of(&self, worker: usize) -> Option<&AtomicU32> {
-        let workers = self.counted.len();
-        (workers > 0).then(|| &self.counted[worker % workers].0)
+        let counted = self.counted.get().filter(|counted| !counted.is_empty())?;
+        Some(&counted[worker % counted.len()].0)
     }
 }
 
@@ -237,9 +255,9 @@ const TIME_STEP: u32 = 20;
 
 impl Peer {
     /// How long it will probably take to what it has and one more, in milliseconds.
-    pub fn estimated_time(&self, metric: Metric, now: Moment) -> u64 {
+    pub fn estimated_time(&self, how: LeastTime, now: Moment) -> u64 {
         let state = &*self.state;
-        let time = match metric {
+        let time = match how.metric {
             Metric::Header => &state.header_time,
             Metric::LastByte => &state.response_time,
         };
@@ -250,11 +268,12 @@ impl Peer {
             let halvings = idle.as_secs() / (self.settings.fail_timeout.as_secs() + 1);
             time = u32::try_from(halvings).ok().and_then(|halvings| time.checked_shr(halvings)).unwrap_or(0);
         }
-        let inflight = state.inflight.lock();
-        if inflight.requests > 0 {
-            time = time.max(inflight.time);
+        if how.counts_inflight {
+            let inflight = state.inflight.lock();
+            if inflight.requests > 0 {
+                time = time.max(inflight.time);
+            }
         }
-        drop(inflight);
         let time = if time > TIME_MAX { TIME_MAX } else { time + TIME_STEP - time % TIME_STEP };
         u64::from(time) * (1 + u64::from(state.requests()))
     }

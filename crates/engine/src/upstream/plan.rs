@@ -106,7 +106,10 @@ impl List<'_> {
             Some(route) => Arc::clone(route),
             None => default_session_id(&name),
         };
-        let state = self.state.peer(id, self.workers);
+        let state = self.state.peer(id);
+        if self.plan.balance.counts_requests() {
+            state.count_requests(self.workers);
+        }
         let (server, settings) = (Arc::clone(server), Arc::clone(settings));
         let peer = Peer { address, name, server, settings, session_id, state };
         if is_backup { &mut self.backup } else { &mut self.primary }.push(peer);

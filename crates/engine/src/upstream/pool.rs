@@ -1,10 +1,16 @@
 //! The idle connections of a group (`keepalive`): one pool for all workers, of so many for each of them.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#keepalive>)
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, Stream, now};
+use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, now};
+
+use super::warm;
+use crate::tls::IdleTls;
+use crate::transport::Transport;
+use crate::worker::Worker;
 
 /// An idle connection is not used in the last second before its peer closes it, as far as that has said when.
 const ANNOUNCED_MARGIN: Duration = Duration::from_secs(1);
@@ -97,12 +103,19 @@ impl Default for ConnectionAge {
     }
 }
 
-/// See the file's head.
-#[derive(Debug)]
+/// What is known of a parked connection.
+struct Parked {
+    age: ConnectionAge,
+    /// The session above the socket.
+    tls: Option<IdleTls>,
+}
+
+/// See the file's head. A clone is the same pool.
+#[derive(Clone, Debug)]
 pub struct Pool {
     settings: KeepaliveSettings,
     workers: usize,
-    streams: IdleStreams<PoolKey, ConnectionAge>,
+    streams: IdleStreams<PoolKey, Parked>,
 }
 
 impl Pool {
@@ -122,26 +135,65 @@ impl Pool {
 
     /// An idle connection with this key, the one that was parked last, and its past. One that its peer is about to
     /// close is not given out.
-    pub fn take(&self, key: &PoolKey) -> Option<(Stream, ConnectionAge)> {
+    pub fn take(&self, worker: &Worker, key: &PoolKey) -> Option<(Transport, ConnectionAge)> {
         let key = self.own_key(key.clone());
+        warm::take(worker, self, &key).or_else(|| self.take_cold(&key))
+    }
+
+    fn take_cold(&self, key: &PoolKey) -> Option<(Transport, ConnectionAge)> {
         let now = now();
-        (0..CLOSED_PER_TAKE_MAX).find_map(|_| self.streams.take(&key).filter(|(_, age)| !age.is_near_end(now)))
+        for _ in 0..CLOSED_PER_TAKE_MAX {
+            let (stream, parked) = self.streams.take(key)?;
+            let transport = Transport::from_idle(stream, parked.tls);
+            if !parked.age.is_near_end(now) {
+                return Some((transport, parked.age));
+            }
+        }
+        None
     }
 
     /// Parks a connection that has carried a request more since it was opened or taken; `age` counts it. False if it
     /// was closed instead: it has had its requests or its time, or it is not idle.
-    pub fn park(&self, key: PoolKey, stream: Stream, age: ConnectionAge) -> bool {
+    pub fn park(&self, worker: &Rc<Worker>, key: PoolKey, transport: Transport, age: ConnectionAge) -> bool {
         let now = now();
         let age = ConnectionAge { idle_since: now, ..age };
         let is_spent = age.requests >= self.settings.requests_max || now.since(age.opened) > self.settings.time_max;
-        !is_spent && !age.is_near_end(now) && self.streams.park(self.own_key(key), stream, age)
+        if is_spent || age.is_near_end(now) {
+            return false;
+        }
+        match warm::keep(worker, self, self.own_key(key), transport, age) {
+            Ok(()) => true,
+            Err((key, transport)) => self.park_cold(key, transport, age),
+        }
+    }
+
+    /// Parks a connection for all workers. A session of TLS goes with its socket; what its server sends from now on,
+    /// be it a ticket, ends both.
+    pub(super) fn park_cold(&self, key: PoolKey, transport: Transport, age: ConnectionAge) -> bool {
+        let Some((stream, tls)) = transport.into_idle() else { return false };
+        self.streams.park(key, stream, Parked { age, tls })
+    }
+
+    /// Whether both are one pool.
+    pub(super) fn is_same(&self, other: &Pool) -> bool {
+        self.streams.is_same(&other.streams)
+    }
+
+    /// How many connections the running worker has parked here.
+    pub(super) fn own_len(&self) -> usize {
+        self.streams.own_len()
+    }
+
+    /// How many connections each worker may keep.
+    pub(super) fn connections_max(&self) -> usize {
+        self.settings.connections
     }
 
     fn own_key(&self, key: PoolKey) -> PoolKey {
         PoolKey { user: if self.settings.is_local { key.user } else { 0 }, ..key }
     }
 
-    /// How many connections are parked.
+    /// How many connections are parked, without those that a worker keeps warm.
     pub fn len(&self) -> usize {
         self.streams.len()
     }
@@ -156,9 +208,10 @@ impl Pool {
 mod tests {
     use std::net::{TcpListener, TcpStream};
 
-    use gale_runtime::{ClockChoice, EventLoop, LoopOptions, sleep};
+    use gale_runtime::{ClockChoice, EventLoop, LoopOptions, Stream, sleep};
 
     use super::*;
+    use crate::log::ErrorLog;
 
     const SETTINGS: KeepaliveSettings = KeepaliveSettings {
         connections: 2,
@@ -179,10 +232,10 @@ mod tests {
             Server { listener: TcpListener::bind("127.0.0.1:0").unwrap(), ends: Vec::new() }
         }
 
-        fn connect(&mut self) -> Stream {
+        fn connect(&mut self) -> Transport {
             let stream = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
             self.ends.push(self.listener.accept().unwrap().0);
-            Stream::from_fd(stream.into()).unwrap()
+            Transport::Plain(Stream::from_fd(stream.into()).unwrap())
         }
 
         fn key(&self, user: usize) -> PoolKey {
@@ -195,6 +248,15 @@ mod tests {
         EventLoop::new(options).unwrap().run(test());
     }
 
+    fn worker() -> Rc<Worker> {
+        Worker::new(10, Arc::new(ErrorLog::new(Vec::new())))
+    }
+
+    /// Until what nobody takes is everybody's.
+    async fn cool_down() {
+        sleep(Duration::from_secs(1)).await;
+    }
+
     fn carried(requests: u64) -> ConnectionAge {
         ConnectionAge { requests, ..ConnectionAge::new() }
     }
@@ -202,24 +264,45 @@ mod tests {
     #[test]
     fn the_connection_that_was_parked_last_is_taken_first_and_no_more_are_kept_than_may_be() {
         run(async || {
-            let (pool, mut server) = (Pool::new(SETTINGS, 1), Server::start());
+            let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
             for requests in [0, 1, 2] {
-                assert!(pool.park(server.key(0), server.connect(), carried(requests)));
+                assert!(pool.park(&worker, server.key(0), server.connect(), carried(requests)));
             }
-            assert_eq!(pool.len(), 2);
-            let taken = [(); 3].map(|()| pool.take(&server.key(0)).map(|(_, age)| age.requests));
+            let taken = [(); 3].map(|()| pool.take(&worker, &server.key(0)).map(|(_, age)| age.requests));
             assert_eq!(taken, [Some(2), Some(1), None]);
+        });
+    }
+
+    #[test]
+    fn a_warm_connection_cools_down_for_the_other_workers() {
+        run(async || {
+            let (worker, other, pool, mut server) = (worker(), worker(), Pool::new(SETTINGS, 1), Server::start());
+            assert!(pool.park(&worker, server.key(0), server.connect(), carried(1)));
+            assert!(pool.take(&other, &server.key(0)).is_none());
+            cool_down().await;
+            assert_eq!(pool.len(), 1);
+            assert!(pool.take(&other, &server.key(0)).is_some() && pool.is_empty());
+        });
+    }
+
+    #[test]
+    fn a_warm_connection_that_its_peer_has_closed_is_not_taken() {
+        run(async || {
+            let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
+            assert!(pool.park(&worker, server.key(0), server.connect(), carried(1)));
+            server.ends.clear();
+            assert!(pool.take(&worker, &server.key(0)).is_none());
         });
     }
 
     #[test]
     fn a_connection_that_has_had_its_requests_or_its_time_is_closed() {
         run(async || {
-            let (pool, mut server) = (Pool::new(SETTINGS, 1), Server::start());
-            assert!(!pool.park(server.key(0), server.connect(), carried(3)));
+            let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
+            assert!(!pool.park(&worker, server.key(0), server.connect(), carried(3)));
             let age = carried(1);
             sleep(Duration::from_secs(101)).await;
-            assert!(!pool.park(server.key(0), server.connect(), age));
+            assert!(!pool.park(&worker, server.key(0), server.connect(), age));
             assert!(pool.is_empty());
         });
     }
@@ -237,39 +320,39 @@ mod tests {
         assert!(age(at(10)).is_near_end(at(14)));
         assert!(!age_at(0).is_near_end(at(10_000)));
         run(async || {
-            let (pool, mut server) = (Pool::new(SETTINGS, 1), Server::start());
+            let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
             let announced = ConnectionAge { announced_timeout: Some(Duration::from_secs(5)), ..carried(1) };
-            assert!(pool.park(server.key(0), server.connect(), carried(2)));
-            assert!(pool.park(server.key(0), server.connect(), announced));
+            assert!(pool.park(&worker, server.key(0), server.connect(), carried(2)));
+            assert!(pool.park(&worker, server.key(0), server.connect(), announced));
             sleep(Duration::from_secs(4)).await;
             // The older one is not about to be closed.
-            assert_eq!(pool.take(&server.key(0)).map(|(_, age)| age.requests), Some(2));
-            assert!(pool.take(&server.key(0)).is_none() && pool.is_empty());
+            assert_eq!(pool.take(&worker, &server.key(0)).map(|(_, age)| age.requests), Some(2));
+            assert!(pool.take(&worker, &server.key(0)).is_none() && pool.is_empty());
             let soon = ConnectionAge { announced_timeout: Some(Duration::from_secs(1)), ..carried(1) };
-            assert!(!pool.park(server.key(0), server.connect(), soon));
+            assert!(!pool.park(&worker, server.key(0), server.connect(), soon));
         });
     }
 
     #[test]
     fn connections_are_told_apart_by_all_that_they_were_made_with() {
         run(async || {
-            let (pool, mut server) = (Pool::new(SETTINGS, 1), Server::start());
+            let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
             let bound = PoolKey { made_with: Some(b"127.0.0.2".as_slice().into()), ..server.key(0) };
-            assert!(pool.park(bound.clone(), server.connect(), carried(1)));
-            assert!(pool.take(&server.key(0)).is_none());
-            assert!(pool.take(&bound).is_some());
+            assert!(pool.park(&worker, bound.clone(), server.connect(), carried(1)));
+            assert!(pool.take(&worker, &server.key(0)).is_none());
+            assert!(pool.take(&worker, &bound).is_some());
         });
     }
 
     #[test]
     fn local_connections_are_used_by_those_alone_that_they_were_made_for() {
         run(async || {
-            let mut server = Server::start();
+            let (worker, mut server) = (worker(), Server::start());
             for (is_local, is_shared) in [(false, true), (true, false)] {
                 let pool = Pool::new(KeepaliveSettings { is_local, ..SETTINGS }, 1);
-                assert!(pool.park(server.key(7), server.connect(), carried(1)));
-                assert_eq!(pool.take(&server.key(8)).is_some(), is_shared);
-                assert_eq!(pool.take(&server.key(7)).is_some(), !is_shared);
+                assert!(pool.park(&worker, server.key(7), server.connect(), carried(1)));
+                assert_eq!(pool.take(&worker, &server.key(8)).is_some(), is_shared);
+                assert_eq!(pool.take(&worker, &server.key(7)).is_some(), !is_shared);
             }
         });
     }

@@ -7,19 +7,22 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bstr::{BStr, BString, ByteSlice};
 use gale_config::{Contexts, Diagnostic, Setting, Span};
 use gale_process::Resources;
 use gale_runtime::SocketAddress;
+use smallvec::SmallVec;
 
+use super::health::{BeforeFirstCheck, CHECKS_MAX, Check, CheckId, HealthPlan};
 use super::peer::address_name;
 use super::plan::{FixedServer, Plan, ResolvedServer};
 use super::queue::Queue;
 use super::resolving::Refresh;
 use super::state::GroupState;
+use super::state_file;
 use super::{
     Balance, Common, Group, KeepaliveSettings, QueueSettings, SLOW_WEIGHT_UNIT, ServerSettings, Sticky, Upstream,
 };
@@ -68,7 +71,7 @@ pub enum UpstreamTarget {
         host: BString,
         /// The port, if one is written.
         port: Option<u16>,
-        /// The port of a host without one.
+        /// The port of a host without one; 0 if that has to have one.
         default_port: u16,
     },
     /// A socket in the file system.
@@ -103,8 +106,16 @@ impl UpstreamTarget {
 pub struct Upstreams<S> {
     groups: Vec<GroupDraft<S>>,
     references: Vec<(UpstreamTarget, Span)>,
+    checks: Vec<CheckDraft>,
     /// The block that is being read.
     current: Option<usize>,
+}
+
+/// A health check of a group that a directive refers to.
+struct CheckDraft {
+    group: UpstreamId,
+    before: BeforeFirstCheck,
+    span: Span,
 }
 
 /// An `upstream` block.
@@ -113,6 +124,8 @@ pub struct GroupDraft<S> {
     span: Span,
     /// `server`, in order.
     pub servers: Vec<ServerDraft>,
+    /// `state`: the file that has them instead.
+    pub state: Setting<PathBuf>,
     /// How its peers are chosen; unset for in turn.
     pub balance: Setting<Balance>,
     /// The key of `hash`.
@@ -180,7 +193,7 @@ const RESOLVER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl<S> Default for Upstreams<S> {
     fn default() -> Upstreams<S> {
-        Upstreams { groups: Vec::new(), references: Vec::new(), current: None }
+        Upstreams { groups: Vec::new(), references: Vec::new(), checks: Vec::new(), current: None }
     }
 }
 
@@ -190,6 +203,7 @@ impl<S> GroupDraft<S> {
             name,
             span,
             servers: Vec::new(),
+            state: Setting::new(),
             balance: Setting::new(),
             key: None,
             sticky: Setting::new(),
@@ -205,7 +219,7 @@ impl<S> GroupDraft<S> {
 }
 
 impl<S: Subject> Upstreams<S> {
-    /// Refers to a group or a host. There is no error before [`Upstreams::finish`].
+    /// Refers to a group or a host. There is no error before [`Upstreams::complete`].
     pub fn reference(&mut self, target: UpstreamTarget, span: Span) -> UpstreamId {
         let known = self.references.iter().position(|(known, _)| *known == target);
         let index = known.unwrap_or_else(|| {
@@ -213,6 +227,13 @@ impl<S: Subject> Upstreams<S> {
             self.references.len() - 1
         });
         UpstreamId(u32::try_from(index).expect("fewer references than 2^32"))
+    }
+
+    /// The group has its peers checked: requests go to those that are well. Whoever calls this has a service do the
+    /// checks, with the [`Check`] that [`UpstreamTable::check`] has for this.
+    pub fn add_check(&mut self, group: UpstreamId, before: BeforeFirstCheck, span: Span) -> CheckId {
+        self.checks.push(CheckDraft { group, before, span });
+        CheckId(u32::try_from(self.checks.len() - 1).expect("fewer checks than 2^32"))
     }
 
     /// An `upstream` block begins.
@@ -237,12 +258,25 @@ impl<S: Subject> Upstreams<S> {
         &mut self.groups[self.current.expect("inside of an upstream block")]
     }
 
-    /// The groups, when all of the text was read.
+    /// Those whose servers are in a file: which, its path, and where that stands.
+    pub(super) fn with_state(&self) -> Vec<(usize, PathBuf, Span)> {
+        let file = |(index, group): (usize, &GroupDraft<S>)| {
+            Some((index, group.state.get_opt()?.clone(), group.state.span().unwrap_or(group.span)))
+        };
+        self.groups.iter().enumerate().filter_map(file).collect()
+    }
+
+    /// Goes on with a block, and tells how many servers it has so far.
+    pub(super) fn enter(&mut self, group: usize) -> usize {
+        self.current = Some(group);
+        self.groups[group].servers.len()
+    }
+
+    /// The groups of a block, when all of the text was read.
     ///
     /// # Errors
     /// In nginx's words: a name that stands for nothing, a port where a group is meant.
-    pub fn finish(
-        self,
+    pub fn complete(
         defaults: &ResolverDefaults,
         builder: &mut Builder,
         resources: &mut dyn Resources,
@@ -250,16 +284,19 @@ impl<S: Subject> Upstreams<S> {
     where
         S::Block: HasUpstreams<S>,
     {
+        state_file::read::<S>(builder, resources)?;
+        let Upstreams { groups, references, checks, .. } = std::mem::take(builder.upstreams::<S>());
         let mut table = UpstreamTable::default();
-        for group in self.groups {
+        for group in groups {
             let key = Key { host: group.name.to_ascii_lowercase(), port: None };
             let upstream = Arc::new(group.finish(defaults, builder, resources)?);
             table.named.insert(key, upstream);
         }
-        let references = self.references.iter();
+        let references = references.iter();
         let by_id = references.map(|(target, span)| table.resolve(target, *span, builder, resources));
         let by_id: Vec<Arc<Upstream<S>>> = by_id.collect::<Result<_, _>>()?;
         table.by_id = by_id.into();
+        table.complete_checks(&checks)?;
         Ok(table)
     }
 }
@@ -283,7 +320,7 @@ impl<S: Subject> GroupDraft<S> {
         let state = group_state::<S>(builder, &self.name, self.span)?;
         let balance = self.balance.get_opt().copied().unwrap_or_default();
         let plan = self.plan(balance, resources)?;
-        if self.servers.iter().all(|server| server.settings.is_backup) {
+        if !self.state.is_set() && self.servers.iter().all(|server| server.settings.is_backup) {
             return Err(Diagnostic::emerg(format!("no servers in upstream \"{}\"", self.name)).at(self.span));
         }
         let is_slow = self.servers.iter().any(|server| !server.settings.slow_start.is_zero());
@@ -293,6 +330,7 @@ impl<S: Subject> GroupDraft<S> {
             weight_unit: if is_slow { SLOW_WEIGHT_UNIT } else { 1 },
             pool: self.keepalive_settings().map(|settings| state.pool(settings, workers)),
             queue: self.queue.get_opt().map(|&settings| Queue::new(settings)),
+            health: OnceLock::new(),
             state,
             workers,
         };
@@ -388,6 +426,7 @@ fn look_up(
 pub struct UpstreamTable<S> {
     by_id: Box<[Arc<Upstream<S>>]>,
     named: HashMap<Key, Arc<Upstream<S>>>,
+    checks: Box<[Check]>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -401,7 +440,7 @@ struct Key {
 impl<S> Default for UpstreamTable<S> {
     /// No groups.
     fn default() -> UpstreamTable<S> {
-        UpstreamTable { by_id: Box::default(), named: HashMap::new() }
+        UpstreamTable { by_id: Box::default(), named: HashMap::new(), checks: Box::default() }
     }
 }
 
@@ -409,6 +448,11 @@ impl<S> UpstreamTable<S> {
     /// The one that a directive refers to.
     pub fn get(&self, id: UpstreamId) -> &Arc<Upstream<S>> {
         &self.by_id[id.0 as usize]
+    }
+
+    /// A health check.
+    pub fn check(&self, id: CheckId) -> &Check {
+        &self.checks[id.0 as usize]
     }
 
     /// The one that a name stands for at run time (`proxy_pass http://$name`): the group of this name if no port is
@@ -426,6 +470,33 @@ impl<S> UpstreamTable<S> {
 }
 
 impl<S: Subject> UpstreamTable<S> {
+    /// Tells the groups of their checks.
+    fn complete_checks(&mut self, drafts: &[CheckDraft]) -> Result<(), Diagnostic> {
+        let mut of_groups: Vec<(&Arc<Group>, SmallVec<[BeforeFirstCheck; 1]>)> = Vec::new();
+        let mut checks = Vec::with_capacity(drafts.len());
+        for draft in drafts {
+            let group = self.by_id[draft.group.0 as usize].group();
+            let known = of_groups.iter().position(|(known, _)| Arc::ptr_eq(known, group));
+            let known = known.unwrap_or_else(|| {
+                of_groups.push((group, SmallVec::new()));
+                of_groups.len() - 1
+            });
+            let places = &mut of_groups[known].1;
+            if places.len() == CHECKS_MAX {
+                let message = format!("too many health checks of upstream \"{}\"", group.name());
+                return Err(Diagnostic::emerg(message).at(draft.span));
+            }
+            checks.push(Check::new(group, places.len()));
+            places.push(draft.before);
+        }
+        for (group, places) in of_groups {
+            let set = group.common.health.set(HealthPlan::new(places));
+            debug_assert!(set.is_ok(), "a group is completed once");
+        }
+        self.checks = checks.into();
+        Ok(())
+    }
+
     /// The group of a block, or an implicit one.
     fn resolve(
         &mut self,
@@ -457,6 +528,9 @@ impl<S: Subject> UpstreamTable<S> {
             };
         }
         let port = port.unwrap_or(default_port);
+        if port == 0 {
+            return Err(Diagnostic::emerg(format!("no port in upstream \"{host}\"")).at(span));
+        }
         key.port = Some(port);
         if let Some(known) = self.named.get(&key) {
             return Ok(Arc::clone(known));
@@ -491,4 +565,32 @@ where
     let plan = Plan { balance, is_sticky: false, fixed: vec![server], resolved: Vec::new() };
     let group = Group::new(Common::in_turn(name, state, builder.workers()), plan);
     Ok(Upstream { group, key: None, sticky: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_told_from_one_that_is_only_meant() {
+        let parse = |text: &str| match UpstreamTarget::parse(text.as_bytes(), 80) {
+            Ok(UpstreamTarget::Host { host, port, default_port: 80 }) => format!("{host} {port:?}"),
+            Ok(UpstreamTarget::Unix(path)) => format!("unix {}", path.display()),
+            other => format!("{other:?}"),
+        };
+        let cases = [
+            ("app", "app None"),
+            ("app:80", "app Some(80)"),
+            ("127.0.0.1", "127.0.0.1 None"),
+            ("127.0.0.1:8080", "127.0.0.1 Some(8080)"),
+            ("[::1]", "::1 None"),
+            ("[::1]:80", "::1 Some(80)"),
+            ("unix:/run/app", "unix /run/app"),
+            ("app:", "Err(\"invalid port\")"),
+            (":80", "Err(\"no host\")"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(parse(text), expected, "{text}");
+        }
+    }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use gale_base::log_level::Level;
 use gale_runtime::{Moment, default_pool, now, sleep};
 
-use super::Group;
 use super::plan::{Found, FoundService};
+use super::{Balance, Group};
 use crate::resolver::{ResolveError, ResolverSettings};
 use crate::service::{Context, Service};
 
@@ -106,9 +106,11 @@ impl Refresh {
 
     /// Has the group go on with these addresses.
     async fn take(&self, found: Vec<Found>) {
+        let count = found.len() + self.group.peer_count();
         let Some(version) = self.group.note_found(self.index, |earlier| in_order_of(earlier, found)) else { return };
         let group = Arc::clone(&self.group);
-        if group.peer_count() <= PEERS_ON_LOOP_MAX {
+        // A consistent hash has many points for each peer.
+        if count <= PEERS_ON_LOOP_MAX && group.plan.balance != Balance::ConsistentHash {
             group.renew(version);
         } else {
             // A pool that takes no more tasks has to do with a list that is made here.

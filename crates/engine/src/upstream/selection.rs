@@ -106,6 +106,7 @@ impl Selection {
     ///
     /// # Errors
     /// There is none.
+    #[expect(clippy::should_implement_trait, reason = "no iterator: after an error there may be another peer")]
     pub fn next(&mut self) -> Result<Chosen, NoPeer> {
         // Those that wait come first.
         if self.is_first_try() && self.group.as_ref().is_some_and(|group| group.has_waiting()) {
@@ -125,7 +126,7 @@ impl Selection {
             let set = &view.peers.primary;
             let is_usable = set.peers[0].settings.standing == Standing::Up
                 || self.bound_peer(set, now, &Tried::default()).is_some();
-            if !is_usable || !set.peers[0].take_place() {
+            if !is_usable || !view.common.is_well(&set.peers[0]) || !set.peers[0].take_place() {
                 return Err(NoPeer::NoneAlive);
             }
             self.tries_left = 0;
@@ -189,7 +190,11 @@ impl Selection {
     /// Whether nothing but its standing is against a peer.
     fn is_free(&self, set: &PeerSet, index: usize, now: Moment, lost: &Tried) -> bool {
         let peer = &set.peers[index];
-        !self.tried.contains(index) && !lost.contains(index) && !peer.is_failed(now) && !peer.is_full()
+        !self.tried.contains(index)
+            && !lost.contains(index)
+            && !peer.is_failed(now)
+            && !peer.is_full()
+            && self.view.common.is_well(peer)
     }
 
     /// The peer of this set that the session is bound to, if it can be chosen; it may be draining.
@@ -255,6 +260,11 @@ impl Chosen {
 
     /// The address as `$upstream_addr` has it: `127.0.0.1:8080`, `unix:/run/app`.
     pub fn name(&self) -> &str {
+        &self.peer().name
+    }
+
+    /// The same name, to be kept.
+    pub fn shared_name(&self) -> &Arc<str> {
         &self.peer().name
     }
 

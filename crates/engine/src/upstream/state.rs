@@ -35,13 +35,13 @@ impl NameKey {
 }
 
 impl GroupState {
-    /// What is known of a peer. One that is new is counted by so many workers.
-    pub fn peer(&self, id: PeerId, workers: usize) -> Arc<PeerState> {
+    /// What is known of a peer.
+    pub fn peer(&self, id: PeerId) -> Arc<PeerState> {
         let mut peers = self.peers.lock();
         if let Some(known) = peers.get(&id).and_then(Weak::upgrade) {
             return known;
         }
-        let state = Arc::new(PeerState::new(workers));
+        let state = Arc::new(PeerState::new());
         peers.insert(id, Arc::downgrade(&state));
         state
     }

@@ -17,7 +17,9 @@ use crate::request::configuration::HttpConfiguration;
 use crate::request::worker::{Configured, HttpWorker};
 use gale_engine::configuration::Configuration;
 use gale_engine::connections::{ConnectionInfo, ConnectionTable};
+use gale_engine::listen::covers;
 use gale_engine::protocol::{Protocol, ProtocolWorker};
+use gale_engine::tls::TlsStream;
 use gale_engine::transport::Transport;
 use gale_engine::worker::Worker;
 
@@ -80,6 +82,13 @@ impl HttpConnections {
     }
 }
 
+/// Whether connections to this socket may have to speak TLS.
+fn speaks_tls(http: &HttpConfiguration, socket: &ListenAddress) -> bool {
+    let is_there = |address: &ListenAddress| address == socket || covers(socket, address);
+    http.speaks_tls
+        && http.addresses.iter().any(|address| address.listening.ssl && is_there(&address.listening.address))
+}
+
 impl Protocol for HttpConfiguration {
     fn name(&self) -> &'static str {
         "http"
@@ -122,6 +131,15 @@ impl ProtocolWorker for HttpConnections {
     ) {
         let info = ConnectionInfo::accepted(remote, Rc::clone(address));
         let first = configuration.map(|configuration| Configured::new(Arc::clone(configuration)));
+        let speaks_tls = |configured: &Configured| speaks_tls(configured.http(), address);
+        let speaks_tls = match &first {
+            Some(first) => speaks_tls(first),
+            None => self.worker.with_configuration(speaks_tls),
+        };
+        let transport = match transport {
+            Transport::Plain(socket) if speaks_tls => Transport::Tls(Box::new(TlsStream::new(socket))),
+            transport => transport,
+        };
         let connection = Rc::new(Http1::new(info, transport, Rc::clone(&self), first));
         let number = self.table.insert(&connection);
         connection.set_listed(number);

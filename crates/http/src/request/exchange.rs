@@ -24,6 +24,7 @@ use crate::request::Request;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::configuration::settings::MinRate;
 use gale_engine::connections::ConnectionInfo;
+use gale_engine::tls::TlsStream;
 
 /// While more than so many bytes are queued for the client, the source of a body or of a tunnel is asked for no more.
 pub(crate) const LOW_WATER_BYTES: u64 = 16 * 1024;
@@ -130,6 +131,10 @@ pub trait Exchange {
     /// The scheme that the connection stands for.
     fn scheme(&self) -> Scheme {
         Scheme::Http
+    }
+    /// The TLS session of the connection, if it has one.
+    fn tls(&self) -> Option<&TlsStream> {
+        None
     }
     /// What the kernel knows of the TCP connection, if it is one.
     fn tcp_info(&self) -> Option<TcpInfo> {

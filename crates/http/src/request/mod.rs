@@ -17,6 +17,7 @@ pub mod filters;
 pub mod forwarded;
 pub mod limit_rate;
 mod outcome;
+pub mod own;
 pub mod phases;
 pub(crate) mod pump;
 pub mod request_body;
@@ -33,6 +34,7 @@ use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bstr::ByteSlice;
@@ -71,7 +73,7 @@ pub(crate) struct PassedTo {
     /// `http://`
     pub scheme: &'static str,
     /// Its address, or the name of its group.
-    pub peer: Rc<str>,
+    pub peer: Arc<str>,
     /// What is asked of it.
     pub uri: Bytes,
 }

@@ -20,6 +20,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
@@ -37,6 +38,8 @@ use crate::request::response::ShortText;
 use crate::request::transform::InMemory;
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
+use gale_engine::tls::TlsStream;
+use gale_process::ListenAddress;
 
 /// How deep subrequests may be nested: nginx's bound.
 pub(crate) const NESTED_MAX: u8 = 50;
@@ -455,6 +458,13 @@ enum Side {
     LeftBehind { connection: Box<ConnectionInfo>, local_address: Option<SocketAddress>, scheme: Scheme },
 }
 
+/// What a request of our own has in place of a way to a client.
+pub(crate) fn no_client() -> Rc<dyn Exchange> {
+    let nowhere = Rc::new(ListenAddress::Unix(PathBuf::new()));
+    let connection = ConnectionInfo::new(0, SocketAddress::Unix(None), nowhere, gale_runtime::now());
+    Rc::new(Side::LeftBehind { connection: Box::new(connection), local_address: None, scheme: Scheme::Http })
+}
+
 impl Side {
     fn of(parent: &Request) -> Rc<dyn Exchange> {
         if parent.is_main() { Rc::new(Side::Of(parent.exchange_handle())) } else { parent.exchange_handle() }
@@ -495,6 +505,10 @@ impl Exchange for Side {
             Side::Of(client) => client.scheme(),
             Side::LeftBehind { scheme, .. } => *scheme,
         }
+    }
+
+    fn tls(&self) -> Option<&TlsStream> {
+        self.client().and_then(|client| client.tls())
     }
 
     /// Interim responses are about the client's request.

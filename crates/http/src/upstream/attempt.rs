@@ -9,7 +9,9 @@ use std::task::{Context, Poll, ready};
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::upstream::{Chosen, ConnectionAge, Learning, PoolKey, Selection, Timing, Upstream};
+use gale_engine::tls::{TlsClient, TlsFailure, TlsStream};
+use gale_engine::transport::Transport;
+use gale_engine::upstream::{Chosen, ConnectionAge, Learning, NoPeer, PoolKey, Selection, Timing, Upstream};
 use gale_engine::worker::CountedConnection;
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Stream, Timer};
@@ -29,10 +31,10 @@ pub struct Passing<'p> {
     pub selection: Selection,
     /// The group, if the configuration has it: for sessions that stick to a server.
     pub upstream: Option<Arc<Upstream<Request>>>,
-    /// The name of the group, for messages.
-    pub group: Rc<str>,
     /// The protocol as messages show it: `http://`.
     pub scheme: &'static str,
+    /// What is asked of servers that are spoken to over TLS; `None` in the clear.
+    pub tls: Option<PassingTls>,
     /// What is asked of the server, for messages.
     pub uri: Bytes,
     /// The request up to its body, as it goes on the wire.
@@ -53,9 +55,17 @@ pub struct Passing<'p> {
     pub reuses_connections: bool,
 }
 
+/// How a request is passed on over TLS.
+pub struct PassingTls {
+    /// What the configuration asks of servers.
+    pub client: Arc<TlsClient>,
+    /// The server's name: its certificate has to be for it, if certificates are looked at at all.
+    pub name: Box<[u8]>,
+}
+
 /// A connection to a server, with what has been received and not read yet.
 pub(super) struct Connection {
-    pub stream: Stream,
+    pub stream: Transport,
     pub input: Buffer,
     /// The server has ended its direction.
     pub has_ended: bool,
@@ -66,11 +76,12 @@ pub(super) struct Connection {
     _counted: CountedConnection,
 }
 
-/// A server that answers: the head is there.
+/// A request under way to a server, and its response.
 pub(super) struct Answering {
     /// `None` once it is idle again.
     connection: Option<Connection>,
-    pub chosen: Chosen,
+    /// The server, once it has answered.
+    pub chosen: Option<Chosen>,
     upstream: Option<Arc<Upstream<Request>>>,
     pub sending: Sending,
     pub reader: Box<dyn ResponseReader>,
@@ -88,92 +99,90 @@ enum Failure {
     Final(u16),
 }
 
-/// Whatever becomes of an attempt, also when it is dropped: it has ended.
-struct Recording(Rc<Records>, bool);
-
-impl Drop for Recording {
-    fn drop(&mut self) {
-        if self.1 {
-            self.0.last().end(gale_runtime::now());
-        }
-    }
-}
-
 /// Passes a request on and makes the response out of what comes back. The error log knows what went wrong.
-pub async fn pass_on(request: &mut Request, mut passing: Passing<'_>) -> Flow {
+pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
     let records = Records::begin(request);
     let began = gale_runtime::now();
     let mut tries: u64 = 0;
     loop {
         let started = gale_runtime::now();
         let chosen = match passing.selection.next() {
-            Err(_) if passing.selection.can_wait() => passing.selection.wait().await,
+            // Only a group with a queue pays for waiting.
+            Err(_) if passing.selection.can_wait() => Box::pin(passing.selection.wait()).await,
             chosen => chosen,
         };
         let mut chosen = match chosen {
             Ok(chosen) => chosen,
-            Err(none) => {
-                records.add(Rc::clone(&passing.group), started);
-                records.last().status = 502;
-                records.last().end(started);
-                show(request, &passing, Rc::clone(&passing.group));
-                request.log(Level::Error, format_args!("{none} while connecting to upstream"));
-                return Flow::Respond(502);
-            }
+            Err(none) => return no_server(request, passing, &records, none),
         };
         tries += 1;
-        let peer: Rc<str> = chosen.name().into();
-        records.add(Rc::clone(&peer), started);
-        show(request, &passing, peer);
-        let mut recording = Recording(Rc::clone(&records), true);
+        records.add(Arc::clone(chosen.shared_name()), started);
+        show(request, passing, Arc::clone(chosen.shared_name()));
         let mut sent = false;
-        let mut answer = attempt(request, &passing, &chosen, &records, passing.reuses_connections, &mut sent).await;
-        if matches!(answer, Err(Failure::Stale)) {
-            answer = attempt(request, &passing, &chosen, &records, false, &mut sent).await;
-        }
-        let may_retry = |on: RetryOn| {
-            let settings = passing.settings;
-            let tries_max = *settings.next_upstream_tries.get();
-            let time_max = *settings.next_upstream_timeout.get();
-            let on = if sent && !is_idempotent(request) { on.or(RetryOn::NON_IDEMPOTENT) } else { on };
-            settings.next_upstream.get().has(on)
-                && (tries_max == 0 || tries < tries_max)
-                && !(sent && passing.body.is_streamed())
-                && (time_max.is_zero() || gale_runtime::now().since(began) < time_max)
+        let mut may_reuse = passing.reuses_connections;
+        let answer = loop {
+            match attempt(request, passing, &chosen, &records, may_reuse, &mut sent).await {
+                Err(Failure::Stale) => may_reuse = false,
+                answer => break answer,
+            }
         };
         let (on, status) = match answer {
-            Ok((connection, sending, reader, head)) => {
-                let on = RetryOn::of_status(head.status).filter(|&on| may_retry(on));
+            Ok((mut answering, head)) => {
                 if let Some(time) = records.last().header_time {
                     chosen.header_received(time);
                 }
-                let is_last = passing.selection.tries_left() == 0;
                 records.last().status = head.status;
-                match on.filter(|_| !is_last) {
+                let on = RetryOn::of_status(head.status).filter(|_| passing.selection.tries_left() > 0);
+                match on.filter(|&on| passing.may_retry(request, on, sent, tries, began)) {
                     None => {
-                        recording.1 = false;
-                        let upstream = passing.upstream.clone();
-                        let connection = Some(connection);
-                        let answering = Answering { connection, chosen, upstream, sending, reader, records, started };
-                        return response::begin(request, &passing, answering, head);
+                        answering.chosen = Some(chosen);
+                        return response::begin(request, passing, answering, head);
                     }
                     Some(on) => (on, head.status),
                 }
             }
             Err(Failure::OfServer(on, status)) => (on, status),
-            Err(Failure::Final(status)) => {
-                return Flow::Respond(status);
-            }
-            Err(Failure::Stale) => unreachable!("the connection was new"),
+            Err(Failure::Final(status)) => return Flow::Respond(status),
+            Err(Failure::Stale) => unreachable!("it was tried anew"),
         };
-        records.last().status = status;
+        records.note(|attempt, now| {
+            attempt.status = status;
+            attempt.end(now);
+        });
         if !matches!(on, RetryOn::HTTP_403 | RetryOn::HTTP_404) {
             chosen.fail();
         }
         drop(chosen);
-        if passing.selection.tries_left() == 0 || !may_retry(on) {
+        if passing.selection.tries_left() == 0 || !passing.may_retry(request, on, sent, tries, began) {
             return Flow::Respond(status);
         }
+    }
+}
+
+/// All servers of the group are down, or were tried.
+fn no_server(request: &mut Request, passing: &Passing<'_>, records: &Records, none: NoPeer) -> Flow {
+    let group: Arc<str> = passing.selection.group_name().into();
+    records.add(Arc::clone(&group), gale_runtime::now());
+    records.note(|attempt, now| {
+        attempt.status = 502;
+        attempt.end(now);
+    });
+    show(request, passing, group);
+    request.log(Level::Error, format_args!("{none} while connecting to upstream"));
+    Flow::Respond(502)
+}
+
+impl Passing<'_> {
+    /// Whether the location says that the next server is tried, after so many tries that began then.
+    fn may_retry(&self, request: &Request, on: RetryOn, sent: bool, tries: u64, began: Moment) -> bool {
+        let settings = self.settings;
+        let tries_max = *settings.next_upstream_tries.get();
+        let time_max = *settings.next_upstream_timeout.get();
+        let on = if sent && !is_idempotent(request) { on.or(RetryOn::NON_IDEMPOTENT) } else { on };
+        settings.next_upstream.get().has(on)
+            && (tries_max == 0 || tries < tries_max)
+            && !(sent && self.body.is_streamed())
+            && (time_max.is_zero() || gale_runtime::now().since(began) < time_max)
     }
 }
 
@@ -183,90 +192,39 @@ fn is_idempotent(request: &Request) -> bool {
 }
 
 /// From now on messages say where the request is passed to.
-fn show(request: &mut Request, passing: &Passing<'_>, peer: Rc<str>) {
+fn show(request: &mut Request, passing: &Passing<'_>, peer: Arc<str>) {
     request.passed_to = Some(PassedTo { scheme: passing.scheme, peer, uri: passing.uri.clone() });
 }
-
-type Answered = (Connection, Sending, Box<dyn ResponseReader>, UpstreamHead);
 
 /// Sends the request to one server and reads the response's head.
 async fn attempt(
     request: &Request,
     passing: &Passing<'_>,
     chosen: &Chosen,
-    records: &Records,
+    records: &Rc<Records>,
     may_reuse: bool,
     sent: &mut bool,
-) -> Result<Answered, Failure> {
-    let mut connection = connect(request, passing, chosen, records, may_reuse).await?;
-    let settings = passing.settings;
-    let send_timeout = *settings.send_timeout.get();
-    let mut sending = Sending::new(passing.head.clone(), &passing.body, passing.framing, send_timeout)
-        .with_end(&passing.body)
-        .map_err(|_| failed_for_memory(request))?;
-    let mut reader = (passing.reader)();
-    let head_max = usize::try_from(*settings.buffer_size.get()).unwrap_or(usize::MAX);
-    let read_timeout = *settings.read_timeout.get();
-    let mut silence = Timer::new();
-    let mut broken: Option<io::Error> = None;
-    let found = poll_fn(|context| {
-        loop {
-            if broken.is_none() && !sending.is_done() {
-                match sending.poll(request, &connection.stream, context) {
-                    Poll::Pending => {}
-                    Poll::Ready(Ok(())) => silence.set_after(read_timeout),
-                    // The server may have said why before it closed the connection.
-                    Poll::Ready(Err(SendError::Server(error))) => broken = Some(error),
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Send(error))),
-                }
-            }
-            let room = head_max.saturating_sub(connection.input.len());
-            if room == 0 {
-                return Poll::Ready(Err(End::Malformed(Malformed("upstream sent too big header".to_owned()))));
-            }
-            match connection.stream.poll_recv(context, &mut connection.input, room) {
-                Poll::Ready(Ok(0)) => {
-                    connection.has_ended = true;
-                    if connection.input.is_empty() {
-                        return Poll::Ready(Err(broken.take().map_or(End::Closed, End::Sending)));
-                    }
-                }
-                Poll::Ready(Ok(count)) => {
-                    records.last().bytes_received += count as u64;
-                    silence.set_after(read_timeout);
-                }
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Receiving(error))),
-                Poll::Pending => {
-                    if sending.is_done() && silence.poll_expired(context).is_ready() {
-                        return Poll::Ready(Err(End::Silent));
-                    }
-                    return Poll::Pending;
-                }
-            }
-            loop {
-                match reader.read_head(&mut connection.input, connection.has_ended) {
-                    Err(malformed) => return Poll::Ready(Err(End::Malformed(malformed))),
-                    Ok(HeadRead::Partial) if connection.has_ended => return Poll::Ready(Err(End::Closed)),
-                    Ok(HeadRead::Partial) => break,
-                    Ok(HeadRead::Interim(status, fields)) => response::pass_interim(request, status, &fields),
-                    Ok(HeadRead::Whole(head)) => return Poll::Ready(Ok(head)),
-                }
-            }
-        }
-    })
-    .await;
-    *sent |= sending.sent > 0;
-    records.last().bytes_sent += sending.sent;
-    tell_messages(&mut *reader, request, "reading response header from upstream");
+) -> Result<(Box<Answering>, UpstreamHead), Failure> {
+    let idle = if may_reuse { take_idle(request, passing, chosen)? } else { None };
+    let connection = match idle {
+        Some(connection) => connection,
+        None => Box::pin(connect(request, passing, chosen, records)).await?,
+    };
+    let is_reused = connection.is_reused;
+    let mut answering = Answering::begin(request, passing, records, connection)?;
+    let mut head = Heading { silence: Timer::new(), broken: None };
+    let found = poll_fn(|context| answering.poll_head(request, passing, &mut head, context)).await;
+    *sent |= answering.sending.sent > 0;
     match found {
         Ok(head) => {
             records.note(|attempt, now| attempt.header_time = Some(now.since(attempt.started)));
-            Ok((connection, sending, reader, head))
+            Ok((answering, head))
         }
         Err(end) => {
-            let received = !connection.input.is_empty() || records.last().bytes_received > 0;
-            let may_be_sent_again = is_idempotent(request) && !passing.body.is_streamed() || sending.sent == 0;
-            if connection.is_reused && !received && may_be_sent_again && end.is_of_connection() {
+            let received = records.last().bytes_received > 0;
+            let may_be_sent_again =
+                is_idempotent(request) && !passing.body.is_streamed() || answering.sending.sent == 0;
+            if is_reused && !received && may_be_sent_again && end.is_of_connection() {
                 return Err(Failure::Stale);
             }
             Err(end.tell(request))
@@ -274,57 +232,146 @@ async fn attempt(
     }
 }
 
-/// A connection to the server: an idle one, or a new one.
+/// What is known while the head of a response is waited for.
+struct Heading {
+    silence: Timer,
+    /// Sending has failed.
+    broken: Option<io::Error>,
+}
+
+/// How connections to this server are told apart from others.
+fn pool_key(passing: &Passing<'_>, chosen: &Chosen, local: Option<&SocketAddress>) -> PoolKey {
+    let user = std::ptr::from_ref(passing.settings) as usize;
+    let mut made_with = local.map_or(Vec::new(), |local| local.to_string().into_bytes());
+    if let Some(tls) = &passing.tls {
+        made_with.push(0);
+        made_with.extend_from_slice(tls.client.identity());
+        made_with.extend_from_slice(&tls.name);
+    }
+    let made_with = (!made_with.is_empty()).then(|| made_with.into());
+    PoolKey { made_with, ..PoolKey::new(chosen.address(), user) }
+}
+
+fn count_connection(request: &Request) -> Result<CountedConnection, Failure> {
+    let worker = &request.worker().common;
+    CountedConnection::open(worker).ok_or_else(|| {
+        worker.complain_of_connections();
+        Failure::Final(503)
+    })
+}
+
+/// An idle connection to the server, if there is one.
+fn take_idle(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> Result<Option<Connection>, Failure> {
+    let Some(pool) = chosen.connections() else { return Ok(None) };
+    let local = passing.settings.local_address(request);
+    let key = pool_key(passing, chosen, local.as_ref());
+    let Some((stream, age)) = pool.take(&request.worker().common, &key) else { return Ok(None) };
+    let counted = count_connection(request)?;
+    let connection =
+        Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: true, _counted: counted };
+    Ok(Some(connection))
+}
+
+/// A new connection to the server.
 async fn connect(
     request: &Request,
     passing: &Passing<'_>,
     chosen: &Chosen,
-    records: &Records,
-    may_reuse: bool,
+    records: &Rc<Records>,
 ) -> Result<Connection, Failure> {
+    let _recording = Recording(Rc::clone(records));
     let options = passing.settings.connect_options(request);
-    let user = std::ptr::from_ref(passing.settings) as usize;
-    let made_with = options.local.as_ref().map(|local| local.to_string().into_bytes().into());
-    let key = PoolKey { made_with, ..PoolKey::new(chosen.address(), user) };
-    let worker = &request.worker().common;
-    let Some(counted) = CountedConnection::open(worker) else {
-        worker.complain_of_connections();
-        return Err(Failure::Final(503));
-    };
-    let idle = if may_reuse { chosen.connections().and_then(|pool| pool.take(&key)) } else { None };
-    let (stream, age, is_reused) = match idle {
-        Some((stream, age)) => (stream, age, true),
-        None => {
-            let address: &SocketAddress = chosen.address();
-            let connected = options.connect(address).await;
-            match connected {
-                Ok(stream) => {
-                    if address.inet().is_some() {
-                        // Whether the kernel waits for more is a matter of speed alone.
-                        let _ = stream.set_nodelay(true);
-                    }
-                    (stream, ConnectionAge::new(), false)
-                }
-                Err(failed) => return Err(not_connected(request, &failed)),
-            }
-        }
+    let key = pool_key(passing, chosen, options.local.as_ref());
+    let counted = count_connection(request)?;
+    let address: &SocketAddress = chosen.address();
+    let stream =
+        options.connect(address).await.map_err(|failed| not_connected(request, address, chosen.name(), &failed))?;
+    if address.inet().is_some() {
+        // Whether the kernel waits for more is a matter of speed alone.
+        let _ = stream.set_nodelay(true);
+    }
+    let stream = match &passing.tls {
+        None => Transport::Plain(stream),
+        Some(tls) => Transport::Tls(Box::new(handshake(request, passing, tls, stream).await?)),
     };
     records.note(|attempt, now| attempt.connect_time = Some(now.since(attempt.started)));
-    Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused, _counted: counted })
+    let age = ConnectionAge::new();
+    Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: false, _counted: counted })
 }
 
-fn not_connected(request: &Request, failed: &gale_runtime::ConnectError) -> Failure {
+/// Shakes hands with a server. As in nginx this may take as long again as connecting.
+async fn handshake(
+    request: &Request,
+    passing: &Passing<'_>,
+    tls: &PassingTls,
+    stream: Stream,
+) -> Result<TlsStream, Failure> {
+    const ACTION: &str = "SSL handshaking to upstream";
+    let failed = |failure: TlsFailure| {
+        if failure == TlsFailure::WrongName {
+            let name = bstr::BStr::new(&tls.name);
+            request.log(Level::Error, format_args!("{failure} \"{name}\" while {ACTION}"));
+        } else {
+            let level = if failure.is_usual() { Level::Error } else { Level::Crit };
+            request.log(level, format_args!("{failure} while {ACTION}"));
+        }
+        Failure::OfServer(RetryOn::ERROR, 502)
+    };
+    let stream = TlsStream::connect(stream, &tls.client, &tls.name).map_err(failed)?;
+    let mut patience = Timer::new();
+    patience.set_after(*passing.settings.connect_timeout.get());
+    let shaken = poll_fn(|context| match stream.poll_handshake(context) {
+        Poll::Ready(shaken) => Poll::Ready(Some(shaken)),
+        Poll::Pending => patience.poll_expired(context).map(|()| None),
+    });
+    match shaken.await {
+        Some(Ok(())) => Ok(stream),
+        Some(Err(failure)) => Err(failed(failure)),
+        None => {
+            timed_out(request, ACTION);
+            Err(Failure::OfServer(RetryOn::TIMEOUT, 504))
+        }
+    }
+}
+
+/// Why nothing more can be received, in nginx's words.
+pub(super) fn receive_failure(error: &io::Error) -> String {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<TlsFailure>()) {
+        Some(TlsFailure::CutShort) => "upstream prematurely closed connection without close_notify".to_owned(),
+        Some(failure) => failure.to_string().replacen("SSL_do_handshake()", "SSL_read()", 1),
+        None => format!("recv() failed {}", OsErrorText(error)),
+    }
+}
+
+/// An attempt that is given up while it connects has ended then.
+struct Recording(Rc<Records>);
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        self.0.note(|attempt, now| attempt.connecting_ended(now));
+    }
+}
+
+fn not_connected(
+    request: &Request,
+    address: &SocketAddress,
+    name: &str,
+    failed: &gale_runtime::ConnectError,
+) -> Failure {
     if failed.error.kind() == io::ErrorKind::TimedOut {
         timed_out(request, "connecting to upstream");
         return Failure::OfServer(RetryOn::TIMEOUT, 504);
     }
     let (step, error) = (failed.step, OsErrorText(&failed.error));
     // As nginx: what this machine cannot do is worse than a server that is not there.
-    let level = match failed.step {
-        gale_runtime::ConnectStep::Connect => Level::Error,
+    let level = match (failed.step, failed.error.kind()) {
+        (gale_runtime::ConnectStep::Connect, io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Level::Crit,
+        (gale_runtime::ConnectStep::Connect, _) => Level::Error,
         _ => Level::Crit,
     };
-    request.log(level, format_args!("{step} failed {error} while connecting to upstream"));
+    let is_unix = address.inet().is_none() && failed.step == gale_runtime::ConnectStep::Connect;
+    let (to, name) = if is_unix { (" to ", name) } else { ("", "") };
+    request.log(level, format_args!("{step}{to}{name} failed {error} while connecting to upstream"));
     match failed.step {
         gale_runtime::ConnectStep::Connect => Failure::OfServer(RetryOn::ERROR, 502),
         _ => Failure::Final(500),
@@ -339,6 +386,9 @@ fn failed_for_memory(request: &Request) -> Failure {
     request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
     Failure::Final(503)
 }
+
+/// What a server is doing, for messages.
+const READING_HEAD: &str = "reading response header from upstream";
 
 /// Why there is no head.
 enum End {
@@ -363,7 +413,7 @@ impl End {
 
     /// Says so in the error log, in nginx's words.
     fn tell(self, request: &Request) -> Failure {
-        const READING: &str = "reading response header from upstream";
+        const READING: &str = READING_HEAD;
         match self {
             End::Closed => {
                 request.log(Level::Error, format_args!("upstream prematurely closed connection while {READING}"));
@@ -378,7 +428,7 @@ impl End {
                 failed_for_memory(request)
             }
             End::Receiving(error) => {
-                request.log(Level::Error, format_args!("recv() failed {} while {READING}", OsErrorText(&error)));
+                request.log(Level::Error, format_args!("{} while {READING}", receive_failure(&error)));
                 Failure::OfServer(RetryOn::ERROR, 502)
             }
             End::Silent => {
@@ -390,7 +440,9 @@ impl End {
                 Failure::OfServer(RetryOn::TIMEOUT, 504)
             }
             End::Malformed(malformed) => {
-                request.log(Level::Error, format_args!("{malformed} while {READING}"));
+                if !malformed.is_told() {
+                    request.log(Level::Error, format_args!("{malformed} while {READING}"));
+                }
                 Failure::OfServer(RetryOn::INVALID_HEADER, 502)
             }
             End::Send(SendError::Client(error)) => {
@@ -408,10 +460,99 @@ impl End {
 }
 
 impl Answering {
+    /// Begins to send a request.
+    fn begin(
+        request: &Request,
+        passing: &Passing<'_>,
+        records: &Rc<Records>,
+        connection: Connection,
+    ) -> Result<Box<Answering>, Failure> {
+        let send_timeout = *passing.settings.send_timeout.get();
+        let sending = Sending::new(passing.head.clone(), &passing.body, passing.framing, send_timeout)
+            .with_end(&passing.body)
+            .map_err(|_| failed_for_memory(request))?;
+        // Nothing is connected where a connection is used again.
+        records.note(|attempt, now| {
+            attempt.connect_time.get_or_insert(now.since(attempt.started));
+        });
+        let started = records.last().started;
+        Ok(Box::new(Answering {
+            connection: Some(connection),
+            chosen: None,
+            upstream: passing.upstream.clone(),
+            sending,
+            reader: (passing.reader)(),
+            records: Rc::clone(records),
+            started,
+        }))
+    }
+
+    /// Sends on, and reads until the head is there.
+    fn poll_head(
+        &mut self,
+        request: &Request,
+        passing: &Passing<'_>,
+        heading: &mut Heading,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<UpstreamHead, End>> {
+        let settings = passing.settings;
+        let head_max = usize::try_from(*settings.buffer_size.get()).unwrap_or(usize::MAX);
+        let read_timeout = *settings.read_timeout.get();
+        let Answering { connection, sending, reader, records, .. } = self;
+        let connection = connection.as_mut().expect("the response has not ended");
+        loop {
+            if heading.broken.is_none() && !sending.is_done() {
+                match sending.poll(request, &connection.stream, context) {
+                    Poll::Pending => {}
+                    Poll::Ready(Ok(())) => heading.silence.set_after(read_timeout),
+                    // The server may have said why before it closed the connection.
+                    Poll::Ready(Err(SendError::Server(error))) => heading.broken = Some(error),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Send(error))),
+                }
+            }
+            let room = head_max.saturating_sub(connection.input.len());
+            if room == 0 {
+                return Poll::Ready(Err(End::Malformed(Malformed("upstream sent too big header".to_owned()))));
+            }
+            match connection.stream.poll_recv(context, &mut connection.input, room) {
+                Poll::Ready(Ok(0)) => {
+                    connection.has_ended = true;
+                    if connection.input.is_empty() {
+                        return Poll::Ready(Err(heading.broken.take().map_or(End::Closed, End::Sending)));
+                    }
+                }
+                Poll::Ready(Ok(count)) => {
+                    records.last().bytes_received += count as u64;
+                    heading.silence.set_after(read_timeout);
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Receiving(error))),
+                Poll::Pending => {
+                    if sending.is_done() && heading.silence.poll_expired(context).is_ready() {
+                        return Poll::Ready(Err(End::Silent));
+                    }
+                    return Poll::Pending;
+                }
+            }
+            loop {
+                let read = reader.read_head(&mut connection.input, connection.has_ended);
+                tell_messages(&mut **reader, request, READING_HEAD);
+                match read {
+                    Err(malformed) => return Poll::Ready(Err(End::Malformed(malformed))),
+                    Ok(HeadRead::Partial) if connection.has_ended => return Poll::Ready(Err(End::Closed)),
+                    Ok(HeadRead::Partial) => break,
+                    Ok(HeadRead::Interim(status, fields)) => response::pass_interim(request, status, &fields),
+                    Ok(HeadRead::Whole(head)) => return Poll::Ready(Ok(head)),
+                }
+            }
+        }
+    }
+
     /// The response has ended as it should: the connection may be used again.
-    pub fn finish(mut self, request: &Request) {
+    pub fn finish(mut self: Box<Self>, request: &Request) {
+        self.tell_messages(request);
+        let Some(mut chosen) = self.chosen.take() else { return };
         if let Some(upstream) = &self.upstream {
-            upstream.learn_session(request, &self.chosen, Learning::Finished);
+            upstream.learn_session(request, &chosen, Learning::Finished);
         }
         let now = gale_runtime::now();
         let header_time = {
@@ -419,26 +560,26 @@ impl Answering {
             record.end(now);
             record.header_time
         };
-        self.chosen.succeed(Timing { header: header_time, response: now.since(self.started) });
+        chosen.succeed(Timing { header: header_time, response: now.since(self.started) });
         let Some(mut connection) = self.connection.take() else { return };
         let is_idle = self.sending.is_done() && connection.input.is_empty() && !connection.has_ended;
         if self.reader.keeps_alive() && is_idle {
             connection.age.note_request(self.reader.idle_seconds());
-            if let Some(pool) = self.chosen.connections() {
-                pool.park(connection.key, connection.stream, connection.age);
+            if let Some(pool) = chosen.connections() {
+                pool.park(&request.worker().common, connection.key, connection.stream, connection.age);
             }
         }
     }
 
     /// The head has come: who has a session there, now or from now on, is known. Returns the cookie that says so.
     pub fn learn_session(&self, request: &Request) -> Option<Vec<u8>> {
-        let upstream = self.upstream.as_ref()?;
-        upstream.learn_session(request, &self.chosen, Learning::HeaderReceived);
-        upstream.session_cookie(request, &self.chosen)
+        let (upstream, chosen) = (self.upstream.as_ref()?, self.chosen.as_ref()?);
+        upstream.learn_session(request, chosen, Learning::HeaderReceived);
+        upstream.session_cookie(request, chosen)
     }
 
     /// The rest of the response is not wanted: the connection is closed.
-    pub fn give_up(self) {
+    pub fn give_up(self: Box<Self>) {
         drop(self);
     }
 

@@ -1,5 +1,6 @@
 //! Responses in HTTP/1, and bodies of requests in it.
 
+use std::cell::RefCell;
 use std::io;
 
 use gale_base::log_level::Level;
@@ -28,19 +29,10 @@ impl BodyFraming for Chunked {
         Ok(())
     }
 
-    fn end(&self, trailers: &[(Bytes, Bytes)], output: &mut Output) -> io::Result<()> {
-        if trailers.is_empty() {
-            output.push(Bytes::from_static(LAST_CHUNK));
-            return Ok(());
-        }
-        let mut text = b"0\r\n".to_vec();
-        for (name, value) in trailers {
-            for part in [&name[..], b": ", value, b"\r\n"] {
-                text.extend_from_slice(part);
-            }
-        }
-        text.extend_from_slice(b"\r\n");
-        output.push(text);
+    /// As nginx: the client's trailers stay here. Servers exist that merge them into the head, where they would stand
+    /// beside what the configuration says of the client (RFC 9110 §6.5.1).
+    fn end(&self, _: &[(Bytes, Bytes)], output: &mut Output) -> io::Result<()> {
+        output.push(Bytes::from_static(LAST_CHUNK));
         Ok(())
     }
 }
@@ -68,12 +60,33 @@ enum ReadingBody {
     Ended,
 }
 
+thread_local! {
+    /// Heads that were parsed, for their memory.
+    static SPARE_PARTS: RefCell<Vec<ResponseParts>> = const { RefCell::new(Vec::new()) };
+}
+
+/// How many are kept.
+const SPARE_PARTS_MAX: usize = 64;
+
+impl Drop for Http1Reader {
+    fn drop(&mut self) {
+        let parts = std::mem::take(&mut self.parts);
+        // Without them when the thread ends.
+        let _ = SPARE_PARTS.try_with(|spare| {
+            let mut spare = spare.borrow_mut();
+            if spare.len() < SPARE_PARTS_MAX {
+                spare.push(parts);
+            }
+        });
+    }
+}
+
 impl Http1Reader {
     /// A reader of the answer to a request with this method; its head has at most so many bytes.
     pub fn new(method: Method, head_max: usize) -> Http1Reader {
         Http1Reader {
             parser: ResponseHeadParser::new(head_max),
-            parts: ResponseParts::default(),
+            parts: SPARE_PARTS.with_borrow_mut(Vec::pop).unwrap_or_default(),
             method,
             keeps_alive: false,
             body: ReadingBody::NotYet,
@@ -192,7 +205,8 @@ impl ResponseReader for Http1Reader {
                     let trailers = decoder.take_trailers();
                     let text = Bytes::from(trailers.text);
                     let fields = trailers.fields.iter();
-                    self.trailers = fields.map(|&(name, value)| (part(&text, name), part(&text, value))).collect();
+                    let fields = fields.map(|&(name, value)| (part(&text, name), part(&text, value)));
+                    self.trailers = fields.filter(|(name, _)| may_be_trailer(name)).collect();
                     // What follows is no part of any response.
                     self.keeps_alive &= pending.is_empty();
                     self.body = ReadingBody::Ended;
@@ -239,4 +253,21 @@ impl Http1Reader {
     fn has_pending(&self) -> bool {
         matches!(&self.body, ReadingBody::Chunked(_, pending) if !pending.is_empty())
     }
+}
+
+/// Whether a field may stand behind a body: not what frames it or belongs to the connection (RFC 9110 §6.5.1).
+fn may_be_trailer(name: &[u8]) -> bool {
+    !matches!(
+        ResponseField::from_name(name),
+        Some(
+            ResponseField::Connection
+                | ResponseField::ContentLength
+                | ResponseField::KeepAlive
+                | ResponseField::ProxyConnection
+                | ResponseField::Te
+                | ResponseField::Trailer
+                | ResponseField::TransferEncoding
+                | ResponseField::Upgrade
+        )
+    )
 }

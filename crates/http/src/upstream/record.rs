@@ -3,6 +3,7 @@
 
 use std::cell::{Ref, RefCell, RefMut};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gale_runtime::{Bytes, Moment};
@@ -15,7 +16,7 @@ use crate::request::response::FieldList;
 #[derive(Debug)]
 pub struct Attempt {
     /// The server as `$upstream_addr` names it; the group's name if it had none to offer.
-    pub peer: Rc<str>,
+    pub peer: Arc<str>,
     /// When it began.
     pub started: Moment,
     /// The response's status, or the one that the failure stands for; 0 as long as there is none.
@@ -74,7 +75,7 @@ impl Records {
     }
 
     /// Adds a server that is about to be tried.
-    pub(super) fn add(&self, peer: Rc<str>, started: Moment) {
+    pub(super) fn add(&self, peer: Arc<str>, started: Moment) {
         self.entries.borrow_mut().push(Entry::Attempt(Attempt {
             peer,
             started,
@@ -127,6 +128,13 @@ impl Records {
 }
 
 impl Attempt {
+    /// Connecting has ended; if it has failed or was given up, so has the attempt.
+    pub(super) fn connecting_ended(&mut self, now: Moment) {
+        if self.connect_time.is_none() && self.response_time.is_none() {
+            self.end(now);
+        }
+    }
+
     /// Its end, of whatever kind.
     pub(super) fn end(&mut self, now: Moment) {
         self.response_time.get_or_insert(now.since(self.started));

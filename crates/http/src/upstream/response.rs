@@ -54,8 +54,20 @@ pub(super) fn pass_interim(request: &Request, status: u16, fields: &FieldList) {
 }
 
 /// Begins the response that a server gives.
-pub(super) fn begin(request: &mut Request, passing: &Passing<'_>, answering: Answering, head: UpstreamHead) -> Flow {
+pub(super) fn begin(
+    request: &mut Request,
+    passing: &Passing<'_>,
+    mut answering: Box<Answering>,
+    head: UpstreamHead,
+) -> Flow {
     let settings = passing.settings;
+    if head.status == 404 && settings.answers_not_found {
+        match answering.read_body() {
+            Ok(BodyRead::End) => answering.finish(request),
+            _ => answering.give_up(),
+        }
+        return Flow::Respond(404);
+    }
     let fields = Rc::new(head.fields);
     answering.records.set_fields(Rc::clone(&fields));
     let head = UpstreamHead { fields: FieldList::default(), ..head };
@@ -120,7 +132,7 @@ pub(super) fn begin(request: &mut Request, passing: &Passing<'_>, answering: Ans
 fn begin_body(
     request: &mut Request,
     passing: &Passing<'_>,
-    mut answering: Answering,
+    mut answering: Box<Answering>,
     head: &UpstreamHead,
     is_buffered: bool,
 ) -> Flow {
@@ -155,7 +167,7 @@ fn begin_body(
     }
 }
 
-fn begin_tunnel(request: &mut Request, passing: &Passing<'_>, answering: Answering, head: &UpstreamHead) -> Flow {
+fn begin_tunnel(request: &mut Request, passing: &Passing<'_>, answering: Box<Answering>, head: &UpstreamHead) -> Flow {
     let is_asked_for = match (&passing.upgrade, &head.upgrade) {
         (Some(asked), Some(given)) => asked.eq_ignore_ascii_case(given),
         _ => false,

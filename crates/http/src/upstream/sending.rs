@@ -5,7 +5,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_engine::spool::{SpoolError, SpoolReader};
-use gale_runtime::{Bytes, Output, Stream, Timer};
+use gale_engine::transport::Transport;
+use gale_runtime::{Bytes, Output, Timer};
 
 use crate::request::Request;
 use crate::request::body::BodyItem;
@@ -22,6 +23,11 @@ pub trait BodyFraming: Sync {
     /// # Errors
     /// `OutOfMemory` at the hard limit of leases.
     fn push(&self, piece: Bytes, output: &mut Output) -> io::Result<()>;
+
+    /// Whether the end of a body is told, also of an empty one.
+    fn tells_end(&self) -> bool {
+        false
+    }
 
     /// Queues what follows the last piece, with the fields that came behind the client's body.
     ///
@@ -80,6 +86,8 @@ pub enum SendError {
 
 /// A request on its way to a server.
 pub(super) struct Sending {
+    /// The head, until it has been given to the socket or to `output`.
+    head: Bytes,
     output: Output,
     source: Source,
     framing: &'static dyn BodyFraming,
@@ -103,19 +111,19 @@ enum Source {
 impl Sending {
     /// A request from its first byte on.
     pub fn new(head: Bytes, body: &RequestBody, framing: &'static dyn BodyFraming, time_max: Duration) -> Sending {
-        let mut output = Output::new();
-        output.push(head);
         let source = match body {
             RequestBody::None => Source::Ended,
             RequestBody::Stored(stored) => stored.read(..).map_or(Source::Ended, Source::Stored),
             RequestBody::Client => Source::Client { trailers: Vec::new() },
         };
-        Sending { output, source, framing, timer: Timer::new(), time_max, is_waiting: false, sent: 0 }
+        let output = Output::new();
+        Sending { head, output, source, framing, timer: Timer::new(), time_max, is_waiting: false, sent: 0 }
     }
 
     /// Frames an empty body, too: for protocols in which its end is told.
     pub fn with_end(mut self, body: &RequestBody) -> io::Result<Sending> {
-        if matches!(self.source, Source::Ended) && !matches!(body, RequestBody::Client) {
+        if matches!(self.source, Source::Ended) && !matches!(body, RequestBody::Client) && self.framing.tells_end() {
+            self.output.push(std::mem::take(&mut self.head));
             self.framing.end(&[], &mut self.output)?;
         }
         Ok(self)
@@ -123,12 +131,13 @@ impl Sending {
 
     /// Whether all of it has left.
     pub fn is_done(&self) -> bool {
-        matches!(self.source, Source::Ended) && self.output.is_empty()
+        matches!(self.source, Source::Ended) && self.output.is_empty() && self.head.is_empty()
     }
 
     /// Nothing more is sent. The request is not whole, and the connection cannot be used again.
     pub fn give_up(&mut self) {
         self.source = Source::GivenUp;
+        self.head = Bytes::new();
         self.output.clear();
     }
 
@@ -136,9 +145,12 @@ impl Sending {
     pub fn poll(
         &mut self,
         request: &Request,
-        stream: &Stream,
+        stream: &Transport,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), SendError>> {
+        if !self.head.is_empty() {
+            self.send_head(stream)?;
+        }
         loop {
             let is_filled = self.poll_fill(request, context)?;
             if self.output.is_empty() {
@@ -161,6 +173,20 @@ impl Sending {
                 }
             }
         }
+    }
+
+    /// Gives the head to the socket: alone if that is all, else with the beginning of the body.
+    fn send_head(&mut self, stream: &Transport) -> Result<(), SendError> {
+        let mut head = std::mem::take(&mut self.head);
+        if matches!(self.source, Source::Ended) {
+            let sent = stream.try_send_copy(&head, false).map_err(SendError::Server)?;
+            self.sent += sent as u64;
+            head.advance(sent);
+        }
+        if !head.is_empty() {
+            self.output.push(head);
+        }
+        Ok(())
     }
 
     /// Queues of the body what there is and what may be queued. Ready when all of it is.

@@ -14,7 +14,7 @@ const PIECE_BYTES: usize = 16 * 1024;
 
 /// See the file's head.
 pub(super) struct UpstreamTunnel {
-    answering: Answering,
+    answering: Box<Answering>,
     input: Buffer,
     output: Output,
     has_ended: bool,
@@ -25,7 +25,7 @@ pub(super) struct UpstreamTunnel {
 
 impl UpstreamTunnel {
     /// The connection on which a server has agreed.
-    pub fn new(mut answering: Answering, idle_max: Duration) -> UpstreamTunnel {
+    pub fn new(mut answering: Box<Answering>, idle_max: Duration) -> UpstreamTunnel {
         let input = answering.take_input();
         UpstreamTunnel { answering, input, output: Output::new(), has_ended: false, is_ending: false, idle_max }
     }

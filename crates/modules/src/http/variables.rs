@@ -15,7 +15,7 @@ use gale_http::request::Request;
 use gale_http::request::files;
 use gale_http::variables::Variable;
 use gale_protocol::proxy_protocol::ProxyHeader;
-use gale_protocol::request::{KnownHeader, Version};
+use gale_protocol::request::{KnownHeader, Scheme, Version};
 use gale_protocol::uri::Form;
 use gale_runtime::TcpInfo;
 
@@ -45,7 +45,9 @@ pub(crate) const VARIABLES: &[Variable] = &[
         append(out, if request_port(request).is_some() { b":" } else { b"" })
     }),
     Variable::named("scheme", |request, _, out| append(out, request.exchange().scheme().name().as_bytes())),
-    Variable::named("https", |_, _, out| append(out, b"")),
+    Variable::named("https", |request, _, out| {
+        append(out, if request.exchange().scheme() == Scheme::Https { b"on" } else { b"" })
+    }),
     Variable::named("remote_user", |request, _, out| {
         request.header(KnownHeader::Authorization).is_some_and(|value| append_user(value, out))
     }),

@@ -263,6 +263,16 @@ impl StreamDriver for Epoll {
         drop(connection);
     }
 
+    fn may_have_input(&self, key: Key) -> bool {
+        let is_told = {
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).expect("an open stream owns its slot");
+            // The edge that makes it readable is an event.
+            connection.interest != Interest::None && !connection.readable && !connection.hung_up
+        };
+        !is_told && self.has_input(key)
+    }
+
     fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let events = PollFlags::IN | PollFlags::RDHUP;
         self.attempt(key, cx, Direction::Read, |connection| look_for(connection.socket.as_fd(), events))

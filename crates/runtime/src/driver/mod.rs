@@ -214,6 +214,11 @@ pub(crate) trait StreamDriver {
         direct::has_input(unsafe { BorrowedFd::borrow_raw(self.descriptor(key)) })
     }
 
+    /// Whether a receive might not wait now, as far as is known without asking the kernel; asks where nothing is known.
+    fn may_have_input(&self, key: Key) -> bool {
+        self.has_input(key)
+    }
+
     /// Ready when a send would not wait: there is room, or an error.
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 

@@ -106,6 +106,22 @@ impl Stream {
         self.environment.driver.poll_connected(self.key, cx)
     }
 
+    /// Whether nothing has come: no bytes, no end, no error. Without a system call where the driver would know; what has
+    /// come in this turn may be told only in the next one.
+    pub fn is_idle(&self) -> bool {
+        if self.receives_ahead_of_reader() {
+            return false;
+        }
+        !self.environment.driver.may_have_input(self.key)
+    }
+
+    fn receives_ahead_of_reader(&self) -> bool {
+        let ahead = self.ahead.take();
+        let has_ahead = ahead.is_some();
+        self.ahead.set(ahead);
+        has_ahead
+    }
+
     /// Whether a receive would give something now: bytes, the end, or an error. A system call.
     pub(super) fn has_input(&self) -> bool {
         if let Some(ahead) = self.ahead.take() {

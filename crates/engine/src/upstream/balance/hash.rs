@@ -222,7 +222,7 @@ mod tests {
             server: name.as_bytes().into(),
             settings: Arc::new(ServerSettings { weight, ..ServerSettings::default() }),
             session_id: Arc::default(),
-            state: Arc::new(PeerState::new(0)),
+            state: Arc::new(PeerState::new()),
         }
     }
 

@@ -21,7 +21,7 @@ impl Selection {
             if how.counts_inflight {
                 peer.state.measure_inflight(now);
             }
-            peer.estimated_time(how.metric, now)
+            peer.estimated_time(how, now)
         })
     }
 

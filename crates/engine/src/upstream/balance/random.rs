@@ -2,7 +2,7 @@
 
 use gale_runtime::{Moment, random_u64};
 
-use super::{Preference, TRIES_MAX};
+use super::{LeastTime, Preference, TRIES_MAX};
 use crate::upstream::peers::{PeerSet, View};
 use crate::upstream::selection::{Selection, Tried};
 
@@ -44,7 +44,7 @@ fn preferred(preference: Preference, set: &PeerSet, first: usize, second: usize,
         let peer = &set.peers[index];
         match preference {
             Preference::LeastConn => u64::from(peer.state.requests()),
-            Preference::LeastTime(metric) => peer.estimated_time(metric, now),
+            Preference::LeastTime(metric) => peer.estimated_time(LeastTime { metric, counts_inflight: false }, now),
         }
     };
     let weight = |index: usize| u128::from(set.peers[index].settings.weight);

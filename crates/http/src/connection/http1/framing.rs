@@ -11,7 +11,7 @@ use gale_runtime::Bytes;
 use super::send::Conduct;
 use crate::connection::worker::HttpConnections;
 use crate::request::Request;
-use crate::request::configuration::settings::ServerTokens;
+use crate::request::configuration::settings::{CoreSettings, ServerTokens};
 use crate::request::exchange::BodyLength;
 use crate::request::response::ResponseHead;
 use crate::request::server_field::server_field;
@@ -170,8 +170,8 @@ pub(super) fn write_head(
 }
 
 /// The `Server` field with its line end; empty when there is none.
-pub(super) fn server_line(request: &Request) -> Cow<'_, [u8]> {
-    let core = &request.scope().core;
+#[inline]
+pub(super) fn server_line<'c>(request: &Request, core: &'c CoreSettings) -> Cow<'c, [u8]> {
     match core.server_tokens.get() {
         ServerTokens::On | ServerTokens::Build => Cow::Borrowed(SERVER_LINE_WITH_VERSION),
         ServerTokens::Off => Cow::Borrowed(SERVER_LINE),

@@ -13,11 +13,12 @@ use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
 use super::persistence::Wish;
-use super::{FIRST_REQUEST_GRACE, Http1, State, Transfer};
+use super::{AddressIndex, Beginning, FIRST_REQUEST_GRACE, Http1, State, Transfer};
 use crate::request::Request;
 use crate::request::advance;
 use crate::request::advance::Step;
 use crate::request::begin::{self, Refusal, choose_server, keep_first_line, part_read};
+use crate::request::configuration::HttpConfiguration;
 use crate::request::exchange::Exchange;
 use gale_base::log_level::Level;
 use gale_engine::worker::OwnCounters;
@@ -34,6 +35,9 @@ pub(super) enum Arrival {
     /// configuration any more.
     Closed,
 }
+
+/// Something else stands in the place of the PROXY protocol's header.
+pub(super) struct Untrusted;
 
 /// The request whose head is being read: kept by the caller, so that a connection that
 /// waits for the first byte holds none.
@@ -78,13 +82,13 @@ impl Http1 {
         let State { timer, transfer } = &mut *self.state.borrow_mut();
         let mut is_pipelined = self.info.requests.get() > 0;
         loop {
-            if self.had_proxy_header.get().is_none()
+            if self.began.get().is_none()
                 && let Some(transfer) = transfer.as_mut().filter(|transfer| !transfer.input.is_empty())
                 && !self.take_beginning(&mut transfer.input)
             {
                 return Poll::Ready(Arrival::Closed);
             }
-            let has_begun = self.had_proxy_header.get().is_some();
+            let has_begun = self.began.get().is_some();
             if let Some(transfer) = transfer.as_mut().filter(|transfer| has_begun && !transfer.input.is_empty()) {
                 let Transfer { input, head, parser, generation, offence, body, sender, .. } = &mut **transfer;
                 let mut request = match pending.take() {
@@ -190,17 +194,37 @@ impl Http1 {
         let configuration = self.next_configuration();
         let http = configuration.http();
         let Some(place) = self.place(http) else { return false };
-        if !http.addresses[place.index()].listening.proxy_protocol {
-            self.had_proxy_header.set(Some(false));
+        let listening = &http.addresses[place.index()].listening;
+        // One that was accepted in the clear, before a reload.
+        if listening.ssl {
+            return false;
+        }
+        if !listening.proxy_protocol {
+            self.began.set(Some(Beginning { proxy_protocol: false, ssl: false }));
             return true;
         }
+        match self.take_proxy_header(input, http, place) {
+            Ok(is_there) => {
+                self.began.set(is_there.then_some(Beginning { proxy_protocol: true, ssl: false }));
+                true
+            }
+            Err(Untrusted) => false,
+        }
+    }
+
+    /// Takes the PROXY protocol's header, if it is whole, and says so.
+    pub(super) fn take_proxy_header(
+        &self,
+        input: &mut Buffer,
+        http: &HttpConfiguration,
+        place: AddressIndex,
+    ) -> Result<bool, Untrusted> {
         match proxy_protocol::parse(input.readable()) {
-            Ok(proxy_protocol::Status::NeedMore) => true,
+            Ok(proxy_protocol::Status::NeedMore) => Ok(false),
             Ok(proxy_protocol::Status::Complete { consumed, header }) => {
                 input.consume(consumed);
-                self.had_proxy_header.set(Some(true));
                 header.into_iter().for_each(|header| self.info.set_proxied(header));
-                true
+                Ok(true)
             }
             Err(offence) => {
                 let client = self.info.remote_text();
@@ -210,14 +234,14 @@ impl Http1 {
                 );
                 let log = &http.scope(http.server(place.default_server(http)).scope).error_log;
                 log.write(Level::Error, Some(self.info.number), &message);
-                false
+                Err(Untrusted)
             }
         }
     }
 
     /// How long to wait for the first byte: `client_header_timeout` on a new
     /// connection, `keepalive_timeout` between requests. `None` closes.
-    fn first_wait(&self) -> Option<Duration> {
+    pub(super) fn first_wait(&self) -> Option<Duration> {
         if self.info.requests.get() > 0 {
             return Some(Duration::from_millis(self.idle_max_ms.get().into()));
         }
@@ -250,7 +274,7 @@ impl Http1 {
         // that ends is for the first byte.
         let has_waited = self.info.requests.get() == 0 && self.is_idle() && !self.worker().is_draining();
         let timeout = (!has_waited).then(|| *core.client_header_timeout.get());
-        let server = place.default_server(http);
+        let server = self.first_server(http, place);
         let mut request = self.worker().take_request();
         request.place = place.index();
         request.started = gale_runtime::now();
@@ -288,7 +312,10 @@ impl Http1 {
             }
         }
         match prepared {
-            Ok(()) => advance::advance(request),
+            Ok(()) => match self.refusal(request) {
+                None => advance::advance(request),
+                Some(status) => advance::fail(request, status),
+            },
             Err(refusal) => refusal.answer(request),
         }
     }

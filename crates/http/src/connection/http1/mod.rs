@@ -10,6 +10,7 @@ mod framing;
 mod head;
 mod persistence;
 mod send;
+mod tls;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -32,8 +33,8 @@ use crate::request::Request;
 use crate::request::advance;
 use crate::request::advance::Step;
 use crate::request::body::{BodyError, BodyItem};
-use crate::request::configuration::HttpConfiguration;
 use crate::request::configuration::settings::{CoreSettings, LingeringClose};
+use crate::request::configuration::{Address, HttpConfiguration};
 use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::request::phases::LocalBoxFuture;
 use crate::request::request_body;
@@ -42,6 +43,7 @@ use crate::request::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
 use gale_engine::connections::{Connection, ConnectionInfo};
+use gale_engine::tls::TlsStream;
 use gale_engine::transport::Transport;
 use gale_process::ListenAddress;
 
@@ -68,8 +70,8 @@ pub struct Http1 {
     /// How long it may be idle after the last response, in milliseconds, 49 days at most.
     idle_max_ms: Cell<u32>,
     nodelay_is_set: Cell<bool>,
-    /// Whether it began with the PROXY protocol; `None` while nobody knows.
-    had_proxy_header: Cell<Option<bool>>,
+    /// How it began; `None` while nobody knows.
+    began: Cell<Option<Beginning>>,
     /// Its number in the worker's list, and one: 0 while it is in none.
     listed: Cell<Option<NonZeroU32>>,
     /// Where the connection belongs in the configuration of that generation; none has the generation 0.
@@ -88,6 +90,15 @@ impl State {
     fn transfer(&mut self) -> &mut Transfer {
         self.transfer.as_mut().expect("an exchange is under way")
     }
+}
+
+/// How a connection began, as its address wanted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Beginning {
+    /// With a header of the PROXY protocol.
+    proxy_protocol: bool,
+    /// With a handshake, or instead of it with plain HTTP.
+    ssl: bool,
 }
 
 /// Both directions of an exchange. An idle connection holds none; the worker keeps some spare ones.
@@ -167,7 +178,7 @@ impl Http1 {
             idle_since: Cell::new(Moment::NEVER),
             idle_max_ms: Cell::new(0),
             nodelay_is_set: Cell::new(false),
-            had_proxy_header: Cell::new(None),
+            began: Cell::new(None),
             listed: Cell::new(None),
             known_place: Cell::new(None),
             known_generation: Cell::new(0),
@@ -248,6 +259,9 @@ impl Http1 {
     #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` would be larger")]
     pub fn serve(self: Rc<Self>) -> impl Future<Output = ()> {
         async move {
+            if self.stream.tls().is_some() && !Box::pin(self.begin_tls()).await {
+                return;
+            }
             while let Some(request) = self.next_request().await {
                 match self.exchange(request).await {
                     AfterExchange::KeepAlive if self.must_yield() => gale_runtime::yield_now().await,
@@ -440,7 +454,7 @@ impl Http1 {
         if sender.keeps_alive() && body.may_be_followed() && !self.must_close() {
             return body.is_read().then_some(AfterExchange::KeepAlive);
         }
-        let setting = wish.lingering_close(request);
+        let setting = wish.lingering_close(request, core);
         let lingers = lingers(setting, body, input) || setting == LingeringClose::On && self.has_more(request);
         Some(if lingers { AfterExchange::Linger(Lingering::of(core)) } else { AfterExchange::Close })
     }
@@ -521,27 +535,33 @@ impl Http1 {
         }
     }
 
-    /// What can come after the response, as far as it is known before.
-    fn after_response(&self, request: &Request, transfer: &Transfer) -> After {
+    /// What can come after the response, as far as it is known before; and how long the connection may be idle then.
+    fn after_response(&self, request: &Request, core: &CoreSettings, transfer: &Transfer) -> After {
         let Transfer { wish, body, input, .. } = transfer;
-        if wish.may_be_kept(request) && body.may_be_followed() && !self.must_close() {
+        let idle_max = core.keepalive_timeout.get().idle;
+        self.idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));
+        if wish.may_be_kept(request, core) && body.may_be_followed() && !self.must_close() {
             After::MayKeep
-        } else if lingers(wish.lingering_close(request), body, input) {
+        } else if lingers(wish.lingering_close(request, core), body, input) {
             After::Lingers
         } else {
             After::Closes
         }
     }
 
-    /// What the connection makes of the request's response. Nothing of it is borrowed: `server_line` may ask variables.
-    fn conduct<'l>(&self, request: &Request, server_line: &'l [u8]) -> Conduct<'l> {
-        let core = &request.scope().core;
-        let keep_alive = core.keepalive_timeout.get();
-        self.idle_max_ms.set(u32::try_from(keep_alive.idle.as_millis()).unwrap_or(u32::MAX));
+    /// What the connection makes of the request's response.
+    #[inline]
+    fn conduct<'l>(
+        &self,
+        request: &Request,
+        core: &CoreSettings,
+        transfer: &Transfer,
+        server_line: &'l [u8],
+    ) -> Conduct<'l> {
         Conduct {
-            after: self.after_response(request, self.state.borrow_mut().transfer()),
-            may_be_chunked: may_be_chunked(request),
-            keep_alive_advertised: keep_alive.told(),
+            after: self.after_response(request, core, transfer),
+            may_be_chunked: may_be_chunked(request, core),
+            keep_alive_advertised: core.keepalive_timeout.get().told(),
             server_line,
         }
     }
@@ -558,9 +578,10 @@ impl Http1 {
             return self.known_place.get();
         }
         // A connection that began otherwise than the address now wants it has no place there any more.
-        let is_as_wanted = |place: &AddressIndex| match self.had_proxy_header.get() {
-            Some(did) => did == http.addresses[place.index()].listening.proxy_protocol,
-            None => true,
+        let is_as_wanted = |place: &AddressIndex| {
+            let Address { listening, .. } = &http.addresses[place.index()];
+            let wanted = Beginning { proxy_protocol: listening.proxy_protocol, ssl: listening.ssl };
+            self.began.get().is_none_or(|began| began == wanted)
         };
         let place = self.find_place(http).filter(is_as_wanted);
         self.known_generation.set(http.generation);
@@ -631,8 +652,8 @@ impl Drop for InFlight<'_> {
 const CLOSED_UNDER_REQUEST: u16 = 499;
 
 /// Whether a body of unknown length may go in chunks: HTTP/1.1 has them, and `chunked_transfer_encoding` allows them.
-fn may_be_chunked(request: &Request) -> bool {
-    request.version() == Version::Http11 && *request.scope().core.chunked_transfer_encoding.get()
+fn may_be_chunked(request: &Request, core: &CoreSettings) -> bool {
+    request.version() == Version::Http11 && *core.chunked_transfer_encoding.get()
 }
 
 /// Whether a closing connection is read from for a while: the client may still be sending.
@@ -681,6 +702,10 @@ impl Exchange for Http1 {
         if self.stream.is_encrypted() { Scheme::Https } else { Scheme::Http }
     }
 
+    fn tls(&self) -> Option<&TlsStream> {
+        self.stream.tls().filter(|stream| stream.is_tls())
+    }
+
     fn tcp_info(&self) -> Option<TcpInfo> {
         self.stream.tcp_info().ok()
     }
@@ -701,28 +726,32 @@ impl Exchange for Http1 {
     }
 
     fn start(&self, request: &Request, options: &ResponseOptions) {
-        let server_line = server_line(request);
-        let conduct = self.conduct(request, &server_line);
+        let core = &request.scope().core;
+        // It may ask variables, and these the exchange.
+        let server_line = server_line(request, core);
         let mut state = self.state.borrow_mut();
-        let sender = &mut state.transfer().sender;
-        sender.start(&request.response, options, &conduct, &self.connections, &self.stream);
+        let transfer = state.transfer();
+        let conduct = self.conduct(request, core, transfer, &server_line);
+        transfer.sender.start(&request.response, options, &conduct, &self.connections, &self.stream);
     }
 
     fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
-        let server_line = server_line(request);
-        let conduct = self.conduct(request, &server_line);
+        let core = &request.scope().core;
+        let server_line = server_line(request, core);
         let mut state = self.state.borrow_mut();
-        let Transfer { input, body: request_body, sender, .. } = state.transfer();
+        let transfer = state.transfer();
+        let conduct = self.conduct(request, core, transfer, &server_line);
+        let Transfer { input, body: request_body, sender, .. } = transfer;
         let is_followed = request_body.is_read() && !input.is_empty() && !self.is_last_of_turn();
         sender.respond(&request.response, options, &conduct, is_followed, &self.connections, &self.stream, body);
     }
 
     fn carries_trailers(&self, request: &Request) -> bool {
-        may_be_chunked(request)
+        may_be_chunked(request, &request.scope().core)
     }
 
     fn keeps_connection(&self, request: &Request) -> bool {
-        self.state.borrow_mut().transfer().wish.may_be_kept(request)
+        self.state.borrow_mut().transfer().wish.may_be_kept(request, &request.scope().core)
     }
 
     fn push(&self, item: BodyItem) {

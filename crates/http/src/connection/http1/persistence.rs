@@ -6,7 +6,7 @@ use gale_protocol::request::Method;
 
 use crate::request::Request;
 use crate::request::browser::Browser;
-use crate::request::configuration::settings::{KeepaliveDisable, LingeringClose};
+use crate::request::configuration::settings::{CoreSettings, KeepaliveDisable, LingeringClose};
 
 /// What a client wants of its connection after the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,8 +31,7 @@ impl Wish {
 
     /// Whether the connection may carry another request, as far as the client, the request and its location decide: how
     /// the bodies end may still forbid it.
-    pub(super) fn may_be_kept(self, request: &Request) -> bool {
-        let core = &request.scope().core;
+    pub(super) fn may_be_kept(self, request: &Request, core: &CoreSettings) -> bool {
         let age = gale_runtime::now().since(request.connection().accepted);
         self == Wish::Keep
             && !request.closes_connection()
@@ -45,8 +44,7 @@ impl Wish {
     /// `lingering_close` as it applies to the request. Who ends a connection that the client would have kept reads on:
     /// the next request may be on its way, and the reset with which the kernel meets it can cost the client the answer
     /// that it has not read yet (RFC 9112, section 9.6). Where no connection is ever kept, it is nginx's way.
-    pub(super) fn lingering_close(self, request: &Request) -> LingeringClose {
-        let core = &request.scope().core;
+    pub(super) fn lingering_close(self, request: &Request, core: &CoreSettings) -> LingeringClose {
         let never_keeps = || core.keepalive_timeout.get().idle.is_zero() && request.number_on_connection <= 1;
         match *core.lingering_close.get() {
             LingeringClose::On if self != Wish::Close && !never_keeps() => LingeringClose::Always,

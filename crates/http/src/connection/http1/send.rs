@@ -366,8 +366,16 @@ impl Sender {
         Poll::Ready(sent)
     }
 
-    /// Something is done when all has left.
+    /// Does what is due when all has left.
+    #[inline]
     fn note_sent_off(&mut self, stream: &Transport) {
+        if self.has_interim || self.framing.is_tunnel() {
+            self.note_interim_or_tunnel_sent(stream);
+        }
+    }
+
+    #[cold]
+    fn note_interim_or_tunnel_sent(&mut self, stream: &Transport) {
         if !self.queue.is_empty() || self.queue.gone().is_some() {
             return;
         }

@@ -335,6 +335,7 @@ pub(crate) fn scope(core: CoreSettings) -> Scope {
         limit_except: None,
         error_log: ErrorLog::new(Vec::new()),
         confs: Box::default(),
+        redirects_to_slash: false,
         handlers: Default::default(),
         filters: Vec::new(),
     }
@@ -351,14 +352,22 @@ pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
 }
 
 fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
-    let server =
-        Server { scope: ScopeId(0), name: Box::default(), locations: Locations::default(), named: Default::default() };
+    let server = Server {
+        scope: ScopeId(0),
+        name: Box::default(),
+        locations: Locations::default(),
+        named: Default::default(),
+        tls: None,
+        verify_client: Default::default(),
+    };
     let http = HttpConfiguration {
         scopes: vec![scope],
+        redirects_to_slash: false,
         servers: vec![server],
         addresses: Vec::new(),
         variables: Default::default(),
         upstreams: Default::default(),
+        speaks_tls: false,
         generation: 1,
     };
     let configuration = Configured::new(Arc::new(Configuration {

@@ -11,7 +11,9 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::variables::template::Template;
 use gale_protocol::http1::names_option;
-use gale_protocol::http1::request_writer::{Unwritable, write_field, write_field_unless_empty, write_request_line};
+use gale_protocol::http1::request_writer::{
+    Unwritable, write_field, write_field_unless_empty, write_head_end, write_request_line,
+};
 use gale_protocol::request::{KnownHeader, Version};
 
 use super::{BodyLength, Conf};
@@ -77,19 +79,42 @@ pub(super) fn write(
     out: &mut Vec<u8>,
 ) -> Result<(), Unwritable> {
     write_request_line(out, line.method, line.uri, line.version)?;
-    let host = conf.set_headers.iter().find(|set| set.known == Some(KnownHeader::Host));
-    match host {
-        None => write_field(out, b"Host", line.host)?,
-        Some(set) => {
-            let before = out.len();
-            write_field_unless_empty(out, &set.name, |value| set.value.append(request, value))?;
-            if out.len() == before && line.version >= Version::Http11 {
-                write_field(out, b"Host", line.host)?;
-            }
-        }
-    }
+    write_host(request, conf, line, out)?;
     write_framing(request, out)?;
     write_upgrade(request, conf, upgrade, out)?;
+    write_set_fields(request, conf, out)?;
+    if *conf.upstream.pass_request_headers.get() {
+        write_client_fields(request, conf, out)?;
+    }
+    write_head_end(out);
+    Ok(())
+}
+
+/// Writes the head of a health check, which nobody has asked for: the fields that the configuration sets.
+///
+/// # Errors
+/// A part of it would be read as something else.
+pub(super) fn write_check(
+    request: &Request,
+    conf: &Conf,
+    line: &Line<'_>,
+    keeps_alive: bool,
+    out: &mut Vec<u8>,
+) -> Result<(), Unwritable> {
+    write_request_line(out, line.method, line.uri, line.version)?;
+    write_host(request, conf, line, out)?;
+    match (keeps_alive, line.version) {
+        (false, Version::Http11) => write_field(out, b"Connection", b"close")?,
+        (true, Version::Http10) => write_field(out, b"Connection", b"keep-alive")?,
+        _ => {}
+    }
+    write_set_fields(request, conf, out)?;
+    write_head_end(out);
+    Ok(())
+}
+
+/// The fields that the configuration sets, but for those that are about the connection or the body.
+fn write_set_fields(request: &Request, conf: &Conf, out: &mut Vec<u8>) -> Result<(), Unwritable> {
     for set in &conf.set_headers {
         match set.known {
             Some(
@@ -103,11 +128,23 @@ pub(super) fn write(
             _ => write_field_unless_empty(out, &set.name, |value| set.value.append(request, value))?,
         }
     }
-    if *conf.upstream.pass_request_headers.get() {
-        write_client_fields(request, conf, out)?;
-    }
-    out.extend_from_slice(b"\r\n");
     Ok(())
+}
+
+/// The server's name: what the configuration says, and the one in `proxy_pass` otherwise.
+fn write_host(request: &Request, conf: &Conf, line: &Line<'_>, out: &mut Vec<u8>) -> Result<(), Unwritable> {
+    let host = conf.set_headers.iter().find(|set| set.known == Some(KnownHeader::Host));
+    match host {
+        None => write_field(out, b"Host", line.host),
+        Some(set) => {
+            let before = out.len();
+            write_field_unless_empty(out, &set.name, |value| set.value.append(request, value))?;
+            if out.len() == before && line.version >= Version::Http11 {
+                write_field(out, b"Host", line.host)?;
+            }
+            Ok(())
+        }
+    }
 }
 
 /// How long the body is, or that its chunks tell.
@@ -157,6 +194,8 @@ fn write_client_fields(request: &Request, conf: &Conf, out: &mut Vec<u8>) -> Res
                     | KnownHeader::ContentLength
                     | KnownHeader::TransferEncoding
                     | KnownHeader::Te
+                    // The fields that it announces stay here.
+                    | KnownHeader::Trailer
                     | KnownHeader::KeepAlive
                     | KnownHeader::Expect
                     | KnownHeader::Upgrade

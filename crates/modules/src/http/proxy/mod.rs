@@ -3,6 +3,8 @@
 //!   proxy_set_header NAME VALUE;  proxy_method METHOD;  proxy_http_version 1.0|1.1;  proxy_set_body TEXT;
 //!   proxy_redirect default|off|FROM TO;  proxy_cookie_domain …;  proxy_cookie_path …;  proxy_cookie_flags …;
 //!   proxy_upgrade TOKEN ...|off;  proxy_pass_trailers on|off;
+//!   health_check [PARAMETER ...];                location
+//!   match NAME { ... }                           http
 //!   and what all modules have that pass requests on (`upstream_rows.rs`)
 //!                                                http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
@@ -14,12 +16,14 @@
 
 mod cookies;
 mod head;
+mod health;
+mod matching;
 mod redirect;
 mod target;
 
 use std::any::Any;
+use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bstr::BString;
 use gale_base::log_level::Level;
@@ -31,8 +35,9 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
+use gale_http::request::phases::{Flow, Phase};
 use gale_http::request::request_body::read_body;
+use gale_http::request::response::ShortText;
 use gale_http::upstream::http1::{Chunked, Http1Reader};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
@@ -47,7 +52,8 @@ use self::cookies::{CookieFlags, Rewrites};
 use self::head::SetHeader;
 use self::redirect::Redirects;
 use self::target::{Pass, Target};
-use crate::http::upstream_rows::{self, upstream_rows};
+use crate::http::upstream_pass::PassRequests;
+use crate::http::upstream_rows::{self, own_row as row, upstream_ssl_rows};
 use crate::shared::append::append;
 
 const PREFIX: &str = "proxy";
@@ -55,20 +61,10 @@ const PREFIX: &str = "proxy";
 /// Clients get none of these unless `proxy_pass_header` says so.
 const HIDDEN: &[&str] = &["Date", "Server", "X-Pad"];
 
-const fn row(
-    name: &'static str,
-    takes: Takes,
-    default: &'static str,
-    about: &'static str,
-    store: &'static dyn gale_config::Store<Builder>,
-) -> Directive {
-    Directive { name, contexts: Contexts::ANYWHERE, takes, body: BlockBody::None, default, about, store }
-}
-
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_proxy",
-    directives: upstream_rows!(
+    directives: upstream_ssl_rows!(
         Conf,
         "proxy",
         "/var/lib/gale/proxy",
@@ -81,6 +77,24 @@ pub static MODULE: Module = Module {
                 default: "",
                 about: "The server, or group of servers, that requests are passed to.",
                 store: &Custom(target::proxy_pass),
+            },
+            Directive {
+                name: "health_check",
+                contexts: Contexts::LOCATION,
+                takes: Takes::AtLeast(0),
+                body: BlockBody::None,
+                default: "",
+                about: "Has the servers that requests are passed to asked again and again whether they are well.",
+                store: &Custom(health::health_check),
+            },
+            Directive {
+                name: "match",
+                contexts: Contexts::HTTP,
+                takes: Takes::Exactly(1),
+                body: BlockBody::Block,
+                default: "",
+                about: "What the response to a health check has to be like.",
+                store: &Custom(matching::match_block),
             },
             row(
                 "proxy_set_header",
@@ -157,7 +171,7 @@ pub static MODULE: Module = Module {
                 Takes::Exactly(1),
                 "",
                 "Accepted and ignored, as by nginx on Linux.",
-                &OneWith { parse: send_lowat, slot: slot!(Conf, send_lowat) },
+                &OneWith { parse: upstream_rows::send_lowat, slot: slot!(Conf, send_lowat) },
             ),
         ]
     ),
@@ -174,7 +188,14 @@ pub static MODULE: Module = Module {
                 request.notes.get::<BodyLength>().is_some_and(|length| length.1 && append(out, b"chunked"))
             }),
         ],
-        handlers: &[(Phase::Content, &PassRequests)],
+        handlers: &[(
+            Phase::Content,
+            &PassRequests {
+                has_target: |conf: &Conf| conf.pass.is_some(),
+                settings: |conf| &conf.upstream,
+                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
+            },
+        )],
         ..HttpPart::EMPTY
     }],
 };
@@ -195,6 +216,10 @@ pub(super) struct Conf {
     cookie_flags: CookieFlags,
     upgrades: Setting<Vec<BString>>,
     send_lowat: Setting<u64>,
+    /// Not inherited, as `pass` is not.
+    check: Option<health::Draft>,
+    /// The `match` blocks, which only the http block has.
+    matches: Vec<Arc<matching::Match>>,
 }
 
 /// How long the request's body is, as text, and whether that is not known.
@@ -224,18 +249,15 @@ fn upgrades(statement: &Statement) -> Result<Vec<BString>, Diagnostic> {
     Ok(words.iter().map(|word| word.text.clone()).collect())
 }
 
-fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
-    let size = values::size(statement)?;
-    builder.note([Diagnostic::warn("\"proxy_send_lowat\" is not supported, ignored").at(statement.span)]);
-    Ok(size)
-}
-
 fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
     let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
     let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
     if let Some(parent) = parent {
         if conf.set_headers.is_empty() {
             conf.set_headers = parent.set_headers.clone();
+        }
+        if !parent.matches.is_empty() {
+            conf.matches = parent.matches.clone();
         }
         conf.redirects.inherit(&parent.redirects);
         conf.cookie_domains.inherit(&parent.cookie_domains);
@@ -244,128 +266,136 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     }
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
     let passes_requests = conf.pass.is_some();
-    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)
-}
-
-/// The handler of the content phase.
-struct PassRequests;
-
-fn settings(conf: &dyn Any) -> &Conf {
-    conf.downcast_ref().expect("this module's settings")
-}
-
-impl Handler for PassRequests {
-    fn applies(&self, conf: &dyn Any) -> bool {
-        settings(conf).pass.is_some()
+    if conf.pass.as_ref().is_some_and(target::Pass::may_be_tls) {
+        upstream_rows::prepare_tls(&mut conf.upstream, builder, PREFIX);
     }
-
-    fn decide(&self, _: &mut Request, _: &dyn Any) -> Decision {
-        Decision::MustWait
-    }
-
-    fn outlives_client(&self, conf: &dyn Any) -> bool {
-        *settings(conf).upstream.ignore_client_abort.get()
-    }
-
-    fn patience(&self) -> Duration {
-        // As nginx: a server is not to work for a client that has left.
-        Duration::ZERO
-    }
-
-    fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow> {
-        let conf = settings(conf);
-        Box::pin(async move { pass(request, conf).await.unwrap_or_else(Flow::Respond) })
-    }
+    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)?;
+    health::complete(conf, builder)
 }
 
 /// Passes a request on. An error is the status that answers it.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let pass = conf.pass.as_ref().expect("there whenever the handler is");
-    let target = pass.resolve(request).await?;
-    request.notes.put(Arc::clone(&target));
-    let (body, framing, own) = take_body(request, conf).await?;
-    let mut method = Vec::new();
+    // What waits, and seldom does, is no part of this future, which every request pays for.
+    let target = match pass.known() {
+        Some(target) => Arc::clone(target),
+        None => Box::pin(pass.resolve(request)).await?,
+    };
+    let body = match body_at_once(request, conf) {
+        Some(body) => body,
+        None => Box::pin(store_body(request)).await?,
+    };
+    let (head_max, method) =
+        (usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX), Cell::new(Method::Get));
+    let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method.get(), head_max)) };
+    let mut passing = prepare(request, conf, pass, &target, body, &reader, &method)?;
+    Ok(pass_on(request, &mut passing).await)
+}
+
+/// What is asked of the server.
+fn prepare<'p>(
+    request: &mut Request,
+    conf: &'p Conf,
+    pass: &Pass,
+    target: &Arc<Target>,
+    body: OwnedBody,
+    reader: &'p dyn Fn() -> Box<dyn ResponseReader>,
+    reads_for: &Cell<Method>,
+) -> Result<Passing<'p>, u16> {
+    // Variables may ask for it.
+    request.notes.put(Arc::clone(target));
+    let OwnedBody { body, framing, own } = body;
+    let mut method = ShortText::new();
     match conf.method.get_opt() {
-        Some(template) => template.append(request, &mut method),
+        Some(template) => method.extend_from_slice(&template.text(request)),
         None if request.counts_as_get() => method.extend_from_slice(b"GET"),
         None => method.extend_from_slice(request.method_name()),
     }
+    reads_for.set(if request.is_head() { Method::Head } else { Method::from_name(&method) });
     let upgrade = head::upgrade(request, &conf.upgrades, conf);
     let mut head = Vec::with_capacity(512);
-    let version = *conf.version.get();
     let uri = pass.uri(request, &target.uri);
-    head::write(
-        request,
-        conf,
-        &head::Line { method: &method, uri: &uri, host: &target.host, version },
-        &upgrade,
-        &mut head,
-    )
-    .map_err(|error| {
+    let line = head::Line { method: &method, uri: &uri, host: &target.host, version: *conf.version.get() };
+    head::write(request, conf, &line, &upgrade, &mut head).map_err(|error| {
         request.log(Level::Error, format_args!("{error} while preparing a request to an upstream"));
         500_u16
     })?;
     head.extend_from_slice(&own);
-    let method = if request.is_head() { Method::Head } else { Method::from_name(&method) };
-    let head_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
-    let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method, head_max)) };
-    let passing = Passing {
-        selection: pass.select(request, &target),
-        upstream: pass.upstream(request, &target).cloned(),
-        group: target.group_name(),
-        scheme: "http://",
-        uri: Bytes::from(uri),
-        head: Bytes::from(head),
+    let head = Bytes::from(head);
+    let uri_start = method.len() + 1;
+    Ok(Passing {
+        selection: target.select(request),
+        upstream: target.upstream(request),
+        scheme: if target.is_tls { "https://" } else { "http://" },
+        tls: target.is_tls.then(|| upstream_rows::tls(request, &conf.upstream, &target.host)),
+        uri: head.slice(uri_start..uri_start + uri.len()),
+        head,
         body,
         framing,
-        reader: &reader,
+        reader,
         settings: &conf.upstream,
         rewriter: conf,
         upgrade: upgrade.map(Bytes::from),
         reuses_connections: true,
-    };
-    Ok(pass_on(request, passing).await)
+    })
 }
 
-/// What is sent as the body: where it comes from, how it is framed, and what of it is the configuration's.
-type OwnedBody = (RequestBody, &'static dyn BodyFraming, Vec<u8>);
+/// What is sent as the body.
+struct OwnedBody {
+    /// Where it comes from.
+    body: RequestBody,
+    framing: &'static dyn BodyFraming,
+    /// What of it is the configuration's.
+    own: Vec<u8>,
+}
 
-async fn take_body(request: &mut Request, conf: &Conf) -> Result<OwnedBody, u16> {
-    let mut own = Vec::new();
+impl OwnedBody {
+    fn of(body: RequestBody, framing: &'static dyn BodyFraming) -> OwnedBody {
+        OwnedBody { body, framing, own: Vec::new() }
+    }
+}
+
+/// The body, unless it has to be read to its end before.
+fn body_at_once(request: &mut Request, conf: &Conf) -> Option<OwnedBody> {
     if let Some(template) = conf.body.get_opt() {
-        template.append(request, &mut own);
+        let own = template.evaluate(request);
         request.notes.put(BodyLength(own.len().to_string().into_bytes(), false));
-        return Ok((RequestBody::None, &Unframed, own));
+        return Some(OwnedBody { body: RequestBody::None, framing: &Unframed, own });
     }
     let declared = request.declared_body_length();
-    let is_announced = request.header(KnownHeader::ContentLength).is_some();
     let has_none = declared == Some(0);
     if !*conf.upstream.pass_request_body.get() || has_none && request.body.is_none() {
         // A body that is not passed on has no length there either.
-        let length = if has_none && is_announced { b"0".to_vec() } else { Vec::new() };
-        if length.is_empty() {
-            request.notes.take::<BodyLength>();
+        if has_none && request.header(KnownHeader::ContentLength).is_some() {
+            request.notes.put(BodyLength(b"0".to_vec(), false));
         } else {
-            request.notes.put(BodyLength(length, false));
+            request.notes.take::<BodyLength>();
         }
-        return Ok((RequestBody::None, &Unframed, own));
+        return Some(OwnedBody::of(RequestBody::None, &Unframed));
     }
     let is_chunked = declared.is_none();
     let can_stream = !is_chunked || *conf.version.get() == Version::Http11;
-    if !*conf.upstream.request_buffering.get() && can_stream && request.body.is_none() && request.is_main() {
-        request.notes.put(match declared {
-            Some(length) => BodyLength(length.to_string().into_bytes(), false),
-            None => BodyLength(Vec::new(), true),
-        });
-        let framing: &dyn BodyFraming = if is_chunked { &Chunked } else { &Unframed };
-        return Ok((RequestBody::Client, framing, own));
+    if *conf.upstream.request_buffering.get() || !can_stream || request.body.is_some() || !request.is_main() {
+        return None;
     }
+    request.notes.put(match declared {
+        Some(length) => BodyLength(length.to_string().into_bytes(), false),
+        None => BodyLength(Vec::new(), true),
+    });
+    let framing: &dyn BodyFraming = if is_chunked { &Chunked } else { &Unframed };
+    Some(OwnedBody::of(RequestBody::Client, framing))
+}
+
+/// Reads the whole body.
+async fn store_body(request: &mut Request) -> Result<OwnedBody, u16> {
+    let is_announced = request.header(KnownHeader::ContentLength).is_some();
+    let is_chunked = request.declared_body_length().is_none();
     let stored = read_body(request).await.map_err(|error| error.status())?;
     let length = stored.length();
     if length > 0 || is_announced || is_chunked && request.is_main() {
         request.notes.put(BodyLength(length.to_string().into_bytes(), false));
     }
-    Ok((RequestBody::Stored(stored), &Unframed, own))
+    Ok(OwnedBody::of(RequestBody::Stored(stored), &Unframed))
 }
 
 impl HeadRewriter for Conf {

@@ -2,7 +2,7 @@
 //!   upstream NAME { ... }
 //!   server ADDRESS [weight=N] [max_conns=N] [max_fails=N] [fail_timeout=TIME] [slow_start=TIME] [backup] [down] [drain]
 //!                  [resolve] [service=NAME] [route=NAME];
-//!   zone NAME [SIZE];
+//!   zone NAME [SIZE];  state FILE;
 //!   hash KEY [consistent];  ip_hash;  least_conn;  random [two [METHOD]];
 //!   least_time header | last_byte [inflight];
 //!   keepalive N [local];  keepalive_requests N;  keepalive_time TIME;  keepalive_timeout TIME;
@@ -16,10 +16,11 @@
 mod server;
 mod sticky;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use gale_base::units;
-use gale_config::{Body, Contexts, Custom, Diagnostic, Setting, Statement, Takes, values};
+use gale_config::{Body, Contexts, Custom, Diagnostic, Setting, Severity, Statement, Takes, values};
 use gale_engine::configuration::{Builder, ZoneSize};
 use gale_engine::module::Directive;
 use gale_engine::resolver::ResolverSettings;
@@ -29,7 +30,7 @@ use gale_engine::variables::subject::Subject;
 use super::limits::invalid_parameter;
 
 /// The directives for groups that are declared in `around`.
-pub const fn directives<S: Subject>(around: Contexts) -> [Directive; 15]
+pub const fn directives<S: Subject>(around: Contexts) -> [Directive; 16]
 where
     S::Block: HasUpstreams<S>,
 {
@@ -63,6 +64,12 @@ where
             takes: Takes::Between(1, 2),
             about: "A name and a size for what all workers know of the group; they share that without it, too.",
             store: const { &Custom(zone::<S>) },
+            ..row
+        },
+        Directive {
+            name: "state",
+            about: "A file that has the group's servers, as server directives.",
+            store: const { &Custom(state::<S>) },
             ..row
         },
         Directive {
@@ -171,11 +178,32 @@ where
     let name = &statement.args[0];
     builder.upstreams::<S>().open(&name.text, name.span)?;
     let scope = builder.scope;
-    let errors_before = builder.diagnostics.iter().count();
+    let errors =
+        |builder: &Builder| builder.diagnostics.iter().filter(|found| found.severity == Severity::Emerg).count();
+    let errors_before = errors(builder);
     builder.walk(statement.body(), S::Block::INSIDE, scope);
-    if builder.upstreams::<S>().current().servers.is_empty() && builder.diagnostics.iter().count() == errors_before {
-        return Err(Diagnostic::emerg("no servers are inside upstream").at(statement.block_end.unwrap_or(name.span)));
+    let is_understood = errors(builder) == errors_before;
+    let group = builder.upstreams::<S>().current();
+    match (group.servers.first(), group.state.is_set()) {
+        (None, false) if is_understood => {
+            let end = statement.block_end.unwrap_or(name.span);
+            Err(Diagnostic::emerg("no servers are inside upstream").at(end))
+        }
+        (Some(server), true) => {
+            let error = group.state.error("\"state\" directive cannot be used along with \"server\"");
+            Err(error.related("the first server", server.span).hint("the servers of this group are those of the file"))
+        }
+        _ => Ok(()),
     }
+}
+
+fn state<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
+where
+    S::Block: HasUpstreams<S>,
+{
+    let path = builder.full_path(&statement.args[0].text);
+    once::<S, _>(builder, statement, |group| &mut group.state, |_| Ok(PathBuf::new()))?;
+    builder.upstreams::<S>().current().state.set(path, Some(statement.args[0].span));
     Ok(())
 }
 

@@ -138,6 +138,16 @@ where
         None
     }
 
+    /// Whether both are the same set.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// How many streams the running loop has parked. Panics outside of a loop.
+    pub fn own_len(&self) -> usize {
+        self.shared.shards[own_shard(self.shared.shards.len())].count.load(Ordering::Relaxed)
+    }
+
     /// How many streams are parked.
     pub fn len(&self) -> usize {
         self.shared.shards.iter().map(|shard| shard.count.load(Ordering::Relaxed)).sum()

@@ -1,0 +1,109 @@
+//! What `ssl_…` directives say of a server
+//! (<https://nginx.org/en/docs/http/ngx_http_ssl_module.html>). The module that has the directives fills it.
+
+use std::time::Duration;
+
+use bstr::BString;
+use gale_config::{Setting, Word};
+
+/// See the file's head.
+#[derive(Default)]
+pub struct TlsSettings {
+    /// `ssl_certificate`
+    pub certificates: Setting<Vec<Word>>,
+    /// `ssl_certificate_key`
+    pub keys: Setting<Vec<Word>>,
+    /// `ssl_protocols`
+    pub versions: Setting<Versions>,
+    /// `ssl_ciphers`
+    pub ciphers: Setting<BString>,
+    /// `ssl_prefer_server_ciphers`
+    pub prefers_own_ciphers: Setting<bool>,
+    /// `ssl_ecdh_curve`
+    pub curves: Setting<BString>,
+    /// `ssl_buffer_size`
+    pub buffer_size: Setting<u64>,
+    /// `ssl_session_cache`
+    pub session_cache: Setting<SessionCache>,
+    /// `ssl_session_tickets`
+    pub session_tickets: Setting<bool>,
+    /// `ssl_session_ticket_key`
+    pub ticket_keys: Setting<Vec<Word>>,
+    /// `ssl_session_timeout`
+    pub session_timeout: Setting<Duration>,
+    /// `ssl_verify_client`
+    pub verify_client: Setting<VerifyClient>,
+    /// `ssl_verify_depth`
+    pub verify_depth: Setting<u64>,
+    /// `ssl_client_certificate`
+    pub client_certificate: Setting<Word>,
+    /// `ssl_trusted_certificate`
+    pub trusted_certificate: Setting<Word>,
+    /// `ssl_crl`
+    pub crl: Setting<Word>,
+    /// `ssl_reject_handshake`
+    pub rejects_handshake: Setting<bool>,
+}
+
+/// What `proxy_ssl_…` directives say of connections to servers
+/// (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>). Rows in tables, as of every module that has them, give
+/// it its defaults. An empty file's name is none.
+#[derive(Clone, Default)]
+pub struct TlsClientSettings {
+    /// `proxy_ssl_protocols`
+    pub versions: Setting<Versions>,
+    /// `proxy_ssl_ciphers`
+    pub ciphers: Setting<BString>,
+    /// `proxy_ssl_server_name`: whether servers are told the name.
+    pub tells_name: Setting<bool>,
+    /// `proxy_ssl_verify`
+    pub verifies: Setting<bool>,
+    /// `proxy_ssl_verify_depth`
+    pub verify_depth: Setting<u64>,
+    /// `proxy_ssl_trusted_certificate`
+    pub trusted_certificate: Setting<Word>,
+    /// `proxy_ssl_crl`
+    pub crl: Setting<Word>,
+    /// `proxy_ssl_certificate`
+    pub certificate: Setting<Word>,
+    /// `proxy_ssl_certificate_key`
+    pub key: Setting<Word>,
+    /// `proxy_ssl_session_reuse`
+    pub reuses_sessions: Setting<bool>,
+}
+
+/// The versions that are spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// TLSv1.2
+    pub tls12: bool,
+    /// TLSv1.3
+    pub tls13: bool,
+}
+
+/// Where sessions are kept that are no tickets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionCache {
+    /// Clients are told that there is none.
+    Off,
+    /// Clients are told that there may be one, and there is none.
+    None,
+    /// For all workers, under a name, in so many bytes.
+    Shared(BString, u64),
+    /// For so many sessions, of this server alone.
+    Builtin(u64),
+}
+
+/// Whether clients are asked for a certificate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VerifyClient {
+    /// They are not.
+    #[default]
+    Off,
+    /// They have to have one.
+    On,
+    /// It has to be a good one if they have one.
+    Optional,
+    /// It may be anybody's.
+    OptionalNoCa,
+}

@@ -1,0 +1,804 @@
+//! A connection that speaks TLS, above a socket.
+//!
+//! ```text
+//!   socket ──► incoming ──► session ──► plain ──► poll_recv
+//!              (records)        │       (what was received and not asked for)
+//!   socket ◄── outgoing ◄───────┴──────────────── poll_send, try_send, try_send_copy
+//! ```
+//!
+//! What is sent stays with the caller until its records have left: then it is removed there and counts as sent, as in
+//! the clear. So nobody has to ask whether something is left here, and no more than [`BATCH_RECORDS`] records wait.
+//!
+//! The session is rustls' unbuffered one: it holds no records itself, and an idle connection no memory but its keys.
+//! A connection begins in the clear: what comes first is a header of the PROXY protocol, plain HTTP by mistake, or a
+//! handshake, which [`TlsStream::start`] begins.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use gale_runtime::{Buffer, Lease, Moment, Output, Stream};
+use rustls::server::UnbufferedServerConnection;
+use rustls::{CommonState, HandshakeKind};
+use smallvec::SmallVec;
+
+use super::certificate::Certificate;
+use super::client::TlsClient;
+use super::failure::TlsFailure;
+use super::library::{Library, Step, Stepped, Writing};
+use super::server::TlsServer;
+use super::suites;
+use super::verify::{self, Verdict};
+
+/// What is received at once: the largest record there may be (RFC 8446, section 5.2, and the more that version 1.2
+/// allowed).
+const RECEIVE_BYTES: usize = 5 + 16 * 1024 + 2048;
+
+/// Most that may have come of messages that are not whole: a client's certificates, before which nothing is answered.
+const INCOMING_MAX: usize = 96 * 1024;
+
+/// Largest contents of a record (RFC 8446, section 5.1).
+const RECORD_BYTES_MAX: usize = 16 * 1024;
+
+/// How often what has come on an idle connection is looked at, before it counts as not idle.
+const IDLE_ROUNDS_MAX: usize = 4;
+
+/// Most records that are encrypted before they have been sent.
+pub(super) const BATCH_RECORDS: usize = 4;
+
+/// What a record needs beside its contents, with any suite that is spoken.
+const RECORD_OVERHEAD: usize = 64;
+
+/// The first records of a connection, and those after a pause, fit into three packets, so that a client need not wait
+/// for a whole large record before it can use any of it.
+const FIRST_RECORD_BYTES: usize = 4096 - RECORD_OVERHEAD;
+
+/// Behind so much the connection's window has grown, and records are as large as they may be.
+const FIRST_BYTES: usize = 16 * 1024;
+
+/// After such a pause the connection's window is small again, as with the kernel (RFC 5681, section 4.1).
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// See the file's head.
+pub struct TlsStream {
+    socket: Socket,
+    is_tls: Cell<bool>,
+    /// Closing resets the connection: no alert may tell the client that it got everything.
+    is_reset: Cell<bool>,
+    state: RefCell<State>,
+}
+
+/// The socket below, which leaves when the session does without it ([`TlsStream::into_idle`]).
+struct Socket(Option<Stream>);
+
+impl std::ops::Deref for Socket {
+    type Target = Stream;
+
+    fn deref(&self) -> &Stream {
+        self.0.as_ref().expect("there until the stream is taken apart")
+    }
+}
+
+#[derive(Default)]
+struct State {
+    session: Option<Box<Session>>,
+    incoming: Buffer,
+    plain: Buffer,
+    outgoing: Output,
+    /// What `outgoing` consists of.
+    records: SmallVec<[Record; BATCH_RECORDS]>,
+    /// So much was sent since the connection's last pause.
+    sent_bytes: usize,
+    last_sent: Option<Moment>,
+    /// The client has said that nothing more comes.
+    is_ended: bool,
+    /// The server has closed the connection without saying that it has sent everything.
+    is_cut_short: bool,
+    is_closed: bool,
+    failure: Option<TlsFailure>,
+}
+
+/// A session, and whose it is.
+struct Session {
+    library: Library,
+    /// The most that a record holds.
+    record_bytes: usize,
+    /// `None` on the client's side.
+    server: Option<Arc<TlsServer>>,
+    server_name: Option<Box<[u8]>>,
+    /// What the client's certificate is worth, judged when it is first asked for.
+    verdict: OnceCell<Verdict>,
+}
+
+/// A session whose socket is elsewhere, between two requests to a server: it may go to another thread.
+pub struct IdleTls(Box<Session>);
+
+/// A piece of `outgoing`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    /// How much of it has not left.
+    pub left: u32,
+    /// How much of what is sent it stands for.
+    pub plain: u32,
+}
+
+/// What the session can do.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// The handshake needs more from the client.
+    Handshake,
+    /// Both sides may send.
+    Open,
+    /// The client sends no more.
+    Ended,
+}
+
+impl TlsStream {
+    /// A connection on which nothing has come yet.
+    pub fn new(socket: Stream) -> TlsStream {
+        let socket = Socket(Some(socket));
+        TlsStream { socket, is_tls: Cell::new(false), is_reset: Cell::new(false), state: RefCell::default() }
+    }
+
+    /// The client's side of a connection to the server of this name, before its handshake.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn connect(socket: Stream, client: &TlsClient, name: &[u8]) -> Result<TlsStream, TlsFailure> {
+        let library = Library::Client(client.connection(name)?);
+        let session = Session {
+            library,
+            record_bytes: RECORD_BYTES_MAX,
+            server: None,
+            server_name: None,
+            verdict: OnceCell::new(),
+        };
+        Ok(TlsStream::from_idle(socket, IdleTls(Box::new(session))))
+    }
+
+    /// Puts a session above its socket again.
+    pub fn from_idle(socket: Stream, session: IdleTls) -> TlsStream {
+        let stream = TlsStream::new(socket);
+        stream.state.borrow_mut().session = Some(session.0);
+        stream.is_tls.set(true);
+        stream
+    }
+
+    /// Takes a connection apart on which nothing is on its way. `None` if it is not: then it is closed.
+    pub fn into_idle(mut self) -> Option<(Stream, IdleTls)> {
+        if !self.is_idle() {
+            return None;
+        }
+        let state = self.state.get_mut();
+        if !state.incoming.is_empty() || !state.outgoing.is_empty() {
+            return None;
+        }
+        let session = state.session.take()?;
+        // There is nothing left to say goodbye with.
+        self.is_tls.set(false);
+        Some((self.socket.0.take()?, IdleTls(session)))
+    }
+
+    /// Whether nothing has come but what sessions are kept up with: tickets and changes of keys. A system call only if
+    /// something has come.
+    pub fn is_idle(&self) -> bool {
+        let state = &mut *self.state.borrow_mut();
+        for _ in 0..IDLE_ROUNDS_MAX {
+            let stands = matches!(state.advance(), Ok(Standing::Open));
+            if !stands || state.is_ended || !state.plain.is_empty() || self.send_control(state).is_err() {
+                return false;
+            }
+            if self.socket.is_idle() {
+                return true;
+            }
+            let context = &mut Context::from_waker(std::task::Waker::noop());
+            match self.socket.poll_recv(context, &mut state.incoming, RECEIVE_BYTES) {
+                Poll::Pending => return true,
+                Poll::Ready(Ok(0) | Err(_)) => return false,
+                Poll::Ready(Ok(_)) => {}
+            }
+        }
+        false
+    }
+
+    /// The socket below.
+    pub fn socket(&self) -> &Stream {
+        &self.socket
+    }
+
+    /// Whether a handshake was begun.
+    pub fn is_tls(&self) -> bool {
+        self.is_tls.get()
+    }
+
+    /// Begins the handshake as `server` wants it. `received` is what has come, `server_name` what the client asks for.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn start(
+        &self,
+        server: &Arc<TlsServer>,
+        server_name: Option<&[u8]>,
+        received: Buffer,
+    ) -> Result<(), TlsFailure> {
+        let library = UnbufferedServerConnection::new(Arc::clone(server.config())).map_err(TlsFailure::of)?;
+        let mut state = self.state.borrow_mut();
+        state.session = Some(Box::new(Session {
+            library: Library::Server(library),
+            record_bytes: server.record_bytes(),
+            server: Some(Arc::clone(server)),
+            server_name: server_name.map(Box::from),
+            verdict: OnceCell::new(),
+        }));
+        state.incoming = received;
+        self.is_tls.set(true);
+        Ok(())
+    }
+
+    /// Ready when the handshake is over and its last message was given to the socket.
+    ///
+    /// # Errors
+    /// Why it failed; the client was told, if it can be.
+    pub fn poll_handshake(&self, context: &mut Context<'_>) -> Poll<Result<(), TlsFailure>> {
+        let state = &mut *self.state.borrow_mut();
+        loop {
+            let standing = match state.advance() {
+                Ok(standing) => standing,
+                Err(failure) => {
+                    // A client that does not take it learns it from the end of the connection.
+                    let _ = self.socket.try_send(&mut state.outgoing, false);
+                    return Poll::Ready(Err(failure));
+                }
+            };
+            while !state.outgoing.is_empty() {
+                match ready!(self.socket.poll_send(context, &mut state.outgoing)) {
+                    Ok(count) => drop(state.note_left(count)),
+                    Err(error) => return Poll::Ready(Err(TlsFailure::of_socket(error))),
+                }
+            }
+            match standing {
+                Standing::Open => return Poll::Ready(Ok(())),
+                Standing::Ended => return Poll::Ready(Err(TlsFailure::Closed)),
+                Standing::Handshake => {}
+            }
+            match ready!(self.socket.poll_recv(context, &mut state.incoming, RECEIVE_BYTES)) {
+                Ok(0) => return Poll::Ready(Err(TlsFailure::Closed)),
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Err(TlsFailure::of_socket(error))),
+            }
+        }
+    }
+
+    /// See [`Stream::poll_recv`]. Errors are also those of the records.
+    pub fn poll_recv(&self, context: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
+        if !self.is_tls.get() {
+            return self.socket.poll_recv(context, into, max);
+        }
+        let state = &mut *self.state.borrow_mut();
+        loop {
+            if !state.plain.is_empty() {
+                return Poll::Ready(state.take_plain(into, max));
+            }
+            if state.is_cut_short {
+                return Poll::Ready(Err(TlsFailure::CutShort.into()));
+            }
+            if state.is_ended {
+                return Poll::Ready(Ok(0));
+            }
+            if !state.incoming.is_empty() {
+                let advanced = state.advance_for(Some((&mut *into, max)));
+                // Answers to what the client has asked for, and alerts; the rest leaves with what is sent next.
+                if let Err(error) = self.send_control(state) {
+                    return Poll::Ready(Err(error));
+                }
+                match advanced {
+                    Ok((_, 0)) => {}
+                    Ok((_, count)) => return Poll::Ready(Ok(count)),
+                    Err(failure) => return Poll::Ready(Err(failure.into())),
+                }
+                if !state.plain.is_empty() || state.is_ended {
+                    continue;
+                }
+            }
+            match ready!(self.socket.poll_recv(context, &mut state.incoming, RECEIVE_BYTES)) {
+                // An end without an alert: a request says itself whether it is whole, but not every response.
+                Ok(0) if state.is_client() => state.is_cut_short = true,
+                Ok(0) => state.is_ended = true,
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    /// Gives the socket what the session has to say by itself, if nothing is on its way.
+    fn send_control(&self, state: &mut State) -> io::Result<()> {
+        if state.outgoing.is_empty() || state.records.iter().any(|record| record.plain > 0) {
+            return Ok(());
+        }
+        let sent = self.socket.try_send(&mut state.outgoing, false)?;
+        state.note_left(sent);
+        Ok(())
+    }
+
+    /// See [`Stream::poll_send`]. What has not left is still at the front of `out` when this is called again.
+    pub fn poll_send(&self, context: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
+        if !self.is_tls.get() {
+            return self.socket.poll_send(context, out);
+        }
+        let state = &mut *self.state.borrow_mut();
+        loop {
+            while !state.outgoing.is_empty() {
+                state.outgoing.set_more_follows(out.more_follows());
+                let sent = match ready!(self.socket.poll_send(context, &mut state.outgoing)) {
+                    Ok(sent) => sent,
+                    Err(error) => return Poll::Ready(Err(error)),
+                };
+                let plain = state.note_left(sent);
+                if plain > 0 {
+                    out.consume(plain);
+                    return Poll::Ready(Ok(plain));
+                }
+            }
+            if out.is_empty() {
+                return Poll::Ready(Ok(0));
+            }
+            ready!(gale_runtime::poll_copy(context, out.len_bytes()));
+            state.encrypt_batch(out)?;
+        }
+    }
+
+    /// See [`Stream::try_send`].
+    pub fn try_send(&self, out: &mut Output, is_last: bool) -> io::Result<usize> {
+        if !self.is_tls.get() {
+            return self.socket.try_send(out, is_last);
+        }
+        let state = &mut *self.state.borrow_mut();
+        if !state.outgoing.is_empty() || out.is_empty() {
+            return Ok(0);
+        }
+        let encrypted = state.encrypt_batch(out)?;
+        let is_last = is_last && encrypted == out.len_bytes();
+        if is_last {
+            state.close()?;
+        }
+        let sent = self.socket.try_send(&mut state.outgoing, is_last)?;
+        let plain = state.note_left(sent);
+        out.consume(plain);
+        Ok(plain)
+    }
+
+    /// See [`Stream::try_send_copy`]. What is not sent has to come again by [`TlsStream::poll_send`], before all else.
+    pub fn try_send_copy(&self, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+        if !self.is_tls.get() {
+            return self.socket.try_send_copy(bytes, is_last);
+        }
+        let state = &mut *self.state.borrow_mut();
+        if !state.outgoing.is_empty() || bytes.is_empty() {
+            return Ok(0);
+        }
+        let limit = state.record_bytes();
+        let mut encrypted = 0;
+        for piece in bytes.chunks(limit).take(BATCH_RECORDS) {
+            state.encrypt(piece)?;
+            encrypted += piece.len();
+        }
+        let is_last = is_last && encrypted == bytes.len();
+        if is_last {
+            state.close()?;
+        }
+        let sent = self.socket.try_send(&mut state.outgoing, is_last)?;
+        Ok(state.note_left(sent))
+    }
+
+    /// Says that nothing more will be sent; see [`Stream::shutdown_write`].
+    pub fn shutdown_write(&self) -> io::Result<()> {
+        self.say_goodbye();
+        self.socket.shutdown_write()
+    }
+
+    /// See [`Stream::set_linger_reset`].
+    pub fn set_linger_reset(&self) -> io::Result<()> {
+        self.is_reset.set(true);
+        self.socket.set_linger_reset()
+    }
+
+    /// See [`Stream::has_unread`].
+    pub fn has_unread(&self) -> bool {
+        let state = self.state.borrow();
+        !state.plain.is_empty() || !state.incoming.is_empty() || self.socket.has_unread()
+    }
+
+    /// Tells the client that nothing more comes, and that it got everything, if that is so.
+    fn say_goodbye(&self) {
+        let Ok(mut state) = self.state.try_borrow_mut() else { return };
+        let is_cut_short = state.records.iter().any(|record| record.plain > 0);
+        if self.is_reset.get() || is_cut_short || state.close().is_err() || state.outgoing.is_empty() {
+            return;
+        }
+        // A client that does not take it learns it from the end of the connection.
+        if let Ok(sent) = self.socket.try_send(&mut state.outgoing, false) {
+            state.note_left(sent);
+        }
+    }
+
+    /// What is known of a client's session; none in the clear, while the handshake lasts and on the client's side.
+    pub fn details<T>(&self, ask: impl FnOnce(&TlsDetails<'_>) -> T) -> Option<T> {
+        let state = self.state.borrow();
+        let session = state.session.as_ref().filter(|session| !session.library.is_handshaking())?;
+        let server = session.server.as_ref()?;
+        Some(ask(&TlsDetails { session, server }))
+    }
+}
+
+impl Drop for TlsStream {
+    fn drop(&mut self) {
+        if self.is_tls.get() && !std::thread::panicking() {
+            self.say_goodbye();
+        }
+    }
+}
+
+impl State {
+    fn is_client(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.server.is_none())
+    }
+
+    /// Has the session look at what has come. What it decrypts waits in `plain`.
+    fn advance(&mut self) -> Result<Standing, TlsFailure> {
+        self.advance_for(None).map(|(standing, _)| standing)
+    }
+
+    /// As [`State::advance`]; the first piece that is decrypted goes to the reader, as far as that has room, and is
+    /// counted. Ends with it.
+    fn advance_for(&mut self, mut reader: Option<(&mut Buffer, usize)>) -> Result<(Standing, usize), TlsFailure> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let advanced = self.process(&mut reader);
+        if let Err(failure) = &advanced {
+            self.failure = Some(failure.clone());
+            self.encode_alerts();
+            self.incoming.clear();
+        }
+        advanced
+    }
+
+    fn process(&mut self, reader: &mut Option<(&mut Buffer, usize)>) -> Result<(Standing, usize), TlsFailure> {
+        loop {
+            let Some(session) = &mut self.session else { return Err(TlsFailure::Closed) };
+            let step = Step {
+                plain: &mut self.plain,
+                outgoing: &mut self.outgoing,
+                records: &mut self.records,
+                is_ended: &mut self.is_ended,
+            };
+            let stepped = session.library.step(self.incoming.readable_mut(), step, reader);
+            let Stepped { discard, standing, delivered } = match stepped {
+                Ok(stepped) => stepped,
+                Err((discard, failure)) => {
+                    self.incoming.consume(discard);
+                    return Err(failure);
+                }
+            };
+            self.incoming.consume(discard);
+            if let Some(standing) = standing {
+                if self.incoming.len() > INCOMING_MAX {
+                    return Err(TlsFailure::TooLarge);
+                }
+                return Ok((standing, delivered));
+            }
+        }
+    }
+
+    /// What the session has to tell the client after a failure. The library must not look at records any more: it does
+    /// not as long as there is something to tell, but it counts on those that it has seen.
+    fn encode_alerts(&mut self) {
+        let Some(session) = &mut self.session else { return };
+        while session.library.wants_write() {
+            let mut alert = [0; 256];
+            let Some(count) = session.library.encode_alert(self.incoming.readable_mut(), &mut alert) else { return };
+            if self.outgoing.append(&alert[..count]).is_err() {
+                return;
+            }
+            self.records.push(Record { left: count as u32, plain: 0 });
+        }
+    }
+
+    fn take_plain(&mut self, into: &mut Buffer, max: usize) -> io::Result<usize> {
+        if into.is_empty() && self.plain.len() <= max {
+            *into = std::mem::take(&mut self.plain);
+            return Ok(into.len());
+        }
+        let count = self.plain.len().min(max);
+        into.append(&self.plain.readable()[..count])?;
+        self.plain.consume(count);
+        Ok(count)
+    }
+
+    /// So much of `outgoing` has left; says how much of what is sent that was.
+    fn note_left(&mut self, mut count: usize) -> usize {
+        let (mut plain, mut done) = (0, 0);
+        for record in &mut self.records {
+            let left = count.min(record.left as usize);
+            record.left -= left as u32;
+            count -= left;
+            if record.left > 0 {
+                break;
+            }
+            plain += record.plain as usize;
+            done += 1;
+        }
+        self.records.drain(..done);
+        plain
+    }
+
+    /// How much a record holds at this time.
+    fn record_bytes(&mut self) -> usize {
+        let Some(session) = &self.session else { return FIRST_RECORD_BYTES };
+        let now = gale_runtime::now();
+        if self.last_sent.replace(now).is_none_or(|last| now.since(last) > PAUSE) {
+            self.sent_bytes = 0;
+        }
+        let largest = session.record_bytes;
+        if self.sent_bytes < FIRST_BYTES { largest.min(FIRST_RECORD_BYTES) } else { largest }
+    }
+
+    /// Encrypts the beginning of `out`, which stays there, behind what is in `outgoing` already; says how much.
+    ///
+    /// # Errors
+    /// The session's; `OutOfMemory` when there is no memory for any of it.
+    fn encrypt_batch(&mut self, out: &Output) -> io::Result<usize> {
+        thread_local! {
+            /// Where pieces that share a record are put together.
+            static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut encrypted = 0;
+            let mut chunks = out.chunks();
+            let mut rest: &[u8] = &[];
+            for _ in 0..BATCH_RECORDS {
+                let limit = self.record_bytes();
+                if rest.is_empty() {
+                    let Some(next) = chunks.next() else { break };
+                    rest = next;
+                }
+                let (mut record, behind) = rest.split_at(rest.len().min(limit));
+                rest = behind;
+                if record.len() < limit
+                    && let Some(mut next) = chunks.next()
+                {
+                    scratch.clear();
+                    scratch.extend_from_slice(record);
+                    loop {
+                        let (now, later) = next.split_at(next.len().min(limit - scratch.len()));
+                        scratch.extend_from_slice(now);
+                        rest = later;
+                        if scratch.len() == limit {
+                            break;
+                        }
+                        match chunks.next() {
+                            Some(chunk) => next = chunk,
+                            None => break,
+                        }
+                    }
+                    record = scratch;
+                }
+                match self.encrypt(record) {
+                    // The rest, when this has left.
+                    Err(error) if error.kind() == io::ErrorKind::OutOfMemory && encrypted > 0 => break,
+                    result => result?,
+                }
+                encrypted += record.len();
+            }
+            Ok(encrypted)
+        })
+    }
+
+    /// Encrypts one record.
+    fn encrypt(&mut self, plain: &[u8]) -> io::Result<()> {
+        let record = self.write(plain.len() + RECORD_OVERHEAD, Writing::Plain(plain))?;
+        self.records.push(Record { left: record.len() as u32, plain: plain.len() as u32 });
+        self.sent_bytes = self.sent_bytes.saturating_add(plain.len());
+        self.outgoing.push(record.freeze());
+        Ok(())
+    }
+
+    /// Has the session say that nothing more comes; once.
+    fn close(&mut self) -> io::Result<()> {
+        if self.session.as_ref().is_none_or(|session| session.library.is_handshaking())
+            || self.failure.is_some()
+            || std::mem::replace(&mut self.is_closed, true)
+        {
+            return Ok(());
+        }
+        let alert = self.write(RECORD_OVERHEAD, Writing::CloseNotify)?;
+        self.records.push(Record { left: alert.len() as u32, plain: 0 });
+        self.outgoing.push(alert.freeze());
+        Ok(())
+    }
+
+    /// Has the session write something of about this size.
+    fn write(&mut self, size: usize, writing: Writing<'_>) -> io::Result<Lease> {
+        // What has come meanwhile is looked at first: the session wants it in order.
+        if self.advance()? != Standing::Open {
+            return Err(TlsFailure::Closed.into());
+        }
+        let Some(session) = &mut self.session else { return Err(TlsFailure::Closed.into()) };
+        let (discard, record) = session.library.write(self.incoming.readable_mut(), size, writing)?;
+        self.incoming.consume(discard);
+        Ok(record)
+    }
+}
+
+/// What is known of a session.
+pub struct TlsDetails<'s> {
+    session: &'s Session,
+    server: &'s Arc<TlsServer>,
+}
+
+impl TlsDetails<'_> {
+    fn common(&self) -> &CommonState {
+        &self.session.library
+    }
+
+    /// The server whose rules the handshake followed.
+    pub fn server(&self) -> &Arc<TlsServer> {
+        self.server
+    }
+
+    /// The name that the client asked for in the handshake.
+    pub fn server_name(&self) -> Option<&[u8]> {
+        self.session.server_name.as_deref()
+    }
+
+    /// `TLSv1.3`
+    pub fn version(&self) -> &'static str {
+        self.common().protocol_version().map_or("", suites::version_name)
+    }
+
+    /// OpenSSL's name of the cipher suite.
+    pub fn cipher(&self) -> &'static str {
+        self.common().negotiated_cipher_suite().map_or("", |suite| suites::suite_name(suite.suite()))
+    }
+
+    /// OpenSSL's name of the group that keys were exchanged in; none in a resumed session of version 1.2.
+    pub fn curve(&self) -> Option<&'static str> {
+        self.common().negotiated_key_exchange_group().map(|group| suites::group_name(group.name()))
+    }
+
+    /// The protocol that was agreed upon.
+    pub fn alpn(&self) -> Option<&[u8]> {
+        self.common().alpn_protocol()
+    }
+
+    /// Whether an earlier session goes on.
+    pub fn is_resumed(&self) -> bool {
+        self.common().handshake_kind() == Some(HandshakeKind::Resumed)
+    }
+
+    /// The client's certificate.
+    pub fn client_certificate(&self) -> Option<Certificate<'_>> {
+        self.common().peer_certificates()?.first().and_then(|certificate| Certificate::of(certificate))
+    }
+
+    /// What that is worth.
+    pub fn verdict(&self) -> Verdict {
+        *self
+            .session
+            .verdict
+            .get_or_init(|| verify::judge(self.server.client_rules(), self.common().peer_certificates().unwrap_or(&[])))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use rustls::pki_types::{PrivateKeyDer, ServerName};
+    use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, SupportedProtocolVersion};
+
+    /// A server's side before the handshake, and a client that trusts it.
+    fn sides(version: &'static SupportedProtocolVersion) -> (State, ClientConnection) {
+        let own = rcgen::generate_simple_self_signed(["example.com".to_owned()]).unwrap();
+        let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
+        let builder = builder.with_protocol_versions(&[version]).unwrap().with_no_client_auth();
+        let server = builder.with_single_cert(vec![own.cert.der().clone()], key).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(own.cert.der().clone()).unwrap();
+        let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[version]).unwrap();
+        let client = Arc::new(builder.with_root_certificates(roots).with_no_client_auth());
+        let client = ClientConnection::new(client, ServerName::try_from("example.com").unwrap()).unwrap();
+        let server = TlsServer::of_config(server);
+        let library = Library::Server(UnbufferedServerConnection::new(Arc::clone(server.config())).unwrap());
+        let (record_bytes, server) = (server.record_bytes(), Some(server));
+        let session = Session { library, record_bytes, server, server_name: None, verdict: OnceCell::new() };
+        (State { session: Some(Box::new(session)), ..State::default() }, client)
+    }
+
+    /// Carries everything that the client sends to the server in pieces of this size, with one byte changed, and the
+    /// answers back. Returns what the server has read, or how it failed.
+    fn talk(
+        version: &'static SupportedProtocolVersion,
+        piece: usize,
+        change: Option<(usize, u8)>,
+    ) -> Result<(Vec<u8>, usize), TlsFailure> {
+        let (mut state, mut client) = sides(version);
+        let (mut sent, mut has_asked) = (0, false);
+        for _ in 0..20 {
+            if !client.is_handshaking() && !std::mem::replace(&mut has_asked, true) {
+                io::Write::write_all(&mut client.writer(), &[b'x'; 20_000]).unwrap();
+                client.refresh_traffic_keys().ok();
+                client.send_close_notify();
+            }
+            let mut bytes = Vec::new();
+            while client.wants_write() {
+                client.write_tls(&mut bytes).unwrap();
+            }
+            if let Some((place, value)) = change
+                && (sent..sent + bytes.len()).contains(&place)
+            {
+                bytes[place - sent] ^= value;
+            }
+            sent += bytes.len();
+            for piece in bytes.chunks(piece) {
+                state.incoming.append(piece).unwrap();
+                if let Err(failure) = state.advance() {
+                    // Whatever is asked of it afterwards.
+                    assert!(
+                        state.advance().is_err()
+                            && state.close().is_ok()
+                            && state.write(9, Writing::CloseNotify).is_err()
+                    );
+                    return Err(failure);
+                }
+            }
+            let answer: Vec<u8> = state.outgoing.chunks().flatten().copied().collect();
+            let length = answer.len();
+            state.outgoing.clear();
+            state.records.clear();
+            if client.read_tls(&mut &answer[..]).is_err() || client.process_new_packets().is_err() {
+                break;
+            }
+            if has_asked && length == 0 {
+                break;
+            }
+        }
+        Ok((state.plain.readable().to_vec(), sent))
+    }
+
+    #[test]
+    fn no_change_of_a_byte_panics_and_none_is_taken_for_what_was_sent() {
+        for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+            let (read, length) = talk(version, usize::MAX, None).unwrap();
+            assert_eq!(read, [b'x'; 20_000]);
+            for piece in [1, 7, 600] {
+                assert_eq!(talk(version, piece, None).unwrap().0, [b'x'; 20_000]);
+            }
+            // Each of the handshake's, and some of those behind it.
+            let places = (0..length).filter(|place| *place < 2200 && place % 3 == 0 || place % 977 == 0);
+            for place in places {
+                for (piece, value) in [(usize::MAX, 1 << (place % 8)), (61, 0xff)] {
+                    if let Ok((read, _)) = talk(version, piece, Some((place, value))) {
+                        // Lost at the end, at most; or of no importance, as a name that nobody looks at.
+                        assert!(read.iter().all(|&byte| byte == b'x'));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_left_counts_when_its_record_has() {
+        let mut state = State::default();
+        for (left, plain) in [(100, 0), (50, 30), (40, 20), (10, 0)] {
+            state.records.push(Record { left, plain });
+        }
+        assert_eq!([state.note_left(99), state.note_left(50), state.note_left(1)], [0, 0, 30]);
+        assert_eq!([state.note_left(39), state.note_left(11)], [0, 20]);
+        assert!(state.records.is_empty());
+    }
+}

@@ -1,0 +1,290 @@
+//! Sessions that clients come back with: tickets, which the client keeps, and stores of the server's.
+//!
+//! A session belongs to the server that began it: to its certificates and to its rules for those of clients. With
+//! another server, or after a change of these, the handshake is a whole one. (As with nginx's session identifier
+//! context, which has fewer of the rules in it.)
+//!
+//! Keys of tickets live as long as the worker process, over reloads, and change every hour; or they come from
+//! `ssl_session_ticket_key`.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use aws_lc_rs::digest;
+use bstr::BString;
+use parking_lot::Mutex;
+use rustls::server::{ProducesTickets, ServerSessionMemoryCache, StoresServerSessions};
+
+/// What a session belongs to: a hash.
+pub type Identity = [u8; 32];
+
+/// How long a key of the process' own encrypts.
+const KEY_SECONDS: u64 = 3600;
+
+/// How many of them are kept: tickets live two days at most, then.
+const KEYS_MAX: usize = 48;
+
+/// nginx's estimate of what a session takes in a shared cache.
+const SESSION_BYTES: u64 = 256;
+
+const NAME_BYTES: usize = 16;
+const TIME_BYTES: usize = 8;
+
+/// A key with the name by which tickets say that it is theirs.
+pub struct TicketKey {
+    name: [u8; NAME_BYTES],
+    key: LessSafeKey,
+}
+
+impl TicketKey {
+    fn new(name: [u8; NAME_BYTES], key: &[u8]) -> TicketKey {
+        let key = UnboundKey::new(&AES_256_GCM, key).expect("the key is as long as it has to be");
+        TicketKey { name, key: LessSafeKey::new(key) }
+    }
+
+    fn random() -> Option<TicketKey> {
+        let (mut name, mut key) = ([0; NAME_BYTES], [0; 32]);
+        aws_lc_rs::rand::fill(&mut name).ok()?;
+        aws_lc_rs::rand::fill(&mut key).ok()?;
+        Some(TicketKey::new(name, &key))
+    }
+}
+
+/// The keys of this process.
+struct OwnKeys {
+    /// The newest first.
+    keys: VecDeque<Arc<TicketKey>>,
+    /// When that was made.
+    since: u64,
+}
+
+static OWN_KEYS: Mutex<OwnKeys> = Mutex::new(OwnKeys { keys: VecDeque::new(), since: 0 });
+
+impl OwnKeys {
+    /// The key that encrypts at this time. None where no random number can be had.
+    fn newest(&mut self, now: u64) -> Option<Arc<TicketKey>> {
+        if self.keys.is_empty() || now.saturating_sub(self.since) >= KEY_SECONDS {
+            self.keys.push_front(Arc::new(TicketKey::random()?));
+            self.keys.truncate(KEYS_MAX);
+            self.since = now;
+        }
+        self.keys.front().cloned()
+    }
+}
+
+/// Where the keys of a server's tickets come from.
+#[derive(Clone)]
+pub enum TicketKeys {
+    /// The process.
+    Own,
+    /// Files; the first one encrypts.
+    OfFiles(Arc<[Arc<TicketKey>]>),
+}
+
+impl TicketKeys {
+    /// A key out of a file.
+    ///
+    /// # Errors
+    /// nginx's words: the file is of the wrong size.
+    pub fn of_file(name: &str, content: &[u8]) -> Result<Arc<TicketKey>, String> {
+        let (Some((key_name, secret)), 48 | 80) = (content.split_first_chunk(), content.len()) else {
+            return Err(format!("\"{name}\" must be 48 or 80 bytes"));
+        };
+        Ok(Arc::new(TicketKey::new(*key_name, digest::digest(&digest::SHA256, secret).as_ref())))
+    }
+
+    fn newest(&self, now: u64) -> Option<Arc<TicketKey>> {
+        match self {
+            TicketKeys::Own => OWN_KEYS.lock().newest(now),
+            TicketKeys::OfFiles(keys) => keys.first().cloned(),
+        }
+    }
+
+    fn named(&self, name: &[u8]) -> Option<Arc<TicketKey>> {
+        let find = |key: &&Arc<TicketKey>| key.name == name;
+        match self {
+            TicketKeys::Own => OWN_KEYS.lock().keys.iter().find(find).cloned(),
+            TicketKeys::OfFiles(keys) => keys.iter().find(find).cloned(),
+        }
+    }
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
+}
+
+/// Makes and takes the tickets of a server.
+///
+/// ```text
+///   name of the key (16) | nonce (12) | encrypted: seconds (8), session | tag (16)
+/// ```
+pub struct Tickets {
+    /// Whose keys.
+    pub keys: TicketKeys,
+    /// Whose sessions.
+    pub identity: Identity,
+    /// How long they live, in seconds.
+    pub lifetime: u32,
+}
+
+impl fmt::Debug for Tickets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tickets")
+    }
+}
+
+impl Tickets {
+    fn encrypt_at(&self, now: u64, plain: &[u8]) -> Option<Vec<u8>> {
+        let key = self.keys.newest(now)?;
+        let mut nonce = [0; NONCE_LEN];
+        aws_lc_rs::rand::fill(&mut nonce).ok()?;
+        let mut content = [&now.to_be_bytes()[..], plain].concat();
+        let aad = Aad::from(&self.identity[..]);
+        key.key.seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), aad, &mut content).ok()?;
+        Some([&key.name[..], &nonce, &content].concat())
+    }
+
+    fn decrypt_at(&self, now: u64, ticket: &[u8]) -> Option<Vec<u8>> {
+        let (name, rest) = ticket.split_at_checked(NAME_BYTES)?;
+        let (nonce, content) = rest.split_first_chunk::<NONCE_LEN>()?;
+        let key = self.keys.named(name)?;
+        let mut content = content.to_vec();
+        let aad = Aad::from(&self.identity[..]);
+        let plain = key.key.open_in_place(Nonce::assume_unique_for_key(*nonce), aad, &mut content).ok()?;
+        let (made, session) = plain.split_first_chunk::<TIME_BYTES>()?;
+        let age = now.saturating_sub(u64::from_be_bytes(*made));
+        (age <= u64::from(self.lifetime)).then(|| session.to_vec())
+    }
+}
+
+impl ProducesTickets for Tickets {
+    fn enabled(&self) -> bool {
+        true
+    }
+
+    fn lifetime(&self) -> u32 {
+        self.lifetime
+    }
+
+    fn encrypt(&self, plain: &[u8]) -> Option<Vec<u8>> {
+        self.encrypt_at(unix_seconds(), plain)
+    }
+
+    fn decrypt(&self, ticket: &[u8]) -> Option<Vec<u8>> {
+        self.decrypt_at(unix_seconds(), ticket)
+    }
+}
+
+/// A server's part of a store of sessions.
+pub struct Sessions {
+    store: Arc<ServerSessionMemoryCache>,
+    identity: Identity,
+    lifetime: u32,
+}
+
+impl Sessions {
+    /// Sessions in the store of this name, which goes on over reloads unless its size changes.
+    pub fn shared(name: &BString, bytes: u64, identity: Identity, lifetime: u32) -> Sessions {
+        static STORES: Mutex<Vec<(BString, u64, Arc<ServerSessionMemoryCache>)>> = Mutex::new(Vec::new());
+        let mut stores = STORES.lock();
+        if let Some((_, _, store)) = stores.iter().find(|(own, size, _)| own == name && *size == bytes) {
+            return Sessions { store: Arc::clone(store), identity, lifetime };
+        }
+        stores.retain(|(own, _, _)| own != name);
+        let store = store_of(bytes / SESSION_BYTES);
+        stores.push((name.clone(), bytes, Arc::clone(&store)));
+        Sessions { store, identity, lifetime }
+    }
+
+    /// Sessions in a store of their own.
+    pub fn own(sessions: u64, identity: Identity, lifetime: u32) -> Sessions {
+        Sessions { store: store_of(sessions), identity, lifetime }
+    }
+
+    fn key(&self, key: &[u8]) -> Vec<u8> {
+        [&self.identity[..], key].concat()
+    }
+
+    fn current(&self, value: Option<Vec<u8>>) -> Option<Vec<u8>> {
+        let value = value?;
+        let (made, session) = value.split_first_chunk::<TIME_BYTES>()?;
+        let age = unix_seconds().saturating_sub(u64::from_be_bytes(*made));
+        (age <= u64::from(self.lifetime)).then(|| session.to_vec())
+    }
+}
+
+fn store_of(sessions: u64) -> Arc<ServerSessionMemoryCache> {
+    ServerSessionMemoryCache::new(usize::try_from(sessions).unwrap_or(usize::MAX).clamp(1, 1 << 22))
+}
+
+impl fmt::Debug for Sessions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sessions")
+    }
+}
+
+impl StoresServerSessions for Sessions {
+    fn put(&self, key: Vec<u8>, value: Vec<u8>) -> bool {
+        self.store.put(self.key(&key), [&unix_seconds().to_be_bytes()[..], &value].concat())
+    }
+
+    fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
+        self.current(self.store.get(&self.key(key)))
+    }
+
+    fn take(&self, key: &[u8]) -> Option<Vec<u8>> {
+        self.current(self.store.take(&self.key(key)))
+    }
+
+    fn can_cache(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tickets(keys: TicketKeys, identity: u8) -> Tickets {
+        Tickets { keys, identity: [identity; 32], lifetime: 300 }
+    }
+
+    #[test]
+    fn a_ticket_is_good_for_its_server_until_it_is_too_old() {
+        let (one, other) = (tickets(TicketKeys::Own, 1), tickets(TicketKeys::Own, 2));
+        let now = unix_seconds();
+        let ticket = one.encrypt_at(now, b"session").unwrap();
+        assert_eq!(one.decrypt_at(now + 300, &ticket).as_deref(), Some(&b"session"[..]));
+        assert_eq!(one.decrypt_at(now + 301, &ticket), None);
+        assert_eq!(other.decrypt_at(now, &ticket), None);
+        for index in 0..ticket.len() {
+            let mut forged = ticket.clone();
+            forged[index] ^= 1;
+            assert_eq!(one.decrypt_at(now, &forged), None);
+            assert_eq!(one.decrypt_at(now, &ticket[..index]), None);
+        }
+    }
+
+    #[test]
+    fn every_key_of_a_list_of_files_opens_and_the_first_one_encrypts() {
+        let key = |byte: u8| TicketKeys::of_file("f", &[byte; 48]).unwrap();
+        let old = tickets(TicketKeys::OfFiles([key(1)].into()), 0);
+        let new = tickets(TicketKeys::OfFiles([key(2), key(1)].into()), 0);
+        assert!(new.decrypt_at(5, &old.encrypt_at(5, b"x").unwrap()).is_some());
+        assert!(old.decrypt_at(5, &new.encrypt_at(5, b"x").unwrap()).is_none());
+        assert_eq!(TicketKeys::of_file("f", &[0; 47]).err().unwrap(), "\"f\" must be 48 or 80 bytes");
+    }
+
+    #[test]
+    fn sessions_of_servers_in_one_store_are_kept_apart() {
+        let name = BString::from("a test");
+        let of = |identity| Sessions::shared(&name, 100_000, [identity; 32], 300);
+        assert!(of(1).put(b"key".to_vec(), b"value".to_vec()));
+        assert_eq!(of(1).get(b"key").as_deref(), Some(&b"value"[..]));
+        assert_eq!((of(2).get(b"key"), of(2).take(b"key")), (None, None));
+        assert!(of(1).take(b"key").is_some() && of(1).get(b"key").is_none());
+    }
+}

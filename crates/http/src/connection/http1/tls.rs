@@ -1,0 +1,213 @@
+//! How a connection begins at an address that speaks TLS, and what TLS has to say about requests.
+//!
+//! ```text
+//!   first bytes ─► header of the PROXY protocol, if the address wants one
+//!               ─► a handshake: the client's first message ─► the server that it names ─► its rules
+//!               ─► anything else: HTTP, answered with 497 (400 on the wire)
+//! ```
+//!
+//! All of it has `client_header_timeout`, and may be closed to make room as a connection that waits for its first
+//! request may. A connection that is under way says what it has begun with (`Beginning`), so that a reload that
+//! changes the address ends it.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use gale_base::log_level::Level;
+use gale_engine::configuration::ServerId;
+use gale_engine::tls::settings::VerifyClient;
+use gale_engine::tls::{TlsStream, Verdict};
+use gale_protocol::client_hello::{self, Status};
+use gale_runtime::{Buffer, Moment};
+
+use super::head::Untrusted;
+use super::{AddressIndex, Beginning, Http1};
+use crate::request::Request;
+use crate::request::configuration::HttpConfiguration;
+
+/// What is received at once before anything is known: a usual first message.
+const FIRST_BYTES: usize = 4096;
+
+/// The alert `unrecognized_name`, fatal, in the clear (RFC 6066, section 3).
+const UNRECOGNIZED_NAME: &[u8] = &[21, 3, 3, 0, 2, 2, 112];
+
+/// What the first bytes of a connection are.
+enum First {
+    /// Not enough to tell.
+    Unknown,
+    /// Plain HTTP.
+    Plain,
+    /// A handshake, which was begun.
+    Handshake,
+    /// Nothing that is answered.
+    Refused,
+}
+
+impl Http1 {
+    /// Receives the beginning of a connection, up to the end of the handshake. Says whether requests may come.
+    pub(super) async fn begin_tls(self: &Rc<Self>) -> bool {
+        let Some(stream) = self.stream.tls() else { return true };
+        let Some(wait) = self.first_wait() else { return false };
+        self.note_idle();
+        let begun = gale_runtime::timeout(wait, self.handshake(stream)).await;
+        self.idle_since.set(Moment::NEVER);
+        begun.unwrap_or_else(|_| {
+            if stream.is_tls() {
+                self.log_tls(Level::Info, &"client timed out (110: Connection timed out) while SSL handshaking");
+            }
+            false
+        })
+    }
+
+    async fn handshake(self: &Rc<Self>, stream: &TlsStream) -> bool {
+        let mut input = Buffer::new();
+        let mut had_header = false;
+        loop {
+            match poll_fn(|context| stream.poll_recv(context, &mut input, FIRST_BYTES)).await {
+                Ok(1..) => {}
+                Ok(0) | Err(_) => return false,
+            }
+            match self.look_at_first(stream, &mut input, &mut had_header) {
+                First::Unknown => {}
+                First::Plain => {
+                    self.state.borrow_mut().transfer.get_or_insert_with(|| self.connections.take_transfer()).input =
+                        input;
+                    return true;
+                }
+                First::Handshake => break,
+                First::Refused => return false,
+            }
+        }
+        drop(input);
+        if let Err(failure) = poll_fn(|context| stream.poll_handshake(context)).await {
+            let level = if failure.is_usual() { Level::Info } else { Level::Crit };
+            self.log_tls(level, &format_args!("{failure} while SSL handshaking"));
+            return false;
+        }
+        let configuration = self.next_configuration();
+        if let Some(place) = self.place(configuration.http()) {
+            self.set_nodelay(place.core(configuration.http()));
+        }
+        true
+    }
+
+    fn look_at_first(&self, stream: &TlsStream, input: &mut Buffer, had_header: &mut bool) -> First {
+        let configuration = self.next_configuration();
+        let http = configuration.http();
+        let Some(place) = self.place(http) else { return First::Refused };
+        let listening = &http.addresses[place.index()].listening;
+        if listening.proxy_protocol && !*had_header {
+            match self.take_proxy_header(input, http, place) {
+                Ok(false) => return First::Unknown,
+                Ok(true) => *had_header = true,
+                Err(Untrusted) => return First::Refused,
+            }
+        }
+        let began = Beginning { proxy_protocol: listening.proxy_protocol, ssl: listening.ssl };
+        match input.readable().first() {
+            None => return First::Unknown,
+            Some(&first) if !listening.ssl || !client_hello::is_tls(first) => {
+                self.began.set(Some(began));
+                return First::Plain;
+            }
+            Some(_) => {}
+        }
+        let name = match client_hello::parse(input.readable()) {
+            Status::NeedMore => return First::Unknown,
+            Status::Complete(hello) => hello.server_name().map(host_of),
+            // The library says what is wrong with it.
+            Status::Malformed => None,
+        };
+        self.began.set(Some(began));
+        let server = server_named(http, place, name.as_deref());
+        let default = http.server(place.default_server(http)).tls.as_ref();
+        let Some(tls) = http.server(server).tls.as_ref().or(default) else { return First::Refused };
+        if tls.rejects() {
+            // A client that does not take it learns it from the end of the connection.
+            let _ = stream.socket().try_send_copy(UNRECOGNIZED_NAME, false);
+            let message = "SSL_do_handshake() failed (SSL: error:0A0000EA:SSL routines::callback failed) while SSL \
+                           handshaking";
+            self.log_tls(Level::Info, &message);
+            return First::Refused;
+        }
+        match stream.start(tls, name.as_deref(), std::mem::take(input)) {
+            Ok(()) => First::Handshake,
+            Err(failure) => {
+                self.log_tls(Level::Crit, &format_args!("{failure} while SSL handshaking"));
+                First::Refused
+            }
+        }
+    }
+
+    /// A message about the handshake, in the log of the address' default server.
+    fn log_tls(&self, level: Level, message: &dyn std::fmt::Display) {
+        let configuration = self.next_configuration();
+        let http = configuration.http();
+        let Some(place) = self.place(http) else { return };
+        let client = self.info.remote_text();
+        let message = format_args!("{message}, client: {client}, server: {}", self.info.listening);
+        let log = &http.scope(http.server(place.default_server(http)).scope).error_log;
+        log.write(level, Some(self.info.number), &message);
+    }
+
+    /// The server for requests that name none: the one that the handshake has named, else the address' default one.
+    pub(super) fn first_server(&self, http: &HttpConfiguration, place: AddressIndex) -> ServerId {
+        let stream = self.stream.tls().filter(|stream| stream.is_tls());
+        let named =
+            stream.and_then(|stream| stream.details(|details| server_named(http, place, details.server_name())));
+        named.unwrap_or_else(|| place.default_server(http))
+    }
+
+    /// Why a request may not be answered on this connection, as far as TLS is concerned: a status.
+    pub(super) fn refusal(&self, request: &Request) -> Option<u16> {
+        let stream = self.stream.tls()?;
+        if !stream.is_tls() {
+            if self.began.get().is_none_or(|began| !began.ssl) {
+                return None;
+            }
+            request.log(Level::Info, format_args!("client sent plain HTTP request to HTTPS port"));
+            return Some(497);
+        }
+        let mode = request.server().verify_client;
+        if mode == VerifyClient::Off {
+            return None;
+        }
+        // Without certificates of its own it shares those of the default server, and its rules.
+        let http = request.http();
+        let default = http.server(http.addresses[request.place].servers.default).tls.as_ref();
+        let wanted = request.server().tls.as_ref().or(default)?;
+        stream.details(|details| {
+            if !Arc::ptr_eq(details.server(), wanted) && !details.server().asks_the_same(wanted) {
+                let what = "client attempted to request the server name different from the one that was negotiated";
+                request.log(Level::Info, format_args!("{what}"));
+                return Some(421);
+            }
+            match details.verdict() {
+                Verdict::Bad(fault) if mode == VerifyClient::OptionalNoCa && fault.is_unknown_issuer() => None,
+                Verdict::Bad(fault) => {
+                    let (number, words) = (fault.number(), fault.words());
+                    request.log(Level::Info, format_args!("client SSL certificate verify error: ({number}:{words})"));
+                    Some(495)
+                }
+                Verdict::None if mode == VerifyClient::On => {
+                    request.log(Level::Info, format_args!("client sent no required SSL certificate"));
+                    Some(496)
+                }
+                Verdict::None | Verdict::Good => None,
+            }
+        })?
+    }
+}
+
+/// A name of a handshake as names of servers are compared.
+fn host_of(name: &[u8]) -> Vec<u8> {
+    name.strip_suffix(b".").unwrap_or(name).to_ascii_lowercase()
+}
+
+/// The server of this name at an address, else the default one. An expression that cannot be run finds none.
+fn server_named(http: &HttpConfiguration, place: AddressIndex, name: Option<&[u8]>) -> ServerId {
+    let servers = &http.addresses[place.index()].servers;
+    let found = name.and_then(|name| servers.names.find(name).ok().flatten());
+    found.map_or(servers.default, |(server, _)| server)
+}

@@ -1,0 +1,121 @@
+//! flv: a Flash video from an offset on, with a head of its own.
+//!   flv;                         location
+//!   ?start=BYTES                 where the video begins; 0 and what is no offset of the file mean all of it
+//! (<https://nginx.org/en/docs/http/ngx_http_flv_module.html>)
+
+use std::collections::VecDeque;
+use std::io;
+
+use gale_base::units;
+use gale_config::{Body as Block, Contexts, Custom, Takes};
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::body::{Body, BodyItem, FilePiece};
+use gale_http::request::files::find_path;
+use gale_http::request::files::open_files::{self, Opened};
+use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
+use gale_protocol::request::Method;
+use gale_runtime::Bytes;
+
+use super::{static_files, variables};
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "http_flv",
+    directives: &[Directive {
+        name: "flv",
+        contexts: Contexts::LOCATION,
+        takes: Takes::Exactly(0),
+        body: Block::None,
+        default: "",
+        about: "Answers with Flash videos, from the offset on that the argument start names.",
+        store: &Custom(|conf: &mut Conf, _, _| {
+            conf.is_on = true;
+            Ok(())
+        }),
+    }],
+    conf: Some(ConfType::of::<Conf>()),
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::Content,
+            &Wait { applies: |conf: &Conf| conf.is_on, first: at_once, then: |request, _| serve(request) },
+        )],
+        ..HttpPart::EMPTY
+    }],
+};
+
+/// Not inherited: what answers a location is its own.
+#[derive(Default)]
+struct Conf {
+    is_on: bool,
+}
+
+/// Version 1 with audio and video; its own length, and that of the tag before the first one.
+const HEAD: &[u8; 13] = b"FLV\x01\x05\0\0\0\x09\0\0\0\0";
+
+/// What needs no waiting: a request that is not for it, and a file that the kernel can open from what it has in memory.
+fn at_once(request: &mut Request, _: &Conf) -> Option<Flow> {
+    let path = match path_of_video(request) {
+        Ok(path) => path,
+        Err(flow) => return Some(flow),
+    };
+    let opened = open_files::try_open(request, &path)?;
+    Some(opened_or_not(request, &path, opened))
+}
+
+fn serve(request: &mut Request) -> LocalBoxFuture<'_, Flow> {
+    Box::pin(async move {
+        match path_of_video(request) {
+            Ok(path) => {
+                let opened = open_files::open(request, &path).await;
+                opened_or_not(request, &path, opened)
+            }
+            Err(flow) => flow,
+        }
+    })
+}
+
+/// The path of a file that is asked for; else who answers.
+pub(super) fn path_of_video(request: &Request) -> Result<Vec<u8>, Flow> {
+    if !matches!(request.method(), Method::Get | Method::Head) {
+        return Err(Flow::Respond(405));
+    }
+    if request.uri.ends_with(b"/") {
+        return Err(Flow::Next);
+    }
+    let mut path = Vec::with_capacity(128);
+    find_path(request, &mut path).map_err(Flow::Respond)?;
+    Ok(path)
+}
+
+fn opened_or_not(request: &mut Request, path: &[u8], opened: io::Result<Opened>) -> Flow {
+    let file = match opened {
+        Ok(file) if file.metadata.is_regular() => file,
+        Ok(_) => return Flow::Next,
+        Err(error) => return Flow::Respond(static_files::refusal(request, path, &error)),
+    };
+    let size = file.metadata.size;
+    let start = variables::argument(&request.args, b"start").and_then(units::parse_number);
+    let start = start.filter(|&start| start > 0 && start < size);
+    match (static_files::send(request, file, path), start) {
+        (Flow::Answer(body), Some(start)) => {
+            request.response.content_length = Some(HEAD.len() as u64 + size - start);
+            Flow::Answer(with_head(Bytes::from_static(HEAD), body, start, size))
+        }
+        (flow, _) => flow,
+    }
+}
+
+/// These bytes of a file's body, behind a head.
+pub(super) fn with_head(head: Bytes, body: Body, start: u64, end: u64) -> Body {
+    let part = match body {
+        // What is in memory can be counted with a usize.
+        Body::Bytes(bytes) => BodyItem::Bytes(bytes.slice(start as usize..end as usize)),
+        Body::File(FilePiece { file, offset, .. }) => {
+            BodyItem::File(FilePiece { file, offset: offset + start, length: end - start })
+        }
+        body => return body,
+    };
+    Body::Items(VecDeque::from([BodyItem::Bytes(head), part]))
+}

@@ -1,0 +1,413 @@
+//! MP4 files (ISO/IEC 14496-12): the index of a film is read, cut, and written for the part that is wanted.
+//!
+//! An atom is a length, a name and data, which may be atoms. What is not known is left out of the new index. A file is
+//! anybody's: every length and number in it is checked before it is used, nothing is read that the file does not have,
+//! and no more memory is taken than a few times the index.
+
+use std::io;
+use std::ops::Range;
+
+use super::track::{Read, Track};
+
+/// How many atoms a file may have before its index: some films have thousands of fragments.
+const ATOMS_MAX: u32 = 100_000;
+
+/// Longest `ftyp`, as in nginx.
+const FILE_TYPE_BYTES_MAX: u64 = 1024;
+
+/// A length in 32 bits and a name.
+const HEADER_BYTES: u64 = 8;
+
+/// With a length in 64 bits behind them.
+const LONG_HEADER_BYTES: u64 = 16;
+
+/// Where the film is read from.
+pub trait Source {
+    /// Reads from `offset` on until `into` is full or the file ends. May block.
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<usize>;
+
+    /// Whether so much memory may be taken.
+    fn reserve(&self, _bytes: usize) -> bool {
+        true
+    }
+}
+
+/// How much memory an index takes while it is cut, for each of its bytes: as it was read, its tables, and the new one.
+const WORK_PER_BYTE: u64 = 4;
+
+/// What is wanted of a film.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Where it begins, in thousandths of a second.
+    pub start_ms: u64,
+    /// How long it is, if not to the end.
+    pub length_ms: Option<u64>,
+    /// It begins with the key frame before its time.
+    pub begins_with_key_frame: bool,
+    /// How long the index may be, in bytes.
+    pub index_bytes_max: u64,
+}
+
+impl Cut {
+    /// Where it begins, by a clock with so many ticks a second.
+    pub fn start(&self, timescale: u32) -> u64 {
+        scaled(self.start_ms, timescale)
+    }
+
+    /// How long it is by that clock, if not to the end.
+    pub fn length(&self, timescale: u32) -> Option<u64> {
+        self.length_ms.map(|length| scaled(length, timescale))
+    }
+
+    /// How long it is of something that is so long; `None` if that ends before.
+    pub fn duration(&self, whole: u64, timescale: u32) -> Option<u64> {
+        let rest = whole.checked_sub(self.start(timescale))?;
+        Some(self.length(timescale).map_or(rest, |length| rest.min(length)))
+    }
+
+    /// As [`Cut::duration`]; what ends where the part begins has nothing of it either.
+    pub fn duration_of_track(&self, whole: u64, timescale: u32) -> Option<u64> {
+        self.duration(whole, timescale).filter(|_| whole > self.start(timescale))
+    }
+}
+
+fn scaled(time_ms: u64, timescale: u32) -> u64 {
+    (u128::from(time_ms) * u128::from(timescale) / 1_000).try_into().unwrap_or(u64::MAX)
+}
+
+/// A part of a film: bytes to begin with, and which bytes of the file follow them.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Part {
+    /// `ftyp`, `moov`, and the header of `mdat`.
+    pub head: Vec<u8>,
+    /// Where the rest lies.
+    pub data: Range<u64>,
+}
+
+/// Why there is no part.
+#[derive(Debug)]
+pub enum Problem {
+    /// What is wrong with the file, in nginx's words.
+    Wrong(String),
+    /// It cannot be read.
+    NotRead(io::Error),
+    /// There is none for its index.
+    NoMemory,
+}
+
+/// Something is wrong, and this is how nginx says it of a file of this name.
+pub(super) fn wrong<T>(text: String) -> Result<T, Problem> {
+    Err(Problem::Wrong(text))
+}
+
+/// Cuts a film of `size` bytes; `None` is all of it, as it is. `name` is for messages.
+pub fn cut(source: &dyn Source, size: u64, cut: &Cut, name: &str) -> Result<Option<Part>, Problem> {
+    let Some(film) = Film::find(source, size, cut, name)? else { return Ok(None) };
+    let movie = Movie::read(&film.index, cut, name)?;
+    if movie.tracks.is_empty() {
+        return wrong(format!("no mp4 trak atoms were found in \"{name}\""));
+    }
+    let Some(media_end) = film.media_end else { return wrong(format!("no mp4 mdat atom was found in \"{name}\"")) };
+    movie.part(&film.file_type, media_end, size, cut, name).map(Some)
+}
+
+/// The atoms of a file.
+#[derive(Default)]
+struct Film {
+    /// The data of `ftyp`.
+    file_type: Option<Vec<u8>>,
+    /// The data of `moov`.
+    index: Vec<u8>,
+    /// Where `mdat` ends.
+    media_end: Option<u64>,
+}
+
+impl Film {
+    /// Finds them; `None` if the file as it is, is what is wanted.
+    fn find(source: &dyn Source, size: u64, cut: &Cut, name: &str) -> Result<Option<Film>, Problem> {
+        let mut film = Film::default();
+        let (mut offset, mut has_index, mut count) = (0, false, 0);
+        while offset < size && !(has_index && film.media_end.is_some()) {
+            let mut bytes = [0; LONG_HEADER_BYTES as usize];
+            let there = bytes.len().min(usize::try_from(size - offset).unwrap_or(usize::MAX));
+            read_exactly(source, offset, &mut bytes[..there], name)?;
+            let Some(header) = Header::read(&bytes[..there], size - offset, name)? else { break };
+            let data = offset + header.bytes..offset + header.size;
+            let data_bytes = data.end - data.start;
+            match &header.name {
+                b"ftyp" if data_bytes > FILE_TYPE_BYTES_MAX => {
+                    return wrong(format!("\"{name}\" mp4 ftyp atom is too large:{data_bytes}"));
+                }
+                b"ftyp" => {
+                    let text = read_data(source, &data, name)?;
+                    set_once(&mut film.file_type, text, "ftyp", name)?;
+                }
+                b"moov" if film.media_end.is_none() && cut.start_ms == 0 && cut.length_ms.is_none() => {
+                    return Ok(None);
+                }
+                b"moov" if has_index => return wrong(duplicate("moov", name)),
+                b"moov" if data_bytes > cut.index_bytes_max => {
+                    let advice = "you may want to increase mp4_max_buffer_size";
+                    return wrong(format!("\"{name}\" mp4 moov atom is too large:{data_bytes}, {advice}"));
+                }
+                b"moov" => {
+                    let work = usize::try_from(data_bytes.saturating_mul(WORK_PER_BYTE)).unwrap_or(usize::MAX);
+                    if !source.reserve(work) {
+                        return Err(Problem::NoMemory);
+                    }
+                    film.index = read_data(source, &data, name)?;
+                    has_index = true;
+                }
+                b"mdat" => set_once(&mut film.media_end, data.end, "mdat", name)?,
+                _ => {}
+            }
+            count += 1;
+            if count > ATOMS_MAX {
+                return wrong(format!("\"{name}\" has too many mp4 atoms"));
+            }
+            offset = data.end;
+        }
+        Ok(Some(film))
+    }
+}
+
+fn duplicate(atom: &str, name: &str) -> String {
+    format!("duplicate mp4 {atom} atom in \"{name}\"")
+}
+
+/// Sets what may be there once.
+pub(super) fn set_once<T>(place: &mut Option<T>, value: T, atom: &str, name: &str) -> Result<(), Problem> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => wrong(duplicate(atom, name)),
+    }
+}
+
+fn read_data(source: &dyn Source, range: &Range<u64>, name: &str) -> Result<Vec<u8>, Problem> {
+    // Within a bound, and within the file.
+    let mut data = vec![0; (range.end - range.start) as usize];
+    read_exactly(source, range.start, &mut data, name)?;
+    Ok(data)
+}
+
+fn read_exactly(source: &dyn Source, offset: u64, into: &mut [u8], name: &str) -> Result<(), Problem> {
+    let wanted = into.len();
+    match source.read(offset, into) {
+        Ok(count) if count == wanted => Ok(()),
+        // Somebody has made it shorter.
+        Ok(_) => wrong(format!("\"{name}\" mp4 file truncated")),
+        Err(error) => Err(Problem::NotRead(error)),
+    }
+}
+
+/// The beginning of an atom.
+struct Header {
+    name: [u8; 4],
+    /// How long it is itself, in bytes, and with the data.
+    bytes: u64,
+    size: u64,
+}
+
+impl Header {
+    /// Reads one of which no more than `room` bytes can be there; `None` is an end that is marked as such.
+    fn read(bytes: &[u8], room: u64, name: &str) -> Result<Option<Header>, Problem> {
+        let truncated = || wrong(format!("\"{name}\" mp4 file truncated"));
+        let Some(short) = u32_at(bytes, 0) else { return truncated() };
+        let (header_bytes, size) = match short {
+            0 => return Ok(None),
+            1 => match u64_at(bytes, 8) {
+                Some(long) => (LONG_HEADER_BYTES, long),
+                None => return truncated(),
+            },
+            short => (HEADER_BYTES, u64::from(short)),
+        };
+        if size < header_bytes {
+            return wrong(format!("\"{name}\" mp4 atom is too small:{size}"));
+        }
+        if size > room {
+            return wrong(format!("\"{name}\" mp4 atom too large:{size}"));
+        }
+        let Some(atom_name) = bytes.get(4..8) else { return truncated() };
+        let name = atom_name.try_into().expect("four bytes");
+        Ok(Some(Header { name, bytes: header_bytes, size }))
+    }
+}
+
+pub(super) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+    bytes.get(offset..offset + 4).map(|bytes| u32::from_be_bytes(bytes.try_into().expect("four bytes")))
+}
+
+pub(super) fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
+    bytes.get(offset..offset + 8).map(|bytes| u64::from_be_bytes(bytes.try_into().expect("eight bytes")))
+}
+
+/// Calls `each` with the name and the data of every atom in `data`, as long as it returns true.
+pub(super) fn each_atom<'m>(
+    data: &'m [u8],
+    name: &str,
+    mut each: impl FnMut(&[u8; 4], &'m [u8]) -> Result<bool, Problem>,
+) -> Result<bool, Problem> {
+    let mut rest = data;
+    while !rest.is_empty() {
+        let Some(header) = Header::read(rest, rest.len() as u64, name)? else { break };
+        // Within `rest`, which is in memory.
+        let (atom, following) = rest.split_at(header.size as usize);
+        if !each(&header.name, &atom[header.bytes as usize..])? {
+            return Ok(false);
+        }
+        rest = following;
+    }
+    Ok(true)
+}
+
+/// A head whose fields are wider in its version 1.
+pub(super) struct Timed {
+    /// Where the number of ticks a second stands, if it has one.
+    timescale: Option<[usize; 2]>,
+    duration: [usize; 2],
+    bytes_min: [usize; 2],
+}
+
+/// `mvhd` (§8.2.2), of which QuickTime's form is asked for, as in nginx.
+const MOVIE_HEAD: Timed = Timed { timescale: Some([12, 20]), duration: [16, 24], bytes_min: [100, 112] };
+
+impl Timed {
+    pub const fn new(timescale: Option<[usize; 2]>, duration: [usize; 2], bytes_min: [usize; 2]) -> Timed {
+        Timed { timescale, duration, bytes_min }
+    }
+
+    /// Ticks a second, 0 if it does not say so, and the duration.
+    pub fn read(&self, data: &[u8], atom: &str, name: &str) -> Result<(u32, u64), Problem> {
+        let version = version_of(data);
+        if data.len() < self.bytes_min[0] || data.len() < self.bytes_min[version] {
+            return wrong(too_small(atom, name));
+        }
+        let timescale = self.timescale.and_then(|offsets| u32_at(data, offsets[version])).unwrap_or(0);
+        let duration = match version {
+            0 => u32_at(data, self.duration[0]).map(u64::from),
+            _ => u64_at(data, self.duration[1]),
+        };
+        Ok((timescale, duration.unwrap_or(0)))
+    }
+
+    /// Appends it with another duration.
+    pub fn write(&self, out: &mut Vec<u8>, data: &[u8], duration: u64) {
+        let start = out.len();
+        out.extend_from_slice(data);
+        let version = version_of(data);
+        let place = start + self.duration[version];
+        match version {
+            // What does not fit cannot be said.
+            0 => out[place..place + 4].copy_from_slice(&(duration as u32).to_be_bytes()),
+            _ => out[place..place + 8].copy_from_slice(&duration.to_be_bytes()),
+        }
+    }
+}
+
+fn version_of(data: &[u8]) -> usize {
+    usize::from(data.first().is_some_and(|&version| version != 0))
+}
+
+pub(super) fn too_small(atom: &str, name: &str) -> String {
+    format!("\"{name}\" mp4 {atom} atom too small")
+}
+
+/// The index of a film.
+#[derive(Default)]
+struct Movie<'m> {
+    /// `mvhd` and its new duration.
+    head: Option<(&'m [u8], u64)>,
+    timescale: u32,
+    tracks: Vec<Track<'m>>,
+}
+
+impl<'m> Movie<'m> {
+    fn read(index: &'m [u8], cut: &Cut, name: &str) -> Result<Movie<'m>, Problem> {
+        let mut movie = Movie::default();
+        each_atom(index, name, |atom, data| {
+            match atom {
+                b"mvhd" => {
+                    let (timescale, duration) = MOVIE_HEAD.read(data, "mvhd", name)?;
+                    let Some(duration) = cut.duration(duration, timescale) else {
+                        return wrong(format!("\"{name}\" mp4 start time exceeds file duration"));
+                    };
+                    movie.timescale = timescale;
+                    set_once(&mut movie.head, (data, duration), "mvhd", name)?;
+                }
+                b"trak" => {
+                    if let Read::Track(track) = Track::read(data, movie.timescale, cut, name)? {
+                        movie.tracks.push(*track);
+                    }
+                }
+                b"cmov" => return wrong(format!("\"{name}\" mp4 compressed moov atom (cmov) is not supported")),
+                _ => {}
+            }
+            Ok(true)
+        })?;
+        Ok(movie)
+    }
+
+    fn part(
+        mut self,
+        file_type: &Option<Vec<u8>>,
+        media_end: u64,
+        size: u64,
+        cut: &Cut,
+        name: &str,
+    ) -> Result<Part, Problem> {
+        let mut data = size..0;
+        for track in &mut self.tracks {
+            if let Some(range) = track.cut(cut, media_end, size, name)? {
+                data = data.start.min(range.start)..data.end.max(range.end);
+            }
+        }
+        if data.end <= data.start {
+            return wrong(format!("no data between start time and end time in \"{name}\""));
+        }
+        if data.start >= media_end {
+            return wrong(format!("start time is out mp4 mdat atom in \"{name}\""));
+        }
+        let media_bytes = data.end - data.start;
+        let media_header =
+            if media_bytes > u64::from(u32::MAX) - HEADER_BYTES { LONG_HEADER_BYTES } else { HEADER_BYTES };
+        let file_type = file_type.as_deref();
+        // How long it is does not depend on the offsets in it.
+        let head_bytes = self.write(file_type, 0).len() as u64 + media_header;
+        let mut head = self.write(file_type, head_bytes.wrapping_sub(data.start));
+        match media_header {
+            HEADER_BYTES => head.extend_from_slice(&((HEADER_BYTES + media_bytes) as u32).to_be_bytes()),
+            _ => head.extend_from_slice(&1_u32.to_be_bytes()),
+        }
+        head.extend_from_slice(b"mdat");
+        if media_header == LONG_HEADER_BYTES {
+            head.extend_from_slice(&(LONG_HEADER_BYTES + media_bytes).to_be_bytes());
+        }
+        Ok(Part { head, data })
+    }
+
+    /// `ftyp` and `moov`, whose offsets are moved by so much.
+    fn write(&self, file_type: Option<&[u8]>, offset: u64) -> Vec<u8> {
+        let mut out = Vec::new();
+        if let Some(file_type) = file_type {
+            write_atom(&mut out, b"ftyp", |out| out.extend_from_slice(file_type));
+        }
+        write_atom(&mut out, b"moov", |out| {
+            if let Some((data, duration)) = self.head {
+                write_atom(out, b"mvhd", |out| MOVIE_HEAD.write(out, data, duration));
+            }
+            self.tracks.iter().for_each(|track| track.write(out, offset));
+        });
+        out
+    }
+}
+
+/// Appends an atom with what `fill` appends.
+pub(super) fn write_atom(out: &mut Vec<u8>, name: &[u8; 4], fill: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(name);
+    fill(out);
+    // Less than was read, but for a few bytes of each track.
+    let length = (out.len() - start) as u32;
+    out[start..start + 4].copy_from_slice(&length.to_be_bytes());
+}

@@ -1,0 +1,252 @@
+//! The first message of TLS: what a client asks for, in the clear, before anything is decided about it.
+//! (RFC 8446, section 4.1.2; RFC 5246, section 7.4.1.2; server names: RFC 6066, section 3)
+//!
+//! ```text
+//! records:  22 | version | length | piece      of at most 16 KiB, again and again
+//! message:  1 | length (3) | version (2) | random (32) | session (1+) | suites (2+) | compression (1+) | extensions (2+)
+//! ```
+//!
+//! Only reads what it is asked for: who speaks TLS checks the message once more, and refuses what is wrong with it.
+//! Invariant: whatever the bytes, parsing reads no further than [`LENGTH_MAX`].
+
+use std::borrow::Cow;
+
+/// Longest beginning of a connection that is looked at: several times what clients send with two key shares after
+/// quantum computers.
+pub const LENGTH_MAX: usize = 32 * 1024;
+
+const HANDSHAKE: u8 = 22;
+const CLIENT_HELLO: u8 = 1;
+const RECORD_HEADER: usize = 5;
+const MESSAGE_HEADER: usize = 4;
+const RECORD_MAX: usize = 16 * 1024;
+
+const SERVER_NAME: u16 = 0;
+const GROUPS: u16 = 10;
+
+/// Whether a connection that begins with this byte speaks TLS, or SSL version 2, which is refused as such. HTTP begins
+/// with neither.
+pub fn is_tls(first: u8) -> bool {
+    first == HANDSHAKE || first & 0x80 != 0
+}
+
+/// What the beginning of a connection is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Status<'i> {
+    /// A message that is not whole yet.
+    NeedMore,
+    /// A whole one.
+    Complete(ClientHello<'i>),
+    /// No client's first message, or none that can be understood.
+    Malformed,
+}
+
+/// A client's first message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientHello<'i> {
+    /// Behind the session's identifier.
+    rest: Cow<'i, [u8]>,
+}
+
+/// Looks for a client's first message at the beginning of what a client has sent.
+pub fn parse(input: &[u8]) -> Status<'_> {
+    match message(input) {
+        Found::Whole(message) => {
+            let rest = match &message {
+                Cow::Borrowed(message) => after_session(message).map(Cow::Borrowed),
+                Cow::Owned(message) => after_session(message).map(|rest| Cow::Owned(rest.to_vec())),
+            };
+            rest.map_or(Status::Malformed, |rest| Status::Complete(ClientHello { rest }))
+        }
+        Found::Part if input.len() >= LENGTH_MAX => Status::Malformed,
+        Found::Part => Status::NeedMore,
+        Found::Other => Status::Malformed,
+    }
+}
+
+enum Found<'i> {
+    /// The message without its header.
+    Whole(Cow<'i, [u8]>),
+    Part,
+    Other,
+}
+
+/// The message, put together if it comes in several records.
+fn message(input: &[u8]) -> Found<'_> {
+    let mut gathered: Cow<'_, [u8]> = Cow::Borrowed(&[]);
+    let mut rest = &input[..input.len().min(LENGTH_MAX)];
+    loop {
+        match rest.first() {
+            None => return Found::Part,
+            Some(&kind) if kind != HANDSHAKE => return Found::Other,
+            Some(_) => {}
+        }
+        let Some((header, behind)) = rest.split_at_checked(RECORD_HEADER) else { return Found::Part };
+        let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
+        if header[1] != 3 || length == 0 || length > RECORD_MAX {
+            return Found::Other;
+        }
+        let piece = &behind[..length.min(behind.len())];
+        if gathered.is_empty() {
+            gathered = Cow::Borrowed(piece);
+        } else {
+            gathered.to_mut().extend_from_slice(piece);
+        }
+        if gathered.first().is_some_and(|&kind| kind != CLIENT_HELLO) {
+            return Found::Other;
+        }
+        if let Some(&[_, high, middle, low]) = gathered.get(..MESSAGE_HEADER) {
+            let length = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
+            if length > LENGTH_MAX {
+                return Found::Other;
+            }
+            let end = MESSAGE_HEADER + length;
+            if gathered.len() >= end {
+                return Found::Whole(match gathered {
+                    Cow::Borrowed(gathered) => Cow::Borrowed(&gathered[MESSAGE_HEADER..end]),
+                    Cow::Owned(gathered) => Cow::Owned(gathered[MESSAGE_HEADER..end].to_vec()),
+                });
+            }
+        }
+        let Some(next) = behind.get(length..) else { return Found::Part };
+        rest = next;
+    }
+}
+
+/// Version and random number are of no interest here, nor is the session.
+fn after_session(message: &[u8]) -> Option<&[u8]> {
+    let (_, rest) = message.split_at_checked(2 + 32)?;
+    let (_, rest) = take::<1>(rest)?;
+    // Suites, compression methods and extensions have to be there as far as their lengths say.
+    let (_, behind_suites) = take::<2>(rest)?;
+    let (_, behind_compression) = take::<1>(behind_suites)?;
+    if !behind_compression.is_empty() {
+        take::<2>(behind_compression)?;
+    }
+    Some(rest)
+}
+
+/// What stands behind a length of `N` bytes, and what follows that.
+fn take<const N: usize>(input: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = input.split_at_checked(N)?;
+    let length = length.iter().fold(0, |length, &byte| length << 8 | usize::from(byte));
+    rest.split_at_checked(length)
+}
+
+impl ClientHello<'_> {
+    /// The name of the server that is asked for, as it was sent.
+    pub fn server_name(&self) -> Option<&[u8]> {
+        let (list, _) = take::<2>(self.extension(SERVER_NAME)?)?;
+        let (kind, rest) = list.split_first()?;
+        let (name, _) = take::<2>(rest)?;
+        (*kind == 0 && !name.is_empty()).then_some(name)
+    }
+
+    /// The cipher suites that the client knows, in its order.
+    pub fn cipher_suites(&self) -> impl Iterator<Item = u16> {
+        numbers(take::<2>(&self.rest).map_or(&[], |(suites, _)| suites))
+    }
+
+    /// The groups for the exchange of keys that the client knows, in its order.
+    pub fn groups(&self) -> impl Iterator<Item = u16> {
+        numbers(self.extension(GROUPS).and_then(take::<2>).map_or(&[], |(groups, _)| groups))
+    }
+
+    /// What stands in an extension.
+    fn extension(&self, wanted: u16) -> Option<&[u8]> {
+        let (_, rest) = take::<2>(&self.rest)?;
+        let (_, rest) = take::<1>(rest)?;
+        let (mut extensions, _) = take::<2>(rest)?;
+        while let Some((kind, rest)) = extensions.split_at_checked(2) {
+            let (content, behind) = take::<2>(rest)?;
+            if kind == wanted.to_be_bytes() {
+                return Some(content);
+            }
+            extensions = behind;
+        }
+        None
+    }
+}
+
+fn numbers(bytes: &[u8]) -> impl Iterator<Item = u16> {
+    bytes.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sized<const N: usize>(content: &[u8]) -> Vec<u8> {
+        [&(content.len() as u32).to_be_bytes()[4 - N..], content].concat()
+    }
+
+    fn extension(kind: u16, content: &[u8]) -> Vec<u8> {
+        [&kind.to_be_bytes()[..], &sized::<2>(content)].concat()
+    }
+
+    fn hello(name: &str) -> Vec<u8> {
+        let name = [&[0][..], &sized::<2>(name.as_bytes())].concat();
+        let extensions =
+            [extension(21, &[0; 30]), extension(10, &sized::<2>(&[0, 29, 0, 23])), extension(0, &sized::<2>(&name))]
+                .concat();
+        let message = [
+            &[3, 3][..],
+            &[7; 32],
+            &sized::<1>(&[9; 32]),
+            &sized::<2>(&[0x13, 1, 0x13, 2]),
+            &[1, 0],
+            &sized::<2>(&extensions),
+        ];
+        [&[1][..], &sized::<3>(&message.concat())].concat()
+    }
+
+    fn records(message: &[u8], piece: usize) -> Vec<u8> {
+        message.chunks(piece).flat_map(|piece| [&[22, 3, 1][..], &sized::<2>(piece)].concat()).collect()
+    }
+
+    #[test]
+    fn what_is_asked_for_is_found_however_the_message_is_cut() {
+        for piece in [1, 2, 3, 50, 10_000] {
+            let mut input = records(&hello("Example.com"), piece);
+            for length in 0..input.len() {
+                assert_eq!(parse(&input[..length]), Status::NeedMore, "{length} in pieces of {piece}");
+            }
+            input.extend_from_slice(b"what follows");
+            let Status::Complete(hello) = parse(&input) else { panic!("pieces of {piece}") };
+            assert_eq!(hello.server_name(), Some(&b"Example.com"[..]));
+            assert_eq!(hello.cipher_suites().collect::<Vec<_>>(), [0x1301, 0x1302]);
+            assert_eq!(hello.groups().collect::<Vec<_>>(), [29, 23]);
+        }
+        let nameless = records(&hello(""), 1000);
+        let Status::Complete(hello) = parse(&nameless) else { panic!("it is whole") };
+        assert_eq!(hello.server_name(), None);
+    }
+
+    #[test]
+    fn what_is_no_client_s_first_message_is_told_at_once() {
+        for input in [&b"GET / HTTP/1.1"[..], b"\x16\x02\x00\x00\x01", b"\x16\x03\x01\x00\x00", b"\x16\x03\x01\xff\xff"]
+        {
+            assert_eq!(parse(input), Status::Malformed, "{input:?}");
+        }
+        assert_eq!(parse(&records(&[2, 0, 0, 1], 10)), Status::Malformed);
+        // A message that would be longer than anybody's.
+        assert_eq!(parse(&records(&[1, 9, 0, 0], 10)), Status::Malformed);
+        // An endless one.
+        let endless = records(&[&[1, 0, 0x7f, 0xff][..], &[0; 40_000]].concat(), 1);
+        assert_eq!(parse(&endless), Status::Malformed);
+    }
+
+    #[test]
+    fn lengths_that_lie_and_random_changes_panic_nowhere() {
+        let good = records(&hello("example.com"), 60);
+        for index in 0..good.len() {
+            for value in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut bad = good.clone();
+                bad[index] = value;
+                if let Status::Complete(hello) = parse(&bad) {
+                    let _ = (hello.server_name().is_some(), hello.cipher_suites().count(), hello.groups().count());
+                }
+            }
+        }
+    }
+}
