@@ -347,9 +347,13 @@ fn a_handshake_that_is_refused_says_so(driver: Driver) {
     );
     let server = world.http(driver, &text).start();
     let refusal = |tls: Tls, name: &str| tls.connect(&socket(&server), name).err().unwrap().to_string();
-    assert!(refusal(world.tls(), "b.example.com").contains("UnrecognisedName"));
+    let told = refusal(world.tls(), "b.example.com");
+    assert!(told.contains("UnrecognisedName"), "{told}");
     assert!(refusal(Tls::tls12(&world.authority), "example.com").contains("ProtocolVersion"));
-    assert_eq!(world.tls().client(&socket(&server), "example.com").get("/").text(), "ok");
+    let mut client = world.tls().client(&socket(&server), "example.com");
+    assert_eq!(client.ask("GET / HTTP/1.1\r\nHost: example.com\r\n\r\n").text(), "ok");
+    // Another name is another server's, whoever has the handshake.
+    assert_eq!(client.get("/").status, 404);
     server.wait_logged("callback failed) while SSL handshaking, client: unix:");
     server.wait_logged("unsupported protocol) while SSL handshaking");
     server.stop();
@@ -370,6 +374,8 @@ fn certificates_of_clients_are_judged(driver: Driver) {
         server("on", "ssl_verify_client on;"),
         server("optional", "ssl_verify_client optional;"),
         server("any", "ssl_verify_client optional_no_ca;"),
+        // Without a certificate of its own: the default server's is shown, and its rules hold.
+        server("bare", "ssl_verify_client on;").replace(OWN, ""),
     ]
     .concat();
     let server = world.http(driver, &text).file("ca.crt", &authority.pem).start();
@@ -396,7 +402,11 @@ fn certificates_of_clients_are_judged(driver: Driver) {
         // Nobody gets around the rules by another name.
         expect(None, "off", "on", 421, "");
         expect(Some(&good), "any", "on", 421, "");
+        expect(None, "bare", "bare", 400, "No required SSL certificate was sent");
+        expect(Some(&good), "bare", "bare", 400, "No required SSL certificate was sent");
         expect(None, "on", "off", 200, "NONE");
+        // A name that nobody has is the default server's.
+        expect(None, "optional", "unknown", 200, "NONE");
     }
     server.stop();
 }

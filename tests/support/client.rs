@@ -20,19 +20,22 @@ pub struct Client {
     buffer: Vec<u8>,
     at_end: bool,
     was_reset: bool,
+    /// All that has arrived, if somebody wants to know.
+    record: Vec<u8>,
+    is_recording: bool,
 }
 
 enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
     /// Something above one of them: TLS.
-    Above(Box<dyn Bytes>),
+    Above(Box<dyn Bytes + Send>),
 }
 
 /// What bytes go through, both ways.
-pub trait Bytes: Read + Write {}
+pub trait Bytes: Read + Write + Send {}
 
-impl<T: Read + Write> Bytes for T {}
+impl<T: Read + Write + Send> Bytes for T {}
 
 /// A response, its body put together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,21 +62,31 @@ impl Client {
     pub fn of(stream: UnixStream) -> Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
-        Client { stream: Stream::Unix(stream), buffer: Vec::new(), at_end: false, was_reset: false }
+        Client::on(Stream::Unix(stream))
+    }
+
+    fn on(stream: Stream) -> Client {
+        let (buffer, record) = (Vec::new(), Vec::new());
+        Client { stream, buffer, at_end: false, was_reset: false, record, is_recording: false }
     }
 
     /// Above a connection that was made in another way.
-    pub fn above(stream: impl Bytes + 'static) -> Client {
-        Client { stream: Stream::Above(Box::new(stream)), buffer: Vec::new(), at_end: false, was_reset: false }
+    pub fn above(stream: impl Bytes + Send + 'static) -> Client {
+        Client::on(Stream::Above(Box::new(stream)))
     }
 
     #[track_caller]
     pub fn tcp(address: SocketAddr) -> Client {
-        let stream = TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}"));
+        Client::of_tcp(TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}")))
+    }
+
+    /// A connection over TCP that was made in another way.
+    #[track_caller]
+    pub fn of_tcp(stream: TcpStream) -> Client {
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
         stream.set_nodelay(true).expect("an option");
-        Client { stream: Stream::Tcp(stream), buffer: Vec::new(), at_end: false, was_reset: false }
+        Client::on(Stream::Tcp(stream))
     }
 
     /// A connection whose receive buffer is small, so that whoever sends much to it can do so in small pieces only.
@@ -88,7 +101,7 @@ impl Client {
         let stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(DEADLINE)).expect("an option");
         stream.set_write_timeout(Some(DEADLINE)).expect("an option");
-        Client { stream: Stream::Tcp(stream), buffer: Vec::new(), at_end: false, was_reset: false }
+        Client::on(Stream::Tcp(stream))
     }
 
     /// Sends as many of these bytes as the sockets take without waiting, and returns how many that were.
@@ -130,7 +143,7 @@ impl Client {
             Stream::Unix(stream) => Stream::Unix(stream.try_clone().expect("a descriptor")),
             Stream::Above(_) => unreachable!("a socket is asked"),
         };
-        Client { stream, buffer: Vec::new(), at_end: false, was_reset: false }
+        Client::on(stream)
     }
 
     /// Says that nothing more will be sent.
@@ -245,7 +258,7 @@ impl Client {
 
     /// The next line, without its CR LF.
     #[track_caller]
-    fn take_line(&mut self) -> String {
+    pub(super) fn take_line(&mut self) -> String {
         let mut searched = 0;
         loop {
             if let Some(at) = self.buffer[searched..].windows(2).position(|pair| pair == b"\r\n") {
@@ -267,6 +280,37 @@ impl Client {
             self.fill();
         }
         self.buffer.drain(..length).collect()
+    }
+
+    /// Waits until there is something to read, and leaves it where it is.
+    #[track_caller]
+    pub fn wait_readable(&self) {
+        let mut byte = [0];
+        let peeked = match &self.stream {
+            Stream::Tcp(stream) => rustix::net::recv(stream, &mut byte, rustix::net::RecvFlags::PEEK),
+            Stream::Unix(stream) => rustix::net::recv(stream, &mut byte, rustix::net::RecvFlags::PEEK),
+            Stream::Above(_) => unreachable!("a socket is asked"),
+        };
+        peeked.expect("something in time");
+    }
+
+    /// From now on all that arrives is kept for [`Client::record`].
+    pub fn keep_record(&mut self) {
+        self.is_recording = true;
+    }
+
+    /// All that has arrived.
+    pub fn record(&self) -> &[u8] {
+        &self.record
+    }
+
+    /// Waits for more: whether the server closes the connection instead.
+    #[track_caller]
+    pub fn is_at_end(&mut self) -> bool {
+        while self.buffer.is_empty() && !self.at_end {
+            self.fill();
+        }
+        self.buffer.is_empty()
     }
 
     /// What arrives next; nothing when the server closes the connection instead.
@@ -374,7 +418,12 @@ impl Client {
         };
         match read {
             Ok(0) => self.at_end = true,
-            Ok(length) => self.buffer.extend_from_slice(&bytes[..length]),
+            Ok(length) => {
+                self.buffer.extend_from_slice(&bytes[..length]);
+                if self.is_recording {
+                    self.record.extend_from_slice(&bytes[..length]);
+                }
+            }
             // What has arrived before a reset has been read.
             Err(error) if error.kind() == ErrorKind::ConnectionReset => (self.at_end, self.was_reset) = (true, true),
             Err(error) => panic!("nothing in time ({error}) after {:?}", String::from_utf8_lossy(&self.buffer)),

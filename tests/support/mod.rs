@@ -15,6 +15,7 @@
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "every test program uses a part of it")]
 
+mod backend;
 mod client;
 mod directory;
 mod gate;
@@ -30,6 +31,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
+pub use backend::{Asked, Backend, Serving};
 pub use client::{Client, Response};
 pub use directory::{Directory, Watch};
 pub use gate::{Gate, Task};

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use gale_runtime::{Buffer, File, Output, SocketAddress, Stream, TcpInfo};
 
-use crate::tls::TlsStream;
+use crate::tls::{IdleTls, TlsStream};
 
 /// See the file's head.
 pub enum Transport {
@@ -104,6 +104,34 @@ impl Transport {
         match self {
             Transport::Plain(stream) => stream.has_unread(),
             Transport::Tls(stream) => stream.has_unread(),
+        }
+    }
+
+    /// Whether nothing has come that would be read; see [`Stream::is_idle`] and [`TlsStream::is_idle`].
+    pub fn is_idle(&self) -> bool {
+        match self {
+            Transport::Plain(stream) => stream.is_idle(),
+            Transport::Tls(stream) => stream.is_idle(),
+        }
+    }
+
+    /// The socket, and the session above it, if there is one, apart: so another thread may go on with them. `None` if
+    /// something is on its way; then the connection is closed.
+    pub fn into_idle(self) -> Option<(Stream, Option<IdleTls>)> {
+        match self {
+            Transport::Plain(stream) => Some((stream, None)),
+            Transport::Tls(stream) => {
+                let (socket, session) = stream.into_idle()?;
+                Some((socket, Some(session)))
+            }
+        }
+    }
+
+    /// Puts together what [`Transport::into_idle`] took apart.
+    pub fn from_idle(socket: Stream, session: Option<IdleTls>) -> Transport {
+        match session {
+            None => Transport::Plain(socket),
+            Some(session) => Transport::Tls(Box::new(TlsStream::from_idle(socket, session))),
         }
     }
 

@@ -8,9 +8,10 @@ use gale_http::request::phases::Phase;
 use crate::http::test_hooks;
 use crate::http::{
     access, addition, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, dav,
-    empty_gif, flv, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map, mirror, mp4,
-    not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer, rewrite, secure_link,
-    split_clients, ssi, ssl, static_files, stub_status, sub, try_files, upstream, userid,
+    empty_gif, fastcgi, flv, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map,
+    memcached, mirror, mp4, not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer,
+    rewrite, scgi, secure_link, split_clients, ssi, ssl, static_files, stub_status, sub, try_files, upstream, userid,
+    uwsgi,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -50,6 +51,10 @@ const MODULES: &[&Module] = &[
     &flv::MODULE,
     &mp4::MODULE,
     &proxy::MODULE,
+    &fastcgi::MODULE,
+    &uwsgi::MODULE,
+    &scgi::MODULE,
+    &memcached::MODULE,
     &stub_status::MODULE,
     &try_files::MODULE,
     &mirror::MODULE,
@@ -98,6 +103,10 @@ const PHASES: &[(Phase, &[&Module])] = &[
             #[cfg(feature = "test-hooks")]
             &test_hooks::MODULE,
             &proxy::MODULE,
+            &fastcgi::MODULE,
+            &uwsgi::MODULE,
+            &scgi::MODULE,
+            &memcached::MODULE,
             &empty_gif::MODULE,
             &flv::MODULE,
             &mp4::MODULE,

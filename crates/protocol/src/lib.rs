@@ -11,6 +11,7 @@ pub mod fastcgi;
 pub mod gateway;
 pub mod host;
 pub mod http1;
+pub mod http2;
 mod known_field;
 pub mod memcached;
 mod offence;

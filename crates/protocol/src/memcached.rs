@@ -41,8 +41,8 @@ pub enum Reply {
     NotFound,
     /// The value follows, and its end.
     Found {
-        /// What was stored with the value; `None` if it is no number, which nginx minds only with `memcached_gzip_flag`
-        /// ([`MemcachedFaultKind::InvalidFlags`]).
+        /// What was stored with the value; `None` if it is no number, which nginx minds only with `memcached_gzip_flag`:
+        /// see [`ReplyParser::checking_flags`].
         flags: Option<u64>,
         /// Bytes of the value.
         length: u64,
@@ -114,6 +114,7 @@ impl MemcachedFault {
 #[derive(Clone, Debug)]
 pub struct ReplyParser {
     line_max: usize,
+    checks_flags: bool,
     /// Everything before is known to hold no line end.
     scanned: usize,
 }
@@ -121,7 +122,12 @@ pub struct ReplyParser {
 impl ReplyParser {
     /// A parser of lines of at most `line_max` bytes: the size of nginx's `memcached_buffer_size`.
     pub fn new(line_max: usize) -> Self {
-        Self { line_max: line_max.min(u32::MAX as usize), scanned: 0 }
+        Self { line_max: line_max.min(u32::MAX as usize), checks_flags: false, scanned: 0 }
+    }
+
+    /// The same parser, for which flags that are no number are a fault ([`MemcachedFaultKind::InvalidFlags`]).
+    pub fn checking_flags(self) -> Self {
+        Self { checks_flags: true, ..self }
     }
 
     /// Parses as much of `input` as has arrived; `key` is the key as it was sent. After `Complete`, `reply` holds what
@@ -137,7 +143,7 @@ impl ReplyParser {
         };
         self.scanned = 0;
         let (line, result) = match input[..end].strip_suffix(b"\r") {
-            Some(line) => (line, parse_line(line, key)),
+            Some(line) => (line, parse_line(line, key, self.checks_flags)),
             None => (&input[..end], Err(MemcachedFaultKind::InvalidResponse)),
         };
         *reply = result.map_err(|kind| MemcachedFault { kind, line: Range32::new(0, line.len()) })?;
@@ -145,7 +151,7 @@ impl ReplyParser {
     }
 }
 
-fn parse_line(line: &[u8], key: &[u8]) -> Result<Reply, MemcachedFaultKind> {
+fn parse_line(line: &[u8], key: &[u8], checks_flags: bool) -> Result<Reply, MemcachedFaultKind> {
     if line == b"END" {
         return Ok(Reply::NotFound);
     }
@@ -153,8 +159,12 @@ fn parse_line(line: &[u8], key: &[u8]) -> Result<Reply, MemcachedFaultKind> {
     let rest = rest.strip_prefix(key).ok_or(MemcachedFaultKind::InvalidKey)?;
     let rest = rest.strip_prefix(b" ").ok_or(MemcachedFaultKind::InvalidResponse)?;
     let space = memchr::memchr(b' ', rest).ok_or(MemcachedFaultKind::InvalidResponse)?;
+    let flags = crate::http1::parse_length(&rest[..space]);
+    if checks_flags && flags.is_none() {
+        return Err(MemcachedFaultKind::InvalidFlags);
+    }
     let length = crate::http1::parse_length(&rest[space + 1..]).ok_or(MemcachedFaultKind::InvalidLength)?;
-    Ok(Reply::Found { flags: crate::http1::parse_length(&rest[..space]), length })
+    Ok(Reply::Found { flags, length })
 }
 
 /// What follows the value.

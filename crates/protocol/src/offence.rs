@@ -62,6 +62,10 @@ pub enum Offence {
     InvalidHost,
     /// HTTP/1.1 without Host: RFC 9112 §3.2.
     MissingHost,
+    /// `:authority` and Host name different hosts: RFC 9113 §8.3.1.
+    AuthorityAndHostDiffer,
+    /// HTTP/2 without `:authority` and without Host, where one of them is needed: RFC 9113 §8.3.1.
+    MissingAuthority,
     /// Content-Length is not one plain number that fits in 63 bits: RFC 9110 §8.6.
     InvalidContentLength,
     /// Transfer-Encoding in HTTP/1.0: RFC 9112 §6.1.
@@ -123,6 +127,8 @@ impl Offence {
             Self::DuplicateHost { .. } => "client sent duplicate host header",
             Self::InvalidHost => "client sent invalid host header",
             Self::MissingHost => "client sent HTTP/1.1 request without \"Host\" header",
+            Self::AuthorityAndHostDiffer => "client sent \":authority\" and \"Host\" headers with different values",
+            Self::MissingAuthority => "client sent neither \":authority\" nor \"Host\" header",
             Self::InvalidContentLength => "client sent invalid \"Content-Length\" header",
             Self::TransferEncodingInHttp10 => "client sent HTTP/1.0 request with \"Transfer-Encoding\" header",
             Self::LengthAndTransferEncoding => {

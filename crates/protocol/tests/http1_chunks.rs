@@ -1,5 +1,8 @@
 //! The chunked coding by behaviour: right and wrong framing, bounds, and any splitting.
 
+#[path = "shared/requests.rs"]
+mod requests;
+
 use gale_protocol::http1::{ChunkLimits, ChunkedDecoder, Trailers, response};
 use gale_protocol::{Offence, Range32};
 use proptest::prelude::*;
@@ -37,18 +40,7 @@ fn whole(input: &[u8]) -> Result<(Vec<u8>, Option<usize>), Offence> {
 
 #[test]
 fn right_bodies() {
-    let cases: &[(&str, &str)] = &[
-        ("0\r\n\r\n", ""),
-        ("00000\r\n\r\n", ""),
-        ("5\r\nhello\r\n0\r\n\r\n", "hello"),
-        ("005\r\nhello\r\n1\r\n!\r\n0\r\n\r\n", "hello!"),
-        ("A\r\n0123456789\r\na\r\n0123456789\r\n0\r\n\r\n", "01234567890123456789"),
-        ("2\r\n\r\n\r\n0\r\n\r\n", "\r\n"),
-        ("1;a=b;c=\"d e\"\r\nx\r\n0;last\r\n\r\n", "x"),
-        ("1 \t;a\r\nx\r\n0\r\n\r\n", "x"),
-        ("1  \r\nx\r\n0 \r\n\r\n", "x"),
-        ("1\r\nx\r\n0\r\nTrailer: y\r\nB:\r\nC:z\t\r\n\r\n", "x"),
-    ];
+    let cases = requests::RIGHT_CHUNKS;
     for (input, data) in cases {
         let result = whole(input.as_bytes());
         assert_eq!(result, Ok((data.as_bytes().to_vec(), Some(input.len()))), "{input:?}");
@@ -101,35 +93,7 @@ fn half_bodies_do_not_finish() {
 
 #[test]
 fn wrong_framing() {
-    for input in [
-        "\r\n",
-        "g\r\n",
-        " 5\r\n",
-        "-5\r\n",
-        "+5\r\n",
-        "0x5\r\n",
-        ";a\r\n",
-        "5\n",
-        "5\rx",
-        "5\r\r\n",
-        "5 5\r\n",
-        "5;a\n",
-        "5;a\rb",
-        "5;\0",
-        "5;\u{7f}",
-        "5,\r\n",
-        "4\r\nSEE-THIS\r\n",
-        "1\r\nx\n",
-        "1\r\nx0",
-        "1\r\nx\rx",
-        "0\n",
-        "0\r\n\rx",
-        "1\r\nx\r\n\r\n",
-        "fffffffffffffffff\r\n",
-        "8000000000000000\r\n",
-        "ffffffffffffffff\r\n",
-        "00000000000000000\r\n",
-    ] {
+    for input in requests::WRONG_CHUNKS {
         assert_eq!(whole(input.as_bytes()), Err(Offence::InvalidChunk), "{input:?}");
     }
     assert_eq!(whole(b"7fffffffffffffff\r\n"), Ok((vec![], None)));
@@ -137,19 +101,7 @@ fn wrong_framing() {
 
 #[test]
 fn wrong_trailers() {
-    for trailer in [
-        "\n",
-        ":\r\n",
-        ": x\r\n",
-        " x: y\r\n",
-        "x\r\n",
-        "x y: z\r\n",
-        "x : y\r\n",
-        "x: y\n",
-        "x: y\rz",
-        "x: \0",
-        "a: b\r\n c\r\n",
-    ] {
+    for trailer in requests::WRONG_TRAILERS {
         assert_eq!(whole(format!("0\r\n{trailer}").as_bytes()), Err(Offence::InvalidTrailer), "{trailer:?}");
     }
 }

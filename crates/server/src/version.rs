@@ -18,6 +18,7 @@ const WITH: &[&str] = &[
     "http_random_index_module",
     "http_realip_module",
     "http_secure_link_module",
+    "http_ssl_module",
     "http_stub_status_module",
     "http_sub_module",
     "file-aio",
@@ -25,14 +26,7 @@ const WITH: &[&str] = &[
 ];
 
 /// Standard modules of nginx that are not built yet, as its `configure` names them.
-const WITHOUT: &[&str] = &[
-    "http_fastcgi_module",
-    "http_uwsgi_module",
-    "http_scgi_module",
-    "http_grpc_module",
-    "http_tunnel_module",
-    "http_memcached_module",
-];
+const WITHOUT: &[&str] = &["http_grpc_module", "http_tunnel_module"];
 
 /// `-v`
 pub fn short(is_nginx: bool) -> String {
@@ -48,7 +42,7 @@ pub fn long(is_nginx: bool) -> String {
     let with: Vec<String> = WITH.iter().map(|module| format!("--with-{module}")).collect();
     let without: Vec<String> = WITHOUT.iter().map(|module| format!("--without-{module}")).collect();
     format!(
-        "{}\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {} {}\n",
+        "{}\nTLS SNI support enabled\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {} {}\n",
         short(is_nginx),
         prefix(is_nginx),
         configuration_path(is_nginx),

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 
 use gale_base::os_error::OsErrorText;
-use rustls::{AlertDescription, Error, InvalidMessage, PeerIncompatible, PeerMisbehaved};
+use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerIncompatible, PeerMisbehaved};
 
 /// See the file's head.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +16,12 @@ pub enum TlsFailure {
     Socket(io::ErrorKind, Box<str>),
     /// A message is too large.
     TooLarge,
+    /// The server has closed the connection and did not say whether it has sent everything.
+    CutShort,
+    /// The server's certificate is not good, as this says: OpenSSL's number and words.
+    BadCertificate(u16, &'static str),
+    /// The server's certificate is for other names.
+    WrongName,
     /// A session has encrypted as much as its keys may.
     Exhausted,
     /// What the library says.
@@ -24,6 +30,11 @@ pub enum TlsFailure {
 
 impl TlsFailure {
     pub(super) fn of(error: Error) -> TlsFailure {
+        if let Error::InvalidCertificate(CertificateError::Other(other)) = &error
+            && let Some(failure) = other.0.downcast_ref::<TlsFailure>()
+        {
+            return failure.clone();
+        }
         TlsFailure::Library(Box::new(error))
     }
 
@@ -33,6 +44,11 @@ impl TlsFailure {
 
     pub(super) fn unexpected() -> TlsFailure {
         TlsFailure::of(Error::General("an unexpected state".to_owned()))
+    }
+
+    /// As the error of a certificate, for the library to return it later.
+    pub(super) fn of_certificate(self) -> Error {
+        Error::InvalidCertificate(CertificateError::Other(rustls::OtherError(std::sync::Arc::new(self))))
     }
 
     /// Whether the client is to blame, or its network: nothing that the administrator could do anything about.
@@ -50,6 +66,11 @@ impl fmt::Display for TlsFailure {
             TlsFailure::TooLarge => {
                 f.write_str("SSL_do_handshake() failed (SSL: error:0A000098:SSL routines::excessive message size)")
             }
+            TlsFailure::CutShort => f.write_str("peer closed connection without close_notify"),
+            TlsFailure::BadCertificate(code, words) => {
+                write!(f, "upstream SSL certificate verify error: ({code}:{words})")
+            }
+            TlsFailure::WrongName => f.write_str("upstream SSL certificate does not match"),
             TlsFailure::Exhausted => f.write_str("the session's keys are used up"),
             TlsFailure::Library(error) => {
                 f.write_str("SSL_do_handshake() failed (SSL: ")?;
@@ -71,9 +92,13 @@ impl std::error::Error for TlsFailure {}
 impl From<TlsFailure> for io::Error {
     fn from(failure: TlsFailure) -> io::Error {
         let kind = match &failure {
-            TlsFailure::Closed => io::ErrorKind::UnexpectedEof,
+            TlsFailure::Closed | TlsFailure::CutShort => io::ErrorKind::UnexpectedEof,
             TlsFailure::Socket(kind, _) => *kind,
-            TlsFailure::TooLarge | TlsFailure::Exhausted | TlsFailure::Library(_) => io::ErrorKind::InvalidData,
+            TlsFailure::TooLarge
+            | TlsFailure::BadCertificate(..)
+            | TlsFailure::WrongName
+            | TlsFailure::Exhausted
+            | TlsFailure::Library(_) => io::ErrorKind::InvalidData,
         };
         io::Error::new(kind, failure)
     }

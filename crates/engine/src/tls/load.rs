@@ -8,7 +8,7 @@ use rustls::crypto::aws_lc_rs::sign;
 use rustls::pki_types::pem::{self, PemObject, SectionKind};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SigningKey};
-use rustls::{Error, InconsistentKeys};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// Where PEM comes from: nginx's words for where an error was found.
 const NO_START_LINE: &str = "error:0480006C:PEM routines::no start line";
@@ -121,13 +121,15 @@ pub fn pair(
     key: Arc<dyn SigningKey>,
     name: &str,
 ) -> Result<Arc<CertifiedKey>, String> {
-    let pair = CertifiedKey::new(chain, key);
-    match pair.keys_match() {
-        // One whose kind does not tell the public key.
-        Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(Arc::new(pair)),
-        Err(Error::InconsistentKeys(_)) => Err(format!(
+    let wrong = |why: &str| format!("SSL_CTX_use_certificate(\"{name}\") failed (SSL: {why})");
+    let own = chain.first().ok_or_else(|| wrong(NO_START_LINE))?;
+    // The library's own check takes certificates of version 3 alone.
+    let (_, parsed) = X509Certificate::from_der(own)
+        .map_err(|_| wrong("error:0688010A:asn1 encoding routines::nested asn1 error"))?;
+    match key.public_key() {
+        Some(public) if *public != *parsed.public_key().raw => Err(format!(
             "SSL_CTX_use_PrivateKey(\"{name}\") failed (SSL: error:05800074:x509 certificate routines::key values mismatch)"
         )),
-        Err(error) => Err(format!("SSL_CTX_use_certificate(\"{name}\") failed (SSL: {error})")),
+        _ => Ok(Arc::new(CertifiedKey::new(chain, key))),
     }
 }

@@ -107,8 +107,8 @@ impl TlsLoader {
         }
         let pairs = self.pairs(settings, certificates, resources)?;
         let provider = self.provider(settings, notes)?;
-        let (client_rules, hints, authorities) = client_rules(settings, &provider, resources)?;
-        let identity = identity(&pairs, &client_rules, &authorities);
+        let (client_rules, hints) = client_rules(settings, &provider, resources)?;
+        let identity = identity(&pairs, &client_rules);
         let versions = settings.versions.get();
         let versions: Vec<_> =
             [versions.tls13.then_some(&TLS13), versions.tls12.then_some(&TLS12)].into_iter().flatten().collect();
@@ -210,7 +210,7 @@ impl TlsLoader {
 }
 
 /// The contents of a file that a directive names, or of `data:…`; or OpenSSL's words.
-fn read(word: &Word, resources: &mut dyn Resources) -> Result<Vec<u8>, String> {
+pub(super) fn read(word: &Word, resources: &mut dyn Resources) -> Result<Vec<u8>, String> {
     if let Some(text) = word.text.strip_prefix(b"data:") {
         return Ok(text.to_vec());
     }
@@ -218,9 +218,9 @@ fn read(word: &Word, resources: &mut dyn Resources) -> Result<Vec<u8>, String> {
     resources.secret(path).map_err(|error| load::unreadable(&word.text.to_str_lossy(), &error))
 }
 
-type Asked = (ClientRules, Vec<DistinguishedName>, Vec<CertificateDer<'static>>);
+type Asked = (ClientRules, Vec<DistinguishedName>);
 
-/// What is asked of clients, the authorities that they are told of, and those that are trusted.
+/// What is asked of clients, and the authorities that they are told of.
 fn client_rules(
     settings: &TlsSettings,
     provider: &Arc<CryptoProvider>,
@@ -258,36 +258,33 @@ fn client_rules(
             load::revocations(&text).map_err(failed)?
         }
     };
-    let hints = told.iter().filter_map(|certificate| {
-        let anchor = rustls::RootCertStore::empty().add(certificate.clone()).ok().map(|()| certificate)?;
-        subject(anchor)
-    });
-    let hints = hints.collect();
-    let judge =
-        match authorities.is_empty() {
-            true => None,
-            false => Some(verify::judge_of(&authorities, revoked, provider).map_err(|why| {
-                settings.verify_client.error(format!("SSL_CTX_load_verify_locations() failed ({why})"))
-            })?),
-        };
-    Ok((ClientRules { mode, judge, depth: *settings.verify_depth.get() }, hints, authorities))
+    let mut hints: Vec<DistinguishedName> = Vec::new();
+    for hint in told.iter().filter_map(subject) {
+        if !hints.iter().any(|known| known.as_ref() == hint.as_ref()) {
+            hints.push(hint);
+        }
+    }
+    let strict = verify::strict(&authorities, provider);
+    let depth = *settings.verify_depth.get();
+    Ok((ClientRules { mode, authorities, revoked, strict, depth }, hints))
 }
 
 /// The subject of a certificate, as clients are told of it.
 fn subject(certificate: &CertificateDer<'_>) -> Option<DistinguishedName> {
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(certificate.clone()).ok()?;
-    roots.subjects().pop()
+    use x509_parser::prelude::{FromDer, X509Certificate};
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    Some(certificate.subject().as_raw().to_vec().into())
 }
 
 /// What sessions belong to.
-fn identity(pairs: &[Arc<CertifiedKey>], rules: &ClientRules, authorities: &[CertificateDer<'_>]) -> Identity {
+fn identity(pairs: &[Arc<CertifiedKey>], rules: &ClientRules) -> Identity {
     use ::aws_lc_rs::digest::{Context, SHA256};
     let mut hash = Context::new(&SHA256);
     let own = pairs.iter().filter_map(|pair| pair.cert.first());
-    for certificate in own.chain(authorities) {
-        hash.update(&(certificate.len() as u64).to_be_bytes());
-        hash.update(certificate);
+    let revoked = rules.revoked.iter().map(|list| &**list);
+    for der in own.chain(&rules.authorities).map(|certificate| &**certificate).chain(revoked) {
+        hash.update(&(der.len() as u64).to_be_bytes());
+        hash.update(der);
     }
     hash.update(&[rules.mode as u8]);
     hash.update(&rules.depth.to_be_bytes());

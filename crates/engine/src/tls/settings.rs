@@ -45,6 +45,33 @@ pub struct TlsSettings {
     pub rejects_handshake: Setting<bool>,
 }
 
+/// What `proxy_ssl_…` directives say of connections to servers
+/// (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>). Rows in tables, as of every module that has them, give
+/// it its defaults. An empty file's name is none.
+#[derive(Clone, Default)]
+pub struct TlsClientSettings {
+    /// `proxy_ssl_protocols`
+    pub versions: Setting<Versions>,
+    /// `proxy_ssl_ciphers`
+    pub ciphers: Setting<BString>,
+    /// `proxy_ssl_server_name`: whether servers are told the name.
+    pub tells_name: Setting<bool>,
+    /// `proxy_ssl_verify`
+    pub verifies: Setting<bool>,
+    /// `proxy_ssl_verify_depth`
+    pub verify_depth: Setting<u64>,
+    /// `proxy_ssl_trusted_certificate`
+    pub trusted_certificate: Setting<Word>,
+    /// `proxy_ssl_crl`
+    pub crl: Setting<Word>,
+    /// `proxy_ssl_certificate`
+    pub certificate: Setting<Word>,
+    /// `proxy_ssl_certificate_key`
+    pub key: Setting<Word>,
+    /// `proxy_ssl_session_reuse`
+    pub reuses_sessions: Setting<bool>,
+}
+
 /// The versions that are spoken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {

@@ -13,7 +13,7 @@
 //! A connection begins in the clear: what comes first is a header of the PROXY protocol, plain HTTP by mistake, or a
 //! handshake, which [`TlsStream::start`] begins.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -21,11 +21,13 @@ use std::time::Duration;
 
 use gale_runtime::{Buffer, Lease, Moment, Output, Stream};
 use rustls::server::UnbufferedServerConnection;
-use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
 use rustls::{CommonState, HandshakeKind};
 use smallvec::SmallVec;
 
+use super::certificate::Certificate;
+use super::client::TlsClient;
 use super::failure::TlsFailure;
+use super::library::{Library, Step, Stepped, Writing};
 use super::server::TlsServer;
 use super::suites;
 use super::verify::{self, Verdict};
@@ -37,8 +39,14 @@ const RECEIVE_BYTES: usize = 5 + 16 * 1024 + 2048;
 /// Most that may have come of messages that are not whole: a client's certificates, before which nothing is answered.
 const INCOMING_MAX: usize = 96 * 1024;
 
+/// Largest contents of a record (RFC 8446, section 5.1).
+const RECORD_BYTES_MAX: usize = 16 * 1024;
+
+/// How often what has come on an idle connection is looked at, before it counts as not idle.
+const IDLE_ROUNDS_MAX: usize = 4;
+
 /// Most records that are encrypted before they have been sent.
-const BATCH_RECORDS: usize = 4;
+pub(super) const BATCH_RECORDS: usize = 4;
 
 /// What a record needs beside its contents, with any suite that is spoken.
 const RECORD_OVERHEAD: usize = 64;
@@ -55,11 +63,22 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// See the file's head.
 pub struct TlsStream {
-    socket: Stream,
+    socket: Socket,
     is_tls: Cell<bool>,
     /// Closing resets the connection: no alert may tell the client that it got everything.
     is_reset: Cell<bool>,
     state: RefCell<State>,
+}
+
+/// The socket below, which leaves when the session does without it ([`TlsStream::into_idle`]).
+struct Socket(Option<Stream>);
+
+impl std::ops::Deref for Socket {
+    type Target = Stream;
+
+    fn deref(&self) -> &Stream {
+        self.0.as_ref().expect("there until the stream is taken apart")
+    }
 }
 
 #[derive(Default)]
@@ -75,31 +94,39 @@ struct State {
     last_sent: Option<Moment>,
     /// The client has said that nothing more comes.
     is_ended: bool,
+    /// The server has closed the connection without saying that it has sent everything.
+    is_cut_short: bool,
     is_closed: bool,
     failure: Option<TlsFailure>,
 }
 
 /// A session, and whose it is.
 struct Session {
-    library: UnbufferedServerConnection,
-    server: Arc<TlsServer>,
+    library: Library,
+    /// The most that a record holds.
+    record_bytes: usize,
+    /// `None` on the client's side.
+    server: Option<Arc<TlsServer>>,
     server_name: Option<Box<[u8]>>,
     /// What the client's certificate is worth, judged when it is first asked for.
-    verdict: std::cell::OnceCell<Verdict>,
+    verdict: OnceCell<Verdict>,
 }
+
+/// A session whose socket is elsewhere, between two requests to a server: it may go to another thread.
+pub struct IdleTls(Box<Session>);
 
 /// A piece of `outgoing`.
 #[derive(Clone, Copy, Debug)]
-struct Record {
+pub(super) struct Record {
     /// How much of it has not left.
-    left: u32,
+    pub left: u32,
     /// How much of what is sent it stands for.
-    plain: u32,
+    pub plain: u32,
 }
 
 /// What the session can do.
 #[derive(Debug, PartialEq, Eq)]
-enum Standing {
+pub(super) enum Standing {
     /// The handshake needs more from the client.
     Handshake,
     /// Both sides may send.
@@ -111,7 +138,69 @@ enum Standing {
 impl TlsStream {
     /// A connection on which nothing has come yet.
     pub fn new(socket: Stream) -> TlsStream {
+        let socket = Socket(Some(socket));
         TlsStream { socket, is_tls: Cell::new(false), is_reset: Cell::new(false), state: RefCell::default() }
+    }
+
+    /// The client's side of a connection to the server of this name, before its handshake.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn connect(socket: Stream, client: &TlsClient, name: &[u8]) -> Result<TlsStream, TlsFailure> {
+        let library = Library::Client(client.connection(name)?);
+        let session = Session {
+            library,
+            record_bytes: RECORD_BYTES_MAX,
+            server: None,
+            server_name: None,
+            verdict: OnceCell::new(),
+        };
+        Ok(TlsStream::from_idle(socket, IdleTls(Box::new(session))))
+    }
+
+    /// Puts a session above its socket again.
+    pub fn from_idle(socket: Stream, session: IdleTls) -> TlsStream {
+        let stream = TlsStream::new(socket);
+        stream.state.borrow_mut().session = Some(session.0);
+        stream.is_tls.set(true);
+        stream
+    }
+
+    /// Takes a connection apart on which nothing is on its way. `None` if it is not: then it is closed.
+    pub fn into_idle(mut self) -> Option<(Stream, IdleTls)> {
+        if !self.is_idle() {
+            return None;
+        }
+        let state = self.state.get_mut();
+        if !state.incoming.is_empty() || !state.outgoing.is_empty() {
+            return None;
+        }
+        let session = state.session.take()?;
+        // There is nothing left to say goodbye with.
+        self.is_tls.set(false);
+        Some((self.socket.0.take()?, IdleTls(session)))
+    }
+
+    /// Whether nothing has come but what sessions are kept up with: tickets and changes of keys. A system call only if
+    /// something has come.
+    pub fn is_idle(&self) -> bool {
+        let state = &mut *self.state.borrow_mut();
+        for _ in 0..IDLE_ROUNDS_MAX {
+            let stands = matches!(state.advance(), Ok(Standing::Open));
+            if !stands || state.is_ended || !state.plain.is_empty() || self.send_control(state).is_err() {
+                return false;
+            }
+            if self.socket.is_idle() {
+                return true;
+            }
+            let context = &mut Context::from_waker(std::task::Waker::noop());
+            match self.socket.poll_recv(context, &mut state.incoming, RECEIVE_BYTES) {
+                Poll::Pending => return true,
+                Poll::Ready(Ok(0) | Err(_)) => return false,
+                Poll::Ready(Ok(_)) => {}
+            }
+        }
+        false
     }
 
     /// The socket below.
@@ -137,10 +226,11 @@ impl TlsStream {
         let library = UnbufferedServerConnection::new(Arc::clone(server.config())).map_err(TlsFailure::of)?;
         let mut state = self.state.borrow_mut();
         state.session = Some(Box::new(Session {
-            library,
-            server: Arc::clone(server),
+            library: Library::Server(library),
+            record_bytes: server.record_bytes(),
+            server: Some(Arc::clone(server)),
             server_name: server_name.map(Box::from),
-            verdict: std::cell::OnceCell::new(),
+            verdict: OnceCell::new(),
         }));
         state.incoming = received;
         self.is_tls.set(true);
@@ -158,7 +248,7 @@ impl TlsStream {
                 Ok(standing) => standing,
                 Err(failure) => {
                     // A client that does not take it learns it from the end of the connection.
-                    let _ = self.socket.try_send(&mut state.outgoing, true);
+                    let _ = self.socket.try_send(&mut state.outgoing, false);
                     return Poll::Ready(Err(failure));
                 }
             };
@@ -191,6 +281,9 @@ impl TlsStream {
             if !state.plain.is_empty() {
                 return Poll::Ready(state.take_plain(into, max));
             }
+            if state.is_cut_short {
+                return Poll::Ready(Err(TlsFailure::CutShort.into()));
+            }
             if state.is_ended {
                 return Poll::Ready(Ok(0));
             }
@@ -210,7 +303,8 @@ impl TlsStream {
                 }
             }
             match ready!(self.socket.poll_recv(context, &mut state.incoming, RECEIVE_BYTES)) {
-                // An end without an alert: what was asked for says itself whether it is whole.
+                // An end without an alert: a request says itself whether it is whole, but not every response.
+                Ok(0) if state.is_client() => state.is_cut_short = true,
                 Ok(0) => state.is_ended = true,
                 Ok(_) => {}
                 Err(error) => return Poll::Ready(Err(error)),
@@ -329,11 +423,12 @@ impl TlsStream {
         }
     }
 
-    /// What is known of the session; none in the clear and while the handshake lasts.
+    /// What is known of a client's session; none in the clear, while the handshake lasts and on the client's side.
     pub fn details<T>(&self, ask: impl FnOnce(&TlsDetails<'_>) -> T) -> Option<T> {
         let state = self.state.borrow();
         let session = state.session.as_ref().filter(|session| !session.library.is_handshaking())?;
-        Some(ask(&TlsDetails { session }))
+        let server = session.server.as_ref()?;
+        Some(ask(&TlsDetails { session, server }))
     }
 }
 
@@ -346,6 +441,10 @@ impl Drop for TlsStream {
 }
 
 impl State {
+    fn is_client(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.server.is_none())
+    }
+
     /// Has the session look at what has come. What it decrypts waits in `plain`.
     fn advance(&mut self) -> Result<Standing, TlsFailure> {
         self.advance_for(None).map(|(standing, _)| standing)
@@ -369,71 +468,19 @@ impl State {
     fn process(&mut self, reader: &mut Option<(&mut Buffer, usize)>) -> Result<(Standing, usize), TlsFailure> {
         loop {
             let Some(session) = &mut self.session else { return Err(TlsFailure::Closed) };
-            let UnbufferedStatus { mut discard, state } =
-                session.library.process_tls_records(self.incoming.readable_mut());
-            let mut delivered = 0;
-            let state = match state {
-                Ok(state) => state,
-                Err(error) => {
-                    self.incoming.consume(discard);
-                    return Err(TlsFailure::of(error));
-                }
+            let step = Step {
+                plain: &mut self.plain,
+                outgoing: &mut self.outgoing,
+                records: &mut self.records,
+                is_ended: &mut self.is_ended,
             };
-            let standing = match state {
-                ConnectionState::EncodeTlsData(mut data) => {
-                    let mut encoded = Vec::new();
-                    loop {
-                        match data.encode(&mut encoded) {
-                            Ok(count) => {
-                                encoded.truncate(count);
-                                break;
-                            }
-                            Err(EncodeError::InsufficientSize(error)) => encoded.resize(error.required_size, 0),
-                            Err(EncodeError::AlreadyEncoded) => break,
-                        }
-                    }
-                    self.outgoing.append(&encoded).map_err(TlsFailure::of_socket)?;
-                    self.records.push(Record { left: encoded.len() as u32, plain: 0 });
-                    None
+            let stepped = session.library.step(self.incoming.readable_mut(), step, reader);
+            let Stepped { discard, standing, delivered } = match stepped {
+                Ok(stepped) => stepped,
+                Err((discard, failure)) => {
+                    self.incoming.consume(discard);
+                    return Err(failure);
                 }
-                ConnectionState::TransmitTlsData(data) => {
-                    data.done();
-                    None
-                }
-                ConnectionState::ReadTraffic(mut traffic) => {
-                    while let Some(record) = traffic.next_record() {
-                        let record = record.map_err(TlsFailure::of)?;
-                        discard += record.discard;
-                        let mut payload = record.payload;
-                        if let Some((into, max)) = reader.take() {
-                            let (now, later) = payload.split_at(payload.len().min(max));
-                            into.append(now).map_err(TlsFailure::of_socket)?;
-                            delivered += now.len();
-                            payload = later;
-                            // One of nothing is not the end.
-                            if delivered == 0 {
-                                *reader = Some((into, max));
-                            }
-                        }
-                        self.plain.append(payload).map_err(TlsFailure::of_socket)?;
-                    }
-                    (delivered > 0).then_some(Standing::Open)
-                }
-                // None is allowed.
-                ConnectionState::ReadEarlyData(mut early) => {
-                    while let Some(record) = early.next_record() {
-                        discard += record.map_err(TlsFailure::of)?.discard;
-                    }
-                    None
-                }
-                ConnectionState::PeerClosed => {
-                    self.is_ended = true;
-                    None
-                }
-                ConnectionState::Closed => Some(Standing::Ended),
-                ConnectionState::BlockedHandshake => Some(Standing::Handshake),
-                ConnectionState::WriteTraffic(_) => Some(Standing::Open),
-                _ => return Err(TlsFailure::unexpected()),
             };
             self.incoming.consume(discard);
             if let Some(standing) = standing {
@@ -450,10 +497,8 @@ impl State {
     fn encode_alerts(&mut self) {
         let Some(session) = &mut self.session else { return };
         while session.library.wants_write() {
-            let status = session.library.process_tls_records(self.incoming.readable_mut());
-            let Ok(ConnectionState::EncodeTlsData(mut data)) = status.state else { return };
             let mut alert = [0; 256];
-            let Ok(count) = data.encode(&mut alert) else { return };
+            let Some(count) = session.library.encode_alert(self.incoming.readable_mut(), &mut alert) else { return };
             if self.outgoing.append(&alert[..count]).is_err() {
                 return;
             }
@@ -496,7 +541,7 @@ impl State {
         if self.last_sent.replace(now).is_none_or(|last| now.since(last) > PAUSE) {
             self.sent_bytes = 0;
         }
-        let largest = session.server.record_bytes();
+        let largest = session.record_bytes;
         if self.sent_bytes < FIRST_BYTES { largest.min(FIRST_RECORD_BYTES) } else { largest }
     }
 
@@ -553,7 +598,7 @@ impl State {
 
     /// Encrypts one record.
     fn encrypt(&mut self, plain: &[u8]) -> io::Result<()> {
-        let record = self.write(plain.len() + RECORD_OVERHEAD, |traffic, into| traffic.encrypt(plain, into))?;
+        let record = self.write(plain.len() + RECORD_OVERHEAD, Writing::Plain(plain))?;
         self.records.push(Record { left: record.len() as u32, plain: plain.len() as u32 });
         self.sent_bytes = self.sent_bytes.saturating_add(plain.len());
         self.outgoing.push(record.freeze());
@@ -568,48 +613,29 @@ impl State {
         {
             return Ok(());
         }
-        let alert = self.write(RECORD_OVERHEAD, |traffic, into| traffic.queue_close_notify(into))?;
+        let alert = self.write(RECORD_OVERHEAD, Writing::CloseNotify)?;
         self.records.push(Record { left: alert.len() as u32, plain: 0 });
         self.outgoing.push(alert.freeze());
         Ok(())
     }
 
     /// Has the session write something of about this size.
-    fn write(
-        &mut self,
-        size: usize,
-        write: impl Fn(&mut WriteTraffic<'_>, &mut [u8]) -> Result<usize, EncryptError>,
-    ) -> io::Result<Lease> {
+    fn write(&mut self, size: usize, writing: Writing<'_>) -> io::Result<Lease> {
         // What has come meanwhile is looked at first: the session wants it in order.
         if self.advance()? != Standing::Open {
             return Err(TlsFailure::Closed.into());
         }
         let Some(session) = &mut self.session else { return Err(TlsFailure::Closed.into()) };
-        let UnbufferedStatus { discard, state } = session.library.process_tls_records(self.incoming.readable_mut());
-        let Ok(ConnectionState::WriteTraffic(mut traffic)) = state else {
-            return Err(TlsFailure::unexpected().into());
-        };
-        let mut record = Lease::new(size)?;
-        let count = match write(&mut traffic, &mut record) {
-            // An answer to a change of keys goes first.
-            Err(EncryptError::InsufficientSize(error)) => {
-                record = Lease::new(error.required_size)?;
-                write(&mut traffic, &mut record)
-            }
-            result => result,
-        };
-        let count = count.map_err(|_| TlsFailure::Exhausted)?;
-        record.truncate(count);
+        let (discard, record) = session.library.write(self.incoming.readable_mut(), size, writing)?;
         self.incoming.consume(discard);
         Ok(record)
     }
 }
 
-type WriteTraffic<'c> = rustls::unbuffered::WriteTraffic<'c, rustls::server::ServerConnectionData>;
-
 /// What is known of a session.
 pub struct TlsDetails<'s> {
     session: &'s Session,
+    server: &'s Arc<TlsServer>,
 }
 
 impl TlsDetails<'_> {
@@ -619,7 +645,7 @@ impl TlsDetails<'_> {
 
     /// The server whose rules the handshake followed.
     pub fn server(&self) -> &Arc<TlsServer> {
-        &self.session.server
+        self.server
     }
 
     /// The name that the client asked for in the handshake.
@@ -653,15 +679,16 @@ impl TlsDetails<'_> {
     }
 
     /// The client's certificate.
-    pub fn client_certificate(&self) -> Option<&[u8]> {
-        self.common().peer_certificates()?.first().map(|certificate| &**certificate)
+    pub fn client_certificate(&self) -> Option<Certificate<'_>> {
+        self.common().peer_certificates()?.first().and_then(|certificate| Certificate::of(certificate))
     }
 
     /// What that is worth.
-    pub fn verdict(&self) -> &Verdict {
-        self.session.verdict.get_or_init(|| {
-            verify::judge(self.session.server.client_rules(), self.common().peer_certificates().unwrap_or(&[]))
-        })
+    pub fn verdict(&self) -> Verdict {
+        *self
+            .session
+            .verdict
+            .get_or_init(|| verify::judge(self.server.client_rules(), self.common().peer_certificates().unwrap_or(&[])))
     }
 }
 
@@ -686,8 +713,9 @@ mod tests {
         let client = Arc::new(builder.with_root_certificates(roots).with_no_client_auth());
         let client = ClientConnection::new(client, ServerName::try_from("example.com").unwrap()).unwrap();
         let server = TlsServer::of_config(server);
-        let library = UnbufferedServerConnection::new(Arc::clone(server.config())).unwrap();
-        let session = Session { library, server, server_name: None, verdict: std::cell::OnceCell::new() };
+        let library = Library::Server(UnbufferedServerConnection::new(Arc::clone(server.config())).unwrap());
+        let (record_bytes, server) = (server.record_bytes(), Some(server));
+        let session = Session { library, record_bytes, server, server_name: None, verdict: OnceCell::new() };
         (State { session: Some(Box::new(session)), ..State::default() }, client)
     }
 
@@ -720,7 +748,11 @@ mod tests {
                 state.incoming.append(piece).unwrap();
                 if let Err(failure) = state.advance() {
                     // Whatever is asked of it afterwards.
-                    assert!(state.advance().is_err() && state.close().is_ok() && state.write(9, |_, _| Ok(0)).is_err());
+                    assert!(
+                        state.advance().is_err()
+                            && state.close().is_ok()
+                            && state.write(9, Writing::CloseNotify).is_err()
+                    );
                     return Err(failure);
                 }
             }

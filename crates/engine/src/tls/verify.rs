@@ -1,43 +1,56 @@
 //! Certificates of clients. As in nginx the handshake succeeds whatever a certificate is worth: the library checks only
 //! that the client has its key, and requests are answered with 495 and 496 afterwards.
+//!
+//! What the library's own verifier takes is good. It is stricter than OpenSSL, though: certificates of version 1 and
+//! leaves that are authorities are nothing to it, nor are lists of revoked certificates of version 1. So the rest is
+//! judged here, as OpenSSL does, and so is everything where there are such lists.
 
 use std::fmt;
 use std::sync::Arc;
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, SignatureVerificationAlgorithm, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
+use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::ParsedExtension;
+use x509_parser::oid_registry;
+use x509_parser::prelude::FromDer;
+use x509_parser::revocation_list::CertificateRevocationList;
+use x509_parser::time::ASN1Time;
 
 use super::settings::VerifyClient;
+
+/// Longest way from a client's certificate to an authority that is looked for, and most certificates of the client's
+/// that are looked at: each pair of them may cost a check of a signature. (OpenSSL looks for 100.)
+const CHAIN_MAX: usize = 10;
 
 /// What is asked of clients.
 #[derive(Default)]
 pub struct ClientRules {
     /// Whether they have to have a certificate.
     pub mode: VerifyClient,
-    /// Who judges them; nobody without authorities.
-    pub judge: Option<Arc<dyn ClientCertVerifier>>,
+    /// Who is trusted.
+    pub authorities: Vec<CertificateDer<'static>>,
+    /// What is revoked.
+    pub revoked: Vec<CertificateRevocationListDer<'static>>,
+    /// The library's own verifier with these authorities, if it takes them.
+    pub strict: Option<Arc<dyn ClientCertVerifier>>,
     /// How many certificates may stand between theirs and an authority's.
     pub depth: u64,
 }
 
 /// What a client's certificate is worth.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// There is none.
     None,
     /// It is good.
     Good,
-    /// It is not, in OpenSSL's words.
-    Bad {
-        /// Why.
-        reason: String,
-        /// Only because nobody knows who issued it.
-        is_unknown: bool,
-    },
+    /// It is not.
+    Bad(Fault),
 }
 
 impl fmt::Display for Verdict {
@@ -46,67 +59,237 @@ impl fmt::Display for Verdict {
         match self {
             Verdict::None => f.write_str("NONE"),
             Verdict::Good => f.write_str("SUCCESS"),
-            Verdict::Bad { reason, .. } => write!(f, "FAILED:{reason}"),
+            Verdict::Bad(fault) => write!(f, "FAILED:{}", fault.words()),
         }
     }
 }
 
-/// Judges by these authorities and lists of revoked certificates.
-pub fn judge_of(
-    authorities: &[CertificateDer<'static>],
-    revoked: Vec<CertificateRevocationListDer<'static>>,
-    provider: &Arc<CryptoProvider>,
-) -> Result<Arc<dyn ClientCertVerifier>, String> {
-    let mut roots = RootCertStore::empty();
-    for authority in authorities {
-        roots.add(authority.clone()).map_err(|error| error.to_string())?;
+/// What is wrong with a certificate, by OpenSSL's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+#[expect(missing_docs, reason = "the words say it")]
+pub enum Fault {
+    NoCrl = 3,
+    BadSignature = 7,
+    NotYetValid = 9,
+    Expired = 10,
+    CrlExpired = 12,
+    SelfSigned = 18,
+    SelfSignedInChain = 19,
+    NoIssuer = 20,
+    NoIssuerOfFirst = 21,
+    ChainTooLong = 22,
+    Revoked = 23,
+    PathTooLong = 25,
+    WrongPurpose = 26,
+    UnknownExtension = 34,
+    TooWeak = 68,
+    NoAuthority = 79,
+}
+
+impl Fault {
+    /// OpenSSL's number.
+    pub fn number(self) -> u16 {
+        self as u16
     }
+
+    /// OpenSSL's words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Fault::NoCrl => "unable to get certificate CRL",
+            Fault::BadSignature => "certificate signature failure",
+            Fault::NotYetValid => "certificate is not yet valid",
+            Fault::Expired => "certificate has expired",
+            Fault::CrlExpired => "CRL has expired",
+            Fault::SelfSigned => "self-signed certificate",
+            Fault::SelfSignedInChain => "self-signed certificate in certificate chain",
+            Fault::NoIssuer => "unable to get local issuer certificate",
+            Fault::NoIssuerOfFirst => "unable to verify the first certificate",
+            Fault::ChainTooLong => "certificate chain too long",
+            Fault::Revoked => "certificate revoked",
+            Fault::PathTooLong => "path length constraint exceeded",
+            Fault::WrongPurpose => "unsuitable certificate purpose",
+            Fault::UnknownExtension => "unhandled critical extension",
+            Fault::TooWeak => "CA signature digest algorithm too weak",
+            Fault::NoAuthority => "invalid CA certificate",
+        }
+    }
+
+    /// Only that nobody knows who issued it: `optional_no_ca` takes that.
+    pub fn is_unknown_issuer(self) -> bool {
+        matches!(self, Fault::SelfSigned | Fault::SelfSignedInChain | Fault::NoIssuer | Fault::NoIssuerOfFirst)
+    }
+}
+
+/// The library's own verifier; none if it does not take the authorities.
+pub fn strict(
+    authorities: &[CertificateDer<'static>],
+    provider: &Arc<CryptoProvider>,
+) -> Option<Arc<dyn ClientCertVerifier>> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(authorities.iter().cloned());
     let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
-    let judge: Arc<dyn ClientCertVerifier> = builder.with_crls(revoked).build().map_err(|error| error.to_string())?;
-    Ok(judge)
+    builder.build().ok().map(|verifier| verifier as Arc<dyn ClientCertVerifier>)
 }
 
 /// What a chain is worth that a client has sent.
 pub fn judge(rules: &ClientRules, chain: &[CertificateDer<'static>]) -> Verdict {
     let Some((own, others)) = chain.split_first() else { return Verdict::None };
-    let bad = |reason: &str, is_unknown| Verdict::Bad { reason: reason.to_owned(), is_unknown };
-    let Some(judge) = &rules.judge else { return bad("unable to get local issuer certificate", true) };
-    if others.len() as u64 > rules.depth {
-        return bad("certificate chain too long", false);
+    let now = UnixTime::now();
+    let is_short = others.len() as u64 <= rules.depth;
+    if let Some(strict) = rules.strict.as_ref().filter(|_| rules.revoked.is_empty() && is_short)
+        && strict.verify_client_cert(own, others, now).is_ok()
+    {
+        return Verdict::Good;
     }
-    match judge.verify_client_cert(own, others, UnixTime::now()) {
-        Ok(_) => Verdict::Good,
-        Err(Error::InvalidCertificate(error)) => match error {
-            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-                bad("certificate has expired", false)
-            }
-            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-                bad("certificate is not yet valid", false)
-            }
-            CertificateError::Revoked => bad("certificate revoked", false),
-            CertificateError::UnknownIssuer if others.is_empty() && is_self_issued(own) => {
-                bad("self-signed certificate", true)
-            }
-            CertificateError::UnknownIssuer => bad("unable to get local issuer certificate", true),
-            CertificateError::UnknownRevocationStatus => bad("unable to get certificate CRL", false),
-            CertificateError::ExpiredRevocationList | CertificateError::ExpiredRevocationListContext { .. } => {
-                bad("CRL has expired", false)
-            }
-            CertificateError::BadSignature => bad("certificate signature failure", false),
-            CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
-                bad("unsuitable certificate purpose", false)
-            }
-            other => bad(&other.to_string(), false),
-        },
-        Err(error) => bad(&error.to_string(), false),
+    let now = i64::try_from(now.as_secs()).ok().and_then(|now| ASN1Time::from_timestamp(now).ok());
+    match now.ok_or(Fault::BadSignature).and_then(|now| judge_leniently(rules, own, others, now)) {
+        Ok(()) => Verdict::Good,
+        Err(fault) => Verdict::Bad(fault),
     }
 }
 
-/// Whether a certificate names itself as its issuer.
-fn is_self_issued(certificate: &CertificateDer<'_>) -> bool {
-    use x509_parser::prelude::{FromDer, X509Certificate};
-    X509Certificate::from_der(certificate)
-        .is_ok_and(|(_, certificate)| certificate.subject().as_raw() == certificate.issuer().as_raw())
+fn judge_leniently(
+    rules: &ClientRules,
+    own: &CertificateDer<'_>,
+    others: &[CertificateDer<'_>],
+    now: ASN1Time,
+) -> Result<(), Fault> {
+    let parse = |der| X509Certificate::from_der(der).ok().map(|(_, parsed)| parsed);
+    let trusted: Vec<X509Certificate<'_>> = rules.authorities.iter().filter_map(|der| parse(der)).collect();
+    let others: Vec<X509Certificate<'_>> = others.iter().take(CHAIN_MAX).filter_map(|der| parse(der)).collect();
+    let own = parse(own).ok_or(Fault::BadSignature)?;
+    // From the client's to an authority that has signed itself.
+    let mut chain = vec![&own];
+    loop {
+        let last = *chain.last().expect("it begins with one");
+        let is_trusted = trusted.iter().any(|trusted| trusted.as_raw() == last.as_raw());
+        if is_self_issued(last) {
+            match (is_trusted, chain.len()) {
+                (true, _) => break,
+                (false, 1) => return Err(Fault::SelfSigned),
+                (false, _) => return Err(Fault::SelfSignedInChain),
+            }
+        }
+        let is_issuer = |candidate: &&X509Certificate<'_>| {
+            candidate.subject().as_raw() == last.issuer().as_raw() && has_signed(candidate, last)
+        };
+        let found = trusted.iter().find(is_issuer).or_else(|| others.iter().find(is_issuer));
+        match found {
+            Some(issuer) if chain.len() < CHAIN_MAX => chain.push(issuer),
+            Some(_) => return Err(Fault::ChainTooLong),
+            None if chain.len() == 1 => return Err(Fault::NoIssuerOfFirst),
+            None => return Err(Fault::NoIssuer),
+        }
+    }
+    // Neither the client's nor the last one's.
+    if chain.len().saturating_sub(2) as u64 > rules.depth {
+        return Err(Fault::ChainTooLong);
+    }
+    // Of several faults the last one is told, as nginx has it from OpenSSL.
+    let mut result = Ok(());
+    let places = || chain.iter().enumerate();
+    for (place, certificate) in places() {
+        result = check_extensions(certificate, place, place + 1 == chain.len()).and(result);
+    }
+    for (place, certificate) in places() {
+        let is_trusted = place + 1 == chain.len();
+        if !is_trusted && certificate.signature_algorithm.algorithm == oid_registry::OID_PKCS1_SHA1WITHRSA {
+            result = Err(Fault::TooWeak);
+        }
+    }
+    for (place, certificate) in places() {
+        let issuer = chain.get(place + 1).unwrap_or(certificate);
+        result = check_revocation(rules, certificate, issuer, now).and(result);
+    }
+    for (_, certificate) in places().rev() {
+        let validity = certificate.validity();
+        if now < validity.not_before {
+            result = Err(Fault::NotYetValid);
+        }
+        if now > validity.not_after {
+            result = Err(Fault::Expired);
+        }
+    }
+    result
+}
+
+fn is_self_issued(certificate: &X509Certificate<'_>) -> bool {
+    certificate.subject().as_raw() == certificate.issuer().as_raw()
+}
+
+fn has_signed(issuer: &X509Certificate<'_>, certificate: &X509Certificate<'_>) -> bool {
+    certificate.verify_signature(Some(issuer.public_key())).is_ok()
+}
+
+/// Whether a certificate is fit for its place in a chain, where the client's is 0.
+fn check_extensions(certificate: &X509Certificate<'_>, place: usize, is_last: bool) -> Result<(), Fault> {
+    let (mut is_authority, mut path_length, mut may_sign) = (None, None, true);
+    for extension in certificate.extensions() {
+        match extension.parsed_extension() {
+            ParsedExtension::BasicConstraints(constraints) => {
+                is_authority = Some(constraints.ca);
+                path_length = constraints.path_len_constraint;
+            }
+            ParsedExtension::KeyUsage(usage) => may_sign = usage.key_cert_sign(),
+            ParsedExtension::ExtendedKeyUsage(usage) if usage.any || usage.client_auth => {}
+            ParsedExtension::ExtendedKeyUsage(_) => return Err(Fault::WrongPurpose),
+            // What names it may sign for is not looked at here: so it may sign none.
+            ParsedExtension::NameConstraints(_) => return Err(Fault::UnknownExtension),
+            ParsedExtension::SubjectAlternativeName(_)
+            | ParsedExtension::CertificatePolicies(_)
+            | ParsedExtension::SubjectKeyIdentifier(_)
+            | ParsedExtension::AuthorityKeyIdentifier(_)
+            | ParsedExtension::CRLDistributionPoints(_)
+            | ParsedExtension::NSCertType(_) => {}
+            _ if extension.critical => return Err(Fault::UnknownExtension),
+            _ => {}
+        }
+    }
+    if place == 0 {
+        return Ok(());
+    }
+    // One of version 1 has no extensions: as an authority it has to be trusted itself.
+    if !is_authority.unwrap_or(is_last && certificate.extensions().is_empty()) || !may_sign {
+        return Err(Fault::NoAuthority);
+    }
+    if path_length.is_some_and(|most| place - 1 > most as usize) {
+        return Err(Fault::PathTooLong);
+    }
+    Ok(())
+}
+
+/// Whether a certificate was revoked. Where there are lists there has to be one of each issuer.
+fn check_revocation(
+    rules: &ClientRules,
+    certificate: &X509Certificate<'_>,
+    issuer: &X509Certificate<'_>,
+    now: ASN1Time,
+) -> Result<(), Fault> {
+    if rules.revoked.is_empty() {
+        return Ok(());
+    }
+    let mut fault = Fault::NoCrl;
+    for list in &rules.revoked {
+        let Ok((_, list)) = CertificateRevocationList::from_der(list) else { continue };
+        if list.issuer().as_raw() != certificate.issuer().as_raw() {
+            continue;
+        }
+        if list.verify_signature(issuer.public_key()).is_err()
+            || list.extensions().iter().any(|extension| extension.critical)
+        {
+            continue;
+        }
+        if list.next_update().is_some_and(|next| next < now) {
+            fault = Fault::CrlExpired;
+            continue;
+        }
+        return match list.iter_revoked_certificates().any(|revoked| *revoked.serial() == certificate.serial) {
+            true => Err(Fault::Revoked),
+            false => Ok(()),
+        };
+    }
+    Err(fault)
 }
 
 /// Asks for a certificate and takes any.
@@ -116,6 +299,27 @@ pub struct TakesAny {
     pub hints: Vec<DistinguishedName>,
     /// How signatures are checked.
     pub provider: Arc<CryptoProvider>,
+}
+
+impl TakesAny {
+    /// Checks a signature with the key of a certificate that the library does not look into, by as many of the
+    /// algorithms that the scheme stands for.
+    fn check(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+        algorithms_max: usize,
+    ) -> Option<HandshakeSignatureValid> {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        let key = &certificate.public_key().subject_public_key.data;
+        let mapping = self.provider.signature_verification_algorithms.mapping;
+        let (_, algorithms) = mapping.iter().find(|(scheme, _)| *scheme == signed.scheme)?;
+        let is_good = |algorithm: &&dyn SignatureVerificationAlgorithm| {
+            algorithm.verify_signature(key, message, signed.signature()).is_ok()
+        };
+        algorithms.iter().take(algorithms_max).any(is_good).then(HandshakeSignatureValid::assertion)
+    }
 }
 
 impl ClientCertVerifier for TakesAny {
@@ -142,7 +346,9 @@ impl ClientCertVerifier for TakesAny {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, algorithms)
+            .or_else(|error| self.check(message, certificate, signed, usize::MAX).ok_or(error))
     }
 
     fn verify_tls13_signature(
@@ -151,7 +357,18 @@ impl ClientCertVerifier for TakesAny {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, algorithms).or_else(|error| {
+            let is_of_12 = matches!(
+                signed.scheme,
+                SignatureScheme::RSA_PKCS1_SHA256
+                    | SignatureScheme::RSA_PKCS1_SHA384
+                    | SignatureScheme::RSA_PKCS1_SHA512
+            );
+            // The curve goes with the scheme: it is that of the first one.
+            let checked = if is_of_12 { None } else { self.check(message, certificate, signed, 1) };
+            checked.ok_or(error)
+        })
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

@@ -5,9 +5,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, Stream, now};
+use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, now};
 
 use super::warm;
+use crate::tls::IdleTls;
+use crate::transport::Transport;
 use crate::worker::Worker;
 
 /// An idle connection is not used in the last second before its peer closes it, as far as that has said when.
@@ -101,12 +103,19 @@ impl Default for ConnectionAge {
     }
 }
 
+/// What is known of a parked connection.
+struct Parked {
+    age: ConnectionAge,
+    /// The session above the socket.
+    tls: Option<IdleTls>,
+}
+
 /// See the file's head. A clone is the same pool.
 #[derive(Clone, Debug)]
 pub struct Pool {
     settings: KeepaliveSettings,
     workers: usize,
-    streams: IdleStreams<PoolKey, ConnectionAge>,
+    streams: IdleStreams<PoolKey, Parked>,
 }
 
 impl Pool {
@@ -126,34 +135,43 @@ impl Pool {
 
     /// An idle connection with this key, the one that was parked last, and its past. One that its peer is about to
     /// close is not given out.
-    pub fn take(&self, worker: &Worker, key: &PoolKey) -> Option<(Stream, ConnectionAge)> {
+    pub fn take(&self, worker: &Worker, key: &PoolKey) -> Option<(Transport, ConnectionAge)> {
         let key = self.own_key(key.clone());
         warm::take(worker, self, &key).or_else(|| self.take_cold(&key))
     }
 
-    fn take_cold(&self, key: &PoolKey) -> Option<(Stream, ConnectionAge)> {
+    fn take_cold(&self, key: &PoolKey) -> Option<(Transport, ConnectionAge)> {
         let now = now();
-        (0..CLOSED_PER_TAKE_MAX).find_map(|_| self.streams.take(key).filter(|(_, age)| !age.is_near_end(now)))
+        for _ in 0..CLOSED_PER_TAKE_MAX {
+            let (stream, parked) = self.streams.take(key)?;
+            let transport = Transport::from_idle(stream, parked.tls);
+            if !parked.age.is_near_end(now) {
+                return Some((transport, parked.age));
+            }
+        }
+        None
     }
 
     /// Parks a connection that has carried a request more since it was opened or taken; `age` counts it. False if it
     /// was closed instead: it has had its requests or its time, or it is not idle.
-    pub fn park(&self, worker: &Rc<Worker>, key: PoolKey, stream: Stream, age: ConnectionAge) -> bool {
+    pub fn park(&self, worker: &Rc<Worker>, key: PoolKey, transport: Transport, age: ConnectionAge) -> bool {
         let now = now();
         let age = ConnectionAge { idle_since: now, ..age };
         let is_spent = age.requests >= self.settings.requests_max || now.since(age.opened) > self.settings.time_max;
         if is_spent || age.is_near_end(now) {
             return false;
         }
-        match warm::keep(worker, self, self.own_key(key), stream, age) {
+        match warm::keep(worker, self, self.own_key(key), transport, age) {
             Ok(()) => true,
-            Err((key, stream)) => self.park_cold(key, stream, age),
+            Err((key, transport)) => self.park_cold(key, transport, age),
         }
     }
 
-    /// Parks a connection for all workers.
-    pub(super) fn park_cold(&self, key: PoolKey, stream: Stream, age: ConnectionAge) -> bool {
-        self.streams.park(key, stream, age)
+    /// Parks a connection for all workers. A session of TLS goes with its socket; what its server sends from now on,
+    /// be it a ticket, ends both.
+    pub(super) fn park_cold(&self, key: PoolKey, transport: Transport, age: ConnectionAge) -> bool {
+        let Some((stream, tls)) = transport.into_idle() else { return false };
+        self.streams.park(key, stream, Parked { age, tls })
     }
 
     /// Whether both are one pool.
@@ -190,7 +208,7 @@ impl Pool {
 mod tests {
     use std::net::{TcpListener, TcpStream};
 
-    use gale_runtime::{ClockChoice, EventLoop, LoopOptions, sleep};
+    use gale_runtime::{ClockChoice, EventLoop, LoopOptions, Stream, sleep};
 
     use super::*;
     use crate::log::ErrorLog;
@@ -214,10 +232,10 @@ mod tests {
             Server { listener: TcpListener::bind("127.0.0.1:0").unwrap(), ends: Vec::new() }
         }
 
-        fn connect(&mut self) -> Stream {
+        fn connect(&mut self) -> Transport {
             let stream = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
             self.ends.push(self.listener.accept().unwrap().0);
-            Stream::from_fd(stream.into()).unwrap()
+            Transport::Plain(Stream::from_fd(stream.into()).unwrap())
         }
 
         fn key(&self, user: usize) -> PoolKey {

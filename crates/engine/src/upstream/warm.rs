@@ -15,9 +15,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use gale_runtime::{Moment, Stream, now, sleep, spawn};
+use gale_runtime::{Moment, now, sleep, spawn};
 
 use super::pool::{ConnectionAge, Pool, PoolKey};
+use crate::transport::Transport;
 use crate::worker::Worker;
 
 /// How long a connection stays warm.
@@ -37,7 +38,7 @@ pub(super) struct WarmConnections {
 struct WarmConnection {
     pool: Pool,
     key: PoolKey,
-    stream: Stream,
+    transport: Transport,
     age: ConnectionAge,
 }
 
@@ -56,11 +57,11 @@ impl WarmConnections {
 }
 
 /// A warm connection with this key that is still idle.
-pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey) -> Option<(Stream, ConnectionAge)> {
+pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey) -> Option<(Transport, ConnectionAge)> {
     loop {
         let warm = worker.with_note(|warm: &mut WarmConnections| warm.take(pool, key))?;
-        if !warm.age.is_near_end(now()) && warm.stream.is_idle() {
-            return Some((warm.stream, warm.age));
+        if !warm.age.is_near_end(now()) && warm.transport.is_idle() {
+            return Some((warm.transport, warm.age));
         }
     }
 }
@@ -70,22 +71,22 @@ pub(super) fn keep(
     worker: &Rc<Worker>,
     pool: &Pool,
     key: PoolKey,
-    stream: Stream,
+    transport: Transport,
     age: ConnectionAge,
-) -> Result<(), (PoolKey, Stream)> {
+) -> Result<(), (PoolKey, Transport)> {
     worker.with_note(|warm: &mut WarmConnections| {
         let of_pool = warm.connections.iter().filter(|other| other.pool.is_same(pool)).count();
         if of_pool + pool.own_len() >= pool.connections_max() {
             // One more closes the one that has been idle for longest; here, of the warm ones.
             let Some(oldest) = warm.connections.iter().position(|other| other.pool.is_same(pool)) else {
-                return Err((key, stream));
+                return Err((key, transport));
             };
             warm.connections.remove(oldest);
         }
         if warm.connections.len() >= WARM_MAX {
-            return Err((key, stream));
+            return Err((key, transport));
         }
-        warm.connections.push_back(WarmConnection { pool: pool.clone(), key, stream, age });
+        warm.connections.push_back(WarmConnection { pool: pool.clone(), key, transport, age });
         if !std::mem::replace(&mut warm.is_cooling, true) {
             spawn(cool_down(Rc::downgrade(worker)));
         }
@@ -99,8 +100,8 @@ async fn cool_down(worker: std::rc::Weak<Worker>) {
         sleep(WARM_TIME).await;
         let Some(worker) = worker.upgrade() else { return };
         while let Some(cold) = worker.with_note(|warm: &mut WarmConnections| warm.take_cold(now())) {
-            let WarmConnection { pool, key, stream, age } = cold;
-            pool.park_cold(key, stream, age);
+            let WarmConnection { pool, key, transport, age } = cold;
+            pool.park_cold(key, transport, age);
         }
         let is_done = worker.with_note(|warm: &mut WarmConnections| {
             warm.is_cooling = !warm.connections.is_empty();

@@ -377,6 +377,7 @@ mod tests {
         let definitions = [
             Variable::named("uri", nothing),
             Variable::named("args", nothing).assigned_by(|_, _| {}),
+            Variable::named("msie", nothing).changeable(),
             Variable::family("http_", nothing),
         ];
         let resolve = |make: &dyn Fn(&mut VariableTable<()>) -> VariableId| {
@@ -395,6 +396,12 @@ mod tests {
         let table = resolve(&|table| table.assigned(b"args", None, Arc::new(Nothing), true)).ok().unwrap();
         assert!(matches!(table.source(VariableId(0)), Source::Evaluated { .. }));
         assert!(table.assign(VariableId(0)).is_some());
+        // One that may be changed gives the value until it is stored, or not at all.
+        let table = resolve(&|table| table.assigned(b"msie", None, Arc::new(Nothing), true)).ok().unwrap();
+        assert!(matches!(table.source(VariableId(0)), Source::Evaluated { .. }));
+        assert!(table.assign(VariableId(0)).is_none());
+        let table = resolve(&|table| table.define(b"msie", None, Arc::new(Nothing), false)).ok().unwrap();
+        assert!(matches!(table.source(VariableId(0)), Source::Defined { .. }));
         let table = resolve(&|table| table.assigned(b"own", None, Arc::new(Nothing), true)).ok().unwrap();
         assert!(matches!(table.source(VariableId(0)), Source::Defined { .. }));
     }

@@ -110,6 +110,11 @@ impl Regex {
         &self.variables
     }
 
+    /// How many groups it has, beside the whole.
+    pub fn groups(&self) -> usize {
+        self.code.compiled.captures_len() - 1
+    }
+
     /// The groups that have names, by their numbers.
     pub fn names(&self) -> impl Iterator<Item = (usize, &str)> {
         let names = self.code.compiled.capture_names().iter().enumerate();

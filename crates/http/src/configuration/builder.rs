@@ -5,8 +5,8 @@
 //! need is put together. Then, at the very end, the sockets are opened.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bstr::{BString, ByteSlice};
 use gale_config::{Contexts, Diagnostic, Setting, Span, Statement, Word};
@@ -31,8 +31,8 @@ use gale_engine::module::{Conf, Module};
 use gale_engine::protocol::Protocol;
 use gale_engine::server_name::{ServerName, ServerNames};
 use gale_engine::spool::TempPath;
-use gale_engine::tls::settings::TlsSettings;
-use gale_engine::tls::{TlsLoader, TlsServer};
+use gale_engine::tls::settings::{TlsClientSettings, TlsSettings, VerifyClient};
+use gale_engine::tls::{TlsClient, TlsClientLoader, TlsLoader, TlsServer};
 use gale_engine::upstream::{HasUpstreams, ResolverDefaults, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
@@ -56,10 +56,22 @@ pub struct HttpBuilder {
     pub upstreams: Upstreams<Request>,
     /// Directories for temporary files that modules want.
     pub temp_paths: Vec<Setting<TempPath>>,
+    /// What is asked of servers that are spoken to over TLS.
+    pub tls_clients: Vec<TlsClientDraft>,
     tree: ScopeTree,
     /// What else there is to know of each scope.
     scopes: Vec<ScopeDraft>,
     servers: Vec<ServerDraft>,
+}
+
+/// Settings of TLS to servers whose files have not been read.
+pub struct TlsClientDraft {
+    /// The settings.
+    pub settings: TlsClientSettings,
+    /// What the directives of their module begin with.
+    pub prefix: &'static str,
+    /// Gets what they come to.
+    pub client: Arc<OnceLock<Arc<TlsClient>>>,
 }
 
 struct ScopeDraft {
@@ -438,14 +450,24 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     let definitions = modules.filter_map(|module| module.part::<HttpPart>()).flat_map(|part| part.variables);
     let variables = variables.complete(definitions)?;
     let tls = tls_servers(&servers, &confs, &addresses, &virtual_servers, builder, resources)?;
+    complete_tls_clients(builder, resources)?;
     let servers = finish_servers(&mut scopes, servers, tls);
     let scopes = finish_scopes(scopes, confs, &tree, builder);
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
     let speaks_tls = addresses.iter().any(|address| address.ssl);
     let addresses_later = Vec::new();
-    let configuration =
-        HttpConfiguration { scopes, servers, addresses: addresses_later, variables, upstreams, speaks_tls, generation };
+    let redirects_to_slash = scopes.iter().any(|scope| scope.redirects_to_slash);
+    let configuration = HttpConfiguration {
+        scopes,
+        redirects_to_slash,
+        servers,
+        addresses: addresses_later,
+        variables,
+        upstreams,
+        speaks_tls,
+        generation,
+    };
     let temp_paths = std::mem::take(&mut builder.http_mut().temp_paths);
     let plan = ListenPlan::new(addresses);
     Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan, temp_paths }))
@@ -558,6 +580,9 @@ fn names_of(draft: &AddressDraft, servers: &[ServerDraft], builder: &mut Builder
     names
 }
 
+/// A server's certificates and rules, and whether it asks for those of clients.
+type ServerTls = (Option<Arc<TlsServer>>, VerifyClient);
+
 /// The certificates and rules of each server that has some. The addresses that speak TLS have to have them.
 fn tls_servers(
     servers: &[ServerDraft],
@@ -566,27 +591,27 @@ fn tls_servers(
     virtual_servers: &[VirtualServers],
     builder: &mut Builder,
     resources: &mut dyn Resources,
-) -> Result<Vec<Option<Arc<TlsServer>>>, Diagnostic> {
+) -> Result<Vec<ServerTls>, Diagnostic> {
     let (mut loader, mut notes) = (TlsLoader::default(), Vec::new());
     let mut found = Vec::with_capacity(servers.len());
     for server in servers {
         let of_scope = confs[server.scope.0 as usize].iter().flatten();
         let settings = of_scope.filter_map(|conf| conf.downcast_ref::<TlsSettings>()).next();
         found.push(match settings {
-            Some(settings) => loader.server(settings, resources, &mut notes)?,
-            None => None,
+            Some(settings) => (loader.server(settings, resources, &mut notes)?, *settings.verify_client.get()),
+            None => ServerTls::default(),
         });
     }
     builder.note(notes);
     for (address, virtual_servers) in addresses.iter().zip(virtual_servers).filter(|(address, _)| address.ssl) {
         // What the default server has is for those that have none, unless that only refuses.
-        let default = found[virtual_servers.default.0 as usize].as_ref();
+        let default = found[virtual_servers.default.0 as usize].0.as_ref();
         let needs = match default {
             None => std::slice::from_ref(&virtual_servers.default),
             Some(default) if default.rejects() => &address.servers[..],
             Some(_) => continue,
         };
-        if let Some(without) = needs.iter().find(|server| found[server.0 as usize].is_none()) {
+        if let Some(without) = needs.iter().find(|server| found[server.0 as usize].0.is_none()) {
             let message = "no \"ssl_certificate\" is defined for the \"listen ... ssl\" directive";
             return Err(Diagnostic::emerg(message).at(servers[without.0 as usize].span));
         }
@@ -594,12 +619,19 @@ fn tls_servers(
     Ok(found)
 }
 
-fn finish_servers(
-    scopes: &mut [ScopeDraft],
-    servers: Vec<ServerDraft>,
-    tls: Vec<Option<Arc<TlsServer>>>,
-) -> Vec<Server> {
-    let finish = |(draft, tls): (ServerDraft, Option<Arc<TlsServer>>)| {
+/// Reads certificates and keys for connections to servers.
+fn complete_tls_clients(builder: &mut Builder, resources: &mut dyn Resources) -> Result<(), Diagnostic> {
+    let (mut loader, mut notes) = (TlsClientLoader::default(), Vec::new());
+    for draft in std::mem::take(&mut builder.http_mut().tls_clients) {
+        let client = loader.client(&draft.settings, draft.prefix, resources, &mut notes)?;
+        draft.client.get_or_init(|| client);
+    }
+    builder.note(notes);
+    Ok(())
+}
+
+fn finish_servers(scopes: &mut [ScopeDraft], servers: Vec<ServerDraft>, tls: Vec<ServerTls>) -> Vec<Server> {
+    let finish = |(draft, (tls, verify_client)): (ServerDraft, ServerTls)| {
         let mut named = HashMap::new();
         let locations = take_locations(scopes, draft.scope, &mut named);
         let name = draft.names.first().map_or(Box::default(), |(word, _)| {
@@ -607,7 +639,7 @@ fn finish_servers(
             let text: &[u8] = &word.text;
             text.strip_prefix(b".").unwrap_or(text).into()
         });
-        Server { scope: draft.scope, name, locations, named, tls }
+        Server { scope: draft.scope, name, locations, named, tls, verify_client }
     };
     servers.into_iter().zip(tls).map(finish).collect()
 }
@@ -699,7 +731,13 @@ fn finish_scope(draft: ScopeDraft, confs: Confs, parts: &Parts) -> Scope {
     let core = confs.iter().flatten().find(|conf| conf.is::<CoreSettings>());
     let core = core.and_then(|conf| Arc::clone(conf).downcast::<CoreSettings>().ok());
     let core = core.expect("the http core module is among the modules");
+    let is_slashed = draft.kind == ScopeKind::Location
+        && matches!(draft.shape, LocationShape::Exact | LocationShape::Prefix)
+        && draft.name.len() > 1
+        && draft.name.ends_with(b"/");
+    let passes_on = handlers[Phase::Content as usize].iter().any(|bound| bound.handler.redirects_to_slash());
     Scope {
+        redirects_to_slash: is_slashed && passes_on,
         kind: draft.kind,
         name: draft.name.as_slice().into(),
         error_log: ErrorLog::new(core.error_log.get().clone()),

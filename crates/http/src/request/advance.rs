@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_engine::configuration::ScopeId;
+use gale_protocol::uri::escape::{Class, escape};
 use gale_runtime::Timer;
 
 use crate::request::Request;
@@ -221,6 +222,22 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
     request.uri_was_changed = false;
     request.has_left_location = false;
     let server = http.server(request.server);
+    if http.redirects_to_slash
+        && !request.uri.ends_with(b"/")
+        && let Some(scope) = server.locations.find_slashed(&request.uri)
+        && http.scope(scope).redirects_to_slash
+    {
+        let mut location = Vec::with_capacity(request.uri.len() + 1);
+        escape(Class::Uri, &request.uri, &mut location);
+        location.push(b'/');
+        if !request.args.is_empty() {
+            location.push(b'?');
+            location.extend_from_slice(&request.args);
+        }
+        request.scope = scope;
+        request.response.location = location;
+        return Err(301);
+    }
     let found = server.locations.find(&request.uri).map_err(|error| {
         request.log(Level::Alert, format_args!("{}", error.0));
         500_u16

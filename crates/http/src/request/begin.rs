@@ -132,7 +132,14 @@ pub(crate) fn choose_server(request: &mut Request, http: &HttpConfiguration) -> 
             }
             Ok(())
         }
-        Ok(None) => Ok(()),
+        Ok(None) => {
+            // The name of a TLS handshake may have chosen another server.
+            if request.parsed.authority.is_some() {
+                request.server = servers.default;
+                request.scope = http.server(servers.default).scope;
+            }
+            Ok(())
+        }
         Err(error) => {
             request.log(Level::Alert, format_args!("{error}"));
             Err(UnknownServer)

@@ -128,6 +128,11 @@ pub trait Handler: Sync {
     fn outlives_client(&self, _conf: &dyn Any) -> bool {
         false
     }
+    /// Whether a location whose name ends with a slash answers the same URI without it by a redirect: what is passed to
+    /// other servers. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#location>)
+    fn redirects_to_slash(&self) -> bool {
+        false
+    }
     /// How long a client that has ended its own direction is waited with. Over TCP one that has left looks the same, so
     /// that what costs somebody else something should not go on for long.
     fn patience(&self) -> Duration {

@@ -40,7 +40,10 @@ impl fmt::Debug for dyn Tunnel {
     }
 }
 
-/// Why a tunnel ended.
+/// What is being done, in nginx's words.
+const PROXYING: &str = "proxying upgraded connection";
+
+/// Why a tunnel ended. The error log knows.
 enum End {
     /// Both directions have ended.
     Ended,
@@ -55,10 +58,21 @@ pub(crate) async fn carry(request: &Request, tunnel: Box<dyn Tunnel>) {
     let idle = Timer::after(tunnel.idle_max());
     let mut carrier = Carrier { tunnel, idle, sent: 0, client_has_ended: false, other_has_ended: false };
     match poll_fn(|context| carrier.poll(exchange, context)).await {
-        End::Ended | End::Client(Gone::ByPeer) => return,
-        End::Client(gone) => request.log(Level::Info, format_args!("a tunnel ended: {gone:?}")),
-        End::Idle => request.log(Level::Info, format_args!("a tunnel ended: nothing has passed for too long")),
-        End::Broken(error) => request.log(Level::Error, format_args!("a tunnel broke off: {error}")),
+        End::Ended => {
+            request.log(Level::Info, format_args!("both ends closed the connection while {PROXYING}"));
+            return;
+        }
+        End::Client(Gone::ByPeer) => {
+            request.log(Level::Info, format_args!("client prematurely closed connection while {PROXYING}"));
+            return;
+        }
+        End::Client(gone) => {
+            request.log(Level::Info, format_args!("client connection was lost ({gone:?}) while {PROXYING}"))
+        }
+        End::Idle => {
+            request.log(Level::Info, format_args!("upstream timed out (110: Connection timed out) while {PROXYING}"));
+        }
+        End::Broken(error) => request.log(Level::Error, format_args!("{error} while {PROXYING}")),
     }
     exchange.abort();
 }

@@ -9,6 +9,8 @@ use std::task::{Context, Poll, ready};
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
+use gale_engine::tls::{TlsClient, TlsFailure, TlsStream};
+use gale_engine::transport::Transport;
 use gale_engine::upstream::{Chosen, ConnectionAge, Learning, NoPeer, PoolKey, Retry, Selection, Timing, Upstream};
 use gale_engine::worker::CountedConnection;
 use gale_protocol::request::Method;
@@ -31,6 +33,8 @@ pub struct Passing<'p> {
     pub upstream: Option<Arc<Upstream<Request>>>,
     /// The protocol as messages show it: `http://`.
     pub scheme: &'static str,
+    /// What is asked of servers that are spoken to over TLS; `None` in the clear.
+    pub tls: Option<PassingTls>,
     /// What is asked of the server, for messages.
     pub uri: Bytes,
     /// The request up to its body, as it goes on the wire.
@@ -51,9 +55,17 @@ pub struct Passing<'p> {
     pub reuses_connections: bool,
 }
 
+/// How a request is passed on over TLS.
+pub struct PassingTls {
+    /// What the configuration asks of servers.
+    pub client: Arc<TlsClient>,
+    /// The server's name: its certificate has to be for it, if certificates are looked at at all.
+    pub name: Box<[u8]>,
+}
+
 /// A connection to a server, with what has been received and not read yet.
 pub(super) struct Connection {
-    pub stream: Stream,
+    pub stream: Transport,
     pub input: Buffer,
     /// The server has ended its direction.
     pub has_ended: bool,
@@ -79,6 +91,7 @@ pub(super) struct Answering {
 
 /// What is being done, as messages have it.
 const CONNECTING: &str = "connecting to upstream";
+const SHAKING_HANDS: &str = "SSL handshaking to upstream";
 const SENDING: &str = "sending request to upstream";
 const READING: &str = "reading response header from upstream";
 
@@ -236,7 +249,6 @@ async fn attempt(
     let mut head = Heading { silence: Timer::new(), broken: None };
     let found = poll_fn(|context| answering.poll_head(request, passing, &mut head, context)).await;
     *sent |= answering.sending.sent > 0;
-    tell_messages(&mut *answering.reader, request, READING);
     match found {
         Ok(head) => {
             records.note(|attempt, now| attempt.header_time = Some(now.since(attempt.started)));
@@ -264,7 +276,13 @@ struct Heading {
 /// How connections to this server are told apart from others.
 fn pool_key(passing: &Passing<'_>, chosen: &Chosen, local: Option<&SocketAddress>) -> PoolKey {
     let user = std::ptr::from_ref(passing.settings) as usize;
-    let made_with = local.map(|local| local.to_string().into_bytes().into());
+    let mut made_with = local.map_or(Vec::new(), |local| local.to_string().into_bytes());
+    if let Some(tls) = &passing.tls {
+        made_with.push(0);
+        made_with.extend_from_slice(tls.client.identity());
+        made_with.extend_from_slice(&tls.name);
+    }
+    let made_with = (!made_with.is_empty()).then(|| made_with.into());
     PoolKey { made_with, ..PoolKey::new(chosen.address(), user) }
 }
 
@@ -300,14 +318,62 @@ async fn connect(
     let key = pool_key(passing, chosen, options.local.as_ref());
     let counted = count_connection(request)?;
     let address: &SocketAddress = chosen.address();
-    let stream = options.connect(address).await.map_err(|failed| not_connected(request, &failed))?;
+    let stream =
+        options.connect(address).await.map_err(|failed| not_connected(request, address, chosen.name(), &failed))?;
     if address.inet().is_some() {
         // Whether the kernel waits for more is a matter of speed alone.
         let _ = stream.set_nodelay(true);
     }
+    let stream = match &passing.tls {
+        None => Transport::Plain(stream),
+        Some(tls) => Transport::Tls(Box::new(handshake(request, passing, tls, stream).await?)),
+    };
     records.note(|attempt, now| attempt.connect_time = Some(now.since(attempt.started)));
     let age = ConnectionAge::new();
     Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: false, _counted: counted })
+}
+
+/// Shakes hands with a server. As in nginx this may take as long again as connecting.
+async fn handshake(
+    request: &Request,
+    passing: &Passing<'_>,
+    tls: &PassingTls,
+    stream: Stream,
+) -> Result<TlsStream, Failure> {
+    let failed = |failure: TlsFailure| {
+        if failure == TlsFailure::WrongName {
+            let name = bstr::BStr::new(&tls.name);
+            request.log(Level::Error, format_args!("{failure} \"{name}\" while {SHAKING_HANDS}"));
+        } else {
+            let level = if failure.is_usual() { Level::Error } else { Level::Crit };
+            request.log(level, format_args!("{failure} while {SHAKING_HANDS}"));
+        }
+        Failure::OfServer(RetryOn::ERROR, 502, SHAKING_HANDS)
+    };
+    let stream = TlsStream::connect(stream, &tls.client, &tls.name).map_err(failed)?;
+    let mut patience = Timer::new();
+    patience.set_after(*passing.settings.connect_timeout.get());
+    let shaken = poll_fn(|context| match stream.poll_handshake(context) {
+        Poll::Ready(shaken) => Poll::Ready(Some(shaken)),
+        Poll::Pending => patience.poll_expired(context).map(|()| None),
+    });
+    match shaken.await {
+        Some(Ok(())) => Ok(stream),
+        Some(Err(failure)) => Err(failed(failure)),
+        None => {
+            timed_out(request, SHAKING_HANDS);
+            Err(Failure::OfServer(RetryOn::TIMEOUT, 504, SHAKING_HANDS))
+        }
+    }
+}
+
+/// Why nothing more can be received, in nginx's words.
+pub(super) fn receive_failure(error: &io::Error) -> String {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<TlsFailure>()) {
+        Some(TlsFailure::CutShort) => "upstream prematurely closed connection without close_notify".to_owned(),
+        Some(failure) => failure.to_string().replacen("SSL_do_handshake()", "SSL_read()", 1),
+        None => format!("recv() failed {}", OsErrorText(error)),
+    }
 }
 
 /// An attempt that is given up while it connects has ended then.
@@ -319,18 +385,26 @@ impl Drop for Recording {
     }
 }
 
-fn not_connected(request: &Request, failed: &gale_runtime::ConnectError) -> Failure {
+fn not_connected(
+    request: &Request,
+    address: &SocketAddress,
+    name: &str,
+    failed: &gale_runtime::ConnectError,
+) -> Failure {
     if failed.error.kind() == io::ErrorKind::TimedOut {
         timed_out(request, CONNECTING);
         return Failure::OfServer(RetryOn::TIMEOUT, 504, CONNECTING);
     }
     let (step, error) = (failed.step, OsErrorText(&failed.error));
     // As nginx: what this machine cannot do is worse than a server that is not there.
-    let level = match failed.step {
-        gale_runtime::ConnectStep::Connect => Level::Error,
+    let level = match (failed.step, failed.error.kind()) {
+        (gale_runtime::ConnectStep::Connect, io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Level::Crit,
+        (gale_runtime::ConnectStep::Connect, _) => Level::Error,
         _ => Level::Crit,
     };
-    request.log(level, format_args!("{step} failed {error} while connecting to upstream"));
+    let is_unix = address.inet().is_none() && failed.step == gale_runtime::ConnectStep::Connect;
+    let (to, name) = if is_unix { (" to ", name) } else { ("", "") };
+    request.log(level, format_args!("{step}{to}{name} failed {error} while connecting to upstream"));
     match failed.step {
         gale_runtime::ConnectStep::Connect => Failure::OfServer(RetryOn::ERROR, 502, CONNECTING),
         _ => Failure::Final(500),
@@ -383,7 +457,7 @@ impl End {
                 failed_for_memory(request)
             }
             End::Receiving(error) => {
-                request.log(Level::Error, format_args!("recv() failed {} while {READING}", OsErrorText(&error)));
+                request.log(Level::Error, format_args!("{} while {READING}", receive_failure(&error)));
                 Failure::OfServer(RetryOn::ERROR, 502, READING)
             }
             End::Silent => {
@@ -395,7 +469,9 @@ impl End {
                 Failure::OfServer(RetryOn::TIMEOUT, 504, SENDING)
             }
             End::Malformed(malformed) => {
-                request.log(Level::Error, format_args!("{malformed} while {READING}"));
+                if !malformed.is_told() {
+                    request.log(Level::Error, format_args!("{malformed} while {READING}"));
+                }
                 Failure::OfServer(RetryOn::INVALID_HEADER, 502, READING)
             }
             End::Send(SendError::Client(error)) => {
@@ -487,7 +563,9 @@ impl Answering {
                 }
             }
             loop {
-                match reader.read_head(&mut connection.input, connection.has_ended) {
+                let read = reader.read_head(&mut connection.input, connection.has_ended);
+                tell_messages(&mut **reader, request, READING);
+                match read {
                     Err(malformed) => return Poll::Ready(Err(End::Malformed(malformed))),
                     Ok(HeadRead::Partial) if connection.has_ended => return Poll::Ready(Err(End::Closed)),
                     Ok(HeadRead::Partial) => break,
@@ -500,6 +578,7 @@ impl Answering {
 
     /// The response has ended as it should: the connection may be used again.
     pub fn finish(mut self: Box<Self>, request: &Request) {
+        self.tell_messages(request);
         let Some(mut chosen) = self.chosen.take() else { return };
         if let Some(upstream) = &self.upstream {
             upstream.learn_session(request, &chosen, Learning::Finished);

@@ -9,7 +9,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_base::log_level::Level;
-use gale_base::os_error::OsErrorText;
 use gale_engine::spool::{SpillItem, SpillOptions, SpillQueue, SpillReader, SpoolPlace};
 use gale_runtime::{Bytes, Timer};
 
@@ -17,7 +16,7 @@ use crate::files::delivery::FileOptions;
 use crate::request::Request;
 use crate::request::body::{BodyError, BodyItem, BodyStream, FilePiece};
 use crate::request::departure::HANDLER_PATIENCE;
-use crate::upstream::attempt::{Answering, Passing};
+use crate::upstream::attempt::{Answering, Passing, receive_failure};
 use crate::upstream::receiving::{BodyRead, Malformed};
 use crate::upstream::sending::SendError;
 
@@ -181,6 +180,9 @@ impl UpstreamBody {
 
     /// The response cannot be completed.
     fn break_off(&mut self, request: &Request, malformed: Malformed) {
+        if let Some(answering) = &mut self.answering {
+            answering.tell_messages(request);
+        }
         request.log(Level::Error, format_args!("{malformed} while reading upstream"));
         self.fail(BodyError::Short(malformed.0));
     }
@@ -209,12 +211,10 @@ impl UpstreamBody {
                 }
             }
             answering.tell_messages(request);
-            if let Poll::Ready(Err(error)) = answering.poll_send(request, context) {
-                // A server that has begun to answer need not read on.
-                if let SendError::Client(error) = error {
-                    self.fail(BodyError::Request(error));
-                    return Poll::Ready(None);
-                }
+            // A server that has begun to answer need not read on.
+            if let Poll::Ready(Err(SendError::Client(error))) = answering.poll_send(request, context) {
+                self.fail(BodyError::Request(error));
+                return Poll::Ready(None);
             }
             let mut max = PIECE_BYTES;
             if let Some(rate) = &mut self.rate {
@@ -226,8 +226,8 @@ impl UpstreamBody {
             match answering.poll_receive(max, context) {
                 Poll::Ready(Ok(_)) => self.silence.set_after(self.silence_max),
                 Poll::Ready(Err(error)) => {
-                    let text = OsErrorText(&error);
-                    request.log(Level::Error, format_args!("recv() failed {text} while reading upstream"));
+                    let failure = receive_failure(&error);
+                    request.log(Level::Error, format_args!("{failure} while reading upstream"));
                     self.fail(match error.kind() {
                         std::io::ErrorKind::OutOfMemory => BodyError::NoMemory,
                         _ => BodyError::Reset,

@@ -29,19 +29,10 @@ impl BodyFraming for Chunked {
         Ok(())
     }
 
-    fn end(&self, trailers: &[(Bytes, Bytes)], output: &mut Output) -> io::Result<()> {
-        if trailers.is_empty() {
-            output.push(Bytes::from_static(LAST_CHUNK));
-            return Ok(());
-        }
-        let mut text = b"0\r\n".to_vec();
-        for (name, value) in trailers {
-            for part in [&name[..], b": ", value, b"\r\n"] {
-                text.extend_from_slice(part);
-            }
-        }
-        text.extend_from_slice(b"\r\n");
-        output.push(text);
+    /// As nginx: the client's trailers stay here. Servers exist that merge them into the head, where they would stand
+    /// beside what the configuration says of the client (RFC 9110 §6.5.1).
+    fn end(&self, _: &[(Bytes, Bytes)], output: &mut Output) -> io::Result<()> {
+        output.push(Bytes::from_static(LAST_CHUNK));
         Ok(())
     }
 }
@@ -214,7 +205,8 @@ impl ResponseReader for Http1Reader {
                     let trailers = decoder.take_trailers();
                     let text = Bytes::from(trailers.text);
                     let fields = trailers.fields.iter();
-                    self.trailers = fields.map(|&(name, value)| (part(&text, name), part(&text, value))).collect();
+                    let fields = fields.map(|&(name, value)| (part(&text, name), part(&text, value)));
+                    self.trailers = fields.filter(|(name, _)| may_be_trailer(name)).collect();
                     // What follows is no part of any response.
                     self.keeps_alive &= pending.is_empty();
                     self.body = ReadingBody::Ended;
@@ -261,4 +253,21 @@ impl Http1Reader {
     fn has_pending(&self) -> bool {
         matches!(&self.body, ReadingBody::Chunked(_, pending) if !pending.is_empty())
     }
+}
+
+/// Whether a field may stand behind a body: not what frames it or belongs to the connection (RFC 9110 §6.5.1).
+fn may_be_trailer(name: &[u8]) -> bool {
+    !matches!(
+        ResponseField::from_name(name),
+        Some(
+            ResponseField::Connection
+                | ResponseField::ContentLength
+                | ResponseField::KeepAlive
+                | ResponseField::ProxyConnection
+                | ResponseField::Te
+                | ResponseField::Trailer
+                | ResponseField::TransferEncoding
+                | ResponseField::Upgrade
+        )
+    )
 }

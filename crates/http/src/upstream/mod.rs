@@ -6,7 +6,7 @@
 //!     ▼
 //!  attempt     a server of the group, a connection, the request, the response's head; or the next server
 //!     │ sending      the request: its head and its body, framed
-//!     │ receiving    what a protocol's reader of responses is asked (http1: the one of HTTP/1)
+//!     │ receiving    what a protocol's reader of responses is asked (http1, fastcgi, cgi: SCGI and uwsgi, memcached)
 //!     ▼
 //!  response    what becomes of the head: hidden fields, X-Accel-*, redirects
 //!     │
@@ -22,8 +22,11 @@
 
 mod attempt;
 mod body;
+pub mod cgi;
 pub mod client;
+pub mod fastcgi;
 pub mod http1;
+pub mod memcached;
 pub mod receiving;
 pub mod record;
 mod response;
@@ -31,5 +34,5 @@ pub mod sending;
 pub mod settings;
 mod tunnel;
 
-pub use attempt::{Passing, pass_on};
+pub use attempt::{Passing, PassingTls, pass_on};
 pub use response::{HeadRewriter, KeepHead, USUALLY_HIDDEN};

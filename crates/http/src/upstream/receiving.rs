@@ -51,6 +51,18 @@ pub enum BodyRead {
 #[derive(Debug)]
 pub struct Malformed(pub String);
 
+impl Malformed {
+    /// A message of the server has told what is wrong.
+    pub fn told() -> Malformed {
+        Malformed(String::new())
+    }
+
+    /// Whether there is nothing to add in the error log.
+    pub fn is_told(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl fmt::Display for Malformed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)

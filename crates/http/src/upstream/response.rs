@@ -57,10 +57,17 @@ pub(super) fn pass_interim(request: &Request, status: u16, fields: &FieldList) {
 pub(super) fn begin(
     request: &mut Request,
     passing: &Passing<'_>,
-    answering: Box<Answering>,
+    mut answering: Box<Answering>,
     head: UpstreamHead,
 ) -> Flow {
     let settings = passing.settings;
+    if head.status == 404 && settings.answers_not_found {
+        match answering.read_body() {
+            Ok(BodyRead::End) => answering.finish(request),
+            _ => answering.give_up(),
+        }
+        return Flow::Respond(404);
+    }
     let fields = Rc::new(head.fields);
     answering.records.set_fields(Rc::clone(&fields));
     let head = UpstreamHead { fields: FieldList::default(), ..head };

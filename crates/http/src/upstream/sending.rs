@@ -5,7 +5,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_engine::spool::{SpoolError, SpoolReader};
-use gale_runtime::{Bytes, Output, Stream, Timer};
+use gale_engine::transport::Transport;
+use gale_runtime::{Bytes, Output, Timer};
 
 use crate::request::Request;
 use crate::request::body::BodyItem;
@@ -144,7 +145,7 @@ impl Sending {
     pub fn poll(
         &mut self,
         request: &Request,
-        stream: &Stream,
+        stream: &Transport,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), SendError>> {
         if !self.head.is_empty() {
@@ -175,7 +176,7 @@ impl Sending {
     }
 
     /// Gives the head to the socket: alone if that is all, else with the beginning of the body.
-    fn send_head(&mut self, stream: &Stream) -> Result<(), SendError> {
+    fn send_head(&mut self, stream: &Transport) -> Result<(), SendError> {
         let mut head = std::mem::take(&mut self.head);
         if matches!(self.source, Source::Ended) {
             let sent = stream.try_send_copy(&head, false).map_err(SendError::Server)?;

@@ -2,11 +2,14 @@
 //! and so on are the same setting.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bstr::BString;
 use gale_config::{Diagnostic, Setting};
 use gale_engine::spool::TempPath;
+use gale_engine::tls::TlsClient;
+use gale_engine::tls::settings::TlsClientSettings;
 use gale_protocol::response::ResponseField;
 use gale_runtime::{ConnectOptions, SocketAddress};
 
@@ -58,6 +61,8 @@ pub struct UpstreamSettings {
     pub ignore_client_abort: Setting<bool>,
     /// Whether `error_page` is for the errors of the server, too.
     pub intercept_errors: Setting<bool>,
+    /// Whether the answer to a 404 of the server is always Gale's own.
+    pub answers_not_found: bool,
     /// Whether parts of a response can be had although the server offers none.
     pub force_ranges: Setting<bool>,
     /// Whether the fields behind a response's body are passed on.
@@ -74,6 +79,12 @@ pub struct UpstreamSettings {
     pub pass_header: Setting<Vec<BString>>,
     /// Fields that have no effect on Gale.
     pub ignore_headers: Setting<Ignored>,
+    /// What is asked of servers that are spoken to over TLS: `ssl_…`.
+    pub tls: TlsClientSettings,
+    /// The name that a server's certificate is to have, and that the server is told; else the host of the URL.
+    pub tls_name: Setting<Template>,
+    /// What `tls` comes to, where connections may be over TLS; there once the configuration is complete.
+    pub tls_client: Option<Arc<OnceLock<Arc<TlsClient>>>>,
     /// What follows from `hide_header` and `pass_header`.
     pub hidden: HiddenFields,
 }

@@ -16,11 +16,12 @@ use gale_base::units;
 use gale_config::{Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Statement, Takes, Word, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::tls::TlsDetails;
 use gale_engine::tls::settings::{SessionCache, TlsSettings, VerifyClient, Versions};
+use gale_engine::tls::{Certificate, TlsDetails};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::variables::Variable;
+use gale_protocol::uri::escape::{Class, escape};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -214,21 +215,21 @@ const DIRECTIVES: &[Directive] = &[
     },
 ];
 
-fn without_effect(builder: &mut Builder, statement: &Statement, why: &str) -> Result<(), Diagnostic> {
+pub(super) fn without_effect(builder: &mut Builder, statement: &Statement, why: &str) -> Result<(), Diagnostic> {
     let message = format!("\"{}\" directive is accepted but has no effect: {why}", statement.name.text);
     builder.note([Diagnostic::warn(message).at(statement.name.span)]);
     Ok(())
 }
 
 /// A certificate's or a key's file, or the text itself.
-fn certificate(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
+pub(super) fn certificate(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
     let word = &statement.args[0];
     if word.text.starts_with(b"data:") {
         return Ok(word.clone());
     }
     if word.text.starts_with(b"engine:") || word.text.starts_with(b"store:") {
         let (kind, _) = word.text.split_once_str(":").unwrap_or_default();
-        let what = if statement.name.text == "ssl_certificate" { "certificate" } else { "certificate key" };
+        let what = if statement.name.text.ends_with(b"_certificate") { "certificate" } else { "certificate key" };
         let message = format!("cannot load {what} \"{}\": \"{}:\" is not supported", word.text, BStr::new(kind));
         return Err(Diagnostic::emerg(message)
             .at(word.span)
@@ -241,14 +242,14 @@ fn certificate(builder: &mut Builder, statement: &Statement) -> Result<Word, Dia
     path(builder, statement)
 }
 
-fn path(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
+pub(super) fn path(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
     use std::os::unix::ffi::OsStrExt;
     let mut word = statement.args[0].clone();
     word.text = BString::from(builder.full_path(&word.text).as_os_str().as_bytes());
     Ok(word)
 }
 
-fn versions(builder: &mut Builder, statement: &Statement) -> Result<Versions, Diagnostic> {
+pub(super) fn versions(builder: &mut Builder, statement: &Statement) -> Result<Versions, Diagnostic> {
     let mut versions = Versions { tls12: false, tls13: false };
     for word in &statement.args {
         match &**word.text {
@@ -262,7 +263,9 @@ fn versions(builder: &mut Builder, statement: &Statement) -> Result<Versions, Di
         }
     }
     if !versions.tls12 && !versions.tls13 {
-        return Err(statement.error("no version is left in \"ssl_protocols\"").hint("Gale speaks TLSv1.2 and TLSv1.3"));
+        return Err(statement
+            .error(format!("no version is left in \"{}\"", statement.name.text))
+            .hint("Gale speaks TLSv1.2 and TLSv1.3"));
     }
     Ok(versions)
 }
@@ -326,6 +329,28 @@ const VARIABLES: &[Variable] = &[
     }),
     Variable::named("ssl_session_id", |request, _, out| with(request, out, |_, _| true)),
     Variable::named("ssl_early_data", |request, _, out| with(request, out, |_, _| false)),
+    Variable::named("ssl_client_cert", |request, _, out| {
+        of_client(request, out, |own| own.pem().trim_end().replace('\n', "\n\t"))
+    }),
+    Variable::named("ssl_client_raw_cert", |request, _, out| of_client(request, out, |own| own.pem())),
+    Variable::named("ssl_client_escaped_cert", |request, _, out| {
+        of_client(request, out, |own| {
+            let mut escaped = Vec::new();
+            escape(Class::Component, own.pem().as_bytes(), &mut escaped);
+            escaped
+        })
+    }),
+    Variable::named("ssl_client_s_dn", |request, _, out| of_client(request, out, |own| own.subject())),
+    Variable::named("ssl_client_i_dn", |request, _, out| of_client(request, out, |own| own.issuer())),
+    Variable::named("ssl_client_s_dn_legacy", |request, _, out| of_client(request, out, |own| own.subject_legacy())),
+    Variable::named("ssl_client_i_dn_legacy", |request, _, out| of_client(request, out, |own| own.issuer_legacy())),
+    Variable::named("ssl_client_serial", |request, _, out| of_client(request, out, |own| own.serial())),
+    Variable::named("ssl_client_fingerprint", |request, _, out| of_client(request, out, |own| own.fingerprint())),
+    Variable::named("ssl_client_v_start", |request, _, out| of_client(request, out, |own| own.valid_from())),
+    Variable::named("ssl_client_v_end", |request, _, out| of_client(request, out, |own| own.valid_to())),
+    Variable::named("ssl_client_v_remain", |request, _, out| {
+        of_client(request, out, |own| own.days_left(gale_runtime::wall_seconds()).to_string())
+    }),
     Variable::named("ssl_client_verify", |request, _, out| {
         with(request, out, |details, out| push(out, details.verdict().to_string()))
     }),
@@ -334,6 +359,11 @@ const VARIABLES: &[Variable] = &[
 /// What `append` adds of the session; nothing in the clear.
 fn with(request: &Request, out: &mut Vec<u8>, append: impl FnOnce(&TlsDetails<'_>, &mut Vec<u8>) -> bool) -> bool {
     request.exchange().tls().and_then(|stream| stream.details(|details| append(details, out))).unwrap_or(false)
+}
+
+/// What `text` says of the client's certificate; nothing without one.
+fn of_client<T: AsRef<[u8]>>(request: &Request, out: &mut Vec<u8>, text: impl FnOnce(&Certificate<'_>) -> T) -> bool {
+    with(request, out, |details, out| details.client_certificate().is_some_and(|own| push(out, text(&own))))
 }
 
 fn push(out: &mut Vec<u8>, text: impl AsRef<[u8]>) -> bool {

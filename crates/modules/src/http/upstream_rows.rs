@@ -2,14 +2,19 @@
 //! on. One macro makes the rows, one function completes the settings.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
 
-use bstr::BString;
+use std::sync::Arc;
+
+use bstr::{BString, ByteSlice};
 use gale_base::units;
-use gale_config::{Diagnostic, Statement, Word, values};
+use gale_config::{Body, Contexts, Diagnostic, Setting, Statement, Store, Takes, Word, values};
 use gale_engine::configuration::Builder;
+use gale_engine::module::Directive;
 use gale_engine::spool::TempPath;
-use gale_http::configuration::builder::InHttp;
+use gale_http::configuration::builder::{InHttp, TlsClientDraft};
+use gale_http::request::Request;
+use gale_http::upstream::PassingTls;
 use gale_http::upstream::settings::{Bind, Ignored, RetryOn, UpstreamSettings, parse_bind};
-use gale_http::variables::template::SizeTemplate;
+use gale_http::variables::template::{SizeTemplate, Template};
 
 /// The rows of a module whose settings have an [`UpstreamSettings`] called `upstream`, with further rows behind them.
 macro_rules! upstream_rows {
@@ -108,7 +113,84 @@ macro_rules! row {
     };
 }
 
-pub(crate) use {row, upstream_rows};
+/// The rows of a module that speaks TLS with servers, if it is asked to: those of [`upstream_rows`] and `…_ssl_…`.
+/// (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_ssl_certificate>)
+macro_rules! upstream_ssl_rows {
+    ($conf:ty, $prefix:literal, $temp:literal, [$($own:expr),* $(,)?]) => {
+        $crate::http::upstream_rows::upstream_rows!($conf, $prefix, $temp, [
+            $($own,)*
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_protocols", gale_config::Takes::AtLeast(1),
+                "TLSv1.2 TLSv1.3", "The versions of TLS that are spoken with servers.",
+                &gale_config::OneWith { parse: $crate::http::ssl::versions,
+                    slot: gale_config::slot!($conf, upstream.tls.versions) }),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_ciphers", gale_config::Takes::Exactly(1), "DEFAULT",
+                "The cipher suites of TLSv1.2, as OpenSSL writes lists of them.",
+                &gale_config::One { parse: gale_config::values::string,
+                    slot: gale_config::slot!($conf, upstream.tls.ciphers) }),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_name", gale_config::Takes::Exactly(1), "",
+                "The name that a server's certificate is to have; else the host of the URL.",
+                &gale_config::OneWith { parse: $crate::http::upstream_rows::template,
+                    slot: gale_config::slot!($conf, upstream.tls_name) }),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_server_name", gale_config::Takes::Flag, "off",
+                "Whether servers are told the name (SNI).",
+                &gale_config::One { parse: gale_config::values::flag,
+                    slot: gale_config::slot!($conf, upstream.tls.tells_name) }),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_verify", gale_config::Takes::Flag, "off",
+                "Whether certificates of servers are verified.",
+                &gale_config::One { parse: gale_config::values::flag,
+                    slot: gale_config::slot!($conf, upstream.tls.verifies) }),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_verify_depth", gale_config::Takes::Exactly(1), "1",
+                "How many certificates may stand between a server's and its authority's.",
+                &gale_config::One { parse: gale_config::values::number,
+                    slot: gale_config::slot!($conf, upstream.tls.verify_depth) }),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_trusted_certificate", gale_config::Takes::Exactly(1),
+                "", "The authorities of servers' certificates.",
+                &gale_config::OneWith { parse: $crate::http::upstream_rows::certificate,
+                    slot: gale_config::slot!($conf, upstream.tls.trusted_certificate) }),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_crl", gale_config::Takes::Exactly(1), "",
+                "Lists of certificates of servers that were revoked.",
+                &gale_config::OneWith { parse: $crate::http::upstream_rows::certificate,
+                    slot: gale_config::slot!($conf, upstream.tls.crl) }),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_certificate", gale_config::Takes::Exactly(1), "",
+                "The certificate that servers are shown which ask for one.",
+                &gale_config::OneWith { parse: $crate::http::upstream_rows::certificate,
+                    slot: gale_config::slot!($conf, upstream.tls.certificate) }),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_certificate_key", gale_config::Takes::Exactly(1), "",
+                "The key of that certificate.",
+                &gale_config::OneWith { parse: $crate::http::upstream_rows::certificate,
+                    slot: gale_config::slot!($conf, upstream.tls.key) }),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_certificate_cache", gale_config::Takes::Between(1, 3),
+                "off", "Where certificates with variables are kept, which there are none of.",
+                &gale_config::Custom(|_: &mut (), builder, statement| $crate::http::ssl::without_effect(
+                    builder, statement, "certificates are read with the configuration"))),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_password_file", gale_config::Takes::Exactly(1), "",
+                "Passwords of keys, which must not have any yet.",
+                &gale_config::Custom(|_: &mut (), builder, statement| $crate::http::ssl::without_effect(
+                    builder, statement, "keys with a password are not supported yet"))),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_conf_command", gale_config::Takes::Exactly(2), "",
+                "A command for OpenSSL, which is not there.",
+                &gale_config::Custom(|_: &mut (), builder, statement| $crate::http::ssl::without_effect(
+                    builder, statement, "OpenSSL is not used"))),
+            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_session_reuse", gale_config::Takes::Flag, "on",
+                "Whether earlier sessions are resumed.",
+                &gale_config::One { parse: gale_config::values::flag,
+                    slot: gale_config::slot!($conf, upstream.tls.reuses_sessions) }),
+        ])
+    };
+}
+
+pub(crate) use {row, upstream_rows, upstream_ssl_rows};
+
+/// A row of a module's own, for every scope.
+pub(crate) const fn own_row(
+    name: &'static str,
+    takes: Takes,
+    default: &'static str,
+    about: &'static str,
+    store: &'static dyn Store<Builder>,
+) -> Directive {
+    Directive { name, contexts: Contexts::ANYWHERE, takes, body: Body::None, default, about, store }
+}
 
 /// Completes the settings of a scope whose rows have been inherited and set. `directory` is that of temporary files
 /// below Gale's own, needed if the scope passes requests on; `hidden` are the fields that clients do not get unless they are passed by name.
@@ -128,6 +210,50 @@ pub(crate) fn complete(
         builder.http_mut().temp_paths.push(settings.temp_path.clone());
     }
     settings.complete(prefix, hidden)
+}
+
+/// Has the files read that TLS to servers needs, for a scope that may speak it.
+pub(crate) fn prepare_tls(settings: &mut UpstreamSettings, builder: &mut Builder, prefix: &'static str) {
+    let client = Arc::default();
+    settings.tls_client = Some(Arc::clone(&client));
+    builder.http_mut().tls_clients.push(TlsClientDraft { settings: settings.tls.clone(), prefix, client });
+}
+
+/// How a request is passed on over TLS to a server that the URL calls `host`.
+pub(crate) fn tls(request: &Request, settings: &UpstreamSettings, host: &[u8]) -> PassingTls {
+    let client = settings.tls_client.as_ref().and_then(|client| client.get());
+    let client = Arc::clone(client.expect("scopes that may speak TLS were prepared for it"));
+    let name = match settings.tls_name.get_opt() {
+        Some(name) => name.evaluate(request),
+        None => host.to_vec(),
+    };
+    PassingTls { client, name: without_port(&name).into() }
+}
+
+/// A host without the port behind it, as nginx finds it.
+fn without_port(host: &[u8]) -> &[u8] {
+    let behind_address = if host.starts_with(b"[") { host.find_byte(b']').unwrap_or(0) } else { 0 };
+    let colon = host[behind_address..].find_byte(b':').map(|colon| behind_address + colon);
+    &host[..colon.unwrap_or(host.len())]
+}
+
+pub(crate) fn template(builder: &mut Builder, statement: &Statement) -> Result<Template, Diagnostic> {
+    builder.http_mut().template(&statement.args[0])
+}
+
+/// A file with certificates, or with a key; an empty name is none.
+pub(crate) fn certificate(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
+    match statement.args[0].text.is_empty() {
+        true => Ok(statement.args[0].clone()),
+        false => super::ssl::certificate(builder, statement),
+    }
+}
+
+/// Gives a value to what has no directive in a module.
+pub(crate) fn fix<T>(setting: &mut Setting<T>, value: T) {
+    if !setting.is_set() {
+        setting.set(value, None);
+    }
 }
 
 pub(crate) fn bind(builder: &mut Builder, statement: &Statement) -> Result<Option<Bind>, Diagnostic> {
@@ -150,11 +276,31 @@ pub(crate) fn bind(builder: &mut Builder, statement: &Statement) -> Result<Optio
 }
 
 pub(crate) fn next_upstream(builder: &mut Builder, statement: &Statement) -> Result<RetryOn, Diagnostic> {
-    values::bitmask(statement, RetryOn::WORDS, &mut builder.diagnostics).map(|bits| {
+    // As in nginx: applications are not asked for these.
+    let is_of_proxy = |text: &str| matches!(text, "http_502" | "http_504");
+    let is_proxy = statement.name.text.starts_with(b"proxy_");
+    let words = RetryOn::WORDS.iter().filter(|(text, _)| is_proxy || !is_of_proxy(text));
+    retry_on(builder, statement, &words.copied().collect::<Vec<_>>())
+}
+
+/// What one of these words, with their bits, says.
+fn retry_on(builder: &mut Builder, statement: &Statement, words: &[(&str, u32)]) -> Result<RetryOn, Diagnostic> {
+    values::bitmask(statement, words, &mut builder.diagnostics).map(|bits| {
         let retry_on = RetryOn::of(bits);
         // As in nginx: nothing else counts beside it.
         if retry_on.has(RetryOn::OFF) { RetryOn::OFF } else { retry_on }
     })
+}
+
+/// `memcached_next_upstream`, which has words of its own.
+pub(crate) fn memcached_next_upstream(builder: &mut Builder, statement: &Statement) -> Result<RetryOn, Diagnostic> {
+    let word = |&(name, bit): &(&'static str, u32)| match name {
+        "error" | "timeout" | "off" => Some((name, bit)),
+        "invalid_header" => Some(("invalid_response", bit)),
+        "http_404" => Some(("not_found", bit)),
+        _ => None,
+    };
+    retry_on(builder, statement, &RetryOn::WORDS.iter().filter_map(word).collect::<Vec<_>>())
 }
 
 pub(crate) fn ignore_headers(builder: &mut Builder, statement: &Statement) -> Result<Ignored, Diagnostic> {
@@ -173,6 +319,14 @@ pub(crate) fn temp_path(builder: &mut Builder, statement: &Statement) -> Result<
     };
     let levels = statement.args[1..].iter().map(level).collect::<Result<_, _>>()?;
     Ok(TempPath { path: builder.full_path(&statement.args[0].text).into(), levels })
+}
+
+/// `*_send_lowat`
+pub(crate) fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
+    let size = values::size(statement)?;
+    let message = format!("\"{}\" is not supported, ignored", statement.name.text);
+    builder.note([Diagnostic::warn(message).at(statement.span)]);
+    Ok(size)
 }
 
 pub(crate) fn field_name(statement: &Statement) -> Result<BString, Diagnostic> {

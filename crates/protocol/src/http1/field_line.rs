@@ -40,13 +40,13 @@ pub(super) fn trim(input: &[u8], start: usize, end: usize) -> Range32 {
 
 /// A name with odd bytes that another program might take for Content-Length or Transfer-Encoding:
 /// without them it reads the same.
-pub(super) fn pretends_framing(name: &[u8]) -> bool {
+pub(crate) fn pretends_framing(name: &[u8]) -> bool {
     let letters = || name.iter().filter(|byte| byte.is_ascii_alphanumeric()).map(u8::to_ascii_lowercase);
     letters().eq(b"contentlength".iter().copied()) || letters().eq(b"transferencoding".iter().copied())
 }
 
 /// True for the bytes of a token: RFC 9110 §5.6.2.
-pub(super) fn is_token_byte(byte: u8) -> bool {
+pub(crate) fn is_token_byte(byte: u8) -> bool {
     NAME[byte as usize] != NO_TOKEN
 }
 

@@ -393,7 +393,7 @@ fn add_field(
 }
 
 /// Duplicates, Host, and the index of known fields.
-fn note_known(
+pub(crate) fn note_known(
     input: &[u8],
     header: KnownHeader,
     field: &HeaderField,
@@ -462,4 +462,4 @@ fn finish(input: &[u8], head: &mut RequestHead) -> Result<(), Offence> {
 }
 
 /// Most header fields in any head: their places are kept in 16 bits.
-const HEADERS_MAX: usize = u16::MAX as usize;
+pub(crate) const HEADERS_MAX: usize = u16::MAX as usize;

@@ -98,12 +98,12 @@ pub fn write_head_end(out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\n");
 }
 
-fn is_token(text: &[u8]) -> bool {
+pub(crate) fn is_token(text: &[u8]) -> bool {
     !text.is_empty() && text.iter().all(|&byte| is_token_byte(byte))
 }
 
 /// Whether a value would end its line for some reader.
-fn ends_line(value: &[u8]) -> bool {
+pub(crate) fn ends_line(value: &[u8]) -> bool {
     scan::has_control(value) && memchr::memchr3(b'\r', b'\n', 0, value).is_some()
 }
 

@@ -80,7 +80,7 @@ impl IgnoredLine {
 /// Reusable: the parser clears it and keeps its capacity. After a fault it holds what had been understood so far.
 #[derive(Clone, Debug, Default)]
 pub struct ResponseParts {
-    /// HTTP/1.0 or HTTP/1.1, which stands for all later ones too.
+    /// HTTP/1.0, HTTP/1.1, which stands for all later ones of that kind too, or HTTP/2.
     pub version: Version,
     /// The status: 100 to 999.
     pub status: u16,
@@ -464,6 +464,16 @@ const fn bits(fields: &[ResponseField]) -> u64 {
 
 const fn bit(field: ResponseField) -> u64 {
     1 << field as u8
+}
+
+/// Takes a field of a response that came in another version's framing; the name is a token.
+pub(crate) fn add_received(
+    input: &[u8],
+    name: Range32,
+    value: Range32,
+    parts: &mut ResponseParts,
+) -> Result<(), ResponseFault> {
+    add_field(input, FieldLine { name, value }, parts)
 }
 
 fn add_field(input: &[u8], line: FieldLine, parts: &mut ResponseParts) -> Result<(), ResponseFault> {

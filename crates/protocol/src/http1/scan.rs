@@ -39,7 +39,7 @@ pub(super) fn find_line_end(input: &[u8], from: usize) -> LineEnd {
 }
 
 /// The first control character (tab included) at or behind `from`, or the input's length.
-pub(super) fn skip_text(input: &[u8], from: usize) -> usize {
+pub(crate) fn skip_text(input: &[u8], from: usize) -> usize {
     let mut at = from;
     let mut rest = &input[from..];
     while let Some((block, tail)) = rest.split_first_chunk::<32>() {

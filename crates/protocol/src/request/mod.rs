@@ -110,6 +110,9 @@ pub struct RequestHead {
     pub headers: Vec<HeaderField>,
     /// The host that the request is for: from an absolute target, otherwise from Host.
     pub authority: Option<Authority>,
+    /// The protocol that an extended CONNECT asks for, such as "websocket": RFC 8441 §4. The target then has the origin
+    /// form.
+    pub connect_protocol: Option<Range32>,
     /// How the body is delimited; meaningful once the head is complete.
     pub framing: Framing,
     /// How many header lines were ignored for their names.
@@ -133,6 +136,7 @@ impl RequestHead {
             line,
             headers,
             authority,
+            connect_protocol,
             framing,
             ignored_count,
             ignored_first,
@@ -147,6 +151,7 @@ impl RequestHead {
         *line = Range32::default();
         headers.clear();
         *authority = None;
+        *connect_protocol = None;
         *framing = Framing::default();
         *ignored_count = 0;
         *ignored_first = None;

@@ -125,7 +125,7 @@ impl Http1 {
         let Some(tls) = http.server(server).tls.as_ref().or(default) else { return First::Refused };
         if tls.rejects() {
             // A client that does not take it learns it from the end of the connection.
-            let _ = stream.socket().try_send_copy(UNRECOGNIZED_NAME, true);
+            let _ = stream.socket().try_send_copy(UNRECOGNIZED_NAME, false);
             let message = "SSL_do_handshake() failed (SSL: error:0A0000EA:SSL routines::callback failed) while SSL \
                            handshaking";
             self.log_tls(Level::Info, &message);
@@ -169,11 +169,14 @@ impl Http1 {
             request.log(Level::Info, format_args!("client sent plain HTTP request to HTTPS port"));
             return Some(497);
         }
-        let wanted = request.server().tls.as_ref()?;
-        let mode = wanted.verify_client();
+        let mode = request.server().verify_client;
         if mode == VerifyClient::Off {
             return None;
         }
+        // Without certificates of its own it shares those of the default server, and its rules.
+        let http = request.http();
+        let default = http.server(http.addresses[request.place].servers.default).tls.as_ref();
+        let wanted = request.server().tls.as_ref().or(default)?;
         stream.details(|details| {
             if !Arc::ptr_eq(details.server(), wanted) && !details.server().asks_the_same(wanted) {
                 let what = "client attempted to request the server name different from the one that was negotiated";
@@ -181,9 +184,10 @@ impl Http1 {
                 return Some(421);
             }
             match details.verdict() {
-                Verdict::Bad { is_unknown: true, .. } if mode == VerifyClient::OptionalNoCa => None,
-                Verdict::Bad { reason, .. } => {
-                    request.log(Level::Info, format_args!("client SSL certificate verify error: ({reason})"));
+                Verdict::Bad(fault) if mode == VerifyClient::OptionalNoCa && fault.is_unknown_issuer() => None,
+                Verdict::Bad(fault) => {
+                    let (number, words) = (fault.number(), fault.words());
+                    request.log(Level::Info, format_args!("client SSL certificate verify error: ({number}:{words})"));
                     Some(495)
                 }
                 Verdict::None if mode == VerifyClient::On => {

@@ -87,6 +87,21 @@ impl Locations {
         self.exact.is_empty() && self.prefixes.is_empty() && self.regexes.is_empty()
     }
 
+    /// The location whose name is `uri` and a slash, unless there is one for exactly `uri`.
+    pub fn find_slashed(&self, uri: &[u8]) -> Option<ScopeId> {
+        if self.exact.contains_key(uri) {
+            return None;
+        }
+        let slashed = [uri, b"/"].concat();
+        if let Some(&scope) = self.exact.get(&*slashed) {
+            return Some(scope);
+        }
+        match self.prefixes.longest_prefix(&slashed)? {
+            (prefix, length) if length == slashed.len() => Some(prefix.scope),
+            (prefix, _) => self.nested.get(&prefix.scope)?.find_slashed(uri),
+        }
+    }
+
     /// The location for `uri`, the normalised path.
     pub fn find(&self, uri: &[u8]) -> Result<Option<Found<'_>>, SearchError> {
         self.search(uri).map(|outcome| match outcome {
@@ -195,6 +210,16 @@ mod tests {
         finds(&locations, "/documents/document.html", 3);
         finds(&locations, "/images/1.gif", 4);
         finds(&locations, "/documents/1.jpg", 5);
+    }
+
+    #[test]
+    fn a_location_is_found_without_its_slash_unless_there_is_one_for_exactly_that() {
+        let inner = level(vec![(prefix("/a/b/"), 3, leaf())]);
+        let exact = (Pattern::Exact(b"/c".as_slice().into()), 4, leaf());
+        let locations =
+            level(vec![(prefix("/a/"), 1, inner), (prefix("/c/"), 2, leaf()), exact, (prefix("/d"), 5, leaf())]);
+        let find = |uri: &str| locations.find_slashed(uri.as_bytes()).map(|scope| scope.0);
+        assert_eq!(["/a", "/a/b", "/c", "/d", "/e", ""].map(find), [Some(1), Some(3), None, None, None, None]);
     }
 
     #[test]

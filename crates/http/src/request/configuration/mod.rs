@@ -28,6 +28,7 @@ use gale_engine::log::ErrorLog;
 use gale_engine::module::SharedConf;
 use gale_engine::server_name::ServerNames;
 use gale_engine::tls::TlsServer;
+use gale_engine::tls::settings::VerifyClient;
 use gale_engine::upstream::{Upstream, UpstreamId, UpstreamTable};
 
 /// Everything under `http { }`.
@@ -44,6 +45,8 @@ pub struct HttpConfiguration {
     pub upstreams: UpstreamTable<Request>,
     /// Whether any of the addresses has TLS.
     pub speaks_tls: bool,
+    /// Whether any scope has [`Scope::redirects_to_slash`].
+    pub redirects_to_slash: bool,
     /// Counts the configurations of this process; the first one is 1.
     pub generation: u64,
 }
@@ -98,6 +101,8 @@ pub struct Server {
     pub named: HashMap<Box<[u8]>, ScopeId>,
     /// Its certificates, and its rules for those of clients.
     pub tls: Option<Arc<TlsServer>>,
+    /// Whether clients have to have a certificate; also where the server has none itself.
+    pub verify_client: VerifyClient,
 }
 
 /// The servers behind one address.
@@ -136,6 +141,8 @@ pub struct Scope {
     pub error_log: ErrorLog,
     /// The settings of every module, by the module's index.
     pub confs: Box<[Option<SharedConf>]>,
+    /// Its URI without the slash at the end of its name is answered by a redirect.
+    pub redirects_to_slash: bool,
     /// Per phase, the handlers that have something to do here, in order.
     pub handlers: [Vec<BoundHandler>; PHASES],
     /// The response filters that have something to do here, in order.

@@ -335,6 +335,7 @@ pub(crate) fn scope(core: CoreSettings) -> Scope {
         limit_except: None,
         error_log: ErrorLog::new(Vec::new()),
         confs: Box::default(),
+        redirects_to_slash: false,
         handlers: Default::default(),
         filters: Vec::new(),
     }
@@ -357,9 +358,11 @@ fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
         locations: Locations::default(),
         named: Default::default(),
         tls: None,
+        verify_client: Default::default(),
     };
     let http = HttpConfiguration {
         scopes: vec![scope],
+        redirects_to_slash: false,
         servers: vec![server],
         addresses: Vec::new(),
         variables: Default::default(),

@@ -11,20 +11,21 @@
 //! ```
 //!
 //! A thread of the pool reads the index and makes the other one (`movie.rs`, `track.rs`); the loop only sends. An index
-//! is in memory for as long as its client takes, and all of them together have a bound (`INDEXES`).
+//! is in memory for as long as its client takes; all of them, and those that are being made, have a bound (`INDEXES`).
 
 #[cfg(test)]
 mod film_tests;
-mod movie;
+pub mod movie;
 mod track;
 
+use std::cell::RefCell;
 use std::io;
 
 use bstr::BStr;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_config::{Body as Block, Contexts, Custom, One, Setting, Takes, slot, values};
-use gale_engine::budget::Budget;
+use gale_engine::budget::{Budget, BudgetShare};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -176,33 +177,46 @@ fn parse_time_ms(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// The film's bytes, where they may be waited for.
-enum Film {
+/// The film's bytes, where they may be waited for, and the memory that cutting its index takes.
+struct Film {
+    contents: Contents,
+    work: RefCell<Option<BudgetShare>>,
+}
+
+enum Contents {
     Bytes(Bytes),
     File(FilePiece),
 }
 
 impl Source for Film {
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Film::Bytes(bytes) => {
+        match &self.contents {
+            Contents::Bytes(bytes) => {
                 let rest = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).unwrap_or_default();
                 let count = rest.len().min(into.len());
                 into[..count].copy_from_slice(&rest[..count]);
                 Ok(count)
             }
-            Film::File(FilePiece { file, offset: begin, .. }) => file.read_blocking(begin + offset, into),
+            Contents::File(FilePiece { file, offset: begin, .. }) => file.read_blocking(begin + offset, into),
         }
+    }
+
+    fn reserve(&self, bytes: usize) -> bool {
+        let share = INDEXES.take(bytes);
+        let is_there = share.is_some();
+        self.work.replace(share);
+        is_there
     }
 }
 
 /// The part of the film as a body, with its length in the response. The error is a status.
 async fn send_part(request: &mut Request, path: &[u8], cut: Cut, body: Body, device: Device) -> Result<Body, u16> {
-    let film = match &body {
-        Body::Bytes(bytes) => Film::Bytes(bytes.clone()),
-        Body::File(piece) => Film::File(piece.clone()),
-        _ => Film::Bytes(Bytes::default()),
+    let contents = match &body {
+        Body::Bytes(bytes) => Contents::Bytes(bytes.clone()),
+        Body::File(piece) => Contents::File(piece.clone()),
+        _ => Contents::Bytes(Bytes::default()),
     };
+    let film = Film { contents, work: RefCell::default() };
     let size = request.response.content_length.unwrap_or(0);
     let name = String::from_utf8_lossy(path).into_owned();
     if INDEXES.is_full() {
@@ -210,6 +224,8 @@ async fn send_part(request: &mut Request, path: &[u8], cut: Cut, body: Body, dev
     }
     let made = default_pool().run_for(device, move || {
         let part = movie::cut(&film, size, &cut, &name)?;
+        // What it has taken for the work is free again.
+        drop(film);
         Ok(part.map(|part| (in_room(part.head), part.data)))
     });
     let made = made.await.map_err(|refused| {
@@ -222,7 +238,7 @@ async fn send_part(request: &mut Request, path: &[u8], cut: Cut, body: Body, dev
             request.response.content_length = Some(head.len() as u64 + data.end - data.start);
             Ok(with_head(head, body, data.start, data.end))
         }
-        Ok(Some((None, _))) => Err(no_room(request)),
+        Ok(Some((None, _))) | Err(Problem::NoMemory) => Err(no_room(request)),
         Err(Problem::Wrong(text)) => {
             request.log(Level::Error, format_args!("{text}"));
             Err(500)

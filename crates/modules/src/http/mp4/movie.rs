@@ -25,7 +25,15 @@ const LONG_HEADER_BYTES: u64 = 16;
 pub trait Source {
     /// Reads from `offset` on until `into` is full or the file ends. May block.
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<usize>;
+
+    /// Whether so much memory may be taken.
+    fn reserve(&self, _bytes: usize) -> bool {
+        true
+    }
 }
+
+/// How much memory an index takes while it is cut, for each of its bytes: as it was read, its tables, and the new one.
+const WORK_PER_BYTE: u64 = 4;
 
 /// What is wanted of a film.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +78,9 @@ fn scaled(time_ms: u64, timescale: u32) -> u64 {
 /// A part of a film: bytes to begin with, and which bytes of the file follow them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Part {
+    /// `ftyp`, `moov`, and the header of `mdat`.
     pub head: Vec<u8>,
+    /// Where the rest lies.
     pub data: Range<u64>,
 }
 
@@ -79,11 +89,14 @@ pub struct Part {
 pub enum Problem {
     /// What is wrong with the file, in nginx's words.
     Wrong(String),
+    /// It cannot be read.
     NotRead(io::Error),
+    /// There is none for its index.
+    NoMemory,
 }
 
 /// Something is wrong, and this is how nginx says it of a file of this name.
-pub fn wrong<T>(text: String) -> Result<T, Problem> {
+pub(super) fn wrong<T>(text: String) -> Result<T, Problem> {
     Err(Problem::Wrong(text))
 }
 
@@ -138,6 +151,10 @@ impl Film {
                     return wrong(format!("\"{name}\" mp4 moov atom is too large:{data_bytes}, {advice}"));
                 }
                 b"moov" => {
+                    let work = usize::try_from(data_bytes.saturating_mul(WORK_PER_BYTE)).unwrap_or(usize::MAX);
+                    if !source.reserve(work) {
+                        return Err(Problem::NoMemory);
+                    }
                     film.index = read_data(source, &data, name)?;
                     has_index = true;
                 }
@@ -159,7 +176,7 @@ fn duplicate(atom: &str, name: &str) -> String {
 }
 
 /// Sets what may be there once.
-pub fn set_once<T>(place: &mut Option<T>, value: T, atom: &str, name: &str) -> Result<(), Problem> {
+pub(super) fn set_once<T>(place: &mut Option<T>, value: T, atom: &str, name: &str) -> Result<(), Problem> {
     match place.replace(value) {
         None => Ok(()),
         Some(_) => wrong(duplicate(atom, name)),
@@ -216,16 +233,16 @@ impl Header {
     }
 }
 
-pub fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+pub(super) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     bytes.get(offset..offset + 4).map(|bytes| u32::from_be_bytes(bytes.try_into().expect("four bytes")))
 }
 
-pub fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
+pub(super) fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
     bytes.get(offset..offset + 8).map(|bytes| u64::from_be_bytes(bytes.try_into().expect("eight bytes")))
 }
 
 /// Calls `each` with the name and the data of every atom in `data`, as long as it returns true.
-pub fn each_atom<'m>(
+pub(super) fn each_atom<'m>(
     data: &'m [u8],
     name: &str,
     mut each: impl FnMut(&[u8; 4], &'m [u8]) -> Result<bool, Problem>,
@@ -244,7 +261,7 @@ pub fn each_atom<'m>(
 }
 
 /// A head whose fields are wider in its version 1.
-pub struct Timed {
+pub(super) struct Timed {
     /// Where the number of ticks a second stands, if it has one.
     timescale: Option<[usize; 2]>,
     duration: [usize; 2],
@@ -291,7 +308,7 @@ fn version_of(data: &[u8]) -> usize {
     usize::from(data.first().is_some_and(|&version| version != 0))
 }
 
-pub fn too_small(atom: &str, name: &str) -> String {
+pub(super) fn too_small(atom: &str, name: &str) -> String {
     format!("\"{name}\" mp4 {atom} atom too small")
 }
 
@@ -385,7 +402,7 @@ impl<'m> Movie<'m> {
 }
 
 /// Appends an atom with what `fill` appends.
-pub fn write_atom(out: &mut Vec<u8>, name: &[u8; 4], fill: impl FnOnce(&mut Vec<u8>)) {
+pub(super) fn write_atom(out: &mut Vec<u8>, name: &[u8; 4], fill: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; 4]);
     out.extend_from_slice(name);

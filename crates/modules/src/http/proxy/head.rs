@@ -194,6 +194,8 @@ fn write_client_fields(request: &Request, conf: &Conf, out: &mut Vec<u8>) -> Res
                     | KnownHeader::ContentLength
                     | KnownHeader::TransferEncoding
                     | KnownHeader::Te
+                    // The fields that it announces stay here.
+                    | KnownHeader::Trailer
                     | KnownHeader::KeepAlive
                     | KnownHeader::Expect
                     | KnownHeader::Upgrade

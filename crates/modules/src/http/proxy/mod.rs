@@ -24,7 +24,6 @@ mod target;
 use std::any::Any;
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bstr::BString;
 use gale_base::log_level::Level;
@@ -36,7 +35,7 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
-use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
+use gale_http::request::phases::{Flow, Phase};
 use gale_http::request::request_body::read_body;
 use gale_http::request::response::ShortText;
 use gale_http::upstream::http1::{Chunked, Http1Reader};
@@ -53,7 +52,8 @@ use self::cookies::{CookieFlags, Rewrites};
 use self::head::SetHeader;
 use self::redirect::Redirects;
 use self::target::{Pass, Target};
-use crate::http::upstream_rows::{self, upstream_rows};
+use crate::http::upstream_pass::PassRequests;
+use crate::http::upstream_rows::{self, own_row as row, upstream_ssl_rows};
 use crate::shared::append::append;
 
 const PREFIX: &str = "proxy";
@@ -61,20 +61,10 @@ const PREFIX: &str = "proxy";
 /// Clients get none of these unless `proxy_pass_header` says so.
 const HIDDEN: &[&str] = &["Date", "Server", "X-Pad"];
 
-const fn row(
-    name: &'static str,
-    takes: Takes,
-    default: &'static str,
-    about: &'static str,
-    store: &'static dyn gale_config::Store<Builder>,
-) -> Directive {
-    Directive { name, contexts: Contexts::ANYWHERE, takes, body: BlockBody::None, default, about, store }
-}
-
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_proxy",
-    directives: upstream_rows!(
+    directives: upstream_ssl_rows!(
         Conf,
         "proxy",
         "/var/lib/gale/proxy",
@@ -181,7 +171,7 @@ pub static MODULE: Module = Module {
                 Takes::Exactly(1),
                 "",
                 "Accepted and ignored, as by nginx on Linux.",
-                &OneWith { parse: send_lowat, slot: slot!(Conf, send_lowat) },
+                &OneWith { parse: upstream_rows::send_lowat, slot: slot!(Conf, send_lowat) },
             ),
         ]
     ),
@@ -198,7 +188,14 @@ pub static MODULE: Module = Module {
                 request.notes.get::<BodyLength>().is_some_and(|length| length.1 && append(out, b"chunked"))
             }),
         ],
-        handlers: &[(Phase::Content, &PassRequests)],
+        handlers: &[(
+            Phase::Content,
+            &PassRequests {
+                has_target: |conf: &Conf| conf.pass.is_some(),
+                settings: |conf| &conf.upstream,
+                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
+            },
+        )],
         ..HttpPart::EMPTY
     }],
 };
@@ -252,12 +249,6 @@ fn upgrades(statement: &Statement) -> Result<Vec<BString>, Diagnostic> {
     Ok(words.iter().map(|word| word.text.clone()).collect())
 }
 
-fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
-    let size = values::size(statement)?;
-    builder.note([Diagnostic::warn("\"proxy_send_lowat\" is not supported, ignored").at(statement.span)]);
-    Ok(size)
-}
-
 fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
     let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
     let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
@@ -275,39 +266,11 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     }
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
     let passes_requests = conf.pass.is_some();
+    if conf.pass.as_ref().is_some_and(target::Pass::may_be_tls) {
+        upstream_rows::prepare_tls(&mut conf.upstream, builder, PREFIX);
+    }
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)?;
     health::complete(conf, builder)
-}
-
-/// The handler of the content phase.
-struct PassRequests;
-
-fn settings(conf: &dyn Any) -> &Conf {
-    conf.downcast_ref().expect("this module's settings")
-}
-
-impl Handler for PassRequests {
-    fn applies(&self, conf: &dyn Any) -> bool {
-        settings(conf).pass.is_some()
-    }
-
-    fn decide(&self, _: &mut Request, _: &dyn Any) -> Decision {
-        Decision::MustWait
-    }
-
-    fn outlives_client(&self, conf: &dyn Any) -> bool {
-        *settings(conf).upstream.ignore_client_abort.get()
-    }
-
-    fn patience(&self) -> Duration {
-        // As nginx: a server is not to work for a client that has left.
-        Duration::ZERO
-    }
-
-    fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow> {
-        let conf = settings(conf);
-        Box::pin(async move { pass(request, conf).await.unwrap_or_else(Flow::Respond) })
-    }
 }
 
 /// Passes a request on. An error is the status that answers it.
@@ -361,9 +324,10 @@ fn prepare<'p>(
     let head = Bytes::from(head);
     let uri_start = method.len() + 1;
     Ok(Passing {
-        selection: pass.select(request, target),
-        upstream: pass.upstream(request, target).cloned(),
-        scheme: "http://",
+        selection: target.select(request),
+        upstream: target.upstream(request),
+        scheme: if target.is_tls { "https://" } else { "http://" },
+        tls: target.is_tls.then(|| upstream_rows::tls(request, &conf.upstream, &target.host)),
         uri: head.slice(uri_start..uri_start + uri.len()),
         head,
         body,

@@ -7,28 +7,26 @@
 //! | with a path | the path in place of the location's part of the URI |
 //! | with variables, and a path | exactly that |
 
-use std::net::{IpAddr, SocketAddr};
-use std::rc::Rc;
 use std::sync::Arc;
 
 use bstr::ByteSlice;
 use gale_base::log_level::Level;
 use gale_config::{Diagnostic, Statement};
 use gale_engine::configuration::Builder;
-use gale_engine::upstream::{Group, Selection, Upstream, UpstreamId, UpstreamTarget};
+use gale_engine::upstream::{Selection, Upstream, UpstreamTarget};
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::variables::template::Template;
+use gale_protocol::request::Scheme;
 use gale_protocol::uri::escape::{Class, escape};
-use gale_runtime::SocketAddress;
 
 use super::Conf;
+use crate::http::upstream_target::Found;
 
 /// What `proxy_pass` says.
 pub(super) enum Pass {
     /// A URL without variables.
     Fixed {
-        upstream: UpstreamId,
         target: Arc<Target>,
         /// The location's part of the URI, which the path takes the place of; `None` where there is none.
         location: Option<Box<[u8]>>,
@@ -40,34 +38,29 @@ pub(super) enum Pass {
 }
 
 /// A server, and what is asked of it.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Target {
+    /// Whether the server is spoken to over TLS.
+    pub is_tls: bool,
     /// `$proxy_host`: the host, with its port unless that is the usual one.
     pub host: Arc<[u8]>,
     /// `$proxy_port`
     pub port: Box<[u8]>,
     /// The path and the arguments; empty for those of the request.
     pub uri: Box<[u8]>,
-    /// The group: one that the configuration has, or addresses that were looked up.
+    /// The servers.
     pub found: Found,
 }
 
-/// The servers behind a name.
-#[derive(Clone, Debug, Default)]
-pub(super) enum Found {
-    /// `proxy_pass` refers to them.
-    #[default]
-    Referred,
-    /// A group that the configuration has under the name.
-    Named(Box<[u8]>, Option<u16>, u16),
-    /// Addresses, looked up for this request.
-    Addresses(Arc<Group>),
-}
-
 impl Target {
-    /// The name of the group, for messages.
-    pub fn group_name(&self) -> Rc<str> {
-        self.host.to_str_lossy().into()
+    /// The peers for this request.
+    pub fn select(&self, request: &Request) -> Selection {
+        self.found.select(request)
+    }
+
+    /// The group that the configuration has, unless the addresses were looked up.
+    pub fn upstream(&self, request: &Request) -> Option<Arc<Upstream<Request>>> {
+        self.found.upstream(request).cloned()
     }
 }
 
@@ -85,9 +78,6 @@ pub(super) fn proxy_pass(conf: &mut Conf, builder: &mut Builder, statement: &Sta
     }
     let url = Url::parse(&word.text).map_err(|error| match error {
         WrongUrl::Prefix => Diagnostic::emerg("invalid URL prefix").at(word.span),
-        WrongUrl::NoTls => Diagnostic::emerg("https protocol requires SSL support")
-            .at(word.span)
-            .hint("Gale has no TLS to upstream servers yet"),
         WrongUrl::Address(what) => Diagnostic::emerg(format!("{what} in upstream \"{}\"", word.text)).at(word.span),
     })?;
     let location = builder.http_mut().replaceable_part(scope);
@@ -98,14 +88,15 @@ pub(super) fn proxy_pass(conf: &mut Conf, builder: &mut Builder, statement: &Sta
         )
         .at(word.span));
     }
-    let target = url.target();
-    let upstream = builder.http_mut().upstreams.reference(url.server, word.span);
-    conf.pass = Some(Pass::Fixed { upstream, target: Arc::new(target), location, url: word.text.as_slice().into() });
+    let found = Found::Referred(builder.http_mut().upstreams.reference(url.server.clone(), word.span));
+    let target = Arc::new(url.target(found));
+    conf.pass = Some(Pass::Fixed { target, location, url: word.text.as_slice().into() });
     Ok(())
 }
 
 /// A URL, taken apart.
 struct Url {
+    scheme: Scheme,
     server: UpstreamTarget,
     /// Begins with a slash, or is empty.
     uri: Box<[u8]>,
@@ -113,23 +104,20 @@ struct Url {
 
 enum WrongUrl {
     Prefix,
-    NoTls,
     /// In nginx's words.
     Address(&'static str),
 }
 
-const PORT_DEFAULT: u16 = 80;
-
 impl Url {
     fn parse(text: &[u8]) -> Result<Url, WrongUrl> {
         let has = |prefix: &[u8]| text.len() >= prefix.len() && text[..prefix.len()].eq_ignore_ascii_case(prefix);
-        if has(b"https://") {
-            return Err(WrongUrl::NoTls);
-        }
-        if !has(b"http://") {
+        let (scheme, rest) = if has(b"https://") {
+            (Scheme::Https, &text[8..])
+        } else if has(b"http://") {
+            (Scheme::Http, &text[7..])
+        } else {
             return Err(WrongUrl::Prefix);
-        }
-        let rest = &text[7..];
+        };
         let is_unix = rest.len() >= 5 && rest[..5].eq_ignore_ascii_case(b"unix:");
         let (server, uri) = if is_unix {
             match rest[5..].find_byte(b':') {
@@ -139,35 +127,40 @@ impl Url {
         } else {
             rest.split_at(rest.find_byteset(b"/?").unwrap_or(rest.len()))
         };
-        let server = UpstreamTarget::parse(server, PORT_DEFAULT).map_err(WrongUrl::Address)?;
+        let server = UpstreamTarget::parse(server, scheme.default_port()).map_err(WrongUrl::Address)?;
         let uri = match uri.first() {
             None | Some(b'/') => uri.into(),
             Some(_) => [b"/", uri].concat().into(),
         };
-        Ok(Url { server, uri })
+        Ok(Url { scheme, server, uri })
     }
 
-    /// How it is known to requests.
-    fn target(&self) -> Target {
-        let (host, port) = match &self.server {
-            UpstreamTarget::Unix(_) => (b"localhost".to_vec(), Vec::new()),
-            UpstreamTarget::Host { host, port, default_port } => {
-                let mut text = Vec::new();
-                let is_ipv6 = host.contains(&b':');
-                if is_ipv6 {
-                    text.push(b'[');
-                }
-                text.extend_from_slice(host);
-                if is_ipv6 {
-                    text.push(b']');
-                }
-                if let Some(port) = port.filter(|port| port != default_port) {
-                    text.extend_from_slice(format!(":{port}").as_bytes());
-                }
-                (text, port.unwrap_or(*default_port).to_string().into_bytes())
-            }
+    /// The host as it is known to requests, with its port unless that is the usual one; and the port.
+    fn host(&self) -> (Vec<u8>, Vec<u8>) {
+        let (host, port, default_port) = match &self.server {
+            UpstreamTarget::Unix(_) => return (b"localhost".to_vec(), Vec::new()),
+            UpstreamTarget::Host { host, port, default_port } => (host, *port, *default_port),
         };
-        Target { host: host.into(), port: port.into(), uri: self.uri.clone(), found: Found::Referred }
+        let mut text = Vec::new();
+        let is_ipv6 = host.contains(&b':');
+        if is_ipv6 {
+            text.push(b'[');
+        }
+        text.extend_from_slice(host);
+        if is_ipv6 {
+            text.push(b']');
+        }
+        if let Some(port) = port.filter(|&port| port != default_port) {
+            text.extend_from_slice(format!(":{port}").as_bytes());
+        }
+        (text, port.unwrap_or(default_port).to_string().into_bytes())
+    }
+
+    /// How it is known to requests, with the servers behind it.
+    fn target(self, found: Found) -> Target {
+        let (host, port) = self.host();
+        let is_tls = self.scheme == Scheme::Https;
+        Target { is_tls, host: host.into(), port: port.into(), uri: self.uri, found }
     }
 }
 
@@ -193,9 +186,6 @@ impl Pass {
             Err(error) => {
                 match error {
                     WrongUrl::Prefix => request.log(Level::Error, format_args!("invalid URL prefix in \"{shown}\"")),
-                    WrongUrl::NoTls => {
-                        request.log(Level::Error, format_args!("https protocol requires SSL support in \"{shown}\""));
-                    }
                     WrongUrl::Address(what) => {
                         request.log(Level::Error, format_args!("{what} in upstream \"{shown}\""));
                     }
@@ -203,34 +193,14 @@ impl Pass {
                 return Err(500);
             }
         };
-        let mut target = url.target();
-        target.found = match &url.server {
-            UpstreamTarget::Unix(path) => {
-                Found::Addresses(Group::of_addresses(&target.group_name(), &[SocketAddress::unix(path)]))
-            }
-            UpstreamTarget::Host { host, port, default_port } => {
-                find_host(request, host, *port, *default_port, &target.group_name()).await?
-            }
-        };
-        Ok(Arc::new(target))
+        let (host, _) = url.host();
+        let found = Found::look_up(request, &url.server, &host.to_str_lossy()).await?;
+        Ok(Arc::new(url.target(found)))
     }
 
-    /// The group that the configuration has, unless the addresses were looked up.
-    pub fn upstream<'r>(&self, request: &'r Request, target: &Target) -> Option<&'r Arc<Upstream<Request>>> {
-        match (&target.found, self) {
-            (Found::Addresses(_), _) | (Found::Referred, Pass::Evaluated(_)) => None,
-            (Found::Named(host, port, default_port), _) => request.http().upstreams.by_name(host, *port, *default_port),
-            (Found::Referred, Pass::Fixed { upstream, .. }) => Some(request.http().upstream(*upstream)),
-        }
-    }
-
-    /// The peers for this request.
-    pub fn select(&self, request: &Request, target: &Target) -> Selection {
-        match (&target.found, self.upstream(request, target)) {
-            (Found::Addresses(group), _) => group.select(),
-            (_, Some(upstream)) => upstream.select(request),
-            (_, None) => unreachable!("it was looked up"),
-        }
+    /// Whether a server may be spoken to over TLS.
+    pub fn may_be_tls(&self) -> bool {
+        self.known().is_none_or(|target| target.is_tls)
     }
 
     /// What the server is asked for.
@@ -242,7 +212,12 @@ impl Pass {
                 return uri;
             }
             _ if target_uri.is_empty() && request.has_sent_uri() => {
-                uri.extend_from_slice(request.target_in_origin_form());
+                let sent = request.target_in_origin_form();
+                if sent.starts_with(b"?") {
+                    // `http://host?args`: the path is empty, and a request line must have one (RFC 9112 §3.2.1).
+                    uri.push(b'/');
+                }
+                uri.extend_from_slice(sent);
                 return uri;
             }
             _ => {}
@@ -274,40 +249,6 @@ impl Pass {
         match self {
             Pass::Fixed { url, location, target, .. } => Some((url, location.as_deref(), !target.uri.is_empty())),
             Pass::Evaluated(_) => None,
-        }
-    }
-}
-
-/// The servers behind a name that came from variables: a group of the configuration, an address, or what name servers
-/// say.
-async fn find_host(
-    request: &mut Request,
-    host: &[u8],
-    port: Option<u16>,
-    default_port: u16,
-    name: &str,
-) -> Result<Found, u16> {
-    if request.http().upstreams.by_name(host, port, default_port).is_some() {
-        return Ok(Found::Named(host.into(), port, default_port));
-    }
-    let port = port.unwrap_or(default_port);
-    let group = |addresses: &[IpAddr]| {
-        let addresses: Vec<SocketAddress> =
-            addresses.iter().map(|&ip| SocketAddress::Inet(SocketAddr::new(ip, port))).collect();
-        Found::Addresses(Group::of_addresses(name, &addresses))
-    };
-    if let Some(ip) = std::str::from_utf8(host).ok().and_then(|text| text.parse::<IpAddr>().ok()) {
-        return Ok(group(&[ip]));
-    }
-    let Some((resolver, time_max)) = request.resolver() else {
-        request.log(Level::Error, format_args!("no resolver defined to resolve {}", host.as_bstr()));
-        return Err(502);
-    };
-    match resolver.resolve(host, time_max).await {
-        Ok(resolved) => Ok(group(&resolved.found)),
-        Err(error) => {
-            request.log(Level::Error, format_args!("{} could not be resolved ({error})", host.as_bstr()));
-            Err(502)
         }
     }
 }

@@ -1,0 +1,248 @@
+//! What a certificate says of its owner, in OpenSSL's forms.
+
+use std::fmt::Write;
+
+use aws_lc_rs::digest;
+use gale_base::http_date;
+use x509_parser::asn1_rs::Tag;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer;
+use x509_parser::time::ASN1Time;
+use x509_parser::x509::{AttributeTypeAndValue, X509Name};
+
+const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+/// The short names of OpenSSL for what names consist of.
+const ATTRIBUTES: &[(&str, &str)] = &[
+    ("2.5.4.3", "CN"),
+    ("2.5.4.4", "SN"),
+    ("2.5.4.5", "serialNumber"),
+    ("2.5.4.6", "C"),
+    ("2.5.4.7", "L"),
+    ("2.5.4.8", "ST"),
+    ("2.5.4.9", "street"),
+    ("2.5.4.10", "O"),
+    ("2.5.4.11", "OU"),
+    ("2.5.4.12", "title"),
+    ("2.5.4.13", "description"),
+    ("2.5.4.17", "postalCode"),
+    ("2.5.4.42", "GN"),
+    ("2.5.4.43", "initials"),
+    ("2.5.4.46", "dnQualifier"),
+    ("2.5.4.65", "pseudonym"),
+    ("2.5.4.97", "organizationIdentifier"),
+    ("0.9.2342.19200300.100.1.1", "UID"),
+    ("0.9.2342.19200300.100.1.25", "DC"),
+    ("1.2.840.113549.1.9.1", "emailAddress"),
+];
+
+/// A certificate of which something is asked.
+pub struct Certificate<'c> {
+    der: &'c [u8],
+    parsed: X509Certificate<'c>,
+}
+
+impl<'c> Certificate<'c> {
+    /// None if it is none.
+    pub fn of(der: &'c [u8]) -> Option<Certificate<'c>> {
+        let (_, parsed) = X509Certificate::from_der(der).ok()?;
+        Some(Certificate { der, parsed })
+    }
+
+    /// The subject (RFC 2253): `CN=name,O=organisation`.
+    pub fn subject(&self) -> String {
+        name(self.parsed.subject())
+    }
+
+    /// The issuer, in the same form.
+    pub fn issuer(&self) -> String {
+        name(self.parsed.issuer())
+    }
+
+    /// The subject in the form before that: `/O=organisation/CN=name`.
+    pub fn subject_legacy(&self) -> String {
+        legacy_name(self.parsed.subject())
+    }
+
+    /// The issuer in the form before.
+    pub fn issuer_legacy(&self) -> String {
+        legacy_name(self.parsed.issuer())
+    }
+
+    /// The serial number in hexadecimal digits.
+    pub fn serial(&self) -> String {
+        let raw = self.parsed.raw_serial();
+        let significant = raw.iter().position(|&byte| byte != 0).map_or(&[0][..], |first| &raw[first..]);
+        hex(significant, true)
+    }
+
+    /// SHA-1 of the whole, in hexadecimal digits.
+    pub fn fingerprint(&self) -> String {
+        hex(digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, self.der).as_ref(), false)
+    }
+
+    /// When it begins to be valid: `Jan  2 03:04:05 2026 GMT`.
+    pub fn valid_from(&self) -> String {
+        time(&self.parsed.validity().not_before)
+    }
+
+    /// When it ends to be.
+    pub fn valid_to(&self) -> String {
+        time(&self.parsed.validity().not_after)
+    }
+
+    /// In how many days that is, at this time; 0 when it was.
+    pub fn days_left(&self, now: u64) -> u64 {
+        let end = u64::try_from(self.parsed.validity().not_after.timestamp()).unwrap_or(0);
+        end.saturating_sub(now) / 86_400
+    }
+
+    /// In PEM.
+    pub fn pem(&self) -> String {
+        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
+        // A line is 64 digits.
+        for line in self.der.chunks(48) {
+            for group in line.chunks(3) {
+                let [first, second, third] = [0, 1, 2].map(|index| u32::from(group.get(index).copied().unwrap_or(0)));
+                let bits = first << 16 | second << 8 | third;
+                for index in 0..4 {
+                    let digit = DIGITS[(bits >> (18 - 6 * index) & 0x3f) as usize];
+                    pem.push(if index <= group.len() { char::from(digit) } else { '=' });
+                }
+            }
+            pem.push('\n');
+        }
+        pem.push_str("-----END CERTIFICATE-----\n");
+        pem
+    }
+}
+
+fn hex(bytes: &[u8], is_upper: bool) -> String {
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        // A string takes everything.
+        let _ = if is_upper { write!(text, "{byte:02X}") } else { write!(text, "{byte:02x}") };
+    }
+    text
+}
+
+fn time(time: &ASN1Time) -> String {
+    let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
+    let date = http_date::date_of(seconds / 86_400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    let month = MONTHS[date.month.clamp(1, 12) as usize - 1];
+    format!("{month} {:2} {hour:02}:{minute:02}:{second:02} {} GMT", date.day, date.year)
+}
+
+/// What an attribute is called, in OpenSSL's short form, or its number.
+fn attribute(attribute: &AttributeTypeAndValue<'_>) -> Result<&'static str, String> {
+    let number = attribute.attr_type().to_id_string();
+    ATTRIBUTES.iter().find(|(known, _)| *known == number).map(|(_, name)| *name).ok_or(number)
+}
+
+/// The last part first.
+fn name(name: &X509Name<'_>) -> String {
+    let mut text = String::new();
+    let parts: Vec<_> = name.iter_rdn().collect();
+    for (index, part) in parts.iter().rev().enumerate() {
+        let attributes: Vec<_> = part.iter().collect();
+        for (number, own) in attributes.iter().rev().enumerate() {
+            match (index, number) {
+                (0, 0) => {}
+                (_, 0) => text.push(','),
+                _ => text.push('+'),
+            }
+            match attribute(own) {
+                Ok(known) => {
+                    text.push_str(known);
+                    text.push('=');
+                    escape(&value(own), &mut text);
+                }
+                // What nobody knows is shown as it is.
+                Err(number) => {
+                    text.push_str(&number);
+                    text.push('=');
+                    text.push('#');
+                    let value = own.attr_value();
+                    text.push_str(&hex(&[value.tag().0 as u8, value.data.len().min(0x7f) as u8], true));
+                    text.push_str(&hex(value.data, true));
+                }
+            }
+        }
+    }
+    text
+}
+
+fn legacy_name(name: &X509Name<'_>) -> String {
+    let mut text = String::new();
+    for own in name.iter_attributes() {
+        text.push('/');
+        text.push_str(&attribute(own).map_or_else(|number| number, str::to_owned));
+        text.push('=');
+        for &byte in own.attr_value().data {
+            match byte {
+                b' '..=b'~' => text.push(char::from(byte)),
+                _ => text.push_str(&format!("\\x{byte:02X}")),
+            }
+        }
+    }
+    text
+}
+
+/// The text of an attribute, in UTF-8.
+fn value(own: &AttributeTypeAndValue<'_>) -> Vec<u8> {
+    let value = own.attr_value();
+    match value.tag() {
+        Tag::BmpString => {
+            let units = value.data.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]));
+            char::decode_utf16(units).map(|found| found.unwrap_or('\u{fffd}')).collect::<String>().into_bytes()
+        }
+        Tag::T61String => value.data.iter().map(|&byte| char::from(byte)).collect::<String>().into_bytes(),
+        _ => value.data.to_vec(),
+    }
+}
+
+/// RFC 2253, section 2.4, and what OpenSSL escapes beside that: everything that is not ASCII.
+fn escape(value: &[u8], out: &mut String) {
+    for (index, &byte) in value.iter().enumerate() {
+        let is_edge = index == 0 || index + 1 == value.len();
+        match byte {
+            b',' | b'+' | b'"' | b'\\' | b'<' | b'>' | b';' => out.extend(['\\', char::from(byte)]),
+            b'#' if index == 0 => out.push_str("\\#"),
+            b' ' if is_edge => out.push_str("\\ "),
+            b' '..=b'~' => out.push(char::from(byte)),
+            _ => out.push_str(&format!("\\{byte:02X}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, DnValue, KeyPair, SerialNumber, date_time_ymd};
+
+    use super::*;
+
+    #[test]
+    fn forms_are_openssl_s() {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CountryName, "DE");
+        params.distinguished_name.push(DnType::OrganizationName, "A, B + \"C\"");
+        params.distinguished_name.push(DnType::CommonName, DnValue::Utf8String("na\u{ef}ve ".to_owned()));
+        params.serial_number = Some(SerialNumber::from_slice(&[0x0a, 0xff]));
+        params.not_before = date_time_ymd(2026, 1, 2);
+        params.not_after = date_time_ymd(2046, 11, 23);
+        let made = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        let own = Certificate::of(made.der()).unwrap();
+        assert_eq!(own.subject(), "CN=na\\C3\\AFve\\ ,O=A\\, B \\+ \\\"C\\\",C=DE");
+        assert_eq!(own.issuer_legacy(), "/C=DE/O=A, B + \"C\"/CN=na\\xC3\\xAFve ");
+        assert_eq!((own.serial(), own.fingerprint().len()), ("0AFF".to_owned(), 40));
+        assert_eq!(own.valid_from(), "Jan  2 00:00:00 2026 GMT");
+        assert_eq!(own.valid_to(), "Nov 23 00:00:00 2046 GMT");
+        let end = 2_426_544_000;
+        assert_eq!([own.days_left(end - 86_400), own.days_left(end - 1), own.days_left(end + 1)], [1, 0, 0]);
+        assert_eq!(own.pem(), made.pem().replace("\r\n", "\n"));
+        assert!(Certificate::of(b"no certificate").is_none());
+    }
+}

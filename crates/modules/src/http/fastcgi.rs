@@ -1,0 +1,233 @@
+//! fastcgi: passes requests to FastCGI applications, PHP's above all.
+//!   fastcgi_pass ADDRESS;                               location, if in location
+//!   fastcgi_param NAME VALUE [if_not_empty];
+//!   fastcgi_index NAME;  fastcgi_split_path_info REGEX;
+//!   fastcgi_keep_conn on|off;  fastcgi_catch_stderr TEXT;
+//!   and what all modules have that pass requests on (`upstream_rows.rs`)
+//!                                                       http, server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_fastcgi_module.html>)
+
+use std::any::Any;
+use std::sync::Arc;
+
+use bstr::BString;
+use gale_base::log_level::Level;
+use gale_config::{Contexts, Custom, Diagnostic, Many, One, OneWith, Setting, Statement, Takes, slot, values};
+use gale_engine::configuration::Builder;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Flow, Phase};
+use gale_http::upstream::fastcgi::{FastCgiReader, Stdin};
+use gale_http::upstream::receiving::ResponseReader;
+use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
+use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::{KeepHead, Passing, pass_on};
+use gale_http::variables::Variable;
+use gale_http::variables::regex::Regex;
+use gale_protocol::fastcgi::{self, write_begin_request};
+use gale_runtime::Bytes;
+
+use crate::http::gateway::{self, Params};
+use crate::http::upstream_pass::PassRequests;
+use crate::http::upstream_rows::{self, own_row as row, upstream_rows};
+use crate::http::upstream_target::{AddressPass, plain};
+use crate::shared::append::append;
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "http_fastcgi",
+    directives: upstream_rows!(
+        Conf,
+        "fastcgi",
+        "/var/lib/gale/fastcgi",
+        [
+            Directive {
+                contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
+                ..row(
+                    "fastcgi_pass",
+                    Takes::Exactly(1),
+                    "",
+                    "The application, or group of applications, that requests are passed to.",
+                    &Custom(fastcgi_pass),
+                )
+            },
+            row(
+                "fastcgi_param",
+                Takes::Between(2, 3),
+                "",
+                "A parameter of requests; with if_not_empty it is sent only if it has a value.",
+                &Custom(fastcgi_param),
+            ),
+            row(
+                "fastcgi_index",
+                Takes::Exactly(1),
+                "",
+                "What $fastcgi_script_name has behind a URI that ends with a slash.",
+                &One { parse: values::string, slot: slot!(Conf, index) },
+            ),
+            row(
+                "fastcgi_split_path_info",
+                Takes::Exactly(1),
+                "",
+                "An expression of two groups: $fastcgi_script_name and $fastcgi_path_info.",
+                &OneWith { parse: split_path_info, slot: slot!(Conf, split) },
+            ),
+            row(
+                "fastcgi_keep_conn",
+                Takes::Flag,
+                "off",
+                "Whether applications are asked to leave connections open.",
+                &One { parse: values::flag, slot: slot!(Conf, keep_conn) },
+            ),
+            row(
+                "fastcgi_catch_stderr",
+                Takes::Exactly(1),
+                "",
+                "A text in the messages of an application that makes its response invalid.",
+                &Many { parse: values::string, slot: slot!(Conf, catch_stderr) },
+            ),
+            row(
+                "fastcgi_send_lowat",
+                Takes::Exactly(1),
+                "",
+                "Accepted and ignored, as by nginx on Linux.",
+                &OneWith { parse: upstream_rows::send_lowat, slot: slot!(Conf, send_lowat) },
+            ),
+        ]
+    ),
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    parts: &[&HttpPart {
+        variables: &[
+            Variable::named("fastcgi_script_name", append_script_name),
+            Variable::named("fastcgi_path_info", append_path_info),
+        ],
+        handlers: &[(
+            Phase::Content,
+            &PassRequests {
+                has_target: |conf: &Conf| conf.pass.is_some(),
+                settings: |conf| &conf.upstream,
+                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
+            },
+        )],
+        ..HttpPart::EMPTY
+    }],
+};
+
+/// The settings of a scope.
+#[derive(Default)]
+struct Conf {
+    upstream: UpstreamSettings,
+    /// Not inherited: what answers a location is its own.
+    pass: Option<AddressPass>,
+    params: Params,
+    index: Setting<BString>,
+    split: Setting<Regex>,
+    keep_conn: Setting<bool>,
+    catch_stderr: Setting<Vec<BString>>,
+    /// The same, for readers of responses.
+    catches: Arc<[BString]>,
+    send_lowat: Setting<u64>,
+}
+
+fn fastcgi_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    conf.pass = Some(AddressPass::read(builder, statement, conf.pass.is_some(), plain)?);
+    Ok(())
+}
+
+fn fastcgi_param(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    conf.params.add(builder, statement)
+}
+
+fn split_path_info(builder: &mut Builder, statement: &Statement) -> Result<Regex, Diagnostic> {
+    let word = &statement.args[0];
+    let regex = builder.http_mut().regex(word, &word.text, false)?;
+    if regex.groups() == 2 {
+        return Ok(regex);
+    }
+    Err(Diagnostic::emerg(format!("pattern \"{}\" must have 2 captures", word.text)).at(word.span))
+}
+
+fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
+    let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
+    conf.params.complete(parent.map(|parent| &parent.params), builder)?;
+    conf.catches = conf.catch_stderr.get_opt().cloned().unwrap_or_default().into();
+    let passes_requests = conf.pass.is_some();
+    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "fastcgi", "fastcgi", &gateway::hidden())
+}
+
+/// Passes a request on. An error is the status that answers it.
+async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
+    let target = conf.pass.as_ref().expect("there whenever the handler is").resolve(request).await?;
+    let (body, length) = gateway::take_body(request, &conf.upstream, true).await?;
+    let keeps_connection = *conf.keep_conn.get();
+    let mut head = Vec::with_capacity(1024);
+    write_begin_request(&mut head, keeps_connection);
+    let mut params = fastcgi::Params::new(&mut head);
+    let written = conf.params.write(request, &conf.upstream, &mut params);
+    written.map_err(|fault| gateway::refuse(request, "fastcgi", fault))?;
+    params.finish();
+    // A request without body is sent in one piece.
+    let (body, framing): (_, &dyn BodyFraming) = if length == Some(0) {
+        head.extend_from_slice(&fastcgi::STDIN_END);
+        (RequestBody::None, &Unframed)
+    } else {
+        (body, &Stdin)
+    };
+    let head_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
+    let is_head = request.is_head();
+    let reader = || -> Box<dyn ResponseReader> {
+        Box::new(FastCgiReader::new(is_head, head_max, keeps_connection, Arc::clone(&conf.catches)))
+    };
+    let mut passing = Passing {
+        selection: target.select(request),
+        upstream: target.upstream(request).cloned(),
+        scheme: "fastcgi://",
+        tls: None,
+        uri: Bytes::new(),
+        head: Bytes::from(head),
+        body,
+        framing,
+        reader: &reader,
+        settings: &conf.upstream,
+        rewriter: &KeepHead,
+        upgrade: None,
+        reuses_connections: keeps_connection,
+    };
+    Ok(pass_on(request, &mut passing).await)
+}
+
+/// Splits a request's URI into the script and what follows it.
+fn split<'r>(request: &'r Request, conf: Option<&Conf>) -> (&'r [u8], &'r [u8]) {
+    let uri: &[u8] = &request.uri;
+    let Some(regex) = conf.and_then(|conf| conf.split.get_opt()) else { return (uri, b"") };
+    match regex.find(uri) {
+        Ok(Some(found)) => {
+            let group = |number| found.captures.text(uri, number).unwrap_or_default();
+            (group(1), group(2))
+        }
+        Ok(None) => (uri, b""),
+        Err(error) => {
+            request.log(Level::Alert, format_args!("{error}"));
+            (uri, b"")
+        }
+    }
+}
+
+fn append_script_name(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
+    let conf = request.scope().conf_of::<Conf>();
+    let (script, _) = split(request, conf);
+    out.extend_from_slice(script);
+    if script.ends_with(b"/")
+        && let Some(index) = conf.and_then(|conf| conf.index.get_opt())
+    {
+        out.extend_from_slice(index);
+    }
+    true
+}
+
+fn append_path_info(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
+    append(out, split(request, request.scope().conf_of::<Conf>()).1)
+}

@@ -1,0 +1,231 @@
+//! What fastcgi, scgi and uwsgi have in common: the parameters of a request, and its body.
+//! (<https://nginx.org/en/docs/http/ngx_http_fastcgi_module.html#fastcgi_param>)
+//!
+//! A request is a list of parameters: those of the configuration in their order, then a parameter `HTTP_NAME` for each
+//! field of the client, unless the configuration has one of that name. As in nginx a field that came more than once is
+//! one parameter; two fields whose names differ only in `-` and `_` are two, as the client has sent two.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use gale_base::log_level::Level;
+use gale_config::{Diagnostic, Statement};
+use gale_engine::configuration::Builder;
+use gale_http::configuration::builder::InHttp;
+use gale_http::request::Request;
+use gale_http::request::request_body::read_body;
+use gale_http::upstream::USUALLY_HIDDEN;
+use gale_http::upstream::sending::RequestBody;
+use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::variables::template::Template;
+use gale_protocol::gateway::{ParamsWriter, UnwritableParams, write_field_param};
+use gale_protocol::request::{KnownHeader, Version};
+use gale_runtime::Bytes;
+
+/// `fastcgi_param NAME VALUE [if_not_empty];`, `scgi_param`, `uwsgi_param`
+#[derive(Clone)]
+struct Param {
+    name: Box<[u8]>,
+    value: Template,
+    /// Without a value it is not sent.
+    is_optional: bool,
+}
+
+/// The parameters of a scope.
+#[derive(Default)]
+pub(crate) struct Params {
+    /// As written in this scope, then completed: those that are sent.
+    list: Vec<Param>,
+    /// The whole of it, once complete.
+    complete: Arc<Complete>,
+}
+
+#[derive(Default)]
+struct Complete {
+    list: Box<[Param]>,
+    /// The fields whose place a parameter has: in lower case, with `_` for `-`.
+    replaced: HashSet<Box<[u8]>>,
+}
+
+/// What a parameter that carries a field begins with.
+const FIELD_PREFIX: &[u8] = b"HTTP_";
+
+/// The host that the client asks for, as nginx tells it to applications: without what a `Host` may have besides.
+const HOST: (&str, &str) = ("HTTP_HOST", "$host$is_request_port$request_port");
+
+impl Params {
+    /// Adds what a directive says.
+    ///
+    /// # Errors
+    /// In nginx's words.
+    pub fn add(&mut self, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+        let value = builder.http_mut().template(&statement.args[1])?;
+        let is_optional = match statement.args.get(2) {
+            None => false,
+            Some(word) if &**word.text == b"if_not_empty" => true,
+            Some(word) => return Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span)),
+        };
+        self.list.push(Param { name: statement.args[0].text.as_slice().into(), value, is_optional });
+        Ok(())
+    }
+
+    /// Takes over the parent's parameters if there are none here, and completes them.
+    ///
+    /// # Errors
+    /// None: the texts are the program's own.
+    pub fn complete(&mut self, parent: Option<&Params>, builder: &mut Builder) -> Result<(), Diagnostic> {
+        match parent {
+            Some(parent) if self.list.is_empty() => {
+                self.list.clone_from(&parent.list);
+                self.complete = Arc::clone(&parent.complete);
+            }
+            _ => self.complete = Arc::new(Complete::new(&self.list, builder)?),
+        }
+        Ok(())
+    }
+
+    /// Writes the parameters of a request.
+    ///
+    /// # Errors
+    /// The protocol has no way to carry them.
+    pub fn write(
+        &self,
+        request: &Request,
+        settings: &UpstreamSettings,
+        out: &mut dyn ParamsWriter,
+    ) -> Result<(), UnwritableParams> {
+        let mut value = Vec::with_capacity(128);
+        for param in &self.complete.list {
+            value.clear();
+            param.value.append(request, &mut value);
+            if !(param.is_optional && value.is_empty()) {
+                out.push(&param.name, &value)?;
+            }
+        }
+        if *settings.pass_request_headers.get() {
+            let mut name = value;
+            for field in joined_fields(request) {
+                if !self.complete.replaces(field.name) {
+                    name.clear();
+                    write_field_param(&mut name, field.name);
+                    out.push(&name, &field.value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Complete {
+    fn new(written: &[Param], builder: &mut Builder) -> Result<Complete, Diagnostic> {
+        let mut list = written.to_vec();
+        if !list.iter().any(|param| param.name.eq_ignore_ascii_case(HOST.0.as_bytes())) {
+            let value = builder.http_mut().template(&Statement::synthetic(HOST.1, Vec::new()).name)?;
+            list.push(Param { name: HOST.0.as_bytes().into(), value, is_optional: true });
+        }
+        let carries_field =
+            |param: &Param| param.name.len() > FIELD_PREFIX.len() && param.name.starts_with(FIELD_PREFIX);
+        let fields = list.iter().filter(|param| carries_field(param));
+        let replaced = fields.map(|param| folded(&param.name[FIELD_PREFIX.len()..])).collect();
+        // As in nginx: with an empty text such a parameter only takes the field away.
+        list.retain(|param| !(carries_field(param) && param.value.is_empty()));
+        Ok(Complete { list: list.into(), replaced })
+    }
+
+    fn replaces(&self, field_name: &[u8]) -> bool {
+        // One of them is always there: that of the host.
+        self.replaced.len() == 1 && field_name.eq_ignore_ascii_case(b"Host")
+            || self.replaced.contains(&folded(field_name))
+    }
+}
+
+/// The name of a field as that of its parameter ends, in lower case.
+fn folded(name: &[u8]) -> Box<[u8]> {
+    name.iter().map(|byte| if *byte == b'-' { b'_' } else { byte.to_ascii_lowercase() }).collect()
+}
+
+/// A field of the client: its values, if it came more than once, are one.
+struct JoinedField<'r> {
+    name: &'r [u8],
+    known: Option<KnownHeader>,
+    value: Cow<'r, [u8]>,
+}
+
+/// As long as there are so few fields, those before are simply looked through.
+const FEW: usize = 24;
+
+fn joined_fields(request: &Request) -> Vec<JoinedField<'_>> {
+    let mut fields: Vec<JoinedField<'_>> = Vec::with_capacity(16);
+    let mut places: HashMap<Vec<u8>, usize> = HashMap::new();
+    for (field, name, value) in request.fields() {
+        let place = if fields.len() < FEW {
+            fields.iter().position(|before| match (before.known, field.known) {
+                (None, None) => before.name.eq_ignore_ascii_case(name),
+                (one, other) => one == other,
+            })
+        } else {
+            if places.is_empty() {
+                places = (0..).zip(&fields).map(|(place, field)| (field.name.to_ascii_lowercase(), place)).collect();
+            }
+            let place = places.get(&name.to_ascii_lowercase()).copied();
+            if place.is_none() {
+                places.insert(name.to_ascii_lowercase(), fields.len());
+            }
+            place
+        };
+        match place {
+            None => fields.push(JoinedField { name, known: field.known, value: Cow::Borrowed(value) }),
+            Some(place) => {
+                let before = &mut fields[place];
+                let separator: &[u8] = if before.known == Some(KnownHeader::Cookie) { b"; " } else { b", " };
+                let joined = before.value.to_mut();
+                joined.extend_from_slice(separator);
+                joined.extend_from_slice(value);
+            }
+        }
+    }
+    fields
+}
+
+/// The fields of responses that clients do not get unless they are passed by name.
+pub(crate) fn hidden() -> Vec<&'static str> {
+    ["Status"].iter().chain(USUALLY_HIDDEN).copied().collect()
+}
+
+/// The protocol that an application may change to: WebSocket, if the client asks for it.
+pub(crate) fn upgrade(request: &Request) -> Option<Bytes> {
+    const WEBSOCKET: &[u8] = b"websocket";
+    let is_asked_for = request.version() == Version::Http11
+        && request.is_main()
+        && request.header(KnownHeader::Upgrade).is_some_and(|token| token.eq_ignore_ascii_case(WEBSOCKET))
+        && request.connection_fields().iter().any(|name| name.eq_ignore_ascii_case(b"upgrade"));
+    is_asked_for.then(|| Bytes::from_static(WEBSOCKET))
+}
+
+/// The error log and the status for a request that cannot be written.
+pub(crate) fn refuse(request: &Request, protocol: &str, fault: UnwritableParams) -> u16 {
+    request.log(Level::Alert, format_args!("{protocol} {fault}"));
+    500
+}
+
+/// What is sent as a request's body, and how long it is if that is known. An error is the status that answers.
+pub(crate) async fn take_body(
+    request: &mut Request,
+    settings: &UpstreamSettings,
+    streams_chunked: bool,
+) -> Result<(RequestBody, Option<u64>), u16> {
+    let declared = request.declared_body_length();
+    let is_kept = request.body.is_some();
+    if !*settings.pass_request_body.get() || declared == Some(0) && !is_kept {
+        return Ok((RequestBody::None, Some(0)));
+    }
+    let can_stream = (declared.is_some() || streams_chunked) && !is_kept && request.is_main();
+    if !*settings.request_buffering.get() && can_stream {
+        return Ok((RequestBody::Client, declared));
+    }
+    // Few requests have to pay for it.
+    let stored = Box::pin(read_body(request)).await.map_err(|error| error.status())?;
+    let length = stored.length();
+    Ok((RequestBody::Stored(stored), Some(length)))
+}

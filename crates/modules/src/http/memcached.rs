@@ -1,0 +1,161 @@
+//! memcached: answers requests with values that a memcached server has.
+//!   set $memcached_key KEY;
+//!   memcached_pass ADDRESS;                             location, if in location
+//!   memcached_gzip_flag NUMBER;
+//!   and a part of what all modules have that pass requests on (`upstream_rows.rs`)
+//!                                                       http, server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_memcached_module.html>)
+
+use std::any::Any;
+
+use gale_base::log_level::Level;
+use gale_config::{Contexts, Custom, Diagnostic, One, Setting, Statement, Takes, slot, values};
+use gale_engine::configuration::Builder;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::files::set_content_type;
+use gale_http::request::phases::{Flow, Phase};
+use gale_http::upstream::memcached::MemcachedReader;
+use gale_http::upstream::receiving::ResponseReader;
+use gale_http::upstream::sending::{RequestBody, Unframed};
+use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::{KeepHead, Passing, pass_on};
+use gale_http::variables::template::{SizeTemplate, Template};
+use gale_protocol::memcached::write_get;
+use gale_protocol::request::Method;
+use gale_runtime::Bytes;
+
+use crate::http::upstream_pass::PassRequests;
+use crate::http::upstream_rows::{self, fix, own_row, row};
+use crate::http::upstream_target::{AddressPass, plain};
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "http_memcached",
+    directives: &[
+        Directive {
+            contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
+            ..own_row(
+                "memcached_pass",
+                Takes::Exactly(1),
+                "",
+                "The server, or group of servers, that is asked for the value of $memcached_key.",
+                &Custom(memcached_pass),
+            )
+        },
+        own_row(
+            "memcached_gzip_flag",
+            Takes::Exactly(1),
+            "0",
+            "The bits of a value's flags that say that it is compressed.",
+            &One { parse: values::number, slot: slot!(Conf, gzip_flag) },
+        ),
+        row!(Conf, "memcached", "_bind", Takes::Between(1, 2), "off",
+            "The address that connections to servers come from.", with bind, bind),
+        row!(Conf, "memcached", "_socket_keepalive", Takes::Flag, "off",
+            "Whether the kernel checks connections to servers that are silent (SO_KEEPALIVE).",
+            values flag, socket_keepalive),
+        row!(Conf, "memcached", "_connect_timeout", Takes::Exactly(1), "60s",
+            "How long connecting to a server may take.", values time_ms, connect_timeout),
+        row!(Conf, "memcached", "_send_timeout", Takes::Exactly(1), "60s",
+            "How long a server may take nothing of a request.", values time_ms, send_timeout),
+        row!(Conf, "memcached", "_read_timeout", Takes::Exactly(1), "60s",
+            "How long a server may be silent.", values time_ms, read_timeout),
+        row!(Conf, "memcached", "_buffer_size", Takes::Exactly(1), "4k",
+            "How long the first line of a reply may be.", values size, buffer_size),
+        row!(Conf, "memcached", "_next_upstream", Takes::AtLeast(1), "error timeout",
+            "What has the next server of a group tried.", with memcached_next_upstream, next_upstream),
+        row!(Conf, "memcached", "_next_upstream_tries", Takes::Exactly(1), "0",
+            "How many servers are tried; 0 for all.", values number, next_upstream_tries),
+        row!(Conf, "memcached", "_next_upstream_timeout", Takes::Exactly(1), "0",
+            "For how long servers are tried; 0 for ever.", values time_ms, next_upstream_timeout),
+    ],
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::Content,
+            &PassRequests {
+                has_target: |conf: &Conf| conf.pass.is_some(),
+                settings: |conf| &conf.upstream,
+                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
+            },
+        )],
+        ..HttpPart::EMPTY
+    }],
+};
+
+/// The settings of a scope.
+#[derive(Default)]
+struct Conf {
+    upstream: UpstreamSettings,
+    /// Not inherited: what answers a location is its own.
+    pass: Option<(AddressPass, Template)>,
+    gzip_flag: Setting<u64>,
+}
+
+fn memcached_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let pass = AddressPass::read(builder, statement, conf.pass.is_some(), plain)?;
+    let mut word = statement.name.clone();
+    word.text = "$memcached_key".into();
+    conf.pass = Some((pass, builder.http_mut().template(&word)?));
+    Ok(())
+}
+
+fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
+    let settings = &mut conf.upstream;
+    fix(&mut settings.socket_rcvbuf, 0);
+    fix(&mut settings.socket_sndbuf, 0);
+    fix(&mut settings.buffers, (8, 4096));
+    fix(&mut settings.buffering, false);
+    fix(&mut settings.request_buffering, true);
+    fix(&mut settings.max_temp_file_size, 0);
+    fix(&mut settings.ignore_client_abort, false);
+    fix(&mut settings.intercept_errors, true);
+    settings.answers_not_found = true;
+    fix(&mut settings.force_ranges, true);
+    fix(&mut settings.limit_rate, SizeTemplate::Constant(0));
+    fix(&mut settings.pass_request_headers, false);
+    fix(&mut settings.pass_request_body, false);
+    upstream_rows::complete(settings, builder, false, "memcached", "memcached", &[])
+}
+
+/// Asks a server for the value. An error is the status that answers.
+async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
+    if !matches!(request.method(), Method::Get | Method::Head) {
+        return Err(405);
+    }
+    let (pass, key) = conf.pass.as_ref().expect("there whenever the handler is");
+    let target = pass.resolve(request).await?;
+    let key = key.evaluate(request);
+    if key.is_empty() {
+        request.log(Level::Error, format_args!("the \"$memcached_key\" variable is not set"));
+        return Err(500);
+    }
+    set_content_type(request);
+    let mut line = Vec::with_capacity(key.len() + 16);
+    let key_length = write_get(&mut line, &key);
+    let head = Bytes::from(line);
+    let key = head.slice(head.len() - 2 - key_length..head.len() - 2);
+    let line_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
+    let gzip_flag = *conf.gzip_flag.get();
+    let reader = || -> Box<dyn ResponseReader> { Box::new(MemcachedReader::new(key.clone(), line_max, gzip_flag)) };
+    let mut passing = Passing {
+        selection: target.select(request),
+        upstream: target.upstream(request).cloned(),
+        scheme: "memcached://",
+        tls: None,
+        uri: Bytes::new(),
+        head,
+        body: RequestBody::None,
+        framing: &Unframed,
+        reader: &reader,
+        settings: &conf.upstream,
+        rewriter: &KeepHead,
+        upgrade: None,
+        reuses_connections: true,
+    };
+    Ok(pass_on(request, &mut passing).await)
+}

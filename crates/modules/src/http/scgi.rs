@@ -1,0 +1,123 @@
+//! scgi: passes requests to SCGI applications.
+//!   scgi_pass ADDRESS;                                  location, if in location
+//!   scgi_param NAME VALUE [if_not_empty];
+//!   and what all modules have that pass requests on (`upstream_rows.rs`)
+//!                                                       http, server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_scgi_module.html>)
+
+use std::any::Any;
+
+use gale_config::{Contexts, Custom, Diagnostic, Statement, Takes};
+use gale_engine::configuration::Builder;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Flow, Phase};
+use gale_http::upstream::cgi::CgiReader;
+use gale_http::upstream::receiving::ResponseReader;
+use gale_http::upstream::sending::Unframed;
+use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::{KeepHead, Passing, pass_on};
+use gale_protocol::scgi;
+use gale_runtime::Bytes;
+
+use crate::http::gateway::{self, Params};
+use crate::http::upstream_pass::PassRequests;
+use crate::http::upstream_rows::{self, own_row as row, upstream_rows};
+use crate::http::upstream_target::{AddressPass, plain};
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "http_scgi",
+    directives: upstream_rows!(
+        Conf,
+        "scgi",
+        "/var/lib/gale/scgi",
+        [
+            Directive {
+                contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
+                ..row(
+                    "scgi_pass",
+                    Takes::Exactly(1),
+                    "",
+                    "The application, or group of applications, that requests are passed to.",
+                    &Custom(scgi_pass),
+                )
+            },
+            row(
+                "scgi_param",
+                Takes::Between(2, 3),
+                "",
+                "A parameter of requests; with if_not_empty it is sent only if it has a value.",
+                &Custom(scgi_param),
+            ),
+        ]
+    ),
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::Content,
+            &PassRequests {
+                has_target: |conf: &Conf| conf.pass.is_some(),
+                settings: |conf| &conf.upstream,
+                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
+            },
+        )],
+        ..HttpPart::EMPTY
+    }],
+};
+
+/// The settings of a scope.
+#[derive(Default)]
+struct Conf {
+    upstream: UpstreamSettings,
+    /// Not inherited: what answers a location is its own.
+    pass: Option<AddressPass>,
+    params: Params,
+}
+
+fn scgi_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    conf.pass = Some(AddressPass::read(builder, statement, conf.pass.is_some(), plain)?);
+    Ok(())
+}
+
+fn scgi_param(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    conf.params.add(builder, statement)
+}
+
+fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
+    let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
+    conf.params.complete(parent.map(|parent| &parent.params), builder)?;
+    let passes_requests = conf.pass.is_some();
+    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "scgi", "scgi", &gateway::hidden())
+}
+
+/// Passes a request on. An error is the status that answers it.
+async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
+    let target = conf.pass.as_ref().expect("there whenever the handler is").resolve(request).await?;
+    let (body, length) = gateway::take_body(request, &conf.upstream, false).await?;
+    let mut head = Vec::with_capacity(1024);
+    let mut params = scgi::Params::new(&mut head, length.unwrap_or(0));
+    let written = conf.params.write(request, &conf.upstream, &mut params);
+    written.map_err(|fault| gateway::refuse(request, "scgi", fault))?;
+    params.finish();
+    let head_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
+    let reader = || -> Box<dyn ResponseReader> { Box::new(CgiReader::new(head_max)) };
+    let mut passing = Passing {
+        selection: target.select(request),
+        upstream: target.upstream(request).cloned(),
+        scheme: "scgi://",
+        tls: None,
+        uri: Bytes::new(),
+        head: Bytes::from(head),
+        body,
+        framing: &Unframed,
+        reader: &reader,
+        settings: &conf.upstream,
+        rewriter: &KeepHead,
+        upgrade: gateway::upgrade(request),
+        reuses_connections: false,
+    };
+    Ok(pass_on(request, &mut passing).await)
+}

@@ -1,0 +1,168 @@
+//! uwsgi: passes requests to uwsgi applications, those in Python above all.
+//!   uwsgi_pass [uwsgi://]ADDRESS;                       location, if in location
+//!   uwsgi_param NAME VALUE [if_not_empty];
+//!   uwsgi_modifier1 NUMBER;  uwsgi_modifier2 NUMBER;  uwsgi_string TEXT;
+//!   and what all modules have that pass requests on (`upstream_rows.rs`)
+//!                                                       http, server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_uwsgi_module.html>)
+
+use std::any::Any;
+
+use bstr::BString;
+use gale_config::{Contexts, Custom, Diagnostic, One, Setting, Statement, Takes, slot, values};
+use gale_engine::configuration::Builder;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Flow, Phase};
+use gale_http::upstream::cgi::CgiReader;
+use gale_http::upstream::receiving::ResponseReader;
+use gale_http::upstream::sending::Unframed;
+use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::{KeepHead, Passing, pass_on};
+use gale_protocol::uwsgi;
+use gale_runtime::Bytes;
+
+use crate::http::gateway::{self, Params};
+use crate::http::upstream_pass::PassRequests;
+use crate::http::upstream_rows::{self, own_row as row, upstream_rows};
+use crate::http::upstream_target::AddressPass;
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "http_uwsgi",
+    directives: upstream_rows!(
+        Conf,
+        "uwsgi",
+        "/var/lib/gale/uwsgi",
+        [
+            Directive {
+                contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
+                ..row(
+                    "uwsgi_pass",
+                    Takes::Exactly(1),
+                    "",
+                    "The application, or group of applications, that requests are passed to.",
+                    &Custom(uwsgi_pass),
+                )
+            },
+            row(
+                "uwsgi_param",
+                Takes::Between(2, 3),
+                "",
+                "A parameter of requests; with if_not_empty it is sent only if it has a value.",
+                &Custom(uwsgi_param),
+            ),
+            row(
+                "uwsgi_modifier1",
+                Takes::Exactly(1),
+                "0",
+                "The first modifier of requests: what kind of application is asked.",
+                &One { parse: modifier, slot: slot!(Conf, modifier1) },
+            ),
+            row(
+                "uwsgi_modifier2",
+                Takes::Exactly(1),
+                "0",
+                "The second modifier of requests.",
+                &One { parse: modifier, slot: slot!(Conf, modifier2) },
+            ),
+            row(
+                "uwsgi_string",
+                Takes::Exactly(1),
+                "",
+                "What requests have behind all parameters, as it is.",
+                &One { parse: values::string, slot: slot!(Conf, string) },
+            ),
+        ]
+    ),
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::Content,
+            &PassRequests {
+                has_target: |conf: &Conf| conf.pass.is_some(),
+                settings: |conf| &conf.upstream,
+                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
+            },
+        )],
+        ..HttpPart::EMPTY
+    }],
+};
+
+/// The settings of a scope.
+#[derive(Default)]
+struct Conf {
+    upstream: UpstreamSettings,
+    /// Not inherited: what answers a location is its own.
+    pass: Option<AddressPass>,
+    params: Params,
+    modifier1: Setting<u8>,
+    modifier2: Setting<u8>,
+    string: Setting<BString>,
+}
+
+fn uwsgi_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    conf.pass = Some(AddressPass::read(builder, statement, conf.pass.is_some(), without_scheme)?);
+    Ok(())
+}
+
+/// The address behind a scheme, if there is one.
+fn without_scheme(text: &[u8]) -> Result<&[u8], &'static str> {
+    let behind = |scheme: &[u8]| {
+        let (start, rest) = text.split_at_checked(scheme.len())?;
+        start.eq_ignore_ascii_case(scheme).then_some(rest)
+    };
+    match (behind(b"uwsgi://"), behind(b"suwsgi://")) {
+        (Some(address), _) => Ok(address),
+        (None, Some(_)) => Err("suwsgi protocol requires SSL support"),
+        (None, None) => Ok(text),
+    }
+}
+
+fn uwsgi_param(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    conf.params.add(builder, statement)
+}
+
+fn modifier(statement: &Statement) -> Result<u8, Diagnostic> {
+    values::number_between(statement, 0, u8::MAX.into()).map(|number| number as u8)
+}
+
+fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
+    let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
+    conf.params.complete(parent.map(|parent| &parent.params), builder)?;
+    let passes_requests = conf.pass.is_some();
+    upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "uwsgi", "uwsgi", &gateway::hidden())
+}
+
+/// Passes a request on. An error is the status that answers it.
+async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
+    let target = conf.pass.as_ref().expect("there whenever the handler is").resolve(request).await?;
+    let (body, _) = gateway::take_body(request, &conf.upstream, false).await?;
+    let mut head = Vec::with_capacity(1024);
+    let mut params = uwsgi::Params::new(&mut head, *conf.modifier1.get(), *conf.modifier2.get());
+    let written = conf.params.write(request, &conf.upstream, &mut params);
+    let string = conf.string.get_opt().map_or(&b""[..], |string| string);
+    let written = written.and_then(|()| params.push_raw(string));
+    written.map_err(|fault| gateway::refuse(request, "uwsgi", fault))?;
+    params.finish();
+    let head_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
+    let reader = || -> Box<dyn ResponseReader> { Box::new(CgiReader::new(head_max)) };
+    let mut passing = Passing {
+        selection: target.select(request),
+        upstream: target.upstream(request).cloned(),
+        scheme: "uwsgi://",
+        tls: None,
+        uri: Bytes::new(),
+        head: Bytes::from(head),
+        body,
+        framing: &Unframed,
+        reader: &reader,
+        settings: &conf.upstream,
+        rewriter: &KeepHead,
+        upgrade: gateway::upgrade(request),
+        reuses_connections: false,
+    };
+    Ok(pass_on(request, &mut passing).await)
+}

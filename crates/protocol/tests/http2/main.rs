@@ -1,0 +1,6 @@
+//! HTTP/2 by behaviour.
+
+mod connection;
+mod peer;
+mod rules;
+mod split;

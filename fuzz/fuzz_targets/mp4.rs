@@ -1,0 +1,35 @@
+//! The index of an MP4 file, cut: what is sent lies in the file and is not much longer, whatever its atoms say.
+//!
+//! The first bytes are the times, in thousandths of a second, and whether the part begins with a key frame.
+#![no_main]
+
+use std::io;
+
+use gale_modules::http::mp4::movie::{Cut, Source, cut};
+use libfuzzer_sys::fuzz_target;
+
+struct File<'f>(&'f [u8]);
+
+impl Source for File<'_> {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+        let rest = usize::try_from(offset).ok().and_then(|offset| self.0.get(offset..)).unwrap_or_default();
+        let count = rest.len().min(into.len());
+        into[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    }
+}
+
+fuzz_target!(|input: (u16, u16, bool, &[u8])| {
+    let (start, length, begins_with_key_frame, file) = input;
+    let wanted = Cut {
+        start_ms: start.into(),
+        length_ms: Some(u64::from(length)).filter(|&length| length > 0),
+        begins_with_key_frame,
+        index_bytes_max: 1 << 20,
+    };
+    if let Ok(Some(part)) = cut(&File(file), file.len() as u64, &wanted, "film") {
+        assert!(part.data.start < part.data.end && part.data.end <= file.len() as u64);
+        // Headers that were missing, and an edit list, for each track.
+        assert!(part.head.len() <= 4 * file.len() + 64);
+    }
+});

@@ -1,0 +1,247 @@
+//! WebSockets and other protocols through the proxy: who may change to what, and what a tunnel does until it ends.
+
+mod support;
+
+use support::{Asked, Backend, Client, Driver, Response, Server, Setup, with_each_driver};
+
+with_each_driver!(
+    websockets_need_no_configuration,
+    websockets_work_with_the_lines_that_nginx_needs,
+    other_protocols_are_for_those_that_the_configuration_names,
+    a_change_that_nobody_has_asked_for_is_refused,
+    data_that_comes_with_the_agreement_is_not_lost,
+    each_direction_ends_on_its_own,
+    an_idle_tunnel_ends_after_the_read_timeout,
+    a_tunnel_survives_a_reload,
+    ends_that_write_without_reading_are_held_up_and_lose_nothing,
+    a_reset_of_one_end_ends_the_other,
+);
+
+const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n";
+
+fn request(target: &str, upgrade: &str) -> String {
+    let connection = "Connection: keep-alive, Upgrade\r\n";
+    format!("GET {target} HTTP/1.1\r\nHost: h\r\nUpgrade: {upgrade}\r\n{connection}{KEY}\r\n")
+}
+
+fn agreement(upgrade: &str) -> String {
+    format!("HTTP/1.1 101 Switching Protocols\r\nUpgrade: {upgrade}\r\nConnection: Upgrade\r\nX-Own: 1\r\n\r\n")
+}
+
+/// A backend, and a server whose location passes to it with this in its block.
+fn start(driver: Driver, more: &str) -> (Backend, Server) {
+    let backend = Backend::tcp();
+    let setup = Setup::server(driver, "location / { MORE proxy_pass http://ADDRESS; }").replace("MORE", more);
+    let server = setup.replace("ADDRESS", backend.address()).start();
+    (backend, server)
+}
+
+/// Asks for a WebSocket and has the backend agree.
+fn open(backend: &Backend, server: &Server) -> (Client, Client, Asked, Response) {
+    let mut client = server.connect();
+    client.send(request("/", "websocket"));
+    let mut peer = backend.accept();
+    let asked = peer.request();
+    peer.send(agreement("websocket"));
+    let response = client.response();
+    assert_eq!(response.status, 101);
+    (client, peer, asked, response)
+}
+
+/// What one end says arrives at the other.
+fn converse(client: &mut Client, peer: &mut Client) {
+    for text in ["hello", "\0\x01\u{ff}\r\n\r\nGET / HTTP/1.1\r\n\r\n", "x"] {
+        client.send(text);
+        assert_eq!(peer.take(text.len()), text.as_bytes());
+        peer.send(text);
+        assert_eq!(client.take(text.len()), text.as_bytes());
+    }
+}
+
+fn websockets_need_no_configuration(driver: Driver) {
+    let (backend, server) = start(driver, "");
+    let (mut client, mut peer, asked, response) = open(&backend, &server);
+    let fields = format!("Host: {}\nUpgrade: websocket\nConnection: upgrade\n{KEY}", backend.address());
+    assert_eq!(asked.fields(), fields.replace("\r\n", "\n"));
+    let upgrade = response.header("Upgrade").map(str::to_ascii_lowercase);
+    let connection = response.header("Connection").map(str::to_ascii_lowercase);
+    assert_eq!((upgrade.as_deref(), connection.as_deref()), (Some("websocket"), Some("upgrade")));
+    assert_eq!((response.header("X-Own"), response.header("Transfer-Encoding")), (Some("1"), None));
+    converse(&mut client, &mut peer);
+    client.close_both();
+    peer.assert_closed();
+    drop(peer);
+    server.directory.wait_line("access.log", "\"GET / HTTP/1.1\" 101");
+    server.stop();
+}
+
+fn websockets_work_with_the_lines_that_nginx_needs(driver: Driver) {
+    let (backend, server) = start(
+        driver,
+        "proxy_http_version 1.1; proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection \"upgrade\";",
+    );
+    let (mut client, mut peer, asked, _) = open(&backend, &server);
+    assert_eq!((asked.header("Upgrade"), asked.header("Connection")), (Some("websocket"), Some("upgrade")));
+    converse(&mut client, &mut peer);
+    // A request that asks for nothing is not made to.
+    let mut client = server.connect();
+    client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    let mut peer = backend.accept();
+    let asked = peer.request();
+    assert_eq!((asked.header("Upgrade"), asked.header("Connection")), (None, None));
+    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+    assert_eq!(client.response().status, 200);
+    server.stop();
+}
+
+/// What the backend hears of a wish for this protocol.
+fn heard(driver: Driver, more: &str, upgrade: &str) -> Option<String> {
+    let (backend, server) = start(driver, more);
+    let mut client = server.connect();
+    client.send(request("/", upgrade));
+    let mut peer = backend.accept();
+    let asked = peer.request();
+    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno");
+    assert_eq!(client.response().text(), "no");
+    server.stop();
+    assert_eq!(asked.header("Connection").is_some(), asked.header("Upgrade").is_some(), "{asked:?}");
+    asked.header("Upgrade").map(str::to_owned)
+}
+
+fn other_protocols_are_for_those_that_the_configuration_names(driver: Driver) {
+    let set = "proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection upgrade;";
+    for (more, upgrade, expected) in [
+        ("", "WebSocket", Some("WebSocket")),
+        ("", "foo", None),
+        ("", "websocket, foo", None),
+        ("proxy_upgrade foo;", "foo", Some("foo")),
+        ("proxy_upgrade foo;", "websocket", None),
+        ("proxy_upgrade foo websocket;", "websocket", Some("websocket")),
+        ("proxy_upgrade off;", "websocket", None),
+        ("proxy_http_version 1.0;", "websocket", None),
+        (set, "foo", Some("foo")),
+        (set, "h2c", None),
+        ("proxy_upgrade foo;", "h2c", None),
+    ] {
+        assert_eq!(heard(driver, more, upgrade).as_deref(), expected, "{more} {upgrade}");
+    }
+}
+
+fn a_change_that_nobody_has_asked_for_is_refused(driver: Driver) {
+    let (backend, server) = start(driver, "");
+    for (number, (asked, given)) in
+        [("websocket", "foo"), ("foo", "foo"), ("h2c", "h2c"), ("websocket", "websocket, foo"), ("foo", "websocket")]
+            .into_iter()
+            .enumerate()
+    {
+        let mut client = server.connect();
+        client.send(request(&format!("/{number}"), asked));
+        let mut peer = backend.accept();
+        peer.request();
+        peer.send(agreement(given));
+        assert_eq!(client.response().status, 502, "{asked} {given}");
+        peer.assert_closed();
+        let line = server.wait_logged(&format!("\"GET /{number} HTTP/1.1\""));
+        assert!(line.contains("upstream sent unexpected \"101 Switching Protocols\""), "{line}");
+    }
+    // One without a token.
+    let mut client = server.connect();
+    client.send(request("/none", "websocket"));
+    let mut peer = backend.accept();
+    peer.request();
+    peer.send("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\r\n");
+    assert_eq!(client.response().status, 502);
+    server.stop();
+}
+
+fn data_that_comes_with_the_agreement_is_not_lost(driver: Driver) {
+    let (backend, server) = start(driver, "");
+    let mut client = server.connect();
+    client.send(format!("{}early", request("/", "websocket")));
+    let mut peer = backend.accept();
+    peer.request();
+    peer.send(format!("{}first", agreement("websocket")));
+    assert_eq!(client.response().status, 101);
+    assert_eq!(client.take(5), b"first");
+    assert_eq!(peer.take(5), b"early");
+    converse(&mut client, &mut peer);
+    server.stop();
+}
+
+fn each_direction_ends_on_its_own(driver: Driver) {
+    let (backend, server) = start(driver, "");
+    let (mut client, mut peer, ..) = open(&backend, &server);
+    client.send("last");
+    client.finish_sending();
+    assert_eq!(peer.read_to_end(), b"last");
+    peer.send("answer");
+    assert_eq!(client.take(6), b"answer");
+    peer.close_both();
+    client.assert_closed();
+    let (mut client, mut peer, ..) = open(&backend, &server);
+    peer.send("last");
+    peer.finish_sending();
+    assert_eq!(client.read_to_end(), b"last");
+    client.send("answer");
+    assert_eq!(peer.take(6), b"answer");
+    client.close_both();
+    peer.assert_closed();
+    server.stop();
+}
+
+fn an_idle_tunnel_ends_after_the_read_timeout(driver: Driver) {
+    let (backend, server) = start(driver, "proxy_read_timeout 1s;");
+    let (mut client, mut peer, ..) = open(&backend, &server);
+    converse(&mut client, &mut peer);
+    client.assert_closed();
+    peer.assert_closed();
+    server.wait_logged("upstream timed out (110: Connection timed out) while proxying upgraded connection");
+    server.stop();
+}
+
+fn a_tunnel_survives_a_reload(driver: Driver) {
+    let (backend, mut server) = start(driver, "");
+    let (mut client, mut peer, ..) = open(&backend, &server);
+    for _ in 0..3 {
+        server.reload_http(driver, "server { listen %UNIX%; return 200 new; }");
+        converse(&mut client, &mut peer);
+    }
+    assert_eq!(server.get("/").text(), "new");
+    client.close_both();
+    peer.assert_closed();
+    server.stop();
+}
+
+fn ends_that_write_without_reading_are_held_up_and_lose_nothing(driver: Driver) {
+    let (backend, server) = start(driver, "");
+    let (mut client, mut peer, ..) = open(&backend, &server);
+    let bytes: Vec<u8> = (0..8_000_000_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let (mut from_client, mut from_peer) = (client.sender(), peer.sender());
+    std::thread::scope(|scope| {
+        let sent = scope.spawn(|| from_client.send(&bytes));
+        let returned = scope.spawn(|| from_peer.send(&bytes));
+        // Both are stuck by now, or will be: nobody has read anything.
+        let taken = scope.spawn(|| peer.take(bytes.len()));
+        assert!(client.take(bytes.len()) == bytes);
+        assert!(taken.join().expect("read") == bytes);
+        sent.join().expect("sent");
+        returned.join().expect("sent");
+    });
+    converse(&mut client, &mut peer);
+    server.stop();
+}
+
+fn a_reset_of_one_end_ends_the_other(driver: Driver) {
+    let (backend, server) = start(driver, "");
+    let (mut client, peer, ..) = open(&backend, &server);
+    // What was not read makes a reset of the end.
+    client.send("unread");
+    peer.wait_readable();
+    drop(peer);
+    assert!(client.read_to_end().is_empty());
+    server.wait_logged(" while proxying upgraded connection");
+    let (client, mut peer, ..) = open(&backend, &server);
+    drop(client);
+    peer.assert_closed();
+    server.stop();
+}
