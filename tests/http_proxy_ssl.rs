@@ -1,13 +1,14 @@
 //! `proxy_pass https://…`: handshakes with servers, what their certificates have to be, and requests over TLS.
 
+#[path = "support/authority.rs"]
+mod authority;
 mod support;
-#[path = "support/tls.rs"]
-mod tls;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
+use authority::{Authority, Pair, is_for, params};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -15,7 +16,6 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::version::{TLS12, TLS13};
 use rustls::{HandshakeKind, RootCertStore, ServerConfig, ServerConnection, StreamOwned, SupportedProtocolVersion};
 use support::{Backend, Client, Driver, Server, Setup, with_each_driver};
-use tls::{Authority, Pair, is_for};
 
 with_each_driver!(
     requests_and_responses_of_any_size_are_whole,
@@ -211,7 +211,7 @@ fn only_good_certificates_are_taken_where_they_are_verified(driver: Driver) {
         ),
         (&stranger.ecdsa(&["example.com"]), named, Some("upstream SSL certificate verify error: (2")),
         (
-            &authority.expired(&["example.com"]),
+            &expired(&authority, "example.com"),
             named,
             Some("upstream SSL certificate verify error: (10:certificate has expired) while SSL handshaking"),
         ),
@@ -437,4 +437,12 @@ fn settings_that_cannot_be_are_errors(driver: Driver) {
         let message = message.replace("%DIR%", &server.directory.path().display().to_string());
         assert!(said.contains(&message), "{message}: {said}");
     }
+}
+
+/// A certificate that nobody takes any more.
+fn expired(authority: &Authority, name: &str) -> Pair {
+    let mut params = params(&[name]);
+    params.not_before = rcgen::date_time_ymd(2001, 1, 1);
+    params.not_after = rcgen::date_time_ymd(2002, 1, 1);
+    authority.sign(params, rcgen::KeyPair::generate().expect("a key"))
 }

@@ -1,5 +1,7 @@
 //! `listen … ssl`: handshakes, who answers them, and requests over TLS.
 
+#[path = "support/authority.rs"]
+mod authority;
 mod support;
 #[path = "support/tls.rs"]
 mod tls;
@@ -7,10 +9,11 @@ mod tls;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
+use authority::{Authority, Pair, is_for};
 use rustix::process::Signal;
 use rustls::{HandshakeKind, ProtocolVersion};
 use support::{Client, Driver, Server, Setup, with_each_driver};
-use tls::{Authority, Pair, Tls, is_for};
+use tls::Tls;
 
 with_each_driver!(
     both_versions_answer_and_say_what_they_are,

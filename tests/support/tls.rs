@@ -1,80 +1,18 @@
-//! Certificates for tests, and clients that speak TLS.
+//! Clients that speak TLS.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, PKCS_ECDSA_P256_SHA256,
-    PKCS_RSA_SHA256, SignatureAlgorithm,
-};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::version::{TLS12, TLS13};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion};
 
+use super::authority::{Authority, Pair};
 use super::support::{Client, DEADLINE};
-
-/// An authority.
-pub struct Authority {
-    pub pem: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-/// A certificate with its key, both in PEM.
-pub struct Pair {
-    pub certificate: String,
-    pub key: String,
-}
-
-impl Authority {
-    pub fn new(name: &str) -> Authority {
-        let key = KeyPair::generate().expect("a key");
-        let mut params = CertificateParams::new(Vec::new()).expect("no names");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name = named(name);
-        let certificate = params.self_signed(&key).expect("a certificate");
-        Authority { pem: certificate.pem(), issuer: Issuer::new(params, key) }
-    }
-
-    /// A certificate for these names; the first one is its subject's.
-    pub fn issue(&self, names: &[&str], algorithm: &'static SignatureAlgorithm) -> Pair {
-        let key = KeyPair::generate_for(algorithm).expect("a key");
-        let mut params =
-            CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).expect("names");
-        params.distinguished_name = named(names[0]);
-        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
-        Pair { certificate: certificate.pem(), key: key.serialize_pem() }
-    }
-
-    /// A certificate that nobody takes any more.
-    #[allow(dead_code, reason = "only some of the tests that have authorities want one")]
-    pub fn expired(&self, names: &[&str]) -> Pair {
-        let key = KeyPair::generate().expect("a key");
-        let mut params =
-            CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).expect("names");
-        params.not_before = rcgen::date_time_ymd(2001, 1, 1);
-        params.not_after = rcgen::date_time_ymd(2002, 1, 1);
-        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
-        Pair { certificate: certificate.pem(), key: key.serialize_pem() }
-    }
-
-    pub fn ecdsa(&self, names: &[&str]) -> Pair {
-        self.issue(names, &PKCS_ECDSA_P256_SHA256)
-    }
-
-    pub fn rsa(&self, names: &[&str]) -> Pair {
-        self.issue(names, &PKCS_RSA_SHA256)
-    }
-}
-
-fn named(name: &str) -> DistinguishedName {
-    let mut names = DistinguishedName::new();
-    names.push(DnType::CommonName, name);
-    names
-}
 
 /// How clients speak TLS.
 pub struct Tls {
@@ -174,9 +112,4 @@ impl Write for Session {
     fn flush(&mut self) -> std::io::Result<()> {
         self.stream.flush()
     }
-}
-
-/// The name in a certificate.
-pub fn is_for(certificate: &CertificateDer<'_>, pair: &Pair) -> bool {
-    CertificateDer::from_pem_slice(pair.certificate.as_bytes()).expect("PEM") == *certificate
 }

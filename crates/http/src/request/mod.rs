@@ -499,6 +499,11 @@ impl Request {
         }
     }
 
+    /// Whether something of the body was read and is with nobody any more: it was passed on as it came.
+    pub fn body_is_gone(&self) -> bool {
+        self.is_main() && self.body.is_none() && self.exchange().received() > 0
+    }
+
     /// The protocol version.
     pub fn version(&self) -> Version {
         self.parsed.version

@@ -56,7 +56,11 @@ impl Pump {
                 Some(rate) => match rate.poll_next(&mut self.body, request, context) {
                     Poll::Ready(Err(gone)) => return Poll::Ready(Err(gone)),
                     Poll::Ready(Ok(item)) => Poll::Ready(item),
-                    Poll::Pending => Poll::Pending,
+                    Poll::Pending => {
+                        // A client that is slow because it has to be does not hold up where the body comes from.
+                        self.body.poll_ahead(request, context);
+                        Poll::Pending
+                    }
                 },
             };
             match item {

@@ -20,7 +20,7 @@ use crate::request::phases::{CLIENT_LEFT, Flow};
 use crate::request::request_body::log_error;
 use crate::request::{PassedTo, Request};
 use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
-use crate::upstream::record::Records;
+use crate::upstream::record::{Attempt, Records};
 use crate::upstream::response::{self, HeadRewriter};
 use crate::upstream::sending::{BodyFraming, RequestBody, SendError, Sending};
 use crate::upstream::settings::{RetryOn, UpstreamSettings};
@@ -95,6 +95,15 @@ const SHAKING_HANDS: &str = "SSL handshaking to upstream";
 const SENDING: &str = "sending request to upstream";
 const READING: &str = "reading response header from upstream";
 
+/// How far a request has come with all servers together: what may be done again depends on it.
+#[derive(Clone, Copy, Default)]
+struct Progress {
+    /// A byte of it was sent.
+    is_sent: bool,
+    /// Something of the client's body was taken that nobody has any more.
+    has_taken_body: bool,
+}
+
 /// Why a server did not answer. The error log knows.
 enum Failure {
     /// Another one may be tried, if the location says so of this; else this is the status. What was being done.
@@ -110,6 +119,7 @@ pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
     let records = Records::begin(request);
     let began = gale_runtime::now();
     let mut tries: u64 = 0;
+    let mut progress = Progress::default();
     loop {
         let started = gale_runtime::now();
         let chosen = match passing.selection.next() {
@@ -124,11 +134,14 @@ pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
         tries += 1;
         records.add(Arc::clone(chosen.shared_name()), started);
         show(request, passing, Arc::clone(chosen.shared_name()));
-        let mut sent = false;
         let mut may_reuse = passing.reuses_connections;
         let answer = loop {
-            match attempt(request, passing, &chosen, &records, may_reuse, &mut sent).await {
-                Err(Failure::Stale) => may_reuse = false,
+            match attempt(request, passing, &chosen, &records, may_reuse, &mut progress).await {
+                Err(Failure::Stale) => {
+                    // Unseen, as if it had begun now.
+                    may_reuse = false;
+                    records.note(Attempt::begin_anew);
+                }
                 answer => break answer,
             }
         };
@@ -140,7 +153,7 @@ pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
                 }
                 records.last().status = head.status;
                 let on = RetryOn::of_status(head.status).filter(|_| passing.selection.tries_left() > 0);
-                may_go_on = on.is_some_and(|on| passing.take_retry(request, on, sent, tries, began));
+                may_go_on = on.is_some_and(|on| passing.take_retry(request, on, progress, tries, began));
                 match on.filter(|_| may_go_on) {
                     None => {
                         answering.chosen = Some(chosen);
@@ -161,7 +174,8 @@ pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
             tell_of_failure(request, &mut chosen, action);
         }
         drop(chosen);
-        if passing.selection.tries_left() == 0 || !may_go_on && !passing.take_retry(request, on, sent, tries, began) {
+        if passing.selection.tries_left() == 0 || !may_go_on && !passing.take_retry(request, on, progress, tries, began)
+        {
             return Flow::Respond(status);
         }
     }
@@ -189,8 +203,8 @@ fn no_server(request: &mut Request, passing: &Passing<'_>, records: &Records, no
 
 impl Passing<'_> {
     /// Whether the next server is tried, after so many tries that began then. If so, it counts in the group's budget.
-    fn take_retry(&self, request: &Request, on: RetryOn, sent: bool, tries: u64, began: Moment) -> bool {
-        if !self.may_retry(request, on, sent, tries, began) {
+    fn take_retry(&self, request: &Request, on: RetryOn, progress: Progress, tries: u64, began: Moment) -> bool {
+        if !self.may_retry(request, on, progress, tries, began) {
             return false;
         }
         match self.selection.take_retry() {
@@ -208,14 +222,14 @@ impl Passing<'_> {
     }
 
     /// Whether the location says that the next server is tried, after so many tries that began then.
-    fn may_retry(&self, request: &Request, on: RetryOn, sent: bool, tries: u64, began: Moment) -> bool {
+    fn may_retry(&self, request: &Request, on: RetryOn, progress: Progress, tries: u64, began: Moment) -> bool {
         let settings = self.settings;
         let tries_max = *settings.next_upstream_tries.get();
         let time_max = *settings.next_upstream_timeout.get();
-        let on = if sent && !is_idempotent(request) { on.or(RetryOn::NON_IDEMPOTENT) } else { on };
+        let on = if progress.is_sent && !is_idempotent(request) { on.or(RetryOn::NON_IDEMPOTENT) } else { on };
         settings.next_upstream.get().has(on)
             && (tries_max == 0 || tries < tries_max)
-            && !(sent && self.body.is_streamed())
+            && !progress.has_taken_body
             && (time_max.is_zero() || gale_runtime::now().since(began) < time_max)
     }
 }
@@ -237,7 +251,7 @@ async fn attempt(
     chosen: &Chosen,
     records: &Rc<Records>,
     may_reuse: bool,
-    sent: &mut bool,
+    progress: &mut Progress,
 ) -> Result<(Box<Answering>, UpstreamHead), Failure> {
     let idle = if may_reuse { take_idle(request, passing, chosen)? } else { None };
     let connection = match idle {
@@ -248,7 +262,8 @@ async fn attempt(
     let mut answering = Answering::begin(request, passing, records, connection)?;
     let mut head = Heading { silence: Timer::new(), broken: None };
     let found = poll_fn(|context| answering.poll_head(request, passing, &mut head, context)).await;
-    *sent |= answering.sending.sent > 0;
+    progress.is_sent |= answering.sending.sent > 0;
+    progress.has_taken_body |= answering.sending.has_taken_body;
     match found {
         Ok(head) => {
             records.note(|attempt, now| attempt.header_time = Some(now.since(attempt.started)));
@@ -256,8 +271,9 @@ async fn attempt(
         }
         Err(end) => {
             let received = records.last().bytes_received > 0;
+            let repeats_anything = passing.settings.next_upstream.get().has(RetryOn::NON_IDEMPOTENT);
             let may_be_sent_again =
-                is_idempotent(request) && !passing.body.is_streamed() || answering.sending.sent == 0;
+                !progress.has_taken_body && (is_idempotent(request) || answering.sending.sent == 0 || repeats_anything);
             if is_reused && !received && may_be_sent_again && end.is_of_connection() {
                 return Err(Failure::Stale);
             }
@@ -275,7 +291,7 @@ struct Heading {
 
 /// How connections to this server are told apart from others.
 fn pool_key(passing: &Passing<'_>, chosen: &Chosen, local: Option<&SocketAddress>) -> PoolKey {
-    let user = std::ptr::from_ref(passing.settings) as usize;
+    let user = passing.settings.id;
     let mut made_with = local.map_or(Vec::new(), |local| local.to_string().into_bytes());
     if let Some(tls) = &passing.tls {
         made_with.push(0);
@@ -535,7 +551,11 @@ impl Answering {
                     Poll::Pending => {}
                     Poll::Ready(Ok(())) => heading.silence.set_after(read_timeout),
                     // The server may have said why before it closed the connection.
-                    Poll::Ready(Err(SendError::Server(error))) => heading.broken = Some(error),
+                    Poll::Ready(Err(SendError::Server(error))) => {
+                        heading.broken = Some(error);
+                        heading.silence.set_after(read_timeout);
+                        sending.give_up();
+                    }
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Send(error))),
                 }
             }
@@ -556,8 +576,9 @@ impl Answering {
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Receiving(error))),
                 Poll::Pending => {
-                    if sending.is_done() && heading.silence.poll_expired(context).is_ready() {
-                        return Poll::Ready(Err(End::Silent));
+                    let waits = sending.is_done() || heading.broken.is_some();
+                    if waits && heading.silence.poll_expired(context).is_ready() {
+                        return Poll::Ready(Err(heading.broken.take().map_or(End::Silent, End::Sending)));
                     }
                     return Poll::Pending;
                 }
@@ -605,6 +626,17 @@ impl Answering {
         let (upstream, chosen) = (self.upstream.as_ref()?, self.chosen.as_ref()?);
         upstream.learn_session(request, chosen, Learning::HeaderReceived);
         upstream.session_cookie(request, chosen)
+    }
+
+    /// The rest of the response is not wanted: unless that is there already, the connection is closed.
+    pub fn end_early(mut self: Box<Self>, request: &Request) {
+        loop {
+            match self.read_body() {
+                Ok(BodyRead::Piece(_)) => {}
+                Ok(BodyRead::End) => return self.finish(request),
+                Ok(BodyRead::Partial) | Err(_) => return self.give_up(),
+            }
+        }
     }
 
     /// The rest of the response is not wanted: the connection is closed.

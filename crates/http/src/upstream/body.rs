@@ -59,6 +59,8 @@ pub(super) struct UpstreamBody {
     file_is_logged: bool,
     /// How long a client is waited with that has ended its own direction.
     patience: Duration,
+    /// A piece was given to the client's side since the server was asked last.
+    client_took: bool,
 }
 
 /// Where what has come waits for the client.
@@ -107,6 +109,7 @@ impl UpstreamBody {
             silence_max,
             rate: (rate > 0 && is_buffered).then(|| Rate { per_second: rate, pause: Timer::new() }),
             file_is_logged: false,
+            client_took: true,
             patience: if *settings.ignore_client_abort.get() { HANDLER_PATIENCE } else { Duration::ZERO },
         };
         match next {
@@ -220,7 +223,11 @@ impl UpstreamBody {
             if let Some(rate) = &mut self.rate {
                 match rate.poll_allows(answering, context) {
                     Poll::Ready(allowed) => max = max.min(allowed),
-                    Poll::Pending => return Poll::Pending,
+                    Poll::Pending => {
+                        // It is not asked meanwhile.
+                        self.silence.set_after(self.silence_max);
+                        return Poll::Pending;
+                    }
                 }
             }
             match answering.poll_receive(max, context) {
@@ -251,13 +258,26 @@ impl BodyStream for UpstreamBody {
         if let Some(item) = ready!(self.poll_take(context)) {
             return Poll::Ready(Some(item));
         }
+        if std::mem::take(&mut self.client_took) {
+            // While the client took its time, nobody has asked the server.
+            self.silence.set_after(self.silence_max);
+        }
         match ready!(self.poll_receive(request, context)) {
-            Some(piece) => Poll::Ready(Some(Ok(BodyItem::Bytes(piece)))),
+            Some(piece) => {
+                self.client_took = true;
+                Poll::Ready(Some(Ok(BodyItem::Bytes(piece))))
+            }
             None => Poll::Ready(self.broken.take().map(Err)),
         }
     }
 
     fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
+        // The server may wait for the rest of the request before it goes on.
+        if let Some(answering) = &mut self.answering
+            && let Poll::Ready(Err(SendError::Client(error))) = answering.poll_send(request, context)
+        {
+            self.fail(BodyError::Request(error));
+        }
         while self.answering.is_some() {
             self.log_file(request);
             let Some(queue) = self.queue() else { return };

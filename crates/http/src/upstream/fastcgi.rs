@@ -122,7 +122,7 @@ impl FastCgiReader {
         }
         let Some(longest) = self.catches.iter().map(|text| text.len()).max() else { return false };
         self.message_end.extend_from_slice(piece);
-        let is_caught = self.catches.iter().any(|text| self.message_end.contains_str(text));
+        let is_caught = self.catches.iter().any(|text| !text.is_empty() && self.message_end.contains_str(text));
         let before = self.message_end.len().saturating_sub(longest.saturating_sub(1));
         self.message_end.drain(..before);
         is_caught

@@ -128,6 +128,13 @@ impl Records {
 }
 
 impl Attempt {
+    /// What has been noted was about a connection that had ended before.
+    pub(super) fn begin_anew(&mut self, now: Moment) {
+        self.started = now;
+        (self.connect_time, self.header_time, self.response_time) = (None, None, None);
+        self.bytes_sent = 0;
+    }
+
     /// Connecting has ended; if it has failed or was given up, so has the attempt.
     pub(super) fn connecting_ended(&mut self, now: Moment) {
         if self.connect_time.is_none() && self.response_time.is_none() {

@@ -57,15 +57,12 @@ pub(super) fn pass_interim(request: &Request, status: u16, fields: &FieldList) {
 pub(super) fn begin(
     request: &mut Request,
     passing: &Passing<'_>,
-    mut answering: Box<Answering>,
+    answering: Box<Answering>,
     head: UpstreamHead,
 ) -> Flow {
     let settings = passing.settings;
     if head.status == 404 && settings.answers_not_found {
-        match answering.read_body() {
-            Ok(BodyRead::End) => answering.finish(request),
-            _ => answering.give_up(),
-        }
+        answering.end_early(request);
         return Flow::Respond(404);
     }
     let fields = Rc::new(head.fields);
@@ -77,7 +74,7 @@ pub(super) fn begin(
                 request.response.add(field.name.clone(), field.value.clone());
             }
         }
-        answering.give_up();
+        answering.end_early(request);
         return Flow::Respond(head.status);
     }
     let ignored = *settings.ignore_headers.get();
@@ -85,15 +82,15 @@ pub(super) fn begin(
         let field = fields.iter().find(|field| field.name.known() == Some(known));
         field.filter(|_| fields.has(known)).map(|field| &*field.value)
     };
-    if let Some(target) = value(ResponseField::XAccelRedirect).filter(|_| !ignored.has(Ignored::X_ACCEL_REDIRECT)) {
-        let flow = redirect(request, &fields, target);
-        answering.give_up();
-        return flow;
-    }
     if let Some(rate) = value(ResponseField::XAccelLimitRate).filter(|_| !ignored.has(Ignored::X_ACCEL_LIMIT_RATE))
         && let Some(rate) = units::parse_number(rate)
     {
         request.set_limit_rate(rate);
+    }
+    if let Some(target) = value(ResponseField::XAccelRedirect).filter(|_| !ignored.has(Ignored::X_ACCEL_REDIRECT)) {
+        let flow = redirect(request, &fields, target);
+        answering.end_early(request);
+        return flow;
     }
     let mut is_buffered = *settings.buffering.get();
     if let Some(text) = value(ResponseField::XAccelBuffering).filter(|_| !ignored.has(Ignored::X_ACCEL_BUFFERING)) {
@@ -139,11 +136,7 @@ fn begin_body(
     let mut first: Option<Bytes> = None;
     if request.is_head() {
         // Its length is that of the body that a GET would get.
-        if matches!(answering.read_body(), Ok(BodyRead::End)) {
-            answering.finish(request);
-        } else {
-            answering.give_up();
-        }
+        answering.end_early(request);
         return Flow::Answer(Body::Stream(Box::new(NoBody(head.length))));
     }
     loop {

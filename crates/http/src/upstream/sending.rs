@@ -96,6 +96,8 @@ pub(super) struct Sending {
     is_waiting: bool,
     /// What has left, in bytes.
     pub sent: u64,
+    /// Something of the client's body was taken, its end included: this request cannot be sent again.
+    pub has_taken_body: bool,
 }
 
 enum Source {
@@ -117,7 +119,17 @@ impl Sending {
             RequestBody::Client => Source::Client { trailers: Vec::new() },
         };
         let output = Output::new();
-        Sending { head, output, source, framing, timer: Timer::new(), time_max, is_waiting: false, sent: 0 }
+        Sending {
+            head,
+            output,
+            source,
+            framing,
+            timer: Timer::new(),
+            time_max,
+            is_waiting: false,
+            sent: 0,
+            has_taken_body: false,
+        }
     }
 
     /// Frames an empty body, too: for protocols in which its end is told.
@@ -200,15 +212,18 @@ impl Sending {
                 },
                 Source::Client { trailers } => match request.exchange().poll_body(context, &request.body_limits()) {
                     Poll::Pending => return Ok(Poll::Pending),
-                    Poll::Ready(item) => match item.map_err(SendError::Client)? {
-                        Some(BodyItem::Bytes(bytes)) => Some(bytes),
-                        Some(BodyItem::Trailers(fields)) => {
-                            *trailers = fields;
-                            continue;
+                    Poll::Ready(item) => {
+                        self.has_taken_body = true;
+                        match item.map_err(SendError::Client)? {
+                            Some(BodyItem::Bytes(bytes)) => Some(bytes),
+                            Some(BodyItem::Trailers(fields)) => {
+                                *trailers = fields;
+                                continue;
+                            }
+                            Some(_) => continue,
+                            None => None,
                         }
-                        Some(_) => continue,
-                        None => None,
-                    },
+                    }
                 },
             };
             match piece {

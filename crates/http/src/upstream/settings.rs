@@ -2,6 +2,7 @@
 //! and so on are the same setting.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>)
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ use gale_base::log_level::Level;
 /// See the file's head. The names are those of the directives without the prefix of their module.
 #[derive(Default)]
 pub struct UpstreamSettings {
+    /// Tells them apart from all others that there were: connections may be kept for one location alone.
+    pub id: usize,
     /// The address to connect from.
     pub bind: Setting<Option<Bind>>,
     /// `SO_KEEPALIVE`
@@ -243,6 +246,8 @@ impl UpstreamSettings {
     /// # Errors
     /// Sizes that do not fit together, in nginx's words.
     pub fn complete(&mut self, prefix: &str, hidden: &[&str]) -> Result<(), Diagnostic> {
+        static IDS: AtomicUsize = AtomicUsize::new(1);
+        self.id = IDS.fetch_add(1, Ordering::Relaxed);
         if !self.ignore_headers.is_set() {
             self.ignore_headers.set(Ignored::default(), None);
         }

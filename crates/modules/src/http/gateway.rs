@@ -217,7 +217,8 @@ pub(crate) async fn take_body(
 ) -> Result<(RequestBody, Option<u64>), u16> {
     let declared = request.declared_body_length();
     let is_kept = request.body.is_some();
-    if !*settings.pass_request_body.get() || declared == Some(0) && !is_kept {
+    // What is left of a body that another location has passed on is no body.
+    if !*settings.pass_request_body.get() || request.body_is_gone() || declared == Some(0) && !is_kept {
         return Ok((RequestBody::None, Some(0)));
     }
     let can_stream = (declared.is_some() || streams_chunked) && !is_kept && request.is_main();

@@ -364,7 +364,9 @@ fn body_at_once(request: &mut Request, conf: &Conf) -> Option<OwnedBody> {
     }
     let declared = request.declared_body_length();
     let has_none = declared == Some(0);
-    if !*conf.upstream.pass_request_body.get() || has_none && request.body.is_none() {
+    // What is left of a body that another location has passed on is no body.
+    let is_gone = request.body_is_gone();
+    if !*conf.upstream.pass_request_body.get() || is_gone || has_none && request.body.is_none() {
         // A body that is not passed on has no length there either.
         if has_none && request.header(KnownHeader::ContentLength).is_some() {
             request.notes.put(BodyLength(b"0".to_vec(), false));

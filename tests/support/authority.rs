@@ -1,0 +1,69 @@
+//! Certificates for tests.
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, PKCS_ECDSA_P256_SHA256,
+    PKCS_RSA_SHA256, SignatureAlgorithm,
+};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+/// An authority.
+pub struct Authority {
+    pub pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// A certificate with its key, both in PEM.
+pub struct Pair {
+    pub certificate: String,
+    pub key: String,
+}
+
+impl Authority {
+    pub fn new(name: &str) -> Authority {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::new(Vec::new()).expect("no names");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name = named(name);
+        let certificate = params.self_signed(&key).expect("a certificate");
+        Authority { pem: certificate.pem(), issuer: Issuer::new(params, key) }
+    }
+
+    /// A certificate for these names; the first one is its subject's.
+    pub fn issue(&self, names: &[&str], algorithm: &'static SignatureAlgorithm) -> Pair {
+        self.sign(params(names), KeyPair::generate_for(algorithm).expect("a key"))
+    }
+
+    /// The certificate that these parameters describe.
+    pub fn sign(&self, params: CertificateParams, key: KeyPair) -> Pair {
+        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
+        Pair { certificate: certificate.pem(), key: key.serialize_pem() }
+    }
+
+    pub fn ecdsa(&self, names: &[&str]) -> Pair {
+        self.issue(names, &PKCS_ECDSA_P256_SHA256)
+    }
+
+    pub fn rsa(&self, names: &[&str]) -> Pair {
+        self.issue(names, &PKCS_RSA_SHA256)
+    }
+}
+
+/// What a certificate for these names says.
+pub fn params(names: &[&str]) -> CertificateParams {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut params = CertificateParams::new(names.clone()).expect("names");
+    params.distinguished_name = named(&names[0]);
+    params
+}
+
+fn named(name: &str) -> DistinguishedName {
+    let mut names = DistinguishedName::new();
+    names.push(DnType::CommonName, name);
+    names
+}
+
+/// The name in a certificate.
+pub fn is_for(certificate: &CertificateDer<'_>, pair: &Pair) -> bool {
+    CertificateDer::from_pem_slice(pair.certificate.as_bytes()).expect("PEM") == *certificate
+}
