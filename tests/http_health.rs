@@ -20,6 +20,8 @@ with_each_driver!(
     a_match_looks_at_status_header_body_and_variables,
     checks_use_a_connection_again_if_they_are_to,
     wrong_checks_are_told_in_nginx_s_words,
+    a_server_that_failed_too_often_is_told_of,
+    a_used_retry_budget_ends_retries,
 );
 
 const WELL: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
@@ -293,5 +295,73 @@ fn wrong_checks_are_told_in_nginx_s_words(driver: Driver) {
         let mut server = Setup::configuration(&http_configuration(driver, &text)).argument("-t").launch();
         assert!(!server.wait_exited().success(), "{text}");
         assert!(server.stderr().contains(expected), "{text}: {}", server.stderr());
+    }
+}
+
+fn a_server_that_failed_too_often_is_told_of(driver: Driver) {
+    let text = "
+        upstream app { server unix:%DIR%/dead max_fails=2; server unix:%DIR%/one weight=2; }
+        upstream ill { server unix:%DIR%/ill; server unix:%DIR%/one backup; }
+        server { listen unix:%DIR%/one; return 200 one; }
+        server { listen unix:%DIR%/ill; return 503; }
+        server {
+            listen %UNIX%;
+            location / { proxy_pass http://app; }
+            location /ill { proxy_pass http://ill; proxy_next_upstream http_503; }
+        }";
+    let text = http_configuration(driver, text).replace("worker_processes 2", "worker_processes 1");
+    let server = Setup::configuration(&text).start();
+    let disabled = "upstream server temporarily disabled while connecting to upstream, client: ";
+    (0..3).for_each(|_| assert_eq!(server.get("/").text(), "one"));
+    assert!(!server.log().contains(disabled), "{server}");
+    (0..3).for_each(|_| assert_eq!(server.get("/").text(), "one"));
+    let line = server.wait_logged(disabled);
+    assert!(line.contains("[warn]") && line.contains("/dead:/\""), "{line}");
+    assert_eq!(server.get("/ill").text(), "one");
+    server.wait_logged("upstream server temporarily disabled while reading response header from upstream");
+    server.stop();
+}
+
+fn a_used_retry_budget_ends_retries(driver: Driver) {
+    let text = |budget: &str| {
+        let text = format!(
+            "upstream app {{
+                 server unix:%DIR%/dead max_fails=0;
+                 server unix:%DIR%/ill max_fails=0;
+                 server unix:%DIR%/one backup;
+                 {budget}
+             }}
+             server {{ listen unix:%DIR%/one; return 200 one; }}
+             server {{ listen unix:%DIR%/ill; return 503; }}
+             server {{
+                 listen %UNIX%;
+                 location / {{ proxy_pass http://app; proxy_next_upstream error http_503; }}
+             }}"
+        );
+        http_configuration(driver, &text).replace("worker_processes 2", "worker_processes 1")
+    };
+    let mut server = Setup::configuration(&text("")).start();
+    assert_eq!([(); 4].map(|()| server.get("/").status), [200; 4]);
+    // The answer that there is, or the failure, is the answer then.
+    server.reload(&text("retry_budget 0% min=0;"));
+    assert_eq!([(); 4].map(|()| server.get("/").status), [502, 503, 502, 503]);
+    let told = "retry budget of upstream \"app\" is used up";
+    assert_eq!(server.log().matches(told).count(), 1, "{server}");
+    // A hundredth of a request is none; one in a second is there at once.
+    server.reload(&text("retry_budget 1% min=0;"));
+    assert_eq!([(); 2].map(|()| server.get("/").status), [502, 503]);
+    server.reload(&text("retry_budget 0% min=1;"));
+    assert_eq!([(); 4].map(|()| server.get("/").status), [200; 4]);
+    server.reload(&text("retry_budget off;"));
+    assert_eq!([(); 4].map(|()| server.get("/").status), [200; 4]);
+    server.stop();
+    for (wrong, expected) in [
+        ("20", "invalid parameter \"20\""),
+        ("101%", "invalid parameter \"101%\""),
+        ("20% 7", "invalid parameter \"7\""),
+    ] {
+        let mut server = Setup::configuration(&text(&format!("retry_budget {wrong};"))).argument("-t").launch();
+        assert!(!server.wait_exited().success(), "{wrong}");
+        assert!(server.stderr().contains(expected), "{wrong}: {}", server.stderr());
     }
 }

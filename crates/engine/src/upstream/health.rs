@@ -173,7 +173,13 @@ impl Check {
         change
     }
 
-    fn note_at(&self, peer: &CheckedPeer, has_passed: bool, thresholds: Thresholds, now: Moment) -> HealthChange {
+    pub(super) fn note_at(
+        &self,
+        peer: &CheckedPeer,
+        has_passed: bool,
+        thresholds: Thresholds,
+        now: Moment,
+    ) -> HealthChange {
         let plan = self.group.common.health.get().expect("a group with checks has a plan");
         let health = &peer.state.health;
         let was_allowed = plan.allows(health);

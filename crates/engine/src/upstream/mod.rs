@@ -28,6 +28,7 @@ mod pool;
 mod queue;
 mod registry;
 mod resolving;
+mod retry_budget;
 mod selection;
 mod state;
 mod state_file;
@@ -59,6 +60,8 @@ pub use registry::{
     GroupDraft, HasUpstreams, ResolverDefaults, ServerDraft, ServerSource, UpstreamId, UpstreamTable, UpstreamTarget,
     Upstreams,
 };
+use retry_budget::RetryBudget;
+pub use retry_budget::{Retry, RetryBudgetSettings};
 pub use selection::{Chosen, NoPeer, Selection, Timing};
 use state::GroupState;
 pub use sticky::{
@@ -94,6 +97,8 @@ struct Common {
     weight_unit: i64,
     pool: Option<Arc<Pool>>,
     queue: Option<Queue>,
+    /// `None` where everything may be tried anew.
+    retry_budget: Option<RetryBudget>,
     /// The group's checks, if it has any: known when all of the configuration was read.
     health: OnceLock<HealthPlan>,
     state: Arc<GroupState>,
@@ -215,7 +220,8 @@ impl Common {
     /// Peers in turn, and no idle connections.
     fn in_turn(name: &str, state: Arc<GroupState>, workers: usize) -> Common {
         let (name, balance) = (name.into(), Balance::RoundRobin);
-        Common { name, balance, weight_unit: 1, pool: None, queue: None, health: OnceLock::new(), state, workers }
+        let (retry_budget, health) = (None, OnceLock::new());
+        Common { name, balance, weight_unit: 1, pool: None, queue: None, retry_budget, health, state, workers }
     }
 }
 

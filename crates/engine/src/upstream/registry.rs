@@ -21,6 +21,7 @@ use super::peer::address_name;
 use super::plan::{FixedServer, Plan, ResolvedServer};
 use super::queue::Queue;
 use super::resolving::Refresh;
+use super::retry_budget::{RetryBudget, RetryBudgetSettings};
 use super::state::GroupState;
 use super::state_file;
 use super::{
@@ -142,6 +143,8 @@ pub struct GroupDraft<S> {
     pub keepalive_timeout: Setting<Duration>,
     /// `queue`
     pub queue: Setting<QueueSettings>,
+    /// `retry_budget`; `None` for no bound.
+    pub retry_budget: Setting<Option<RetryBudgetSettings>>,
     /// `resolver`
     pub resolver: Setting<Arc<ResolverSettings>>,
     /// `resolver_timeout`
@@ -212,6 +215,7 @@ impl<S> GroupDraft<S> {
             keepalive_time: Setting::new(),
             keepalive_timeout: Setting::new(),
             queue: Setting::new(),
+            retry_budget: Setting::new(),
             resolver: Setting::new(),
             resolver_timeout: Setting::new(),
         }
@@ -330,6 +334,7 @@ impl<S: Subject> GroupDraft<S> {
             weight_unit: if is_slow { SLOW_WEIGHT_UNIT } else { 1 },
             pool: self.keepalive_settings().map(|settings| state.pool(settings, workers)),
             queue: self.queue.get_opt().map(|&settings| Queue::new(settings)),
+            retry_budget: self.retry_budget().map(|settings| RetryBudget::new(settings, workers)),
             health: OnceLock::new(),
             state,
             workers,
@@ -356,6 +361,10 @@ impl<S: Subject> GroupDraft<S> {
             plan.fixed.push(FixedServer { addresses, name, settings });
         }
         Ok(plan)
+    }
+
+    fn retry_budget(&self) -> Option<RetryBudgetSettings> {
+        self.retry_budget.get_opt().copied().unwrap_or(Some(RetryBudgetSettings::default()))
     }
 
     fn keepalive_settings(&self) -> Option<KeepaliveSettings> {
@@ -563,7 +572,10 @@ where
     let server = FixedServer { addresses, name: name.as_bytes().into(), settings: Arc::default() };
     let balance = Balance::RoundRobin;
     let plan = Plan { balance, is_sticky: false, fixed: vec![server], resolved: Vec::new() };
-    let group = Group::new(Common::in_turn(name, state, builder.workers()), plan);
+    let workers = builder.workers();
+    let retry_budget = Some(RetryBudget::new(RetryBudgetSettings::default(), workers));
+    let common = Common { retry_budget, ..Common::in_turn(name, state, workers) };
+    let group = Group::new(common, plan);
     Ok(Upstream { group, key: None, sticky: None })
 }
 

@@ -12,6 +12,7 @@ use super::balance::{Balance, Choice, Metric};
 use super::peer::{Peer, Standing};
 use super::peers::{PeerSet, View};
 use super::pool::Pool;
+use super::retry_budget::Retry;
 
 /// One request's choice among the peers of a group. See [`Upstream::select`](super::Upstream::select).
 pub struct Selection {
@@ -25,6 +26,8 @@ pub struct Selection {
     pub(super) in_backup: bool,
     pub(super) tried: Tried,
     tries_left: usize,
+    /// It counts as one of the group's requests.
+    is_counted: bool,
 }
 
 /// Which peers of a set were tried.
@@ -84,7 +87,8 @@ pub struct Timing {
 impl Selection {
     pub(super) fn new(view: Arc<View>, choice: Choice, bound_to: Option<Box<str>>) -> Selection {
         let tries_left = view.peers.primary.tries + view.peers.backup.tries;
-        Selection { view, group: None, choice, bound_to, in_backup: false, tried: Tried::default(), tries_left }
+        let tried = Tried::default();
+        Selection { view, group: None, choice, bound_to, in_backup: false, tried, tries_left, is_counted: false }
     }
 
     /// Goes on with this view. If the list is another one by now, all of its peers may be tried.
@@ -112,7 +116,22 @@ impl Selection {
         if self.is_first_try() && self.group.as_ref().is_some_and(|group| group.has_waiting()) {
             return Err(NoPeer::NoneAlive);
         }
-        self.next_at(now())
+        let now = now();
+        if !std::mem::replace(&mut self.is_counted, true)
+            && let Some(budget) = &self.view.common.retry_budget
+        {
+            budget.note_request(self.view.worker, now);
+        }
+        self.next_at(now)
+    }
+
+    /// Whether another peer may be tried, as far as the group's `retry_budget` goes: asked once for each retry, which
+    /// counts then.
+    pub fn take_retry(&self) -> Retry {
+        match &self.view.common.retry_budget {
+            Some(budget) => budget.take_retry(self.view.worker, now()),
+            None => Retry::Granted,
+        }
     }
 
     /// Whether no peer was tried yet.

@@ -228,6 +228,76 @@ fn a_single_peer_is_never_put_down() {
     assert!(selection.next_at(START).is_ok());
 }
 
+/// A group of `a` and `b` with one check.
+fn checked(before: BeforeFirstCheck) -> (Arc<Group>, Check) {
+    with_check(group(IN_TURN, vec![server(1, ""), server(2, "")]), before)
+}
+
+fn with_check(group: Arc<Group>, before: BeforeFirstCheck) -> (Arc<Group>, Check) {
+    group.common.health.set(HealthPlan::new([before].into_iter().collect())).unwrap();
+    let check = Check::new(&group, 0);
+    (group, check)
+}
+
+/// The same group after a reload.
+fn reloaded(group: &Group, before: BeforeFirstCheck) -> (Arc<Group>, Check) {
+    let common = Common::in_turn("test", Arc::clone(&group.common.state), 1);
+    let fixed = vec![server(1, ""), server(2, "")];
+    let plan = Plan { balance: Balance::RoundRobin, is_sticky: false, fixed, resolved: Vec::new() };
+    with_check(Group::new(common, plan), before)
+}
+
+/// Takes results of the first peer down.
+fn note(check: &Check, results: &[bool]) -> Vec<HealthChange> {
+    let peer = check.peers().iter().next().unwrap();
+    let thresholds = Thresholds { fails: 3, passes: 2 };
+    results.iter().map(|&has_passed| check.note_at(&peer, has_passed, thresholds, START)).collect()
+}
+
+/// How many of four requests the first peer gets.
+fn of_first(group: &Group) -> usize {
+    (0..4)
+        .filter(|_| {
+            group.select_by(b"").next_at(START).is_ok_and(|chosen| chosen.address().inet().unwrap().port() == 1)
+        })
+        .count()
+}
+
+#[test]
+fn results_in_a_row_make_a_peer_ill_and_well() {
+    use HealthChange::{Ill, None, Well};
+    let (group, check) = checked(BeforeFirstCheck::Healthy);
+    assert_eq!(note(&check, &[false, false, true, false, false]), [None; 5]);
+    assert_eq!(of_first(&group), 2);
+    assert_eq!(note(&check, &[false, false]), [Ill, None]);
+    assert_eq!(of_first(&group), 0);
+    assert_eq!(note(&check, &[true, false, true]), [None; 3]);
+    // A configuration without the check sends requests there, one with it does not.
+    let fixed = vec![server(1, ""), server(2, "")];
+    let plan = Plan { balance: Balance::RoundRobin, is_sticky: false, fixed, resolved: Vec::new() };
+    let unchecked = Group::new(Common::in_turn("test", Arc::clone(&group.common.state), 1), plan);
+    assert_eq!(of_first(&unchecked), 2);
+    assert_eq!(of_first(&reloaded(&group, BeforeFirstCheck::Healthy).0), 0);
+    assert_eq!(note(&check, &[true]), [Well]);
+    assert_eq!(of_first(&group), 2);
+}
+
+#[test]
+fn a_mandatory_check_is_passed_first() {
+    use HealthChange::{Ill, None, Well};
+    let (group, check) = checked(BeforeFirstCheck::Checking);
+    assert_eq!(group.select_by(b"").next_at(START).err(), Some(NoPeer::NoneAlive));
+    assert_eq!(note(&check, &[true, true]), [Well, None]);
+    assert_eq!(of_first(&group), 4);
+    let (again, check) = reloaded(&group, BeforeFirstCheck::Checking);
+    assert_eq!(of_first(&again), 0);
+    // The earlier configuration goes on with what it knows.
+    assert_eq!(of_first(&group), 4);
+    assert_eq!(note(&check, &[false, true, true]), [Ill, None, Well]);
+    assert_eq!(of_first(&again), 4);
+    assert_eq!(of_first(&reloaded(&again, BeforeFirstCheck::CheckingUnlessKnown).0), 4);
+}
+
 #[test]
 fn peers_that_are_down_are_left_out() {
     let group = group(IN_TURN, vec![server(1, "down"), server(2, ""), server(3, "drain"), server(4, "")]);

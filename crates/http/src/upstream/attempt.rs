@@ -11,7 +11,7 @@ use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_engine::tls::{TlsClient, TlsFailure, TlsStream};
 use gale_engine::transport::Transport;
-use gale_engine::upstream::{Chosen, ConnectionAge, Learning, NoPeer, PoolKey, Selection, Timing, Upstream};
+use gale_engine::upstream::{Chosen, ConnectionAge, Learning, NoPeer, PoolKey, Retry, Selection, Timing, Upstream};
 use gale_engine::worker::CountedConnection;
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Stream, Timer};
@@ -89,10 +89,15 @@ pub(super) struct Answering {
     pub started: Moment,
 }
 
+/// What is being done, as messages have it.
+const CONNECTING: &str = "connecting to upstream";
+const SENDING: &str = "sending request to upstream";
+const READING: &str = "reading response header from upstream";
+
 /// Why a server did not answer. The error log knows.
 enum Failure {
-    /// Another one may be tried, if the location says so of this; else this is the status.
-    OfServer(RetryOn, u16),
+    /// Another one may be tried, if the location says so of this; else this is the status. What was being done.
+    OfServer(RetryOn, u16, &'static str),
     /// The connection had been used before, and the server closed it while it was idle.
     Stale,
     /// No other server would do better.
@@ -126,22 +131,24 @@ pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
                 answer => break answer,
             }
         };
-        let (on, status) = match answer {
+        let mut may_go_on = false;
+        let (on, status, action) = match answer {
             Ok((mut answering, head)) => {
                 if let Some(time) = records.last().header_time {
                     chosen.header_received(time);
                 }
                 records.last().status = head.status;
                 let on = RetryOn::of_status(head.status).filter(|_| passing.selection.tries_left() > 0);
-                match on.filter(|&on| passing.may_retry(request, on, sent, tries, began)) {
+                may_go_on = on.is_some_and(|on| passing.take_retry(request, on, sent, tries, began));
+                match on.filter(|_| may_go_on) {
                     None => {
                         answering.chosen = Some(chosen);
                         return response::begin(request, passing, answering, head);
                     }
-                    Some(on) => (on, head.status),
+                    Some(on) => (on, head.status, READING),
                 }
             }
-            Err(Failure::OfServer(on, status)) => (on, status),
+            Err(Failure::OfServer(on, status, action)) => (on, status, action),
             Err(Failure::Final(status)) => return Flow::Respond(status),
             Err(Failure::Stale) => unreachable!("it was tried anew"),
         };
@@ -150,12 +157,19 @@ pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
             attempt.end(now);
         });
         if !matches!(on, RetryOn::HTTP_403 | RetryOn::HTTP_404) {
-            chosen.fail();
+            tell_of_failure(request, &mut chosen, action);
         }
         drop(chosen);
-        if passing.selection.tries_left() == 0 || !passing.may_retry(request, on, sent, tries, began) {
+        if passing.selection.tries_left() == 0 || !may_go_on && !passing.take_retry(request, on, sent, tries, began) {
             return Flow::Respond(status);
         }
+    }
+}
+
+/// The server has failed in a way that counts.
+fn tell_of_failure(request: &Request, chosen: &mut Chosen, action: &'static str) {
+    if chosen.fail() {
+        request.log(Level::Warn, format_args!("upstream server temporarily disabled while {action}"));
     }
 }
 
@@ -173,6 +187,25 @@ fn no_server(request: &mut Request, passing: &Passing<'_>, records: &Records, no
 }
 
 impl Passing<'_> {
+    /// Whether the next server is tried, after so many tries that began then. If so, it counts in the group's budget.
+    fn take_retry(&self, request: &Request, on: RetryOn, sent: bool, tries: u64, began: Moment) -> bool {
+        if !self.may_retry(request, on, sent, tries, began) {
+            return false;
+        }
+        match self.selection.take_retry() {
+            Retry::Granted => true,
+            Retry::Refused { is_news } => {
+                if is_news {
+                    let group = self.selection.group_name();
+                    let message =
+                        format_args!("retry budget of upstream \"{group}\" is used up, no other server is tried");
+                    request.log(Level::Warn, message);
+                }
+                false
+            }
+        }
+    }
+
     /// Whether the location says that the next server is tried, after so many tries that began then.
     fn may_retry(&self, request: &Request, on: RetryOn, sent: bool, tries: u64, began: Moment) -> bool {
         let settings = self.settings;
@@ -306,16 +339,16 @@ async fn handshake(
     tls: &PassingTls,
     stream: Stream,
 ) -> Result<TlsStream, Failure> {
-    const ACTION: &str = "SSL handshaking to upstream";
+    const HANDSHAKE: &str = "SSL handshaking to upstream";
     let failed = |failure: TlsFailure| {
         if failure == TlsFailure::WrongName {
             let name = bstr::BStr::new(&tls.name);
-            request.log(Level::Error, format_args!("{failure} \"{name}\" while {ACTION}"));
+            request.log(Level::Error, format_args!("{failure} \"{name}\" while {HANDSHAKE}"));
         } else {
             let level = if failure.is_usual() { Level::Error } else { Level::Crit };
-            request.log(level, format_args!("{failure} while {ACTION}"));
+            request.log(level, format_args!("{failure} while {HANDSHAKE}"));
         }
-        Failure::OfServer(RetryOn::ERROR, 502)
+        Failure::OfServer(RetryOn::ERROR, 502, HANDSHAKE)
     };
     let stream = TlsStream::connect(stream, &tls.client, &tls.name).map_err(failed)?;
     let mut patience = Timer::new();
@@ -328,8 +361,8 @@ async fn handshake(
         Some(Ok(())) => Ok(stream),
         Some(Err(failure)) => Err(failed(failure)),
         None => {
-            timed_out(request, ACTION);
-            Err(Failure::OfServer(RetryOn::TIMEOUT, 504))
+            timed_out(request, HANDSHAKE);
+            Err(Failure::OfServer(RetryOn::TIMEOUT, 504, HANDSHAKE))
         }
     }
 }
@@ -359,8 +392,8 @@ fn not_connected(
     failed: &gale_runtime::ConnectError,
 ) -> Failure {
     if failed.error.kind() == io::ErrorKind::TimedOut {
-        timed_out(request, "connecting to upstream");
-        return Failure::OfServer(RetryOn::TIMEOUT, 504);
+        timed_out(request, CONNECTING);
+        return Failure::OfServer(RetryOn::TIMEOUT, 504, CONNECTING);
     }
     let (step, error) = (failed.step, OsErrorText(&failed.error));
     // As nginx: what this machine cannot do is worse than a server that is not there.
@@ -373,7 +406,7 @@ fn not_connected(
     let (to, name) = if is_unix { (" to ", name) } else { ("", "") };
     request.log(level, format_args!("{step}{to}{name} failed {error} while connecting to upstream"));
     match failed.step {
-        gale_runtime::ConnectStep::Connect => Failure::OfServer(RetryOn::ERROR, 502),
+        gale_runtime::ConnectStep::Connect => Failure::OfServer(RetryOn::ERROR, 502, CONNECTING),
         _ => Failure::Final(500),
     }
 }
@@ -386,9 +419,6 @@ fn failed_for_memory(request: &Request) -> Failure {
     request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
     Failure::Final(503)
 }
-
-/// What a server is doing, for messages.
-const READING_HEAD: &str = "reading response header from upstream";
 
 /// Why there is no head.
 enum End {
@@ -413,37 +443,36 @@ impl End {
 
     /// Says so in the error log, in nginx's words.
     fn tell(self, request: &Request) -> Failure {
-        const READING: &str = READING_HEAD;
         match self {
             End::Closed => {
                 request.log(Level::Error, format_args!("upstream prematurely closed connection while {READING}"));
-                Failure::OfServer(RetryOn::ERROR, 502)
+                Failure::OfServer(RetryOn::ERROR, 502, READING)
             }
             End::Sending(error) | End::Send(SendError::Server(error)) => {
                 let error = OsErrorText(&error);
-                request.log(Level::Error, format_args!("send() failed {error} while sending request to upstream"));
-                Failure::OfServer(RetryOn::ERROR, 502)
+                request.log(Level::Error, format_args!("send() failed {error} while {SENDING}"));
+                Failure::OfServer(RetryOn::ERROR, 502, SENDING)
             }
             End::Receiving(error) if error.kind() == io::ErrorKind::OutOfMemory && error.raw_os_error().is_none() => {
                 failed_for_memory(request)
             }
             End::Receiving(error) => {
                 request.log(Level::Error, format_args!("{} while {READING}", receive_failure(&error)));
-                Failure::OfServer(RetryOn::ERROR, 502)
+                Failure::OfServer(RetryOn::ERROR, 502, READING)
             }
             End::Silent => {
                 timed_out(request, READING);
-                Failure::OfServer(RetryOn::TIMEOUT, 504)
+                Failure::OfServer(RetryOn::TIMEOUT, 504, READING)
             }
             End::Send(SendError::TimedOut) => {
-                timed_out(request, "sending request to upstream");
-                Failure::OfServer(RetryOn::TIMEOUT, 504)
+                timed_out(request, SENDING);
+                Failure::OfServer(RetryOn::TIMEOUT, 504, SENDING)
             }
             End::Malformed(malformed) => {
                 if !malformed.is_told() {
                     request.log(Level::Error, format_args!("{malformed} while {READING}"));
                 }
-                Failure::OfServer(RetryOn::INVALID_HEADER, 502)
+                Failure::OfServer(RetryOn::INVALID_HEADER, 502, READING)
             }
             End::Send(SendError::Client(error)) => {
                 log_error(request, error);
@@ -451,7 +480,7 @@ impl End {
                 Failure::Final(if has_left { CLIENT_LEFT } else { error.status() })
             }
             End::Send(SendError::Stored(error)) => {
-                request.log(Level::Crit, format_args!("{error} while sending request to upstream"));
+                request.log(Level::Crit, format_args!("{error} while {SENDING}"));
                 Failure::Final(500)
             }
             End::Send(SendError::NoMemory) => failed_for_memory(request),
@@ -535,7 +564,7 @@ impl Answering {
             }
             loop {
                 let read = reader.read_head(&mut connection.input, connection.has_ended);
-                tell_messages(&mut **reader, request, READING_HEAD);
+                tell_messages(&mut **reader, request, READING);
                 match read {
                     Err(malformed) => return Poll::Ready(Err(End::Malformed(malformed))),
                     Ok(HeadRead::Partial) if connection.has_ended => return Poll::Ready(Err(End::Closed)),

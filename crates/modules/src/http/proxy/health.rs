@@ -47,6 +47,7 @@ const UNDER_WAY_MAX: usize = 128;
 #[derive(Clone)]
 pub(super) struct Draft {
     span: Span,
+    server: ServerId,
     scope: ScopeId,
     interval: Duration,
     jitter: Duration,
@@ -63,9 +64,11 @@ pub(super) fn health_check(conf: &mut Conf, builder: &mut Builder, statement: &S
     if conf.check.is_some() {
         return Err(statement.directive_error("is duplicate"));
     }
+    let scope = builder.http_scope();
     let mut draft = Draft {
         span: statement.span,
-        scope: builder.http_scope(),
+        server: builder.http_mut().server_of(scope).expect("a location is in a server"),
+        scope,
         interval: INTERVAL_DEFAULT,
         jitter: Duration::ZERO,
         thresholds: Thresholds { fails: 1, passes: 1 },
@@ -132,6 +135,9 @@ impl Draft {
 pub(super) fn complete(conf: &Conf, builder: &mut Builder) -> Result<(), Diagnostic> {
     let Some(draft) = &conf.check else { return Ok(()) };
     let wrong = |message: &str| Err(Diagnostic::emerg(message).at(draft.span));
+    if conf.pass.as_ref().is_some_and(|pass| pass.known().is_some_and(|target| target.is_tls)) {
+        return wrong("\"health_check\" is not supported for servers behind TLS yet");
+    }
     let group = match &conf.pass {
         Some(Pass::Fixed { target, .. }) => match target.found {
             Found::Referred(upstream) => upstream,
@@ -142,16 +148,14 @@ pub(super) fn complete(conf: &Conf, builder: &mut Builder) -> Result<(), Diagnos
     };
     let matches = draft.matches.as_ref().map(|name| Match::find(&conf.matches, name)).transpose()?;
     let id = builder.http_mut().upstreams.add_check(group, draft.before, draft.span);
-    let server = builder.http_mut().server_of(draft.scope).expect("a location is in a server");
     let name = format!("health check {} of http upstreams", id.0 + 1);
-    let service = HealthCheck { id, server, draft: draft.clone(), matches };
+    let service = HealthCheck { id, draft: draft.clone(), matches };
     builder.add_service(ServiceSpec::per_process(name, service), draft.span)
 }
 
 /// The service.
 struct HealthCheck {
     id: CheckId,
-    server: ServerId,
     draft: Draft,
     matches: Option<Arc<Match>>,
 }
@@ -163,7 +167,7 @@ impl Service for HealthCheck {
         let http: Arc<HttpConfiguration> = configuration.protocol().expect("a part of an http block");
         let checker = Rc::new(Checker {
             check: http.upstreams.check(settings.id).clone(),
-            requests: OwnRequests::new(context.worker(), configuration, settings.server, settings.draft.scope),
+            requests: OwnRequests::new(context.worker(), configuration, settings.draft.server, settings.draft.scope),
             worker: Rc::clone(context.worker()),
             under_way: Cell::new(0),
             has_ended: Notify::new(),

@@ -7,6 +7,7 @@
 //!   least_time header | last_byte [inflight];
 //!   keepalive N [local];  keepalive_requests N;  keepalive_time TIME;  keepalive_timeout TIME;
 //!   queue N [timeout=TIME];
+//!   retry_budget off | PERCENT% [min=N];
 //!   resolver ADDRESS ...;  resolver_timeout TIME;
 //!   sticky cookie | route | learn ...;
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html>)
@@ -24,13 +25,15 @@ use gale_config::{Body, Contexts, Custom, Diagnostic, Setting, Severity, Stateme
 use gale_engine::configuration::{Builder, ZoneSize};
 use gale_engine::module::Directive;
 use gale_engine::resolver::ResolverSettings;
-use gale_engine::upstream::{Balance, GroupDraft, HasUpstreams, LeastTime, Metric, Preference, QueueSettings};
+use gale_engine::upstream::{
+    Balance, GroupDraft, HasUpstreams, LeastTime, Metric, Preference, QueueSettings, RetryBudgetSettings,
+};
 use gale_engine::variables::subject::Subject;
 
 use super::limits::invalid_parameter;
 
 /// The directives for groups that are declared in `around`.
-pub const fn directives<S: Subject>(around: Contexts) -> [Directive; 16]
+pub const fn directives<S: Subject>(around: Contexts) -> [Directive; 17]
 where
     S::Block: HasUpstreams<S>,
 {
@@ -137,6 +140,13 @@ where
             takes: Takes::Between(1, 2),
             about: "How many requests wait when no server can be chosen, and for how long.",
             store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.queue, queue)) },
+            ..row
+        },
+        Directive {
+            name: "retry_budget",
+            takes: Takes::Between(1, 2),
+            about: "How many of the requests are tried on another server: 20% min=100 (a second, per worker), or off.",
+            store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.retry_budget, retry_budget)) },
             ..row
         },
         Directive {
@@ -363,6 +373,24 @@ fn queue(statement: &Statement) -> Result<QueueSettings, Diagnostic> {
         time.ok_or_else(|| invalid_parameter(word))
     });
     Ok(QueueSettings { requests_max, timeout: timeout.transpose()?.unwrap_or(QueueSettings::TIMEOUT_DEFAULT) })
+}
+
+fn retry_budget(statement: &Statement) -> Result<Option<RetryBudgetSettings>, Diagnostic> {
+    let number = |text| units::parse_number(text).and_then(|number| u32::try_from(number).ok());
+    let (share, min) = match statement.args.as_slice() {
+        [off] if off.text == "off" => return Ok(None),
+        [share] => (share, None),
+        [share, min, ..] => (share, Some(min)),
+        [] => unreachable!("an argument"),
+    };
+    let percent = share.text.strip_suffix(b"%").and_then(number).filter(|&percent| percent <= 100);
+    let percent = percent.ok_or_else(|| invalid_parameter(share))?;
+    let min_per_second = min.map(|min| {
+        let count = min.text.strip_prefix(b"min=").and_then(number);
+        count.ok_or_else(|| invalid_parameter(min))
+    });
+    let default = RetryBudgetSettings::default().min_per_second;
+    Ok(Some(RetryBudgetSettings { percent, min_per_second: min_per_second.transpose()?.unwrap_or(default) }))
 }
 
 fn resolver<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>
