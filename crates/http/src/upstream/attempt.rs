@@ -91,6 +91,7 @@ pub(super) struct Answering {
 
 /// What is being done, as messages have it.
 const CONNECTING: &str = "connecting to upstream";
+const SHAKING_HANDS: &str = "SSL handshaking to upstream";
 const SENDING: &str = "sending request to upstream";
 const READING: &str = "reading response header from upstream";
 
@@ -339,16 +340,15 @@ async fn handshake(
     tls: &PassingTls,
     stream: Stream,
 ) -> Result<TlsStream, Failure> {
-    const HANDSHAKE: &str = "SSL handshaking to upstream";
     let failed = |failure: TlsFailure| {
         if failure == TlsFailure::WrongName {
             let name = bstr::BStr::new(&tls.name);
-            request.log(Level::Error, format_args!("{failure} \"{name}\" while {HANDSHAKE}"));
+            request.log(Level::Error, format_args!("{failure} \"{name}\" while {SHAKING_HANDS}"));
         } else {
             let level = if failure.is_usual() { Level::Error } else { Level::Crit };
-            request.log(level, format_args!("{failure} while {HANDSHAKE}"));
+            request.log(level, format_args!("{failure} while {SHAKING_HANDS}"));
         }
-        Failure::OfServer(RetryOn::ERROR, 502, HANDSHAKE)
+        Failure::OfServer(RetryOn::ERROR, 502, SHAKING_HANDS)
     };
     let stream = TlsStream::connect(stream, &tls.client, &tls.name).map_err(failed)?;
     let mut patience = Timer::new();
@@ -361,8 +361,8 @@ async fn handshake(
         Some(Ok(())) => Ok(stream),
         Some(Err(failure)) => Err(failed(failure)),
         None => {
-            timed_out(request, HANDSHAKE);
-            Err(Failure::OfServer(RetryOn::TIMEOUT, 504, HANDSHAKE))
+            timed_out(request, SHAKING_HANDS);
+            Err(Failure::OfServer(RetryOn::TIMEOUT, 504, SHAKING_HANDS))
         }
     }
 }

@@ -13,11 +13,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use gale_base::os_error::OsErrorText;
+use gale_engine::tls::{TlsFailure, TlsStream};
+use gale_engine::transport::Transport;
 use gale_engine::worker::{CountedConnection, Worker};
 use gale_protocol::request::Method;
-use gale_runtime::{Buffer, Bytes, ConnectOptions, ConnectStep, Output, SocketAddress, Stream, Timer, now, timeout};
+use gale_runtime::{Buffer, Bytes, ConnectOptions, ConnectStep, Output, SocketAddress, Timer, now, timeout};
 
 use crate::request::Request;
+use crate::upstream::attempt::{PassingTls, receive_failure};
 use crate::upstream::http1::Http1Reader;
 use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
 use crate::upstream::record::Records;
@@ -65,6 +68,8 @@ pub struct Answer {
 pub enum Step {
     /// Connecting.
     Connecting,
+    /// The TLS handshake.
+    Handshaking,
     /// Sending the request.
     Sending,
     /// Reading the response's head.
@@ -80,6 +85,8 @@ pub enum ClientError {
     NoConnections,
     /// The connection was not made: this step has failed.
     NotConnected(ConnectStep, io::Error),
+    /// There is no TLS session.
+    NoSession(TlsFailure),
     /// The server took too long.
     TimedOut(Step),
     /// The connection has failed.
@@ -92,7 +99,7 @@ pub enum ClientError {
 
 /// A connection to a server, which may carry several requests, one after the other.
 pub struct ClientConnection {
-    stream: Stream,
+    stream: Transport,
     input: Buffer,
     _counted: CountedConnection,
 }
@@ -102,6 +109,7 @@ impl Step {
     pub fn text(self) -> &'static str {
         match self {
             Step::Connecting => "connecting to upstream",
+            Step::Handshaking => "SSL handshaking to upstream",
             Step::Sending => "sending request to upstream",
             Step::ReadingHead => "reading response header from upstream",
             Step::ReadingBody => "reading upstream",
@@ -120,6 +128,7 @@ impl ClientError {
     pub fn step(&self) -> Step {
         match self {
             ClientError::NoConnections | ClientError::NotConnected(..) => Step::Connecting,
+            ClientError::NoSession(_) => Step::Handshaking,
             ClientError::TimedOut(step)
             | ClientError::Failed(step, _)
             | ClientError::Closed(step)
@@ -134,10 +143,14 @@ impl fmt::Display for ClientError {
         match self {
             ClientError::NoConnections => f.write_str("worker_connections are not enough")?,
             ClientError::NotConnected(step, error) => write!(f, "{step} failed {}", OsErrorText(error))?,
+            ClientError::NoSession(failure) => write!(f, "{failure}")?,
             ClientError::TimedOut(_) => f.write_str("upstream timed out (110: Connection timed out)")?,
             ClientError::Failed(step, error) => {
-                let call = if *step == Step::Sending { "send()" } else { "recv()" };
-                write!(f, "{call} failed {}", OsErrorText(error))?;
+                if *step == Step::Sending {
+                    write!(f, "send() failed {}", OsErrorText(error))?;
+                } else {
+                    f.write_str(&receive_failure(error))?;
+                }
             }
             ClientError::Closed(_) => f.write_str("upstream prematurely closed connection")?,
             ClientError::Malformed(_, what) => f.write_str(what)?,
@@ -149,7 +162,8 @@ impl fmt::Display for ClientError {
 impl std::error::Error for ClientError {}
 
 impl ClientConnection {
-    /// Connects to a server; it counts as one of the worker's connections.
+    /// Connects to a server, over TLS if that is asked for; it counts as one of the worker's connections. A handshake may
+    /// take as long again as connecting.
     ///
     /// # Errors
     /// There are as many connections as may be, or connecting has failed or took too long.
@@ -157,6 +171,7 @@ impl ClientConnection {
         worker: &Rc<Worker>,
         address: &SocketAddress,
         options: &ConnectOptions,
+        tls: Option<&PassingTls>,
     ) -> Result<ClientConnection, ClientError> {
         let counted = CountedConnection::open(worker).ok_or(ClientError::NoConnections)?;
         let stream = options.connect(address).await.map_err(|failed| match failed.error.kind() {
@@ -167,6 +182,21 @@ impl ClientConnection {
             // Whether the kernel waits for more is a matter of speed alone.
             let _ = stream.set_nodelay(true);
         }
+        let stream = match tls {
+            None => Transport::Plain(stream),
+            Some(tls) => {
+                let session = TlsStream::connect(stream, &tls.client, &tls.name).map_err(ClientError::NoSession)?;
+                let shaken = poll_fn(|context| session.poll_handshake(context));
+                match options.timeout {
+                    None => shaken.await,
+                    Some(time_max) => {
+                        timeout(time_max, shaken).await.map_err(|_| ClientError::TimedOut(Step::Handshaking))?
+                    }
+                }
+                .map_err(ClientError::NoSession)?;
+                Transport::Tls(Box::new(session))
+            }
+        };
         Ok(ClientConnection { stream, input: Buffer::new(), _counted: counted })
     }
 
@@ -241,7 +271,8 @@ impl Conversation<'_> {
         let mut output = Output::new();
         output.push(self.request.bytes.clone());
         while !output.is_empty() {
-            let sent = timeout(self.patience.send, connection.stream.send(&mut output)).await;
+            let sent =
+                timeout(self.patience.send, poll_fn(|context| connection.stream.poll_send(context, &mut output))).await;
             match sent {
                 Ok(Ok(_)) => {}
                 // The server may have said why before it closed the connection.

@@ -31,6 +31,7 @@ use gale_runtime::{Bytes, Moment, Notify, SocketAddress, TaskId, abort, now, ran
 use super::matching::{Match, Mismatch, check_status};
 use super::target::Pass;
 use super::{Conf, head};
+use crate::http::upstream_rows;
 use crate::http::upstream_target::Found;
 use crate::shared::limits::invalid_parameter;
 
@@ -135,9 +136,6 @@ impl Draft {
 pub(super) fn complete(conf: &Conf, builder: &mut Builder) -> Result<(), Diagnostic> {
     let Some(draft) = &conf.check else { return Ok(()) };
     let wrong = |message: &str| Err(Diagnostic::emerg(message).at(draft.span));
-    if conf.pass.as_ref().is_some_and(|pass| pass.known().is_some_and(|target| target.is_tls)) {
-        return wrong("\"health_check\" is not supported for servers behind TLS yet");
-    }
     let group = match &conf.pass {
         Some(Pass::Fixed { target, .. }) => match target.found {
             Found::Referred(upstream) => upstream,
@@ -307,6 +305,8 @@ impl Checker {
             head_max: usize::try_from(*upstream.buffer_size.get()).unwrap_or(usize::MAX),
             body_max: self.settings.matches.as_ref().map_or(0, |matches| matches.body_max()),
         };
+        let target = conf.pass.as_ref().and_then(Pass::known).expect("a group that is known");
+        let tls = target.is_tls.then(|| upstream_rows::tls(request, upstream, &target.host));
         let keepalive_time = self.settings.draft.keepalive_time;
         let is_fresh = |kept: &Kept| now().since(kept.since) < keepalive_time && kept.connection.is_idle();
         let mut used = kept.take().filter(is_fresh);
@@ -316,7 +316,7 @@ impl Checker {
                 Some(kept) => kept,
                 None => {
                     let address = self.address(peer);
-                    let connection = ClientConnection::open(&self.worker, &address, &options).await;
+                    let connection = ClientConnection::open(&self.worker, &address, &options, tls.as_ref()).await;
                     Kept { connection: connection.map_err(Failure::Client)?, since: now() }
                 }
             };
