@@ -1,6 +1,6 @@
 //! A server behind the server: a test accepts its connections and plays it by hand, or threads answer what is asked.
 
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
@@ -80,6 +80,18 @@ impl Backend {
         let is_there = directory::wait_readable_any(self, None::<&TcpListener>, Instant::now() + DEADLINE);
         assert!(is_there, "nobody has connected in time");
         self.accept_now()
+    }
+
+    /// The same over TCP, for what is spoken above it.
+    #[track_caller]
+    pub fn accept_tcp(&self) -> TcpStream {
+        let is_there = directory::wait_readable_any(self, None::<&TcpListener>, Instant::now() + DEADLINE);
+        assert!(is_there, "nobody has connected in time");
+        let Listener::Tcp(listener) = &self.listener else { panic!("not over TCP") };
+        let stream = listener.accept().expect("somebody is there").0;
+        stream.set_read_timeout(Some(DEADLINE)).expect("an option");
+        stream.set_write_timeout(Some(DEADLINE)).expect("an option");
+        stream
     }
 
     /// Whether nobody has connected by now.

@@ -29,7 +29,7 @@ enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
     /// Something above one of them: TLS.
-    Above(Box<dyn Bytes + Send>),
+    Above(Box<dyn Bytes>),
 }
 
 /// What bytes go through, both ways.
@@ -71,7 +71,7 @@ impl Client {
     }
 
     /// Above a connection that was made in another way.
-    pub fn above(stream: impl Bytes + Send + 'static) -> Client {
+    pub fn above(stream: impl Bytes + 'static) -> Client {
         Client::on(Stream::Above(Box::new(stream)))
     }
 

@@ -49,6 +49,18 @@ impl Authority {
         Pair { certificate: certificate.pem(), key: key.serialize_pem() }
     }
 
+    /// A certificate that nobody takes any more.
+    #[allow(dead_code, reason = "only some of the tests that have authorities want one")]
+    pub fn expired(&self, names: &[&str]) -> Pair {
+        let key = KeyPair::generate().expect("a key");
+        let mut params =
+            CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).expect("names");
+        params.not_before = rcgen::date_time_ymd(2001, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2002, 1, 1);
+        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
+        Pair { certificate: certificate.pem(), key: key.serialize_pem() }
+    }
+
     pub fn ecdsa(&self, names: &[&str]) -> Pair {
         self.issue(names, &PKCS_ECDSA_P256_SHA256)
     }

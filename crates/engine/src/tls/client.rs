@@ -134,8 +134,7 @@ fn make(
             (Some(trusted), revoked)
         }
     };
-    let verifier = Verifier::new(trusted, revoked, *settings.verify_depth.get(), &provider)
-        .map_err(|why| settings.verifies.error(format!("SSL_CTX_load_verify_locations() failed ({why})")))?;
+    let verifier = Verifier::new(trusted, revoked, *settings.verify_depth.get(), &provider);
     let versions = settings.versions.get();
     let versions: Vec<_> =
         [versions.tls13.then_some(&TLS13), versions.tls12.then_some(&TLS12)].into_iter().flatten().collect();

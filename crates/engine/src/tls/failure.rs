@@ -7,6 +7,8 @@ use std::io;
 use gale_base::os_error::OsErrorText;
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerIncompatible, PeerMisbehaved};
 
+use super::verify::Fault;
+
 /// See the file's head.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TlsFailure {
@@ -18,8 +20,8 @@ pub enum TlsFailure {
     TooLarge,
     /// The server has closed the connection and did not say whether it has sent everything.
     CutShort,
-    /// The server's certificate is not good, as this says: OpenSSL's number and words.
-    BadCertificate(u16, &'static str),
+    /// The server's certificate is not good, as this says.
+    BadCertificate(Fault),
     /// The server's certificate is for other names.
     WrongName,
     /// A session has encrypted as much as its keys may.
@@ -67,8 +69,8 @@ impl fmt::Display for TlsFailure {
                 f.write_str("SSL_do_handshake() failed (SSL: error:0A000098:SSL routines::excessive message size)")
             }
             TlsFailure::CutShort => f.write_str("peer closed connection without close_notify"),
-            TlsFailure::BadCertificate(code, words) => {
-                write!(f, "upstream SSL certificate verify error: ({code}:{words})")
+            TlsFailure::BadCertificate(fault) => {
+                write!(f, "upstream SSL certificate verify error: ({}:{})", fault.number(), fault.words())
             }
             TlsFailure::WrongName => f.write_str("upstream SSL certificate does not match"),
             TlsFailure::Exhausted => f.write_str("the session's keys are used up"),

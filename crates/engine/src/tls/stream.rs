@@ -791,6 +791,86 @@ mod tests {
         }
     }
 
+    /// As [`talk`], with ours as the client: what a server sends is carried to it.
+    fn listen(
+        version: &'static SupportedProtocolVersion,
+        piece: usize,
+        change: Option<(usize, u8)>,
+    ) -> Result<(Vec<u8>, usize), TlsFailure> {
+        let own = rcgen::generate_simple_self_signed(["example.com".to_owned()]).unwrap();
+        let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
+        let builder = builder.with_protocol_versions(&[version]).unwrap().with_no_client_auth();
+        let server = builder.with_single_cert(vec![own.cert.der().clone()], key).unwrap();
+        let mut server = rustls::ServerConnection::new(Arc::new(server)).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(own.cert.der().clone()).unwrap();
+        let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[version]).unwrap();
+        let client = Arc::new(builder.with_root_certificates(roots).with_no_client_auth());
+        let name = ServerName::try_from("example.com").unwrap();
+        let library = Library::Client(rustls::client::UnbufferedClientConnection::new(client, name).unwrap());
+        let (server_name, verdict) = (None, OnceCell::new());
+        let session = Session { library, record_bytes: RECORD_BYTES_MAX, server: None, server_name, verdict };
+        let mut state = State { session: Some(Box::new(session)), ..State::default() };
+        state.advance()?;
+        let (mut sent, mut has_answered) = (0, false);
+        for _ in 0..20 {
+            let asked: Vec<u8> = state.outgoing.chunks().flatten().copied().collect();
+            state.outgoing.clear();
+            state.records.clear();
+            if server.read_tls(&mut &asked[..]).is_err() || server.process_new_packets().is_err() {
+                break;
+            }
+            if !server.is_handshaking() && !std::mem::replace(&mut has_answered, true) {
+                io::Write::write_all(&mut server.writer(), &[b'x'; 20_000]).unwrap();
+                server.refresh_traffic_keys().ok();
+                server.send_close_notify();
+            }
+            let mut bytes = Vec::new();
+            while server.wants_write() {
+                server.write_tls(&mut bytes).unwrap();
+            }
+            if bytes.is_empty() && asked.is_empty() {
+                break;
+            }
+            if let Some((place, value)) = change
+                && (sent..sent + bytes.len()).contains(&place)
+            {
+                bytes[place - sent] ^= value;
+            }
+            sent += bytes.len();
+            for piece in bytes.chunks(piece) {
+                state.incoming.append(piece).unwrap();
+                if let Err(failure) = state.advance() {
+                    assert!(state.advance().is_err() && state.close().is_ok());
+                    assert!(state.write(9, Writing::CloseNotify).is_err());
+                    return Err(failure);
+                }
+            }
+        }
+        Ok((state.plain.readable().to_vec(), sent))
+    }
+
+    #[test]
+    fn no_change_of_a_byte_of_a_server_s_panics_and_none_is_taken_for_what_was_sent() {
+        for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+            let (read, length) = listen(version, usize::MAX, None).unwrap();
+            assert_eq!(read, [b'x'; 20_000]);
+            for piece in [1, 7, 600] {
+                assert_eq!(listen(version, piece, None).unwrap().0, [b'x'; 20_000]);
+            }
+            let places = (0..length).filter(|place| *place < 2200 && place % 3 == 0 || place % 977 == 0);
+            for place in places {
+                for (piece, value) in [(usize::MAX, 1 << (place % 8)), (61, 0xff)] {
+                    if let Ok((read, _)) = listen(version, piece, Some((place, value))) {
+                        assert!(read.iter().all(|&byte| byte == b'x'));
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn what_has_left_counts_when_its_record_has() {
         let mut state = State::default();

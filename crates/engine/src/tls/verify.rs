@@ -143,14 +143,33 @@ pub fn judge(rules: &ClientRules, chain: &[CertificateDer<'static>]) -> Verdict 
         return Verdict::Good;
     }
     let now = i64::try_from(now.as_secs()).ok().and_then(|now| ASN1Time::from_timestamp(now).ok());
-    match now.ok_or(Fault::BadSignature).and_then(|now| judge_leniently(rules, own, others, now)) {
+    match now.ok_or(Fault::BadSignature).and_then(|now| judge_leniently(rules, Purpose::Client, own, others, now)) {
         Ok(()) => Verdict::Good,
         Err(fault) => Verdict::Bad(fault),
     }
 }
 
+/// What a chain is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Client,
+    Server,
+}
+
+/// What a chain is worth that a server has sent, without a look at names: only what of `rules` says who is trusted.
+pub(super) fn judge_server(
+    rules: &ClientRules,
+    own: &CertificateDer<'_>,
+    others: &[CertificateDer<'_>],
+    now: UnixTime,
+) -> Result<(), Fault> {
+    let now = i64::try_from(now.as_secs()).ok().and_then(|now| ASN1Time::from_timestamp(now).ok());
+    judge_leniently(rules, Purpose::Server, own, others, now.ok_or(Fault::BadSignature)?)
+}
+
 fn judge_leniently(
     rules: &ClientRules,
+    purpose: Purpose,
     own: &CertificateDer<'_>,
     others: &[CertificateDer<'_>],
     now: ASN1Time,
@@ -190,7 +209,7 @@ fn judge_leniently(
     let mut result = Ok(());
     let places = || chain.iter().enumerate();
     for (place, certificate) in places() {
-        result = check_extensions(certificate, place, place + 1 == chain.len()).and(result);
+        result = check_extensions(certificate, purpose, place, place + 1 == chain.len()).and(result);
     }
     for (place, certificate) in places() {
         let is_trusted = place + 1 == chain.len();
@@ -223,7 +242,12 @@ fn has_signed(issuer: &X509Certificate<'_>, certificate: &X509Certificate<'_>) -
 }
 
 /// Whether a certificate is fit for its place in a chain, where the client's is 0.
-fn check_extensions(certificate: &X509Certificate<'_>, place: usize, is_last: bool) -> Result<(), Fault> {
+fn check_extensions(
+    certificate: &X509Certificate<'_>,
+    purpose: Purpose,
+    place: usize,
+    is_last: bool,
+) -> Result<(), Fault> {
     let (mut is_authority, mut path_length, mut may_sign) = (None, None, true);
     for extension in certificate.extensions() {
         match extension.parsed_extension() {
@@ -232,8 +256,16 @@ fn check_extensions(certificate: &X509Certificate<'_>, place: usize, is_last: bo
                 path_length = constraints.path_len_constraint;
             }
             ParsedExtension::KeyUsage(usage) => may_sign = usage.key_cert_sign(),
-            ParsedExtension::ExtendedKeyUsage(usage) if usage.any || usage.client_auth => {}
-            ParsedExtension::ExtendedKeyUsage(_) => return Err(Fault::WrongPurpose),
+            ParsedExtension::ExtendedKeyUsage(usage) => {
+                let is_allowed = match purpose {
+                    Purpose::Client => usage.client_auth,
+                    Purpose::Server => usage.server_auth,
+                };
+                let is_wrong = !usage.any && !is_allowed;
+                if is_wrong {
+                    return Err(Fault::WrongPurpose);
+                }
+            }
             // What names it may sign for is not looked at here: so it may sign none.
             ParsedExtension::NameConstraints(_) => return Err(Fault::UnknownExtension),
             ParsedExtension::SubjectAlternativeName(_)

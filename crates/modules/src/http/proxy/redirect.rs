@@ -12,7 +12,7 @@ use gale_http::variables::regex::Regex;
 use gale_http::variables::template::Template;
 
 use super::Conf;
-use super::target::Pass;
+use super::target::{Pass, Written};
 
 /// What a scope says.
 #[derive(Clone, Default)]
@@ -117,7 +117,7 @@ impl Redirects {
 
 /// The URL of `proxy_pass` at the beginning becomes the location.
 fn apply_default(value: &[u8], pass: Option<&Pass>) -> Option<Vec<u8>> {
-    let (url, location, has_uri) = pass?.written()?;
+    let Written { url, location, has_uri } = pass?.written()?;
     let (rest, replacement) = if has_uri {
         (value.strip_prefix(url)?, location.unwrap_or_default())
     } else {

@@ -94,6 +94,16 @@ pub(super) fn proxy_pass(conf: &mut Conf, builder: &mut Builder, statement: &Sta
     Ok(())
 }
 
+/// A URL without variables.
+pub(super) struct Written<'p> {
+    /// As it stands in the configuration.
+    pub url: &'p [u8],
+    /// The location's part of URIs, if there is one.
+    pub location: Option<&'p [u8]>,
+    /// Whether the URL has a path.
+    pub has_uri: bool,
+}
+
 /// A URL, taken apart.
 struct Url {
     scheme: Scheme,
@@ -244,10 +254,12 @@ impl Pass {
         uri
     }
 
-    /// The URL as written and the location's part of the URI, if there are no variables in the URL.
-    pub fn written(&self) -> Option<(&[u8], Option<&[u8]>, bool)> {
+    /// What is written, if there are no variables in the URL.
+    pub fn written(&self) -> Option<Written<'_>> {
         match self {
-            Pass::Fixed { url, location, target, .. } => Some((url, location.as_deref(), !target.uri.is_empty())),
+            Pass::Fixed { url, location, target, .. } => {
+                Some(Written { url, location: location.as_deref(), has_uri: !target.uri.is_empty() })
+            }
             Pass::Evaluated(_) => None,
         }
     }

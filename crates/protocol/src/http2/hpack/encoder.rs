@@ -4,7 +4,7 @@
 //! repeats does not. Finding an entry is one look at a small table by hash, which may forget: then the field is only
 //! written longer. Invariant: the table never exceeds the peer's limit, nor our own.
 
-use super::static_table::{self, ENTRIES};
+use super::static_table::{self, ENTRIES, ENTRIES_LENGTH};
 use super::table::DynamicTable;
 use super::{ENTRY_OVERHEAD, TABLE_SIZE_DEFAULT, huffman, integer};
 use crate::response::ResponseField;
@@ -61,11 +61,14 @@ pub struct Encoder {
 
 #[derive(Clone, Debug)]
 struct Index {
-    /// Each entry with its hash.
-    table: DynamicTable<u32>,
+    /// Each entry with its name's place in the static table, or 0.
+    table: DynamicTable<u8>,
     /// How many entries there ever were.
     inserted: u32,
-    /// By the lowest bits of the hash: the hash of a field, and the number of its entry counted from 1, or 0.
+    /// By the name's place in the static table: the number of the newest entry with that name, counted from 1, or 0. Most
+    /// fields have the same value again and again, so that they are found here.
+    latest: [u32; ENTRIES_LENGTH + 1],
+    /// By the lowest bits of the hash: the hash of a field, and the number of its entry, or 0.
     places: [(u32, u32); PLACES],
     /// By the lowest bits of the hash: fields that were seen and are not indexed.
     seen: [u32; PLACES],
@@ -183,6 +186,9 @@ impl Encoder {
         }
         let size_max = self.size_max;
         let index = self.index.get_or_insert_with(|| Box::new(Index::new(size_max)));
+        if let Some(place) = index.find_latest(name_index, value) {
+            return integer::write(out, 0x80, 7, ENTRIES.len() + 1 + place);
+        }
         let hash = hash(name_index, name, value);
         if let Some(place) = index.find(hash, name, value) {
             return integer::write(out, 0x80, 7, ENTRIES.len() + 1 + place);
@@ -191,13 +197,31 @@ impl Encoder {
             return write_literal(0, 4, name_index, name, value, out);
         }
         write_literal(0x40, 6, name_index, name, value, out);
-        index.insert(hash, name, value);
+        index.insert(hash, name_index, name, value);
     }
 }
 
 impl Index {
     fn new(size_max: u32) -> Self {
-        Self { table: DynamicTable::new(size_max), inserted: 0, places: [(0, 0); PLACES], seen: [0; PLACES] }
+        Self {
+            table: DynamicTable::new(size_max),
+            inserted: 0,
+            latest: [0; ENTRIES_LENGTH + 1],
+            places: [(0, 0); PLACES],
+            seen: [0; PLACES],
+        }
+    }
+
+    /// The newest entry of a name that the static table has, if it has that value.
+    #[inline]
+    fn find_latest(&self, name_index: u8, value: &[u8]) -> Option<usize> {
+        let number = self.latest[name_index as usize];
+        if name_index == 0 || number == 0 {
+            return None;
+        }
+        let place = self.inserted.wrapping_sub(number) as usize;
+        let (_, found_value, found_name) = self.table.get(place)?;
+        (found_value == value && found_name == name_index).then_some(place)
     }
 
     fn find(&self, hash: u32, name: &[u8], value: &[u8]) -> Option<usize> {
@@ -216,10 +240,11 @@ impl Index {
         std::mem::replace(seen, hash) != hash
     }
 
-    fn insert(&mut self, hash: u32, name: &[u8], value: &[u8]) {
-        if self.table.insert(name, value, hash) {
+    fn insert(&mut self, hash: u32, name_index: u8, name: &[u8], value: &[u8]) {
+        if self.table.insert(name, value, name_index) {
             self.inserted = self.inserted.wrapping_add(1);
             self.places[hash as usize % PLACES] = (hash, self.inserted);
+            self.latest[name_index as usize] = self.inserted;
         }
     }
 }

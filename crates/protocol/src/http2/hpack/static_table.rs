@@ -5,8 +5,10 @@
 use crate::known_field::same_but_for_case;
 use crate::response::ResponseField;
 
+pub(super) const ENTRIES_LENGTH: usize = 61;
+
 /// Name and value of every entry.
-pub(super) static ENTRIES: [(&str, &str); 61] = [
+pub(super) static ENTRIES: [(&str, &str); ENTRIES_LENGTH] = [
     (":authority", ""),
     (":method", "GET"),
     (":method", "POST"),
