@@ -2,6 +2,7 @@
 
 mod support;
 #[path = "support/tls.rs"]
+#[allow(dead_code, reason = "certificates only")]
 mod tls;
 
 use std::io::{BufRead, BufReader, Write};
