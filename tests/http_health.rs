@@ -1,6 +1,9 @@
 //! Active health checks (`health_check`, `match`) over real sockets: servers that turn ill and well.
 
 mod support;
+#[path = "support/tls.rs"]
+#[allow(dead_code, reason = "certificates only")]
+mod tls;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,6 +22,7 @@ with_each_driver!(
     a_check_asks_as_the_location_does,
     a_match_looks_at_status_header_body_and_variables,
     checks_use_a_connection_again_if_they_are_to,
+    checks_speak_tls_as_the_location_does,
     wrong_checks_are_told_in_nginx_s_words,
     a_server_that_failed_too_often_is_told_of,
     a_used_retry_budget_ends_retries,
@@ -173,7 +177,7 @@ fn a_server_that_is_not_there_is_ill(driver: Driver) {
     let group = group(&[dead, two.address], "", "").replace("health_check interval=10ms uri=/health ;", "");
     server.reload_http(driver, &group);
     assert_eq!(asked(&server), ["two"]);
-    assert!(server.log().contains("while connecting to upstream, client:"), "{server}");
+    server.wait_logged("while connecting to upstream, client:");
     server.stop();
 }
 
@@ -268,6 +272,41 @@ fn checks_use_a_connection_again_if_they_are_to(driver: Driver) {
     server.stop();
 }
 
+fn checks_speak_tls_as_the_location_does(driver: Driver) {
+    let authority = tls::Authority::new("authority");
+    let pair = authority.ecdsa(&["app.test"]);
+    let text = |name: &str| {
+        format!(
+            "upstream app {{ server unix:%DIR%/tls; }}
+             server {{
+                 listen unix:%DIR%/tls ssl;
+                 ssl_certificate %DIR%/certificate;
+                 ssl_certificate_key %DIR%/key;
+                 return 200 $request_uri;
+             }}
+             server {{
+                 listen %UNIX%;
+                 location / {{
+                     proxy_pass https://app;
+                     proxy_ssl_trusted_certificate %DIR%/authority;
+                     proxy_ssl_verify on;
+                     proxy_ssl_name {name};
+                     health_check interval=10ms uri=/health mandatory;
+                 }}
+             }}"
+        )
+    };
+    let setup = Setup::http(driver, &text("app.test"));
+    let setup = setup.file("authority", &authority.pem).file("certificate", &pair.certificate).file("key", &pair.key);
+    let mut server = setup.start();
+    server.wait_logged("peer is healthy");
+    assert_eq!(server.get("/page").text(), "/page");
+    server.reload_http(driver, &text("other.test"));
+    server.wait_logged("peer is unhealthy while SSL handshaking to upstream, health check");
+    assert_eq!(server.get("/page").status, 502);
+    server.stop();
+}
+
 fn wrong_checks_are_told_in_nginx_s_words(driver: Driver) {
     let cases = [
         ("location / { proxy_pass http://a; health_check interval=0; }", "invalid parameter \"interval=0\""),
@@ -346,6 +385,7 @@ fn a_used_retry_budget_ends_retries(driver: Driver) {
     server.reload(&text("retry_budget 0% min=0;"));
     assert_eq!([(); 4].map(|()| server.get("/").status), [502, 503, 502, 503]);
     let told = "retry budget of upstream \"app\" is used up";
+    server.wait_logged(told);
     assert_eq!(server.log().matches(told).count(), 1, "{server}");
     // A hundredth of a request is none; one in a second is there at once.
     server.reload(&text("retry_budget 1% min=0;"));

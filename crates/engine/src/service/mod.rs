@@ -37,7 +37,6 @@ use gale_base::log_level::Level;
 use gale_process::{LockHandle, ResourceError, Resources};
 use gale_runtime::{now, sleep_until};
 
-use crate::configuration::Configuration;
 use crate::worker::Worker;
 use running::Running;
 
@@ -86,8 +85,9 @@ impl<S: Service> Context<S> {
         any.downcast().expect("a service goes on with settings of its own type")
     }
 
-    /// The configuration that the service belongs to now; none where there is no whole one, as in tests.
-    pub fn configuration(&self) -> Option<Arc<Configuration>> {
+    /// The configuration that the service belongs to now, as its type (`Configuration`, which services do not know);
+    /// none where there is no whole one, as in tests.
+    pub fn configuration<C: Send + Sync + 'static>(&self) -> Option<Arc<C>> {
         self.running.configuration()?.downcast().ok()
     }
 

@@ -17,7 +17,7 @@ use bstr::{BStr, BString};
 use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{Diagnostic, Span, Statement, Word};
-use gale_engine::configuration::{Builder, ScopeId, ServerId};
+use gale_engine::configuration::{Builder, Configuration, ScopeId, ServerId};
 use gale_engine::service::{Context, Service, ServiceSpec};
 use gale_engine::upstream::{BeforeFirstCheck, Check, CheckId, CheckedPeer, CheckedPeers, HealthChange, Thresholds};
 use gale_engine::worker::Worker;
@@ -160,7 +160,7 @@ struct HealthCheck {
 
 impl Service for HealthCheck {
     async fn run(context: Context<HealthCheck>) {
-        let Some(configuration) = context.configuration() else { return };
+        let Some(configuration) = context.configuration::<Configuration>() else { return };
         let settings = context.settings();
         let http: Arc<HttpConfiguration> = configuration.protocol().expect("a part of an http block");
         let checker = Rc::new(Checker {
