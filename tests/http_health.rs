@@ -1,9 +1,9 @@
 //! Active health checks (`health_check`, `match`) over real sockets: servers that turn ill and well.
 
+#[path = "support/authority.rs"]
+#[allow(dead_code, reason = "one certificate is all that is wanted here")]
+mod authority;
 mod support;
-#[path = "support/tls.rs"]
-#[allow(dead_code, reason = "certificates only")]
-mod tls;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -273,7 +273,7 @@ fn checks_use_a_connection_again_if_they_are_to(driver: Driver) {
 }
 
 fn checks_speak_tls_as_the_location_does(driver: Driver) {
-    let authority = tls::Authority::new("authority");
+    let authority = authority::Authority::new("authority");
     let pair = authority.ecdsa(&["app.test"]);
     let text = |name: &str| {
         format!(
