@@ -11,6 +11,7 @@ with_each_driver!(
     fields_of_the_clients_connection_are_not_passed_on,
     a_body_is_sent_with_its_length_when_it_is_whole,
     an_unbuffered_body_is_sent_as_it_comes,
+    an_unbuffered_body_is_gone_for_another_server,
     what_is_sent_in_place_of_the_clients_body_and_method_is_framed_anew,
     what_is_not_to_be_passed_stays_here,
     a_client_that_expects_100_is_told_to_continue,
@@ -345,6 +346,23 @@ fn an_unbuffered_body_is_sent_as_it_comes(driver: Driver) {
     respond(&mut connection, "", "early");
     assert_eq!(client.response().text(), "early");
     client.close_both();
+    server.stop();
+}
+
+fn an_unbuffered_body_is_gone_for_another_server(driver: Driver) {
+    let (first, second) = (scripted(&[("/", "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")]), mirror());
+    let setup = Setup::server(
+        driver,
+        "proxy_request_buffering off; proxy_intercept_errors on; error_page 503 = @second;
+         location / { proxy_pass http://FIRST; } location @second { proxy_pass http://SECOND; }",
+    );
+    let server = setup.replace("FIRST", &first.address).replace("SECOND", &second.address).start();
+    let mut client = server.connect();
+    for _ in 0..3 {
+        // Neither is it announced, nor is it taken from the next request.
+        let shown = post(&mut client, "/", "Content-Length: 4\r\n", "body").text().to_owned();
+        assert!(shown.starts_with("POST /") && !shown.contains("Content-Length") && !shown.contains("body"), "{shown}");
+    }
     server.stop();
 }
 

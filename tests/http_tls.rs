@@ -10,6 +10,7 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 
 use authority::{Authority, Pair, is_for};
+use rcgen::{IsCa, date_time_ymd};
 use rustix::process::Signal;
 use rustls::{HandshakeKind, ProtocolVersion};
 use support::{Client, Driver, Server, Setup, with_each_driver};
@@ -27,6 +28,7 @@ with_each_driver!(
     pipelined_requests_and_closed_connections_end_in_order,
     a_handshake_that_is_refused_says_so,
     certificates_of_clients_are_judged,
+    authorities_of_clients_are_judged_too,
     a_slow_client_gets_all_of_a_file,
 );
 
@@ -412,6 +414,29 @@ fn certificates_of_clients_are_judged(driver: Driver) {
         expect(None, "optional", "unknown", 200, "NONE");
     }
     server.stop();
+}
+
+/// What a configuration trusts is no authority for that alone.
+fn authorities_of_clients_are_judged_too(driver: Driver) {
+    let world = World::new();
+    let authorities = [
+        (Authority::new("good"), 200),
+        (Authority::with("leaf", |params| params.is_ca = IsCa::ExplicitNoCa), 400),
+        (Authority::with("expired", |params| params.not_after = date_time_ymd(2002, 1, 1)), 400),
+    ];
+    for (authority, status) in authorities {
+        let text = format!(
+            "server {{ listen %UNIX% ssl; {OWN} ssl_client_certificate %DIR%/ca.crt; ssl_verify_client on;
+             return 200 $ssl_client_verify; }}"
+        );
+        let server = world.http(driver, &text).file("ca.crt", &authority.pem).start();
+        let own = authority.ecdsa(&["client"]);
+        let tls = Tls::with(&world.authority, &[&rustls::version::TLS13], Some(&own));
+        let mut client = tls.client(&socket(&server), "example.com");
+        let answer = client.ask("GET / HTTP/1.1\r\nHost: example.com\r\n\r\n");
+        assert_eq!(answer.status, status, "{}", answer.text());
+        server.stop();
+    }
 }
 
 fn a_slow_client_gets_all_of_a_file(driver: Driver) {

@@ -21,10 +21,16 @@ pub struct Pair {
 
 impl Authority {
     pub fn new(name: &str) -> Authority {
+        Authority::with(name, |_| {})
+    }
+
+    /// One whose certificate says something else.
+    pub fn with(name: &str, change: impl FnOnce(&mut CertificateParams)) -> Authority {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name = named(name);
+        change(&mut params);
         let certificate = params.self_signed(&key).expect("a certificate");
         Authority { pem: certificate.pem(), issuer: Issuer::new(params, key) }
     }

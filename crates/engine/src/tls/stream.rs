@@ -287,6 +287,10 @@ impl TlsStream {
             if state.is_ended {
                 return Poll::Ready(Ok(0));
             }
+            // Sending may have found it out.
+            if let Some(failure) = &state.failure {
+                return Poll::Ready(Err(failure.clone().into()));
+            }
             if !state.incoming.is_empty() {
                 let advanced = state.advance_for(Some((&mut *into, max)));
                 // Answers to what the client has asked for, and alerts; the rest leaves with what is sent next.

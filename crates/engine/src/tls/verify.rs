@@ -136,14 +136,12 @@ pub fn strict(
 pub fn judge(rules: &ClientRules, chain: &[CertificateDer<'static>]) -> Verdict {
     let Some((own, others)) = chain.split_first() else { return Verdict::None };
     let now = UnixTime::now();
-    let is_short = others.len() as u64 <= rules.depth;
-    if let Some(strict) = rules.strict.as_ref().filter(|_| rules.revoked.is_empty() && is_short)
-        && strict.verify_client_cert(own, others, now).is_ok()
-    {
-        return Verdict::Good;
-    }
-    let now = i64::try_from(now.as_secs()).ok().and_then(|now| ASN1Time::from_timestamp(now).ok());
-    match now.ok_or(Fault::BadSignature).and_then(|now| judge_leniently(rules, Purpose::Client, own, others, now)) {
+    let is_strictly_good = || {
+        let strict = rules.strict.as_ref();
+        let others = &others[..others.len().min(CHAIN_MAX)];
+        strict.is_some_and(|strict| strict.verify_client_cert(own, others, now).is_ok())
+    };
+    match judge_chain(rules, Purpose::Client, own, others, now, is_strictly_good) {
         Ok(()) => Verdict::Good,
         Err(fault) => Verdict::Bad(fault),
     }
@@ -162,17 +160,36 @@ pub(super) fn judge_server(
     own: &CertificateDer<'_>,
     others: &[CertificateDer<'_>],
     now: UnixTime,
+    is_strictly_good: impl FnOnce() -> bool,
 ) -> Result<(), Fault> {
-    let now = i64::try_from(now.as_secs()).ok().and_then(|now| ASN1Time::from_timestamp(now).ok());
-    judge_leniently(rules, Purpose::Server, own, others, now.ok_or(Fault::BadSignature)?)
+    judge_chain(rules, Purpose::Server, own, others, now, is_strictly_good)
 }
 
-fn judge_leniently(
+/// Judges a chain as OpenSSL does, its authority included. The library's verifier looks at no more than an authority's
+/// name and key; it is asked about what is not judged here, the names that an authority may sign for.
+fn judge_chain(
+    rules: &ClientRules,
+    purpose: Purpose,
+    own: &CertificateDer<'_>,
+    others: &[CertificateDer<'_>],
+    now: UnixTime,
+    is_strictly_good: impl FnOnce() -> bool,
+) -> Result<(), Fault> {
+    let now = i64::try_from(now.as_secs()).ok().and_then(|now| ASN1Time::from_timestamp(now).ok());
+    let now = now.ok_or(Fault::BadSignature)?;
+    match judge_by_hand(rules, purpose, own, others, now, false) {
+        Err(Fault::UnknownExtension) if is_strictly_good() => judge_by_hand(rules, purpose, own, others, now, true),
+        judged => judged,
+    }
+}
+
+fn judge_by_hand(
     rules: &ClientRules,
     purpose: Purpose,
     own: &CertificateDer<'_>,
     others: &[CertificateDer<'_>],
     now: ASN1Time,
+    names_are_checked: bool,
 ) -> Result<(), Fault> {
     let parse = |der| X509Certificate::from_der(der).ok().map(|(_, parsed)| parsed);
     let trusted: Vec<X509Certificate<'_>> = rules.authorities.iter().filter_map(|der| parse(der)).collect();
@@ -209,7 +226,7 @@ fn judge_leniently(
     let mut result = Ok(());
     let places = || chain.iter().enumerate();
     for (place, certificate) in places() {
-        result = check_extensions(certificate, purpose, place, place + 1 == chain.len()).and(result);
+        result = check_extensions(certificate, purpose, place, place + 1 == chain.len(), names_are_checked).and(result);
     }
     for (place, certificate) in places() {
         let is_trusted = place + 1 == chain.len();
@@ -247,6 +264,7 @@ fn check_extensions(
     purpose: Purpose,
     place: usize,
     is_last: bool,
+    names_are_checked: bool,
 ) -> Result<(), Fault> {
     let (mut is_authority, mut path_length, mut may_sign) = (None, None, true);
     for extension in certificate.extensions() {
@@ -266,7 +284,8 @@ fn check_extensions(
                     return Err(Fault::WrongPurpose);
                 }
             }
-            // What names it may sign for is not looked at here: so it may sign none.
+            // What names it may sign for is not looked at here.
+            ParsedExtension::NameConstraints(_) if names_are_checked => {}
             ParsedExtension::NameConstraints(_) => return Err(Fault::UnknownExtension),
             ParsedExtension::SubjectAlternativeName(_)
             | ParsedExtension::CertificatePolicies(_)
@@ -301,7 +320,7 @@ fn check_revocation(
     if rules.revoked.is_empty() {
         return Ok(());
     }
-    let mut fault = Fault::NoCrl;
+    let (mut fault, mut is_listed) = (Fault::NoCrl, false);
     for list in &rules.revoked {
         let Ok((_, list)) = CertificateRevocationList::from_der(list) else { continue };
         if list.issuer().as_raw() != certificate.issuer().as_raw() {
@@ -316,12 +335,13 @@ fn check_revocation(
             fault = Fault::CrlExpired;
             continue;
         }
-        return match list.iter_revoked_certificates().any(|revoked| *revoked.serial() == certificate.serial) {
-            true => Err(Fault::Revoked),
-            false => Ok(()),
-        };
+        if list.iter_revoked_certificates().any(|revoked| *revoked.serial() == certificate.serial) {
+            return Err(Fault::Revoked);
+        }
+        // An older list of the same issuer may stand beside a newer one.
+        is_listed = true;
     }
-    Err(fault)
+    if is_listed { Ok(()) } else { Err(fault) }
 }
 
 /// Asks for a certificate and takes any.

@@ -53,18 +53,18 @@ impl Verifier {
 
 impl Trusted {
     fn judge(&self, own: &CertificateDer<'_>, others: &[CertificateDer<'_>], now: UnixTime) -> Result<(), Fault> {
-        let is_short = others.len() as u64 <= self.rules.depth;
-        if let Some(strict) = self.strict.as_ref().filter(|_| self.rules.revoked.is_empty() && is_short) {
+        let is_strictly_good = || {
+            let Some(strict) = &self.strict else { return false };
             match strict.verify_server_cert(own, others, &no_name(), &[], now) {
                 // Names are looked at afterwards.
                 Ok(_)
                 | Err(Error::InvalidCertificate(
                     CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-                )) => return Ok(()),
-                Err(_) => {}
+                )) => true,
+                Err(_) => false,
             }
-        }
-        verify::judge_server(&self.rules, own, others, now)
+        };
+        verify::judge_server(&self.rules, own, others, now, is_strictly_good)
     }
 }
 

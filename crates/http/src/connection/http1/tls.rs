@@ -181,6 +181,8 @@ impl Http1 {
             if !Arc::ptr_eq(details.server(), wanted) && !details.server().asks_the_same(wanted) {
                 let what = "client attempted to request the server name different from the one that was negotiated";
                 request.log(Level::Info, format_args!("{what}"));
+                // After a reload its rules may be others: only a new handshake helps.
+                request.close_after_response();
                 return Some(421);
             }
             match details.verdict() {
