@@ -6,7 +6,7 @@
 //!
 //! While a loop stalls, the kernel goes on to queue connections on sockets that only this loop accepts from
 //! (SO_REUSEPORT), and may have told it alone of one on a shared socket. At every look another loop that listens on the
-//! same address is asked to take what waits; see [`crate::driver::ListenerDriver::accept_for_another`].
+//! same address is asked to take what waits; see `ListenerDriver::accept_for_another`.
 //!
 //! It never waits for a loop, refuses to guess when procfs is not readable (the stall is then counted but not filed), and
 //! leaves loops in virtual time alone.
