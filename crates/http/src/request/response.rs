@@ -108,6 +108,8 @@ impl ResponseHead {
     pub fn will_change(&mut self) {
         self.content_length = None;
         self.allows_ranges = false;
+        // What another server says of the body that it has sent.
+        self.remove(ResponseField::AcceptRanges);
         if self.etag.starts_with(b"\"") {
             self.etag.insert_from_slice(0, b"W/");
         } else if !self.etag.starts_with(b"W/") {
