@@ -1,4 +1,5 @@
-//! What Gale's crates share: units, HTTP dates, prefix trees, networks, histograms, checksums, words for operating-system errors.
+//! What Gale's crates share: units, HTTP dates, prefix trees, networks, histograms, checksums, words for
+//! operating-system errors.
 //!
 //! No I/O, no clock, no `unsafe`: everything here is a function of its arguments. Nothing panics on hostile input.
 #![forbid(unsafe_code)]

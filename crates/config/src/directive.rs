@@ -25,6 +25,15 @@ pub struct Directive<Cx: 'static> {
     pub store: &'static dyn Store<Cx>,
 }
 
+// By hand: a row is copied whatever it is applied to.
+impl<Cx> Clone for Directive<Cx> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Cx> Copy for Directive<Cx> {}
+
 impl<Cx> fmt::Debug for Directive<Cx> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Directive")

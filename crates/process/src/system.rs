@@ -233,6 +233,10 @@ impl Resources for SystemResources {
     }
 
     fn secret(&mut self, path: &Path) -> io::Result<Vec<u8>> {
+        // One text for a configuration, however often it names the file: that may be a pipe, or change meanwhile.
+        if let Some(Ok(known)) = self.record.secrets.get(path) {
+            return Ok(known.clone());
+        }
         let result = read_bounded(path);
         self.record.secrets.insert(path.to_owned(), recorded(&result));
         result

@@ -21,13 +21,27 @@ const RECORD_HEADER: usize = 5;
 const MESSAGE_HEADER: usize = 4;
 const RECORD_MAX: usize = 16 * 1024;
 
-const SERVER_NAME: u16 = 0;
+/// The extension `server_name`.
+pub const SERVER_NAME: u16 = 0;
+/// The extension `application_layer_protocol_negotiation` (RFC 7301).
+pub const ALPN: u16 = 16;
+
+/// TLSv1.3, above which there is none so far (RFC 8446, section 4.1.2).
+const NEWEST: u16 = 0x0304;
+
 const GROUPS: u16 = 10;
+const SIGNATURE_SCHEMES: u16 = 13;
+const VERSIONS: u16 = 43;
 
 /// Whether a connection that begins with this byte speaks TLS, or SSL version 2, which is refused as such. HTTP begins
 /// with neither.
 pub fn is_tls(first: u8) -> bool {
     first == HANDSHAKE || first & 0x80 != 0
+}
+
+/// A name of a handshake as names of servers are compared.
+pub fn host_of(name: &[u8]) -> Vec<u8> {
+    name.strip_suffix(b".").unwrap_or(name).to_ascii_lowercase()
 }
 
 /// What the beginning of a connection is.
@@ -44,6 +58,8 @@ pub enum Status<'i> {
 /// A client's first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientHello<'i> {
+    /// The version in its head, which says little since version 1.3.
+    legacy_version: u16,
     /// Behind the session's identifier.
     rest: Cow<'i, [u8]>,
 }
@@ -52,11 +68,12 @@ pub struct ClientHello<'i> {
 pub fn parse(input: &[u8]) -> Status<'_> {
     match message(input) {
         Found::Whole(message) => {
+            let legacy_version = message.first_chunk::<2>().map_or(0, |version| u16::from_be_bytes(*version));
             let rest = match &message {
                 Cow::Borrowed(message) => after_session(message).map(Cow::Borrowed),
                 Cow::Owned(message) => after_session(message).map(|rest| Cow::Owned(rest.to_vec())),
             };
-            rest.map_or(Status::Malformed, |rest| Status::Complete(ClientHello { rest }))
+            rest.map_or(Status::Malformed, |rest| Status::Complete(ClientHello { legacy_version, rest }))
         }
         Found::Part if input.len() >= LENGTH_MAX => Status::Malformed,
         Found::Part => Status::NeedMore,
@@ -142,6 +159,11 @@ impl ClientHello<'_> {
         (*kind == 0 && !name.is_empty()).then_some(name)
     }
 
+    /// The newest version that the client speaks: 0x0303 is TLSv1.2. (RFC 8446, section 4.2.1)
+    pub fn version(&self) -> u16 {
+        self.versions().filter(|&version| version <= NEWEST).max().unwrap_or(self.legacy_version)
+    }
+
     /// The cipher suites that the client knows, in its order.
     pub fn cipher_suites(&self) -> impl Iterator<Item = u16> {
         numbers(take::<2>(&self.rest).map_or(&[], |(suites, _)| suites))
@@ -152,19 +174,53 @@ impl ClientHello<'_> {
         numbers(self.extension(GROUPS).and_then(take::<2>).map_or(&[], |(groups, _)| groups))
     }
 
+    /// How the client may sign, in its order.
+    pub fn signature_schemes(&self) -> impl Iterator<Item = u16> {
+        numbers(self.extension(SIGNATURE_SCHEMES).and_then(take::<2>).map_or(&[], |(schemes, _)| schemes))
+    }
+
+    /// The versions that the client speaks, in its order.
+    pub fn versions(&self) -> impl Iterator<Item = u16> {
+        let listed = self.extension(VERSIONS).and_then(take::<1>).map(|(versions, _)| numbers(versions));
+        let legacy = listed.is_none().then_some(self.legacy_version);
+        listed.into_iter().flatten().chain(legacy)
+    }
+
+    /// The protocols that the client would speak above TLS, in its order. (RFC 7301, section 3.1)
+    pub fn alpn_protocols(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = self.extension(ALPN).and_then(take::<2>).map_or(&[][..], |(names, _)| names);
+        std::iter::from_fn(move || {
+            let (name, behind) = take::<1>(rest)?;
+            rest = behind;
+            (!name.is_empty()).then_some(name)
+        })
+    }
+
+    /// The numbers of its extensions, in its order.
+    pub fn extension_types(&self) -> impl Iterator<Item = u16> {
+        self.extensions().map(|(kind, _)| kind)
+    }
+
+    /// The same, on its own.
+    pub fn into_owned(self) -> ClientHello<'static> {
+        ClientHello { legacy_version: self.legacy_version, rest: Cow::Owned(self.rest.into_owned()) }
+    }
+
     /// What stands in an extension.
     fn extension(&self, wanted: u16) -> Option<&[u8]> {
-        let (_, rest) = take::<2>(&self.rest)?;
-        let (_, rest) = take::<1>(rest)?;
-        let (mut extensions, _) = take::<2>(rest)?;
-        while let Some((kind, rest)) = extensions.split_at_checked(2) {
-            let (content, behind) = take::<2>(rest)?;
-            if kind == wanted.to_be_bytes() {
-                return Some(content);
-            }
-            extensions = behind;
-        }
-        None
+        self.extensions().find_map(|(kind, content)| (kind == wanted).then_some(content))
+    }
+
+    fn extensions(&self) -> impl Iterator<Item = (u16, &[u8])> {
+        let behind_suites = take::<2>(&self.rest).map_or(&[][..], |(_, rest)| rest);
+        let behind_compression = take::<1>(behind_suites).map_or(&[][..], |(_, rest)| rest);
+        let mut rest = take::<2>(behind_compression).map_or(&[][..], |(extensions, _)| extensions);
+        std::iter::from_fn(move || {
+            let (kind, behind) = rest.split_first_chunk()?;
+            let (content, behind) = take::<2>(behind)?;
+            rest = behind;
+            Some((u16::from_be_bytes(*kind), content))
+        })
     }
 }
 
@@ -185,10 +241,18 @@ mod tests {
     }
 
     fn hello(name: &str) -> Vec<u8> {
+        hello_with(name, &[])
+    }
+
+    fn hello_with(name: &str, more: &[u8]) -> Vec<u8> {
         let name = [&[0][..], &sized::<2>(name.as_bytes())].concat();
-        let extensions =
-            [extension(21, &[0; 30]), extension(10, &sized::<2>(&[0, 29, 0, 23])), extension(0, &sized::<2>(&name))]
-                .concat();
+        let extensions = [
+            more.to_vec(),
+            extension(21, &[0; 30]),
+            extension(10, &sized::<2>(&[0, 29, 0, 23])),
+            extension(0, &sized::<2>(&name)),
+        ]
+        .concat();
         let message = [
             &[3, 3][..],
             &[7; 32],
@@ -217,7 +281,20 @@ mod tests {
             assert_eq!(hello.cipher_suites().collect::<Vec<_>>(), [0x1301, 0x1302]);
             assert_eq!(hello.groups().collect::<Vec<_>>(), [29, 23]);
         }
-        let nameless = records(&hello(""), 1000);
+        let alpn = [sized::<1>(b"h2"), sized::<1>(b"http/1.1")].concat();
+        let more = [extension(16, &sized::<2>(&alpn)), extension(13, &sized::<2>(&[4, 3])), extension(0x0a0a, &[])];
+        let mut whole = hello_with("a", &more.concat());
+        let input = records(&whole, 100);
+        let Status::Complete(hello) = parse(&input) else { panic!("it is whole") };
+        assert_eq!(hello.alpn_protocols().collect::<Vec<_>>(), [&b"h2"[..], b"http/1.1"]);
+        assert_eq!(hello.signature_schemes().collect::<Vec<_>>(), [0x403]);
+        assert_eq!(hello.extension_types().collect::<Vec<_>>(), [16, 13, 0x0a0a, 21, 10, 0]);
+        assert_eq!(hello.versions().collect::<Vec<_>>(), [0x303]);
+        whole = hello_with("a", &extension(43, &sized::<1>(&[3, 4, 3, 3])));
+        let input = records(&whole, 100);
+        let Status::Complete(hello) = parse(&input) else { panic!("it is whole") };
+        assert_eq!(hello.into_owned().versions().collect::<Vec<_>>(), [0x304, 0x303]);
+        let nameless = records(&hello_with("", &[]), 1000);
         let Status::Complete(hello) = parse(&nameless) else { panic!("it is whole") };
         assert_eq!(hello.server_name(), None);
     }
@@ -245,6 +322,8 @@ mod tests {
                 bad[index] = value;
                 if let Status::Complete(hello) = parse(&bad) {
                     let _ = (hello.server_name().is_some(), hello.cipher_suites().count(), hello.groups().count());
+                    let _ =
+                        (hello.versions().count(), hello.alpn_protocols().count(), hello.signature_schemes().count());
                 }
             }
         }

@@ -58,8 +58,8 @@ pub fn write_abort_request(out: &mut Vec<u8>) {
     out.extend_from_slice(&header(record_type::ABORT_REQUEST, 0, 0));
 }
 
-/// The header that precedes a piece of the request's body, of 1 to [`CONTENT_MAX`] bytes: the piece itself may come from
-/// elsewhere and has no padding.
+/// The header that precedes a piece of the request's body, of 1 to [`CONTENT_MAX`] bytes: the piece itself may come
+/// from elsewhere and has no padding.
 pub fn stdin_header(length: usize) -> [u8; HEADER_LENGTH] {
     debug_assert!((1..=CONTENT_MAX).contains(&length), "an empty piece ends the body");
     header(record_type::STDIN, length, 0)

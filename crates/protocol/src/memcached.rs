@@ -41,8 +41,8 @@ pub enum Reply {
     NotFound,
     /// The value follows, and its end.
     Found {
-        /// What was stored with the value; `None` if it is no number, which nginx minds only with `memcached_gzip_flag`:
-        /// see [`ReplyParser::checking_flags`].
+        /// What was stored with the value; `None` if it is no number, which nginx minds only with
+        /// `memcached_gzip_flag`: see [`ReplyParser::checking_flags`].
         flags: Option<u64>,
         /// Bytes of the value.
         length: u64,

@@ -87,7 +87,10 @@ fn parse_version_1(input: &[u8]) -> Result<Status, ProxyOffence> {
         return Err(broken(begun));
     }
     let Some(line_end) = line_end else {
-        return if begun.len() < LINE_MAX { Ok(Status::NeedMore) } else { Err(broken(begun)) };
+        let family = begun.get(PREFIX.len()..).unwrap_or_default();
+        let may_be = |known: &[u8]| family.iter().zip(known).all(|(byte, known)| byte == known);
+        let may_come = [&b"TCP4 "[..], b"TCP6 ", b"UNKNOWN"].into_iter().any(may_be);
+        return if begun.len() < LINE_MAX && may_come { Ok(Status::NeedMore) } else { Err(broken(begun)) };
     };
     let line = begun[..line_end].strip_suffix(b"\r").and_then(|line| line.strip_prefix(PREFIX));
     let words = line.ok_or_else(|| broken(begun))?;
@@ -200,6 +203,136 @@ impl ProxyHeader {
     }
 }
 
+/// What we tell of a client that came over TLS, in version 2.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsTold {
+    /// The name that the client asked for.
+    pub authority: Option<Vec<u8>>,
+    /// The protocol that was agreed upon.
+    pub alpn: Option<Vec<u8>>,
+    /// `TLSv1.3`
+    pub version: &'static str,
+    /// The suite's name.
+    pub cipher: &'static str,
+    /// The name in the client's certificate.
+    pub common_name: Option<String>,
+    /// Whether the client has shown a certificate; in this very handshake; and whether it is good.
+    pub certificate: Option<CertificateTold>,
+}
+
+/// What we tell of a client's certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CertificateTold {
+    /// It was shown in this handshake, and not in that of an earlier session.
+    pub is_fresh: bool,
+    /// It was verified.
+    pub is_good: bool,
+}
+
+/// A connection, or datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP.
+    Stream,
+    /// UDP.
+    Datagram,
+}
+
+/// Appends a header of version 1. Without two addresses it says that nothing is known. (section 2.1)
+pub fn write_version_1(source: Option<SocketAddr>, destination: Option<SocketAddr>, out: &mut Vec<u8>) {
+    let (Some(source), Some(destination)) = (source, destination) else {
+        return out.extend_from_slice(b"PROXY UNKNOWN\r\n");
+    };
+    let family = if source.is_ipv4() { "TCP4" } else { "TCP6" };
+    let (from, to) = (source.ip(), destination.ip());
+    let line = format!("PROXY {family} {from} {to} {} {}\r\n", source.port(), destination.port());
+    out.extend_from_slice(line.as_bytes());
+}
+
+/// Appends a header of version 2, with a checksum. Without two addresses it says that the connection is our own.
+/// (section 2.2)
+pub fn write_version_2(
+    source: Option<SocketAddr>,
+    destination: Option<SocketAddr>,
+    transport: Transport,
+    tls: Option<&TlsTold>,
+    out: &mut Vec<u8>,
+) {
+    let start = out.len();
+    out.extend_from_slice(SIGNATURE);
+    let transport = match transport {
+        Transport::Stream => 1,
+        Transport::Datagram => 2,
+    };
+    match (source, destination) {
+        (Some(SocketAddr::V4(source)), Some(SocketAddr::V4(destination))) => {
+            out.extend_from_slice(&[0x21, 0x10 | transport, 0, 0]);
+            out.extend_from_slice(&source.ip().octets());
+            out.extend_from_slice(&destination.ip().octets());
+            out.extend_from_slice(&source.port().to_be_bytes());
+            out.extend_from_slice(&destination.port().to_be_bytes());
+        }
+        (Some(source), Some(destination)) => {
+            let octets = |ip: IpAddr| match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                IpAddr::V6(ip) => ip.octets(),
+            };
+            out.extend_from_slice(&[0x21, 0x20 | transport, 0, 0]);
+            out.extend_from_slice(&octets(source.ip()));
+            out.extend_from_slice(&octets(destination.ip()));
+            out.extend_from_slice(&source.port().to_be_bytes());
+            out.extend_from_slice(&destination.port().to_be_bytes());
+        }
+        _ => out.extend_from_slice(&[0x20, 0, 0, 0]),
+    }
+    if let Some(tls) = tls {
+        tls.write(out);
+    }
+    write_tlv(CRC32C, &[0; 4], out);
+    let length = u16::try_from(out.len() - start - FIXED_LENGTH).unwrap_or(u16::MAX);
+    out[start + 14..start + 16].copy_from_slice(&length.to_be_bytes());
+    let checksum = crc32c(&out[start..]).to_be_bytes();
+    let end = out.len();
+    out[end - 4..].copy_from_slice(&checksum);
+}
+
+const CRC32C: u8 = 0x03;
+
+/// Longest text of a TLV of ours.
+const TEXT_MAX: usize = 255;
+
+fn write_tlv(kind: u8, value: &[u8], out: &mut Vec<u8>) {
+    out.push(kind);
+    out.extend_from_slice(&(value.len() as u16).to_be_bytes());
+    out.extend_from_slice(value);
+}
+
+fn write_text(kind: u8, text: &[u8], out: &mut Vec<u8>) {
+    write_tlv(kind, &text[..text.len().min(TEXT_MAX)], out);
+}
+
+impl TlsTold {
+    fn write(&self, out: &mut Vec<u8>) {
+        let texts = [(0x02, self.authority.as_deref()), (0x01, self.alpn.as_deref())];
+        texts.into_iter().for_each(|(kind, text)| text.into_iter().for_each(|text| write_text(kind, text, out)));
+        // The client has connected over TLS, and perhaps shown a certificate; 0 stands for a good one.
+        let shown = self.certificate.map_or(0, |told| if told.is_fresh { 0x6 } else { 0x4 });
+        let verify = u32::from(!self.certificate.is_some_and(|told| told.is_good));
+        let mut ssl = vec![0x1 | shown];
+        ssl.extend_from_slice(&verify.to_be_bytes());
+        write_text(0x21, self.version.as_bytes(), &mut ssl);
+        self.common_name.iter().for_each(|name| write_text(0x22, name.as_bytes(), &mut ssl));
+        write_text(0x23, self.cipher.as_bytes(), &mut ssl);
+        write_tlv(SSL, &ssl, out);
+    }
+}
+
+/// The checksum of RFC 3720, section 12.1 (Castagnoli), bit by bit: headers are short.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let step = |crc: u32| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+    !bytes.iter().fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), |crc, _| step(crc)))
+}
+
 fn type_of(name: &[u8], names: &[(&[u8], u8)]) -> Option<u8> {
     if let Some(digits) = name.strip_prefix(b"0x") {
         let digits = std::str::from_utf8(digits).ok()?;
@@ -248,6 +381,45 @@ mod tests {
         assert_eq!(found.destination, "192.0.2.2:5678".parse().unwrap());
         let found = header(b"PROXY TCP6 2001:db8::1 ::ffff:192.0.2.2 1 65535\r\n");
         assert_eq!(found.source, "[2001:db8::1]:1".parse().unwrap());
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let [source, destination] = ["192.0.2.1:1234", "192.0.2.2:80"].map(|text| text.parse::<SocketAddr>().ok());
+        let mut line = Vec::new();
+        write_version_1(source, destination, &mut line);
+        assert_eq!(line, b"PROXY TCP4 192.0.2.1 192.0.2.2 1234 80\r\n");
+        let mut binary = Vec::new();
+        write_version_2(source, "[2001:db8::1]:80".parse().ok(), Transport::Stream, None, &mut binary);
+        let read = header(&binary);
+        assert_eq!(read.source, "[::ffff:192.0.2.1]:1234".parse().unwrap());
+        let tls = TlsTold { version: "TLSv1.3", cipher: "X", alpn: Some(b"mqtt".to_vec()), ..TlsTold::default() };
+        binary.clear();
+        write_version_2(source, destination, Transport::Stream, Some(&tls), &mut binary);
+        let read = header(&binary);
+        assert_eq!((Some(read.source), Some(read.destination)), (source, destination));
+        let tlv = |name: &str| {
+            let mut value = Vec::new();
+            read.append_tlv(name.as_bytes(), &mut value).then_some(value)
+        };
+        assert_eq!(tlv("alpn").as_deref(), Some(&b"mqtt"[..]));
+        assert_eq!(tlv("ssl_version").as_deref(), Some(&b"TLSv1.3"[..]));
+        assert_eq!(tlv("ssl_verify").as_deref(), Some(&b"1"[..]));
+        // The checksum is that of the header with zeros in its place.
+        let end = binary.len();
+        let told = u32::from_be_bytes(binary[end - 4..].try_into().unwrap());
+        binary[end - 4..].fill(0);
+        assert_eq!(crc32c(&binary), told);
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn without_addresses_nothing_is_told_of_the_client() {
+        let (mut line, mut binary) = (Vec::new(), Vec::new());
+        write_version_1(None, None, &mut line);
+        assert_eq!(line, b"PROXY UNKNOWN\r\n");
+        write_version_2(None, None, Transport::Datagram, None, &mut binary);
+        assert_eq!(parse(&binary), Ok(Status::Complete { consumed: binary.len(), header: None }));
     }
 
     #[test]

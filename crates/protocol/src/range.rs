@@ -15,7 +15,7 @@ pub struct Range32 {
 impl Range32 {
     /// A range from two offsets. Offsets beyond `u32::MAX` cannot occur: heads are bounded far
     /// below.
-    pub(crate) fn new(start: usize, end: usize) -> Self {
+    pub fn new(start: usize, end: usize) -> Self {
         debug_assert!(start <= end && end <= u32::MAX as usize);
         Self { start: start as u32, end: end as u32 }
     }

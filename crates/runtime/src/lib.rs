@@ -84,7 +84,7 @@ pub use files::{
     file_counters,
 };
 pub use inbox::{Call, Remote, RemoteError};
-pub use net::{AcceptMutex, Datagram, Detached, IdleOptions, IdleStreams, Listener, Splice, Stream};
+pub use net::{AcceptMutex, Datagram, Detached, IdleOptions, IdleStreams, Listener, Splice, Stream, WeakIdleStreams};
 pub use output::Output;
 pub use pool::{
     Device, PoolCounters, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools, stop_pools,

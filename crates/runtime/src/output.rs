@@ -171,6 +171,19 @@ impl Output {
         self.chunks.len() - self.head
     }
 
+    /// Moves the first `count` bytes, which must wait here, behind those of another queue: no byte is copied.
+    pub fn move_to(&mut self, count: usize, other: &mut Output) {
+        assert!(count <= self.length, "moved more than there was");
+        let mut left = count;
+        while left > 0 {
+            let chunk = &self.chunks[self.head];
+            let length = left.min(chunk.len());
+            other.push_chunk(chunk.slice(..length));
+            self.consume(length);
+            left -= length;
+        }
+    }
+
     /// Removes the first `count` bytes, which must wait here.
     pub fn consume(&mut self, count: usize) {
         assert!(count <= self.length, "consumed more than there was");
@@ -276,6 +289,18 @@ mod tests {
             expected.remove(0);
             assert_eq!(text(&output), expected);
         }
+    }
+
+    #[test]
+    fn what_is_moved_stands_behind_what_was_there() {
+        let (mut from, mut to) = (Output::new(), Output::new());
+        from.push(b"abc");
+        from.push(b"defgh");
+        to.push(b"> ");
+        from.move_to(5, &mut to);
+        from.move_to(0, &mut to);
+        assert_eq!((text(&from), text(&to)), (b"fgh".to_vec(), b"> abcde".to_vec()));
+        assert_eq!((from.len_bytes(), to.len_bytes()), (3, 7));
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub(crate) fn pretends_framing(name: &[u8]) -> bool {
 }
 
 /// True for the bytes of a token: RFC 9110 §5.6.2.
-pub(crate) fn is_token_byte(byte: u8) -> bool {
+pub fn is_token_byte(byte: u8) -> bool {
     NAME[byte as usize] != NO_TOKEN
 }
 

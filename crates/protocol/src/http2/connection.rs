@@ -37,8 +37,8 @@ pub enum Event {
         /// The request is complete.
         end_stream: bool,
     },
-    /// A request that is refused. It may be answered with [`Refusal::status`]; its body is discarded. A malformed one must
-    /// be reset, after the answer or at once ([`Connection::reset_refused`]).
+    /// A request that is refused. It may be answered with [`Refusal::status`]; its body is discarded. A malformed one
+    /// must be reset, after the answer or at once ([`Connection::reset_refused`]).
     BadRequest {
         /// Its stream.
         stream: StreamId,
@@ -158,6 +158,8 @@ pub struct Connection {
     pub(super) control: Vec<u8>,
     /// The last stream that our final GOAWAY names.
     goaway_sent: Option<StreamId>,
+    /// The last stream behind that which the peer began all the same.
+    ignored_up_to: StreamId,
     goaway_received: Option<StreamId>,
     fault: Option<ConnectionFault>,
 }
@@ -263,6 +265,7 @@ impl Connection {
             pings_sent: 0,
             control: Vec::new(),
             goaway_sent: None,
+            ignored_up_to: 0,
             goaway_received: None,
             fault: None,
             limits,
@@ -540,6 +543,8 @@ impl Connection {
         let decoded = fields.decode(&mut self.decoder, block, kind, &self.limits)?;
         if is_behind_goaway {
             // It has been told that this is not looked at, and may have been on its way: RFC 9113 §6.8.
+            self.ignored_up_to = self.ignored_up_to.max(id);
+            self.budgets.charge(Flood::RefusedStreams)?;
             return Ok(None);
         }
         if id > self.last_stream + 2 {
@@ -698,7 +703,8 @@ impl Connection {
         Ok(None)
     }
 
-    /// The priority that a request was given before it came. What was meant for older ones goes too: they will not come.
+    /// The priority that a request was given before it came. What was meant for older ones goes too: they will not
+    /// come.
     fn take_early_priority(&mut self, id: StreamId) -> Option<Priority> {
         if self.early_priorities.is_empty() {
             return None;
@@ -746,7 +752,7 @@ impl Connection {
 
     fn is_idle(&self, id: StreamId) -> bool {
         match self.side {
-            Side::Server => id.is_multiple_of(2) || id > self.last_stream,
+            Side::Server => id.is_multiple_of(2) || id > self.last_stream.max(self.ignored_up_to),
             Side::Client => id.is_multiple_of(2) || id >= self.next_stream,
         }
     }
@@ -758,6 +764,9 @@ impl Connection {
     /// What became of a stream that is not in the table.
     fn check_past(&self, id: StreamId) -> Result<Past, ConnectionFault> {
         self.check_not_idle(id)?;
+        if id > self.last_stream && self.side == Side::Server {
+            return Ok(Past::ResetByUs);
+        }
         Ok(self.streams.past(id))
     }
 
@@ -889,6 +898,11 @@ impl Connection {
         !self.control.is_empty()
     }
 
+    /// Whether a block of fields has begun whose rest has not come.
+    pub fn is_in_head(&self) -> bool {
+        self.block.is_some()
+    }
+
     /// Which side we are.
     pub fn side(&self) -> Side {
         self.side
@@ -899,7 +913,8 @@ impl Connection {
         &self.peer
     }
 
-    /// Whether the peer owes us the acknowledgement of our settings: a reason to end with SETTINGS_TIMEOUT after a while.
+    /// Whether the peer owes us the acknowledgement of our settings: a reason to end with SETTINGS_TIMEOUT after a
+    /// while.
     pub fn awaits_settings_ack(&self) -> bool {
         self.awaits_settings_ack
     }

@@ -63,7 +63,10 @@ impl fmt::Display for ErrorCode {
 
 /// Declares an enum of faults, each with its code, its section and its words.
 macro_rules! faults {
-    ($(#[$attribute:meta])* $type:ident: $($(#[$doc:meta])* $variant:ident $code:ident $section:literal $text:literal),+ $(,)?) => {
+    (
+        $(#[$attribute:meta])* $type:ident:
+        $($(#[$doc:meta])* $variant:ident $code:ident $section:literal $text:literal),+ $(,)?
+    ) => {
         $(#[$attribute])*
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[non_exhaustive]

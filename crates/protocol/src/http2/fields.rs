@@ -15,8 +15,8 @@ use crate::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Ver
 use crate::response::ResponseField;
 use crate::{Offence, Range32, uri};
 
-/// Where the fields of a message are put: one for all connections of a loop, since each event is handled before the next
-/// one is made. The caller takes what it keeps, with `std::mem::take` or by swapping.
+/// Where the fields of a message are put: one for all connections of a loop, since each event is handled before the
+/// next one is made. The caller takes what it keeps, with `std::mem::take` or by swapping.
 #[derive(Debug, Default)]
 pub struct Fields {
     /// The text that all ranges refer to.

@@ -2,8 +2,8 @@
 //!
 //! The reader checks what a frame is on its own: lengths, padding, which frames have a stream, and that nothing comes
 //! between HEADERS and its CONTINUATIONs. It knows no stream. A frame of control must be in the input as a whole, which
-//! the maximum bounds; DATA passes through in the pieces in which it comes, and unknown frames are passed over likewise.
-//! Invariant: the frames do not depend on how the input was split, but for the pieces of data.
+//! the maximum bounds; DATA passes through in the pieces in which it comes, and unknown frames are passed over
+//! likewise. Invariant: the frames do not depend on how the input was split, but for the pieces of data.
 //!
 //! ```text
 //! frame    length (3) | type | flags | reserved bit, stream (31 bits) | payload
@@ -102,8 +102,8 @@ impl FrameHeader {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs)] // the names are those of RFC 9113 §6
 pub enum Frame {
-    /// DATA begins: `length` bytes count for the windows, of which `content` are data that come as [`Frame::Data`]. That
-    /// many bytes and no more.
+    /// DATA begins: `length` bytes count for the windows, of which `content` are data that come as [`Frame::Data`].
+    /// That many bytes and no more.
     DataBegin {
         stream: StreamId,
         length: u32,
@@ -297,7 +297,8 @@ impl FrameReader {
 
     /// What can be said before the payload is there.
     fn check_header(&self, header: FrameHeader) -> Result<(), FrameFault> {
-        if self.state == ReadState::First && (header.frame_type != frame_type::SETTINGS || header.has(flag::ACK)) {
+        // Some clients acknowledge ours before they send their own: it is a frame of that type, too (RFC 9113 §3.4).
+        if self.state == ReadState::First && header.frame_type != frame_type::SETTINGS {
             return Err(FrameFault::SettingsExpected);
         }
         match (self.continues, header.frame_type) {
@@ -337,8 +338,8 @@ impl FrameReader {
         if is_right { Ok(()) } else { Err(FrameFault::IncorrectLength) }
     }
 
-    /// Where the content of a frame that may be padded stands, and how much padding follows; `None` if the length of the
-    /// padding has not come.
+    /// Where the content of a frame that may be padded stands, and how much padding follows; `None` if the length of
+    /// the padding has not come.
     fn padded(&self, input: &[u8], header: FrameHeader) -> Result<Option<(Range<usize>, u32)>, FrameFault> {
         let end = HEADER_LENGTH + header.length as usize;
         if !header.has(flag::PADDED) {

@@ -1,8 +1,8 @@
 //! What a connection allows its peer: sizes, numbers, and how often a peer may do what costs us more than it.
 //!
-//! There is no clock here. Each kind of nuisance has a budget for an interval, whose length the caller decides: it calls
-//! [`super::Connection::handle_interval`] when the interval is over, and the budgets are full again. A connection that
-//! is idle needs no such call.
+//! There is no clock here. Each kind of nuisance has a budget for an interval, whose length the caller decides: it
+//! calls [`super::Connection::handle_interval`] when the interval is over, and the budgets are full again. A connection
+//! that is idle needs no such call.
 
 use super::error::Flood;
 use super::frame::FRAME_SIZE_MIN;

@@ -1,9 +1,9 @@
 //! Which stream sends next: RFC 9218 §10.
 //!
-//! Knows only streams that have bytes in hand and whose windows are open, so that nobody waits for a disk or a peer. The
-//! most urgent go first. Among equals, those whose pieces are of use on their own take turns; the others are sent one
-//! after the other, the oldest first; and if there are both kinds, they alternate, so that neither starves. Invariant: a
-//! stream is here once at most.
+//! Knows only streams that have bytes in hand and whose windows are open, so that nobody waits for a disk or a peer.
+//! The most urgent go first. Among equals, those whose pieces are of use on their own take turns; the others are sent
+//! one after the other, the oldest first; and if there are both kinds, they alternate, so that neither starves.
+//! Invariant: a stream is here once at most.
 
 use std::collections::VecDeque;
 

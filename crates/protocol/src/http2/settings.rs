@@ -51,8 +51,8 @@ impl Default for PeerSettings {
 
 impl PeerSettings {
     /// Takes the payload of a SETTINGS frame, its settings in their order; unknown ones are passed over. `is_client` is
-    /// true if the peer is a client. The smallest table size on the way is returned, since the table must have been that
-    /// small (RFC 7541 §4.2).
+    /// true if the peer is a client. The smallest table size on the way is returned, since the table must have been
+    /// that small (RFC 7541 §4.2).
     pub(super) fn apply(&mut self, payload: &[u8], is_client: bool) -> Result<u32, StateFault> {
         let mut smallest_table = u32::MAX;
         for setting in payload.chunks_exact(6) {

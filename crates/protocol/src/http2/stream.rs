@@ -1,8 +1,8 @@
 //! The streams of a connection: RFC 9113 §5.1.
 //!
 //! Only streams that are open in at least one direction are kept, sorted by id; of those that were reset, the last ones
-//! are remembered by id, since frames for them may still be under way. Invariant: a stream in the table may still send or
-//! receive.
+//! are remembered by id, since frames for them may still be under way. Invariant: a stream in the table may still send
+//! or receive.
 
 use std::collections::VecDeque;
 

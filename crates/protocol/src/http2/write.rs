@@ -107,7 +107,8 @@ impl FieldsWriter<'_> {
         self.known(field, &digits)
     }
 
-    /// Appends any field; capitals in its name are written small. Fields of the connection are refused: RFC 9113 §8.2.2.
+    /// Appends any field; capitals in its name are written small. Fields of the connection are refused: RFC 9113
+    /// §8.2.2.
     pub fn field(&mut self, name: &[u8], value: &[u8], indexing: Indexing) -> Result<(), Unwritable> {
         if !is_token(name) || is_of_connection(name) {
             return Err(Unwritable::Name);

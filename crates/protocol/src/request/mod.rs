@@ -158,6 +158,16 @@ impl RequestHead {
         known.present = 0;
     }
 
+    /// Adds a field behind the others, which somebody makes that is not the client. It is not judged.
+    pub fn push(&mut self, field: HeaderField) {
+        if let Some(known) = field.known
+            && !self.has(known)
+        {
+            self.known.note(known, self.headers.len());
+        }
+        self.headers.push(field);
+    }
+
     /// The method's text.
     pub fn method_name<'i>(&self, input: &'i [u8]) -> &'i [u8] {
         self.method_range.of(input)

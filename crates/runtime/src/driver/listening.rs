@@ -219,8 +219,8 @@ fn concerns_one_connection(errno: Errno) -> bool {
     )
 }
 
-/// Has every loop of this process look whether connections wait at sockets that it shares with others, of which the kernel may
-/// have told somebody who does not take them.
+/// Has every loop of this process look whether connections wait at sockets that it shares with others, of which the
+/// kernel may have told somebody who does not take them.
 pub fn look_for_connections() {
     inbox::call_all(|| Environment::with(|environment| environment.driver.rearm_shared_listeners()));
 }

@@ -134,9 +134,9 @@ impl Writer {
         poll_fn(|cx| self.growing.poll(cx, State::is_settled)).await
     }
 
-    /// Writes what waits, empties the file, and writes it from its beginning again. Nobody may be reading the file. Pages
-    /// of it that a socket still sends (`sendfile`) keep their content: they leave the file. Errors: a write has failed;
-    /// ftruncate(2)'s and the pool's.
+    /// Writes what waits, empties the file, and writes it from its beginning again. Nobody may be reading the file.
+    /// Pages of it that a socket still sends (`sendfile`) keep their content: they leave the file. Errors: a write has
+    /// failed; ftruncate(2)'s and the pool's.
     pub async fn restart(&mut self) -> Result<(), FileError> {
         self.flush().await?;
         let (pool, line, file) = (&self.growing.pool, self.growing.line, self.growing.file.clone());

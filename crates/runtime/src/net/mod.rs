@@ -10,7 +10,7 @@ mod stream;
 
 pub use accept_mutex::AcceptMutex;
 pub use datagram::Datagram;
-pub use idle_streams::{IdleOptions, IdleStreams};
+pub use idle_streams::{IdleOptions, IdleStreams, WeakIdleStreams};
 pub use listener::Listener;
 pub use splice::Splice;
 pub use stream::{Detached, Stream};

@@ -45,6 +45,8 @@ pub struct Splice {
     /// One of the sockets cannot do it.
     is_impossible: bool,
     is_eager: bool,
+    /// What was done last was a send.
+    is_sending: bool,
 }
 
 impl Splice {
@@ -58,6 +60,21 @@ impl Splice {
         Splice { is_eager: true, ..Splice::default() }
     }
 
+    /// Sends these bytes before all else: what was read ahead, or a header of our own.
+    pub fn begin_with(&mut self, ahead: Output) {
+        self.output = ahead;
+    }
+
+    /// How many bytes have been received and not sent.
+    pub fn under_way(&self) -> usize {
+        self.piped + self.output.len_bytes()
+    }
+
+    /// After an error: whether sending has failed, and not receiving.
+    pub fn failed_sending(&self) -> bool {
+        self.is_sending
+    }
+
     /// Moves what has arrived at `from` to `to`, always the same two; ready with the number of bytes that `to` has
     /// taken, or with 0 when `from` has ended and all was taken. Nothing else may receive from the one and send to the
     /// other.
@@ -65,6 +82,7 @@ impl Splice {
     /// Errors: those of either connection; `OutOfMemory` at the hard limit of leases. Bytes may be lost then.
     pub fn poll_transfer(&mut self, cx: &mut Context<'_>, from: &Stream, to: &Stream) -> Poll<io::Result<usize>> {
         loop {
+            self.is_sending = true;
             if !self.output.is_empty() {
                 return to.poll_send(cx, &mut self.output);
             }
@@ -77,6 +95,7 @@ impl Splice {
                 }
                 return Poll::Ready(Ok(sent));
             }
+            self.is_sending = false;
             let received = if self.may_splice(from, to) { self.poll_pipe(cx, from) } else { self.poll_copy(cx, from) };
             match ready!(received) {
                 Ok(0) => return Poll::Ready(Ok(0)),

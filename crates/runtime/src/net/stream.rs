@@ -106,16 +106,14 @@ impl Stream {
         self.environment.driver.poll_connected(self.key, cx)
     }
 
-    /// Whether nothing has come: no bytes, no end, no error. Without a system call where the driver would know; what has
-    /// come in this turn may be told only in the next one.
+    /// Whether nothing has come: no bytes, no end, no error. Without a system call where the driver would know; what
+    /// has come in this turn may be told only in the next one.
     pub fn is_idle(&self) -> bool {
-        if self.receives_ahead_of_reader() {
-            return false;
-        }
-        !self.environment.driver.may_have_input(self.key)
+        !self.has_ahead() && !self.environment.driver.may_have_input(self.key)
     }
 
-    fn receives_ahead_of_reader(&self) -> bool {
+    /// Whether something came with the stream that nobody has received yet.
+    fn has_ahead(&self) -> bool {
         let ahead = self.ahead.take();
         let has_ahead = ahead.is_some();
         self.ahead.set(ahead);
@@ -123,20 +121,15 @@ impl Stream {
     }
 
     /// Whether a receive would give something now: bytes, the end, or an error. A system call.
-    pub(super) fn has_input(&self) -> bool {
-        if let Some(ahead) = self.ahead.take() {
-            self.ahead.set(Some(ahead));
-            return true;
-        }
-        self.environment.driver.has_input(self.key)
+    pub fn has_input(&self) -> bool {
+        self.has_ahead() || self.environment.driver.has_input(self.key)
     }
 
     /// Ready when a receive would not wait: there are bytes, the end, or an error. Takes nothing, and is ready again
     /// for as long as that is so; whoever does not receive then asks in vain. A system call, unless bytes have been
     /// received already. Errors: no memory in the kernel to wait with.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if let Some(ahead) = self.ahead.take() {
-            self.ahead.set(Some(ahead));
+        if self.has_ahead() {
             return Poll::Ready(Ok(()));
         }
         self.environment.driver.poll_readable(self.key, cx)
@@ -175,6 +168,20 @@ impl Stream {
             self.environment.budget.charge_copy(moved);
         }
         polled
+    }
+
+    /// What was received comes again, before all else: for whoever goes on with the stream.
+    pub fn put_back(&self, bytes: Buffer) {
+        if bytes.is_empty() {
+            return;
+        }
+        let (earlier, error) = match self.ahead.take() {
+            Some(earlier) => (earlier.bytes, earlier.error),
+            None => (Buffer::new(), None),
+        };
+        let mut all = bytes;
+        all.append_past_limit(earlier.readable());
+        self.ahead.set(Some(Box::new(Ahead { bytes: all, error })));
     }
 
     #[cold]
@@ -271,10 +278,7 @@ impl Stream {
 
     /// Whether bytes are, or may come to be, here or with the driver, ahead of the reader.
     pub(super) fn receives_ahead(&self) -> bool {
-        let ahead = self.ahead.take();
-        let has_ahead = ahead.is_some();
-        self.ahead.set(ahead);
-        has_ahead || self.environment.driver.receives_ahead(self.key)
+        self.has_ahead() || self.environment.driver.receives_ahead(self.key)
     }
 
     /// Ready when the peer has closed or reset the connection, without reading. Half-closing counts: data may still be

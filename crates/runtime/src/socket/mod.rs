@@ -1,4 +1,5 @@
-//! Sockets of the kernel, before a loop has them: addresses, options, and what is asked of a driver. Nothing here waits.
+//! Sockets of the kernel, before a loop has them: addresses, options, and what is asked of a driver. Nothing here
+//! waits.
 
 mod address;
 pub(crate) mod connect;

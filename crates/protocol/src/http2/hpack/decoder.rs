@@ -1,8 +1,8 @@
 //! Decodes blocks of fields: RFC 7541 §3 and §6.
 //!
-//! A block must be there as a whole; its fields are taken one at a time, so that the caller can stop, count and judge as
-//! it goes. A field that nobody wants is still decoded, since the table needs it. Invariant: each field takes at least one
-//! byte of the block, and appends no more than the larger of the table's size and eight fifths of the block.
+//! A block must be there as a whole; its fields are taken one at a time, so that the caller can stop, count and judge
+//! as it goes. A field that nobody wants is still decoded, since the table needs it. Invariant: each field takes at
+//! least one byte of the block, and appends no more than the larger of the table's size and eight fifths of the block.
 
 use std::fmt;
 
@@ -138,8 +138,8 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// A decoder whose table may take as many bytes as are usual, or as `size_announced`, which the peer may not have heard
-    /// of yet.
+    /// A decoder whose table may take as many bytes as are usual, or as `size_announced`, which the peer may not have
+    /// heard of yet.
     pub fn new(size_announced: u32) -> Self {
         Self {
             table: DynamicTable::new(TABLE_SIZE_DEFAULT),

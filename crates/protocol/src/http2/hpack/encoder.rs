@@ -65,8 +65,8 @@ struct Index {
     table: DynamicTable<u8>,
     /// How many entries there ever were.
     inserted: u32,
-    /// By the name's place in the static table: the number of the newest entry with that name, counted from 1, or 0. Most
-    /// fields have the same value again and again, so that they are found here.
+    /// By the name's place in the static table: the number of the newest entry with that name, counted from 1, or 0.
+    /// Most fields have the same value again and again, so that they are found here.
     latest: [u32; ENTRIES_LENGTH + 1],
     /// By the lowest bits of the hash: the hash of a field, and the number of its entry, or 0.
     places: [(u32, u32); PLACES],

@@ -1,8 +1,8 @@
 //! The Huffman code of strings: RFC 7541 §5.2 and appendix B.
 //!
-//! The code is canonical: codes of one length follow each other in the order of their symbols, so that the lengths alone
-//! define it. The decoder is a state machine that takes half a byte at a time; a state is an inner node of the code's
-//! tree. No code is shorter than five bits, so half a byte completes one symbol at most.
+//! The code is canonical: codes of one length follow each other in the order of their symbols, so that the lengths
+//! alone define it. The decoder is a state machine that takes half a byte at a time; a state is an inner node of the
+//! code's tree. No code is shorter than five bits, so half a byte completes one symbol at most.
 
 use super::HpackFault;
 

@@ -158,9 +158,42 @@ where
         self.len() == 0
     }
 
+    /// Closes the stream that the running loop has parked and that has been idle for longest. False if there is none.
+    /// Panics outside of a loop.
+    pub fn close_oldest_own(&self) -> bool {
+        let shard = &self.shared.shards[own_shard(self.shared.shards.len())];
+        let mut state = shard.lock();
+        let oldest = state.take_oldest();
+        shard.note_count(&state);
+        drop(state);
+        oldest.map(Idle::close).is_some()
+    }
+
     /// Closes all that are parked now.
     pub fn clear(&self) {
         self.shared.clear();
+    }
+
+    /// The same set, which this handle does not keep.
+    pub fn downgrade(&self) -> WeakIdleStreams<K, T> {
+        WeakIdleStreams { shared: Arc::downgrade(&self.shared) }
+    }
+}
+
+/// [`IdleStreams`] that others keep.
+pub struct WeakIdleStreams<K, T = ()> {
+    shared: Weak<Shared<K, T>>,
+}
+
+impl<K, T> WeakIdleStreams<K, T> {
+    /// The set, if it is still there.
+    pub fn upgrade(&self) -> Option<IdleStreams<K, T>> {
+        self.shared.upgrade().map(|shared| IdleStreams { shared })
+    }
+
+    /// Whether it is this set.
+    pub fn is_of(&self, streams: &IdleStreams<K, T>) -> bool {
+        self.shared.as_ptr() == Arc::as_ptr(&streams.shared)
     }
 }
 

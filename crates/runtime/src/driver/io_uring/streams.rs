@@ -1,0 +1,495 @@
+//! Streams on the ring: what connections are asked for by their tasks. What is there at once is done at once; for the
+//! rest an operation is noted, and the task parked until it completes.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::task::{Context, Poll};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use super::connection::{BusyState, Connection, OWNED, Receive};
+use super::operation::Op;
+use super::sockets::Sockets;
+use super::{IoUring, Kernel};
+use crate::buffer::Buffer;
+use crate::driver::direct::{OPERATIONS_PER_TURN, SEND_MAX};
+use crate::driver::{End, Fresh, Released, StreamDriver};
+use crate::executor::slots::Key;
+use crate::output::{Output, SLICES_MAX};
+use crate::socket::SocketAddress;
+use crate::socket::connect::{ConnectError, ConnectOptions};
+use crate::socket::splice;
+
+/// Answers up to this size are queued. For larger ones the system call costs little, and the kernel's copying should
+/// not hold up what is queued behind.
+const QUEUED_SEND_MAX: usize = 32 * 1024;
+
+/// Sockets that the call at the end of a turn closes at most: as many as a turn has polls.
+const CLOSES_MAX: usize = 512;
+
+impl<K: Kernel> IoUring<K> {
+    /// Runs `operation` if it may succeed, until it succeeds or would block; then has the task woken by `op`.
+    ///
+    /// `operation` is called with the table borrowed: it makes system calls and runs nobody's code.
+    pub(super) fn attempt<T>(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        op: Op,
+        mut operation: impl FnMut(&mut Connection) -> Result<T, Errno>,
+    ) -> Poll<io::Result<T>> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        let is_read = matches!(op, Op::Readable | Op::Recv);
+        if if is_read { connection.readable } else { connection.writable } {
+            let share = if is_read { &mut connection.reads } else { &mut connection.writes };
+            if !share.take(self.turn.get(), OPERATIONS_PER_TURN) {
+                drop(connections);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            loop {
+                match operation(connection) {
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) => break,
+                    result => return Poll::Ready(result.map_err(io::Error::from)),
+                }
+            }
+            *(if is_read { &mut connection.readable } else { &mut connection.writable }) = false;
+        }
+        if let Some(errno) = connection.take_error(is_read) {
+            return Poll::Ready(Err(errno.into()));
+        }
+        self.request(key, connection, op);
+        let waiter = if is_read { &mut connection.reader } else { &mut connection.busy().writer };
+        let displaced = waiter.park(cx.waker());
+        drop(connections);
+        drop(displaced);
+        Poll::Pending
+    }
+
+    /// What the ring has received, or `None` if the reader has to try for itself.
+    fn take_received(&self, key: Key, into: &mut Buffer, max: usize) -> Option<io::Result<usize>> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        let BusyState { received, receive_error, .. } = &mut **connection.busy.as_mut()?;
+        let count = received.len().min(max);
+        if count == 0 {
+            return receive_error.take().map(|errno| Err(errno.into()));
+        }
+        if count == received.len() && into.is_empty() {
+            *into = std::mem::take(received);
+            return Some(Ok(count));
+        }
+        let appended = into.append(&received.readable()[..count]);
+        if appended.is_ok() {
+            received.consume(count);
+        }
+        Some(appended.map(|()| count))
+    }
+
+    /// What became of the send in flight: `None` if there is none and `out` is to be sent.
+    fn poll_sending(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Option<Poll<io::Result<usize>>> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        let Some(sending) = connection.sending() else {
+            out.forget_loan();
+            return None;
+        };
+        let Some(result) = sending.result.take() else {
+            let displaced = connection.busy().writer.park(cx.waker());
+            drop(connections);
+            drop(displaced);
+            return Some(Poll::Pending);
+        };
+        let mut sending = connection.take_sending().expect("looked at above");
+        let sent = result.unwrap_or(0);
+        sending.output.consume(sent);
+        // A short send has filled the socket.
+        connection.writable = sent == sending.offered || connection.hung_up;
+        let is_own = out.take_back(sending.ticket, &mut sending.output);
+        drop(connections);
+        self.keep(sending);
+        match result {
+            // Not this queue's send, or nothing of it: now this one.
+            _ if !is_own => out.forget_loan(),
+            Ok(0) => {}
+            Ok(sent) => return Some(Poll::Ready(Ok(sent))),
+            Err(errno) => return Some(Poll::Ready(Err(errno.into()))),
+        }
+        None
+    }
+
+    /// Puts `out` on the ring if it is fit for that.
+    fn queue_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        let is_fit = connection.is_on_ring && connection.writable && !connection.hung_up;
+        // What is followed by a file has to be sent before that, which is now.
+        if !is_fit || out.more_follows() || out.len_bytes() > QUEUED_SEND_MAX || out.chunk_count() > SLICES_MAX {
+            return false;
+        }
+        let ticket = self.tickets.get().wrapping_add(1).max(OWNED + 1);
+        self.tickets.set(ticket);
+        let mut sending = self.sendings.borrow_mut().pop().unwrap_or_default();
+        sending.ticket = ticket;
+        sending.offered = out.len_bytes();
+        sending.output = out.lend(ticket);
+        let busy = connection.busy();
+        busy.sending = Some(sending);
+        let displaced = busy.writer.park(cx.waker());
+        self.request(key, connection, Op::Send);
+        drop(connections);
+        drop(displaced);
+        true
+    }
+
+    fn send_posted_by(&self, key: Key) {
+        if !self.posts.borrow().is_empty() {
+            let mut connections = self.connections.borrow_mut();
+            self.send_posted(key, connections.get_mut(key).expect("an open stream owns its slot"), false);
+        }
+    }
+
+    pub(super) fn with_socket<T>(&self, key: Key, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        f(connection.socket())
+    }
+}
+
+impl<K: Kernel> StreamDriver for IoUring<K> {
+    fn connect(&self, address: &SocketAddress, options: &ConnectOptions) -> Result<(OwnedFd, Fresh), ConnectError> {
+        self.sockets.connect(address, options)
+    }
+
+    fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key {
+        self.connections.borrow_mut().insert(Connection::new(socket, fresh))
+    }
+
+    fn descriptor(&self, key: Key) -> RawFd {
+        let mut connections = self.connections.borrow_mut();
+        connections.get_mut(key).expect("an open stream owns its slot").socket().as_raw_fd()
+    }
+
+    fn kernel_socket(&self, key: Key) -> Option<RawFd> {
+        self.sockets.kernel_socket(self.descriptor(key))
+    }
+
+    fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
+        self.with_socket(key, |socket| self.sockets.address(socket.as_fd(), end))
+    }
+
+    fn release(&self, key: Key) -> io::Result<Released> {
+        if let Some(connection) = self.connections.borrow_mut().get_mut(key) {
+            self.send_posted(key, connection, false);
+        }
+        self.settle(key)?;
+        let (received, error) = {
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).ok_or(io::ErrorKind::NotConnected)?;
+            let received = |busy: &mut Box<BusyState>| (std::mem::take(&mut busy.received), busy.receive_error.take());
+            connection.busy.as_mut().map(received).unwrap_or_default()
+        };
+        let (socket, in_flight) = self.take_socket(key).ok_or(io::ErrorKind::NotConnected)?;
+        self.cancel(key, in_flight);
+        Ok(Released { socket, received, error })
+    }
+
+    fn close(&self, key: Key) {
+        {
+            let mut connections = self.connections.borrow_mut();
+            let Some(connection) = connections.get_mut(key).filter(|connection| connection.socket.is_some()) else {
+                return;
+            };
+            self.send_posted(key, connection, true);
+            if self.must_stay(connection) {
+                let wakers = connection.take_all_wakers();
+                drop(connections);
+                drop(wakers);
+                return self.stay_closed(key);
+            }
+        }
+        if let Some((socket, in_flight)) = self.take_socket(key) {
+            let mut closing = self.closing.borrow_mut();
+            match self.may_close && closing.len() < CLOSES_MAX {
+                true => closing.push(socket),
+                false => self.sockets.close(socket),
+            }
+            self.cancel(key, in_flight);
+        }
+    }
+
+    fn poll_all_sent(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.staying.get() == 0 {
+            return Poll::Ready(());
+        }
+        let displaced = self.all_sent_waiter.borrow_mut().park(cx.waker());
+        drop(displaced);
+        Poll::Pending
+    }
+
+    fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        {
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).expect("an open stream owns its slot");
+            if connection.busy.as_ref().is_some_and(|busy| busy.has_input()) {
+                return Poll::Ready(Ok(()));
+            }
+            // What the receive in flight gets is kept for the next reader.
+            if connection.in_flight.has(Op::Recv) {
+                let displaced = connection.reader.park(cx.waker());
+                drop(connections);
+                drop(displaced);
+                return Poll::Pending;
+            }
+            // As in `poll_recv`.
+            connection.wanted.remove(Op::Recv);
+        }
+        let events = PollFlags::IN | PollFlags::RDHUP;
+        self.attempt(key, cx, Op::Readable, |connection| self.sockets.look_for(connection.socket().as_fd(), events))
+    }
+
+    fn has_input(&self, key: Key) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        connection.busy.as_ref().is_some_and(|busy| busy.has_input())
+            || self.sockets.has_input(connection.socket().as_fd())
+    }
+
+    fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.send_posted_by(key);
+        {
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).expect("an open stream owns its slot");
+            match connection.sending().map(|sending| sending.result.is_some()) {
+                None => {}
+                Some(true) => return Poll::Ready(Ok(())),
+                Some(false) => {
+                    let displaced = connection.busy().writer.park(cx.waker());
+                    drop(connections);
+                    drop(displaced);
+                    return Poll::Pending;
+                }
+            }
+        }
+        self.attempt(key, cx, Op::Writable, |connection| {
+            self.sockets.look_for(connection.socket().as_fd(), PollFlags::OUT)
+        })
+    }
+
+    fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
+        if let Some(received) = self.take_received(key, into, max) {
+            return Poll::Ready(received);
+        }
+        let op = {
+            let buffer_bytes = self.receive_options().buffer_bytes;
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).expect("an open stream owns its slot");
+            // What the receive in flight gets comes first.
+            if connection.in_flight.has(Op::Recv) {
+                // A body or a tunnel: received piece by piece into its destination, when somebody wants it.
+                if max > buffer_bytes
+                    && connection.receive == Receive::Multishot
+                    && connection.end_receive(Receive::Ending)
+                {
+                    self.request_wanted(key, connection);
+                }
+                let displaced = connection.reader.park(cx.waker());
+                drop(connections);
+                drop(displaced);
+                return Poll::Pending;
+            }
+            // One of the two waits, never both: what an earlier call wanted and is not in flight yet is forgotten.
+            connection.wanted.remove(Op::Recv);
+            if max <= buffer_bytes && !connection.in_flight.has(Op::Readable) {
+                connection.wanted.remove(Op::Readable);
+                Op::Recv
+            } else {
+                Op::Readable
+            }
+        };
+        self.attempt(key, cx, op, |connection| {
+            let received = self.sockets.receive(connection.socket().as_fd(), into, max)?;
+            connection.has_received |= received > 0;
+            // As in the other driver.
+            connection.readable = received == max || received == 0 || connection.hung_up;
+            Ok(received)
+        })
+    }
+
+    fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>> {
+        if out.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        self.send_posted_by(key);
+        if let Some(polled) = self.poll_sending(key, cx, out) {
+            return polled;
+        }
+        if out.is_empty() {
+            // All that it had was on loan to a connection that has gone.
+            return Poll::Ready(Ok(0));
+        }
+        if self.queue_send(key, cx, out) {
+            return Poll::Pending;
+        }
+        self.attempt(key, cx, Op::Writable, |connection| {
+            let (sent, asked) = self.sockets.send(connection.socket().as_fd(), out)?;
+            out.consume(sent);
+            // A short send has filled the socket.
+            connection.writable = sent == asked || connection.hung_up;
+            Ok(sent)
+        })
+    }
+
+    fn try_send(&self, key: Key, out: &mut Output, is_last: bool) -> io::Result<usize> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        if connection.sending().is_some() || !connection.writable {
+            return Ok(0);
+        }
+        if connection.is_on_ring {
+            let length = out.len_bytes();
+            let is_posted = !is_last && self.try_post(key, connection, out);
+            return Ok(if is_posted { length } else { 0 });
+        }
+        if !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
+            return Ok(0);
+        }
+        let (sent, asked) = self.sockets.send_chunks_now(connection.socket().as_fd(), out, is_last)?;
+        out.consume(sent);
+        // A short send has filled the socket.
+        connection.writable = sent == asked || connection.hung_up;
+        Ok(sent)
+    }
+
+    fn try_send_copy(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        if connection.sending().is_some() || !connection.writable {
+            return Ok(0);
+        }
+        if connection.is_on_ring {
+            let is_posted = !is_last && self.try_post_copy(key, connection, bytes);
+            return Ok(if is_posted { bytes.len() } else { 0 });
+        }
+        if !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
+            return Ok(0);
+        }
+        let sent = self.sockets.send_now(connection.socket().as_fd(), bytes, is_last)?;
+        // A short send has filled the socket.
+        connection.writable = sent == bytes.len() || connection.hung_up;
+        Ok(sent)
+    }
+
+    fn poll_sendfile(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        file: BorrowedFd<'_>,
+        offset: &mut u64,
+        length: usize,
+    ) -> Poll<io::Result<usize>> {
+        self.send_posted_by(key);
+        // A send that nobody waits for any more still comes first.
+        if let Some(Poll::Pending) = self.poll_sending(key, cx, &mut Output::new()) {
+            return Poll::Pending;
+        }
+        self.attempt(key, cx, Op::Writable, |connection| {
+            self.sockets.sendfile(connection.socket().as_fd(), file, offset, length.min(SEND_MAX))
+        })
+    }
+
+    fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.attempt(key, cx, Op::Writable, |connection| match connection.take_error(false) {
+            Some(errno) => Err(errno),
+            None => self.sockets.connect_result(connection.socket().as_fd()),
+        })
+    }
+
+    fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        if connection.hung_up {
+            return Poll::Ready(Ok(()));
+        }
+        if !connection.in_flight.has(Op::HungUp) {
+            self.request(key, connection, Op::HungUp);
+        }
+        let displaced = connection.busy().closed_waiter.park(cx.waker());
+        drop(connections);
+        drop(displaced);
+        Poll::Pending
+    }
+
+    fn is_broken(&self, key: Key) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        self.sockets.is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket().as_fd())
+    }
+
+    fn poll_splice_in(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        self.attempt(key, cx, Op::Readable, |connection| {
+            let moved = splice(connection.socket().as_fd(), pipe, max)?;
+            connection.reads.count_spliced(moved);
+            Ok(moved)
+        })
+    }
+
+    fn poll_splice_out(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        pipe: BorrowedFd<'_>,
+        max: usize,
+    ) -> Poll<io::Result<usize>> {
+        self.send_posted_by(key);
+        // As in `poll_sendfile`.
+        if let Some(Poll::Pending) = self.poll_sending(key, cx, &mut Output::new()) {
+            return Poll::Pending;
+        }
+        self.attempt(key, cx, Op::Writable, |connection| {
+            let moved = splice(pipe, connection.socket().as_fd(), max)?;
+            connection.writes.count_spliced(moved);
+            Ok(moved)
+        })
+    }
+
+    fn receives_ahead(&self, key: Key) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        // What was wanted and is not in flight yet is forgotten.
+        connection.wanted.remove(Op::Recv);
+        connection.in_flight.has(Op::Recv) || connection.busy.as_ref().is_some_and(|busy| busy.has_input())
+    }
+
+    fn flush(&self, key: Key) {
+        self.send_posted_by(key);
+    }
+
+    fn shutdown_write(&self, key: Key) -> io::Result<()> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        self.send_posted(key, connection, true);
+        if let Some(sending) = connection.sending().filter(|sending| sending.is_owned()) {
+            // What was posted counts as sent.
+            sending.is_last = true;
+            return Ok(());
+        }
+        Ok(self.sockets.shutdown_write(connection.socket().as_fd())?)
+    }
+
+    fn set_linger_reset(&self, key: Key) -> io::Result<()> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        connection.is_reset = true;
+        self.send_posted(key, connection, false);
+        self.sockets.set_linger_reset(connection.socket().as_fd())
+    }
+}
