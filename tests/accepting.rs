@@ -91,7 +91,7 @@ fn a_stall_is_logged_with_its_kind_and_place(driver: Driver) {
     let stalled = Stalled::begin(server.connect(), &fifo);
     // One that lasts for a second is told of while it goes on.
     let line = server.wait_logged(" ms so far: blocked, in ");
-    assert!(line.contains("[warn]") && line.ends_with("gale_http::connection::http1::Http1::serve"), "{line}");
+    assert!(line.contains("[warn]") && line.ends_with("gale_http::connection::HttpConnection::serve"), "{line}");
     stalled.end();
     server.stop();
 }

@@ -1,5 +1,5 @@
-//! Real applications behind Gale, where Debian's packages are installed: PHP-FPM, uWSGI with Python, memcached. Without
-//! one of them its test says so and passes.
+//! Real applications behind Gale, where Debian's packages are installed: PHP-FPM, uWSGI with Python, memcached, and the
+//! example `application` in Python and in Node. Without one of them its test says so and passes.
 
 mod support;
 
@@ -7,10 +7,17 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
-use support::{Directory, Driver, Setup, with_each_driver};
+use support::{DEADLINE, Directory, Driver, Setup, with_each_driver};
 
-with_each_driver!(php_fpm_answers, uwsgi_with_python_answers, memcached_answers);
+with_each_driver!(
+    php_fpm_answers,
+    uwsgi_with_python_answers,
+    memcached_answers,
+    an_application_in_python_survives_the_death_of_a_server,
+    an_application_in_node_survives_the_death_of_a_server,
+);
 
 /// A program of a package, ended with the test.
 struct Program(Child);
@@ -19,6 +26,12 @@ impl Program {
     /// Starts a program and waits for a line of its standard error that contains `ready`.
     #[track_caller]
     fn start(command: &mut Command, ready: &str) -> Program {
+        Program::start_and_hear(command, ready).0
+    }
+
+    /// The same, with that line.
+    #[track_caller]
+    fn start_and_hear(command: &mut Command, ready: &str) -> (Program, String) {
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
         let mut lines = BufReader::new(child.stderr.take().expect("piped"));
         let mut all = String::new();
@@ -26,12 +39,13 @@ impl Program {
             let start = all.len();
             assert!(lines.read_line(&mut all).expect("text") > 0, "it ended: {all}");
             if all[start..].contains(ready) {
+                all.drain(..start);
                 break;
             }
         }
         // What it says later is taken, so that it never waits for somebody to read it.
         std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
-        Program(child)
+        (Program(child), all)
     }
 }
 
@@ -190,6 +204,73 @@ fn memcached_answers(driver: Driver) {
         assert_eq!(client.get("/small").text(), "value");
         assert!(client.get("/large").body == large);
         assert_eq!(client.get("/missing").text(), "made");
+    }
+    server.stop();
+}
+
+const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/application");
+
+fn an_application_in_python_survives_the_death_of_a_server(driver: Driver) {
+    if let Some(python) = find(&["python3"]) {
+        survives_the_death_of_a_server(driver, &python, "application.py");
+    }
+}
+
+fn an_application_in_node_survives_the_death_of_a_server(driver: Driver) {
+    if let Some(node) = find(&["node", "nodejs"]) {
+        survives_the_death_of_a_server(driver, &node, "application.js");
+    }
+}
+
+fn survives_the_death_of_a_server(driver: Driver, interpreter: &Path, script: &str) {
+    let start = |port: &str| {
+        let mut command = Command::new(interpreter);
+        command.arg(format!("{EXAMPLE}/{script}")).arg(port);
+        let (program, line) = Program::start_and_hear(&mut command, "listening on ");
+        (program, line.trim().rsplit(' ').next().expect("a port").to_owned())
+    };
+    let ((first, first_port), (_second, second_port)) = (start("0"), start("0"));
+    let text = std::fs::read_to_string(format!("{EXAMPLE}/gale.conf")).expect("a configuration");
+    let text = text
+        .replace("127.0.0.1:3001", &format!("127.0.0.1:{first_port}"))
+        .replace("127.0.0.1:3002", &format!("127.0.0.1:{second_port}"))
+        .replace("127.0.0.1:8080", "%TCP%")
+        .replace("error_log stderr notice", "error_log %DIR%/error.log notice")
+        .replace("/tmp/application.pid", "%DIR%/pid")
+        .replace("events {", &format!("events {{ use {};", driver.name()));
+    let server = Setup::configuration(&text).start();
+    let answering = || {
+        let mut client = server.connect_tcp(1);
+        let mut texts: Vec<String> = (0..10).map(|_| client.get("/").text().trim().to_owned()).collect();
+        texts.sort();
+        texts.dedup();
+        texts
+    };
+    let of = |port: &str| format!("hello from {port}");
+    let mut both = vec![of(&first_port), of(&second_port)];
+    both.sort();
+    assert_eq!(answering(), both);
+    let mut socket = server.connect_tcp(1);
+    socket.send(
+        "GET /socket HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+    );
+    let agreed = socket.response();
+    assert_eq!((agreed.status, agreed.header("Sec-WebSocket-Accept")), (101, Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")));
+    socket.send([0x81, 0x82, 1, 2, 3, 4, b'h' ^ 1, b'i' ^ 2]);
+    assert_eq!(socket.take(4), [0x81, 2, b'h', b'i']);
+    // Nobody notices that one has died, and that it comes back.
+    drop(first);
+    assert_eq!(answering(), [of(&second_port)]);
+    server.wait_logged(&format!("health check \"\" of peer 127.0.0.1:{first_port} in upstream \"application\""));
+    let (_first, port) = start(&first_port);
+    assert_eq!(port, first_port);
+    server.wait_logged("peer is healthy");
+    // As long as the socket's end is not known, its server has more to do than the other one.
+    drop(socket);
+    let deadline = Instant::now() + DEADLINE;
+    while answering() != both {
+        assert!(Instant::now() < deadline, "both answer again");
     }
     server.stop();
 }

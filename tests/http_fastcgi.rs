@@ -553,7 +553,6 @@ fn wrong_configurations_are_refused_in_nginx_s_words() {
         ("fastcgi_split_path_info (;", "missing closing parenthesis in \"(\""),
         ("fastcgi_next_upstream http_502;", "invalid value \"http_502\" in"),
         ("uwsgi_modifier1 256;", "value must be between 0 and 255 in"),
-        ("location / { uwsgi_pass suwsgi://127.0.0.1:1; }", "suwsgi protocol requires SSL support in"),
         ("location / { memcached_pass 127.0.0.1:1; }", "unknown \"memcached_key\" variable"),
         ("memcached_next_upstream invalid_header;", "invalid value \"invalid_header\" in"),
     ] {

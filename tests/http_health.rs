@@ -1,7 +1,6 @@
 //! Active health checks (`health_check`, `match`) over real sockets: servers that turn ill and well.
 
 #[path = "support/authority.rs"]
-#[allow(dead_code, reason = "one certificate is all that is wanted here")]
 mod authority;
 mod support;
 
@@ -12,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-use support::{DEADLINE, Driver, Server, Setup, http_configuration, with_each_driver};
+use support::{Backend, DEADLINE, Driver, Server, Setup, http_configuration, with_each_driver};
 
 with_each_driver!(
     an_ill_server_gets_no_requests_until_it_is_well,
@@ -26,6 +25,8 @@ with_each_driver!(
     wrong_checks_are_told_in_nginx_s_words,
     a_server_that_failed_too_often_is_told_of,
     a_used_retry_budget_ends_retries,
+    a_server_that_stands_out_by_its_errors_is_set_aside,
+    wrong_outlier_ejection_is_told,
 );
 
 const WELL: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
@@ -403,5 +404,51 @@ fn a_used_retry_budget_ends_retries(driver: Driver) {
         let mut server = Setup::configuration(&text(&format!("retry_budget {wrong};"))).argument("-t").launch();
         assert!(!server.wait_exited().success(), "{wrong}");
         assert!(server.stderr().contains(expected), "{wrong}: {}", server.stderr());
+    }
+}
+
+fn a_server_that_stands_out_by_its_errors_is_set_aside(driver: Driver) {
+    let answer = |status: &'static str| {
+        Backend::tcp()
+            .serve(move |_, client| client.try_send(format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n")).is_ok())
+    };
+    let (good, other, bad) = (answer("200 OK"), answer("200 OK"), answer("500 Wrong"));
+    let text = format!(
+        "upstream app {{ outlier_ejection interval=50ms requests=5 time=1h; server {}; server {}; server {}; }}
+         server {{ listen %UNIX%; location / {{ proxy_pass http://app; }} location /api/ {{ api; }} }}",
+        good.address, other.address, bad.address
+    );
+    let server = Setup::http(driver, &text).start();
+    let message = format!("upstream server {} in upstream \"app\" is set aside for 3600 s: 100% of its", bad.address);
+    let mut client = server.connect();
+    let deadline = std::time::Instant::now() + DEADLINE;
+    while !server.log().contains(&message) {
+        assert!(std::time::Instant::now() < deadline, "it stands out");
+        assert!([200, 500].contains(&client.get("/").status));
+    }
+    // Requests that were under way aside, it gets none any more.
+    let asked = bad.asked().len();
+    (0..30).for_each(|_| assert_eq!(client.get("/").status, 200));
+    assert_eq!(bad.asked().len(), asked);
+    let report = client.get("/api/9/http/upstreams/app").text().to_owned();
+    assert_eq!((report.matches("\"up\"").count(), report.matches("\"unavail\"").count()), (2, 1), "{report}");
+    server.stop();
+}
+
+fn wrong_outlier_ejection_is_told(driver: Driver) {
+    for (parameters, expected) in [
+        ("on", "invalid parameter \"on\""),
+        ("errors=20", "invalid parameter \"errors=20\""),
+        ("errors=101%", "invalid parameter \"errors=101%\""),
+        ("max=0%", "invalid parameter \"max=0%\""),
+        ("latency=1", "invalid parameter \"latency=1\""),
+        ("time=0", "invalid parameter \"time=0\""),
+        ("requests=0", "invalid parameter \"requests=0\""),
+        ("; outlier_ejection", "\"outlier_ejection\" directive is duplicate"),
+    ] {
+        let text = format!("upstream app {{ outlier_ejection {parameters}; server 127.0.0.1:1; }}");
+        let mut server = Setup::http(driver, &text).argument("-t").launch();
+        assert!(!server.wait_exited().success(), "{parameters}");
+        assert!(server.stderr().contains(expected), "{parameters}: {}", server.stderr());
     }
 }

@@ -28,6 +28,12 @@ with_each_driver!(
     redirects_lead_back_through_the_proxy,
     cookies_are_rewritten,
     parts_are_cut_out_where_they_are_forced,
+    one_part_is_cut_out_of_a_body_as_it_comes,
+    forwarded_names_the_client_the_host_and_the_protocol,
+    a_request_has_no_more_time_than_its_whole_may_take,
+    a_connection_that_stands_for_a_user_is_not_used_again,
+    a_post_does_not_meet_a_connection_that_has_been_closed,
+    x_accel_charset_names_the_charset_and_has_the_body_converted,
     trailers_and_early_hints_are_passed_on_where_they_may,
     a_unix_socket_is_a_server_too,
     variables_tell_of_every_server_that_was_tried,
@@ -371,6 +377,7 @@ fn what_is_sent_in_place_of_the_clients_body_and_method_is_framed_anew(driver: D
     let setup = Setup::server(
         driver,
         "location /body { proxy_set_body \"<$arg_a>\"; proxy_pass http://B; }
+         location /host { proxy_set_body \"<$proxy_host>\"; proxy_pass http://B; }
          location /method { proxy_method PUT; proxy_pass http://B; }
          location /variable { proxy_method $arg_m; proxy_pass http://B; }
          location /wrong { set $m \"A /\"; proxy_method $m; proxy_pass http://B; }
@@ -379,7 +386,9 @@ fn what_is_sent_in_place_of_the_clients_body_and_method_is_framed_anew(driver: D
     let server = setup.replace("B", &backend.address).start();
     let mut client = server.connect();
     let host = format!("Host: {}\n", backend.address);
+    let named = format!("<{}>", backend.address);
     for (target, expected) in [
+        ("/host", format!("POST /host HTTP/1.1\n{host}Content-Length: {}\n\n{named}", named.len())),
         ("/body?a=123", format!("POST /body?a=123 HTTP/1.1\n{host}Content-Length: 5\n\n<123>")),
         ("/method", format!("PUT /method HTTP/1.1\n{host}Content-Length: 3\n\nabc")),
         ("/variable?m=REPORT", format!("REPORT /variable?m=REPORT HTTP/1.1\n{host}Content-Length: 3\n\nabc")),
@@ -877,6 +886,84 @@ fn parts_are_cut_out_where_they_are_forced(driver: Driver) {
     server.stop();
 }
 
+fn x_accel_charset_names_the_charset_and_has_the_body_converted(driver: Driver) {
+    let backend = Backend::tcp().serve(|asked, client| {
+        let fields = match &*asked.target {
+            "/redirect" => "X-Accel-Charset: koi8-r\r\nX-Accel-Redirect: /own\r\n",
+            "/wrong" => "X-Accel-Charset: a b; c\r\n",
+            _ => "X-Accel-Charset: utf-8\r\n",
+        };
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n{fields}Content-Length: 1\r\n\r\n");
+        client.try_send([head.as_bytes(), &[0x41]].concat()).is_ok()
+    });
+    let setup = Setup::http(
+        driver,
+        "charset_map x-test utf-8 { 41 C3A9; }
+         server { listen %UNIX%;
+         location / { proxy_pass http://ADDRESS; }
+         location /ignored { proxy_ignore_headers X-Accel-Charset; proxy_pass http://ADDRESS/; }
+         location /from { source_charset x-test; proxy_pass http://ADDRESS/; }
+         location /own { return 200 own; } }",
+    );
+    let server = setup.replace("ADDRESS", &backend.address).start();
+    let mut client = server.connect();
+    for (target, content_type) in [
+        ("/", "text/html; charset=utf-8"),
+        ("/wrong", "text/html"),
+        ("/ignored", "text/html"),
+        ("/from", "text/html; charset=utf-8"),
+        ("/redirect", "text/html; charset=koi8-r"),
+    ] {
+        let response = client.get(target);
+        assert_eq!(response.header("Content-Type"), Some(content_type), "{target}");
+        assert_eq!(response.header("X-Accel-Charset"), None, "{target}");
+        let body: &[u8] = match target {
+            "/from" => "\u{e9}".as_bytes(),
+            "/redirect" => b"own",
+            _ => b"A",
+        };
+        assert_eq!(response.body, body, "{target}");
+    }
+    server.stop();
+}
+
+fn one_part_is_cut_out_of_a_body_as_it_comes(driver: Driver) {
+    let backend = Backend::tcp();
+    let setup = Setup::server(
+        driver,
+        "proxy_force_ranges on; location / { proxy_pass http://ADDRESS; }
+         location /unbuffered { proxy_buffering off; proxy_pass http://ADDRESS; }",
+    );
+    let server = setup.replace("ADDRESS", backend.address()).start();
+    for target in ["/", "/unbuffered"] {
+        for (range, expected) in [
+            ("2-3", Some("23")),
+            ("0-1", Some("01")),
+            ("4-", Some("456789")),
+            ("-1", Some("9")),
+            ("3-6", Some("3456")),
+            ("0-1,5-6", None),
+        ] {
+            let mut client = server.connect();
+            client.send(format!("GET {target} HTTP/1.1\r\nHost: h\r\nRange: bytes={range}\r\n\r\n"));
+            let mut peer = backend.accept();
+            peer.request();
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n012");
+            let head = client.response_to_head();
+            let whole = "0123456789";
+            assert_eq!(head.status, if expected.is_some() { 206 } else { 200 }, "{range}");
+            let length = expected.unwrap_or(whole).len();
+            assert_eq!(head.header("Content-Length"), Some(&*length.to_string()), "{range}");
+            // What nobody wants any more may be refused.
+            let _ = peer.try_send("34");
+            let _ = peer.try_send("56789");
+            assert_eq!(client.take(length), expected.unwrap_or(whole).as_bytes(), "{range}");
+            assert_eq!(client.get("/missing/../..").status, 400, "the connection goes on");
+        }
+    }
+    server.stop();
+}
+
 fn trailers_and_early_hints_are_passed_on_where_they_may(driver: Driver) {
     let backend = scripted(&[
         (
@@ -1053,5 +1140,110 @@ fn what_goes_wrong_is_logged_in_nginx_words(driver: Driver) {
     assert_eq!(server.get("/refused").status, 502);
     let line = server.wait_logged("\"GET /refused HTTP/1.1\"");
     assert!(line.contains("connect() failed (111: Connection refused) while connecting to upstream"), "{line}");
+    server.stop();
+}
+
+fn forwarded_names_the_client_the_host_and_the_protocol(driver: Driver) {
+    let backend = mirror();
+    let setup = Setup::http(
+        driver,
+        "server { listen %UNIX%; set_real_ip_from unix:; real_ip_header X-Client;
+             proxy_set_header Forwarded $proxy_add_forwarded; proxy_pass_request_headers off;
+             location / { proxy_pass http://ADDRESS; } }",
+    );
+    let server = setup.replace("ADDRESS", &backend.address).start();
+    for (fields, expected) in [
+        ("Host: a.example:81\r\nX-Client: 192.0.2.7\r\n", "for=192.0.2.7;host=\"a.example:81\";proto=http"),
+        ("Host: h\r\nX-Client: 2001:db8::7\r\n", "for=\"[2001:db8::7]\";host=\"h\";proto=http"),
+        ("Host: h\r\n", "for=unknown;host=\"h\";proto=http"),
+        (
+            "Host: h\r\nX-Client: 192.0.2.7\r\nForwarded: for=a\r\nforwarded: for=b;by=c, for=d\r\n",
+            "for=a, for=b;by=c, for=d, for=192.0.2.7;host=\"h\";proto=http",
+        ),
+    ] {
+        let shown = server.connect().ask(format!("GET / HTTP/1.1\r\n{fields}\r\n")).text().to_owned();
+        assert!(shown.contains(&format!("\nForwarded: {expected}\n")), "{shown}");
+    }
+    server.stop();
+}
+
+fn a_request_has_no_more_time_than_its_whole_may_take(driver: Driver) {
+    let backend = Backend::tcp();
+    let setup = Setup::server(driver, "location / { proxy_request_timeout 1s; proxy_pass http://ADDRESS; }");
+    let server = setup.replace("ADDRESS", backend.address()).start();
+    // Without a head.
+    let mut client = server.connect();
+    client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    let mut peer = backend.accept();
+    peer.request();
+    assert_eq!(client.response().status, 504);
+    assert!(peer.is_at_end());
+    server.wait_logged("upstream timed out (110: Connection timed out) while passing the request on");
+    // In the middle of a body, though it might be silent for longer.
+    client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    let mut peer = backend.accept();
+    peer.request();
+    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf");
+    client.head();
+    assert_eq!(client.read_to_end(), b"half");
+    assert!(peer.is_at_end());
+    server.wait_logged("upstream timed out (110: Connection timed out) while reading upstream");
+    server.stop();
+}
+
+fn a_connection_that_stands_for_a_user_is_not_used_again(driver: Driver) {
+    let backend = Backend::tcp();
+    let setup = Setup::http(
+        driver,
+        "upstream u { server ADDRESS; } server { listen %UNIX%; location / { proxy_pass http://u; } }",
+    );
+    let server = setup.replace("ADDRESS", backend.address()).start();
+    for (credentials, challenge, is_kept) in [
+        ("", "", true),
+        ("Authorization: Basic eDp5\r\n", "WWW-Authenticate: Basic realm=NTLM\r\n", true),
+        ("Authorization: ntlm TlRMTVNTUAAB\r\n", "", false),
+        ("Authorization: Negotiate YII=\r\n", "", false),
+        ("", "WWW-Authenticate: Basic realm=x\r\nWWW-Authenticate: NTLM TlRMTVNTUAAC\r\n", false),
+        ("", "WWW-Authenticate: Negotiate\r\n", false),
+    ] {
+        let mut client = server.connect();
+        client.send(format!("GET / HTTP/1.1\r\nHost: h\r\n{credentials}\r\n"));
+        let mut peer = backend.accept();
+        peer.request();
+        peer.send(format!("HTTP/1.1 200 OK\r\n{challenge}Content-Length: 2\r\n\r\nok"));
+        assert_eq!(client.response().text(), "ok");
+        if is_kept {
+            client.send("GET /again HTTP/1.1\r\nHost: h\r\n\r\n");
+            assert_eq!(peer.request().target, "/again", "{credentials}{challenge}");
+            peer.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok");
+            assert_eq!(client.response().text(), "ok");
+        }
+        assert!(peer.is_at_end(), "{credentials}{challenge}");
+    }
+    server.stop();
+}
+
+fn a_post_does_not_meet_a_connection_that_has_been_closed(driver: Driver) {
+    let backend = Backend::tcp();
+    let setup = Setup::http(
+        driver,
+        "upstream u { server ADDRESS; } server { listen %UNIX%; location / { proxy_pass http://u; } }",
+    );
+    let server = setup.replace("ADDRESS", backend.address()).start();
+    let mut client = server.connect();
+    for _ in 0..20 {
+        client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        let mut peer = backend.accept();
+        peer.request();
+        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        assert_eq!(client.response().text(), "ok");
+        // The worker's driver need not have heard of it when the next request comes.
+        peer.close_both();
+        client.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nbody");
+        let mut peer = backend.accept();
+        assert_eq!(peer.request().body, b"body");
+        peer.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok");
+        assert_eq!(client.response().text(), "ok");
+    }
     server.stop();
 }

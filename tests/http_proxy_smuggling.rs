@@ -1,6 +1,6 @@
-//! Request smuggling: what a server behind the proxy receives, byte for byte, against what the client has sent. Whatever
-//! is malformed is refused, or passed on in a form that can be read in one way only; and the pieces in which it came
-//! make no difference.
+//! Request smuggling: what a server behind the proxy receives, byte for byte, against what the client has sent.
+//! Whatever is malformed is refused, or passed on in a form that can be read in one way only; and the pieces in which
+//! it came make no difference.
 
 mod support;
 

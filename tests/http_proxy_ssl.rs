@@ -23,6 +23,7 @@ with_each_driver!(
     only_good_certificates_are_taken_where_they_are_verified,
     servers_are_told_the_name_only_if_that_is_asked_for,
     servers_that_ask_get_the_certificate,
+    the_name_of_the_certificate_may_have_variables,
     a_connection_is_used_again_and_a_session_is_resumed,
     connections_are_told_apart_by_what_is_asked_of_servers,
     an_end_without_a_goodbye_is_no_end_of_a_body,
@@ -270,6 +271,49 @@ fn servers_that_ask_get_the_certificate(driver: Driver) {
     }
 }
 
+fn the_name_of_the_certificate_may_have_variables(driver: Driver) {
+    let authority = Authority::new("authority");
+    let (first, second) = (authority.ecdsa(&["first"]), authority.ecdsa(&["second"]));
+    let behind = Behind::with(&authority.ecdsa(&["example.com"]), &[&TLS13], Some(&authority));
+    let text = format!(
+        "upstream behind {{ server {}; keepalive 4; }} server {{ listen %UNIX%; location / {{
+         proxy_pass https://behind; proxy_http_version 1.1; proxy_set_header Connection '';
+         proxy_ssl_certificate %DIR%/$arg_own.crt; proxy_ssl_certificate_key %DIR%/$arg_own.key; }}
+         location /none {{ proxy_pass https://behind; proxy_ssl_certificate $arg_own;
+         proxy_ssl_certificate_key $arg_own; }} }}",
+        behind.address()
+    );
+    let setup = one_worker(Setup::http(driver, &text));
+    let setup = setup.file("1.crt", &first.certificate).file("1.key", &first.key);
+    let server = setup.file("2.crt", &second.certificate).file("2.key", &second.key).start();
+    let ask = |target: &str| {
+        let mut client = server.connect();
+        client.send(format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n"));
+        client
+    };
+    let mut kept = Vec::new();
+    for (target, shown) in [("/?own=1", Some(&first)), ("/?own=2", Some(&second)), ("/none", None)] {
+        let mut client = ask(target);
+        let (met, mut end) = behind.accept();
+        assert_eq!(met.certificate.is_some(), shown.is_some());
+        assert!(met.certificate.zip(shown).is_none_or(|(certificate, pair)| is_for(&certificate, pair)), "{target}");
+        assert!(!met.is_resumed, "{target}");
+        end.request();
+        end.send(response("fine"));
+        assert_eq!(client.response().text(), "fine");
+        kept.push(end);
+    }
+    // The connection of the same certificate is used again.
+    let mut client = ask("/?own=1");
+    kept[0].request();
+    kept[0].send(response("again"));
+    assert_eq!(client.response().text(), "again");
+    // One that cannot be read is the administrator's fault.
+    assert_eq!(ask("/?own=3").response().status, 500);
+    server.wait_logged("3.crt\": BIO_new_file() failed");
+    drop(kept);
+}
+
 fn a_connection_is_used_again_and_a_session_is_resumed(driver: Driver) {
     let authority = Authority::new("authority");
     for (versions, reuse) in [(&[&TLS13], "on"), (&[&TLS12], "on"), (&[&TLS13], "off")] {
@@ -426,6 +470,8 @@ fn settings_that_cannot_be_are_errors(driver: Driver) {
             "proxy_ssl_verify on; proxy_ssl_trusted_certificate %DIR%/none.crt;",
             "SSL_CTX_load_verify_locations(\"%DIR%/none.crt\") failed",
         ),
+        ("proxy_ssl_conf_command Nothing x;", "SSL_CONF_cmd(\"Nothing\", \"x\") failed"),
+        ("proxy_ssl_certificate_cache valid=1s;", "\"proxy_ssl_certificate_cache\" must have the \"max\" parameter"),
         ("proxy_ssl_ciphers RC4;", "SSL_CTX_set_cipher_list(\"RC4\") failed"),
         ("proxy_ssl_protocols SSLv3;", "no version is left in \"proxy_ssl_protocols\""),
     ] {

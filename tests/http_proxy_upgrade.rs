@@ -15,6 +15,8 @@ with_each_driver!(
     a_tunnel_survives_a_reload,
     ends_that_write_without_reading_are_held_up_and_lose_nothing,
     a_reset_of_one_end_ends_the_other,
+    connect_makes_a_tunnel_where_the_configuration_says_so,
+    connect_is_refused_where_no_tunnels_are_made,
 );
 
 const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n";
@@ -243,5 +245,82 @@ fn a_reset_of_one_end_ends_the_other(driver: Driver) {
     let (client, mut peer, ..) = open(&backend, &server);
     drop(client);
     peer.assert_closed();
+    server.stop();
+}
+
+fn connect(target: &str) -> String {
+    format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n")
+}
+
+fn connect_makes_a_tunnel_where_the_configuration_says_so(driver: Driver) {
+    let backend = Backend::tcp();
+    let setup = Setup::http(
+        driver,
+        "log_format tunnel '$request $status $upstream_addr $upstream_bytes_sent $upstream_bytes_received';
+         access_log %DIR%/tunnel.log tunnel;
+         server { listen %UNIX%; server_name 127.0.0.1;
+             location / {
+                 if ($request_method = CONNECT) { tunnel_pass; error_page 502 504 /error; break; }
+                 return 200 plain;
+             }
+             location = /error { return 200 error; } }
+         server { listen %UNIX%; server_name fixed; tunnel_pass ADDRESS; }
+         server { listen %UNIX%; server_name denied; deny all; tunnel_pass ADDRESS; }",
+    );
+    let server = setup.replace("ADDRESS", backend.address()).start();
+    for target in [backend.address(), "fixed:1"] {
+        let mut client = server.connect();
+        // What is said before the answer has come is not lost, and the server may speak first.
+        client.send(connect(target) + "early");
+        let mut peer = backend.accept();
+        assert_eq!(peer.take(5), b"early");
+        peer.send("first");
+        let response = client.response_to_head();
+        assert_eq!((response.status, response.reason.as_str()), (200, "OK"), "{target}");
+        for field in ["Content-Length", "Transfer-Encoding", "Connection", "Upgrade"] {
+            assert_eq!(response.header(field), None, "{field}");
+        }
+        assert_eq!(client.take(5), b"first");
+        converse(&mut client, &mut peer);
+        client.finish_sending();
+        assert!(peer.is_at_end());
+        peer.send("last");
+        peer.close_both();
+        assert_eq!(client.read_to_end(), b"last");
+        let address = backend.address();
+        server.directory.wait_line("tunnel.log", &format!("CONNECT {target} HTTP/1.1 200 {address} 37 41"));
+    }
+    assert_eq!(server.connect().ask("GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").text(), "plain");
+    assert_eq!(server.connect().ask("GET / HTTP/1.1\r\nHost: fixed\r\n\r\n").status, 405);
+    assert_eq!(server.connect().ask(connect("denied:1")).status, 403);
+    let gone = Backend::tcp().address().to_owned();
+    assert_eq!(server.connect().ask(connect(&gone)).text(), "error");
+    server.stop();
+}
+
+fn connect_is_refused_where_no_tunnels_are_made(driver: Driver) {
+    let setup = Setup::http(
+        driver,
+        "server { listen %UNIX%; server_name none; location / { return 200 own; } }
+         server { listen %UNIX%; server_name some; location / { tunnel_pass; } }",
+    );
+    let server = setup.start();
+    for (request, status) in [
+        (connect("none:1"), 405),
+        (connect("some:1").replace("1.1", "1.0"), 405),
+        (connect("some:1").replace("\r\n\r\n", "\r\nContent-Length: 1\r\n\r\n"), 400),
+        (connect("some"), 400),
+        (connect("some:"), 400),
+        (connect("some:65536"), 400),
+        (connect("some:1/"), 400),
+        (connect("http://some:1"), 400),
+        (connect("user@some:1"), 400),
+        (connect(":1"), 400),
+        // Without a resolver no name is found.
+        (connect("some:1"), 502),
+    ] {
+        assert_eq!(server.connect().ask(&request).status, status, "{request}");
+    }
+    server.wait_logged("no resolver defined to resolve some");
     server.stop();
 }

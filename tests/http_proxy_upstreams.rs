@@ -1,4 +1,5 @@
-//! Groups of servers: who is tried, when the next one is, which connections are used again, and what a dead server costs.
+//! Groups of servers: who is tried, when the next one is, which connections are used again, and what a dead server
+//! costs.
 
 mod support;
 
@@ -21,6 +22,7 @@ with_each_driver!(
     without_a_server_the_answer_comes_at_once,
     a_silent_server_is_given_up,
     without_connections_requests_are_refused_and_nothing_is_lost,
+    idle_connections_to_servers_are_closed_before_those_of_clients,
 );
 
 /// A backend that answers with this.
@@ -346,4 +348,30 @@ fn without_connections_requests_are_refused_and_nothing_is_lost(driver: Driver) 
     assert_eq!(server.get("/").text(), "ok");
     server.stop();
     drop(serving);
+}
+
+fn idle_connections_to_servers_are_closed_before_those_of_clients(driver: Driver) {
+    let backend = Backend::tcp();
+    let configuration = format!(
+        "server {{ listen %UNIX%; location / {{ proxy_pass http://{}; }} location /own {{ return 200 own; }} }}",
+        backend.address()
+    );
+    let setup = Setup::http(driver, &configuration).replace("worker_connections 128", "worker_connections 16");
+    let server = setup.replace("worker_processes 2", "worker_processes 1").start();
+    let mut clients: Vec<Client> = (0..8).map(|_| server.connect()).collect();
+    clients.iter_mut().for_each(|client| client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n"));
+    let mut peers: Vec<Client> = (0..8).map(|_| backend.accept()).collect();
+    for peer in &mut peers {
+        peer.request();
+        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+    }
+    clients.iter_mut().for_each(|client| assert_eq!(client.response().text(), "ok"));
+    // Eight connections of clients, eight to the server: no more, but the latter are idle.
+    clients.extend((0..8).map(|_| server.connect()));
+    for client in &mut clients {
+        client.send("GET /own HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(client.response().text(), "own");
+    }
+    peers.iter_mut().for_each(|peer| assert!(peer.is_at_end()));
+    server.stop();
 }

@@ -8,13 +8,16 @@ mod tls;
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use authority::{Authority, Pair, is_for};
 use rcgen::{IsCa, date_time_ymd};
 use rustix::process::Signal;
-use rustls::{HandshakeKind, ProtocolVersion};
-use support::{Client, Driver, Server, Setup, with_each_driver};
-use tls::Tls;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{DigitallySignedStruct, HandshakeKind, ProtocolVersion, SignatureScheme};
+use support::{Backend, Client, Driver, Server, Setup, with_each_driver};
+use tls::{Session, Tls};
 
 with_each_driver!(
     both_versions_answer_and_say_what_they_are,
@@ -30,6 +33,16 @@ with_each_driver!(
     certificates_of_clients_are_judged,
     authorities_of_clients_are_judged_too,
     a_slow_client_gets_all_of_a_file,
+    keys_may_have_passwords,
+    certificates_may_have_names_with_variables,
+    certificates_are_kept_as_long_as_the_cache_says,
+    commands_for_openssl_count_after_directives,
+    settings_that_cannot_be_are_errors,
+    what_a_client_offers_is_in_variables,
+    clients_are_told_what_a_responder_says,
+    clients_are_asked_about_at_a_responder,
+    long_keys_sign_beside_the_event_loop,
+    what_comes_early_is_answered_at_once_unless_it_may_change_something,
 );
 
 /// A server with a certificate for example.com, and its authority.
@@ -60,6 +73,14 @@ impl World {
 }
 
 const OWN: &str = "ssl_certificate %DIR%/own.crt; ssl_certificate_key %DIR%/own.key;";
+
+/// An RSA key of 3072 bits.
+const LONG_KEY: &str = include_str!("../crates/engine/tests/keys/rsa3072.key");
+
+/// The same key without a password, and with the password `secret`.
+const PLAIN_KEY: &str = include_str!("../crates/engine/tests/keys/plain.key");
+const OLD_KEY: &str = include_str!("../crates/engine/tests/keys/old-aes128.key");
+const PKCS8_KEY: &str = include_str!("../crates/engine/tests/keys/pbes2-sha256.key");
 
 fn socket(server: &Server) -> PathBuf {
     server.directory.path().join("gale.sock")
@@ -495,4 +516,406 @@ fn wrong_settings_are_refused_in_nginx_s_words() {
     expect(&server("ssl_certificate_key engine:x:y; ssl_certificate %DIR%/own.crt;"), "\"engine:\" is not supported");
     expect(&server(&format!("{OWN} ssl_session_cache shared:x:1k;")), "session cache \"shared:x:1k\" is too small");
     expect(&server(&format!("{OWN} ssl on;")), "unknown directive \"ssl\"");
+}
+
+/// A certificate for the key of [`PLAIN_KEY`].
+fn certificate_of_plain_key(world: &World) -> String {
+    let key = rcgen::KeyPair::from_pem(PLAIN_KEY).unwrap();
+    world.authority.sign(authority::params(&["example.com"]), key).certificate
+}
+
+fn keys_may_have_passwords(driver: Driver) {
+    let world = World::new();
+    let certificate = certificate_of_plain_key(&world);
+    let start = |key: &str, passwords: &str, text: &str| {
+        let text = format!("{text} server {{ listen %UNIX% ssl; {OWN} return 200 ok; }}");
+        let setup = Setup::http(driver, &text).file("own.crt", &certificate).file("own.key", key);
+        setup.file("passwords", passwords)
+    };
+    for key in [OLD_KEY, PKCS8_KEY] {
+        let named = "ssl_password_file %DIR%/passwords;";
+        for passwords in ["secret", "wrong\r\n\r\nsecret\r\n", "secret\nwrong\n"] {
+            let server = start(key, passwords, named).start();
+            assert_eq!(world.tls().client(&socket(&server), "example.com").get("/").text(), "ok");
+            server.stop();
+        }
+        for (passwords, text, why) in [
+            ("wrong\n", named, "bad decrypt"),
+            ("", named, "bad decrypt"),
+            ("", "", "bad password read"),
+            (&"x".repeat(4096), named, "too long line in \""),
+        ] {
+            let mut server = start(key, passwords, text).launch();
+            assert!(!server.wait_exited().success());
+            let said = server.stderr();
+            assert!(said.contains(why), "{why}: {said}");
+            assert_eq!(said.contains("name its file by ssl_password_file"), text.is_empty(), "{said}");
+        }
+    }
+}
+
+fn certificates_may_have_names_with_variables(driver: Driver) {
+    let world = World::new();
+    let other = world.authority.ecdsa(&["other.net"]);
+    let certificate = certificate_of_plain_key(&world);
+    let inline = world.authority.ecdsa(&["inline.net"]);
+    let text = format!(
+        "map $ssl_server_name $certificate {{ default \"{}\"; }} map $ssl_server_name $key {{ default \"{}\"; }}
+         server {{ listen %UNIX% ssl; ssl_certificate %DIR%/$ssl_server_name.crt;
+             ssl_certificate_key %DIR%/$ssl_server_name.key; ssl_password_file %DIR%/passwords;
+             return 200 \"$ssl_server_name $ssl_session_reused\"; }}
+         server {{ listen %UNIX% ssl; server_name inline.net; ssl_certificate data:$certificate;
+             ssl_certificate_key data:$key; return 200 inline; }}",
+        inline.certificate, inline.key
+    );
+    let mut server = Setup::http(driver, &text)
+        .file("example.com.crt", &certificate)
+        .file("example.com.key", PKCS8_KEY)
+        .file("other.net.crt", &other.certificate)
+        .file("other.net.key", &other.key)
+        .file("mismatch.crt", &other.certificate)
+        .file("mismatch.key", &world.pair.key)
+        .file("own.crt", &world.pair.certificate)
+        .file("own.key", &world.pair.key)
+        .file("passwords", "secret")
+        .start();
+    for tls in [world.tls(), Tls::tls12(&world.authority)] {
+        let client = |name: &str| tls.client(&socket(&server), name);
+        assert_eq!(client("example.com").get("/").text(), "example.com .");
+        assert_eq!(client("other.net").get("/").text(), "other.net .");
+        let session = tls.connect(&socket(&server), "other.net").unwrap();
+        assert!(is_for(&session.stream.conn.peer_certificates().unwrap()[0], &other));
+        let session = tls.connect(&socket(&server), "inline.net").unwrap();
+        assert!(is_for(&session.stream.conn.peer_certificates().unwrap()[0], &inline));
+        assert_eq!(client("example.com").get("/").status, 200);
+        // Its session goes on with the same certificate, not with another one.
+        assert_eq!(client("other.net").get("/").text(), "other.net r");
+    }
+    for (name, why) in [
+        ("none.net", "cannot load certificate \"%DIR%/none.net.crt\": BIO_new_file() failed"),
+        ("mismatch", "key values mismatch"),
+    ] {
+        let error = world.tls().connect(&socket(&server), name).err().unwrap();
+        assert!(error.to_string().contains("InternalError"), "{error}");
+        let path = server.directory.path().display().to_string();
+        server.wait_logged(&why.replace("%DIR%", &path));
+    }
+    // A name that another handshake has had is not the one of a reload's.
+    server.reload_http(driver, &format!("server {{ listen %UNIX% ssl; {OWN} return 200 now; }}"));
+    assert_eq!(world.tls().client(&socket(&server), "example.com").get("/").text(), "now");
+    server.end(Signal::TERM);
+}
+
+fn certificates_are_kept_as_long_as_the_cache_says(driver: Driver) {
+    let world = World::new();
+    let (first, second) = (world.authority.ecdsa(&["a.net"]), world.authority.ecdsa(&["a.net"]));
+    for (cache, is_kept) in [("ssl_certificate_cache max=2;", true), ("ssl_certificate_cache off;", false), ("", false)]
+    {
+        let text = format!(
+            "server {{ listen %UNIX% ssl; ssl_certificate %DIR%/$ssl_server_name.crt;
+             ssl_certificate_key %DIR%/$ssl_server_name.key; {cache} return 200 ok; }}"
+        );
+        let mut server =
+            Setup::http(driver, &text).file("a.net.crt", &first.certificate).file("a.net.key", &first.key).start();
+        let gets = |pair: &Pair| {
+            let session = world.tls().connect(&socket(&server), "a.net").unwrap();
+            is_for(&session.stream.conn.peer_certificates().unwrap()[0], pair)
+        };
+        assert!(gets(&first));
+        let replace = |name: &str, text: &str| std::fs::write(server.directory.path().join(name), text).unwrap();
+        replace("a.net.crt", &second.certificate);
+        replace("a.net.key", &second.key);
+        assert!(gets(if is_kept { &first } else { &second }), "{cache}");
+        assert!(world.tls().connect(&socket(&server), "b.net").is_err());
+        assert!(gets(if is_kept { &first } else { &second }), "{cache}");
+        server.end(Signal::TERM);
+    }
+}
+
+fn commands_for_openssl_count_after_directives(driver: Driver) {
+    let world = World::new();
+    let other = world.authority.ecdsa(&["example.com"]);
+    let text = format!(
+        "ssl_session_tickets off; server {{ listen %UNIX% ssl; {OWN} ssl_protocols TLSv1.2 TLSv1.3;
+         ssl_conf_command Options SessionTicket; ssl_conf_command options -ServerPreference,PrioritizeChaCha;
+         ssl_conf_command Ciphersuites TLS_CHACHA20_POLY1305_SHA256:TLS_AES_128_CCM_SHA256;
+         ssl_conf_command CipherString ECDHE-ECDSA-AES128-GCM-SHA256; ssl_conf_command Groups P-384;
+         ssl_conf_command Certificate %DIR%/other.crt; ssl_conf_command PrivateKey %DIR%/other.key;
+         return 200 \"$ssl_cipher $ssl_curve $ssl_session_reused\"; }}"
+    );
+    let server = world.http(driver, &text).file("other.crt", &other.certificate).file("other.key", &other.key).start();
+    let said = server.stderr();
+    assert!(said.contains("\"PrioritizeChaCha\" of a command for OpenSSL is accepted but has no effect"), "{said}");
+    assert!(said.contains("cipher suites that Gale does not have are left out: TLS_AES_128_CCM_SHA256"), "{said}");
+    let tls = world.tls();
+    let mut client = tls.client(&socket(&server), "example.com");
+    assert_eq!(client.get("/").text(), "TLS_CHACHA20_POLY1305_SHA256 secp384r1 .");
+    assert!(tls.client(&socket(&server), "example.com").get("/").text().ends_with(" r"));
+    let mut client = Tls::tls12(&world.authority).client(&socket(&server), "example.com");
+    assert_eq!(client.get("/").text(), "ECDHE-ECDSA-AES128-GCM-SHA256 secp384r1 .");
+    let session = world.tls().connect(&socket(&server), "example.com").unwrap();
+    assert!(is_for(&session.stream.conn.peer_certificates().unwrap()[0], &other));
+    server.stop();
+    for (command, reached) in
+        [("MinProtocol TLSv1.3", "TLSv1.3"), ("MaxProtocol TLSv1.2", "TLSv1.2"), ("Protocol -TLSv1.3", "TLSv1.2")]
+    {
+        let server = world.server(driver, &format!("ssl_conf_command {command}; return 200 $ssl_protocol;"));
+        assert_eq!(world.tls().client(&socket(&server), "example.com").get("/").text(), reached, "{command}");
+        let of_12 = Tls::tls12(&world.authority).connect(&socket(&server), "example.com");
+        assert_eq!(of_12.is_ok(), reached == "TLSv1.2", "{command}");
+        server.stop();
+    }
+}
+
+fn settings_that_cannot_be_are_errors(driver: Driver) {
+    let world = World::new();
+    for (text, message) in [
+        ("ssl_certificate_cache inactive=1s;", "\"ssl_certificate_cache\" must have the \"max\" parameter"),
+        ("ssl_certificate_cache max=0;", "invalid parameter \"max=0\""),
+        ("ssl_certificate_cache max=1 valid=x;", "invalid parameter \"valid=x\""),
+        ("ssl_password_file %DIR%/none;", "open() \"%DIR%/none\" failed (2: No such file or directory)"),
+        ("ssl_conf_command Nothing x;", "SSL_CONF_cmd(\"Nothing\", \"x\") failed (SSL: error:0A000182:"),
+        ("ssl_conf_command Options x;", "SSL_CONF_cmd(\"Options\", \"x\") failed (SSL: error:0A000180:"),
+        ("ssl_conf_command Protocol TLSv9;", "bad value:cmd=Protocol, value=TLSv9"),
+        ("ssl_conf_command MaxProtocol TLSv1.1;", "no version is left that Gale speaks"),
+        ("ssl_conf_command Certificate none.crt;", "cannot load certificate \"%DIR%/none.crt\""),
+    ] {
+        let text = format!("server {{ listen %UNIX% ssl; {OWN} {text} }}");
+        let mut server = world.http(driver, &text).launch();
+        assert!(!server.wait_exited().success(), "{text}");
+        let said = server.stderr();
+        let message = message.replace("%DIR%", &server.directory.path().display().to_string());
+        assert!(said.contains(&message), "{message}: {said}");
+    }
+}
+
+fn what_a_client_offers_is_in_variables(driver: Driver) {
+    let world = World::new();
+    let text = "return 200 \"$ssl_ciphers $ssl_curves $ssl_sigalgs $ssl_ja4\";";
+    let server = world.server(driver, text);
+    let mut client = Tls::tls12(&world.authority).alpn(&["http/1.1"]).client(&socket(&server), "example.com");
+    let answer = client.get("/").text().to_owned();
+    let words: Vec<&str> = answer.split(' ').collect();
+    let [ciphers, curves, schemes, ja4] = words[..] else { panic!("{answer}") };
+    assert!(ciphers.contains(":ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-ECDSA-AES128-GCM-SHA256:"), "{answer}");
+    assert!(curves.split(':').any(|curve| curve == "X25519"), "{answer}");
+    assert!(schemes.split(':').any(|scheme| scheme == "ecdsa_secp256r1_sha256"), "{answer}");
+    assert!(ja4.starts_with("t12d") && ja4.len() == 36 && &ja4[8..11] == "h1_", "{answer}");
+    // Other names, other fingerprints; the order of what is offered does not matter, nor does the name itself.
+    let other = Tls::tls12(&world.authority).alpn(&["http/1.1"]).client(&socket(&server), "a.example.com").get("/");
+    assert_eq!(other.text().rsplit(' ').next(), Some(ja4));
+    let newer = world.tls().client(&socket(&server), "example.com").get("/");
+    assert!(newer.text().rsplit(' ').next().is_some_and(|ja4| ja4.starts_with("t13d")), "{}", newer.text());
+    server.stop();
+}
+
+/// A certificate with its chain, its key, and what a responder says of it for ever; and the same as a client's.
+const OCSP_CHAIN: &str = include_str!("../crates/engine/tests/ocsp/good.chain.crt");
+const OCSP_KEY: &str = include_str!("../crates/engine/tests/ocsp/good.key");
+const OCSP_RESPONSE: &[u8] = include_bytes!("../crates/engine/tests/ocsp/good.forever.response.der");
+const OCSP_REQUEST: &[u8] = include_bytes!("../crates/engine/tests/ocsp/good.request.der");
+
+/// Takes any certificate, and keeps what was stapled to it.
+#[derive(Debug, Default)]
+struct Stapled(std::sync::Mutex<Vec<u8>>);
+
+impl ServerCertVerifier for Stapled {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        ocsp: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        *self.0.lock().unwrap() = ocsp.to_vec();
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// What is stapled to the certificate that a new client gets.
+fn stapled(world: &World, server: &Server) -> Vec<u8> {
+    let verifier = Arc::new(Stapled::default());
+    world
+        .tls()
+        .verified_by(Arc::clone(&verifier) as Arc<dyn ServerCertVerifier>)
+        .connect(&socket(server), "good")
+        .unwrap();
+    verifier.0.lock().unwrap().clone()
+}
+
+/// The next request of OCSP that a responder gets, answered.
+fn answer_ocsp(responder: &Backend, status: &str, kind: &str, body: &[u8]) {
+    let mut asked = responder.accept();
+    let request = asked.request();
+    let expected = base64(OCSP_REQUEST).replace('+', "%2B").replace('/', "%2F").replace('=', "%3D");
+    assert_eq!((request.method.as_str(), request.target.as_str()), ("GET", format!("/ocsp/{expected}").as_str()));
+    asked.send(format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n", body.len()));
+    asked.send(body);
+    asked.finish_sending();
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digit = |bits: u32, place: u32| char::from(DIGITS[(bits >> (18 - 6 * place) & 63) as usize]);
+    let encode = |group: &[u8]| -> String {
+        let bits = (0..3).fold(0, |bits, index| bits << 8 | u32::from(group.get(index).copied().unwrap_or(0)));
+        (0..4).map(|place| if place as usize <= group.len() { digit(bits, place) } else { '=' }).collect()
+    };
+    bytes.chunks(3).map(encode).collect()
+}
+
+fn clients_are_told_what_a_responder_says(driver: Driver) {
+    let world = World::new();
+    let setup = |text: &str| {
+        let text = format!("server {{ listen %UNIX% ssl; {OWN} ssl_stapling on; {text} return 200 ok; }}");
+        let setup = Setup::http(driver, &text).file("own.crt", OCSP_CHAIN).file("own.key", OCSP_KEY);
+        setup.file("response.der", OCSP_RESPONSE)
+    };
+    let server = setup("ssl_stapling_file %DIR%/response.der;").start();
+    assert_eq!(stapled(&world, &server), OCSP_RESPONSE);
+    server.stop();
+    // One that names no responder.
+    let server = setup("").start();
+    assert!(server.stderr().contains("\"ssl_stapling\" ignored, no OCSP responder URL in the certificate \""));
+    assert!(stapled(&world, &server).is_empty());
+    server.stop();
+    let responder = Backend::tcp();
+    let text = format!("ssl_stapling_responder http://{}/ocsp; ssl_stapling_verify on;", responder.address());
+    let mut server = setup(&text).start();
+    // Nobody waits for it.
+    assert!(stapled(&world, &server).is_empty());
+    answer_ocsp(&responder, "200 OK", "application/ocsp-response", OCSP_RESPONSE);
+    while stapled(&world, &server) != OCSP_RESPONSE {}
+    // A reload has it at once, and asks nobody.
+    let reloaded = format!("server {{ listen %UNIX% ssl; {OWN} ssl_stapling on; {text} return 200 ok; }}");
+    server.reload_http(driver, &reloaded);
+    assert_eq!(stapled(&world, &server), OCSP_RESPONSE);
+    server.stop();
+    for (status, kind, body, why) in [
+        ("200 OK", "text/html", OCSP_RESPONSE, "sent invalid \"Content-Type\" header: \"text/html\""),
+        ("404 Not Found", "application/ocsp-response", b"", "OCSP responder sent status 404"),
+        ("200 OK", "application/ocsp-response", b"0", "d2i_OCSP_RESPONSE() failed"),
+        ("200 OK", "application/ocsp-response", b"\x30\x03\x0a\x01\x06", "not successful (6: unauthorized)"),
+    ] {
+        let server = setup(&text).start();
+        answer_ocsp(&responder, status, kind, body);
+        let line = server.wait_logged(why);
+        assert!(line.contains("while requesting certificate status, responder: 127.0.0.1, certificate: \""), "{line}");
+        assert!(stapled(&world, &server).is_empty());
+        server.stop();
+    }
+}
+
+fn clients_are_asked_about_at_a_responder(driver: Driver) {
+    let world = World::new();
+    let responder = Backend::tcp();
+    let text = format!(
+        "server {{ listen %UNIX% ssl; {OWN} ssl_verify_client on; ssl_client_certificate %DIR%/issuer.crt;
+         ssl_ocsp on; ssl_ocsp_responder http://{}/ocsp; ssl_ocsp_cache shared:ocsp:1m;
+         return 200 $ssl_client_verify; }}",
+        responder.address()
+    );
+    let issuer = &OCSP_CHAIN[OCSP_CHAIN.rfind("-----BEGIN").unwrap()..];
+    let own = Pair { certificate: OCSP_CHAIN.to_owned(), key: OCSP_KEY.to_owned() };
+    let server = world.http(driver, &text).file("issuer.crt", issuer).start();
+    let tls = Tls::with(&world.authority, &[&rustls::version::TLS13], Some(&own));
+    // A responder that fails leaves it open whether the certificate is good; nothing of that is kept.
+    let mut client = tls.client(&socket(&server), "example.com");
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+    answer_ocsp(&responder, "500 No", "text/plain", b"");
+    assert_eq!(client.response().status, 400);
+    server.wait_logged("client SSL certificate verify error: certificate status request failed");
+    let mut client = tls.client(&socket(&server), "example.com");
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+    answer_ocsp(&responder, "200 OK", "application/ocsp-response", OCSP_RESPONSE);
+    assert_eq!(client.response().text(), "SUCCESS");
+    // From the cache.
+    assert_eq!(tls.client(&socket(&server), "example.com").get("/").text(), "SUCCESS");
+    server.stop();
+}
+
+fn what_comes_early_is_answered_at_once_unless_it_may_change_something(driver: Driver) {
+    let world = World::new();
+    let text = "ssl_early_data on; return 200 \"early=$ssl_early_data $ssl_session_reused $ssl_protocol\";";
+    let server = world.server(driver, text);
+    let tls = world.tls().with_early_data();
+    assert_eq!(tls.client(&socket(&server), "example.com").get("/").text(), "early= . TLSv1.3");
+    let early = |request: &str| {
+        let mut session = tls.session("example.com");
+        session.early_data().expect("a session that allows it").write_all(request.as_bytes()).unwrap();
+        let mut stream =
+            rustls::StreamOwned::new(session, std::os::unix::net::UnixStream::connect(socket(&server)).unwrap());
+        stream.conn.complete_io(&mut stream.sock).unwrap();
+        assert!(stream.conn.is_early_data_accepted());
+        Client::above(Session { stream })
+    };
+    let mut client = early("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!(client.response().text(), "early=1 r TLSv1.3");
+    // The handshake is over now.
+    assert_eq!(client.get("/").text(), "early= r TLSv1.3");
+    let mut client = early("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n");
+    assert_eq!(client.response().status, 425);
+    server.wait_logged("client sent a request that may change something as early data");
+    // A request that is longer than what may come early, in two parts.
+    let mut session = tls.session("example.com");
+    session.early_data().unwrap().write_all(b"GET / HTTP/1.1\r\nHost:").unwrap();
+    let mut stream =
+        rustls::StreamOwned::new(session, std::os::unix::net::UnixStream::connect(socket(&server)).unwrap());
+    stream.conn.complete_io(&mut stream.sock).unwrap();
+    stream.write_all(b" a\r\n\r\n").unwrap();
+    assert_eq!(Client::above(Session { stream }).response().text(), "early= r TLSv1.3");
+    server.stop();
+    // Nobody is asked for early data who may have to show a certificate, nor where it is off.
+    let server = world.server(driver, "return 200 ok;");
+    let tls = world.tls().with_early_data();
+    assert_eq!(tls.client(&socket(&server), "example.com").get("/").text(), "ok");
+    assert!(tls.session("example.com").early_data().is_none());
+    server.stop();
+}
+
+fn long_keys_sign_beside_the_event_loop(driver: Driver) {
+    let world = World::new();
+    let key = rcgen::KeyPair::from_pem_and_sign_algo(LONG_KEY, &rcgen::PKCS_RSA_SHA256).unwrap();
+    let pair = world.authority.sign(authority::params(&["example.com"]), key);
+    let text = format!("server {{ listen %UNIX% ssl; {OWN} return 200 \"$ssl_cipher $ssl_session_reused\"; }}");
+    let server = Setup::http(driver, &text).file("own.crt", &pair.certificate).file("own.key", &pair.key).start();
+    for tls in [world.tls(), Tls::tls12(&world.authority), Tls::rsa_only(&world.authority)] {
+        let mut client = tls.client(&socket(&server), "example.com");
+        assert!(client.get("/").text().ends_with(" ."));
+        assert!(tls.client(&socket(&server), "example.com").get("/").text().ends_with(" r"));
+    }
+    // A message that is none, and a client that leaves while its session is elsewhere.
+    let mut client = server.connect();
+    client.send(b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00");
+    assert!(client.read_to_end().starts_with(&[21, 3]));
+    let mut hello = Vec::new();
+    world.tls().session("example.com").write_tls(&mut hello).unwrap();
+    let mut client = server.connect();
+    client.send(&hello);
+    drop(client);
+    assert_eq!(world.tls().client(&socket(&server), "example.com").get("/").status, 200);
+    server.stop();
 }

@@ -51,7 +51,7 @@ static ECHO: Module = Module {
 };
 
 /// The server speaks first in protocols such as this may become: nothing is deferred.
-const DEFAULTS: ListenDefaults = ListenDefaults { port: 7, deferred: false };
+const DEFAULTS: ListenDefaults = ListenDefaults { port: 7, deferred: false, datagrams: false };
 
 #[derive(Default)]
 struct EchoBuilder {

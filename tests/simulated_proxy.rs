@@ -1,5 +1,5 @@
-//! Proxying in a simulated world: the server behind it stops at every byte of its response, in every way; clients leave at
-//! every byte; disks fail. What a client gets is whole, or it can see that it is not; and nothing is left behind.
+//! Proxying in a simulated world: the server behind it stops at every byte of its response, in every way; clients leave
+//! at every byte; disks fail. What a client gets is whole, or it can see that it is not; and nothing is left behind.
 
 mod simulated;
 

@@ -117,6 +117,13 @@ impl Case {
         }
     }
 
+    /// A path over HTTP/2 in the clear, with so many streams at once on each of 16 connections.
+    pub fn http2(options: &Options, name: &'static str, path: &'static str, body_bytes: usize, streams: u32) -> Case {
+        let title = format!("HTTP/2, {body_bytes} bytes, 16 connections × {streams} streams");
+        let client = ClientKind::H2load(streams);
+        Case { name, title, path, body_bytes, ..Case::keepalive(options, client, 16) }
+    }
+
     /// The same with this many workers and two clients, all of them on both cores.
     pub fn on_all_cores(self, options: &Options, workers: usize) -> Case {
         let cores = vec![options.server_core, options.client_core];
@@ -138,6 +145,10 @@ impl Case {
         for program in programs {
             if self.is_page && !matches!(program.kind, Kind::Nginx | Kind::Gale) {
                 continue;
+            }
+            let is_http2 = matches!(self.client, ClientKind::H2load(_));
+            if is_http2 && matches!(program.kind, Kind::Floor | Kind::Haproxy) {
+                continue; // they speak HTTP/1
             }
             if program.kind == Kind::Floor && self.workers > 1 {
                 continue; // it has one thread
@@ -172,7 +183,11 @@ impl Case {
             floor_body_bytes: self.body_bytes,
             workers: self.workers,
             accepting: Accepting::Shared,
-            ..if self.is_page { location::setting() } else { Setting::default() }
+            ..match self.client {
+                _ if self.is_page => location::setting(),
+                ClientKind::H2load(_) => Setting { http: "http2 on;".to_owned(), ..Setting::default() },
+                ClientKind::Wrk | ClientKind::Lean => Setting::default(),
+            }
         }
     }
 

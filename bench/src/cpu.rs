@@ -11,7 +11,7 @@ use crate::client::ClientKind;
 use crate::location;
 use crate::options::Options;
 use crate::report::{self, Column, Document, Spread, percent};
-use crate::servers::{FILES, Kind, Program};
+use crate::servers::{FILES, Kind, Program, SMALL_BODY};
 
 #[derive(Debug, Serialize)]
 struct Table {
@@ -48,6 +48,19 @@ pub fn measure_files(options: &Options) -> Measured {
     };
     let cases = options.chosen_cases(FILES.iter().flat_map(of).collect())?;
     measure_cases(options, "files", "CPU time per request: files in memory", cases)
+}
+
+/// Over HTTP/2, in the clear: what TLS costs is the same for all.
+pub fn measure_http2(options: &Options) -> Measured {
+    let mut cases = vec![
+        Case::http2(options, "h2-small", "/return", SMALL_BODY.len(), 32),
+        Case::http2(options, "h2-one", "/return", SMALL_BODY.len(), 1),
+    ];
+    let of_size =
+        |(_, path, bytes): &(&'static str, &'static str, usize)| Case::http2(options, "h2-file", path, *bytes, 32);
+    cases.extend(FILES.iter().filter(|(_, _, bytes)| *bytes == 64 << 10).map(of_size));
+    let cases = options.chosen_cases(cases)?;
+    measure_cases(options, "http2", "CPU time per request: HTTP/2", cases)
 }
 
 fn measure_cases(options: &Options, name: &'static str, title: &str, cases: Vec<Case>) -> Measured {

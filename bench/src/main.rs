@@ -26,6 +26,7 @@ mod respawn;
 mod ring;
 mod scaling;
 mod servers;
+mod stream;
 mod syscalls;
 mod thread_pools;
 mod under_load;
@@ -68,7 +69,9 @@ const MEASUREMENTS: &[Entry] = &[
     ("check", check::measure, false),
     ("profile", profile::measure, false),
     ("files", cpu::measure_files, false),
+    ("http2", cpu::measure_http2, false),
     ("burst", burst::measure, false),
+    ("stream", stream::measure, false),
     // They write gigabytes.
     ("thread-pools", thread_pools::measure, false),
     ("slow-ranges", thread_pools::files::measure_slow_ranges, false),

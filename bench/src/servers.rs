@@ -101,6 +101,8 @@ pub struct Setting {
     /// More for the http block and for the server's block of nginx and Gale.
     pub http: String,
     pub server: String,
+    /// Blocks beside the http block.
+    pub blocks: String,
 }
 
 impl Default for Setting {
@@ -116,6 +118,7 @@ impl Default for Setting {
             under: None,
             http: String::new(),
             server: String::new(),
+            blocks: String::new(),
         }
     }
 }
@@ -266,7 +269,7 @@ impl Program {
     fn configuration(&self, directory: &Path, port: u16, generation: u32, setting: &Setting) -> String {
         let directory = directory.display();
         let is_root = rustix::process::geteuid().is_root();
-        let Setting { workers, connections_max, http, server, .. } = setting;
+        let Setting { workers, connections_max, http, server, blocks, .. } = setting;
         match self.kind {
             Kind::Floor => String::new(),
             Kind::Nginx | Kind::Gale => {
@@ -290,7 +293,7 @@ impl Program {
                      \x20   server {{\n        listen 127.0.0.1:{port}{listen}{deferred};\n        root {directory}/html;\n\
                      \x20       {server}\n\
                      \x20       location = /return {{ return 200 \"ok\"; }}\n\
-                     \x20       location = /generation {{ return 200 \"{generation}\"; }}\n    }}\n}}\n"
+                     \x20       location = /generation {{ return 200 \"{generation}\"; }}\n    }}\n}}\n{blocks}\n"
                 )
             }
             Kind::H2o => {
@@ -455,7 +458,7 @@ fn fresh_directory(label: &str) -> Result<PathBuf, String> {
 }
 
 /// A port that nobody listens on now.
-fn free_port() -> Result<u16, String> {
+pub fn free_port() -> Result<u16, String> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0");
     listener.and_then(|listener| listener.local_addr()).map(|a| a.port()).map_err(|error| format!("port: {error}"))
 }

@@ -8,6 +8,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread::JoinHandle;
 
@@ -25,6 +27,7 @@ pub const MIDDLE: usize = 100_000;
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
+const SETATTR: u32 = 4;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
 const RELEASE: u32 = 18;
@@ -47,7 +50,10 @@ pub struct FileSystem {
     connection: File,
     thread: Option<JoinHandle<()>>,
     /// Told of each read that will not be answered.
+    #[allow(dead_code, reason = "not every test program waits for it")]
     hanging: Receiver<()>,
+    /// Nothing is answered.
+    is_hung: Arc<AtomicBool>,
 }
 
 impl FileSystem {
@@ -64,12 +70,21 @@ impl FileSystem {
         rustix::mount::mount("gale-test", &point, "fuse", flags, Some(&*options)).ok()?;
         let own = connection.try_clone().expect("a descriptor");
         let (tell, hanging) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn(move || serve(own, &tell));
-        Some(FileSystem { directory, connection, thread: Some(thread), hanging })
+        let is_hung = Arc::new(AtomicBool::new(false));
+        let hung = Arc::clone(&is_hung);
+        let thread = std::thread::spawn(move || serve(own, &tell, &hung));
+        Some(FileSystem { directory, connection, thread: Some(thread), hanging, is_hung })
+    }
+
+    /// From now on nothing is answered, or everything again. What hung by then hangs for ever.
+    #[allow(dead_code, reason = "not every test program hangs all of it")]
+    pub fn set_hung(&self, is_hung: bool) {
+        self.is_hung.store(is_hung, Ordering::SeqCst);
     }
 
     /// Waits until a read has been taken that will not be answered.
     #[track_caller]
+    #[allow(dead_code, reason = "not every test program waits for it")]
     pub fn wait_hanging(&self) {
         self.hanging.recv_timeout(DEADLINE).expect("a read of a file that hangs");
     }
@@ -88,7 +103,7 @@ impl Drop for FileSystem {
     }
 }
 
-fn serve(mut connection: File, hanging: &Sender<()>) {
+fn serve(mut connection: File, hanging: &Sender<()>, is_hung: &AtomicBool) {
     // Files by number: the root is 1.
     let mut names: Vec<Vec<u8>> = vec![Vec::new(), Vec::new()];
     let mut request = vec![0; 256 * 1024];
@@ -96,6 +111,10 @@ fn serve(mut connection: File, hanging: &Sender<()>) {
         let number = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap());
         let long = |at: usize| u64::from_ne_bytes(request[at..at + 8].try_into().unwrap());
         let (operation, unique, node) = (number(4), long(8), long(16) as usize);
+        if is_hung.load(Ordering::SeqCst) {
+            let _ = hanging.send(());
+            continue;
+        }
         let first = names.get(node).and_then(|name| name.first()).copied();
         let answer = match operation {
             INIT => Ok(fields(&[7, 31, 128 * 1024, 0, 16 << 16 | 12, 128 * 1024, 1, 32, 0, 0, 0, 0, 0, 0, 0, 0])),
@@ -114,7 +133,7 @@ fn serve(mut connection: File, hanging: &Sender<()>) {
                     Err(Errno::NOENT)
                 }
             }
-            GETATTR => Ok([fields(&[60, 0, 0, 0]), attributes(node)].concat()),
+            GETATTR | SETATTR => Ok([fields(&[60, 0, 0, 0]), attributes(node)].concat()),
             OPEN => Ok(fields(&[0, 0, FOPEN_DIRECT_IO, 0])),
             READ => {
                 let (offset, size) = (long(48) as usize, number(56) as usize);

@@ -1,5 +1,7 @@
 //! Certificates for tests.
 
+#![allow(dead_code, reason = "every test program uses a part of it")]
+
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, PKCS_ECDSA_P256_SHA256,
     PKCS_RSA_SHA256, SignatureAlgorithm,

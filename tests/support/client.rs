@@ -385,6 +385,13 @@ impl Client {
         self.was_reset
     }
 
+    /// Our own address over TCP.
+    #[track_caller]
+    pub fn local_address(&self) -> SocketAddr {
+        let Stream::Tcp(stream) = &self.stream else { panic!("not over TCP") };
+        stream.local_addr().expect("an address")
+    }
+
     /// How many packets with data have come over TCP.
     #[track_caller]
     pub fn packets_received(&self) -> u32 {

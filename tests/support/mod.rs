@@ -114,6 +114,11 @@ impl Setup {
         Setup::configuration(&http_configuration(driver, text))
     }
 
+    /// The contents of the stream block. A session is a line in `%DIR%/access.log`, if a server says `%LOG%`.
+    pub fn stream(driver: Driver, text: &str) -> Setup {
+        Setup::configuration(&stream_configuration(driver, text))
+    }
+
     /// One server on `%UNIX%` with this in its block.
     pub fn server(driver: Driver, text: &str) -> Setup {
         Setup::http(driver, &format!("server {{\n listen %UNIX%;\n{text}\n}}"))
@@ -205,6 +210,19 @@ impl Setup {
 
 /// The whole configuration around the contents of an http block.
 pub fn http_configuration(driver: Driver, text: &str) -> String {
+    configuration(
+        driver,
+        &format!("http {{\n access_log %DIR%/access.log;\n client_body_temp_path %DIR%/body;\n{text}\n}}"),
+    )
+}
+
+/// The whole configuration around the contents of a stream block.
+pub fn stream_configuration(driver: Driver, text: &str) -> String {
+    configuration(driver, &format!("stream {{\n{text}\n}}").replace("%LOG%", "access_log %DIR%/access.log line;"))
+}
+
+/// The whole configuration around these blocks.
+pub fn configuration(driver: Driver, blocks: &str) -> String {
     // Workers get no other variables than those that are named.
     let environment =
         if std::env::var_os("GALE_TEST_KERNEL_MAX").is_some() { "env GALE_TEST_KERNEL_MAX;\n" } else { "" };
@@ -217,11 +235,7 @@ events {{
     use {driver};
     worker_connections 128;
 }}
-http {{
-    access_log %DIR%/access.log;
-    client_body_temp_path %DIR%/body;
-{text}
-}}
+{blocks}
 ",
         driver = driver.name(),
     )

@@ -1,10 +1,13 @@
 //! Clients that speak TLS.
 
+#![allow(dead_code, reason = "every test program uses a part of it")]
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -59,6 +62,18 @@ impl Tls {
 
     pub fn alpn(mut self, names: &[&str]) -> Tls {
         self.config.alpn_protocols = names.iter().map(|name| name.as_bytes().to_vec()).collect();
+        self
+    }
+
+    /// Clients that come back send something with their first message.
+    pub fn with_early_data(mut self) -> Tls {
+        self.config.enable_early_data = true;
+        self
+    }
+
+    /// Servers' certificates are looked at by this one.
+    pub fn verified_by(mut self, verifier: Arc<dyn ServerCertVerifier>) -> Tls {
+        self.config.dangerous().set_certificate_verifier(verifier);
         self
     }
 

@@ -2,9 +2,10 @@
 //!
 //! `wrk` is what others measure with; its HTTP parser makes it slower than the servers that it measures, so that with
 //! one core each it is the limit. `lean` is our own and looks at nothing but the number of bytes, so that the server's
-//! core is saturated. `load` checks every byte and `idle` only holds connections. Invariant: figures are of a run
+//! core is saturated. `h2load` speaks HTTP/2. `load` checks every byte and `idle` only holds connections. Invariant: figures are of a run
 //! that asked for something.
 
+mod h2load;
 pub mod idle;
 pub mod lean;
 pub mod load;
@@ -23,6 +24,8 @@ pub enum ClientKind {
     Wrk,
     /// Kept-alive connections only.
     Lean,
+    /// HTTP/2 in the clear, with so many streams at once on each connection.
+    H2load(u32),
 }
 
 /// Lines of a request beside those that every request has.
@@ -101,6 +104,7 @@ pub fn run(run: &Run, under: Option<Command>) -> Result<(Figures, Duration), Str
         let figures = match run.kind {
             ClientKind::Wrk => wrk::parse(&text),
             ClientKind::Lean => lean::parse(&text),
+            ClientKind::H2load(_) => h2load::parse(&text),
         };
         let figures = figures.filter(|_| output.status.success());
         let figures = figures.ok_or_else(|| {
@@ -121,6 +125,7 @@ fn start(run: &Run, number: usize, under: Option<Command>) -> Result<Child, Stri
     let words = match run.kind {
         ClientKind::Wrk => wrk::command(run, address, connections),
         ClientKind::Lean => lean::command(run, address, connections)?,
+        ClientKind::H2load(streams) => h2load::command(run, address, connections, streams),
     };
     let mut command = match under {
         Some(mut command) => {

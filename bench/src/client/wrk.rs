@@ -40,8 +40,8 @@ pub fn parse(text: &str) -> Option<Figures> {
     (figures.requests > 0 && figures.requests_per_second > 0.0).then_some(figures)
 }
 
-/// wrk prints `us`, `ms`, `s`, `m` or `h`.
-fn microseconds(text: &str) -> Option<f64> {
+/// wrk and h2load print `us`, `ms`, `s`, `m` or `h`.
+pub(super) fn microseconds(text: &str) -> Option<f64> {
     const UNITS: [(&str, f64); 5] = [("us", 1.0), ("ms", 1e3), ("s", 1e6), ("m", 60e6), ("h", 3600e6)];
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = UNITS.iter().find(|(name, _)| *name == &text[digits.len()..])?;

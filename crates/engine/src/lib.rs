@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! serve          the program that the processes run
+//! virtual_servers the servers of a block, where they listen, which names they have
 //! server_name    names of hosts with wildcards
 //! upstream       groups of servers, which of them a request goes to, idle connections
 //! variables      variables, texts that have some, regular expressions
@@ -42,6 +43,7 @@ pub mod tls;
 pub mod transport;
 pub mod upstream;
 pub mod variables;
+pub mod virtual_servers;
 pub mod worker;
 pub mod zone;
 

@@ -15,7 +15,7 @@ use gale_base::units;
 use gale_config::{Diagnostic, Span, Statement, Word};
 
 use crate::configuration::{Builder, ServerId};
-use gale_process::{KeepAlive, ListenAddress, ListenSpec, ListenerHandle, Resources};
+use gale_process::{KeepAlive, ListenAddress, ListenSpec, ListenerHandle, Resources, SocketKind};
 
 /// How many clients may wait at a TCP socket for being accepted if `backlog` does not say, most of them for their own
 /// first words: the kernel's own bound by default (net.core.somaxconn). nginx, whose sockets are not deferred, has 511.
@@ -27,11 +27,13 @@ pub const REUSEPORT_PER_WORKER: usize = usize::MAX;
 /// What a protocol has where a `listen` does not say.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenDefaults {
-    /// The port when none is named.
+    /// The port when none is named; 0 where one has to be.
     pub port: u16,
     /// Whether the kernel tells of a connection only when its client has sent something. A protocol in which the server
     /// speaks first would wait for a second.
     pub deferred: bool,
+    /// Whether it may be an address for datagrams: `udp`.
+    pub datagrams: bool,
 }
 
 /// An address that the configuration listens on.
@@ -46,6 +48,8 @@ pub struct Address {
     pub proxy_protocol: bool,
     /// Connections speak TLS.
     pub ssl: bool,
+    /// Connections may speak HTTP/2 whatever their server says: the old `listen … http2`.
+    pub http2: bool,
 }
 
 /// One `listen` of one server, parsed.
@@ -66,6 +70,8 @@ pub struct Listen {
     pub proxy_protocol: bool,
     /// `ssl`
     pub ssl: bool,
+    /// `http2`, which the protocol that has it sets.
+    pub http2: bool,
     /// Where it was written.
     pub span: Span,
     /// As it was written, for messages.
@@ -114,6 +120,7 @@ impl Listen {
             is_default: false,
             proxy_protocol: false,
             ssl: false,
+            http2: false,
             span,
             text: format!("*:{port}"),
         }
@@ -135,12 +142,20 @@ impl Listen {
             is_default: false,
             proxy_protocol: false,
             ssl: false,
+            http2: false,
             span: statement.span,
             text: word.text.to_string(),
         };
         let mut warnings = Vec::new();
-        for option in &statement.args[1..] {
+        let options = &statement.args[1..];
+        if defaults.datagrams && options.iter().any(|option| option.text == "udp") {
+            listen.spec.kind = SocketKind::Datagram;
+        }
+        for option in options {
             listen.apply(option, &mut warnings)?;
+            if listen.spec.kind == SocketKind::Datagram {
+                check_datagram_option(statement, option)?;
+            }
         }
         Ok((listen, warnings))
     }
@@ -149,12 +164,11 @@ impl Listen {
     pub fn shared_with(&self, other: &Listen) -> Option<ListenAddress> {
         let port = self.place.port().max(other.place.port());
         let overlap = port <= self.last_port.min(other.last_port);
-        (overlap && self.place.with_port(port) == other.place.with_port(port)).then(|| {
-            match self.place.with_port(port) {
+        (overlap && self.spec.kind == other.spec.kind && self.place.with_port(port) == other.place.with_port(port))
+            .then(|| match self.place.with_port(port) {
                 ListenPlace::Address(address) => address,
                 ListenPlace::Host(..) => self.spec.address.clone(),
-            }
-        })
+            })
     }
 
     fn apply(&mut self, option: &Word, warnings: &mut Vec<Diagnostic>) -> Result<(), Diagnostic> {
@@ -181,6 +195,7 @@ impl Listen {
                 self.ssl = true;
                 return Ok(());
             }
+            (b"udp", None) if self.spec.kind == SocketKind::Datagram => return Ok(()),
             (b"bind", None) => {}
             (b"backlog", Some(_)) => {
                 self.spec.backlog = i32::try_from(positive("backlog")?).unwrap_or(i32::MAX);
@@ -214,7 +229,7 @@ impl Listen {
                 warnings.push(Diagnostic::warn(text).at(option.span));
                 return Ok(());
             }
-            (b"http2" | b"quic" | b"multipath", None) => {
+            (b"quic" | b"multipath", None) => {
                 let hint = format!("nginx has \"{}\" here, Gale does not have it yet", option.text);
                 return Err(invalid("parameter").hint(hint));
             }
@@ -226,6 +241,18 @@ impl Listen {
         self.has_options = true;
         Ok(())
     }
+}
+
+/// Options that are for connections alone. The words are nginx's.
+fn check_datagram_option(statement: &Statement, option: &Word) -> Result<(), Diagnostic> {
+    let name = option.text.split(|&byte| byte == b'=').next().unwrap_or_default();
+    let names: [&[u8]; 7] =
+        [b"fastopen", b"backlog", b"accept_filter", b"deferred", b"ssl", b"so_keepalive", b"proxy_protocol"];
+    if !names.contains(&name) {
+        return Ok(());
+    }
+    let name = BStr::new(name);
+    Err(statement.directive_error(&format!("\"{name}\" parameter is incompatible with \"udp\"")))
 }
 
 /// An address as it is listened on if nothing else is said. Clients at a deferred socket wait in the kernel for their
@@ -276,12 +303,13 @@ fn parse_place(word: &Word, port_default: u16) -> Result<(ListenPlace, u16), Dia
         (ListenPlace::Address(ListenAddress::Inet(SocketAddr::new(ip, port))), last)
     };
     let default = (port_default, port_default);
+    let has_port = |(port, last): (u16, u16)| if port > 0 { Ok((port, last)) } else { Err(failed("no port")) };
     if let Some(rest) = text.strip_prefix('[') {
         let (ip, rest) = rest.split_once(']').ok_or_else(|| failed("invalid host"))?;
         let ip: Ipv6Addr = ip.parse().map_err(|_| failed("invalid IPv6 address"))?;
         let ports = match rest.strip_prefix(':') {
             Some(text) => ports(text)?,
-            None if rest.is_empty() => default,
+            None if rest.is_empty() => has_port(default)?,
             None => return Err(failed("invalid port")),
         };
         return Ok(inet(ip.into(), ports));
@@ -291,7 +319,7 @@ fn parse_place(word: &Word, port_default: u16) -> Result<(ListenPlace, u16), Dia
     }
     let (host, ports) = match text.split_once(':') {
         Some((host, text)) => (host, ports(text)?),
-        None => (text, default),
+        None => (text, has_port(default)?),
     };
     match host {
         "" => Err(failed("no host")),
@@ -374,12 +402,14 @@ impl Listen {
         builder: &mut Builder,
     ) -> Result<(), Diagnostic> {
         let spec = ListenSpec { address, ..self.spec.clone() };
-        let Some(draft) = drafts.iter_mut().find(|draft| draft.spec.address == spec.address) else {
+        let is_same = |draft: &&mut AddressDraft| (&draft.spec.address, draft.spec.kind) == (&spec.address, spec.kind);
+        let Some(draft) = drafts.iter_mut().find(is_same) else {
             drafts.push(AddressDraft {
                 spec,
                 has_options: self.has_options,
                 proxy_protocol: self.proxy_protocol,
                 ssl: self.ssl,
+                http2: self.http2,
                 protocols: Protocols::default(),
                 options_span: self.has_options.then_some(self.span),
                 default: self.is_default.then_some((server, self.span)),
@@ -387,11 +417,12 @@ impl Listen {
             });
             return Ok(());
         };
-        let wanted = Protocols::mask(self.proxy_protocol, self.ssl);
-        let before = Protocols::mask(draft.proxy_protocol, draft.ssl);
+        let wanted = Protocols::mask(self.proxy_protocol, self.ssl, self.http2);
+        let before = Protocols::mask(draft.proxy_protocol, draft.ssl, draft.http2);
         let is_redefined = draft.protocols.add(wanted, before, self.has_options, draft.has_options);
         draft.proxy_protocol |= self.proxy_protocol;
         draft.ssl |= self.ssl;
+        draft.http2 |= self.http2;
         if self.has_options {
             if let Some(first) = draft.options_span {
                 if draft.spec != spec {
@@ -443,6 +474,8 @@ pub struct AddressDraft {
     pub proxy_protocol: bool,
     /// Whether any of its servers wants TLS: then all of them get it.
     pub ssl: bool,
+    /// Whether any of them says `http2`: then all of them may speak it.
+    pub http2: bool,
     /// What its `listen` directives said of that.
     pub protocols: Protocols,
     /// Where the options were written.
@@ -453,8 +486,8 @@ pub struct AddressDraft {
     pub servers: Vec<ServerId>,
 }
 
-/// What the `listen` directives of one address say of protocols: not all have to name them, but some ways to leave them
-/// out look like a mistake, as nginx sees it.
+/// The protocols that the `listen` directives of one address name: not all have to name them, but some ways to leave
+/// them out look like a mistake, as nginx sees it.
 #[derive(Default)]
 pub struct Protocols {
     /// What those say that say nothing new.
@@ -463,9 +496,9 @@ pub struct Protocols {
 }
 
 impl Protocols {
-    /// The PROXY protocol and TLS as [`Protocols::add`] takes them.
-    pub fn mask(proxy_protocol: bool, ssl: bool) -> u8 {
-        u8::from(proxy_protocol) | u8::from(ssl) << 1
+    /// The PROXY protocol, TLS and HTTP/2 as [`Protocols::add`] takes them.
+    pub fn mask(proxy_protocol: bool, ssl: bool, http2: bool) -> u8 {
+        u8::from(proxy_protocol) | u8::from(ssl) << 1 | u8::from(http2) << 2
     }
 
     /// Another `listen` of the address, with these protocols; `before` are those that earlier ones had, and
@@ -500,7 +533,10 @@ pub struct ListenPlan {
 impl ListenPlan {
     /// The plan for these addresses.
     pub fn new(drafts: Vec<AddressDraft>) -> ListenPlan {
-        let covers = |one: usize, other: usize| covers(&drafts[one].spec.address, &drafts[other].spec.address);
+        let covers = |one: usize, other: usize| {
+            let (one, other) = (&drafts[one].spec, &drafts[other].spec);
+            one.kind == other.kind && covers(&one.address, &other.address)
+        };
         let all = 0..drafts.len();
         let has_own = |&index: &usize| drafts[index].has_options || !all.clone().any(|other| covers(other, index));
         let own: Vec<usize> = all.clone().filter(has_own).collect();
@@ -526,6 +562,7 @@ impl ListenPlan {
             listener: Arc::clone(&listeners[holder]),
             proxy_protocol: draft.proxy_protocol,
             ssl: draft.ssl,
+            http2: draft.http2,
             shares_socket: holders.iter().filter(|&&other| other == holder).count() > 1,
         };
         drafts.into_iter().zip(&holders).map(finish).collect()
@@ -541,7 +578,7 @@ mod tests {
         let mut files = gale_config::MemoryFiles::new();
         let text = format!("listen {text};");
         let parsed = gale_config::parse_text(&mut sources, &mut files, "test", text.into_bytes(), "/".as_ref());
-        let defaults = ListenDefaults { port: 80, deferred: true };
+        let defaults = ListenDefaults { port: 80, deferred: true, datagrams: false };
         Listen::parse(&parsed.statements[0], defaults).map(|(listen, _)| listen).map_err(|error| error.message)
     }
 

@@ -19,10 +19,11 @@ use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, TaskId, affin
 use parking_lot::Mutex;
 
 use crate::configuration::module::Order;
-use crate::configuration::protocol::ProtocolWorker;
+use crate::configuration::protocol::{DatagramReceiver, ProtocolWorker};
 use crate::configuration::{self, Configuration, Texts};
 use crate::connections::{
     Acceptor, DrainingListener, QUEUED_WAIT_MAX, accept_late, accept_options, accept_queued, leave_accept_mutex,
+    set_receivers,
 };
 use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
 use crate::service::{HeldConfiguration, Services};
@@ -30,7 +31,7 @@ use crate::worker::Worker;
 use gale_base::log_level::Level;
 use gale_process::{
     BuildRequest, Built, Completion, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile, LoopMain, ProcessSettings,
-    Program, Report, Resources, WorkerSlot,
+    Program, Report, Resources, SocketKind, WorkerSlot,
 };
 
 /// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to
@@ -149,6 +150,7 @@ impl Program for Server {
             protocols: Vec::new(),
             retired: Rc::default(),
             accepting: Vec::new(),
+            receiving: Vec::new(),
             slot,
             services: Services::default(),
         };
@@ -231,6 +233,7 @@ pub struct Serving {
     /// Protocols of earlier configurations, until their last connection ends.
     retired: Rc<RefCell<Vec<Rc<dyn ProtocolWorker>>>>,
     accepting: Vec<Accepting>,
+    receiving: Vec<Receiving>,
     slot: WorkerSlot,
     /// What runs beside the connections.
     services: Services,
@@ -244,6 +247,14 @@ struct Accepting {
     /// The workers take turns.
     accept_mutex_delay: Option<Duration>,
     task: TaskId,
+}
+
+/// A socket that this loop receives datagrams from.
+struct Receiving {
+    socket: Arc<OwnedFd>,
+    /// The name of the protocol that takes them.
+    protocol: &'static str,
+    receiver: Rc<dyn DatagramReceiver>,
 }
 
 impl Accepting {
@@ -270,6 +281,8 @@ struct Wanted {
     /// Other loops accept from it, too.
     is_shared: bool,
     is_deferred: bool,
+    /// Connections, or datagrams.
+    kind: SocketKind,
 }
 
 impl Serving {
@@ -294,14 +307,27 @@ impl Serving {
         let (kept, removed) = std::mem::take(&mut self.accepting).into_iter().partition(is_kept);
         self.accepting = kept;
         removed.iter().for_each(Accepting::stop);
+        let still_receives = |receiving: &Receiving| {
+            let is_same = |wanted: &Wanted| {
+                Arc::ptr_eq(&wanted.socket, &receiving.socket) && wanted.protocol == receiving.protocol
+            };
+            wanted.iter().any(is_same)
+        };
+        let (kept, left) = std::mem::take(&mut self.receiving).into_iter().partition(still_receives);
+        self.receiving = kept;
+        left.iter().for_each(|receiving: &Receiving| receiving.receiver.stop());
         if self.accepting.is_empty() {
             leave_accept_mutex();
         }
         let connections_max = *configuration.events.worker_connections.get();
         self.worker.commit(connections_max, Arc::clone(&configuration.error_log));
         self.commit_protocols(configuration);
-        let accepted: Vec<io::Result<()>> =
-            wanted.into_iter().map(|wanted| self.accept_from(wanted, configuration)).collect();
+        let accept = |wanted: Wanted| match wanted.kind {
+            SocketKind::Stream => self.accept_from(wanted, configuration),
+            SocketKind::Datagram => self.receive_from(wanted),
+        };
+        let accepted: Vec<io::Result<()>> = wanted.into_iter().map(accept).collect();
+        self.tell_receivers(configuration);
         (removed, accepted.into_iter().collect())
     }
 
@@ -346,7 +372,7 @@ impl Serving {
 
     fn accept_from(&mut self, wanted: Wanted, configuration: &Configuration) -> io::Result<()> {
         let events = &configuration.events;
-        let Wanted { socket, address, protocol, is_shared, is_deferred } = wanted;
+        let Wanted { socket, address, protocol, is_shared, is_deferred, kind: _ } = wanted;
         let protocol = Rc::clone(self.protocol(protocol).expect("the configuration has the protocol of its address"));
         let address = Rc::new(address);
         let options = accept_options(is_shared, *events.multi_accept.get());
@@ -376,6 +402,30 @@ impl Serving {
         let task = accept(&listener);
         let left = DrainingListener { listener, address, is_deferred, protocol };
         self.accepting.push(Accepting { socket, left, accept_mutex_delay, task });
+        Ok(())
+    }
+}
+
+impl Serving {
+    /// Says who serves the connections of each address, for those that come otherwise.
+    fn tell_receivers(&self, configuration: &Configuration) {
+        let listeners = configuration.protocols.iter().flat_map(|protocol| {
+            let own = protocol.listeners().into_iter();
+            own.filter(|listener| listener.spec.kind == SocketKind::Stream).map(|listener| (listener, protocol.name()))
+        });
+        let receivers =
+            listeners.filter_map(|(listener, name)| Some((listener.spec.address.clone(), self.protocol(name)?)));
+        set_receivers(&self.worker, receivers);
+    }
+
+    fn receive_from(&mut self, wanted: Wanted) -> io::Result<()> {
+        let Wanted { socket, address, protocol, .. } = wanted;
+        if self.receiving.iter().any(|receiving| Arc::ptr_eq(&receiving.socket, &socket)) {
+            return Ok(());
+        }
+        let worker = Rc::clone(self.protocol(protocol).expect("the configuration has the protocol of its address"));
+        let receiver = worker.receive(socket.try_clone()?, &Rc::new(address))?;
+        self.receiving.push(Receiving { socket, protocol, receiver });
         Ok(())
     }
 }
@@ -412,6 +462,7 @@ fn sockets_of(slot: WorkerSlot, configuration: &Configuration) -> Vec<Wanted> {
                         protocol: protocol.name(),
                         is_shared: is_single && slot.workers > 1,
                         is_deferred: listener.spec.deferred,
+                        kind: listener.spec.kind,
                     });
                 }
             }
@@ -455,6 +506,7 @@ impl gale_process::Worker for Serving {
         self.services.stop();
         let accepting = std::mem::take(&mut self.accepting);
         accepting.iter().for_each(Accepting::stop);
+        std::mem::take(&mut self.receiving).iter().for_each(|receiving| receiving.receiver.stop());
         leave_accept_mutex();
         let worker = Rc::clone(&self.worker);
         let protocols: Vec<Rc<dyn ProtocolWorker>> =

@@ -20,7 +20,7 @@ pub enum Transport {
 
 impl Transport {
     /// The socket, whatever is spoken over it.
-    fn socket(&self) -> &Stream {
+    pub(crate) fn socket(&self) -> &Stream {
         match self {
             Transport::Plain(stream) => stream,
             Transport::Tls(stream) => stream.socket(),
@@ -50,6 +50,22 @@ impl Transport {
         match self {
             Transport::Plain(stream) => stream.poll_recv(context, into, max),
             Transport::Tls(stream) => stream.poll_recv(context, into, max),
+        }
+    }
+
+    /// The socket, if nothing is above it.
+    pub fn plain(&self) -> Option<&Stream> {
+        match self {
+            Transport::Plain(stream) => Some(stream),
+            Transport::Tls(_) => None,
+        }
+    }
+
+    /// What was received comes again, before all else: for whoever goes on with the connection.
+    pub fn put_back(&self, bytes: Buffer) {
+        match self {
+            Transport::Plain(stream) => stream.put_back(bytes),
+            Transport::Tls(stream) => stream.put_back(bytes),
         }
     }
 

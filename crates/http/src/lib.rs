@@ -13,6 +13,7 @@
 //!
 //! A folder uses only those below it in this list; `connection` and `configuration` use nothing of each other.
 
+pub mod cache;
 pub mod configuration;
 pub mod connection;
 pub mod files;

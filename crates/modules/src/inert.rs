@@ -21,11 +21,16 @@ const fn row(name: &'static str, contexts: Contexts, takes: Takes, about: &'stat
 const HASH: &str = "The size of a hash table: Gale's grow by themselves.";
 const MEMORY: &str = "The size of a memory pool: Gale has none.";
 const COMPRESSION: &str = "The memory of compressors: Gale takes what zlib needs.";
-const TLS: &str = "TLS: not built yet; clients get their answers without it.";
 const BUFFERS: &str = "A mark on the buffers of what is proxied: Gale's have none.";
 const TEMPORARY: &str = "Who writes temporary files: threads always do.";
 
 const DIRECTIVES: &[Directive] = &[
+    row("variables_hash_max_size", Contexts::STREAM, Takes::Exactly(1), HASH),
+    row("variables_hash_bucket_size", Contexts::STREAM, Takes::Exactly(1), HASH),
+    row("server_names_hash_max_size", Contexts::STREAM, Takes::Exactly(1), HASH),
+    row("server_names_hash_bucket_size", Contexts::STREAM, Takes::Exactly(1), HASH),
+    row("map_hash_max_size", Contexts::STREAM, Takes::Exactly(1), HASH),
+    row("map_hash_bucket_size", Contexts::STREAM, Takes::Exactly(1), HASH),
     row("types_hash_max_size", Contexts::ANYWHERE, Takes::Exactly(1), HASH),
     row("types_hash_bucket_size", Contexts::ANYWHERE, Takes::Exactly(1), HASH),
     row("server_names_hash_max_size", Contexts::HTTP, Takes::Exactly(1), HASH),
@@ -34,6 +39,8 @@ const DIRECTIVES: &[Directive] = &[
     row("variables_hash_bucket_size", Contexts::HTTP, Takes::Exactly(1), HASH),
     row("map_hash_max_size", Contexts::HTTP, Takes::Exactly(1), HASH),
     row("map_hash_bucket_size", Contexts::HTTP, Takes::Exactly(1), HASH),
+    row("proxy_headers_hash_max_size", Contexts::ANYWHERE, Takes::Exactly(1), HASH),
+    row("proxy_headers_hash_bucket_size", Contexts::ANYWHERE, Takes::Exactly(1), HASH),
     row("referer_hash_max_size", SERVER_AND_LOCATION, Takes::Exactly(1), HASH),
     row("referer_hash_bucket_size", SERVER_AND_LOCATION, Takes::Exactly(1), HASH),
     row("connection_pool_size", HTTP_AND_SERVER, Takes::Exactly(1), MEMORY),
@@ -44,7 +51,4 @@ const DIRECTIVES: &[Directive] = &[
     row("gzip_window", Contexts::ANYWHERE, Takes::Exactly(1), COMPRESSION),
     row("postpone_gzipping", Contexts::ANYWHERE, Takes::Exactly(1), COMPRESSION),
     row("ssi_ignore_recycled_buffers", Contexts::ANYWHERE, Takes::Flag, BUFFERS),
-    row("ssl_early_data", HTTP_AND_SERVER, Takes::Flag, TLS),
-    row("ssl_stapling", HTTP_AND_SERVER, Takes::Flag, TLS),
-    row("ssl_stapling_verify", HTTP_AND_SERVER, Takes::Flag, TLS),
 ];

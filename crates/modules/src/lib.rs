@@ -12,6 +12,7 @@ pub mod http;
 pub mod inert;
 pub mod order;
 pub mod shared;
+pub mod stream;
 #[cfg(feature = "test-hooks")]
 pub mod test_service;
 

@@ -3,28 +3,37 @@
 use gale_engine::module::{Module, Order};
 use gale_http::module::HttpOrder;
 use gale_http::request::phases::Phase;
+use gale_stream::module::StreamOrder;
+use gale_stream::session::phases::Phase as StreamPhase;
 
 #[cfg(feature = "test-hooks")]
 use crate::http::test_hooks;
 use crate::http::{
-    access, addition, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, dav,
+    access, addition, api, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, dav,
     empty_gif, fastcgi, flv, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map,
     memcached, mirror, mp4, not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer,
-    rewrite, scgi, secure_link, split_clients, ssi, ssl, static_files, stub_status, sub, try_files, upstream, userid,
-    uwsgi,
+    rewrite, scgi, secure_link, slice, split_clients, ssi, ssl, static_files, stub_status, sub, try_files, tunnel,
+    upstream, userid, uwsgi, v2, variables,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
-use crate::{core, event, inert};
+use crate::{core, event, inert, stream};
 
 /// Gale's modules in nginx's order.
-pub static ORDER: Order = Order { modules: MODULES, protocols: &[&HttpOrder { phases: PHASES, filters: FILTERS }] };
+pub static ORDER: Order = Order {
+    modules: MODULES,
+    protocols: &[
+        &HttpOrder { phases: PHASES, filters: FILTERS },
+        &StreamOrder { phases: STREAM_PHASES, content: STREAM_CONTENT },
+    ],
+};
 
 /// Directives and variables are looked up in this order.
 const MODULES: &[&Module] = &[
     &core::MODULE,
     &event::MODULE,
     &http_core::MODULE,
+    &variables::COMMON,
     &upstream::MODULE,
     &upstream::STICKY,
     &client_body::MODULE,
@@ -33,6 +42,7 @@ const MODULES: &[&Module] = &[
     &headers::MODULE,
     &userid::MODULE,
     &not_modified::MODULE,
+    &slice::MODULE,
     &gunzip::MODULE,
     &addition::MODULE,
     &sub::MODULE,
@@ -55,7 +65,9 @@ const MODULES: &[&Module] = &[
     &uwsgi::MODULE,
     &scgi::MODULE,
     &memcached::MODULE,
+    &tunnel::MODULE,
     &stub_status::MODULE,
+    &api::MODULE,
     &try_files::MODULE,
     &mirror::MODULE,
     &auth_request::MODULE,
@@ -65,6 +77,7 @@ const MODULES: &[&Module] = &[
     &limit_req::MODULE,
     &realip::MODULE,
     &ssl::MODULE,
+    &v2::MODULE,
     &rewrite::MODULE,
     &referer::MODULE,
     &secure_link::MODULE,
@@ -72,6 +85,22 @@ const MODULES: &[&Module] = &[
     &map::MODULE,
     &geo::MODULE,
     &split_clients::MODULE,
+    &stream::core::MODULE,
+    &stream::variables::COMMON,
+    &stream::log::MODULE,
+    &stream::proxy::MODULE,
+    &stream::upstream::MODULE,
+    &stream::ssl::MODULE,
+    &stream::limit_conn::MODULE,
+    &stream::access::MODULE,
+    &stream::realip::MODULE,
+    &stream::geo::MODULE,
+    &stream::map::MODULE,
+    &stream::split_clients::MODULE,
+    &stream::return_text::MODULE,
+    &stream::pass::MODULE,
+    &stream::set::MODULE,
+    &stream::ssl_preread::MODULE,
     &inert::MODULE,
     #[cfg(feature = "test-hooks")]
     &test_hooks::MODULE,
@@ -107,10 +136,12 @@ const PHASES: &[(Phase, &[&Module])] = &[
             &uwsgi::MODULE,
             &scgi::MODULE,
             &memcached::MODULE,
+            &tunnel::MODULE,
             &empty_gif::MODULE,
             &flv::MODULE,
             &mp4::MODULE,
             &stub_status::MODULE,
+            &api::MODULE,
             &random_index::MODULE,
             &index::MODULE,
             &autoindex::MODULE,
@@ -122,9 +153,23 @@ const PHASES: &[(Phase, &[&Module])] = &[
     (Phase::Log, &[&log::MODULE]),
 ];
 
+/// Within each phase of a session, who is asked first.
+const STREAM_PHASES: &[(StreamPhase, &[&Module])] = &[
+    (StreamPhase::PostAccept, &[&stream::realip::MODULE]),
+    (StreamPhase::PreAccess, &[&stream::set::MODULE, &stream::limit_conn::MODULE]),
+    (StreamPhase::Access, &[&stream::access::MODULE]),
+    (StreamPhase::Preread, &[&stream::ssl_preread::MODULE]),
+    (StreamPhase::Log, &[&stream::log::MODULE]),
+];
+
+/// Who serves sessions. A server has one of them.
+const STREAM_CONTENT: &[&Module] = &[&stream::return_text::MODULE, &stream::pass::MODULE, &stream::proxy::MODULE];
+
 /// Response filters: the first sees the response as its handler made it. Range comes last, because what is changed on
 /// its way has no ranges, unless it is as long as before (`charset`).
 const FILTERS: &[&Module] = &[
+    // What it makes whole is what all others see.
+    &slice::MODULE,
     &not_modified::MODULE,
     &headers::MODULE,
     &userid::MODULE,

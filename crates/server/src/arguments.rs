@@ -64,13 +64,15 @@ pub enum HelpOf {
     Directives,
 }
 
-/// `gale serve DIR [--listen ADDR] [--print-config]`
+/// `gale serve DIR [--tls] [--listen ADDR] [--print-config]`
 #[derive(Debug, PartialEq, Eq)]
 pub struct Serve {
     /// The directory to serve.
     pub directory: PathBuf,
     /// The address to listen on, as `listen` takes it.
     pub listen: String,
+    /// With a certificate that is made on the spot.
+    pub tls: bool,
     /// Only print the configuration.
     pub prints_configuration: bool,
 }
@@ -225,7 +227,7 @@ impl Arguments {
         let own = if self.is_nginx() {
             String::new()
         } else {
-            "       gale serve DIR [--listen ADDRESS] [--print-config]\n       gale directives [--missing]\n       \
+            "       gale serve DIR [--tls] [--listen ADDRESS] [--print-config]\n       gale directives [--missing]\n       \
              gale serve|directives --help\n"
                 .to_owned()
         };
@@ -261,7 +263,7 @@ impl Serve {
         let mut words = words;
         let mut directory = None;
         let mut listen = SERVE_ADDRESS.to_owned();
-        let mut prints_configuration = false;
+        let (mut tls, mut prints_configuration) = (false, false);
         while let Some(word) = words.next() {
             match word.as_bytes() {
                 _ if asks_for_help(&word) => return Ok(Action::Help(HelpOf::Serve)),
@@ -269,6 +271,7 @@ impl Serve {
                     let address = words.next().and_then(|word| word.into_string().ok());
                     listen = address.ok_or("gale: option \"--listen\" requires an address")?;
                 }
+                b"--tls" => tls = true,
                 b"--print-config" => prints_configuration = true,
                 option if option.starts_with(b"-") => {
                     return Err(format!("gale: invalid option: \"{}\"", word.to_string_lossy()));
@@ -278,7 +281,7 @@ impl Serve {
             }
         }
         let directory = directory.ok_or("gale: \"serve\" requires a directory: gale serve DIR")?;
-        Ok(Action::Serve(Serve { directory: absolute(&directory), listen, prints_configuration }))
+        Ok(Action::Serve(Serve { directory: absolute(&directory), listen, tls, prints_configuration }))
     }
 }
 
@@ -300,13 +303,14 @@ fn asks_for_help(word: &OsStr) -> bool {
 }
 
 const SERVE_HELP: &str = "\
-Usage: gale serve DIR [--listen ADDRESS] [--print-config]
+Usage: gale serve DIR [--tls] [--listen ADDRESS] [--print-config]
 
 Serves the files of a directory until it is interrupted.
 
 Options:
   -?,-h,--help      : this help
   --listen ADDRESS  : where to listen, as the directive \"listen\" takes it (default: 127.0.0.1:8080)
+  --tls             : speak TLS, with a certificate that is made on the spot and that nobody else has signed
   --print-config    : print the configuration that this would use, and exit
 
 ";

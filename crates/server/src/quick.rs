@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use gale_config::quote;
+use gale_engine::hostname::hostname;
 use gale_engine::serve::Server;
 use gale_modules::order::ORDER;
 use gale_process::BuildRequest;
@@ -18,7 +19,13 @@ const MIME_TYPES: &str = include_str!("mime.types");
 
 /// Serves a directory until it is stopped.
 pub fn serve(serve: &Serve) -> ExitCode {
-    let text = configuration(serve);
+    let text = match configuration(serve) {
+        Ok(text) => text,
+        Err(error) => {
+            eprintln!("gale: [emerg] no certificate can be made: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     if serve.prints_configuration {
         // Whoever reads may have seen enough.
         let _ = std::io::stdout().write_all(text.as_bytes());
@@ -38,12 +45,24 @@ pub fn serve(serve: &Serve) -> ExitCode {
         ..BuildRequest::default()
     };
     let directory = serve.directory.display().to_string();
+    let scheme = if serve.tls { "https" } else { "http" };
     let announce =
-        move |address: String| eprintln!("gale: serving {directory} at http://{address}/ (stop with Ctrl-C)");
+        move |address: String| eprintln!("gale: serving {directory} at {scheme}://{address}/ (stop with Ctrl-C)");
     gale_process::start(Server::new(&ORDER).announcing(announce), request)
 }
 
-fn configuration(serve: &Serve) -> String {
+/// A certificate that has signed itself, for this machine's names, and its key: what a browser warns of, and takes.
+fn own_certificate() -> Result<(String, String), rcgen::Error> {
+    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+    let host = String::from_utf8_lossy(hostname()).into_owned();
+    if !host.is_empty() && host != "localhost" {
+        names.push(host);
+    }
+    let made = rcgen::generate_simple_self_signed(names)?;
+    Ok((made.cert.pem(), made.signing_key.serialize_pem()))
+}
+
+fn configuration(serve: &Serve) -> Result<String, rcgen::Error> {
     let quoted = |text: &[u8]| quote(text).to_string();
     let directory = quoted(serve.directory.as_os_str().as_bytes());
     // A process number's own file: several may serve at the same time.
@@ -52,7 +71,17 @@ fn configuration(serve: &Serve) -> String {
     // Whoever starts it is who may read the directory: without this line, root's would be served as nobody.
     let user = if gale_process::is_super_user() { "user root;\n" } else { "" };
     let listen = &serve.listen;
-    format!(
+    let (ssl, certificate) = match serve.tls {
+        false => ("", String::new()),
+        true => {
+            let (certificate, key) = own_certificate()?;
+            let lines = [("ssl_certificate", certificate), ("ssl_certificate_key", key)];
+            let lines =
+                lines.map(|(name, text)| format!("        {name} {};\n", quoted(format!("data:{text}").as_bytes())));
+            (" ssl", lines.concat())
+        }
+    };
+    Ok(format!(
         "{user}daemon off;
 worker_processes auto;
 error_log stderr notice;
@@ -70,12 +99,12 @@ http {{
     server_tokens off;
 
     server {{
-        listen {listen};
-        root {directory};
+        listen {listen}{ssl};
+{certificate}        root {directory};
         index index.html;
     }}
 }}
 ",
         types = MIME_TYPES.trim_end().replace('\n', "\n    "),
-    )
+    ))
 }

@@ -18,15 +18,21 @@ const WITH: &[&str] = &[
     "http_random_index_module",
     "http_realip_module",
     "http_secure_link_module",
+    "http_slice_module",
     "http_ssl_module",
     "http_stub_status_module",
     "http_sub_module",
+    "http_v2_module",
+    "stream",
+    "stream_realip_module",
+    "stream_ssl_module",
+    "stream_ssl_preread_module",
     "file-aio",
     "threads",
 ];
 
 /// Standard modules of nginx that are not built yet, as its `configure` names them.
-const WITHOUT: &[&str] = &["http_grpc_module", "http_tunnel_module"];
+const WITHOUT: &[&str] = &["http_grpc_module"];
 
 /// `-v`
 pub fn short(is_nginx: bool) -> String {
@@ -37,12 +43,16 @@ pub fn short(is_nginx: bool) -> String {
     }
 }
 
+/// For programs that read this to learn which directives they may write: what nginx says with AWS-LC, which is what
+/// Gale computes with.
+const COMPATIBLE_WITH: &str = "OpenSSL 1.1.1 (compatible; AWS-LC)";
+
 /// `-V`
 pub fn long(is_nginx: bool) -> String {
     let with: Vec<String> = WITH.iter().map(|module| format!("--with-{module}")).collect();
     let without: Vec<String> = WITHOUT.iter().map(|module| format!("--without-{module}")).collect();
     format!(
-        "{}\nTLS SNI support enabled\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {} {}\n",
+        "{}\nbuilt with {COMPATIBLE_WITH}\nTLS SNI support enabled\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {} {}\n",
         short(is_nginx),
         prefix(is_nginx),
         configuration_path(is_nginx),

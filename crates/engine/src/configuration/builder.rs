@@ -509,8 +509,8 @@ fn open_blocks(
         return Ok(Vec::new());
     }
     for (index, own) in listens.iter().enumerate() {
-        let is_taken =
-            |spec: &&ListenSpec| listens[..index].iter().flatten().any(|other| other.address == spec.address);
+        let is_same = |one: &ListenSpec, other: &ListenSpec| (&one.address, one.kind) == (&other.address, other.kind);
+        let is_taken = |spec: &&ListenSpec| listens[..index].iter().flatten().any(|other| is_same(other, spec));
         if let Some(spec) = own.iter().find(is_taken) {
             let hint = "one address belongs to one protocol";
             return Err(Diagnostic::emerg(format!("a duplicate listen {}", spec.address)).hint(hint));

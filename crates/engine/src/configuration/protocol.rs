@@ -3,6 +3,8 @@
 //! The engine listens and accepts; what is said on a connection is the protocol's alone.
 
 use std::any::Any;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -34,6 +36,12 @@ impl dyn Protocol {
     }
 }
 
+/// Receives datagrams from one socket for a protocol, until it is dropped.
+pub trait DatagramReceiver {
+    /// What comes from now on begins nothing new; what has begun goes on.
+    fn stop(&self);
+}
+
 /// A protocol's part of one event loop: its connections.
 pub trait ProtocolWorker {
     /// From now on new exchanges use `configuration`, which has the same protocol.
@@ -48,6 +56,15 @@ pub trait ProtocolWorker {
         address: &Rc<ListenAddress>,
         configuration: Option<&Arc<Configuration>>,
     );
+
+    /// Takes the datagrams that come to `address` by this socket, which other loops may have, too.
+    ///
+    /// # Errors
+    /// The socket cannot be received from; or the protocol has no datagrams.
+    fn receive(self: Rc<Self>, socket: OwnedFd, address: &Rc<ListenAddress>) -> io::Result<Rc<dyn DatagramReceiver>> {
+        let _ = (socket, address);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Closes idle connections, and every other one when its current exchange is over.
     fn drain(self: Rc<Self>);

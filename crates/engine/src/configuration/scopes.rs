@@ -9,7 +9,7 @@ use std::sync::Arc;
 use gale_config::{Contexts, Diagnostic};
 
 use super::builder::Builder;
-use super::module::{Conf, ConfType, Directive, SharedConf};
+use super::module::{Conf, ConfType, Directive, Module, SharedConf};
 
 /// A scope, as an index into the scopes of its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,7 +19,7 @@ pub struct ScopeId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerId(pub u32);
 
-/// The settings of every module in one scope, complete.
+/// The settings of every module in one scope, complete; none for those of other protocols.
 pub type Confs = Vec<Option<SharedConf>>;
 
 /// The scopes of a block while it is read, parents before their children.
@@ -60,11 +60,17 @@ impl ScopeTree {
     }
 
     /// Completes every scope, parents first: what it did not say it takes from its parent, and the block itself from
-    /// the defaults. `places` are the contexts whose directives write into scopes.
+    /// the defaults. `places` are the contexts whose directives write into scopes; `has_part` says whether a module that
+    /// has none of them has settings nevertheless.
     ///
     /// # Errors
     /// What a module finds wrong with the settings of a scope.
-    pub fn complete(&mut self, builder: &mut Builder, places: Contexts) -> Result<Vec<Confs>, Diagnostic> {
+    pub fn complete(
+        &mut self,
+        builder: &mut Builder,
+        places: Contexts,
+        has_part: fn(&Module) -> bool,
+    ) -> Result<Vec<Confs>, Diagnostic> {
         let mut rows: Vec<Vec<&'static Directive>> = vec![Vec::new(); builder.order.modules.len()];
         for row in builder.tables().iter() {
             if row.directive.contexts.overlaps(places) {
@@ -73,7 +79,7 @@ impl ScopeTree {
         }
         let count = self.0.len();
         let scopes = Vec::with_capacity(count);
-        let mut completion = Completion { builder, rows, scopes, of_silent: vec![Confs::new(); count] };
+        let mut completion = Completion { builder, rows, has_part, scopes, of_silent: vec![Confs::new(); count] };
         for node in &mut self.0 {
             completion.complete_scope(std::mem::take(&mut node.confs), node.parent)?;
         }
@@ -86,6 +92,8 @@ struct Completion<'b> {
     builder: &'b mut Builder,
     /// Of each module, the directives that a scope may say.
     rows: Vec<Vec<&'static Directive>>,
+    /// Whether a module is one of the protocol's.
+    has_part: fn(&Module) -> bool,
     /// The scopes that are complete.
     scopes: Vec<Confs>,
     /// By parent, what those of its children share that say nothing of a module: it follows from the parent alone.
@@ -97,7 +105,8 @@ impl Completion<'_> {
         let modules = self.builder.order.modules;
         let mut confs = Confs::with_capacity(modules.len());
         for ((owner, own), module) in own.into_iter().enumerate().zip(modules) {
-            let conf = module.conf.as_ref().map(|conf_type| match (own, parent) {
+            let is_here = !self.rows[owner].is_empty() || (self.has_part)(module);
+            let conf = module.conf.as_ref().filter(|_| is_here).map(|conf_type| match (own, parent) {
                 (None, Some(parent)) => self.conf_of_silent(owner, conf_type, parent),
                 (own, parent) => self.complete_conf(own.unwrap_or_else(conf_type.make), owner, conf_type, parent),
             });

@@ -70,7 +70,7 @@ pub struct ZoneSize {
 pub const ZONE_BYTES_MIN: usize = 8 * 4096;
 
 impl ZoneSize {
-    /// What a name and a size say that are words of their own.
+    /// The zone of a name and a size that are words of their own.
     ///
     /// # Errors
     /// In nginx's words: a wrong size, or one that is too small.
@@ -121,6 +121,34 @@ impl ZoneSize {
         held.map_err(|error| match error {
             ZoneError::NoMemory => self.no_memory(span),
             ZoneError::OtherKey(_) => unreachable!("zones of this kind have no keys"),
+        })
+    }
+
+    /// As [`ZoneSize::hold`], for a value that belongs to a path: `subject` begins the message about one that has
+    /// changed.
+    ///
+    /// # Errors
+    /// In nginx's words: the path is another one now, or there is not so much memory.
+    pub fn hold_for<Z: Any + Send + Sync>(
+        &self,
+        builder: &mut Builder,
+        kind: &'static str,
+        subject: &str,
+        path: &[u8],
+        span: Span,
+        make: impl FnOnce(usize) -> Z,
+    ) -> Result<Arc<Z>, Diagnostic> {
+        let held = builder.zones.named.get(kind, &self.name, self.bytes, path, make);
+        held.map_err(|error| match error {
+            ZoneError::NoMemory => self.no_memory(span),
+            ZoneError::OtherKey(earlier) => {
+                let (name, now, earlier) = (&self.name, path.as_bstr(), earlier.as_bstr());
+                let message = format!(
+                    "{subject} \"{name}\" uses the \"{now}\" {subject} path while previously it used the \"{earlier}\" \
+                     {subject} path"
+                );
+                Diagnostic::emerg(message).at(span).hint("give the zone another name, or restart")
+            }
         })
     }
 

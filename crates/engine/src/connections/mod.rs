@@ -4,6 +4,7 @@
 mod acceptor;
 mod background;
 mod info;
+mod passing;
 mod reuse;
 mod table;
 
@@ -12,4 +13,6 @@ pub use acceptor::{
 };
 pub use background::BackgroundTasks;
 pub use info::{ConnectionInfo, address_text};
+pub(crate) use passing::set_receivers;
+pub use passing::{pass_connection, passes_so_far};
 pub use table::{Connection, ConnectionTable};

@@ -32,8 +32,8 @@ const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Larger batches are those of a burst of lines.
 const BATCH_BYTES_USUAL: usize = 256 * 1024;
 
-/// What a queue and the thread keep of the memory that a burst has taken, once it is over: as much as usual batches
-/// make of it, since memory grows by doubling.
+/// The memory that a queue and the thread keep once a burst is over: as much as usual batches make of it, since memory
+/// grows by doubling.
 const KEPT_BYTES_MAX: usize = 2 * BATCH_BYTES_USUAL;
 
 /// How long it takes until a burst counts as over: nothing is allocated anew for batches that are large again and

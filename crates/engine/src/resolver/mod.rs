@@ -379,9 +379,9 @@ impl Resolver {
         }
     }
 
-    /// What the answers to all questions about a name mean, and keeps it. As in nginx an error of one kind is one of
-    /// the name, addresses of one kind are enough, and without any what was said last counts: of IPv6, if that was
-    /// asked for.
+    /// Keeps the outcome that the answers to all questions about a name come to, and returns it. As in nginx an error
+    /// of one kind is one of the name, addresses of one kind are enough, and without any the last answer counts: that
+    /// of IPv6, if that was asked for.
     fn conclude(&self, key: &Key, asked: Asked) -> Outcome {
         let now = gale_runtime::now();
         let (mut v4, mut v6, mut last, mut error) = (Vec::new(), Vec::new(), Found::Nothing, None);

@@ -54,6 +54,12 @@ impl<'c> Certificate<'c> {
         name(self.parsed.subject())
     }
 
+    /// The name in the subject, if it has one.
+    pub fn common_name(&self) -> Option<String> {
+        let name = self.parsed.subject().iter_common_name().next()?;
+        name.as_str().ok().map(str::to_owned)
+    }
+
     /// The issuer, in the same form.
     pub fn issuer(&self) -> String {
         name(self.parsed.issuer())
@@ -99,23 +105,30 @@ impl<'c> Certificate<'c> {
 
     /// In PEM.
     pub fn pem(&self) -> String {
-        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
         // A line is 64 digits.
         for line in self.der.chunks(48) {
-            for group in line.chunks(3) {
-                let [first, second, third] = [0, 1, 2].map(|index| u32::from(group.get(index).copied().unwrap_or(0)));
-                let bits = first << 16 | second << 8 | third;
-                for index in 0..4 {
-                    let digit = DIGITS[(bits >> (18 - 6 * index) & 0x3f) as usize];
-                    pem.push(if index <= group.len() { char::from(digit) } else { '=' });
-                }
-            }
+            pem.push_str(&base64(line));
             pem.push('\n');
         }
         pem.push_str("-----END CERTIFICATE-----\n");
         pem
     }
+}
+
+/// The base64 of some bytes (RFC 4648, section 4).
+pub fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let [first, second, third] = [0, 1, 2].map(|index| u32::from(group.get(index).copied().unwrap_or(0)));
+        let bits = first << 16 | second << 8 | third;
+        for index in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * index) & 0x3f) as usize];
+            text.push(if index <= group.len() { char::from(digit) } else { '=' });
+        }
+    }
+    text
 }
 
 fn hex(bytes: &[u8], is_upper: bool) -> String {

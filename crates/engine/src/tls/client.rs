@@ -4,27 +4,34 @@
 //! and with it the sessions that it may resume.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bstr::ByteSlice;
+use bstr::{BString, ByteSlice};
 use gale_config::{Diagnostic, Setting, Word};
 use gale_process::Resources;
+use parking_lot::Mutex;
 use rustls::ClientConfig;
 use rustls::client::{Resumption, UnbufferedClientConnection};
-use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::ServerName;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::{TLS12, TLS13};
 
+use super::commands::Commanded;
 use super::failure::TlsFailure;
 use super::load;
-use super::server::read;
+use super::named::{NamedFailure, NamedLoader};
+use super::server::{read, read_pair, read_passwords};
 use super::settings::TlsClientSettings;
 use super::suites;
+use super::verify::Purpose;
 use super::verify_server::Verifier;
 
 /// How many servers' sessions are kept for each set of settings.
 const SESSIONS_MAX: usize = 256;
+
+/// With how many certificates of one client they are kept.
+const CERTIFICATES_MAX: usize = 32;
 
 /// See the file's head.
 pub struct TlsClient {
@@ -32,6 +39,16 @@ pub struct TlsClient {
     /// For names that no certificate can have: nothing is resumed that another name was good for.
     config_alone: Arc<ClientConfig>,
     identity: [u8; 32],
+    /// Where its certificate comes from if its name has variables.
+    named: Option<Named>,
+}
+
+/// What makes a client when the name of its certificate is known.
+struct Named {
+    loader: NamedLoader,
+    reuses_sessions: bool,
+    /// Sessions are those of one certificate: of those that were shown last, the latest last.
+    sessions: Mutex<Vec<(Box<[u8]>, Resumption)>>,
 }
 
 impl TlsClient {
@@ -47,9 +64,53 @@ impl TlsClient {
         UnbufferedClientConnection::new(Arc::clone(config), name).map_err(TlsFailure::of)
     }
 
+    /// Whether the name of its certificate has variables: handshakes need [`TlsClient::with_certificate`].
+    pub fn needs_certificate(&self) -> bool {
+        self.named.is_some()
+    }
+
+    /// The client for one handshake, with the certificate and the key of these names, which are read in a thread pool;
+    /// without any if the name is empty, as with nginx.
+    ///
+    /// # Errors
+    /// They cannot be had.
+    pub async fn with_certificate(&self, certificate: &[u8], key: &[u8]) -> Result<Arc<TlsClient>, NamedFailure> {
+        let (mut config, mut config_alone) =
+            (ClientConfig::clone(&self.config), ClientConfig::clone(&self.config_alone));
+        if let Some(named) = self.named.as_ref().filter(|_| !certificate.is_empty()) {
+            let pair = named.loader.pair(certificate, key).await?;
+            config.resumption = named.resumption(pair.cert.first().map_or(&[], |own| own));
+            config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(CertifiedKey::clone(&pair)));
+            config_alone.client_auth_cert_resolver = Arc::clone(&config.client_auth_cert_resolver);
+        }
+        let (config, config_alone) = (Arc::new(config), Arc::new(config_alone));
+        Ok(Arc::new(TlsClient { config, config_alone, identity: self.identity, named: None }))
+    }
+
     /// Differs from that of every client that asks for something else.
     pub fn identity(&self) -> &[u8; 32] {
         &self.identity
+    }
+}
+
+impl Named {
+    /// The sessions of a client that shows this certificate.
+    fn resumption(&self, certificate: &[u8]) -> Resumption {
+        if !self.reuses_sessions {
+            return Resumption::disabled();
+        }
+        let mut sessions = self.sessions.lock();
+        let known = sessions.iter().position(|(own, _)| **own == *certificate);
+        let own = match known {
+            Some(place) => sessions.remove(place),
+            None => (certificate.into(), Resumption::in_memory_sessions(SESSIONS_MAX)),
+        };
+        let resumption = own.1.clone();
+        sessions.push(own);
+        if sessions.len() > CERTIFICATES_MAX {
+            sessions.remove(0);
+        }
+        resumption
     }
 }
 
@@ -65,16 +126,25 @@ struct Key {
     ciphers: Vec<u8>,
     flags: [bool; 3],
     verify_depth: u64,
-    files: [Vec<u8>; 4],
+    files: [Vec<u8>; 5],
+    /// Names and values, one after the other.
+    commands: Vec<Vec<u8>>,
+    /// Where the cache of certificates is, which no two directives share.
+    cache: usize,
 }
 
 /// Makes clients, one for each set of settings.
-#[derive(Default)]
 pub struct TlsClientLoader {
+    prefix: PathBuf,
     clients: HashMap<Key, Arc<TlsClient>>,
 }
 
 impl TlsClientLoader {
+    /// `prefix` is where relative names of files begin that have variables.
+    pub fn new(prefix: PathBuf) -> TlsClientLoader {
+        TlsClientLoader { prefix, clients: HashMap::new() }
+    }
+
     /// The client of these settings, which are those of a module whose directives begin with `prefix`. What cannot be
     /// had, and does no harm, is noted.
     ///
@@ -88,25 +158,36 @@ impl TlsClientLoader {
         notes: &mut Vec<Diagnostic>,
     ) -> Result<Arc<TlsClient>, Diagnostic> {
         let versions = *settings.versions.get();
-        let text = |setting: &Setting<Word>| named(setting).map_or(Vec::new(), |word| word.text.to_vec());
+        let text = |setting: &Setting<Word>| named_file(setting).map_or(Vec::new(), |word| word.text.to_vec());
         let verifies = *settings.verifies.get();
+        let files = [
+            &settings.trusted_certificate,
+            &settings.crl,
+            &settings.certificate,
+            &settings.key,
+            &settings.password_file,
+        ];
+        let commands = settings.commands.get_opt().into_iter().flatten();
+        let cache = settings.certificate_cache.get_opt().and_then(Option::as_ref);
         let key = Key {
             versions: (versions.tls12, versions.tls13),
             ciphers: settings.ciphers.get().to_vec(),
             flags: [*settings.tells_name.get(), verifies, *settings.reuses_sessions.get()],
             verify_depth: *settings.verify_depth.get(),
-            files: [&settings.trusted_certificate, &settings.crl, &settings.certificate, &settings.key].map(text),
+            files: files.map(text),
+            commands: commands.flat_map(|command| [command.name.text.to_vec(), command.value.text.to_vec()]).collect(),
+            cache: cache.map_or(0, |cache| Arc::as_ptr(cache).addr()),
         };
         if let Some(client) = self.clients.get(&key) {
             return Ok(Arc::clone(client));
         }
-        let client = Arc::new(make(settings, prefix, &key, resources, notes)?);
+        let client = Arc::new(make(settings, prefix, &key, &self.prefix, resources, notes)?);
         self.clients.insert(key, Arc::clone(&client));
         Ok(client)
     }
 }
 
-fn named(setting: &Setting<Word>) -> Option<&Word> {
+fn named_file(setting: &Setting<Word>) -> Option<&Word> {
     setting.get_opt().filter(|word| !word.text.is_empty())
 }
 
@@ -114,36 +195,43 @@ fn make(
     settings: &TlsClientSettings,
     prefix: &str,
     key: &Key,
+    files_prefix: &Path,
     resources: &mut dyn Resources,
     notes: &mut Vec<Diagnostic>,
 ) -> Result<TlsClient, Diagnostic> {
-    let provider = provider(settings, notes)?;
+    let commanded = commanded(settings, notes)?;
+    let provider = suites::provider(&commanded, notes)?;
     let mut identity = Identity::of(key);
     let (trusted, revoked) = match *settings.verifies.get() {
         false => (None, Vec::new()),
         true => {
-            let Some(word) = named(&settings.trusted_certificate) else {
+            let Some(word) = named_file(&settings.trusted_certificate) else {
                 let message = format!("no {prefix}_ssl_trusted_certificate for {prefix}_ssl_verify");
                 return Err(settings.verifies.error(message));
             };
-            let trusted = read_list(word, resources, load::authorities)?;
+            let trusted = read_list(word, resources, |text| load::authorities(text, Purpose::Server))?;
             identity.add(&trusted);
-            let revoked = named(&settings.crl).map(|word| read_list(word, resources, load::revocations)).transpose()?;
+            let revoked =
+                named_file(&settings.crl).map(|word| read_list(word, resources, load::revocations)).transpose()?;
             let revoked = revoked.unwrap_or_default();
             identity.add(&revoked);
             (Some(trusted), revoked)
         }
     };
     let verifier = Verifier::new(trusted, revoked, *settings.verify_depth.get(), &provider);
-    let versions = settings.versions.get();
+    let versions = commanded.versions.get();
     let versions: Vec<_> =
         [versions.tls13.then_some(&TLS13), versions.tls12.then_some(&TLS12)].into_iter().flatten().collect();
     let builder = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&versions)
-        .map_err(|error| settings.versions.error(error.to_string()))?
+        .map_err(|error| commanded.versions.error(error.to_string()))?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier));
-    let mut config = match pair(settings, prefix, resources)? {
+    let passwords = named_file(&settings.password_file).map(|word| read_passwords(word, resources)).transpose()?;
+    let passwords = passwords.unwrap_or_default();
+    let has_name = settings.names_certificate() && commanded.certificate.is_none();
+    let pair = if has_name { None } else { pair(settings, &commanded, prefix, &passwords, resources)? };
+    let mut config = match pair {
         None => builder.with_no_client_auth(),
         Some(pair) => {
             identity.add(&pair.cert);
@@ -158,31 +246,26 @@ fn make(
     if *settings.reuses_sessions.get() {
         config.resumption = Resumption::in_memory_sessions(SESSIONS_MAX);
     }
-    Ok(TlsClient { config: Arc::new(config), config_alone, identity: identity.finish() })
+    let named = has_name.then(|| Named {
+        loader: NamedLoader {
+            prefix: files_prefix.to_owned(),
+            passwords,
+            cache: settings.certificate_cache.get_opt().cloned().flatten(),
+        },
+        reuses_sessions: *settings.reuses_sessions.get(),
+        sessions: Mutex::default(),
+    });
+    Ok(TlsClient { config: Arc::new(config), config_alone, identity: identity.finish(), named })
 }
 
-/// The suites and groups that are spoken.
-fn provider(settings: &TlsClientSettings, notes: &mut Vec<Diagnostic>) -> Result<Arc<CryptoProvider>, Diagnostic> {
-    let ciphers = settings.ciphers.get();
-    let found = suites::suites(&ciphers.to_str_lossy());
-    if found.suites.is_empty() {
-        let message = format!(
-            "SSL_CTX_set_cipher_list(\"{ciphers}\") failed (SSL: error:0A0000B9:SSL routines::no cipher match)"
-        );
-        return Err(settings
-            .ciphers
-            .error(message)
-            .hint("Gale speaks ECDHE with AES-GCM or ChaCha20-Poly1305, and none that lacks forward secrecy"));
-    }
-    if !found.missing.is_empty() && settings.ciphers.span().is_some() {
-        let message = format!("cipher suites that Gale does not have are left out: {}", found.missing.join(":"));
-        notes.push(Diagnostic::warn(message).at_opt(settings.ciphers.span()));
-    }
-    Ok(Arc::new(CryptoProvider {
-        cipher_suites: suites::suites_13().chain(found.suites).collect(),
-        kx_groups: suites::groups("auto").0,
-        ..aws_lc_rs::default_provider()
-    }))
+/// What directives and commands say together.
+fn commanded(settings: &TlsClientSettings, notes: &mut Vec<Diagnostic>) -> Result<Commanded, Diagnostic> {
+    let mut curves = Setting::default();
+    curves.set(BString::from("auto"), None);
+    let (versions, ciphers) = (settings.versions.clone(), settings.ciphers.clone());
+    let mut commanded = Commanded { versions, ciphers, curves, ..Commanded::default() };
+    commanded.carry_out(settings.commands.get_opt().map_or(&[][..], Vec::as_slice), notes)?;
+    Ok(commanded)
 }
 
 /// What of a kind is in a file of PEM.
@@ -202,24 +285,19 @@ fn read_list<T>(
 /// The certificate that is shown to servers which ask for one, with its key.
 fn pair(
     settings: &TlsClientSettings,
+    commanded: &Commanded,
     prefix: &str,
+    passwords: &[Vec<u8>],
     resources: &mut dyn Resources,
 ) -> Result<Option<CertifiedKey>, Diagnostic> {
-    let Some(certificate) = named(&settings.certificate) else { return Ok(None) };
-    let Some(key) = named(&settings.key) else {
+    let certificate = commanded.certificate.as_ref().or(named_file(&settings.certificate));
+    let Some(certificate) = certificate else { return Ok(None) };
+    let Some(key) = commanded.key.as_ref().or(named_file(&settings.key)) else {
         let message =
             format!("no \"{prefix}_ssl_certificate_key\" is defined for certificate \"{}\"", certificate.text);
-        return Err(settings.certificate.error(message));
+        return Err(Diagnostic::emerg(message).at(certificate.span));
     };
-    let failed = |word: &Word, what: &str, why: String| {
-        Diagnostic::emerg(format!("cannot load {what} \"{}\": {why}", word.text)).at(word.span)
-    };
-    let text = read(certificate, resources).map_err(|why| failed(certificate, "certificate", why))?;
-    let chain = load::certificates(&text).map_err(|why| failed(certificate, "certificate", why))?;
-    let text = read(key, resources).map_err(|why| failed(key, "certificate key", why))?;
-    let private = load::private_key(&text).map_err(|why| failed(key, "certificate key", why))?;
-    let pair = load::pair(chain, private, &key.text.to_str_lossy())
-        .map_err(|message| Diagnostic::emerg(message).at(key.span))?;
+    let pair = read_pair(certificate, key, passwords, resources)?;
     Ok(Some(CertifiedKey::clone(&pair)))
 }
 
@@ -234,6 +312,7 @@ impl Identity {
         let flags = [&key.flags[..], &[tls12, tls13]].concat().into_iter().map(u8::from).collect::<Vec<_>>();
         identity.add(&[&flags[..], &key.verify_depth.to_be_bytes(), &key.ciphers]);
         identity.add(&key.files);
+        identity.add(&key.commands);
         identity
     }
 

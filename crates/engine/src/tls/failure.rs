@@ -55,8 +55,13 @@ impl TlsFailure {
 
     /// Whether the client is to blame, or its network: nothing that the administrator could do anything about.
     pub fn is_usual(&self) -> bool {
-        !matches!(self, TlsFailure::Exhausted | TlsFailure::Socket(io::ErrorKind::OutOfMemory, _))
-            && !matches!(self, TlsFailure::Library(error) if matches!(**error, Error::General(_) | Error::FailedToGetCurrentTime | Error::FailedToGetRandomBytes))
+        match self {
+            TlsFailure::Exhausted | TlsFailure::Socket(io::ErrorKind::OutOfMemory, _) => false,
+            TlsFailure::Library(error) => {
+                !matches!(**error, Error::General(_) | Error::FailedToGetCurrentTime | Error::FailedToGetRandomBytes)
+            }
+            _ => true,
+        }
     }
 }
 

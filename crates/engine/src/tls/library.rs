@@ -7,7 +7,7 @@ use gale_runtime::{Buffer, Lease, Output};
 use rustls::CommonState;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
-use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus, WriteTraffic};
+use rustls::unbuffered::{ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic};
 use smallvec::SmallVec;
 
 use super::failure::TlsFailure;
@@ -39,6 +39,8 @@ pub(super) struct Step<'s> {
     pub outgoing: &'s mut Output,
     pub records: &'s mut SmallVec<[Record; BATCH_RECORDS]>,
     pub is_ended: &'s mut bool,
+    /// Something of what was decrypted came before the end of the handshake.
+    pub has_early: &'s mut bool,
 }
 
 /// What a step has done.
@@ -72,18 +74,37 @@ impl Library {
         reader: &mut Option<(&mut Buffer, usize)>,
     ) -> Result<Stepped, StepFailed> {
         match self {
-            Library::Server(library) => step.take(library.process_tls_records(incoming), reader, |state| {
-                // None is allowed.
+            Library::Server(library) => step.take(library.process_tls_records(incoming), reader, |state, plain| {
                 let ConnectionState::ReadEarlyData(mut early) = state else { return Err(TlsFailure::unexpected()) };
                 let mut discard = 0;
                 while let Some(record) = early.next_record() {
-                    discard += record.map_err(TlsFailure::of)?.discard;
+                    let record = record.map_err(TlsFailure::of)?;
+                    discard += record.discard;
+                    plain.append(record.payload).map_err(TlsFailure::of_socket)?;
                 }
                 Ok(discard)
             }),
             Library::Client(library) => {
-                step.take(library.process_tls_records(incoming), reader, |_| Err(TlsFailure::unexpected()))
+                step.take(library.process_tls_records(incoming), reader, |_, _| Err(TlsFailure::unexpected()))
             }
+        }
+    }
+
+    /// Has the session look at what has come, once, on a thread where that may take long: the step in which it signs.
+    /// Says how much of what has come was used, and what is to be sent; the steps behind it are quick ones.
+    pub fn step_slowly(&mut self, incoming: &mut [u8]) -> Result<(usize, Vec<u8>), StepFailed> {
+        fn step<Data>(status: UnbufferedStatus<'_, '_, Data>) -> Result<(usize, Vec<u8>), StepFailed> {
+            let UnbufferedStatus { discard, state } = status;
+            let mut encoded = Vec::new();
+            // What else there may be is there in the next step, too.
+            if let ConnectionState::EncodeTlsData(data) = state.map_err(|error| (discard, TlsFailure::of(error)))? {
+                encode(data, &mut encoded);
+            }
+            Ok((discard, encoded))
+        }
+        match self {
+            Library::Server(library) => step(library.process_tls_records(incoming)),
+            Library::Client(library) => step(library.process_tls_records(incoming)),
         }
     }
 
@@ -136,30 +157,31 @@ fn write<Data>(
     Ok((discard, record))
 }
 
+fn encode<Data>(mut data: EncodeTlsData<'_, Data>, encoded: &mut Vec<u8>) {
+    loop {
+        match data.encode(encoded) {
+            Ok(count) => return encoded.truncate(count),
+            Err(EncodeError::InsufficientSize(error)) => encoded.resize(error.required_size, 0),
+            Err(EncodeError::AlreadyEncoded) => return,
+        }
+    }
+}
+
 impl Step<'_> {
     fn take<'c, 'i, Data>(
         self,
         status: UnbufferedStatus<'c, 'i, Data>,
         reader: &mut Option<(&mut Buffer, usize)>,
-        of_one_side: impl FnOnce(ConnectionState<'c, 'i, Data>) -> Result<usize, TlsFailure>,
+        of_one_side: impl FnOnce(ConnectionState<'c, 'i, Data>, &mut Buffer) -> Result<usize, TlsFailure>,
     ) -> Result<Stepped, StepFailed> {
         let UnbufferedStatus { mut discard, state } = status;
         let state = state.map_err(|error| (discard, TlsFailure::of(error)))?;
         let failed = |failure| (0, failure);
         let mut delivered = 0;
         let standing = match state {
-            ConnectionState::EncodeTlsData(mut data) => {
+            ConnectionState::EncodeTlsData(data) => {
                 let mut encoded = Vec::new();
-                loop {
-                    match data.encode(&mut encoded) {
-                        Ok(count) => {
-                            encoded.truncate(count);
-                            break;
-                        }
-                        Err(EncodeError::InsufficientSize(error)) => encoded.resize(error.required_size, 0),
-                        Err(EncodeError::AlreadyEncoded) => break,
-                    }
-                }
+                encode(data, &mut encoded);
                 self.outgoing.append(&encoded).map_err(TlsFailure::of_socket).map_err(failed)?;
                 self.records.push(Record { left: encoded.len() as u32, plain: 0 });
                 None
@@ -195,7 +217,8 @@ impl Step<'_> {
             ConnectionState::BlockedHandshake => Some(Standing::Handshake),
             ConnectionState::WriteTraffic(_) => Some(Standing::Open),
             other => {
-                discard += of_one_side(other).map_err(failed)?;
+                discard += of_one_side(other, self.plain).map_err(failed)?;
+                *self.has_early = true;
                 None
             }
         };

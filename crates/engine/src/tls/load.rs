@@ -3,15 +3,32 @@
 use std::io;
 use std::sync::Arc;
 
+use bstr::ByteSlice;
 use gale_base::os_error::OsErrorText;
 use rustls::crypto::aws_lc_rs::sign;
 use rustls::pki_types::pem::{self, PemObject, SectionKind};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SigningKey};
+use x509_parser::asn1_rs::{Any, Tag};
 use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::public_key::PublicKey;
+
+use super::encrypted_key;
+use super::verify::Purpose;
 
 /// Where PEM comes from: nginx's words for where an error was found.
 const NO_START_LINE: &str = "error:0480006C:PEM routines::no start line";
+
+/// `anyExtendedKeyUsage`
+const ANY_PURPOSE: &[u8] = b"\x06\x04\x55\x1d\x25\x00";
+
+const UNSUPPORTED: &str = "error:1E08010C:DECODER routines::unsupported";
+
+/// RSA keys of so many bits sign in less than a millisecond.
+const QUICK_RSA_BITS_MAX: usize = 2048;
+
+/// Longest line of a file with passwords, as with nginx.
+const PASSWORD_BYTES_MAX: usize = 4096;
 
 /// Why a file could not be read, as OpenSSL says it.
 pub fn unreadable(path: &str, error: &io::Error) -> String {
@@ -35,7 +52,7 @@ pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String>
     let mut found = Vec::new();
     for item in sections(text) {
         match item {
-            Ok((SectionKind::Certificate, der)) => found.push(CertificateDer::from(der)),
+            Ok((SectionKind::Certificate, der)) => found.push(CertificateDer::from(split_trusted(&der).0.to_vec())),
             // Keys stand in the same file, sometimes.
             Ok(_) => {}
             Err(error) => return Err(wrong(&error)),
@@ -48,11 +65,16 @@ pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String>
 }
 
 /// Certificates of authorities.
-pub fn authorities(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+pub fn authorities(text: &[u8], purpose: Purpose) -> Result<Vec<CertificateDer<'static>>, String> {
     let mut found = Vec::new();
     for item in sections(text) {
         match item {
-            Ok((SectionKind::Certificate, der)) => found.push(CertificateDer::from(der)),
+            Ok((SectionKind::Certificate, der)) => {
+                let (own, trust) = split_trusted(&der);
+                if is_trusted_for(trust, purpose) {
+                    found.push(CertificateDer::from(own.to_vec()));
+                }
+            }
             Ok(_) => {}
             Err(error) => return Err(format!("SSL: {error}")),
         }
@@ -80,7 +102,42 @@ pub fn revocations(text: &[u8]) -> Result<Vec<CertificateRevocationListDer<'stat
 }
 
 fn sections(text: &[u8]) -> impl Iterator<Item = Result<(SectionKind, Vec<u8>), String>> {
-    <(SectionKind, Vec<u8>)>::pem_slice_iter(text).map(|item| item.map_err(|error| pem_words(&error)))
+    // OpenSSL's other names for the same.
+    let plain = text.replace("TRUSTED CERTIFICATE-----", "CERTIFICATE-----");
+    let plain = plain.replace("X509 CERTIFICATE-----", "CERTIFICATE-----");
+    let items: Vec<_> = <(SectionKind, Vec<u8>)>::pem_slice_iter(&plain).collect();
+    items.into_iter().map(|item| item.map_err(|error| pem_words(&error)))
+}
+
+/// A certificate without what OpenSSL writes behind it (`openssl x509 -trustout`), and that.
+fn split_trusted(der: &[u8]) -> (&[u8], &[u8]) {
+    match X509Certificate::from_der(der) {
+        Ok((trust, _)) => der.split_at(der.len() - trust.len()),
+        Err(_) => (der, &[]),
+    }
+}
+
+/// Whether a certificate is trusted for this purpose: for every one if nothing says which.
+fn is_trusted_for(trust: &[u8], purpose: Purpose) -> bool {
+    const SEQUENCE: Tag = Tag::Sequence;
+    const REJECTED: Tag = Tag(0);
+    let Ok((_, lists)) = Any::from_der(trust) else { return trust.is_empty() };
+    let purposes: [&[u8]; 2] = match purpose {
+        Purpose::Client => [b"\x06\x08\x2b\x06\x01\x05\x05\x07\x03\x02", ANY_PURPOSE],
+        Purpose::Server => [b"\x06\x08\x2b\x06\x01\x05\x05\x07\x03\x01", ANY_PURPOSE],
+    };
+    let names = |list: &[u8]| purposes.iter().any(|purpose| list.find(purpose).is_some());
+    let mut rest = lists.data;
+    let (mut is_trusted, mut is_rejected) = (None, false);
+    while let Ok((behind, list)) = Any::from_der(rest) {
+        match list.tag() {
+            SEQUENCE => is_trusted = Some(names(list.data)),
+            REJECTED => is_rejected = names(list.data),
+            _ => {}
+        }
+        rest = behind;
+    }
+    is_trusted.unwrap_or(true) && !is_rejected
 }
 
 fn pem_words(error: &pem::Error) -> String {
@@ -91,25 +148,46 @@ fn pem_words(error: &pem::Error) -> String {
     }
 }
 
-/// A private key.
-pub fn private_key(text: &[u8]) -> Result<Arc<dyn SigningKey>, String> {
+/// A private key; one with a password opens with one of these.
+pub fn private_key(text: &[u8], passwords: &[Vec<u8>]) -> Result<Arc<dyn SigningKey>, String> {
     let wrong = |why: &str| format!("PEM_read_bio_PrivateKey() failed (SSL: {why})");
-    if is_encrypted(text) {
-        return Err(wrong(
-            "error:1E08010C:DECODER routines::unsupported), keys with a password are not supported yet (ssl_password_file",
-        ));
+    if encrypted_key::is_encrypted(text) {
+        if passwords.is_empty() {
+            return Err(wrong("error:04800068:PEM routines::bad password read"));
+        }
+        let mut keys = encrypted_key::decrypt(text, passwords).ok_or_else(|| wrong(UNSUPPORTED))?;
+        let found = keys.find_map(|key| sign::any_supported_type(&key).ok());
+        return found.ok_or_else(|| wrong("error:1C800064:Provider routines::bad decrypt"));
     }
     let der = match PrivateKeyDer::from_pem_slice(text) {
         Ok(der) => der,
         Err(pem::Error::NoItemsFound) => return Err(wrong(&format!("{NO_START_LINE}:Expecting: ANY PRIVATE KEY"))),
         Err(error) => return Err(wrong(&pem_words(&error))),
     };
-    sign::any_supported_type(&der).map_err(|_| wrong("error:1E08010C:DECODER routines::unsupported"))
+    sign::any_supported_type(&der).map_err(|_| wrong(UNSUPPORTED))
 }
 
-fn is_encrypted(text: &[u8]) -> bool {
-    memchr::memmem::find(text, b"-----BEGIN ENCRYPTED PRIVATE KEY-----").is_some()
-        || memchr::memmem::find(text, b"Proc-Type: 4,ENCRYPTED").is_some()
+/// Passwords out of a file, one a line. As with nginx an empty file stands for an empty one.
+///
+/// # Errors
+/// A line is too long: nginx's words behind it.
+pub fn passwords(text: &[u8]) -> Result<Vec<Vec<u8>>, &'static str> {
+    let lines = text.split_str("\n").map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+    let mut passwords: Vec<Vec<u8>> = lines.filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect();
+    if passwords.iter().any(|password| password.len() >= PASSWORD_BYTES_MAX) {
+        return Err("too long line");
+    }
+    if passwords.is_empty() {
+        passwords.push(Vec::new());
+    }
+    Ok(passwords)
+}
+
+/// Whether signing with the key of a certificate takes milliseconds: RSA with more than 2048 bits.
+pub fn signs_slowly(pair: &CertifiedKey) -> bool {
+    let Some(own) = pair.cert.first() else { return false };
+    let Ok((_, parsed)) = X509Certificate::from_der(own) else { return false };
+    matches!(parsed.public_key().parsed(), Ok(PublicKey::RSA(key)) if key.key_size() > QUICK_RSA_BITS_MAX)
 }
 
 /// A chain with the key of its first certificate.

@@ -4,33 +4,49 @@
 //! settings   what `ssl_…` directives say of a server
 //! server     a server's certificates, keys and rules, ready for handshakes
 //! load       certificates and keys out of PEM
+//! encrypted_key  keys with a password
+//! named      certificates whose names have variables
+//! compression  compressed certificates
+//! commands   what commands for OpenSSL mean here
 //! suites     OpenSSL's names of cipher suites, groups and versions
+//! staple     certificates with what responders say of them
 //! tickets    sessions that clients come back with
 //! verify     certificates of clients
 //! verify_server  certificates of servers
 //! client     what is asked of servers, and how
 //! library    the library's connection, of either side
 //! stream     a connection: records over a socket
+//! ocsp       what responders say of certificates
+//! offered    what clients offer, as text
 //! certificate  what a certificate says of its owner
 //! failure    why a handshake failed, in OpenSSL's words
 //! ```
 
 mod certificate;
 mod client;
+pub mod commands;
+mod compression;
+mod encrypted_key;
 mod failure;
 mod library;
 mod load;
+mod named;
+pub mod ocsp;
+pub mod offered;
 mod server;
 pub mod settings;
+pub mod staple;
 mod stream;
 mod suites;
 mod tickets;
 mod verify;
 mod verify_server;
 
-pub use certificate::Certificate;
+pub use certificate::{Certificate, base64};
 pub use client::{TlsClient, TlsClientLoader};
 pub use failure::TlsFailure;
+pub use named::{CertificateCache, NamedFailure};
 pub use server::{TlsLoader, TlsServer};
+pub use staple::responder_of;
 pub use stream::{IdleTls, TlsDetails, TlsStream};
 pub use verify::{Fault, Verdict};

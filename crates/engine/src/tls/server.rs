@@ -5,23 +5,32 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use bstr::ByteSlice;
+use bstr::{BString, ByteSlice};
+use gale_base::os_error::OsErrorText;
 use gale_config::{Diagnostic, Word};
 use gale_process::Resources;
-use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::compress::CompressionCache;
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
-use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, StoresServerSessions};
+use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::version::{TLS12, TLS13};
 use rustls::{CipherSuite, DistinguishedName, ServerConfig, SignatureAlgorithm};
 
+use super::commands::Commanded;
+use super::compression::{self, Compressed, PREPARED};
+use super::encrypted_key;
 use super::load;
-use super::settings::{SessionCache, TlsSettings, VerifyClient};
+use super::named::{NamedFailure, NamedLoader, Passwords};
+use super::ocsp::clients::{OcspCache, OcspRules};
+use super::settings::{AsksAbout, SessionCache, TlsSettings, VerifyClient};
+use super::staple::{Lookup, Responder, Staple, StapleLoader};
 use super::suites;
-use super::tickets::{Identity, Sessions, TicketKeys, Tickets};
-use super::verify::{self, ClientRules, TakesAny};
+use super::tickets::{self, Identity, SessionStore, Sessions, TicketKeys, Tickets};
+use super::verify::{self, ClientRules, Purpose, TakesAny};
 
 /// Largest contents of a record (RFC 8446, section 5.1).
 const RECORD_BYTES_MAX: u64 = 16 * 1024;
@@ -29,16 +38,43 @@ const RECORD_BYTES_MAX: u64 = 16 * 1024;
 /// Smallest contents of a record that make sense.
 const RECORD_BYTES_MIN: u64 = 512;
 
+/// Most that a client may send with its first message, as with OpenSSL.
+const EARLY_DATA_BYTES_MAX: u32 = 16 * 1024;
+
+/// How many sessions are kept for early data where `ssl_session_cache` does not say: OpenSSL's own number.
+const EARLY_DATA_SESSIONS: u64 = 20 * 1024;
+
+/// Most tickets that a session gets at once, whatever a command says: each is a record.
+const TICKETS_MAX: usize = 16;
+
 /// What HTTP/1 is called in the negotiation of protocols, as nginx has it.
 const HTTP1: [&[u8]; 3] = [b"http/1.1", b"http/1.0", b"http/0.9"];
+
+/// What HTTP/2 is called there (RFC 9113, section 3.1). It goes first.
+const HTTP2: &[u8] = b"h2";
 
 /// See the file's head.
 pub struct TlsServer {
     config: Arc<ServerConfig>,
+    /// The same with HTTP/2 among the protocols.
+    config_http2: Arc<ServerConfig>,
     record_bytes: usize,
-    client_rules: ClientRules,
+    client_rules: Arc<ClientRules>,
     rejects: bool,
     identity: Identity,
+    /// Where its certificates come from if their names have variables.
+    named: Option<Named>,
+    ocsp: Option<Arc<OcspRules>>,
+    /// A signature of its takes milliseconds.
+    signs_slowly: bool,
+    /// Its chains, compressed: known to handshakes as long as they are held.
+    compressed: Vec<Compressed>,
+}
+
+/// What makes a server's configuration when the names of its certificates are known.
+struct Named {
+    loader: NamedLoader,
+    sessions: SessionSettings,
 }
 
 impl TlsServer {
@@ -46,13 +82,25 @@ impl TlsServer {
     #[cfg(test)]
     pub(super) fn of_config(config: ServerConfig) -> Arc<TlsServer> {
         let config = Arc::new(config);
-        let (client_rules, identity) = (ClientRules::default(), Identity::default());
-        Arc::new(TlsServer { config, record_bytes: RECORD_BYTES_MAX as usize, client_rules, rejects: false, identity })
+        let (client_rules, identity) = (Arc::default(), Identity::default());
+        let record_bytes = RECORD_BYTES_MAX as usize;
+        Arc::new(TlsServer {
+            config_http2: Arc::clone(&config),
+            config,
+            record_bytes,
+            client_rules,
+            rejects: false,
+            identity,
+            named: None,
+            ocsp: None,
+            signs_slowly: false,
+            compressed: Vec::new(),
+        })
     }
 
-    /// The library's configuration.
-    pub(super) fn config(&self) -> &Arc<ServerConfig> {
-        &self.config
+    /// The library's configuration. `http2` says whether clients are offered HTTP/2.
+    pub(super) fn config(&self, http2: bool) -> &Arc<ServerConfig> {
+        if http2 { &self.config_http2 } else { &self.config }
     }
 
     /// The most that a record holds: `ssl_buffer_size`.
@@ -63,6 +111,16 @@ impl TlsServer {
     /// What is asked of clients.
     pub(super) fn client_rules(&self) -> &ClientRules {
         &self.client_rules
+    }
+
+    /// Whether its signatures take so long that no event loop makes them.
+    pub(super) fn signs_slowly(&self) -> bool {
+        self.signs_slowly
+    }
+
+    /// How responders are asked about certificates of clients; none where they are not: `ssl_ocsp`.
+    pub fn ocsp_rules(&self) -> Option<&OcspRules> {
+        self.ocsp.as_deref()
     }
 
     /// Whether clients have to have a certificate, or may.
@@ -79,16 +137,78 @@ impl TlsServer {
     pub fn rejects(&self) -> bool {
         self.rejects
     }
+
+    /// Whether its certificates have names with variables: handshakes need [`TlsServer::with_certificates`].
+    pub fn needs_certificates(&self) -> bool {
+        self.named.is_some()
+    }
+
+    /// The server for one handshake, with the certificates and keys of these names, which are read in a thread pool.
+    ///
+    /// # Errors
+    /// One cannot be had.
+    pub async fn with_certificates(&self, names: &[(Vec<u8>, Vec<u8>)]) -> Result<Arc<TlsServer>, NamedFailure> {
+        let mut config = ServerConfig::clone(&self.config);
+        let mut signs_slowly = false;
+        if let Some(named) = &self.named {
+            let mut pairs = Vec::with_capacity(names.len());
+            for (certificate, key) in names {
+                pairs.push(named.loader.pair(certificate, key).await?);
+            }
+            signs_slowly = pairs.iter().any(|pair| load::signs_slowly(pair));
+            // Sessions belong to the certificates that they began with.
+            named.sessions.apply(&mut config, identity(&pairs, &self.client_rules));
+            config.cert_resolver = Arc::new(Pairs::new(pairs.into_iter().map(|pair| (pair, None))));
+        }
+        Ok(Arc::new(TlsServer {
+            config_http2: Arc::new(with_http2(&config)),
+            config: Arc::new(config),
+            record_bytes: self.record_bytes,
+            client_rules: Arc::clone(&self.client_rules),
+            rejects: self.rejects,
+            identity: self.identity,
+            named: None,
+            ocsp: self.ocsp.clone(),
+            signs_slowly,
+            compressed: self.compressed.clone(),
+        }))
+    }
+}
+
+/// The same configuration with HTTP/2 before the other protocols.
+fn with_http2(config: &ServerConfig) -> ServerConfig {
+    let mut config = config.clone();
+    config.alpn_protocols.insert(0, HTTP2.to_vec());
+    config
 }
 
 /// Makes servers, and keeps what they have in common.
-#[derive(Default)]
 pub struct TlsLoader {
-    pairs: HashMap<(Vec<u8>, Vec<u8>), Arc<CertifiedKey>>,
-    providers: HashMap<(Vec<u8>, Vec<u8>), Arc<CryptoProvider>>,
+    prefix: PathBuf,
+    pairs: HashMap<PairName, Arc<CertifiedKey>>,
+    passwords: HashMap<Vec<u8>, Passwords>,
+    providers: HashMap<[Vec<u8>; 3], Arc<CryptoProvider>>,
+    staples: StapleLoader,
+    /// The sizes of stores of sessions, by name.
+    stores: HashMap<BString, u64>,
 }
 
+/// A certificate, a key and a file with passwords.
+type PairName = [Vec<u8>; 3];
+
 impl TlsLoader {
+    /// `prefix` is where relative names of files begin that have variables.
+    pub fn new(prefix: PathBuf) -> TlsLoader {
+        TlsLoader {
+            prefix,
+            pairs: HashMap::new(),
+            passwords: HashMap::new(),
+            providers: HashMap::new(),
+            staples: StapleLoader::default(),
+            stores: HashMap::new(),
+        }
+    }
+
     /// The server of these settings; none where they name no certificate. What cannot be had, and does no harm, is
     /// noted.
     ///
@@ -100,19 +220,55 @@ impl TlsLoader {
         resources: &mut dyn Resources,
         notes: &mut Vec<Diagnostic>,
     ) -> Result<Option<Arc<TlsServer>>, Diagnostic> {
+        self.server_with(settings, &None, resources, notes)
+    }
+
+    /// Certificates whose status a service has to fetch ([`super::ocsp::stapling`]), once all servers are made.
+    pub fn staples(&mut self) -> Vec<Arc<Staple>> {
+        self.staples.fetched()
+    }
+
+    /// As [`TlsLoader::server`], where names of responders are looked up like this.
+    ///
+    /// # Errors
+    /// nginx's messages.
+    pub fn server_with(
+        &mut self,
+        settings: &TlsSettings,
+        lookup: &Lookup,
+        resources: &mut dyn Resources,
+        notes: &mut Vec<Diagnostic>,
+    ) -> Result<Option<Arc<TlsServer>>, Diagnostic> {
+        self.check_store(settings)?;
         let rejects = *settings.rejects_handshake.get();
-        let certificates = settings.certificates.get_opt().map_or(&[][..], Vec::as_slice);
+        let mut certificates = settings.certificates.get_opt().map_or(&[][..], Vec::as_slice);
+        let mut keys = settings.keys.get_opt().map_or(&[][..], Vec::as_slice);
         if certificates.is_empty() && !rejects {
             return Ok(None);
         }
-        let pairs = self.pairs(settings, certificates, resources)?;
-        let provider = self.provider(settings, notes)?;
+        let commanded = commanded(settings, notes)?;
+        certificates = commanded.certificate.as_ref().map_or(certificates, std::slice::from_ref);
+        keys = commanded.key.as_ref().map_or(keys, std::slice::from_ref);
+        if let Some(without) = certificates.get(keys.len()) {
+            let message = format!("no \"ssl_certificate_key\" is defined for certificate \"{}\"", without.text);
+            return Err(Diagnostic::emerg(message).at(without.span));
+        }
+        let provider = self.provider(&commanded, notes)?;
         let (client_rules, hints) = client_rules(settings, &provider, resources)?;
-        let identity = identity(&pairs, &client_rules);
-        let versions = settings.versions.get();
+        let has_names = settings.names_certificates() && commanded.certificate.is_none();
+        let (pairs, identity) = if has_names {
+            let texts = certificates.iter().chain(keys).map(|word| word.text.as_slice());
+            (Vec::new(), identity_of(texts, &client_rules))
+        } else {
+            let pairs = self.pairs(settings, certificates, keys, resources)?;
+            let identity = identity(&pairs, &client_rules);
+            (pairs, identity)
+        };
+        let sessions = SessionSettings::read(settings, &commanded, resources)?;
+        let versions = commanded.versions.get();
         let versions: Vec<_> =
             [versions.tls13.then_some(&TLS13), versions.tls12.then_some(&TLS12)].into_iter().flatten().collect();
-        let wrong = |error: rustls::Error| settings.versions.error(error.to_string());
+        let wrong = |error: rustls::Error| commanded.versions.error(error.to_string());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&versions)
             .map_err(wrong)?;
@@ -120,14 +276,94 @@ impl TlsLoader {
             VerifyClient::Off => builder.with_no_client_auth(),
             _ => builder.with_client_cert_verifier(Arc::new(TakesAny { hints, provider })),
         };
-        let mut config = builder.with_cert_resolver(Arc::new(Pairs(pairs)));
-        config.ignore_client_order = *settings.prefers_own_ciphers.get();
-        config.alpn_protocols = HTTP1.iter().map(|name| name.to_vec()).collect();
-        config.cert_compressors = Vec::new();
+        let ocsp = ocsp_rules(settings, &client_rules, lookup, resources)?.map(Arc::new);
+        let authorities = match settings.trusted_certificate.get_opt() {
+            Some(word) if *settings.staples.get() && client_rules.authorities.is_empty() => {
+                read_authorities(word, resources)?
+            }
+            _ => client_rules.authorities.clone(),
+        };
+        let mut choices = Vec::with_capacity(pairs.len());
+        for (pair, name) in pairs.into_iter().zip(certificates) {
+            let own = (&pair, name);
+            let staple = self.staples.staple(settings, own, &authorities, lookup, resources, notes)?;
+            choices.push((pair, staple));
+        }
+        let config_pairs: Vec<_> = choices.iter().map(|(pair, _)| Arc::clone(pair)).collect();
+        let mut config = builder.with_cert_resolver(Arc::new(Pairs::new(choices)));
+        config.ignore_client_order = commanded.prefers_own_ciphers;
+        config.alpn_protocols = match settings.alpn.get_opt() {
+            Some(names) => names.iter().map(|name| name.to_vec()).collect(),
+            None => HTTP1.iter().map(|name| name.to_vec()).collect(),
+        };
+        let compressed = compressed(settings, &config_pairs)?;
+        let signs_slowly = config_pairs.iter().any(|pair| load::signs_slowly(pair));
+        config.cert_compressors = if compressed.is_empty() { Vec::new() } else { vec![PREPARED] };
+        config.cert_compression_cache = Arc::new(CompressionCache::Disabled);
         config.cert_decompressors = Vec::new();
-        set_sessions(&mut config, settings, identity, resources)?;
+        sessions.apply(&mut config, identity);
+        if *settings.early_data.get() {
+            config.max_early_data_size = EARLY_DATA_BYTES_MAX;
+            // What early data asks for is answered before the client's last message.
+            config.send_half_rtt_data = true;
+            if let Some(words) = settings.ticket_keys.get_opt().filter(|words| !words.is_empty()) {
+                let message = "\"ssl_session_ticket_key\" has no effect beside \"ssl_early_data\": a session that \
+                               begins with early data is good once, and ends with the process";
+                notes.push(Diagnostic::warn(message).at(words[0].span));
+            }
+        }
         let record_bytes = (*settings.buffer_size.get()).clamp(RECORD_BYTES_MIN, RECORD_BYTES_MAX) as usize;
-        Ok(Some(Arc::new(TlsServer { config: Arc::new(config), record_bytes, client_rules, rejects, identity })))
+        let named = match has_names {
+            true => Some(Named { loader: self.named_loader(settings, resources)?, sessions }),
+            false => None,
+        };
+        let config_http2 = Arc::new(with_http2(&config));
+        let (config, client_rules) = (Arc::new(config), Arc::new(client_rules));
+        Ok(Some(Arc::new(TlsServer {
+            config,
+            config_http2,
+            record_bytes,
+            client_rules,
+            rejects,
+            identity,
+            named,
+            ocsp,
+            signs_slowly,
+            compressed,
+        })))
+    }
+
+    /// A store has one size, whoever names it.
+    fn check_store(&mut self, settings: &TlsSettings) -> Result<(), Diagnostic> {
+        let SessionCache::Shared(name, bytes) = settings.session_cache.get() else { return Ok(()) };
+        let known = *self.stores.entry(name.clone()).or_insert(*bytes);
+        match known == *bytes {
+            true => Ok(()),
+            false => Err(settings.session_cache.error(format!(
+                "the size {bytes} of shared memory zone \"{name}\" conflicts with already declared size {known}"
+            ))),
+        }
+    }
+
+    fn named_loader(
+        &mut self,
+        settings: &TlsSettings,
+        resources: &mut dyn Resources,
+    ) -> Result<NamedLoader, Diagnostic> {
+        let passwords = self.passwords(settings.password_file.get_opt(), resources)?;
+        let cache = settings.certificate_cache.get_opt().cloned().flatten();
+        Ok(NamedLoader { prefix: self.prefix.clone(), passwords, cache })
+    }
+
+    /// The passwords of a file, which is read once: it may be a pipe.
+    fn passwords(&mut self, file: Option<&Word>, resources: &mut dyn Resources) -> Result<Passwords, Diagnostic> {
+        let Some(word) = file else { return Ok(Passwords::default()) };
+        if let Some(known) = self.passwords.get(word.text.as_slice()) {
+            return Ok(Arc::clone(known));
+        }
+        let passwords = read_passwords(word, resources)?;
+        self.passwords.insert(word.text.to_vec(), Arc::clone(&passwords));
+        Ok(passwords)
     }
 
     /// The certificates with their keys.
@@ -135,78 +371,87 @@ impl TlsLoader {
         &mut self,
         settings: &TlsSettings,
         certificates: &[Word],
+        keys: &[Word],
         resources: &mut dyn Resources,
     ) -> Result<Vec<Arc<CertifiedKey>>, Diagnostic> {
-        let keys = settings.keys.get_opt().map_or(&[][..], Vec::as_slice);
-        if let Some(without) = certificates.get(keys.len()) {
-            let message = format!("no \"ssl_certificate_key\" is defined for certificate \"{}\"", without.text);
-            return Err(Diagnostic::emerg(message).at(without.span));
-        }
+        let file = settings.password_file.get_opt();
+        let passwords = self.passwords(file, resources)?;
         let mut pairs = Vec::new();
         for (certificate, key) in certificates.iter().zip(keys) {
-            let name = (certificate.text.to_vec(), key.text.to_vec());
+            let file = file.map_or(Vec::new(), |file| file.text.to_vec());
+            let name = [certificate.text.to_vec(), key.text.to_vec(), file];
             if let Some(pair) = self.pairs.get(&name) {
                 pairs.push(Arc::clone(pair));
                 continue;
             }
-            let failed = |word: &Word, what: &str, why: String| {
-                Diagnostic::emerg(format!("cannot load {what} \"{}\": {why}", word.text)).at(word.span)
-            };
-            let text = read(certificate, resources).map_err(|why| failed(certificate, "certificate", why))?;
-            let chain = load::certificates(&text).map_err(|why| failed(certificate, "certificate", why))?;
-            let text = read(key, resources).map_err(|why| failed(key, "certificate key", why))?;
-            let private = load::private_key(&text).map_err(|why| failed(key, "certificate key", why))?;
-            let pair = load::pair(chain, private, &key.text.to_str_lossy())
-                .map_err(|message| Diagnostic::emerg(message).at(key.span))?;
+            let pair = read_pair(certificate, key, &passwords, resources)?;
             self.pairs.insert(name, Arc::clone(&pair));
             pairs.push(pair);
         }
-        // Of several that a client can take it gets the first: those that sign quickly.
-        pairs.sort_by_key(|pair| pair.key.algorithm() == SignatureAlgorithm::RSA);
         Ok(pairs)
     }
 
     /// The suites and groups that are spoken.
     fn provider(
         &mut self,
-        settings: &TlsSettings,
+        commanded: &Commanded,
         notes: &mut Vec<Diagnostic>,
     ) -> Result<Arc<CryptoProvider>, Diagnostic> {
-        let (ciphers, curves) = (settings.ciphers.get(), settings.curves.get());
-        let name = (ciphers.to_vec(), curves.to_vec());
+        let of_13 = commanded.suites_13.get_opt().map_or(b"-".to_vec(), |list| list.to_vec());
+        let name = [commanded.ciphers.get().to_vec(), of_13, commanded.curves.get().to_vec()];
         if let Some(provider) = self.providers.get(&name) {
             return Ok(Arc::clone(provider));
         }
-        let found = suites::suites(&ciphers.to_str_lossy());
-        if found.suites.is_empty() {
-            let message = format!(
-                "SSL_CTX_set_cipher_list(\"{ciphers}\") failed (SSL: error:0A0000B9:SSL routines::no cipher match)"
-            );
-            return Err(settings
-                .ciphers
-                .error(message)
-                .hint("Gale speaks ECDHE with AES-GCM or ChaCha20-Poly1305, and none that lacks forward secrecy"));
-        }
-        if !found.missing.is_empty() && settings.ciphers.span().is_some() {
-            let message = format!("cipher suites that Gale does not have are left out: {}", found.missing.join(":"));
-            notes.push(Diagnostic::warn(message).at_opt(settings.ciphers.span()));
-        }
-        let (groups, missing) = suites::groups(&curves.to_str_lossy());
-        if groups.is_empty() {
-            return Err(settings.curves.error(format!("SSL_CTX_set1_curves_list(\"{curves}\") failed")));
-        }
-        if !missing.is_empty() {
-            let message = format!("curves that Gale does not have are left out: {}", missing.join(":"));
-            notes.push(Diagnostic::warn(message).at_opt(settings.curves.span()));
-        }
-        let provider = Arc::new(CryptoProvider {
-            cipher_suites: suites::suites_13().chain(found.suites).collect(),
-            kx_groups: groups,
-            ..aws_lc_rs::default_provider()
-        });
+        let provider = suites::provider(commanded, notes)?;
         self.providers.insert(name, Arc::clone(&provider));
         Ok(provider)
     }
+}
+
+/// What directives and commands say together.
+fn commanded(settings: &TlsSettings, notes: &mut Vec<Diagnostic>) -> Result<Commanded, Diagnostic> {
+    let mut commanded = Commanded {
+        versions: settings.versions.clone(),
+        ciphers: settings.ciphers.clone(),
+        curves: settings.curves.clone(),
+        prefers_own_ciphers: *settings.prefers_own_ciphers.get(),
+        session_tickets: *settings.session_tickets.get(),
+        ..Commanded::default()
+    };
+    commanded.carry_out(settings.commands.get_opt().map_or(&[][..], Vec::as_slice), notes)?;
+    Ok(commanded)
+}
+
+/// The passwords in a file.
+pub(super) fn read_passwords(word: &Word, resources: &mut dyn Resources) -> Result<Passwords, Diagnostic> {
+    let wrong = |message: String| Diagnostic::emerg(message).at(word.span);
+    let path = word.text.to_path().map_err(|error| wrong(error.to_string()))?;
+    let text = resources
+        .secret(path)
+        .map_err(|error| wrong(format!("open() \"{}\" failed {}", word.text, OsErrorText(&error))))?;
+    let passwords = load::passwords(&text).map_err(|why| wrong(format!("{why} in \"{}\"", word.text)))?;
+    Ok(passwords.into())
+}
+
+/// A certificate with its key, from the files that directives name.
+pub(super) fn read_pair(
+    certificate: &Word,
+    key: &Word,
+    passwords: &[Vec<u8>],
+    resources: &mut dyn Resources,
+) -> Result<Arc<CertifiedKey>, Diagnostic> {
+    let failed = |word: &Word, what: &str, why: String| {
+        Diagnostic::emerg(format!("cannot load {what} \"{}\": {why}", word.text)).at(word.span)
+    };
+    let text = read(certificate, resources).map_err(|why| failed(certificate, "certificate", why))?;
+    let chain = load::certificates(&text).map_err(|why| failed(certificate, "certificate", why))?;
+    let text = read(key, resources).map_err(|why| failed(key, "certificate key", why))?;
+    let private = load::private_key(&text, passwords).map_err(|why| {
+        let failed = failed(key, "certificate key", why);
+        let needs_password = passwords.is_empty() && encrypted_key::is_encrypted(&text);
+        if needs_password { failed.hint("the key has a password: name its file by ssl_password_file") } else { failed }
+    })?;
+    load::pair(chain, private, &key.text.to_str_lossy()).map_err(|message| Diagnostic::emerg(message).at(key.span))
 }
 
 /// The contents of a file that a directive names, or of `data:…`; or OpenSSL's words.
@@ -216,6 +461,54 @@ pub(super) fn read(word: &Word, resources: &mut dyn Resources) -> Result<Vec<u8>
     }
     let path = word.text.to_path().map_err(|error| error.to_string())?;
     resources.secret(path).map_err(|error| load::unreadable(&word.text.to_str_lossy(), &error))
+}
+
+fn read_authorities(word: &Word, resources: &mut dyn Resources) -> Result<Vec<CertificateDer<'static>>, Diagnostic> {
+    let failed = |why: String| {
+        let message = format!("SSL_CTX_load_verify_locations(\"{}\") failed ({why})", word.text);
+        Diagnostic::emerg(message).at(word.span)
+    };
+    let text = read(word, resources).map_err(failed)?;
+    load::authorities(&text, Purpose::Client).map_err(failed)
+}
+
+/// How responders are asked about certificates of clients.
+fn ocsp_rules(
+    settings: &TlsSettings,
+    client_rules: &ClientRules,
+    lookup: &Lookup,
+    resources: &mut dyn Resources,
+) -> Result<Option<OcspRules>, Diagnostic> {
+    let leaf_only = match settings.ocsp.get() {
+        AsksAbout::Nothing => return Ok(None),
+        AsksAbout::Leaf => true,
+        AsksAbout::Chain => false,
+    };
+    if client_rules.mode == VerifyClient::OptionalNoCa {
+        let message = "\"ssl_ocsp\" is incompatible with \"ssl_verify_client optional_no_ca\"";
+        return Err(settings.ocsp.error(message));
+    }
+    let responder = settings.ocsp_responder.get_opt().map(|word| {
+        Responder::of_setting(word, lookup, resources).map_err(|why| {
+            let message = format!("{why} in OCSP responder \"{}\" in \"ssl_ocsp_responder\"", word.text);
+            Diagnostic::emerg(message).at(word.span)
+        })
+    });
+    let cache = settings.ocsp_cache.get_opt().and_then(Option::as_ref);
+    let cache = cache.map(|(name, bytes)| OcspCache::shared(name, *bytes));
+    Ok(Some(OcspRules { leaf_only, responder: responder.transpose()?, lookup: lookup.clone(), cache }))
+}
+
+/// The chains of a server, compressed if that is wanted.
+fn compressed(settings: &TlsSettings, pairs: &[Arc<CertifiedKey>]) -> Result<Vec<Compressed>, Diagnostic> {
+    if !*settings.compresses_certificates.get() {
+        return Ok(Vec::new());
+    }
+    if *settings.staples.get() {
+        let message = "\"ssl_stapling\" is incompatible with \"ssl_certificate_compression\"";
+        return Err(settings.compresses_certificates.error(message));
+    }
+    Ok(pairs.iter().filter_map(|pair| compression::compress(&pair.cert)).collect())
 }
 
 type Asked = (ClientRules, Vec<DistinguishedName>);
@@ -236,14 +529,7 @@ fn client_rules(
         let message = "no ssl_client_certificate or ssl_trusted_certificate for ssl_verify_client";
         return Err(settings.verify_client.error(message));
     }
-    let mut load = |word: &Word| {
-        let failed = |why: String| {
-            let message = format!("SSL_CTX_load_verify_locations(\"{}\") failed ({why})", word.text);
-            Diagnostic::emerg(message).at(word.span)
-        };
-        let text = read(word, resources).map_err(failed)?;
-        load::authorities(&text).map_err(failed)
-    };
+    let mut load = |word: &Word| read_authorities(word, resources);
     let told = named.map(&mut load).transpose()?.unwrap_or_default();
     let mut authorities = told.clone();
     authorities.extend(trusted.map(&mut load).transpose()?.unwrap_or_default());
@@ -278,11 +564,14 @@ fn subject(certificate: &CertificateDer<'_>) -> Option<DistinguishedName> {
 
 /// What sessions belong to.
 fn identity(pairs: &[Arc<CertifiedKey>], rules: &ClientRules) -> Identity {
+    identity_of(pairs.iter().filter_map(|pair| pair.cert.first()).map(|own| &**own), rules)
+}
+
+fn identity_of<'c>(certificates: impl Iterator<Item = &'c [u8]>, rules: &'c ClientRules) -> Identity {
     use ::aws_lc_rs::digest::{Context, SHA256};
     let mut hash = Context::new(&SHA256);
-    let own = pairs.iter().filter_map(|pair| pair.cert.first());
-    let revoked = rules.revoked.iter().map(|list| &**list);
-    for der in own.chain(&rules.authorities).map(|certificate| &**certificate).chain(revoked) {
+    let authorities = rules.authorities.iter().map(|authority| &**authority);
+    for der in certificates.chain(authorities).chain(rules.revoked.iter().map(|list| &**list)) {
         hash.update(&(der.len() as u64).to_be_bytes());
         hash.update(der);
     }
@@ -294,39 +583,75 @@ fn identity(pairs: &[Arc<CertifiedKey>], rules: &ClientRules) -> Identity {
 }
 
 /// How clients come back to their sessions.
-fn set_sessions(
-    config: &mut ServerConfig,
-    settings: &TlsSettings,
-    identity: Identity,
-    resources: &mut dyn Resources,
-) -> Result<(), Diagnostic> {
-    let lifetime = u32::try_from(settings.session_timeout.get().as_secs()).unwrap_or(u32::MAX);
-    let storage: Arc<dyn StoresServerSessions> = match settings.session_cache.get() {
-        SessionCache::Off | SessionCache::None => Arc::new(NoServerSessionStorage {}),
-        SessionCache::Shared(name, bytes) => Arc::new(Sessions::shared(name, *bytes, identity, lifetime)),
-        SessionCache::Builtin(sessions) => Arc::new(Sessions::own(*sessions, identity, lifetime)),
-    };
-    let has_storage = storage.can_cache();
-    config.session_storage = storage;
-    if !settings.session_tickets.get() {
-        if !has_storage {
-            config.send_tls13_tickets = 0;
+struct SessionSettings {
+    store: Option<SessionStore>,
+    lifetime: u32,
+    /// None where there are no tickets.
+    keys: Option<TicketKeys>,
+    tickets: Option<usize>,
+}
+
+impl SessionSettings {
+    fn read(
+        settings: &TlsSettings,
+        commanded: &Commanded,
+        resources: &mut dyn Resources,
+    ) -> Result<SessionSettings, Diagnostic> {
+        let mut files = Vec::new();
+        for word in settings.ticket_keys.get_opt().into_iter().flatten() {
+            let failed = |message: String| Diagnostic::emerg(message).at(word.span);
+            let text =
+                read(word, resources).map_err(|why| failed(format!("open() \"{}\" failed: {why}", word.text)))?;
+            files.push(TicketKeys::of_file(&word.text.to_str_lossy(), &text).map_err(failed)?);
         }
-        return Ok(());
+        let keys = if files.is_empty() { TicketKeys::Own } else { TicketKeys::OfFiles(files.into()) };
+        let has_early_data = *settings.early_data.get();
+        Ok(SessionSettings {
+            store: match settings.session_cache.get() {
+                // Early data needs sessions that can be taken once.
+                SessionCache::Off | SessionCache::None if has_early_data && commanded.session_tickets => {
+                    Some(tickets::store_of(EARLY_DATA_SESSIONS))
+                }
+                SessionCache::Off | SessionCache::None => None,
+                SessionCache::Shared(name, bytes) => Some(tickets::shared_store(name, *bytes)),
+                SessionCache::Builtin(sessions) => Some(tickets::store_of(*sessions)),
+            },
+            lifetime: u32::try_from(settings.session_timeout.get().as_secs()).unwrap_or(u32::MAX),
+            keys: (commanded.session_tickets && !has_early_data).then_some(keys),
+            tickets: commanded.tickets,
+        })
     }
-    let mut files = Vec::new();
-    for word in settings.ticket_keys.get_opt().into_iter().flatten() {
-        let failed = |message: String| Diagnostic::emerg(message).at(word.span);
-        let text = read(word, resources).map_err(|why| failed(format!("open() \"{}\" failed: {why}", word.text)))?;
-        files.push(TicketKeys::of_file(&word.text.to_str_lossy(), &text).map_err(failed)?);
+
+    fn apply(&self, config: &mut ServerConfig, identity: Identity) {
+        let lifetime = self.lifetime;
+        config.session_storage = match &self.store {
+            None => Arc::new(NoServerSessionStorage {}),
+            Some(store) => Arc::new(Sessions::new(store, identity, lifetime)),
+        };
+        if let Some(tickets) = self.tickets {
+            config.send_tls13_tickets = tickets.min(TICKETS_MAX);
+        }
+        match &self.keys {
+            Some(keys) => config.ticketer = Arc::new(Tickets { keys: keys.clone(), identity, lifetime }),
+            None if self.store.is_none() => config.send_tls13_tickets = 0,
+            None => {}
+        }
     }
-    let keys = if files.is_empty() { TicketKeys::Own } else { TicketKeys::OfFiles(files.into()) };
-    config.ticketer = Arc::new(Tickets { keys, identity, lifetime });
-    Ok(())
 }
 
 /// Chooses among a server's certificates.
-struct Pairs(Vec<Arc<CertifiedKey>>);
+struct Pairs(Vec<Choice>);
+
+type Choice = (Arc<CertifiedKey>, Option<Arc<Staple>>);
+
+impl Pairs {
+    fn new(pairs: impl IntoIterator<Item = Choice>) -> Pairs {
+        let mut pairs: Vec<Choice> = pairs.into_iter().collect();
+        // Of several that a client can take it gets the first: those that sign quickly.
+        pairs.sort_by_key(|(pair, _)| pair.key.algorithm() == SignatureAlgorithm::RSA);
+        Pairs(pairs)
+    }
+}
 
 impl fmt::Debug for Pairs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -336,12 +661,13 @@ impl fmt::Debug for Pairs {
 
 impl ResolvesServerCert for Pairs {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let fits = |pair: &&Arc<CertifiedKey>| {
+        let fits = |(pair, _): &&Choice| {
             pair.key.choose_scheme(hello.signature_schemes()).is_some()
                 && hello.cipher_suites().iter().any(|suite| fits_suite(*suite, pair.key.algorithm()))
         };
         // Nobody's fault here if it fits none: the library says so.
-        self.0.iter().find(fits).or(self.0.first()).cloned()
+        let (pair, staple) = self.0.iter().find(fits).or(self.0.first())?;
+        Some(staple.as_ref().map_or_else(|| Arc::clone(pair), |staple| staple.pair()))
     }
 }
 

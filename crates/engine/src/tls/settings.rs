@@ -1,10 +1,14 @@
 //! What `ssl_…` directives say of a server
 //! (<https://nginx.org/en/docs/http/ngx_http_ssl_module.html>). The module that has the directives fills it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bstr::BString;
 use gale_config::{Setting, Word};
+
+use super::commands::Command;
+use super::named::CertificateCache;
 
 /// See the file's head.
 #[derive(Default)]
@@ -13,6 +17,12 @@ pub struct TlsSettings {
     pub certificates: Setting<Vec<Word>>,
     /// `ssl_certificate_key`
     pub keys: Setting<Vec<Word>>,
+    /// `ssl_certificate_cache`: what keeps certificates whose names have variables.
+    pub certificate_cache: Setting<Option<Arc<CertificateCache>>>,
+    /// `ssl_password_file`
+    pub password_file: Setting<Word>,
+    /// `ssl_conf_command`
+    pub commands: Setting<Vec<Command>>,
     /// `ssl_protocols`
     pub versions: Setting<Versions>,
     /// `ssl_ciphers`
@@ -43,11 +53,64 @@ pub struct TlsSettings {
     pub crl: Setting<Word>,
     /// `ssl_reject_handshake`
     pub rejects_handshake: Setting<bool>,
+    /// `ssl_alpn`: the protocols that may be agreed upon; unset for those of HTTP.
+    pub alpn: Setting<Vec<BString>>,
+    /// `ssl_handshake_timeout`
+    pub handshake_timeout: Setting<Duration>,
+    /// `ssl_early_data`: whether clients that come back may send requests with their first message.
+    pub early_data: Setting<bool>,
+    /// `ssl_certificate_compression`
+    pub compresses_certificates: Setting<bool>,
+    /// `ssl_stapling`: whether clients are told what the issuer's responder says of the certificate.
+    pub staples: Setting<bool>,
+    /// `ssl_stapling_file`
+    pub stapling_file: Setting<Word>,
+    /// `ssl_stapling_responder`
+    pub stapling_responder: Setting<Word>,
+    /// `ssl_stapling_verify`
+    pub verifies_stapling: Setting<bool>,
+    /// `ssl_ocsp`: which certificates of clients a responder is asked about.
+    pub ocsp: Setting<AsksAbout>,
+    /// `ssl_ocsp_responder`
+    pub ocsp_responder: Setting<Word>,
+    /// `ssl_ocsp_cache`: a name and a size.
+    pub ocsp_cache: Setting<Option<(BString, u64)>>,
+}
+
+/// Which certificates of clients a responder is asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AsksAbout {
+    /// None.
+    Nothing,
+    /// The client's own.
+    Leaf,
+    /// All but the authority's.
+    Chain,
+}
+
+impl TlsClientSettings {
+    /// Whether the name of the certificate or of the key has variables: then both count as such.
+    pub fn names_certificate(&self) -> bool {
+        self.certificate.get_opt().into_iter().chain(self.key.get_opt()).any(has_variables)
+    }
+}
+
+impl TlsSettings {
+    /// Whether the names of certificates or keys have variables: then all of them count as such.
+    pub fn names_certificates(&self) -> bool {
+        let words = self.certificates.get_opt().into_iter().chain(self.keys.get_opt()).flatten();
+        words.into_iter().any(has_variables)
+    }
+}
+
+/// Whether a text has variables.
+fn has_variables(word: &Word) -> bool {
+    word.text.contains(&b'$')
 }
 
 /// What `proxy_ssl_…` directives say of connections to servers
-/// (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>). Rows in tables, as of every module that has them, give
-/// it its defaults. An empty file's name is none.
+/// (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html>). Rows in tables, as of every module that has them,
+/// give it its defaults. An empty file's name is none.
 #[derive(Clone, Default)]
 pub struct TlsClientSettings {
     /// `proxy_ssl_protocols`
@@ -68,6 +131,12 @@ pub struct TlsClientSettings {
     pub certificate: Setting<Word>,
     /// `proxy_ssl_certificate_key`
     pub key: Setting<Word>,
+    /// `proxy_ssl_certificate_cache`
+    pub certificate_cache: Setting<Option<Arc<CertificateCache>>>,
+    /// `proxy_ssl_password_file`
+    pub password_file: Setting<Word>,
+    /// `proxy_ssl_conf_command`
+    pub commands: Setting<Vec<Command>>,
     /// `proxy_ssl_session_reuse`
     pub reuses_sessions: Setting<bool>,
 }

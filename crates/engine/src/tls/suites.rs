@@ -4,9 +4,15 @@
 //! Spoken are the suites that give forward secrecy and authenticated encryption; what an expression asks for beside
 //! them cannot be had, and is told.
 
-use rustls::crypto::SupportedKxGroup;
-use rustls::crypto::aws_lc_rs::{cipher_suite as aws, kx_group};
+use std::sync::Arc;
+
+use bstr::{BString, ByteSlice};
+use gale_config::{Diagnostic, Setting};
+use rustls::crypto::aws_lc_rs::{self, cipher_suite as aws, kx_group};
+use rustls::crypto::{CryptoProvider, SupportedKxGroup};
 use rustls::{CipherSuite, NamedGroup, ProtocolVersion, SupportedCipherSuite};
+
+use super::commands::Commanded;
 
 /// A suite of version 1.2.
 struct Suite {
@@ -155,15 +161,15 @@ const GROUPS_AUTO: usize = 4;
 
 /// What an expression stands for.
 #[derive(Debug, Default)]
-pub struct Suites {
+struct Suites {
     /// Suites of version 1.2, the preferred ones first.
-    pub suites: Vec<SupportedCipherSuite>,
+    suites: Vec<SupportedCipherSuite>,
     /// The words that ask for nothing that can be had.
-    pub missing: Vec<String>,
+    missing: Vec<String>,
 }
 
 /// Evaluates the argument of `ssl_ciphers`.
-pub fn suites(expression: &str) -> Suites {
+fn suites(expression: &str) -> Suites {
     let mut chosen: Vec<usize> = Vec::new();
     let mut killed: Vec<usize> = Vec::new();
     let mut missing = Vec::new();
@@ -214,9 +220,68 @@ fn iana_name(suite: &Suite) -> &'static str {
     suite.suite.suite().as_str().unwrap_or("")
 }
 
-/// The suites of version 1.3.
-pub fn suites_13() -> impl Iterator<Item = SupportedCipherSuite> {
-    SUITES_13.iter().map(|(_, suite)| *suite)
+/// The suites that are spoken as `ssl_ciphers` says, or `proxy_ssl_ciphers`: those of version 1.3 and the chosen ones.
+///
+/// # Errors
+/// None is chosen, in OpenSSL's words.
+fn spoken(
+    ciphers: &Setting<BString>,
+    of_13: &Setting<BString>,
+    notes: &mut Vec<Diagnostic>,
+) -> Result<Vec<SupportedCipherSuite>, Diagnostic> {
+    let expression = ciphers.get();
+    let found = suites(&expression.to_str_lossy());
+    if found.suites.is_empty() {
+        let message = format!(
+            "SSL_CTX_set_cipher_list(\"{expression}\") failed (SSL: error:0A0000B9:SSL routines::no cipher match)"
+        );
+        return Err(ciphers
+            .error(message)
+            .hint("Gale speaks ECDHE with AES-GCM or ChaCha20-Poly1305, and none that lacks forward secrecy"));
+    }
+    note_missing("cipher suites", &found.missing, ciphers, notes);
+    Ok(suites_13(of_13, notes)?.into_iter().chain(found.suites).collect())
+}
+
+/// The suites of version 1.3 that a list names; all of them without one.
+fn suites_13(list: &Setting<BString>, notes: &mut Vec<Diagnostic>) -> Result<Vec<SupportedCipherSuite>, Diagnostic> {
+    let Some(names) = list.get_opt() else { return Ok(SUITES_13.iter().map(|(_, suite)| *suite).collect()) };
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for name in names.to_str_lossy().split(':').filter(|name| !name.is_empty()) {
+        match SUITES_13.iter().find(|(own, _)| *own == name) {
+            Some((_, suite)) => found.push(*suite),
+            None => missing.push(name.to_owned()),
+        }
+    }
+    if found.is_empty() && !names.is_empty() {
+        let message =
+            format!("SSL_CTX_set_ciphersuites(\"{names}\") failed (SSL: error:0A0000B9:SSL routines::no cipher match)");
+        return Err(list.error(message));
+    }
+    note_missing("cipher suites", &missing, list, notes);
+    Ok(found)
+}
+
+fn note_missing(what: &str, missing: &[String], list: &Setting<BString>, notes: &mut Vec<Diagnostic>) {
+    if !missing.is_empty() && list.span().is_some() {
+        let message = format!("{what} that Gale does not have are left out: {}", missing.join(":"));
+        notes.push(Diagnostic::warn(message).at_opt(list.span()));
+    }
+}
+
+/// The suites and groups that are spoken.
+///
+/// # Errors
+/// OpenSSL's: nothing is left of a list.
+pub(super) fn provider(commanded: &Commanded, notes: &mut Vec<Diagnostic>) -> Result<Arc<CryptoProvider>, Diagnostic> {
+    let curves = &commanded.curves;
+    let cipher_suites = spoken(&commanded.ciphers, &commanded.suites_13, notes)?;
+    let (kx_groups, missing) = groups(&curves.get().to_str_lossy());
+    if kx_groups.is_empty() {
+        return Err(curves.error(format!("SSL_CTX_set1_curves_list(\"{}\") failed", curves.get())));
+    }
+    note_missing("curves", &missing, curves, notes);
+    Ok(Arc::new(CryptoProvider { cipher_suites, kx_groups, ..aws_lc_rs::default_provider() }))
 }
 
 /// OpenSSL's name of a suite.
@@ -241,7 +306,7 @@ pub fn version_name(version: ProtocolVersion) -> &'static str {
 }
 
 /// Evaluates the argument of `ssl_ecdh_curve`: the groups, and the names that cannot be had.
-pub fn groups(list: &str) -> (Vec<&'static dyn SupportedKxGroup>, Vec<String>) {
+fn groups(list: &str) -> (Vec<&'static dyn SupportedKxGroup>, Vec<String>) {
     if list == "auto" {
         return (GROUPS[..GROUPS_AUTO].iter().map(|(_, group)| *group).collect(), Vec::new());
     }

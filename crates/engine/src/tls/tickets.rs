@@ -4,8 +4,8 @@
 //! another server, or after a change of these, the handshake is a whole one. (As with nginx's session identifier
 //! context, which has fewer of the rules in it.)
 //!
-//! Keys of tickets live as long as the worker process, over reloads, and change every hour; or they come from
-//! `ssl_session_ticket_key`.
+//! Keys of tickets live as long as the worker process, over reloads, and change as often as sessions end, once an hour
+//! at least; or they come from `ssl_session_ticket_key`.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,11 +21,14 @@ use rustls::server::{ProducesTickets, ServerSessionMemoryCache, StoresServerSess
 /// What a session belongs to: a hash.
 pub type Identity = [u8; 32];
 
-/// How long a key of the process' own encrypts.
-const KEY_SECONDS: u64 = 3600;
+/// How long a key of the process' own encrypts at most.
+const KEY_SECONDS_MAX: u64 = 3600;
 
-/// How many of them are kept: tickets live two days at most, then.
+/// How many keys are kept for sessions that live equally long: tickets live two days at most, then.
 const KEYS_MAX: usize = 48;
+
+/// For how many lifetimes of sessions there are keys: more than a configuration has, and its predecessors had.
+const LIFETIMES_MAX: usize = 64;
 
 /// nginx's estimate of what a session takes in a shared cache.
 const SESSION_BYTES: u64 = 256;
@@ -53,21 +56,39 @@ impl TicketKey {
     }
 }
 
-/// The keys of this process.
+/// The keys of this process for sessions that live equally long.
 struct OwnKeys {
+    /// How long these live, in seconds.
+    lifetime: u32,
     /// The newest first.
     keys: VecDeque<Arc<TicketKey>>,
     /// When that was made.
     since: u64,
 }
 
-static OWN_KEYS: Mutex<OwnKeys> = Mutex::new(OwnKeys { keys: VecDeque::new(), since: 0 });
+static OWN_KEYS: Mutex<Vec<OwnKeys>> = Mutex::new(Vec::new());
+
+/// The keys for sessions that live as long.
+fn own_keys<T>(lifetime: u32, use_keys: impl FnOnce(&mut OwnKeys) -> T) -> T {
+    let mut all = OWN_KEYS.lock();
+    let place = all.iter().position(|keys| keys.lifetime == lifetime).unwrap_or_else(|| {
+        if all.len() == LIFETIMES_MAX {
+            all.remove(0);
+        }
+        all.push(OwnKeys { lifetime, keys: VecDeque::new(), since: 0 });
+        all.len() - 1
+    });
+    use_keys(&mut all[place])
+}
 
 impl OwnKeys {
     /// The key that encrypts at this time. None where no random number can be had.
     fn newest(&mut self, now: u64) -> Option<Arc<TicketKey>> {
-        if self.keys.is_empty() || now.saturating_sub(self.since) >= KEY_SECONDS {
+        let period = u64::from(self.lifetime).clamp(1, KEY_SECONDS_MAX);
+        if self.keys.is_empty() || now.saturating_sub(self.since) >= period {
             self.keys.push_front(Arc::new(TicketKey::random()?));
+            // Those of tickets that have not ended, and that of the period which begins.
+            self.keys.truncate((u64::from(self.lifetime) / period) as usize + 2);
             self.keys.truncate(KEYS_MAX);
             self.since = now;
         }
@@ -96,17 +117,17 @@ impl TicketKeys {
         Ok(Arc::new(TicketKey::new(*key_name, digest::digest(&digest::SHA256, secret).as_ref())))
     }
 
-    fn newest(&self, now: u64) -> Option<Arc<TicketKey>> {
+    fn newest(&self, lifetime: u32, now: u64) -> Option<Arc<TicketKey>> {
         match self {
-            TicketKeys::Own => OWN_KEYS.lock().newest(now),
+            TicketKeys::Own => own_keys(lifetime, |keys| keys.newest(now)),
             TicketKeys::OfFiles(keys) => keys.first().cloned(),
         }
     }
 
-    fn named(&self, name: &[u8]) -> Option<Arc<TicketKey>> {
+    fn named(&self, lifetime: u32, name: &[u8]) -> Option<Arc<TicketKey>> {
         let find = |key: &&Arc<TicketKey>| key.name == name;
         match self {
-            TicketKeys::Own => OWN_KEYS.lock().keys.iter().find(find).cloned(),
+            TicketKeys::Own => own_keys(lifetime, |keys| keys.keys.iter().find(find).cloned()),
             TicketKeys::OfFiles(keys) => keys.iter().find(find).cloned(),
         }
     }
@@ -138,7 +159,7 @@ impl fmt::Debug for Tickets {
 
 impl Tickets {
     fn encrypt_at(&self, now: u64, plain: &[u8]) -> Option<Vec<u8>> {
-        let key = self.keys.newest(now)?;
+        let key = self.keys.newest(self.lifetime, now)?;
         let mut nonce = [0; NONCE_LEN];
         aws_lc_rs::rand::fill(&mut nonce).ok()?;
         let mut content = [&now.to_be_bytes()[..], plain].concat();
@@ -150,7 +171,7 @@ impl Tickets {
     fn decrypt_at(&self, now: u64, ticket: &[u8]) -> Option<Vec<u8>> {
         let (name, rest) = ticket.split_at_checked(NAME_BYTES)?;
         let (nonce, content) = rest.split_first_chunk::<NONCE_LEN>()?;
-        let key = self.keys.named(name)?;
+        let key = self.keys.named(self.lifetime, name)?;
         let mut content = content.to_vec();
         let aad = Aad::from(&self.identity[..]);
         let plain = key.key.open_in_place(Nonce::assume_unique_for_key(*nonce), aad, &mut content).ok()?;
@@ -180,28 +201,36 @@ impl ProducesTickets for Tickets {
 
 /// A server's part of a store of sessions.
 pub struct Sessions {
-    store: Arc<ServerSessionMemoryCache>,
+    store: SessionStore,
     identity: Identity,
     lifetime: u32,
 }
 
-impl Sessions {
-    /// Sessions in the store of this name, which goes on over reloads unless its size changes.
-    pub fn shared(name: &BString, bytes: u64, identity: Identity, lifetime: u32) -> Sessions {
-        static STORES: Mutex<Vec<(BString, u64, Arc<ServerSessionMemoryCache>)>> = Mutex::new(Vec::new());
-        let mut stores = STORES.lock();
-        if let Some((_, _, store)) = stores.iter().find(|(own, size, _)| own == name && *size == bytes) {
-            return Sessions { store: Arc::clone(store), identity, lifetime };
-        }
-        stores.retain(|(own, _, _)| own != name);
-        let store = store_of(bytes / SESSION_BYTES);
-        stores.push((name.clone(), bytes, Arc::clone(&store)));
-        Sessions { store, identity, lifetime }
-    }
+/// Where sessions are kept, those of several servers side by side.
+pub type SessionStore = Arc<ServerSessionMemoryCache>;
 
-    /// Sessions in a store of their own.
-    pub fn own(sessions: u64, identity: Identity, lifetime: u32) -> Sessions {
-        Sessions { store: store_of(sessions), identity, lifetime }
+/// The store of this name, which goes on over reloads unless its size changes.
+pub fn shared_store(name: &BString, bytes: u64) -> SessionStore {
+    static STORES: Mutex<Vec<(BString, u64, SessionStore)>> = Mutex::new(Vec::new());
+    let mut stores = STORES.lock();
+    if let Some((_, _, store)) = stores.iter().find(|(own, size, _)| own == name && *size == bytes) {
+        return Arc::clone(store);
+    }
+    stores.retain(|(own, _, _)| own != name);
+    let store = store_of(bytes / SESSION_BYTES);
+    stores.push((name.clone(), bytes, Arc::clone(&store)));
+    store
+}
+
+/// A store for so many sessions.
+pub fn store_of(sessions: u64) -> SessionStore {
+    ServerSessionMemoryCache::new(usize::try_from(sessions).unwrap_or(usize::MAX).clamp(1, 1 << 22))
+}
+
+impl Sessions {
+    /// The part of the server that has this identity.
+    pub fn new(store: &SessionStore, identity: Identity, lifetime: u32) -> Sessions {
+        Sessions { store: Arc::clone(store), identity, lifetime }
     }
 
     fn key(&self, key: &[u8]) -> Vec<u8> {
@@ -214,10 +243,6 @@ impl Sessions {
         let age = unix_seconds().saturating_sub(u64::from_be_bytes(*made));
         (age <= u64::from(self.lifetime)).then(|| session.to_vec())
     }
-}
-
-fn store_of(sessions: u64) -> Arc<ServerSessionMemoryCache> {
-    ServerSessionMemoryCache::new(usize::try_from(sessions).unwrap_or(usize::MAX).clamp(1, 1 << 22))
 }
 
 impl fmt::Debug for Sessions {
@@ -269,6 +294,25 @@ mod tests {
     }
 
     #[test]
+    fn own_keys_change_with_the_lifetime_of_sessions() {
+        let own = |lifetime| Tickets { keys: TicketKeys::Own, identity: [9; 32], lifetime };
+        let key_of = |tickets: &Tickets, now| tickets.encrypt_at(now, b"x").unwrap()[..NAME_BYTES].to_vec();
+        let short = own(7);
+        let start = unix_seconds();
+        let first = short.encrypt_at(start, b"x").unwrap();
+        assert_eq!(key_of(&short, start + 6), first[..NAME_BYTES]);
+        assert_ne!(key_of(&short, start + 7), first[..NAME_BYTES]);
+        assert!(short.decrypt_at(start + 7, &first).is_some());
+        // Of a long lifetime every hour's key is kept.
+        let long = own(5 * 3600);
+        let first = long.encrypt_at(start, b"x").unwrap();
+        for hour in 1..=5 {
+            assert_ne!(key_of(&long, start + hour * 3600), first[..NAME_BYTES]);
+            assert!(long.decrypt_at(start + hour * 3600, &first).is_some(), "{hour}");
+        }
+    }
+
+    #[test]
     fn every_key_of_a_list_of_files_opens_and_the_first_one_encrypts() {
         let key = |byte: u8| TicketKeys::of_file("f", &[byte; 48]).unwrap();
         let old = tickets(TicketKeys::OfFiles([key(1)].into()), 0);
@@ -281,7 +325,7 @@ mod tests {
     #[test]
     fn sessions_of_servers_in_one_store_are_kept_apart() {
         let name = BString::from("a test");
-        let of = |identity| Sessions::shared(&name, 100_000, [identity; 32], 300);
+        let of = |identity| Sessions::new(&shared_store(&name, 100_000), [identity; 32], 300);
         assert!(of(1).put(b"key".to_vec(), b"value".to_vec()));
         assert_eq!(of(1).get(b"key").as_deref(), Some(&b"value"[..]));
         assert_eq!((of(2).get(b"key"), of(2).take(b"key")), (None, None));

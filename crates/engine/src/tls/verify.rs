@@ -85,6 +85,19 @@ pub enum Fault {
     UnknownExtension = 34,
     TooWeak = 68,
     NoAuthority = 79,
+    // Not OpenSSL's: what a responder says.
+    RevokedByResponder = 1000,
+    NoStatus = 1001,
+}
+
+impl fmt::Display for Fault {
+    /// As messages have it: `(10:certificate has expired)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::RevokedByResponder | Fault::NoStatus => f.write_str(self.words()),
+            _ => write!(f, "({}:{})", self.number(), self.words()),
+        }
+    }
 }
 
 impl Fault {
@@ -112,6 +125,8 @@ impl Fault {
             Fault::UnknownExtension => "unhandled critical extension",
             Fault::TooWeak => "CA signature digest algorithm too weak",
             Fault::NoAuthority => "invalid CA certificate",
+            Fault::RevokedByResponder => "certificate revoked",
+            Fault::NoStatus => "certificate status request failed",
         }
     }
 
@@ -183,6 +198,31 @@ fn judge_chain(
     }
 }
 
+/// The certificates from a client's to its authority's, of a chain that was found good.
+pub fn verified_chain(rules: &ClientRules, chain: &[CertificateDer<'static>]) -> Vec<Vec<u8>> {
+    let Some((own, others)) = chain.split_first() else { return Vec::new() };
+    let trusted = parse_all(&rules.authorities, usize::MAX);
+    let others = parse_all(others, CHAIN_MAX);
+    let Ok((_, own)) = X509Certificate::from_der(own) else { return Vec::new() };
+    let chain = find_chain(&own, &trusted, &others);
+    chain.map_or_else(|_| Vec::new(), |chain| chain.iter().map(|certificate| certificate.as_raw().to_vec()).collect())
+}
+
+/// Whether one certificate has signed the other, in DER.
+pub fn has_issued(issuer: &[u8], certificate: &[u8]) -> bool {
+    let (Ok((_, issuer)), Ok((_, certificate))) =
+        (X509Certificate::from_der(issuer), X509Certificate::from_der(certificate))
+    else {
+        return false;
+    };
+    issuer.subject().as_raw() == certificate.issuer().as_raw() && has_signed(&issuer, &certificate)
+}
+
+fn parse_all<'c>(certificates: &'c [CertificateDer<'_>], count_max: usize) -> Vec<X509Certificate<'c>> {
+    let parse = |der: &'c CertificateDer<'_>| X509Certificate::from_der(der).ok().map(|(_, parsed)| parsed);
+    certificates.iter().take(count_max).filter_map(parse).collect()
+}
+
 fn judge_by_hand(
     rules: &ClientRules,
     purpose: Purpose,
@@ -191,33 +231,9 @@ fn judge_by_hand(
     now: ASN1Time,
     names_are_checked: bool,
 ) -> Result<(), Fault> {
-    let parse = |der| X509Certificate::from_der(der).ok().map(|(_, parsed)| parsed);
-    let trusted: Vec<X509Certificate<'_>> = rules.authorities.iter().filter_map(|der| parse(der)).collect();
-    let others: Vec<X509Certificate<'_>> = others.iter().take(CHAIN_MAX).filter_map(|der| parse(der)).collect();
-    let own = parse(own).ok_or(Fault::BadSignature)?;
-    // From the client's to an authority that has signed itself.
-    let mut chain = vec![&own];
-    loop {
-        let last = *chain.last().expect("it begins with one");
-        let is_trusted = trusted.iter().any(|trusted| trusted.as_raw() == last.as_raw());
-        if is_self_issued(last) {
-            match (is_trusted, chain.len()) {
-                (true, _) => break,
-                (false, 1) => return Err(Fault::SelfSigned),
-                (false, _) => return Err(Fault::SelfSignedInChain),
-            }
-        }
-        let is_issuer = |candidate: &&X509Certificate<'_>| {
-            candidate.subject().as_raw() == last.issuer().as_raw() && has_signed(candidate, last)
-        };
-        let found = trusted.iter().find(is_issuer).or_else(|| others.iter().find(is_issuer));
-        match found {
-            Some(issuer) if chain.len() < CHAIN_MAX => chain.push(issuer),
-            Some(_) => return Err(Fault::ChainTooLong),
-            None if chain.len() == 1 => return Err(Fault::NoIssuerOfFirst),
-            None => return Err(Fault::NoIssuer),
-        }
-    }
+    let (trusted, others) = (parse_all(&rules.authorities, usize::MAX), parse_all(others, CHAIN_MAX));
+    let (_, own) = X509Certificate::from_der(own).map_err(|_| Fault::BadSignature)?;
+    let chain = find_chain(&own, &trusted, &others)?;
     // Neither the client's nor the last one's.
     if chain.len().saturating_sub(2) as u64 > rules.depth {
         return Err(Fault::ChainTooLong);
@@ -248,6 +264,36 @@ fn judge_by_hand(
         }
     }
     result
+}
+
+/// The way from a client's certificate to an authority that has signed itself.
+fn find_chain<'c, 'd>(
+    own: &'c X509Certificate<'d>,
+    trusted: &'c [X509Certificate<'d>],
+    others: &'c [X509Certificate<'d>],
+) -> Result<Vec<&'c X509Certificate<'d>>, Fault> {
+    let mut chain = vec![own];
+    loop {
+        let last = *chain.last().expect("it begins with one");
+        let is_trusted = trusted.iter().any(|trusted| trusted.as_raw() == last.as_raw());
+        if is_self_issued(last) {
+            match (is_trusted, chain.len()) {
+                (true, _) => return Ok(chain),
+                (false, 1) => return Err(Fault::SelfSigned),
+                (false, _) => return Err(Fault::SelfSignedInChain),
+            }
+        }
+        let is_issuer = |candidate: &&X509Certificate<'_>| {
+            candidate.subject().as_raw() == last.issuer().as_raw() && has_signed(candidate, last)
+        };
+        let found = trusted.iter().find(is_issuer).or_else(|| others.iter().find(is_issuer));
+        match found {
+            Some(issuer) if chain.len() < CHAIN_MAX => chain.push(issuer),
+            Some(_) => return Err(Fault::ChainTooLong),
+            None if chain.len() == 1 => return Err(Fault::NoIssuerOfFirst),
+            None => return Err(Fault::NoIssuer),
+        }
+    }
 }
 
 fn is_self_issued(certificate: &X509Certificate<'_>) -> bool {

@@ -1,5 +1,5 @@
-//! Active health checks, as far as the choice of peers goes: what checks have found, and who looks at a group's peers to
-//! check them. How a peer is asked belongs to its protocol.
+//! Active health checks, as far as the choice of peers goes: what checks have found, and who looks at a group's peers
+//! to check them. How a peer is asked belongs to its protocol.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_hc_module.html>)
 //!
 //! What a check has found belongs to the address in its group, so that it outlives a list of peers and a reload. Which
@@ -215,7 +215,12 @@ impl Check {
         if !was_allowed && plan.allows(health) && peer.is_slow_starting {
             peer.state.begin_slowly(now);
         }
-        if was_ill || !has_been_passed { HealthChange::Well } else { HealthChange::None }
+        if !was_ill && has_been_passed {
+            return HealthChange::None;
+        }
+        // What it did wrong before was an illness that is over.
+        peer.state.recover();
+        HealthChange::Well
     }
 }
 

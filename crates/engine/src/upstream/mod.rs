@@ -20,7 +20,10 @@
 //! setting asks for exact counts.
 
 mod balance;
+mod bind;
+pub mod connecting;
 mod health;
+mod outliers;
 mod peer;
 mod peers;
 mod plan;
@@ -30,14 +33,17 @@ mod registry;
 mod resolving;
 mod retry_budget;
 mod selection;
+mod servers;
 mod state;
 mod state_file;
 mod sticky;
+mod target;
 #[cfg(test)]
 mod tests;
 mod warm;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use gale_runtime::{SocketAddress, worker};
@@ -48,12 +54,14 @@ use crate::variables::subject::Subject;
 use crate::variables::template::Template;
 use balance::Choice;
 pub use balance::{Balance, LeastTime, Metric, Preference};
+pub use bind::Bind;
 use health::HealthPlan;
 pub use health::{BeforeFirstCheck, CHECKS_MAX, Check, CheckId, CheckedPeer, CheckedPeers, HealthChange, Thresholds};
+pub use outliers::OutlierSettings;
 pub use peer::{ServerSettings, Standing};
 use peers::{Moves, Peers, View};
 use plan::{Findings, FixedServer, Found, Plan};
-pub use pool::{ConnectionAge, KeepaliveSettings, Pool, PoolKey};
+pub use pool::{ConnectionAge, IdleConnection, KeepaliveSettings, Knowledge, Pool, PoolKey};
 use queue::Queue;
 pub use queue::QueueSettings;
 pub use registry::{
@@ -63,19 +71,24 @@ pub use registry::{
 use retry_budget::RetryBudget;
 pub use retry_budget::{Retry, RetryBudgetSettings};
 pub use selection::{Chosen, NoPeer, Selection, Timing};
+use servers::Changes;
+pub use servers::{EditError, Editing, GroupServer, PeerReport, SERVERS_MAX};
 use state::GroupState;
 pub use sticky::{
     CookieExpires, Learning, ROUTE_LENGTH_MAX, Session, Sessions, Sticky, StickyCookie, StickyLearn, is_same_site,
 };
+pub use target::{AddressPass, BareAddress, LookUpError, PassTarget, PassedOn, TlsTarget, plain, without_port};
 
 /// The servers of one `upstream` block, or those that a name stands for.
 pub struct Group {
     common: Arc<Common>,
     plan: Plan,
+    /// The servers of the plan whose addresses are known, as the configuration has them.
+    configured: Box<[GroupServer]>,
     /// By worker.
     seats: Box<[Seat]>,
-    findings: Mutex<Versioned>,
-    /// The version of the findings that the list was made of.
+    source: Mutex<Versioned>,
+    /// The version of the source that the list was made of.
     renewed: Mutex<u64>,
 }
 
@@ -83,9 +96,14 @@ pub struct Group {
 #[repr(align(128))]
 struct Seat(Mutex<Arc<View>>);
 
-/// What names stand for, and how often that has changed.
+/// What the list of peers is made of, and how often that has changed.
 struct Versioned {
     version: u64,
+    /// The servers whose addresses are known.
+    servers: Arc<[GroupServer]>,
+    /// What was changed of them, if anything was.
+    changes: Option<Arc<Changes>>,
+    /// What the names of the others stand for.
     findings: Findings,
 }
 
@@ -97,11 +115,15 @@ struct Common {
     weight_unit: i64,
     pool: Option<Arc<Pool>>,
     queue: Option<Queue>,
+    /// Whether peers that stand out are set aside.
+    ejects: bool,
     /// `None` where everything may be tried anew.
     retry_budget: Option<RetryBudget>,
     /// The group's checks, if it has any: known when all of the configuration was read.
     health: OnceLock<HealthPlan>,
     state: Arc<GroupState>,
+    /// `state`: the file that has the servers.
+    state_file: Option<Arc<Path>>,
     workers: usize,
 }
 
@@ -128,12 +150,16 @@ impl Group {
 
     fn new(common: Common, plan: Plan) -> Arc<Group> {
         let findings = common.state.findings(&plan);
+        let configured: Box<[GroupServer]> = plan.configured().into();
+        let (servers, changes) = common.state.servers.lock().settle(&configured, common.state_file.is_some());
         let common = Arc::new(common);
-        let peers = Arc::new(plan.list(&findings, &common.state, common.workers));
+        let peers = Arc::new(common.list(&plan, &servers, &findings));
         let seat = |worker| Seat(Mutex::new(View::new(&common, &peers, worker)));
         let seats = (0..common.workers).map(seat).collect();
-        let findings = Mutex::new(Versioned { version: 0, findings });
-        Arc::new(Group { common, plan, seats, findings, renewed: Mutex::new(0) })
+        let source = Mutex::new(Versioned { version: 0, servers, changes, findings });
+        let group = Arc::new(Group { common, plan, configured, seats, source, renewed: Mutex::new(0) });
+        group.common.state.servers.lock().register(&group);
+        group
     }
 
     /// The group's idle connections; `None` where none are kept.
@@ -167,10 +193,10 @@ impl Group {
         view.peers.primary.peers.len() + view.peers.backup.peers.len()
     }
 
-    /// Takes down what a server's name stands for now, as `now` puts it in order behind what it was. The version of that
-    /// if it has changed.
+    /// Takes down what a server's name stands for now, as `now` puts it in order behind what it was. The version of
+    /// that if it has changed.
     fn note_found(&self, index: usize, now: impl FnOnce(&[Found]) -> Vec<Found>) -> Option<u64> {
-        let mut noted = self.findings.lock();
+        let mut noted = self.source.lock();
         let found = now(&noted.findings[index]);
         if found == *noted.findings[index] {
             return None;
@@ -181,16 +207,16 @@ impl Group {
         Some(noted.version)
     }
 
-    /// Makes the list anew from what names stand for. It takes a while if there are many, and may be done on any thread;
-    /// `version` is that of the findings that it is done for.
+    /// Makes the list anew from the servers, and from what names stand for. It takes a while if there are many, and may
+    /// be done on any thread; `version` is that of the source that it is done for.
     fn renew(&self, version: u64) {
         if *self.renewed.lock() >= version {
             return;
         }
-        let noted = self.findings.lock();
-        let (version, findings) = (noted.version, noted.findings.clone());
-        drop(noted);
-        let peers = self.plan.list(&findings, &self.common.state, self.common.workers);
+        let source = self.source.lock();
+        let (version, servers, findings) = (source.version, Arc::clone(&source.servers), source.findings.clone());
+        drop(source);
+        let peers = self.common.list(&self.plan, &servers, &findings);
         let mut renewed = self.renewed.lock();
         if *renewed < version {
             *renewed = version;
@@ -212,6 +238,21 @@ impl Group {
 }
 
 impl Common {
+    /// The peers of these servers.
+    fn list(&self, plan: &Plan, servers: &[GroupServer], findings: &Findings) -> Peers {
+        let peers = plan.list(servers, findings, &self.state, self.workers);
+        if self.ejects {
+            let all = peers.primary.peers.iter().chain(&peers.backup.peers);
+            all.for_each(|peer| peer.state.observe(self.workers));
+        }
+        peers
+    }
+
+    /// Whether a peer is set aside because it stands out.
+    fn has_ejected(&self, peer: &peer::Peer, now: gale_runtime::Moment) -> bool {
+        self.ejects && peer.state.ejection.is_on(now)
+    }
+
     /// Whether health checks leave requests to a peer.
     fn is_well(&self, peer: &peer::Peer) -> bool {
         self.health.get().is_none_or(|plan| plan.allows(&peer.state.health))
@@ -221,7 +262,20 @@ impl Common {
     fn in_turn(name: &str, state: Arc<GroupState>, workers: usize) -> Common {
         let (name, balance) = (name.into(), Balance::RoundRobin);
         let (retry_budget, health) = (None, OnceLock::new());
-        Common { name, balance, weight_unit: 1, pool: None, queue: None, retry_budget, health, state, workers }
+        let (pool, queue, state_file) = (None, None, None);
+        Common {
+            name,
+            balance,
+            weight_unit: 1,
+            pool,
+            queue,
+            ejects: false,
+            retry_budget,
+            health,
+            state,
+            state_file,
+            workers,
+        }
     }
 }
 

@@ -1,9 +1,9 @@
 //! A peer: one address of a group, what the configuration says of it, and what is known of it.
 //!
 //! What the configuration says is immutable; a change makes another list of peers. What is known (failures, times,
-//! connections) belongs to the address in its group: every worker writes there, a list that is replaced keeps it, and so
-//! does a reload. Nothing of it is touched by a request unless the settings need it: an answer of a peer that has not
-//! failed writes nothing at all.
+//! connections) belongs to the address in its group: every worker writes there, a list that is replaced keeps it, and
+//! so does a reload. Nothing of it is touched by a request unless the settings need it: an answer of a peer that has
+//! not failed writes nothing at all.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use super::balance::{LeastTime, Metric};
 use super::health::Health;
+use super::outliers::{Ejection, Observed};
 
 /// What the configuration says of one `server`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +68,8 @@ impl Default for ServerSettings {
 /// See the file's head.
 #[derive(Debug)]
 pub(super) struct Peer {
+    /// The number of its server, if its address is known.
+    pub server_id: Option<u64>,
     pub address: SocketAddress,
     /// As `$upstream_addr` has it.
     pub name: Arc<str>,
@@ -116,6 +119,10 @@ pub(super) struct PeerState {
     inflight: Mutex<Inflight>,
     /// What active checks have found.
     pub health: Health,
+    /// What workers have seen of it, where peers are compared.
+    pub observed: OnceLock<Box<[Padded<Observed>]>>,
+    /// Whether it is set aside because it stands out.
+    pub ejection: Ejection,
 }
 
 /// The requests that a peer has not answered, where `least_time … inflight` asks for them. Times are in milliseconds.
@@ -163,7 +170,22 @@ impl PeerState {
             chosen: AtomicU64::new(0),
             inflight: Mutex::default(),
             health: Health::default(),
+            observed: OnceLock::new(),
+            ejection: Ejection::default(),
         }
+    }
+
+    /// Nothing that it did wrong counts any more.
+    pub fn forget_failures(&self) {
+        if self.fails.load(Ordering::Relaxed) > 0 {
+            self.fails.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// It is well again: nothing of its failures counts, and it has its whole weight.
+    pub fn recover(&self) {
+        self.forget_failures();
+        self.weight_lost.store(0, Ordering::Relaxed);
     }
 
     /// Its weight grows from now on as `slow_start` has it.
@@ -258,7 +280,8 @@ impl Peer {
     pub fn estimated_time(&self, how: LeastTime, now: Moment) -> u64 {
         let state = &*self.state;
         let time = match how.metric {
-            Metric::Header => &state.header_time,
+            // Sessions have no header: what is measured there is how long connecting took, or the first byte.
+            Metric::Connect | Metric::Header => &state.header_time,
             Metric::LastByte => &state.response_time,
         };
         let mut time = time.load(Ordering::Relaxed);
@@ -360,11 +383,14 @@ impl Peer {
         self.state.fails.load(Ordering::Relaxed) > 0
     }
 
+    /// Its failures that count.
+    pub fn fails(&self) -> u32 {
+        self.state.fails.load(Ordering::Relaxed)
+    }
+
     /// Nothing that it did wrong counts any more.
     pub fn forget_failures(&self) {
-        if self.state.fails.load(Ordering::Relaxed) > 0 {
-            self.state.fails.store(0, Ordering::Relaxed);
-        }
+        self.state.forget_failures();
     }
 
     /// Its weight now, in `unit`s: less after failures, and while it starts slowly.

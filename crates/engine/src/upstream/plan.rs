@@ -9,6 +9,7 @@ use gale_runtime::SocketAddress;
 use super::Balance;
 use super::peer::{Peer, PeerId, ServerSettings, address_name};
 use super::peers::Peers;
+use super::servers::GroupServer;
 use super::state::GroupState;
 use super::sticky::default_session_id;
 
@@ -67,13 +68,34 @@ pub(super) struct FoundService {
 pub(super) type Findings = Vec<Arc<[Found]>>;
 
 impl Plan {
-    pub fn list(&self, findings: &[Arc<[Found]>], state: &GroupState, workers: usize) -> Peers {
+    /// The servers whose addresses are known, each with one of them, and without their numbers.
+    pub fn configured(&self) -> Vec<GroupServer> {
+        let of = |server: &FixedServer| {
+            let (name, settings) = (Arc::clone(&server.name), Arc::clone(&server.settings));
+            let with = move |address: &SocketAddress| GroupServer {
+                id: 0,
+                address: address.clone(),
+                name: Arc::clone(&name),
+                settings: Arc::clone(&settings),
+            };
+            server.addresses.iter().map(with).collect::<Vec<_>>()
+        };
+        self.fixed.iter().flat_map(of).collect()
+    }
+
+    /// The peers of these servers, and of what the names of the others stand for.
+    pub fn list(
+        &self,
+        servers: &[GroupServer],
+        findings: &[Arc<[Found]>],
+        state: &GroupState,
+        workers: usize,
+    ) -> Peers {
         let occurrences = HashMap::new();
         let mut list = List { plan: self, state, workers, primary: Vec::new(), backup: Vec::new(), occurrences };
-        for server in &self.fixed {
-            for address in &server.addresses {
-                list.add(address.clone(), &server.name, &server.settings, server.settings.is_backup);
-            }
+        for server in servers {
+            let GroupServer { id, address, name, settings } = server;
+            list.add(Some(*id), address.clone(), name, settings, settings.is_backup);
         }
         for (server, found) in self.resolved.iter().zip(findings) {
             for found in found.iter() {
@@ -96,7 +118,14 @@ struct List<'p> {
 }
 
 impl List<'_> {
-    fn add(&mut self, address: SocketAddress, server: &Arc<[u8]>, settings: &Arc<ServerSettings>, is_backup: bool) {
+    fn add(
+        &mut self,
+        server_id: Option<u64>,
+        address: SocketAddress,
+        server: &Arc<[u8]>,
+        settings: &Arc<ServerSettings>,
+        is_backup: bool,
+    ) {
         let occurrence = self.occurrences.entry(address.clone()).or_insert(0);
         let id = PeerId { address: address.clone(), occurrence: *occurrence };
         *occurrence += 1;
@@ -111,7 +140,7 @@ impl List<'_> {
             state.count_requests(self.workers);
         }
         let (server, settings) = (Arc::clone(server), Arc::clone(settings));
-        let peer = Peer { address, name, server, settings, session_id, state };
+        let peer = Peer { server_id, address, name, server, settings, session_id, state };
         if is_backup { &mut self.backup } else { &mut self.primary }.push(peer);
     }
 
@@ -119,7 +148,7 @@ impl List<'_> {
         let is_backup = server.settings.is_backup;
         let address = |port| SocketAddress::Inet(SocketAddr::new(found.ip, port));
         match &found.service {
-            None => self.add(address(server.port), &server.name, &server.settings, is_backup),
+            None => self.add(None, address(server.port), &server.name, &server.settings, is_backup),
             // Those that come second have no place among those that come second anyway.
             Some(service) if is_backup && service.is_secondary => {}
             Some(service) => {
@@ -129,7 +158,7 @@ impl List<'_> {
                     settings = Arc::new(ServerSettings { weight: service.weight.into(), ..(*settings).clone() });
                 }
                 let name = Arc::from(service.name.as_bytes());
-                self.add(address(service.port), &name, &settings, is_backup || service.is_secondary);
+                self.add(None, address(service.port), &name, &settings, is_backup || service.is_secondary);
             }
         }
     }

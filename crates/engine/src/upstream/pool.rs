@@ -5,12 +5,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, now};
+use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, WeakIdleStreams, now};
 
 use super::warm;
 use crate::tls::IdleTls;
 use crate::transport::Transport;
-use crate::worker::Worker;
+use crate::worker::{CountedConnection, ParkedConnection, Worker};
 
 /// An idle connection is not used in the last second before its peer closes it, as far as that has said when.
 const ANNOUNCED_MARGIN: Duration = Duration::from_secs(1);
@@ -103,11 +103,31 @@ impl Default for ConnectionAge {
     }
 }
 
+/// A connection between two requests, which counts as one of its worker's.
+pub struct IdleConnection {
+    /// The connection.
+    pub transport: Transport,
+    /// Its past.
+    pub age: ConnectionAge,
+    /// Its part in `worker_connections`.
+    pub counted: CountedConnection,
+}
+
+/// By whose word a connection that was used a moment ago is still idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Knowledge {
+    /// The driver's, which has not heard otherwise: costs nothing.
+    Driver,
+    /// The kernel's, asked now: a system call.
+    Kernel,
+}
+
 /// What is known of a parked connection.
 struct Parked {
     age: ConnectionAge,
     /// The session above the socket.
     tls: Option<IdleTls>,
+    _counted: ParkedConnection,
 }
 
 /// See the file's head. A clone is the same pool.
@@ -116,6 +136,25 @@ pub struct Pool {
     settings: KeepaliveSettings,
     workers: usize,
     streams: IdleStreams<PoolKey, Parked>,
+}
+
+/// A pool that others keep.
+pub(super) struct WeakPool(WeakIdleStreams<PoolKey, Parked>);
+
+impl WeakPool {
+    pub fn is_of(&self, pool: &Pool) -> bool {
+        self.0.is_of(&pool.streams)
+    }
+
+    /// How many connections the running worker has parked there.
+    pub fn own_len(&self) -> usize {
+        self.0.upgrade().map_or(0, |streams| streams.own_len())
+    }
+
+    /// Closes the connection that the running worker has parked there and that has been idle for longest.
+    pub fn close_oldest_own(&self) -> bool {
+        self.0.upgrade().is_some_and(|streams| streams.close_oldest_own())
+    }
 }
 
 impl Pool {
@@ -133,45 +172,49 @@ impl Pool {
         self.settings == settings && self.workers == workers
     }
 
-    /// An idle connection with this key, the one that was parked last, and its past. One that its peer is about to
-    /// close is not given out.
-    pub fn take(&self, worker: &Worker, key: &PoolKey) -> Option<(Transport, ConnectionAge)> {
+    /// An idle connection with this key, the one that was parked last. One that its peer is about to close is not given
+    /// out.
+    pub fn take(&self, worker: &Rc<Worker>, key: &PoolKey, knowledge: Knowledge) -> Option<IdleConnection> {
         let key = self.own_key(key.clone());
-        warm::take(worker, self, &key).or_else(|| self.take_cold(&key))
+        warm::take(worker, self, &key, knowledge).or_else(|| self.take_cold(worker, &key))
     }
 
-    fn take_cold(&self, key: &PoolKey) -> Option<(Transport, ConnectionAge)> {
+    fn take_cold(&self, worker: &Rc<Worker>, key: &PoolKey) -> Option<IdleConnection> {
         let now = now();
         for _ in 0..CLOSED_PER_TAKE_MAX {
-            let (stream, parked) = self.streams.take(key)?;
-            let transport = Transport::from_idle(stream, parked.tls);
-            if !parked.age.is_near_end(now) {
-                return Some((transport, parked.age));
+            let (stream, Parked { age, tls, .. }) = self.streams.take(key)?;
+            let transport = Transport::from_idle(stream, tls);
+            if !age.is_near_end(now) {
+                return Some(IdleConnection { transport, age, counted: CountedConnection::taken(worker) });
             }
         }
         None
     }
 
-    /// Parks a connection that has carried a request more since it was opened or taken; `age` counts it. False if it
+    /// Parks a connection that has carried a request more since it was opened or taken; its age counts it. False if it
     /// was closed instead: it has had its requests or its time, or it is not idle.
-    pub fn park(&self, worker: &Rc<Worker>, key: PoolKey, transport: Transport, age: ConnectionAge) -> bool {
+    pub fn park(&self, worker: &Rc<Worker>, key: PoolKey, mut connection: IdleConnection) -> bool {
         let now = now();
-        let age = ConnectionAge { idle_since: now, ..age };
+        let age = &mut connection.age;
+        age.idle_since = now;
         let is_spent = age.requests >= self.settings.requests_max || now.since(age.opened) > self.settings.time_max;
         if is_spent || age.is_near_end(now) {
             return false;
         }
-        match warm::keep(worker, self, self.own_key(key), transport, age) {
-            Ok(()) => true,
-            Err((key, transport)) => self.park_cold(key, transport, age),
-        }
+        warm::keep(worker, self, self.own_key(key), connection)
     }
 
     /// Parks a connection for all workers. A session of TLS goes with its socket; what its server sends from now on,
     /// be it a ticket, ends both.
-    pub(super) fn park_cold(&self, key: PoolKey, transport: Transport, age: ConnectionAge) -> bool {
+    pub(super) fn park_cold(&self, worker: &Worker, key: PoolKey, connection: IdleConnection) -> bool {
+        let IdleConnection { transport, age, counted } = connection;
+        drop(counted);
         let Some((stream, tls)) = transport.into_idle() else { return false };
-        self.streams.park(key, stream, Parked { age, tls })
+        self.streams.park(key, stream, Parked { age, tls, _counted: worker.connections.count_parked() })
+    }
+
+    pub(super) fn downgrade(&self) -> WeakPool {
+        WeakPool(self.streams.downgrade())
     }
 
     /// Whether both are one pool.
@@ -232,10 +275,12 @@ mod tests {
             Server { listener: TcpListener::bind("127.0.0.1:0").unwrap(), ends: Vec::new() }
         }
 
-        fn connect(&mut self) -> Transport {
+        /// A new connection with this past.
+        fn connect(&mut self, worker: &Rc<Worker>, age: ConnectionAge) -> IdleConnection {
             let stream = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
             self.ends.push(self.listener.accept().unwrap().0);
-            Transport::Plain(Stream::from_fd(stream.into()).unwrap())
+            let transport = Transport::Plain(Stream::from_fd(stream.into()).unwrap());
+            IdleConnection { transport, age, counted: CountedConnection::open(worker).unwrap() }
         }
 
         fn key(&self, user: usize) -> PoolKey {
@@ -266,9 +311,10 @@ mod tests {
         run(async || {
             let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
             for requests in [0, 1, 2] {
-                assert!(pool.park(&worker, server.key(0), server.connect(), carried(requests)));
+                assert!(pool.park(&worker, server.key(0), server.connect(&worker, carried(requests))));
             }
-            let taken = [(); 3].map(|()| pool.take(&worker, &server.key(0)).map(|(_, age)| age.requests));
+            let taken =
+                [(); 3].map(|()| pool.take(&worker, &server.key(0), Knowledge::Driver).map(|taken| taken.age.requests));
             assert_eq!(taken, [Some(2), Some(1), None]);
         });
     }
@@ -277,11 +323,11 @@ mod tests {
     fn a_warm_connection_cools_down_for_the_other_workers() {
         run(async || {
             let (worker, other, pool, mut server) = (worker(), worker(), Pool::new(SETTINGS, 1), Server::start());
-            assert!(pool.park(&worker, server.key(0), server.connect(), carried(1)));
-            assert!(pool.take(&other, &server.key(0)).is_none());
+            assert!(pool.park(&worker, server.key(0), server.connect(&worker, carried(1))));
+            assert!(pool.take(&other, &server.key(0), Knowledge::Driver).is_none());
             cool_down().await;
             assert_eq!(pool.len(), 1);
-            assert!(pool.take(&other, &server.key(0)).is_some() && pool.is_empty());
+            assert!(pool.take(&other, &server.key(0), Knowledge::Driver).is_some() && pool.is_empty());
         });
     }
 
@@ -289,9 +335,9 @@ mod tests {
     fn a_warm_connection_that_its_peer_has_closed_is_not_taken() {
         run(async || {
             let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
-            assert!(pool.park(&worker, server.key(0), server.connect(), carried(1)));
+            assert!(pool.park(&worker, server.key(0), server.connect(&worker, carried(1))));
             server.ends.clear();
-            assert!(pool.take(&worker, &server.key(0)).is_none());
+            assert!(pool.take(&worker, &server.key(0), Knowledge::Driver).is_none());
         });
     }
 
@@ -299,10 +345,10 @@ mod tests {
     fn a_connection_that_has_had_its_requests_or_its_time_is_closed() {
         run(async || {
             let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
-            assert!(!pool.park(&worker, server.key(0), server.connect(), carried(3)));
+            assert!(!pool.park(&worker, server.key(0), server.connect(&worker, carried(3))));
             let age = carried(1);
             sleep(Duration::from_secs(101)).await;
-            assert!(!pool.park(&worker, server.key(0), server.connect(), age));
+            assert!(!pool.park(&worker, server.key(0), server.connect(&worker, age)));
             assert!(pool.is_empty());
         });
     }
@@ -322,14 +368,14 @@ mod tests {
         run(async || {
             let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
             let announced = ConnectionAge { announced_timeout: Some(Duration::from_secs(5)), ..carried(1) };
-            assert!(pool.park(&worker, server.key(0), server.connect(), carried(2)));
-            assert!(pool.park(&worker, server.key(0), server.connect(), announced));
+            assert!(pool.park(&worker, server.key(0), server.connect(&worker, carried(2))));
+            assert!(pool.park(&worker, server.key(0), server.connect(&worker, announced)));
             sleep(Duration::from_secs(4)).await;
             // The older one is not about to be closed.
-            assert_eq!(pool.take(&worker, &server.key(0)).map(|(_, age)| age.requests), Some(2));
-            assert!(pool.take(&worker, &server.key(0)).is_none() && pool.is_empty());
+            assert_eq!(pool.take(&worker, &server.key(0), Knowledge::Driver).map(|taken| taken.age.requests), Some(2));
+            assert!(pool.take(&worker, &server.key(0), Knowledge::Driver).is_none() && pool.is_empty());
             let soon = ConnectionAge { announced_timeout: Some(Duration::from_secs(1)), ..carried(1) };
-            assert!(!pool.park(&worker, server.key(0), server.connect(), soon));
+            assert!(!pool.park(&worker, server.key(0), server.connect(&worker, soon)));
         });
     }
 
@@ -338,9 +384,9 @@ mod tests {
         run(async || {
             let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
             let bound = PoolKey { made_with: Some(b"127.0.0.2".as_slice().into()), ..server.key(0) };
-            assert!(pool.park(&worker, bound.clone(), server.connect(), carried(1)));
-            assert!(pool.take(&worker, &server.key(0)).is_none());
-            assert!(pool.take(&worker, &bound).is_some());
+            assert!(pool.park(&worker, bound.clone(), server.connect(&worker, carried(1))));
+            assert!(pool.take(&worker, &server.key(0), Knowledge::Driver).is_none());
+            assert!(pool.take(&worker, &bound, Knowledge::Driver).is_some());
         });
     }
 
@@ -350,9 +396,9 @@ mod tests {
             let (worker, mut server) = (worker(), Server::start());
             for (is_local, is_shared) in [(false, true), (true, false)] {
                 let pool = Pool::new(KeepaliveSettings { is_local, ..SETTINGS }, 1);
-                assert!(pool.park(&worker, server.key(7), server.connect(), carried(1)));
-                assert_eq!(pool.take(&worker, &server.key(8)).is_some(), is_shared);
-                assert_eq!(pool.take(&worker, &server.key(7)).is_some(), !is_shared);
+                assert!(pool.park(&worker, server.key(7), server.connect(&worker, carried(1))));
+                assert_eq!(pool.take(&worker, &server.key(8), Knowledge::Driver).is_some(), is_shared);
+                assert_eq!(pool.take(&worker, &server.key(7), Knowledge::Driver).is_some(), !is_shared);
             }
         });
     }

@@ -128,8 +128,8 @@ impl Drop for Place<'_> {
 }
 
 impl Selection {
-    /// Whether it may help to wait when there is no peer: the group has a queue, and this is the first try. In the queue
-    /// all wait for the same, any peer.
+    /// Whether it may help to wait when there is no peer: the group has a queue, and this is the first try. In the
+    /// queue all wait for the same, any peer.
     pub fn can_wait(&self) -> bool {
         self.group.is_some() && self.is_first_try()
     }

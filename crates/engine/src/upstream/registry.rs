@@ -17,6 +17,7 @@ use gale_runtime::SocketAddress;
 use smallvec::SmallVec;
 
 use super::health::{BeforeFirstCheck, CHECKS_MAX, Check, CheckId, HealthPlan};
+use super::outliers::{OutlierSettings, OutlierWatch};
 use super::peer::address_name;
 use super::plan::{FixedServer, Plan, ResolvedServer};
 use super::queue::Queue;
@@ -25,7 +26,8 @@ use super::retry_budget::{RetryBudget, RetryBudgetSettings};
 use super::state::GroupState;
 use super::state_file;
 use super::{
-    Balance, Common, Group, KeepaliveSettings, QueueSettings, SLOW_WEIGHT_UNIT, ServerSettings, Sticky, Upstream,
+    Balance, Common, Group, KeepaliveSettings, Metric, QueueSettings, SLOW_WEIGHT_UNIT, ServerSettings, Sticky,
+    Upstream,
 };
 use crate::configuration::{BlockBuilder, Builder, ZoneSize};
 use crate::resolver::ResolverSettings;
@@ -41,6 +43,9 @@ pub trait HasUpstreams<S>: BlockBuilder {
 
     /// Where its directives stand: the inside of `upstream`.
     const INSIDE: Contexts;
+
+    /// What `least_time` may go by, as it is called there.
+    const TIMES: &'static [(&'static str, Metric)];
 
     /// Those so far.
     fn upstreams(&mut self) -> &mut Upstreams<S>;
@@ -145,6 +150,8 @@ pub struct GroupDraft<S> {
     pub queue: Setting<QueueSettings>,
     /// `retry_budget`; `None` for no bound.
     pub retry_budget: Setting<Option<RetryBudgetSettings>>,
+    /// `outlier_ejection`
+    pub outlier_ejection: Setting<OutlierSettings>,
     /// `resolver`
     pub resolver: Setting<Arc<ResolverSettings>>,
     /// `resolver_timeout`
@@ -216,6 +223,7 @@ impl<S> GroupDraft<S> {
             keepalive_timeout: Setting::new(),
             queue: Setting::new(),
             retry_budget: Setting::new(),
+            outlier_ejection: Setting::new(),
             resolver: Setting::new(),
             resolver_timeout: Setting::new(),
         }
@@ -327,16 +335,18 @@ impl<S: Subject> GroupDraft<S> {
         if !self.state.is_set() && self.servers.iter().all(|server| server.settings.is_backup) {
             return Err(Diagnostic::emerg(format!("no servers in upstream \"{}\"", self.name)).at(self.span));
         }
-        let is_slow = self.servers.iter().any(|server| !server.settings.slow_start.is_zero());
         let common = Common {
             name: self.name.to_str_lossy().into(),
             balance,
-            weight_unit: if is_slow { SLOW_WEIGHT_UNIT } else { 1 },
+            // A server that starts slowly may come at run time.
+            weight_unit: SLOW_WEIGHT_UNIT,
             pool: self.keepalive_settings().map(|settings| state.pool(settings, workers)),
             queue: self.queue.get_opt().map(|&settings| Queue::new(settings)),
             retry_budget: self.retry_budget().map(|settings| RetryBudget::new(settings, workers)),
+            ejects: self.outlier_ejection.is_set(),
             health: OnceLock::new(),
             state,
+            state_file: self.state.get_opt().map(|path| Arc::from(path.as_path())),
             workers,
         };
         let group = Group::new(common, plan);
@@ -379,7 +389,7 @@ impl<S: Subject> GroupDraft<S> {
         })
     }
 
-    /// Has the names of the group asked for.
+    /// Has the names of the group asked for, and its peers compared.
     fn add_services(
         &self,
         group: &Arc<Group>,
@@ -389,6 +399,11 @@ impl<S: Subject> GroupDraft<S> {
     where
         S::Block: HasUpstreams<S>,
     {
+        if let Some(&settings) = self.outlier_ejection.get_opt() {
+            let name = format!("{} {} outlier ejection", S::Block::KIND, self.name);
+            let watch = OutlierWatch { group: Arc::clone(group), settings };
+            builder.add_service(ServiceSpec::per_process(name, watch), self.span)?;
+        }
         let resolved = self.servers.iter().filter(|server| matches!(server.source, ServerSource::Resolved { .. }));
         for (index, server) in resolved.enumerate() {
             let resolver = self.resolver.get_opt().or(defaults.resolver.as_ref()).ok_or_else(|| {
@@ -457,6 +472,14 @@ impl<S> UpstreamTable<S> {
     /// The one that a directive refers to.
     pub fn get(&self, id: UpstreamId) -> &Arc<Upstream<S>> {
         &self.by_id[id.0 as usize]
+    }
+
+    /// The groups that have blocks, in the order of their names.
+    pub fn declared(&self) -> Vec<&Arc<Upstream<S>>> {
+        let blocks = self.named.iter().filter(|(key, _)| key.port.is_none());
+        let mut declared: Vec<&Arc<Upstream<S>>> = blocks.map(|(_, upstream)| upstream).collect();
+        declared.sort_by_key(|upstream| upstream.group().name());
+        declared
     }
 
     /// A health check.

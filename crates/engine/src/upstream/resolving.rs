@@ -1,8 +1,8 @@
 //! Servers whose names are asked for again and again (`resolve`, `service`): a service of the process for each of them.
 //!
-//! When an answer differs from the last one the group gets another list of peers. Requests under way go on with the list
-//! that they began with. A name that cannot be resolved keeps the addresses that it had; one that does not exist any more
-//! has none.
+//! When an answer differs from the last one the group gets another list of peers. Requests under way go on with the
+//! list that they began with. A name that cannot be resolved keeps the addresses that it had; one that does not exist
+//! any more has none.
 
 use std::collections::HashMap;
 use std::sync::Arc;

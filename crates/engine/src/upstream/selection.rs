@@ -8,7 +8,8 @@ use gale_runtime::{Moment, SocketAddress, now, try_now};
 use smallvec::SmallVec;
 
 use super::Group;
-use super::balance::{Balance, Choice, Metric};
+use super::balance::{Balance, Choice, Metric, Preference};
+use super::outliers::Observed;
 use super::peer::{Peer, Standing};
 use super::peers::{PeerSet, View};
 use super::pool::Pool;
@@ -212,6 +213,7 @@ impl Selection {
         !self.tried.contains(index)
             && !lost.contains(index)
             && !peer.is_failed(now)
+            && !self.view.common.has_ejected(peer, now)
             && !peer.is_full()
             && self.view.common.is_well(peer)
     }
@@ -241,6 +243,9 @@ pub struct Chosen {
     /// Whether it counts as one that has no answer yet.
     is_inflight: bool,
     is_header_measured: bool,
+    /// Whether it was taken down for comparing peers, and that it was an error.
+    is_observed: bool,
+    has_error: bool,
 }
 
 impl Chosen {
@@ -254,6 +259,8 @@ impl Chosen {
             since: now,
             is_judged: false,
             is_header_measured: false,
+            is_observed: false,
+            has_error: false,
         };
         let peer = chosen.peer();
         if balance.counts_requests() {
@@ -297,13 +304,46 @@ impl Chosen {
         &self.peer().session_id
     }
 
-    /// Its response has begun: the header was there after this time. `least_time header inflight` goes by that.
+    /// Its response has begun: the header was there after this time. `least_time header inflight` goes by that, and so
+    /// does `outlier_ejection`.
     pub fn header_received(&mut self, time: Duration) {
+        if let Some(observed) = self.observed() {
+            observed.note_response(time);
+            self.is_observed = true;
+        }
         self.header_received_at(time, now());
     }
 
+    /// It is connected, after this time. `least_time connect inflight` goes by that.
+    pub fn connected(&mut self, time: Duration) {
+        self.measure(Metric::Connect, time, now());
+    }
+
     pub(super) fn header_received_at(&mut self, time: Duration, now: Moment) {
-        let is_metric = matches!(self.view.common.balance, Balance::LeastTime(how) if how.metric == Metric::Header);
+        self.measure(Metric::Header, time, now);
+    }
+
+    /// It is there, although what goes on with it is not over: others may be sent to it, too, if it was being tried.
+    pub fn is_there(&self) {
+        if self.view.peers.is_single() {
+            self.peer().forget_failures();
+        } else if self.peer().has_failures() {
+            self.peer().succeed(now());
+        }
+    }
+
+    /// Whether it counts how long connecting takes, and not the answer.
+    pub fn counts_connecting(&self) -> bool {
+        match self.view.common.balance {
+            Balance::LeastTime(how) => how.metric == Metric::Connect,
+            Balance::Random(Some(Preference::LeastTime(metric))) => metric == Metric::Connect,
+            _ => false,
+        }
+    }
+
+    /// What the balance goes by was measured, if it goes by this.
+    fn measure(&mut self, metric: Metric, time: Duration, now: Moment) {
+        let is_metric = matches!(self.view.common.balance, Balance::LeastTime(how) if how.metric == metric);
         if self.is_inflight && is_metric {
             self.is_header_measured = true;
             self.peer().state.measure_header(time);
@@ -311,9 +351,23 @@ impl Chosen {
         }
     }
 
-    /// It has failed in a way that counts towards `max_fails`. True if that has put the peer down: nginx warns `upstream
-    /// server temporarily disabled` then.
+    /// Its response is an error of the server, for `outlier_ejection`.
+    pub fn note_error(&mut self) {
+        if !std::mem::replace(&mut self.has_error, true)
+            && let Some(observed) = self.observed()
+        {
+            observed.note_error(self.is_observed);
+        }
+    }
+
+    fn observed(&self) -> Option<&Observed> {
+        if self.view.common.ejects { self.peer().state.observed_by(self.view.worker) } else { None }
+    }
+
+    /// It has failed in a way that counts towards `max_fails`. True if that has put the peer down: nginx warns
+    /// `upstream server temporarily disabled` then.
     pub fn fail(&mut self) -> bool {
+        self.note_error();
         self.fail_at(now())
     }
 

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use super::peer::{PeerId, PeerState};
 use super::plan::{Findings, Found, Plan, ResolvedServer};
 use super::pool::{KeepaliveSettings, Pool};
+use super::servers::KnownServers;
 
 /// See the file's head.
 #[derive(Debug, Default)]
@@ -17,6 +18,10 @@ pub(super) struct GroupState {
     peers: Mutex<HashMap<PeerId, Weak<PeerState>>>,
     /// What names stood for last.
     found: Mutex<HashMap<NameKey, Arc<[Found]>>>,
+    /// The servers whose addresses are known.
+    pub servers: Mutex<KnownServers>,
+    /// Held while they are changed.
+    pub editing: Mutex<()>,
     /// The idle connections of the newest configuration.
     pool: Mutex<Weak<Pool>>,
 }

@@ -1,15 +1,20 @@
 //! The file of `state`: the servers of a group, one `server …;` a line, in place of those in the configuration.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#state>)
 //!
-//! A file that is not there is a group without servers.
+//! A file that is not there is a group without servers. The worker process writes it when servers are changed at run
+//! time, so its user needs the right to create files in the file's directory.
 
-use std::io;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use gale_config::{Diagnostic, Files, Severity, Sources, Span, Statement, parse};
 use gale_process::Resources;
 
+use super::peer::{ServerSettings, Standing};
 use super::registry::HasUpstreams;
+use super::servers::GroupServer;
 use crate::configuration::{Builder, ScopeRef};
 use crate::variables::subject::Subject;
 
@@ -55,6 +60,80 @@ fn statements(
         return Err(at_state(&Diagnostic::emerg(message).at(other.name.span), sources, span));
     }
     Ok(Some(parsed.statements))
+}
+
+/// Writes the servers of a group, in place of the file as a whole. It waits for the disk.
+///
+/// # Errors
+/// The system's; the file is as it was then.
+pub(super) fn write(path: &Path, servers: &[GroupServer]) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let temporary = Path::new(&name);
+    let written = File::create(temporary).and_then(|mut file| {
+        file.write_all(text(servers).as_bytes())?;
+        file.sync_data()
+    });
+    let replaced = written.and_then(|()| fs::rename(temporary, path));
+    if replaced.is_err() {
+        let _ = fs::remove_file(temporary);
+    }
+    replaced
+}
+
+/// The servers as directives.
+fn text(servers: &[GroupServer]) -> String {
+    let mut text = String::new();
+    for GroupServer { name, settings, .. } in servers {
+        let default = ServerSettings::default();
+        let ServerSettings { weight, max_conns, max_fails, fail_timeout, slow_start, is_backup, standing, route } =
+            &**settings;
+        text.push_str("server ");
+        push_quoted(&mut text, &String::from_utf8_lossy(name));
+        let mut number = |name: &str, value: u128, default: u128| {
+            if value != default {
+                let _ = write!(text, " {name}={value}");
+            }
+        };
+        number("weight", (*weight).into(), default.weight.into());
+        number("max_conns", (*max_conns).into(), default.max_conns.into());
+        number("max_fails", (*max_fails).into(), default.max_fails.into());
+        number("fail_timeout", fail_timeout.as_secs().into(), default.fail_timeout.as_secs().into());
+        if !slow_start.is_zero() {
+            let _ = write!(text, " slow_start={}ms", slow_start.as_millis());
+        }
+        if let Some(route) = route {
+            text.push(' ');
+            push_quoted(&mut text, &format!("route={route}"));
+        }
+        if *is_backup {
+            text.push_str(" backup");
+        }
+        text.push_str(match standing {
+            Standing::Up => "",
+            Standing::Draining => " drain",
+            Standing::Down => " down",
+        });
+        text.push_str(";\n");
+    }
+    text
+}
+
+/// A word of the configuration, quoted where it has to be.
+fn push_quoted(text: &mut String, word: &str) {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b':' | b'-' | b'_' | b'/' | b'=');
+    if word.bytes().all(is_plain) && !word.starts_with('[') {
+        text.push_str(word);
+        return;
+    }
+    text.push('"');
+    for character in word.chars() {
+        if matches!(character, '"' | '\\') {
+            text.push('\\');
+        }
+        text.push(character);
+    }
+    text.push('"');
 }
 
 /// The same, told at the directive that names the file.

@@ -272,6 +272,11 @@ impl<S> VariableTable<S> {
         }
     }
 
+    /// Whether the configuration mentions the variable of this name.
+    pub fn mentions(&self, name: &str) -> bool {
+        self.by_name.contains_key(name.as_bytes())
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.slots.len()

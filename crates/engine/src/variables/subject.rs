@@ -52,6 +52,11 @@ pub trait Subject: Sized + 'static {
     /// The client's address: that of the connection, unless somebody knows better.
     fn remote(&self) -> &SocketAddress;
 
+    /// Our address, as the client has it.
+    fn local(&self) -> Option<&SocketAddress> {
+        None
+    }
+
     /// Whether somebody knows better than the connection where it comes from.
     fn is_remote_set(&self) -> bool;
 
@@ -207,7 +212,7 @@ pub struct Evaluation {
 }
 
 /// The last regular expression that matched: where its groups stand, and in what.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Captured {
     groups: Captures,
     text: Vec<u8>,
@@ -220,6 +225,11 @@ impl Evaluation {
         self.depth.set(0);
         self.nested_cost.set(0);
         self.is_too_costly.set(false);
+    }
+
+    /// The captures of another subject, for one that goes on where that stands.
+    pub fn copy_captures(&self) -> Evaluation {
+        Evaluation { captured: RefCell::new(self.captured.borrow().clone()), ..Evaluation::default() }
     }
 
     /// Whether variables have become too costly, so that the subject has to be refused: said once.

@@ -1,12 +1,15 @@
 //! `worker_connections`: how many connections a loop has and may have, and who makes room for the next.
 //! (<https://nginx.org/en/docs/ngx_core_module.html#worker_connections>)
 //!
-//! Connections of clients and, as in nginx, those to upstreams count. Whoever has idle ones that it can do without
-//! registers them as [`IdleConnections`]; those that were registered first are given up first.
+//! Connections of clients and, as in nginx, those to upstreams count, idle ones included. Whoever has idle ones that it
+//! can do without registers them as [`IdleConnections`]. Those to upstreams are given up before those of clients, who
+//! would have to come again from afar.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Poll, Waker};
 
 use gale_runtime::{Moment, TaskId};
@@ -52,6 +55,8 @@ pub trait IdleConnections {
 /// The connections of one loop, counted.
 pub struct WorkerConnections {
     open: Cell<usize>,
+    /// Those that this loop has parked for all loops. Any of them may take one.
+    parked: Arc<AtomicUsize>,
     max: Cell<usize>,
     waiting: RefCell<Vec<Waker>>,
     idle: RefCell<Vec<Weak<dyn IdleConnections>>>,
@@ -64,6 +69,7 @@ impl WorkerConnections {
     pub fn new(max: usize) -> WorkerConnections {
         WorkerConnections {
             open: Cell::new(0),
+            parked: Arc::default(),
             max: Cell::new(max),
             waiting: RefCell::default(),
             idle: RefCell::default(),
@@ -73,7 +79,7 @@ impl WorkerConnections {
 
     /// How many are open.
     pub fn open(&self) -> usize {
-        self.open.get()
+        self.open.get() + self.parked.load(Ordering::Relaxed)
     }
 
     /// How many there may be.
@@ -99,19 +105,25 @@ impl WorkerConnections {
         self.wake_waiting();
     }
 
+    /// One is open that any loop may take: it counts here until then.
+    pub fn count_parked(&self) -> ParkedConnection {
+        self.parked.fetch_add(1, Ordering::Relaxed);
+        ParkedConnection(Arc::clone(&self.parked))
+    }
+
     /// Whether one more is within the limit.
     pub fn has_room(&self) -> bool {
-        self.open.get() < self.max.get()
+        self.open() < self.max.get()
     }
 
     /// How many there are above seven eighths of those that there may be. (nginx's accept_disabled)
     pub fn above_comfort(&self) -> usize {
         let max = self.max.get();
-        self.open.get().saturating_sub(max - max / 8)
+        self.open().saturating_sub(max - max / 8)
     }
 
     fn above_limit(&self) -> usize {
-        self.open.get().saturating_sub(self.max.get())
+        self.open().saturating_sub(self.max.get())
     }
 
     /// Idle connections that may be closed to make room, behind those that were registered before.
@@ -119,6 +131,11 @@ impl WorkerConnections {
         let mut all = self.idle.borrow_mut();
         all.retain(|idle| idle.strong_count() > 0);
         all.push(idle);
+    }
+
+    /// Idle connections that are closed before all others.
+    pub fn register_first(&self, idle: Weak<dyn IdleConnections>) {
+        self.idle.borrow_mut().insert(0, idle);
     }
 
     fn idle_connections(&self) -> Vec<Rc<dyn IdleConnections>> {
@@ -181,14 +198,29 @@ impl CountedConnection {
                 return None;
             }
         }
-        connections.count_opened();
-        Some(CountedConnection(Rc::clone(worker)))
+        Some(CountedConnection::taken(worker))
+    }
+
+    /// One that is open already, which this worker takes from another one: it counts even above the limit.
+    pub fn taken(worker: &Rc<Worker>) -> CountedConnection {
+        worker.connections.count_opened();
+        CountedConnection(Rc::clone(worker))
     }
 }
 
 impl Drop for CountedConnection {
     fn drop(&mut self) {
         self.0.connections.count_closed();
+    }
+}
+
+/// A connection that counts for the worker that has parked it until it is dropped, on whichever thread.
+#[derive(Debug)]
+pub struct ParkedConnection(Arc<AtomicUsize>);
+
+impl Drop for ParkedConnection {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -19,7 +19,7 @@ use crate::notes::Notes;
 use crate::resolver::{Resolver, ResolverSettings, Resolvers};
 
 pub use counters::{OwnCounters, Totals, totals};
-pub use limit::{CountedConnection, IdleConnections, Search, WorkerConnections};
+pub use limit::{CountedConnection, IdleConnections, ParkedConnection, Search, WorkerConnections};
 
 /// How often the same worker complains at most, as in nginx.
 const COMPLAINT_PAUSE: Duration = Duration::from_secs(1);
@@ -65,14 +65,15 @@ impl Worker {
         Arc::clone(&self.error_log.borrow())
     }
 
-    /// Warns of a shortage, at most once a second.
-    pub fn complain(&self, message: &dyn Display) {
+    /// Warns of a shortage, at most once a second. Says whether it has.
+    pub fn complain(&self, message: &dyn Display) -> bool {
         let now = gale_runtime::now();
-        let is_recent = |last: Moment| now.since(last) < COMPLAINT_PAUSE;
-        if !self.last_complaint.get().is_some_and(is_recent) {
-            self.last_complaint.set(Some(now));
-            self.error_log.borrow().write(Level::Warn, None, message);
+        if self.last_complaint.get().is_some_and(|last| now.since(last) < COMPLAINT_PAUSE) {
+            return false;
         }
+        self.last_complaint.set(Some(now));
+        self.error_log.borrow().write(Level::Warn, None, message);
+        true
     }
 
     /// Says that there are too few `worker_connections`.

@@ -5,17 +5,18 @@
 //! need is put together. Then, at the very end, the sockets are opened.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use bstr::{BString, ByteSlice};
 use gale_config::{Contexts, Diagnostic, Setting, Span, Statement, Word};
 use gale_protocol::request::{Method, Scheme};
 
+use crate::configuration::http2::{Http2Address, Http2Settings};
 use crate::configuration::location::{Locations, Pattern};
 use crate::configuration::settings::{Alias, CoreSettings};
 use crate::configuration::{
-    Address, BoundFilter, BoundHandler, HttpConfiguration, LimitExcept, Scope, ScopeKind, Server, VirtualServers,
+    Address, BoundFilter, BoundHandler, HttpConfiguration, LimitExcept, Scope, ScopeKind, Server,
 };
 use crate::module::{HttpOrder, HttpPart};
 use crate::request::Request;
@@ -25,16 +26,20 @@ use crate::variables::VariableId;
 use crate::variables::regex::Regex;
 use crate::variables::template::Template;
 use gale_engine::configuration::{BlockBuilder, BlockDraft, Builder, Confs, ScopeId, ScopeRef, ScopeTree, ServerId};
-use gale_engine::listen::{AddressDraft, Listen, ListenDefaults, ListenPlan};
+use gale_engine::listen::{self, Listen, ListenDefaults, ListenPlan};
 use gale_engine::log::ErrorLog;
 use gale_engine::module::{Conf, Module};
 use gale_engine::protocol::Protocol;
-use gale_engine::server_name::{ServerName, ServerNames};
+use gale_engine::server_name::ServerName;
 use gale_engine::spool::TempPath;
-use gale_engine::tls::settings::{TlsClientSettings, TlsSettings, VerifyClient};
-use gale_engine::tls::{TlsClient, TlsClientLoader, TlsLoader, TlsServer};
-use gale_engine::upstream::{HasUpstreams, ResolverDefaults, Upstreams};
+use gale_engine::tls::offered;
+use gale_engine::tls::staple::Lookup;
+use gale_engine::upstream::{HasUpstreams, Metric, ResolverDefaults, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
+use gale_engine::virtual_servers::{
+    CertificateNames, ServerDraft, ServerTls, TlsBlock, TlsClientDraft, VirtualServers, certificate_names,
+    gather_addresses, parse_names, tls_servers,
+};
 use gale_process::{Account, ListenSpec, ListenerHandle, Resources};
 
 /// The port when `listen` names none.
@@ -43,9 +48,12 @@ const PORT_DEFAULT: u16 = Scheme::Http.default_port();
 /// The port of a server without `listen` when the program does not run as root.
 const PORT_UNPRIVILEGED: u16 = 8000;
 
+/// `http2_chunk_size` where no module has it.
+const HTTP2_CHUNK_DEFAULT: u64 = 8 * 1024;
+
 /// HTTP clients speak first, so the kernel tells of a connection when its request is there: what would be an accept, a
 /// wait and a receive becomes one step.
-const DEFAULTS: ListenDefaults = ListenDefaults { port: PORT_DEFAULT, deferred: true };
+const DEFAULTS: ListenDefaults = ListenDefaults { port: PORT_DEFAULT, deferred: true, datagrams: false };
 
 /// The http block while it is being read.
 #[derive(Default)]
@@ -58,20 +66,12 @@ pub struct HttpBuilder {
     pub temp_paths: Vec<Setting<TempPath>>,
     /// What is asked of servers that are spoken to over TLS.
     pub tls_clients: Vec<TlsClientDraft>,
+    /// Servers whose clients may ask for tunnels.
+    connect_servers: Vec<ServerId>,
     tree: ScopeTree,
     /// What else there is to know of each scope.
     scopes: Vec<ScopeDraft>,
     servers: Vec<ServerDraft>,
-}
-
-/// Settings of TLS to servers whose files have not been read.
-pub struct TlsClientDraft {
-    /// The settings.
-    pub settings: TlsClientSettings,
-    /// What the directives of their module begin with.
-    pub prefix: &'static str,
-    /// Gets what they come to.
-    pub client: Arc<OnceLock<Arc<TlsClient>>>,
 }
 
 struct ScopeDraft {
@@ -97,13 +97,6 @@ enum LocationShape {
     Named,
 }
 
-struct ServerDraft {
-    scope: ScopeId,
-    span: Span,
-    names: Vec<(Word, ServerName)>,
-    listens: Vec<Listen>,
-}
-
 impl BlockBuilder for HttpBuilder {
     fn scopes(&mut self) -> &mut ScopeTree {
         &mut self.tree
@@ -119,6 +112,7 @@ impl HasVariables<Request> for HttpBuilder {
 impl HasUpstreams<Request> for HttpBuilder {
     const KIND: &'static str = "http upstream";
     const INSIDE: Contexts = Contexts::UPSTREAM;
+    const TIMES: &'static [(&'static str, Metric)] = &[("header", Metric::Header), ("last_byte", Metric::LastByte)];
 
     fn upstreams(&mut self) -> &mut Upstreams<Request> {
         &mut self.upstreams
@@ -132,6 +126,8 @@ pub trait InHttp {
 
     /// The scope that the directive stands in.
     fn http_scope(&self) -> ScopeId;
+    /// Has the server that is built allow CONNECT.
+    fn allow_connect(&mut self);
 }
 
 impl InHttp for Builder {
@@ -144,6 +140,13 @@ impl InHttp for Builder {
             ScopeRef::Block(scope) => scope,
             ScopeRef::Main => unreachable!("a directive of the http block outside of it"),
         }
+    }
+
+    fn allow_connect(&mut self) {
+        let scope = self.http_scope();
+        let http = self.http_mut();
+        let server = http.scope(scope).server.expect("inside of a server block");
+        http.connect_servers.push(server);
     }
 }
 
@@ -251,8 +254,7 @@ fn add_scope(builder: &mut Builder, draft: ScopeDraft) -> ScopeId {
 pub fn server_block(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let server = ServerId(u32::try_from(builder.http_mut().servers.len()).expect("fewer servers than 2^32"));
     let scope = add_scope(builder, ScopeDraft::new(ScopeKind::Server, Some(server)));
-    let draft = ServerDraft { scope, span: statement.name.span, names: Vec::new(), listens: Vec::new() };
-    builder.http_mut().servers.push(draft);
+    builder.http_mut().servers.push(ServerDraft::new(scope, statement.name.span));
     builder.walk(statement.body(), Contexts::SERVER, ScopeRef::Block(scope));
     Ok(())
 }
@@ -330,34 +332,23 @@ fn stored_name(pattern: &Pattern, written: &BString) -> BString {
 
 /// `listen …`
 pub fn listen(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let (listen, warnings) = Listen::parse(statement, DEFAULTS)?;
+    let mut statement = statement.clone();
+    let http2 = statement.args.iter().position(|word| word.text == "http2").filter(|&place| place > 0);
+    let http2 = http2.map(|place| statement.args.remove(place));
+    let (mut listen, warnings) = Listen::parse(&statement, DEFAULTS)?;
+    listen.http2 = http2.is_some();
     builder.note(warnings);
-    let server = current_server(builder);
-    if let Some(address) = server.listens.iter().find_map(|other| listen.shared_with(other)) {
-        return Err(statement.error(format!("a duplicate listen {address}")));
+    if let Some(word) = http2 {
+        let message = "the \"listen ... http2\" directive is deprecated, use the \"http2\" directive instead";
+        builder.note([Diagnostic::warn(message).at(word.span)]);
     }
-    server.listens.push(listen);
-    Ok(())
+    current_server(builder).add_listen(listen, &statement)
 }
 
 /// `server_name NAME …`
 pub fn server_name(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    for word in &statement.args {
-        if word.text.contains(&b'/') {
-            let warning =
-                Diagnostic::warn(format!("server name \"{}\" has suspicious symbols", word.text)).at(word.span);
-            builder.note([warning]);
-        }
-        let mut word = word.clone();
-        if word.text == "$hostname" {
-            word.text = gale_engine::hostname::hostname().into();
-        }
-        let mut name = ServerName::parse(&word.text).map_err(|message| Diagnostic::emerg(message).at(word.span))?;
-        if let ServerName::Regex(regex) = &mut name {
-            regex.bind(|group| builder.http_mut().variables.table.stored(group, Some(word.span)));
-        }
-        current_server(builder).names.push((word, name));
-    }
+    let names = parse_names::<Request>(builder, statement)?;
+    current_server(builder).names.extend(names);
     Ok(())
 }
 
@@ -440,22 +431,34 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     // The variables stay with the builder: defaults may mention some.
     let mut tree = std::mem::take(&mut builder.http_mut().tree);
     let mut scopes = std::mem::take(&mut builder.http_mut().scopes);
-    let confs = tree.complete(builder, Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION))?;
+    let has_part = |module: &Module| module.part::<HttpPart>().is_some();
+    let confs = tree.complete(builder, Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION), has_part)?;
     let servers = std::mem::take(&mut builder.http_mut().servers);
-    let (addresses, virtual_servers) = gather_addresses(&servers, builder, resources)?;
+    let port = if builder.is_privileged { PORT_DEFAULT } else { PORT_UNPRIVILEGED };
+    let implicit = |server: &ServerDraft| Some(Listen::implicit(port, server.span, DEFAULTS));
+    let (addresses, virtual_servers) = gather_addresses(&servers, implicit, builder, resources)?;
     let resolver = resolver_defaults(&confs);
     let upstreams = Upstreams::complete(&resolver, builder, resources)?;
+    let certificate_names = certificate_names(&servers, &confs, builder)?;
     let variables = std::mem::take(&mut builder.http_mut().variables);
     let modules = builder.order.modules.iter();
     let definitions = modules.filter_map(|module| module.part::<HttpPart>()).flat_map(|part| part.variables);
     let variables = variables.complete(definitions)?;
-    let tls = tls_servers(&servers, &confs, &addresses, &virtual_servers, builder, resources)?;
-    complete_tls_clients(builder, resources)?;
-    let servers = finish_servers(&mut scopes, servers, tls);
+    let tls = {
+        let block = TlsBlock { name: "http", lookup: &lookup };
+        tls_servers(&servers, &confs, &addresses, &virtual_servers, block, builder, resources)?
+    };
+    let tls_clients = std::mem::take(&mut builder.http_mut().tls_clients);
+    builder.load_tls_clients(tls_clients, resources)?;
+    let mut servers = finish_servers(&mut scopes, servers, tls, &confs, certificate_names);
+    for server in &builder.http_mut().connect_servers {
+        servers[server.0 as usize].allows_connect = true;
+    }
     let scopes = finish_scopes(scopes, confs, &tree, builder);
     static GENERATIONS: AtomicU64 = AtomicU64::new(0);
     let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
     let speaks_tls = addresses.iter().any(|address| address.ssl);
+    let keeps_client_hello = speaks_tls && offered::VARIABLES.iter().any(|name| variables.mentions(name));
     let addresses_later = Vec::new();
     let redirects_to_slash = scopes.iter().any(|scope| scope.redirects_to_slash);
     let configuration = HttpConfiguration {
@@ -466,11 +469,17 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
         variables,
         upstreams,
         speaks_tls,
+        keeps_client_hello,
         generation,
     };
     let temp_paths = std::mem::take(&mut builder.http_mut().temp_paths);
     let plan = ListenPlan::new(addresses);
     Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan, temp_paths }))
+}
+
+/// The settings of this type.
+fn conf<C: 'static>(confs: &Confs) -> Option<&C> {
+    confs.iter().flatten().find_map(|conf| conf.downcast_ref())
 }
 
 /// What the http block itself says of name servers.
@@ -495,7 +504,14 @@ impl BlockDraft for HttpDraft {
     fn finish(self: Box<Self>, listeners: Vec<ListenerHandle>) -> Arc<dyn Protocol> {
         let HttpDraft { mut configuration, servers, plan, .. } = *self;
         let addresses = plan.addresses(&listeners).into_iter().zip(servers);
-        configuration.addresses = addresses.map(|(listening, servers)| Address { listening, servers }).collect();
+        let finish = |(listening, servers): (listen::Address, VirtualServers)| {
+            let scope = configuration.scope(configuration.server(servers.default).scope);
+            let settings = scope.conf_of::<Http2Settings>();
+            let http2 = settings.map(|settings| Http2Address::of(&scope.core, settings)).unwrap_or_default();
+            Address { listening, servers, http2 }
+        };
+        let addresses = addresses.map(finish).collect();
+        configuration.addresses = addresses;
         Arc::new(configuration)
     }
 }
@@ -528,120 +544,37 @@ fn prepare_temp_paths<'s>(
     Ok(())
 }
 
-/// The addresses of all servers, and the servers of each.
-fn gather_addresses(
-    servers: &[ServerDraft],
-    builder: &mut Builder,
-    resources: &mut dyn Resources,
-) -> Result<(Vec<AddressDraft>, Vec<VirtualServers>), Diagnostic> {
-    let mut addresses = Vec::new();
-    for (index, server) in servers.iter().enumerate() {
-        let id = ServerId(u32::try_from(index).expect("fewer servers than 2^32"));
-        let implicit;
-        let listens = if server.listens.is_empty() {
-            let port = if builder.is_privileged { PORT_DEFAULT } else { PORT_UNPRIVILEGED };
-            implicit = [Listen::implicit(port, server.span, DEFAULTS)];
-            &implicit[..]
-        } else {
-            &server.listens
-        };
-        for listen in listens {
-            listen.add_to(&mut addresses, id, builder, resources)?;
-        }
-    }
-    let mut virtual_servers = Vec::with_capacity(addresses.len());
-    for draft in &mut addresses {
-        draft.spec.reuseport = draft.spec.reuseport.min(builder.workers());
-        let names = names_of(draft, servers, builder);
-        let default = draft.default.map_or(draft.servers[0], |(server, _)| server);
-        virtual_servers.push(VirtualServers { default, names });
-    }
-    Ok((addresses, virtual_servers))
+/// How a scope looks names up.
+fn lookup(confs: &Confs) -> Lookup {
+    let core = confs.iter().flatten().find_map(|conf| conf.downcast_ref::<CoreSettings>())?;
+    Some((core.resolver.get_opt().cloned()?, *core.resolver_timeout.get()))
 }
 
-/// The names of all servers of one address. A name that two of them claim goes
-/// to the first, with nginx's warning.
-fn names_of(draft: &AddressDraft, servers: &[ServerDraft], builder: &mut Builder) -> ServerNames {
-    let mut names = ServerNames::default();
-    for &id in &draft.servers {
-        let is_unnamed = servers[id.0 as usize].names.is_empty();
-        // A lone server is the default, whatever the host.
-        if is_unnamed && draft.servers.len() > 1 && names.insert(ServerName::Exact(Box::default()), id).is_err() {
-            let message = format!("conflicting server name \"\" on {}, ignored", draft.spec.address);
-            builder.note([Diagnostic::warn(message).at(servers[id.0 as usize].span)]);
-        }
-        for (word, name) in &servers[id.0 as usize].names {
-            if names.insert(name.clone(), id).is_err() {
-                let message = format!("conflicting server name \"{}\" on {}, ignored", word.text, draft.spec.address);
-                builder.note([Diagnostic::warn(message).at(word.span)]);
-            }
-        }
-    }
-    names
-}
-
-/// A server's certificates and rules, and whether it asks for those of clients.
-type ServerTls = (Option<Arc<TlsServer>>, VerifyClient);
-
-/// The certificates and rules of each server that has some. The addresses that speak TLS have to have them.
-fn tls_servers(
-    servers: &[ServerDraft],
+fn finish_servers(
+    scopes: &mut [ScopeDraft],
+    servers: Vec<ServerDraft>,
+    tls: Vec<ServerTls>,
     confs: &[Confs],
-    addresses: &[AddressDraft],
-    virtual_servers: &[VirtualServers],
-    builder: &mut Builder,
-    resources: &mut dyn Resources,
-) -> Result<Vec<ServerTls>, Diagnostic> {
-    let (mut loader, mut notes) = (TlsLoader::default(), Vec::new());
-    let mut found = Vec::with_capacity(servers.len());
-    for server in servers {
-        let of_scope = confs[server.scope.0 as usize].iter().flatten();
-        let settings = of_scope.filter_map(|conf| conf.downcast_ref::<TlsSettings>()).next();
-        found.push(match settings {
-            Some(settings) => (loader.server(settings, resources, &mut notes)?, *settings.verify_client.get()),
-            None => ServerTls::default(),
-        });
-    }
-    builder.note(notes);
-    for (address, virtual_servers) in addresses.iter().zip(virtual_servers).filter(|(address, _)| address.ssl) {
-        // What the default server has is for those that have none, unless that only refuses.
-        let default = found[virtual_servers.default.0 as usize].0.as_ref();
-        let needs = match default {
-            None => std::slice::from_ref(&virtual_servers.default),
-            Some(default) if default.rejects() => &address.servers[..],
-            Some(_) => continue,
-        };
-        if let Some(without) = needs.iter().find(|server| found[server.0 as usize].0.is_none()) {
-            let message = "no \"ssl_certificate\" is defined for the \"listen ... ssl\" directive";
-            return Err(Diagnostic::emerg(message).at(servers[without.0 as usize].span));
-        }
-    }
-    Ok(found)
-}
-
-/// Reads certificates and keys for connections to servers.
-fn complete_tls_clients(builder: &mut Builder, resources: &mut dyn Resources) -> Result<(), Diagnostic> {
-    let (mut loader, mut notes) = (TlsClientLoader::default(), Vec::new());
-    for draft in std::mem::take(&mut builder.http_mut().tls_clients) {
-        let client = loader.client(&draft.settings, draft.prefix, resources, &mut notes)?;
-        draft.client.get_or_init(|| client);
-    }
-    builder.note(notes);
-    Ok(())
-}
-
-fn finish_servers(scopes: &mut [ScopeDraft], servers: Vec<ServerDraft>, tls: Vec<ServerTls>) -> Vec<Server> {
-    let finish = |(draft, (tls, verify_client)): (ServerDraft, ServerTls)| {
+    certificate_names: Vec<CertificateNames<Request>>,
+) -> Vec<Server> {
+    type Parts = ((ServerDraft, ServerTls), CertificateNames<Request>);
+    let finish = |((draft, (tls, verify_client)), certificate_names): Parts| {
         let mut named = HashMap::new();
         let locations = take_locations(scopes, draft.scope, &mut named);
-        let name = draft.names.first().map_or(Box::default(), |(word, _)| {
-            // `.example.com` is called example.com.
-            let text: &[u8] = &word.text;
-            text.strip_prefix(b".").unwrap_or(text).into()
-        });
-        Server { scope: draft.scope, name, locations, named, tls, verify_client }
+        let http2 = conf::<Http2Settings>(&confs[draft.scope.0 as usize]).is_some_and(|conf| *conf.enabled.get());
+        Server {
+            scope: draft.scope,
+            name: draft.name(),
+            locations,
+            named,
+            tls,
+            verify_client,
+            allows_connect: false,
+            http2,
+            certificate_names,
+        }
     };
-    servers.into_iter().zip(tls).map(finish).collect()
+    servers.into_iter().zip(tls).zip(certificate_names).map(finish).collect()
 }
 
 fn take_locations(scopes: &mut [ScopeDraft], scope: ScopeId, named: &mut HashMap<Box<[u8]>, ScopeId>) -> Locations {
@@ -731,12 +664,14 @@ fn finish_scope(draft: ScopeDraft, confs: Confs, parts: &Parts) -> Scope {
     let core = confs.iter().flatten().find(|conf| conf.is::<CoreSettings>());
     let core = core.and_then(|conf| Arc::clone(conf).downcast::<CoreSettings>().ok());
     let core = core.expect("the http core module is among the modules");
+    let http2_chunk_size = conf::<Http2Settings>(&confs).map_or(HTTP2_CHUNK_DEFAULT, |conf| *conf.chunk_size.get());
     let is_slashed = draft.kind == ScopeKind::Location
         && matches!(draft.shape, LocationShape::Exact | LocationShape::Prefix)
         && draft.name.len() > 1
         && draft.name.ends_with(b"/");
     let passes_on = handlers[Phase::Content as usize].iter().any(|bound| bound.handler.redirects_to_slash());
     Scope {
+        http2_chunk_size: usize::try_from(http2_chunk_size).unwrap_or(usize::MAX),
         redirects_to_slash: is_slashed && passes_on,
         kind: draft.kind,
         name: draft.name.as_slice().into(),

@@ -3,10 +3,13 @@
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
 use gale_engine::log::ErrorLog;
+use gale_engine::resolver::Resolver;
+use gale_engine::upstream::{PassedOn, UpstreamTable};
 use gale_runtime::SocketAddress;
 
 use crate::configuration::builder::HttpBuilder;
@@ -23,6 +26,10 @@ impl Subject for Request {
 
     fn remote(&self) -> &SocketAddress {
         Request::remote(self)
+    }
+
+    fn local(&self) -> Option<&SocketAddress> {
+        self.exchange().local_address()
     }
 
     fn is_remote_set(&self) -> bool {
@@ -63,5 +70,15 @@ impl Subject for Request {
 
     fn error_log(&self) -> &Arc<ErrorLog> {
         self.configuration().error_log()
+    }
+}
+
+impl PassedOn for Request {
+    fn upstreams(&self) -> &UpstreamTable<Request> {
+        &self.http().upstreams
+    }
+
+    fn resolver(&self) -> Option<(Rc<Resolver>, Duration)> {
+        Request::resolver(self)
     }
 }

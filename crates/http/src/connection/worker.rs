@@ -4,15 +4,19 @@
 //! shared with another worker.
 
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::collections::HashMap;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use gale_base::http_date;
 use gale_process::{ListenAddress, ListenerHandle};
+use gale_protocol::http2::Fields;
 use gale_runtime::SocketAddress;
 
-use crate::connection::http1::{Http1, Transfer};
+use crate::connection::HttpConnection;
+use crate::connection::http1::Transfer;
+use crate::connection::http2::Http2;
 use crate::request::configuration::HttpConfiguration;
 use crate::request::worker::{Configured, HttpWorker};
 use gale_engine::configuration::Configuration;
@@ -26,6 +30,10 @@ use gale_engine::worker::Worker;
 /// Transfers kept for their memory when they are done.
 const SPARE_TRANSFERS_MAX: usize = 64;
 
+/// Memory for frames that is kept: for so many connections, and no more than so much each.
+const SPARE_FRAMES_MAX: usize = 16;
+const SPARE_FRAMES_BYTES_MAX: usize = 256 * 1024;
+
 /// The `Date` field before a date is filled in, and where that goes.
 const DATE_LINE: [u8; DATE_LINE_BYTES] = *b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\n";
 const DATE_VALUE: std::ops::Range<usize> = 6..35;
@@ -36,9 +44,15 @@ pub struct HttpConnections {
     /// What their requests share.
     pub(crate) worker: Rc<HttpWorker>,
     /// The connections.
-    pub(crate) table: Rc<ConnectionTable<Http1>>,
+    pub(crate) table: Rc<ConnectionTable<HttpConnection>>,
     #[expect(clippy::vec_box, reason = "a transfer stays where it is")]
     spare_transfers: RefCell<Vec<Box<Transfer>>>,
+    /// Those that speak HTTP/2, by their numbers in the table.
+    http2: RefCell<HashMap<usize, Weak<Http2>>>,
+    /// The fields of the message that was decoded last in HTTP/2.
+    pub(crate) fields: RefCell<Fields>,
+    /// Memory for frames, of connections that have none to send.
+    spare_frames: RefCell<Vec<Vec<u8>>>,
     /// The second that the line was made for, and the line.
     date_line: RefCell<(u64, [u8; DATE_LINE_BYTES])>,
     /// A response head is put together here before it is queued.
@@ -52,6 +66,9 @@ impl HttpConnections {
             table: ConnectionTable::new(Rc::clone(&common)),
             worker: HttpWorker::new(common, configuration),
             spare_transfers: RefCell::default(),
+            http2: RefCell::default(),
+            fields: RefCell::default(),
+            spare_frames: RefCell::default(),
             date_line: RefCell::new((u64::MAX, DATE_LINE)),
             scratch: RefCell::default(),
         })
@@ -70,15 +87,60 @@ impl HttpConnections {
         }
     }
 
+    /// The connection of this number speaks HTTP/2 from now on.
+    pub(crate) fn list_http2(&self, number: usize, connection: &Rc<Http2>) {
+        self.http2.borrow_mut().insert(number, Rc::downgrade(connection));
+    }
+
+    /// It has ended.
+    pub(crate) fn forget_http2(&self, number: usize) {
+        self.http2.borrow_mut().remove(&number);
+    }
+
+    /// The connection of this number, if it speaks HTTP/2.
+    pub(crate) fn http2_of(&self, number: usize) -> Option<Rc<Http2>> {
+        self.http2.borrow().get(&number)?.upgrade()
+    }
+
+    /// Memory for frames.
+    pub(crate) fn take_frames(&self) -> Vec<u8> {
+        self.spare_frames.borrow_mut().pop().unwrap_or_default()
+    }
+
+    /// Takes it back when nothing is in it.
+    pub(crate) fn give_frames_back(&self, frames: Vec<u8>) {
+        let mut spare = self.spare_frames.borrow_mut();
+        if spare.len() < SPARE_FRAMES_MAX && (1..=SPARE_FRAMES_BYTES_MAX).contains(&frames.capacity()) {
+            spare.push(frames);
+        }
+    }
+
     /// Appends the `Date` field with its line end, made once a second.
     pub(crate) fn append_date_line(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.date_line());
+    }
+
+    /// What `Date` says.
+    pub(crate) fn date(&self) -> [u8; http_date::LENGTH] {
+        let line = self.date_line();
+        *line[DATE_VALUE].first_chunk().expect("a date has its place in the line")
+    }
+
+    fn date_line(&self) -> [u8; DATE_LINE_BYTES] {
         let now = gale_runtime::wall_seconds();
         let (made, line) = &mut *self.date_line.borrow_mut();
         if *made != now {
             *made = now;
             line[DATE_VALUE].copy_from_slice(&http_date::format(now));
         }
-        out.extend_from_slice(line);
+        *line
+    }
+}
+
+impl HttpConnections {
+    /// Has the connections that speak HTTP/2 find out whether they have to end.
+    fn wake_http2(&self) {
+        self.http2.borrow().values().filter_map(Weak::upgrade).for_each(|connection| connection.wake());
     }
 }
 
@@ -114,12 +176,14 @@ impl ProtocolWorker for HttpConnections {
             }
             // What has begun, or may have, the old one answers; also if the task has not run yet.
             let may_have_begun = connection.may_have_begun() || is_awake;
-            if may_have_begun {
+            if may_have_begun || connection.is_multiplexed() {
                 connection.begin_with(&old);
             }
-            !may_have_begun
+            // A client of HTTP/2 is told first.
+            !may_have_begun && !connection.is_multiplexed()
         });
         self.table.look_at_all_again();
+        self.wake_http2();
     }
 
     fn serve(
@@ -140,7 +204,7 @@ impl ProtocolWorker for HttpConnections {
             Transport::Plain(socket) if speaks_tls => Transport::Tls(Box::new(TlsStream::new(socket))),
             transport => transport,
         };
-        let connection = Rc::new(Http1::new(info, transport, Rc::clone(&self), first));
+        let connection = Rc::new(HttpConnection::new(info, transport, Rc::clone(&self), first));
         let number = self.table.insert(&connection);
         connection.set_listed(number);
         self.table.set_task(number, gale_runtime::spawn(connection.serve()));
@@ -149,6 +213,7 @@ impl ProtocolWorker for HttpConnections {
     fn drain(self: Rc<Self>) {
         self.worker.drain();
         self.table.drain();
+        self.wake_http2();
     }
 
     fn poll_closed(&self, context: &mut Context<'_>) -> Poll<()> {
@@ -192,10 +257,10 @@ mod tests {
 
     #[test]
     fn a_connection_is_small_and_an_exchange_is_not_much_larger() {
-        let connection = future_bytes(Http1::serve);
+        let connection = future_bytes(HttpConnection::serve);
         let exchange = future_bytes(|(request, step)| respond::finish_and_send(request, step));
-        let state = size_of::<Http1>();
-        println!("futures: connection {connection} bytes, exchange {exchange} bytes; Http1 {state} bytes");
+        let state = size_of::<HttpConnection>();
+        println!("futures: connection {connection} bytes, exchange {exchange} bytes; HttpConnection {state} bytes");
         // What is allocated for each idle connection: just within the allocator's classes of 64 and 192 bytes.
         assert!(connection <= 64, "the connection's future has {connection} bytes");
         assert!(state + 2 * size_of::<usize>() <= 192, "the connection has {state} bytes");

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_engine::configuration::ScopeId;
-use gale_protocol::uri::escape::{Class, escape};
 use gale_runtime::Timer;
 
 use crate::request::Request;
@@ -117,7 +116,7 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
 /// not begun is cancelled).
 async fn wait(handler: &dyn Handler, request: &mut Request, conf: &dyn Any) -> Flow {
     let exchange = request.exchange_handle();
-    let stays = handler.outlives_client(conf);
+    let stays = handler.outlives_client(request, conf);
     let mut departure = Departure::default();
     let mut waiting = handler.wait(request, conf);
     poll_fn(|context| match waiting.as_mut().poll(context) {
@@ -227,16 +226,8 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
         && let Some(scope) = server.locations.find_slashed(&request.uri)
         && http.scope(scope).redirects_to_slash
     {
-        let mut location = Vec::with_capacity(request.uri.len() + 1);
-        escape(Class::Uri, &request.uri, &mut location);
-        location.push(b'/');
-        if !request.args.is_empty() {
-            location.push(b'?');
-            location.extend_from_slice(&request.args);
-        }
         request.scope = scope;
-        request.response.location = location;
-        return Err(301);
+        return Err(request.redirect_to_slash());
     }
     let found = server.locations.find(&request.uri).map_err(|error| {
         request.log(Level::Alert, format_args!("{}", error.0));

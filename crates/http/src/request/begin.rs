@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use gale_base::log_level::Level;
 use gale_protocol::Offence;
+use gale_protocol::request::Version;
 use gale_protocol::uri::{Form, Target};
 
 use crate::request::Request;
@@ -19,7 +20,7 @@ pub(crate) enum Refusal {
     NoMemory,
     /// Which server is meant could not be found out.
     UnknownServer,
-    /// TRACE and CONNECT mean nothing to a server without modules for them.
+    /// TRACE means nothing to a server without a module for it, and neither does CONNECT where no location makes tunnels.
     Method,
     /// The head cannot be understood, and so neither can what follows it.
     Head(Offence),
@@ -56,7 +57,8 @@ pub(crate) fn prepare(request: &mut Request, offence: Option<Offence>) -> Result
     }
     chosen.map_err(|UnknownServer| Refusal::UnknownServer)?;
     let name = request.method_name();
-    if name == b"TRACE" || name == b"CONNECT" {
+    let allows_connect = request.version() == Version::Http11 && request.server().allows_connect;
+    if name == b"TRACE" || (name == b"CONNECT" && !allows_connect) {
         let name = String::from_utf8_lossy(name).into_owned();
         request.log(Level::Info, format_args!("client sent {name} method"));
         return Err(Refusal::Method);

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -171,6 +172,17 @@ pub trait BodyStream {
         false
     }
 
+    /// Whether one part of it can be had by leaving out what is before and behind: it has not begun, knows its length,
+    /// and consists of bytes and files alone.
+    fn can_leave_out(&self) -> bool {
+        false
+    }
+
+    /// Cuts it to a part, before it has begun; `false` if it has to be cut by [`BodyStream::cut`].
+    fn cut_to(&mut self, _range: &Range<u64>) -> bool {
+        false
+    }
+
     /// One that can be cut, since it puts another byte in the place of each of a body, has that body cut by `cut`.
     fn cut(&mut self, _cut: &mut dyn FnMut(Body) -> Body) {}
 }
@@ -193,6 +205,11 @@ impl Body {
             Body::Empty | Body::Bytes(_) | Body::File(_) | Body::Items(_) => true,
             Body::Stream(stream) => stream.can_be_cut(),
         }
+    }
+
+    /// Whether one part of it can be had by leaving out the rest.
+    pub fn can_leave_out(&self) -> bool {
+        matches!(self, Body::Stream(stream) if stream.can_leave_out())
     }
 
     /// Goes on with what can be done before the client's side takes another item.

@@ -39,6 +39,7 @@ use std::time::Duration;
 
 use bstr::ByteSlice;
 use gale_protocol::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
+use gale_protocol::uri::escape::{Class, escape};
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
 use smallvec::SmallVec;
 
@@ -143,6 +144,8 @@ pub struct Request {
     pub(crate) nesting: u8,
     /// It is a copy of a client's request, or a part of one: the client's request may be over.
     pub(crate) is_in_background: bool,
+    /// Its answer is a piece of another's, whose filters see all of it.
+    pub(crate) skips_filters: bool,
     /// Stands in for the answer when that is an error, or empty.
     pub(crate) fallback: Option<Fallback>,
     pub(crate) shared: Rc<Shared>,
@@ -219,6 +222,7 @@ impl Request {
             closes_connection: Cell::new(false),
             nesting: 0,
             is_in_background: false,
+            skips_filters: false,
             fallback: None,
             shared: Rc::default(),
             configuration: None,
@@ -274,6 +278,7 @@ impl Request {
         self.closes_connection.set(false);
         self.nesting = 0;
         self.is_in_background = false;
+        self.skips_filters = false;
         self.fallback = None;
         self.configuration = None;
         self.worker = None;
@@ -430,6 +435,35 @@ impl Request {
     /// Whether the URI is one of its location: no rewriting that stayed in there has changed it.
     pub fn is_in_its_location(&self) -> bool {
         !self.has_left_location
+    }
+
+    /// Leads the client to this URI with a slash behind it. Returns the status that says so.
+    pub fn redirect_to_slash(&mut self) -> u16 {
+        let mut location = Vec::with_capacity(self.uri.len() + 1);
+        escape(Class::Uri, &self.uri, &mut location);
+        location.push(b'/');
+        if !self.args.is_empty() {
+            location.push(b'?');
+            location.extend_from_slice(&self.args);
+        }
+        self.response.location = location;
+        301
+    }
+
+    /// The protocol that the client asks to change to, on this connection (RFC 9110 §7.8).
+    pub fn asked_upgrade(&self) -> Option<&[u8]> {
+        let token = self.header(KnownHeader::Upgrade)?;
+        let names_it = |name: &&[u8]| name.eq_ignore_ascii_case(b"upgrade");
+        (self.version() >= Version::Http11 && self.may_upgrade() && self.connection_fields().iter().any(names_it))
+            .then_some(token)
+    }
+
+    /// Whether its connection, or its stream (RFC 8441), may change to another protocol.
+    pub fn may_upgrade(&self) -> bool {
+        match self.version() {
+            Version::Http2 | Version::Http3 => self.parsed.connect_protocol.is_some(),
+            Version::Http09 | Version::Http10 | Version::Http11 => true,
+        }
     }
 
     /// The names that its `Connection` fields list: fields for this connection alone. (RFC 9110 §7.6.1)

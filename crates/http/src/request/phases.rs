@@ -125,7 +125,7 @@ pub trait Handler: Sync {
     fn decide(&self, request: &mut Request, conf: &dyn Any) -> Decision;
     /// Whether what it waits for goes on when the client has left. Any other is dropped then, and the request ends with
     /// [`CLIENT_LEFT`].
-    fn outlives_client(&self, _conf: &dyn Any) -> bool {
+    fn outlives_client(&self, _request: &Request, _conf: &dyn Any) -> bool {
         false
     }
     /// Whether a location whose name ends with a slash answers the same URI without it by a redirect: what is passed to

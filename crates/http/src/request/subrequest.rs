@@ -19,6 +19,7 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
+use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -33,7 +34,7 @@ use crate::request::advance;
 use crate::request::advance::Step;
 use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
 use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
-use crate::request::phases::LocalBoxFuture;
+use crate::request::phases::{LocalBoxFuture, Phase};
 use crate::request::response::ShortText;
 use crate::request::transform::InMemory;
 use gale_base::log_level::Level;
@@ -127,7 +128,10 @@ impl Subrequest {
     /// many, or too many within each other.
     pub fn start(parent: &Request, target: Target) -> Option<Subrequest> {
         let exchange = Side::of(parent);
-        let mut request = Lent::new(parent, target, exchange)?;
+        Some(Subrequest::begin(Lent::new(parent, target, exchange)?))
+    }
+
+    fn begin(mut request: Lent) -> Subrequest {
         let mut subrequest = Subrequest { state: State::Ended, has_ended: Rc::default() };
         match advance::advance(&mut request) {
             Step::Answer(body) => subrequest.decided(request, Some(body)),
@@ -139,7 +143,16 @@ impl Subrequest {
                 }));
             }
         }
-        Some(subrequest)
+        subrequest
+    }
+
+    /// Begins to do the request once more, with this note, from the content phase of its location on: what comes is a
+    /// piece of the request's own answer, and passes no filters but its. `None` as for [`Subrequest::start`].
+    pub fn repeat<N: 'static>(parent: &Request, note: N) -> Option<Subrequest> {
+        let mut request = Lent::again(parent, Side::of(parent))?;
+        request.notes.put(note);
+        request.skips_filters = true;
+        Some(Subrequest::begin(request))
     }
 
     /// Becomes true when it has given all that it has.
@@ -374,6 +387,55 @@ pub fn run_in_background(parent: &Request, target: Target) -> bool {
     started
 }
 
+/// Has the request done again in the background, from the content phase of its location on, with this note: its answer
+/// is dropped. `false`, and a line in the error log, when there are too many.
+pub fn repeat_in_background<N: 'static>(parent: &Request, note: N) -> bool {
+    let Some(mut request) = Copy::of(parent) else { return false };
+    request.0.notes.put(note);
+    let (generation, worker) = (request.http().generation, Rc::clone(request.worker()));
+    let started = worker.background.spawn(generation, async move {
+        let step = advance::advance(&mut request.0);
+        advance::finish(&mut request.0, step).await;
+    });
+    complain_of_background(parent, started)
+}
+
+/// Has something done in the background with a copy of the request: what has begun for it and belongs to others, too.
+/// `false`, and a line in the error log, when there is too much of that.
+pub fn copy_in_background<F: Future<Output = ()> + 'static>(parent: &Request, work: impl FnOnce(Copy) -> F) -> bool {
+    let Some(request) = Copy::of(parent) else { return false };
+    let (generation, worker) = (request.http().generation, Rc::clone(request.worker()));
+    let started = worker.background.spawn(generation, work(request));
+    complain_of_background(parent, started)
+}
+
+fn complain_of_background(parent: &Request, started: bool) -> bool {
+    if !started {
+        let most = parent.worker().background.max();
+        parent.log(Level::Error, format_args!("{most} background subrequests are not enough"));
+    }
+    started
+}
+
+/// A copy of a request that outlives it, where that stands: in the content phase of its location.
+pub struct Copy(Lent);
+
+impl Copy {
+    fn of(parent: &Request) -> Option<Copy> {
+        let mut request = Lent::again(parent, Side::left_behind(parent))?;
+        request.leave_family();
+        Some(Copy(request))
+    }
+}
+
+impl Deref for Copy {
+    type Target = Request;
+
+    fn deref(&self) -> &Request {
+        &self.0
+    }
+}
+
 /// A subrequest's request. It goes back to its worker however the subrequest ends.
 struct Lent {
     request: Option<Box<Request>>,
@@ -396,6 +458,25 @@ impl Lent {
         }
         parent.shared.subrequests.set(under_way + 1);
         Some(Lent { request: Some(parent.subrequest(target, exchange)), is_counted: true })
+    }
+
+    /// The same request once more, where it stands: in the content phase of its location.
+    fn again(parent: &Request, exchange: Rc<dyn Exchange>) -> Option<Lent> {
+        let target = Target {
+            uri: parent.uri.clone(),
+            args: parent.args.clone(),
+            keeps_method: true,
+            shares_body: true,
+            fallback: None,
+        };
+        let mut request = Lent::new(parent, target, exchange)?;
+        request.scope = parent.scope;
+        request.phase = Phase::Content;
+        request.is_internal = parent.is_internal;
+        request.is_uri_as_sent = parent.is_uri_as_sent;
+        request.has_left_location = parent.has_left_location;
+        request.evaluation = parent.evaluation.copy_captures();
+        Some(request)
     }
 
     /// From now on it belongs to nobody's request: what was shared stays as it is.

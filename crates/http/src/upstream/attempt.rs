@@ -9,16 +9,20 @@ use std::task::{Context, Poll, ready};
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::tls::{TlsClient, TlsFailure, TlsStream};
+use gale_engine::tls::{NamedFailure, TlsClient, TlsFailure};
 use gale_engine::transport::Transport;
-use gale_engine::upstream::{Chosen, ConnectionAge, Learning, NoPeer, PoolKey, Retry, Selection, Timing, Upstream};
+use gale_engine::upstream::connecting::{self, CONNECTING, ConnectFailure, SHAKING_HANDS, log_timeout, shake_hands};
+use gale_engine::upstream::{
+    Chosen, ConnectionAge, IdleConnection, Knowledge, Learning, NoPeer, PoolKey, Retry, Selection, Timing, Upstream,
+};
 use gale_engine::worker::CountedConnection;
-use gale_protocol::request::Method;
-use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Stream, Timer};
+use gale_protocol::request::{KnownHeader, Method};
+use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Timer};
 
 use crate::request::phases::{CLIENT_LEFT, Flow};
 use crate::request::request_body::log_error;
 use crate::request::{PassedTo, Request};
+use crate::upstream::caching::{self, Caching};
 use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::record::{Attempt, Records};
 use crate::upstream::response::{self, HeadRewriter};
@@ -53,6 +57,8 @@ pub struct Passing<'p> {
     pub upgrade: Option<Bytes>,
     /// Whether a request may go over a connection that was used before.
     pub reuses_connections: bool,
+    /// What the cache has to do with it.
+    pub caching: Option<Box<Caching>>,
 }
 
 /// How a request is passed on over TLS.
@@ -61,6 +67,20 @@ pub struct PassingTls {
     pub client: Arc<TlsClient>,
     /// The server's name: its certificate has to be for it, if certificates are looked at at all.
     pub name: Box<[u8]>,
+    /// The names of the certificate that it is shown and of its key, where they depend on the request.
+    pub certificate: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl PassingTls {
+    /// What is asked of this server: with a certificate that depends on the request it is read now.
+    pub(super) async fn client(&self) -> Result<Arc<TlsClient>, NamedFailure> {
+        match &self.certificate {
+            Some((certificate, key)) if self.client.needs_certificate() => {
+                self.client.with_certificate(certificate, key).await
+            }
+            _ => Ok(Arc::clone(&self.client)),
+        }
+    }
 }
 
 /// A connection to a server, with what has been received and not read yet.
@@ -73,7 +93,7 @@ pub(super) struct Connection {
     pub age: ConnectionAge,
     /// It was used before.
     is_reused: bool,
-    _counted: CountedConnection,
+    counted: CountedConnection,
 }
 
 /// A request under way to a server, and its response.
@@ -87,11 +107,11 @@ pub(super) struct Answering {
     pub reader: Box<dyn ResponseReader>,
     pub records: Rc<Records>,
     pub started: Moment,
+    /// The connection itself may stand for its client's user (NTLM, Negotiate), so nobody else may use it.
+    pub is_authenticated: bool,
 }
 
 /// What is being done, as messages have it.
-const CONNECTING: &str = "connecting to upstream";
-const SHAKING_HANDS: &str = "SSL handshaking to upstream";
 const SENDING: &str = "sending request to upstream";
 const READING: &str = "reading response header from upstream";
 
@@ -117,6 +137,23 @@ enum Failure {
 /// Passes a request on and makes the response out of what comes back. The error log knows what went wrong.
 pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
     let records = Records::begin(request);
+    let time_max = *passing.settings.request_timeout.get();
+    if time_max.is_zero() {
+        return try_servers(request, passing, &records).await;
+    }
+    records.set_deadline(gale_runtime::now() + time_max);
+    match gale_runtime::timeout(time_max, Box::pin(try_servers(request, passing, &records))).await {
+        Ok(flow) => flow,
+        Err(_) => {
+            log_timeout(request, "passing the request on");
+            records.give_up(504);
+            stale_or(request, passing, RetryOn::TIMEOUT, Flow::Respond(504))
+        }
+    }
+}
+
+/// Tries servers until one has answered or no other one may be tried.
+async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: &Rc<Records>) -> Flow {
     let began = gale_runtime::now();
     let mut tries: u64 = 0;
     let mut progress = Progress::default();
@@ -129,14 +166,17 @@ pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
         };
         let mut chosen = match chosen {
             Ok(chosen) => chosen,
-            Err(none) => return no_server(request, passing, &records, none),
+            Err(none) => {
+                let flow = no_server(request, passing, records, none);
+                return stale_or(request, passing, RetryOn::ERROR, flow);
+            }
         };
         tries += 1;
         records.add(Arc::clone(chosen.shared_name()), started);
         show(request, passing, Arc::clone(chosen.shared_name()));
         let mut may_reuse = passing.reuses_connections;
         let answer = loop {
-            match attempt(request, passing, &chosen, &records, may_reuse, &mut progress).await {
+            match attempt(request, passing, &chosen, records, may_reuse, &mut progress).await {
                 Err(Failure::Stale) => {
                     // Unseen, as if it had begun now.
                     may_reuse = false;
@@ -152,10 +192,18 @@ pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
                     chosen.header_received(time);
                 }
                 records.last().status = head.status;
+                if head.status >= 500 {
+                    chosen.note_error();
+                }
                 let on = RetryOn::of_status(head.status).filter(|_| passing.selection.tries_left() > 0);
                 may_go_on = on.is_some_and(|on| passing.take_retry(request, on, progress, tries, began));
                 match on.filter(|_| may_go_on) {
                     None => {
+                        if let Some(on) = RetryOn::of_status(head.status)
+                            && let Some(flow) = caching::serve_stale(request, passing, on, Some(head.status))
+                        {
+                            return flow;
+                        }
                         answering.chosen = Some(chosen);
                         return response::begin(request, passing, answering, head);
                     }
@@ -176,9 +224,20 @@ pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
         drop(chosen);
         if passing.selection.tries_left() == 0 || !may_go_on && !passing.take_retry(request, on, progress, tries, began)
         {
-            return Flow::Respond(status);
+            return stale_or(request, passing, on, Flow::Respond(status));
         }
     }
+}
+
+/// Something stale in place of what the request would end with, if the cache has it and the location allows that.
+fn stale_or(request: &mut Request, passing: &mut Passing<'_>, on: RetryOn, flow: Flow) -> Flow {
+    if let Some(flow) = caching::serve_stale(request, passing, on, None) {
+        return flow;
+    }
+    if let Flow::Respond(status) = flow {
+        caching::tell_error(passing, status);
+    }
+    flow
 }
 
 /// The server has failed in a way that counts.
@@ -234,6 +293,13 @@ impl Passing<'_> {
     }
 }
 
+/// Whether credentials, or a challenge, are of a kind that authenticates the connection and not the request. (RFC 4559
+/// §6, and Microsoft's NTLM over HTTP)
+pub(super) fn authenticates_connection(value: &[u8]) -> bool {
+    let scheme = value.split(|byte| *byte == b' ' || *byte == b',').next().unwrap_or_default();
+    [&b"NTLM"[..], b"Negotiate"].iter().any(|name| scheme.eq_ignore_ascii_case(name))
+}
+
 /// Whether a request may be sent twice. (RFC 9110 §9.2.2; nginx's list)
 fn is_idempotent(request: &Request) -> bool {
     !matches!(request.method(), Method::Post | Method::Lock | Method::Patch)
@@ -253,7 +319,7 @@ async fn attempt(
     may_reuse: bool,
     progress: &mut Progress,
 ) -> Result<(Box<Answering>, UpstreamHead), Failure> {
-    let idle = if may_reuse { take_idle(request, passing, chosen)? } else { None };
+    let idle = may_reuse.then(|| take_idle(request, passing, chosen)).flatten();
     let connection = match idle {
         Some(connection) => connection,
         None => Box::pin(connect(request, passing, chosen, records)).await?,
@@ -297,6 +363,9 @@ fn pool_key(passing: &Passing<'_>, chosen: &Chosen, local: Option<&SocketAddress
         made_with.push(0);
         made_with.extend_from_slice(tls.client.identity());
         made_with.extend_from_slice(&tls.name);
+        if let Some((certificate, key)) = &tls.certificate {
+            made_with.extend([&[0], certificate.as_slice(), &[0], key.as_slice()].concat());
+        }
     }
     let made_with = (!made_with.is_empty()).then(|| made_with.into());
     PoolKey { made_with, ..PoolKey::new(chosen.address(), user) }
@@ -311,15 +380,14 @@ fn count_connection(request: &Request) -> Result<CountedConnection, Failure> {
 }
 
 /// An idle connection to the server, if there is one.
-fn take_idle(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> Result<Option<Connection>, Failure> {
-    let Some(pool) = chosen.connections() else { return Ok(None) };
+fn take_idle(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> Option<Connection> {
+    let pool = chosen.connections()?;
     let local = passing.settings.local_address(request);
     let key = pool_key(passing, chosen, local.as_ref());
-    let Some((stream, age)) = pool.take(&request.worker().common, &key) else { return Ok(None) };
-    let counted = count_connection(request)?;
-    let connection =
-        Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: true, _counted: counted };
-    Ok(Some(connection))
+    // What cannot be sent twice does not meet a connection whose end is on its way to the driver.
+    let knowledge = if is_idempotent(request) { Knowledge::Driver } else { Knowledge::Kernel };
+    let IdleConnection { transport, age, counted } = pool.take(&request.worker().common, &key, knowledge)?;
+    Some(Connection { stream: transport, input: Buffer::new(), has_ended: false, key, age, is_reused: true, counted })
 }
 
 /// A new connection to the server.
@@ -334,52 +402,41 @@ async fn connect(
     let key = pool_key(passing, chosen, options.local.as_ref());
     let counted = count_connection(request)?;
     let address: &SocketAddress = chosen.address();
-    let stream =
-        options.connect(address).await.map_err(|failed| not_connected(request, address, chosen.name(), &failed))?;
+    let stream = connecting::connect(request, &options, address, chosen.name()).await.map_err(of_connecting)?;
     if address.inet().is_some() {
         // Whether the kernel waits for more is a matter of speed alone.
         let _ = stream.set_nodelay(true);
     }
     let stream = match &passing.tls {
         None => Transport::Plain(stream),
-        Some(tls) => Transport::Tls(Box::new(handshake(request, passing, tls, stream).await?)),
+        Some(tls) => {
+            // As in nginx this may take as long again as connecting.
+            let timeout = *passing.settings.connect_timeout.get();
+            let client = tls.client().await.map_err(|failure| {
+                request.log(Level::Error, format_args!("{failure} while {SHAKING_HANDS}"));
+                Failure::Final(500)
+            })?;
+            let shaken = shake_hands(request, &client, &tls.name, stream, timeout).await;
+            Transport::Tls(Box::new(shaken.map_err(of_handshake)?))
+        }
     };
     records.note(|attempt, now| attempt.connect_time = Some(now.since(attempt.started)));
     let age = ConnectionAge::new();
-    Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: false, _counted: counted })
+    Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: false, counted })
 }
 
-/// Shakes hands with a server. As in nginx this may take as long again as connecting.
-async fn handshake(
-    request: &Request,
-    passing: &Passing<'_>,
-    tls: &PassingTls,
-    stream: Stream,
-) -> Result<TlsStream, Failure> {
-    let failed = |failure: TlsFailure| {
-        if failure == TlsFailure::WrongName {
-            let name = bstr::BStr::new(&tls.name);
-            request.log(Level::Error, format_args!("{failure} \"{name}\" while {SHAKING_HANDS}"));
-        } else {
-            let level = if failure.is_usual() { Level::Error } else { Level::Crit };
-            request.log(level, format_args!("{failure} while {SHAKING_HANDS}"));
-        }
-        Failure::OfServer(RetryOn::ERROR, 502, SHAKING_HANDS)
-    };
-    let stream = TlsStream::connect(stream, &tls.client, &tls.name).map_err(failed)?;
-    let mut patience = Timer::new();
-    patience.set_after(*passing.settings.connect_timeout.get());
-    let shaken = poll_fn(|context| match stream.poll_handshake(context) {
-        Poll::Ready(shaken) => Poll::Ready(Some(shaken)),
-        Poll::Pending => patience.poll_expired(context).map(|()| None),
-    });
-    match shaken.await {
-        Some(Ok(())) => Ok(stream),
-        Some(Err(failure)) => Err(failed(failure)),
-        None => {
-            timed_out(request, SHAKING_HANDS);
-            Err(Failure::OfServer(RetryOn::TIMEOUT, 504, SHAKING_HANDS))
-        }
+fn of_connecting(failure: ConnectFailure) -> Failure {
+    match failure {
+        ConnectFailure::TimedOut => Failure::OfServer(RetryOn::TIMEOUT, 504, CONNECTING),
+        ConnectFailure::Refused => Failure::OfServer(RetryOn::ERROR, 502, CONNECTING),
+        ConnectFailure::Local => Failure::Final(500),
+    }
+}
+
+fn of_handshake(failure: ConnectFailure) -> Failure {
+    match failure {
+        ConnectFailure::TimedOut => Failure::OfServer(RetryOn::TIMEOUT, 504, SHAKING_HANDS),
+        _ => Failure::OfServer(RetryOn::ERROR, 502, SHAKING_HANDS),
     }
 }
 
@@ -399,36 +456,6 @@ impl Drop for Recording {
     fn drop(&mut self) {
         self.0.note(|attempt, now| attempt.connecting_ended(now));
     }
-}
-
-fn not_connected(
-    request: &Request,
-    address: &SocketAddress,
-    name: &str,
-    failed: &gale_runtime::ConnectError,
-) -> Failure {
-    if failed.error.kind() == io::ErrorKind::TimedOut {
-        timed_out(request, CONNECTING);
-        return Failure::OfServer(RetryOn::TIMEOUT, 504, CONNECTING);
-    }
-    let (step, error) = (failed.step, OsErrorText(&failed.error));
-    // As nginx: what this machine cannot do is worse than a server that is not there.
-    let level = match (failed.step, failed.error.kind()) {
-        (gale_runtime::ConnectStep::Connect, io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Level::Crit,
-        (gale_runtime::ConnectStep::Connect, _) => Level::Error,
-        _ => Level::Crit,
-    };
-    let is_unix = address.inet().is_none() && failed.step == gale_runtime::ConnectStep::Connect;
-    let (to, name) = if is_unix { (" to ", name) } else { ("", "") };
-    request.log(level, format_args!("{step}{to}{name} failed {error} while connecting to upstream"));
-    match failed.step {
-        gale_runtime::ConnectStep::Connect => Failure::OfServer(RetryOn::ERROR, 502, CONNECTING),
-        _ => Failure::Final(500),
-    }
-}
-
-fn timed_out(request: &Request, action: &str) {
-    request.log(Level::Error, format_args!("upstream timed out (110: Connection timed out) while {action}"));
 }
 
 fn failed_for_memory(request: &Request) -> Failure {
@@ -477,11 +504,11 @@ impl End {
                 Failure::OfServer(RetryOn::ERROR, 502, READING)
             }
             End::Silent => {
-                timed_out(request, READING);
+                log_timeout(request, READING);
                 Failure::OfServer(RetryOn::TIMEOUT, 504, READING)
             }
             End::Send(SendError::TimedOut) => {
-                timed_out(request, SENDING);
+                log_timeout(request, SENDING);
                 Failure::OfServer(RetryOn::TIMEOUT, 504, SENDING)
             }
             End::Malformed(malformed) => {
@@ -529,6 +556,7 @@ impl Answering {
             reader: (passing.reader)(),
             records: Rc::clone(records),
             started,
+            is_authenticated: request.header(KnownHeader::Authorization).is_some_and(authenticates_connection),
         }))
     }
 
@@ -541,10 +569,15 @@ impl Answering {
         context: &mut Context<'_>,
     ) -> Poll<Result<UpstreamHead, End>> {
         let settings = passing.settings;
-        let head_max = usize::try_from(*settings.buffer_size.get()).unwrap_or(usize::MAX);
+        let head_max = settings.head_max();
         let read_timeout = *settings.read_timeout.get();
         let Answering { connection, sending, reader, records, .. } = self;
         let connection = connection.as_mut().expect("the response has not ended");
+        if reader.is_tunnel()
+            && let Ok(HeadRead::Whole(head)) = reader.read_head(&mut connection.input, false)
+        {
+            return Poll::Ready(Ok(head));
+        }
         loop {
             if heading.broken.is_none() && !sending.is_done() {
                 match sending.poll(request, &connection.stream, context) {
@@ -613,10 +646,11 @@ impl Answering {
         chosen.succeed(Timing { header: header_time, response: now.since(self.started) });
         let Some(mut connection) = self.connection.take() else { return };
         let is_idle = self.sending.is_done() && connection.input.is_empty() && !connection.has_ended;
-        if self.reader.keeps_alive() && is_idle {
+        if self.reader.keeps_alive() && is_idle && !self.is_authenticated {
             connection.age.note_request(self.reader.idle_seconds());
             if let Some(pool) = chosen.connections() {
-                pool.park(&request.worker().common, connection.key, connection.stream, connection.age);
+                let Connection { stream: transport, key, age, counted, .. } = connection;
+                pool.park(&request.worker().common, key, IdleConnection { transport, age, counted });
             }
         }
     }

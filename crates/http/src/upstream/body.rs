@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_engine::spool::{SpillItem, SpillOptions, SpillQueue, SpillReader, SpoolPlace};
-use gale_runtime::{Bytes, Timer};
+use gale_engine::upstream::connecting::log_timeout;
+use gale_runtime::{Bytes, Moment, Timer};
 
 use crate::files::delivery::FileOptions;
 use crate::request::Request;
@@ -54,6 +55,8 @@ pub(super) struct UpstreamBody {
     length: Option<u64>,
     silence: Timer,
     silence_max: Duration,
+    /// When all of it has to have come.
+    deadline: Option<Moment>,
     rate: Option<Rate>,
     /// The log has the name of the temporary file.
     file_is_logged: bool,
@@ -99,6 +102,7 @@ impl UpstreamBody {
             place: SpoolPlace::Unnamed(settings.temp_path.get().clone()),
             pool: FileOptions::of(request, &request.scope().core).and_then(|options| options.pool),
         };
+        let deadline = answering.records.deadline();
         let mut body = UpstreamBody {
             answering: Some(answering),
             first: first.into_iter().collect(),
@@ -107,6 +111,7 @@ impl UpstreamBody {
             length,
             silence: Timer::after(silence_max),
             silence_max,
+            deadline,
             rate: (rate > 0 && is_buffered).then(|| Rate { per_second: rate, pause: Timer::new() }),
             file_is_logged: false,
             client_took: true,
@@ -181,6 +186,21 @@ impl UpstreamBody {
         }
     }
 
+    /// The server is waited for anew.
+    fn expect_more(&mut self) {
+        let until = gale_runtime::now() + self.silence_max;
+        self.silence.set(self.deadline.map_or(until, |deadline| deadline.min(until)));
+    }
+
+    fn is_overdue(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= gale_runtime::now())
+    }
+
+    fn time_out(&mut self, request: &Request) {
+        log_timeout(request, "reading upstream");
+        self.fail(BodyError::TimedOut);
+    }
+
     /// The response cannot be completed.
     fn break_off(&mut self, request: &Request, malformed: Malformed) {
         if let Some(answering) = &mut self.answering {
@@ -225,13 +245,17 @@ impl UpstreamBody {
                     Poll::Ready(allowed) => max = max.min(allowed),
                     Poll::Pending => {
                         // It is not asked meanwhile.
-                        self.silence.set_after(self.silence_max);
+                        self.expect_more();
                         return Poll::Pending;
                     }
                 }
             }
             match answering.poll_receive(max, context) {
-                Poll::Ready(Ok(_)) => self.silence.set_after(self.silence_max),
+                Poll::Ready(Ok(_)) if self.is_overdue() => {
+                    self.time_out(request);
+                    return Poll::Ready(None);
+                }
+                Poll::Ready(Ok(_)) => self.expect_more(),
                 Poll::Ready(Err(error)) => {
                     let failure = receive_failure(&error);
                     request.log(Level::Error, format_args!("{failure} while reading upstream"));
@@ -242,9 +266,7 @@ impl UpstreamBody {
                     return Poll::Ready(None);
                 }
                 Poll::Pending if self.silence.poll_expired(context).is_ready() => {
-                    let message = "upstream timed out (110: Connection timed out) while reading upstream";
-                    request.log(Level::Error, format_args!("{message}"));
-                    self.fail(BodyError::TimedOut);
+                    self.time_out(request);
                     return Poll::Ready(None);
                 }
                 Poll::Pending => return Poll::Pending,
@@ -260,7 +282,7 @@ impl BodyStream for UpstreamBody {
         }
         if std::mem::take(&mut self.client_took) {
             // While the client took its time, nobody has asked the server.
-            self.silence.set_after(self.silence_max);
+            self.expect_more();
         }
         match ready!(self.poll_receive(request, context)) {
             Some(piece) => {
@@ -283,7 +305,7 @@ impl BodyStream for UpstreamBody {
             let Some(queue) = self.queue() else { return };
             if queue.poll_ready(context).is_pending() {
                 // The server waits for us, not we for it.
-                self.silence.set_after(self.silence_max);
+                self.expect_more();
                 return;
             }
             match self.poll_receive(request, context) {
@@ -318,6 +340,10 @@ impl BodyStream for UpstreamBody {
 
     fn length(&self) -> Option<u64> {
         self.length
+    }
+
+    fn can_leave_out(&self) -> bool {
+        self.length.is_some()
     }
 }
 

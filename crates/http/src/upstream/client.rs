@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use gale_base::os_error::OsErrorText;
-use gale_engine::tls::{TlsFailure, TlsStream};
+use gale_engine::tls::{NamedFailure, TlsFailure, TlsStream};
 use gale_engine::transport::Transport;
 use gale_engine::worker::{CountedConnection, Worker};
 use gale_protocol::request::Method;
@@ -85,6 +85,8 @@ pub enum ClientError {
     NoConnections,
     /// The connection was not made: this step has failed.
     NotConnected(ConnectStep, io::Error),
+    /// There is no certificate to show to the server.
+    NoCertificate(NamedFailure),
     /// There is no TLS session.
     NoSession(TlsFailure),
     /// The server took too long.
@@ -128,7 +130,7 @@ impl ClientError {
     pub fn step(&self) -> Step {
         match self {
             ClientError::NoConnections | ClientError::NotConnected(..) => Step::Connecting,
-            ClientError::NoSession(_) => Step::Handshaking,
+            ClientError::NoCertificate(_) | ClientError::NoSession(_) => Step::Handshaking,
             ClientError::TimedOut(step)
             | ClientError::Failed(step, _)
             | ClientError::Closed(step)
@@ -143,6 +145,7 @@ impl fmt::Display for ClientError {
         match self {
             ClientError::NoConnections => f.write_str("worker_connections are not enough")?,
             ClientError::NotConnected(step, error) => write!(f, "{step} failed {}", OsErrorText(error))?,
+            ClientError::NoCertificate(failure) => write!(f, "{failure}")?,
             ClientError::NoSession(failure) => write!(f, "{failure}")?,
             ClientError::TimedOut(_) => f.write_str("upstream timed out (110: Connection timed out)")?,
             ClientError::Failed(step, error) => {
@@ -162,8 +165,8 @@ impl fmt::Display for ClientError {
 impl std::error::Error for ClientError {}
 
 impl ClientConnection {
-    /// Connects to a server, over TLS if that is asked for; it counts as one of the worker's connections. A handshake may
-    /// take as long again as connecting.
+    /// Connects to a server, over TLS if that is asked for; it counts as one of the worker's connections. A handshake
+    /// may take as long again as connecting.
     ///
     /// # Errors
     /// There are as many connections as may be, or connecting has failed or took too long.
@@ -185,7 +188,8 @@ impl ClientConnection {
         let stream = match tls {
             None => Transport::Plain(stream),
             Some(tls) => {
-                let session = TlsStream::connect(stream, &tls.client, &tls.name).map_err(ClientError::NoSession)?;
+                let client = tls.client().await.map_err(ClientError::NoCertificate)?;
+                let session = TlsStream::connect(stream, &client, &tls.name).map_err(ClientError::NoSession)?;
                 let shaken = poll_fn(|context| session.poll_handshake(context));
                 match options.timeout {
                     None => shaken.await,

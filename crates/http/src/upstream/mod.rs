@@ -4,6 +4,8 @@
 //!  module (proxy, fastcgi, …)     makes the request's bytes, knows how responses are read
 //!     │ Passing
 //!     ▼
+//!  caching     what the cache has, or how the servers are asked for what it is to keep
+//!     ▼
 //!  attempt     a server of the group, a connection, the request, the response's head; or the next server
 //!     │ sending      the request: its head and its body, framed
 //!     │ receiving    what a protocol's reader of responses is asked (http1, fastcgi, cgi: SCGI and uwsgi, memcached)
@@ -22,6 +24,7 @@
 
 mod attempt;
 mod body;
+pub mod caching;
 pub mod cgi;
 pub mod client;
 pub mod fastcgi;
@@ -35,4 +38,4 @@ pub mod settings;
 mod tunnel;
 
 pub use attempt::{Passing, PassingTls, pass_on};
-pub use response::{HeadRewriter, KeepHead, USUALLY_HIDDEN};
+pub use response::{AccelCharset, HeadRewriter, KeepHead, USUALLY_HIDDEN};

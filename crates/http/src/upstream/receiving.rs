@@ -80,6 +80,11 @@ pub struct Message {
 
 /// Reads one response.
 pub trait ResponseReader {
+    /// Whether no request is sent and no response is read: the connection itself is what the client wants (CONNECT).
+    fn is_tunnel(&self) -> bool {
+        false
+    }
+
     /// Looks for the head in what has been received and takes it from there. `has_ended` says that nothing more will
     /// come.
     ///

@@ -1,7 +1,7 @@
 //! What is known of the servers that a request was passed to: for the `$upstream_*` variables and for messages.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#variables>)
 
-use std::cell::{Ref, RefCell, RefMut};
+use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,6 +52,8 @@ pub struct Records {
     fields: RefCell<Option<Rc<FieldList>>>,
     /// The fields behind its body.
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
+    /// When the response has to have ended.
+    deadline: Cell<Option<Moment>>,
 }
 
 impl Records {
@@ -67,7 +69,35 @@ impl Records {
             records.entries.borrow_mut().push(Entry::Elsewhere);
             records.fields.take();
             records.trailers.take();
+            records.deadline.take();
             return records;
+        }
+        let records = Rc::<Records>::default();
+        request.notes.put(Rc::clone(&records));
+        records
+    }
+
+    /// When the response has to have ended, if there is such a time.
+    pub(super) fn deadline(&self) -> Option<Moment> {
+        self.deadline.get()
+    }
+
+    pub(super) fn set_deadline(&self, deadline: Moment) {
+        self.deadline.set(Some(deadline));
+    }
+
+    /// The server that is being tried, if there is one, has failed: this status stands for that.
+    pub(super) fn give_up(&self, status: u16) {
+        if let Some(Entry::Attempt(attempt)) = self.entries.borrow_mut().last_mut() {
+            attempt.status = status;
+            attempt.end(gale_runtime::now());
+        }
+    }
+
+    /// Those of a request that is answered without being passed on.
+    pub(super) fn begin_or_keep(request: &mut Request) -> Rc<Records> {
+        if let Some(records) = request.notes.get::<Rc<Records>>() {
+            return Rc::clone(records);
         }
         let records = Rc::<Records>::default();
         request.notes.put(Rc::clone(&records));

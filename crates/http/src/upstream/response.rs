@@ -5,6 +5,7 @@ use std::rc::Rc;
 use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_base::units;
+use gale_protocol::http1::is_token_byte;
 use gale_protocol::request::Version;
 use gale_protocol::response::ResponseField;
 use gale_protocol::uri::split_unsafe;
@@ -13,11 +14,12 @@ use gale_runtime::Bytes;
 use crate::request::Request;
 use crate::request::body::Body;
 use crate::request::phases::Flow;
-use crate::request::response::{Field, FieldList, FieldText, Reason};
-use crate::upstream::attempt::{Answering, Passing};
+use crate::request::response::{FieldList, FieldText, Reason, ShortText};
+use crate::upstream::attempt::{Answering, Passing, authenticates_connection};
 use crate::upstream::body::{NoBody, UpstreamBody};
+use crate::upstream::caching;
 use crate::upstream::receiving::{BodyRead, UpstreamHead};
-use crate::upstream::settings::Ignored;
+use crate::upstream::settings::{Ignored, UpstreamSettings};
 use crate::upstream::tunnel::UpstreamTunnel;
 
 /// Fields that clients get only where they are passed by name, whatever the protocol.
@@ -36,6 +38,10 @@ pub trait HeadRewriter {
         None
     }
 }
+
+/// `X-Accel-Charset`: the charset that a server wants its response to be in, for the filter `charset`.
+/// (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_ignore_headers>)
+pub struct AccelCharset(pub ShortText);
 
 /// Everything stays as it is.
 pub struct KeepHead;
@@ -56,52 +62,35 @@ pub(super) fn pass_interim(request: &Request, status: u16, fields: &FieldList) {
 /// Begins the response that a server gives.
 pub(super) fn begin(
     request: &mut Request,
-    passing: &Passing<'_>,
-    answering: Box<Answering>,
+    passing: &mut Passing<'_>,
+    mut answering: Box<Answering>,
     head: UpstreamHead,
 ) -> Flow {
-    let settings = passing.settings;
-    if head.status == 404 && settings.answers_not_found {
-        answering.end_early(request);
-        return Flow::Respond(404);
-    }
-    let fields = Rc::new(head.fields);
-    answering.records.set_fields(Rc::clone(&fields));
-    let head = UpstreamHead { fields: FieldList::default(), ..head };
-    if *settings.intercept_errors.get() && head.status >= 300 && has_error_page(request, head.status) {
-        if head.status == 401 {
-            for field in fields.iter().filter(|field| field.name.known() == Some(ResponseField::WwwAuthenticate)) {
-                request.response.add(field.name.clone(), field.value.clone());
-            }
-        }
-        answering.end_early(request);
-        return Flow::Respond(head.status);
-    }
-    let ignored = *settings.ignore_headers.get();
-    let value = |known: ResponseField| {
-        let field = fields.iter().find(|field| field.name.known() == Some(known));
-        field.filter(|_| fields.has(known)).map(|field| &*field.value)
-    };
-    if let Some(rate) = value(ResponseField::XAccelLimitRate).filter(|_| !ignored.has(Ignored::X_ACCEL_LIMIT_RATE))
-        && let Some(rate) = units::parse_number(rate)
-    {
-        request.set_limit_rate(rate);
-    }
-    if let Some(target) = value(ResponseField::XAccelRedirect).filter(|_| !ignored.has(Ignored::X_ACCEL_REDIRECT)) {
-        let flow = redirect(request, &fields, target);
+    if let Some(flow) = caching::revalidate(request, passing, &head) {
         answering.end_early(request);
         return flow;
     }
-    let mut is_buffered = *settings.buffering.get();
-    if let Some(text) = value(ResponseField::XAccelBuffering).filter(|_| !ignored.has(Ignored::X_ACCEL_BUFFERING)) {
-        if text.eq_ignore_ascii_case(b"no") {
-            is_buffered = false;
-        } else if text.eq_ignore_ascii_case(b"yes") {
-            is_buffered = true;
-        }
+    let settings = passing.settings;
+    let fields = Rc::new(head.fields);
+    answering.records.set_fields(Rc::clone(&fields));
+    let head = UpstreamHead { fields: FieldList::default(), ..head };
+    if let Some(status) = intercept(request, settings, head.status, &fields) {
+        caching::tell_intercepted(request, passing, head.status, &fields);
+        answering.end_early(request);
+        return Flow::Respond(status);
     }
+    answering.is_authenticated |= fields.iter().any(|field| {
+        field.name.known() == Some(ResponseField::WwwAuthenticate) && authenticates_connection(&field.value)
+    });
+    if let Some(flow) = obey_head(request, settings, &fields) {
+        answering.end_early(request);
+        return flow;
+    }
+    let is_buffered = is_buffered(settings, &fields);
+    let stored = caching::judge(request, passing, &head, &fields, is_buffered);
     let session = answering.learn_session(request);
-    copy_head(request, passing, &head, &fields);
+    copy_head(request, settings, passing.rewriter, &head, &fields);
+    caching::tell_status(request, &settings.cache, None, stored.is_some());
     if let Some(cookie) = session {
         request.response.add(ResponseField::SetCookie, cookie);
     }
@@ -111,11 +100,17 @@ pub(super) fn begin(
         // What the client may change to is for it to know. (RFC 9110 §15.5.22)
         request.response.add(ResponseField::Upgrade, upgrade.clone());
     }
+    if answering.reader.is_tunnel() {
+        return tunnel(passing, answering);
+    }
     if head.status == 101 {
         return begin_tunnel(request, passing, answering, &head);
     }
     if *settings.force_ranges.get() {
         request.response.allows_ranges = true;
+    }
+    if let Some(stored) = stored {
+        return caching::begin(request, passing, answering, &head, stored);
     }
     request.response.has_trailers = head.may_have_trailers && *settings.pass_trailers.get();
     if !is_buffered {
@@ -123,6 +118,61 @@ pub(super) fn begin(
         request.set_limit_rate(0);
     }
     begin_body(request, passing, answering, &head, is_buffered)
+}
+
+/// The status that is answered in place of a server's response: where that is an error of which the location has a page.
+pub(super) fn intercept(
+    request: &mut Request,
+    settings: &UpstreamSettings,
+    status: u16,
+    fields: &FieldList,
+) -> Option<u16> {
+    if status == 404 && settings.answers_not_found {
+        return Some(404);
+    }
+    if !*settings.intercept_errors.get() || status < 300 || !has_error_page(request, status) {
+        return None;
+    }
+    if status == 401 {
+        for field in fields.iter().filter(|field| field.name.known() == Some(ResponseField::WwwAuthenticate)) {
+            request.response.add(field.name.clone(), field.value.clone());
+        }
+    }
+    Some(status)
+}
+
+fn first_value(fields: &FieldList, known: ResponseField) -> Option<&[u8]> {
+    let field = fields.iter().find(|field| field.name.known() == Some(known));
+    field.filter(|_| fields.has(known)).map(|field| &*field.value)
+}
+
+/// Does what `X-Accel-Limit-Rate`, `X-Accel-Charset` and `X-Accel-Redirect` say. The last leads elsewhere.
+pub(super) fn obey_head(request: &mut Request, settings: &UpstreamSettings, fields: &FieldList) -> Option<Flow> {
+    let ignored = settings.ignored;
+    let rate = first_value(fields, ResponseField::XAccelLimitRate);
+    if let Some(rate) = rate.filter(|_| !ignored.has(Ignored::X_ACCEL_LIMIT_RATE))
+        && let Some(rate) = units::parse_number(rate)
+    {
+        request.set_limit_rate(rate);
+    }
+    let charset = first_value(fields, ResponseField::XAccelCharset).filter(|_| !ignored.has(Ignored::X_ACCEL_CHARSET));
+    if let Some(name) = charset.filter(|name| !name.is_empty() && name.iter().all(|&byte| is_token_byte(byte))) {
+        request.notes.put(AccelCharset(name.into()));
+    }
+    let target = first_value(fields, ResponseField::XAccelRedirect);
+    let target = target.filter(|_| !ignored.has(Ignored::X_ACCEL_REDIRECT))?;
+    Some(redirect(request, fields, target))
+}
+
+/// Whether the server is read as fast as it sends.
+fn is_buffered(settings: &UpstreamSettings, fields: &FieldList) -> bool {
+    let ignored = settings.ignored;
+    let text = first_value(fields, ResponseField::XAccelBuffering);
+    match text.filter(|_| !ignored.has(Ignored::X_ACCEL_BUFFERING)) {
+        Some(text) if text.eq_ignore_ascii_case(b"no") => false,
+        Some(text) if text.eq_ignore_ascii_case(b"yes") => true,
+        _ => *settings.buffering.get(),
+    }
 }
 
 /// A body that has come with the head is taken at once; any other comes as it comes.
@@ -177,6 +227,10 @@ fn begin_tunnel(request: &mut Request, passing: &Passing<'_>, answering: Box<Ans
     if let Some(token) = &head.upgrade {
         request.response.set(ResponseField::Upgrade, token.clone());
     }
+    tunnel(passing, answering)
+}
+
+fn tunnel(passing: &Passing<'_>, answering: Box<Answering>) -> Flow {
     Flow::Upgrade(Box::new(UpstreamTunnel::new(answering, *passing.settings.read_timeout.get())))
 }
 
@@ -217,14 +271,20 @@ fn redirect(request: &mut Request, fields: &FieldList, target: &[u8]) -> Flow {
 }
 
 /// The status and the fields that the client gets.
-fn copy_head(request: &mut Request, passing: &Passing<'_>, head: &UpstreamHead, fields: &FieldList) {
+pub(super) fn copy_head(
+    request: &mut Request,
+    settings: &UpstreamSettings,
+    rewriter: &dyn HeadRewriter,
+    head: &UpstreamHead,
+    fields: &FieldList,
+) {
     let mut response = std::mem::take(&mut request.response);
     response.status = head.status;
     response.reason = head.reason.clone().map(|phrase| Reason { status: head.status, phrase });
     response.content_length = head.length;
     response.is_from_upstream = true;
     for field in fields.iter() {
-        if passing.settings.hidden.has(&field.name) {
+        if settings.hidden.has(&field.name) {
             continue;
         }
         match field.name.known() {
@@ -244,7 +304,6 @@ fn copy_head(request: &mut Request, passing: &Passing<'_>, head: &UpstreamHead, 
                 response.content_type.extend_from_slice(&field.value);
             }
             Some(ResponseField::ETag) if response.etag.is_empty() => {
-                response.etag.clear();
                 response.etag.extend_from_slice(&field.value);
             }
             Some(ResponseField::LastModified) if matches!(head.status, 200 | 206 | 304) => {
@@ -254,7 +313,7 @@ fn copy_head(request: &mut Request, passing: &Passing<'_>, head: &UpstreamHead, 
                 }
             }
             Some(ResponseField::Location) => {
-                match passing.rewriter.location(request, &field.value) {
+                match rewriter.location(request, &field.value) {
                     Some(value) => response.location = value,
                     // The server's own path is not ours to make absolute.
                     None if field.value.starts_with(b"/") => response.add(field.name.clone(), field.value.clone()),
@@ -262,28 +321,24 @@ fn copy_head(request: &mut Request, passing: &Passing<'_>, head: &UpstreamHead, 
                 }
             }
             Some(ResponseField::Refresh) => {
-                let value = rewrite_refresh(request, passing, &field.value);
+                let value = rewrite_refresh(request, rewriter, &field.value);
                 response.add(field.name.clone(), value.map_or_else(|| field.value.clone(), FieldText::from));
             }
             Some(ResponseField::SetCookie) => {
-                let value = passing.rewriter.cookie(request, &field.value);
+                let value = rewriter.cookie(request, &field.value);
                 response.add(field.name.clone(), value.map_or_else(|| field.value.clone(), FieldText::from));
             }
-            _ => add(&mut response, field),
+            _ => response.add(field.name.clone(), field.value.clone()),
         }
     }
     request.response = response;
 }
 
-fn add(response: &mut crate::request::response::ResponseHead, field: &Field) {
-    response.add(field.name.clone(), field.value.clone());
-}
-
 /// The URL behind `url=` in a `Refresh`.
-fn rewrite_refresh(request: &Request, passing: &Passing<'_>, value: &[u8]) -> Option<Vec<u8>> {
+fn rewrite_refresh(request: &Request, rewriter: &dyn HeadRewriter, value: &[u8]) -> Option<Vec<u8>> {
     let lower = value.to_ascii_lowercase();
     let start = bstr::ByteSlice::find(&*lower, "url=")? + 4;
-    let url = passing.rewriter.location(request, &value[start..])?;
+    let url = rewriter.location(request, &value[start..])?;
     Some([&value[..start], &url].concat())
 }
 

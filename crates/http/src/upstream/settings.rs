@@ -11,13 +11,14 @@ use gale_config::{Diagnostic, Setting};
 use gale_engine::spool::TempPath;
 use gale_engine::tls::TlsClient;
 use gale_engine::tls::settings::TlsClientSettings;
+use gale_engine::upstream::Bind;
 use gale_protocol::response::ResponseField;
 use gale_runtime::{ConnectOptions, SocketAddress};
 
+use crate::cache::settings::CacheSettings;
 use crate::request::Request;
 use crate::request::response::FieldName;
 use crate::request::variables::template::{SizeTemplate, Template};
-use gale_base::log_level::Level;
 
 /// See the file's head. The names are those of the directives without the prefix of their module.
 #[derive(Default)]
@@ -25,7 +26,7 @@ pub struct UpstreamSettings {
     /// Tells them apart from all others that there were: connections may be kept for one location alone.
     pub id: usize,
     /// The address to connect from.
-    pub bind: Setting<Option<Bind>>,
+    pub bind: Setting<Option<Bind<Request>>>,
     /// `SO_KEEPALIVE`
     pub socket_keepalive: Setting<bool>,
     /// `SO_RCVBUF` in bytes, 0 for the kernel's.
@@ -38,6 +39,8 @@ pub struct UpstreamSettings {
     pub send_timeout: Setting<Duration>,
     /// How long a server may be silent.
     pub read_timeout: Setting<Duration>,
+    /// How long all of it may take, from the first server that is tried to the end of the response; zero for ever.
+    pub request_timeout: Setting<Duration>,
     /// When the next server is tried.
     pub next_upstream: Setting<RetryOn>,
     /// How many servers are tried, 0 for all.
@@ -81,24 +84,23 @@ pub struct UpstreamSettings {
     /// Fields that the client does get although they are among the usual ones.
     pub pass_header: Setting<Vec<BString>>,
     /// Fields that have no effect on Gale.
-    pub ignore_headers: Setting<Ignored>,
+    pub ignore_headers: Setting<Vec<Ignored>>,
+    /// What follows from `ignore_headers`.
+    pub ignored: Ignored,
     /// What is asked of servers that are spoken to over TLS: `ssl_…`.
     pub tls: TlsClientSettings,
     /// The name that a server's certificate is to have, and that the server is told; else the host of the URL.
     pub tls_name: Setting<Template>,
+    /// The names of the certificate that is shown to servers and of its key, if they have variables.
+    pub tls_certificate: Option<(Template, Template)>,
     /// What `tls` comes to, where connections may be over TLS; there once the configuration is complete.
     pub tls_client: Option<Arc<OnceLock<Arc<TlsClient>>>>,
+    /// What the location says about its cache: `cache_…`.
+    pub cache: CacheSettings,
+    /// When something stale is used: `cache_use_stale`.
+    pub cache_use_stale: Setting<RetryOn>,
     /// What follows from `hide_header` and `pass_header`.
     pub hidden: HiddenFields,
-}
-
-/// The address that connections come from: `proxy_bind ADDRESS [transparent]`.
-#[derive(Clone)]
-pub struct Bind {
-    /// The address, perhaps with variables; empty for none.
-    pub address: Template,
-    /// Whether it may be one that this machine does not have.
-    pub is_transparent: bool,
 }
 
 macro_rules! bits {
@@ -240,6 +242,11 @@ impl HiddenFields {
 }
 
 impl UpstreamSettings {
+    /// How long the head of a response may be, in bytes.
+    pub fn head_max(&self) -> usize {
+        usize::try_from(*self.buffer_size.get()).unwrap_or(usize::MAX)
+    }
+
     /// Completes settings that have taken over what they do not say from `parent`. `prefix` is that of the directives,
     /// `hidden` what clients never get unless it is passed by name.
     ///
@@ -248,9 +255,8 @@ impl UpstreamSettings {
     pub fn complete(&mut self, prefix: &str, hidden: &[&str]) -> Result<(), Diagnostic> {
         static IDS: AtomicUsize = AtomicUsize::new(1);
         self.id = IDS.fetch_add(1, Ordering::Relaxed);
-        if !self.ignore_headers.is_set() {
-            self.ignore_headers.set(Ignored::default(), None);
-        }
+        let ignored = self.ignore_headers.get_opt().map(Vec::as_slice).unwrap_or_default();
+        self.ignored = ignored.iter().fold(Ignored::default(), |all, more| all.or(*more));
         if !self.pass_trailers.is_set() {
             self.pass_trailers.set(false, None);
         }
@@ -318,28 +324,4 @@ impl UpstreamSettings {
 
 fn size(bytes: u64) -> Option<usize> {
     usize::try_from(bytes).ok().filter(|&bytes| bytes > 0)
-}
-
-impl Bind {
-    /// The address for this request. One that is none is told in the error log, and the kernel chooses.
-    fn evaluate(&self, request: &Request) -> Option<SocketAddress> {
-        let mut text = Vec::new();
-        self.address.append(request, &mut text);
-        if text.is_empty() {
-            return None;
-        }
-        let address = parse_bind(&text);
-        if address.is_none() {
-            request.log(Level::Error, format_args!("invalid local address \"{}\"", bstr::BStr::new(&text)));
-        }
-        address
-    }
-}
-
-/// An address of this machine, perhaps with a port.
-pub fn parse_bind(text: &[u8]) -> Option<SocketAddress> {
-    let text = std::str::from_utf8(text).ok()?;
-    let bare = || text.trim_start_matches('[').trim_end_matches(']').parse().ok();
-    let inet = text.parse().ok().or_else(|| bare().map(|ip: std::net::IpAddr| std::net::SocketAddr::new(ip, 0)));
-    inet.map(SocketAddress::from)
 }

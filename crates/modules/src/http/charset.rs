@@ -33,6 +33,7 @@ use gale_http::request::Request;
 use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
 use gale_http::request::filters::Change;
 use gale_http::request::transform::{ROOM_BYTES, Step, Transform, Transformed, Until};
+use gale_http::upstream::AccelCharset;
 use gale_http::variables::VariableId;
 use gale_protocol::response::ResponseField;
 use gale_runtime::Effort;
@@ -113,8 +114,9 @@ enum Charset {
     Variable(VariableId),
 }
 
-fn applies(conf: &Conf) -> bool {
-    !matches!(conf.charset.get(), Charset::Off) || conf.source_charset.is_set()
+/// Always: another server may name a charset, too.
+fn applies(_: &Conf) -> bool {
+    true
 }
 
 fn charset(builder: &mut Builder, statement: &Statement) -> Result<Charset, Diagnostic> {
@@ -157,6 +159,10 @@ fn no_map(from: &[u8], to: &[u8]) -> String {
 struct Shown(RefCell<Option<Box<[u8]>>>);
 
 fn convert(request: &mut Request, conf: &Conf, body: &mut Body) {
+    let is_off = matches!(conf.charset.get(), Charset::Off) && !conf.source_charset.is_set();
+    if is_off && !(request.is_main() && request.notes.has::<AccelCharset>()) {
+        return;
+    }
     let Some(to) = destination(request, conf) else { return };
     let from = match charset_of(&request.response.content_type) {
         Some(own) => Some(own.into()),
@@ -196,6 +202,9 @@ fn destination(request: &Request, conf: &Conf) -> Option<Box<[u8]>> {
         return request.shared_note::<Shown>().0.borrow().clone();
     }
     let content_type = &request.response.content_type;
+    if let Some(AccelCharset(name)) = request.notes.get() {
+        return Some(name.as_slice().into()).filter(|_| !content_type.is_empty());
+    }
     let is_wanted = match charset_of(content_type) {
         _ if content_type.is_empty() => false,
         Some(_) => *conf.override_charset.get(),

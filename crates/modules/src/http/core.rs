@@ -770,9 +770,8 @@ fn size(statement: &Statement) -> Result<usize, Diagnostic> {
 /// Buffers larger than this are a slip of the pen.
 const SIZE_MAX: usize = 1 << 30;
 
-fn size_template(builder: &mut Builder, statement: &Statement) -> Result<SizeTemplate, Diagnostic> {
-    let text = builder.http_mut().template(&statement.args[0])?;
-    SizeTemplate::new(text).ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
+pub(crate) fn size_template(builder: &mut Builder, statement: &Statement) -> Result<SizeTemplate, Diagnostic> {
+    crate::shared::size_template(builder, statement)
 }
 
 /// `RATE [after=TIME]`
@@ -847,14 +846,15 @@ fn alignment(statement: &Statement) -> Result<u32, Diagnostic> {
 /// No device has larger blocks.
 const ALIGNMENT_MAX: u32 = 1 << 20;
 
-/// nginx says the same on Linux.
-fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
+/// `send_lowat`, and that of connections to servers. nginx says the same on Linux.
+pub(crate) fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
     let size = values::size(statement)?;
-    builder.note([Diagnostic::warn("\"send_lowat\" is not supported, ignored").at(statement.span)]);
+    let message = format!("\"{}\" is not supported, ignored", statement.name.text);
+    builder.note([Diagnostic::warn(message).at(statement.span)]);
     Ok(size)
 }
 
-fn temp_path(builder: &mut Builder, statement: &Statement) -> Result<TempPath, Diagnostic> {
+pub(crate) fn temp_path(builder: &mut Builder, statement: &Statement) -> Result<TempPath, Diagnostic> {
     let level = |word: &Word| match units::parse_number(&word.text) {
         Some(length @ 1..=3) => Ok(length as u8),
         _ => Err(statement.directive_error("invalid value").at(word.span).hint("a level has 1 to 3 characters")),

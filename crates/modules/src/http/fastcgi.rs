@@ -19,6 +19,7 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
+use gale_http::upstream::caching::{Consulted, consult};
 use gale_http::upstream::fastcgi::{FastCgiReader, Stdin};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
@@ -29,16 +30,17 @@ use gale_http::variables::regex::Regex;
 use gale_protocol::fastcgi::{self, write_begin_request};
 use gale_runtime::Bytes;
 
+use crate::http::cache_rows::{self, upstream_cache_rows};
 use crate::http::gateway::{self, Params};
-use crate::http::upstream_pass::PassRequests;
-use crate::http::upstream_rows::{self, own_row as row, upstream_rows};
-use crate::http::upstream_target::{AddressPass, plain};
+use crate::http::upstream_pass::{PassRequests, look_up_status, serving};
+use crate::http::upstream_rows::{self, own_row as row};
 use crate::shared::append::append;
+use gale_engine::upstream::{AddressPass, plain};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_fastcgi",
-    directives: upstream_rows!(
+    directives: upstream_cache_rows!(
         Conf,
         "fastcgi",
         "/var/lib/gale/fastcgi",
@@ -108,6 +110,8 @@ pub static MODULE: Module = Module {
             &PassRequests {
                 has_target: |conf: &Conf| conf.pass.is_some(),
                 settings: |conf| &conf.upstream,
+                rewriter: |_| &KeepHead,
+                prepare: |_, _| true,
                 pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
             },
         )],
@@ -120,7 +124,7 @@ pub static MODULE: Module = Module {
 struct Conf {
     upstream: UpstreamSettings,
     /// Not inherited: what answers a location is its own.
-    pass: Option<AddressPass>,
+    pass: Option<AddressPass<Request>>,
     params: Params,
     index: Setting<BString>,
     split: Setting<Regex>,
@@ -155,12 +159,18 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     conf.params.complete(parent.map(|parent| &parent.params), builder)?;
     conf.catches = conf.catch_stderr.get_opt().cloned().unwrap_or_default().into();
     let passes_requests = conf.pass.is_some();
+    cache_rows::complete(&mut conf.upstream.cache, builder, "fastcgi", None)?;
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "fastcgi", "fastcgi", &gateway::hidden())
 }
 
 /// Passes a request on. An error is the status that answers it.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
-    let target = conf.pass.as_ref().expect("there whenever the handler is").resolve(request).await?;
+    let pass = conf.pass.as_ref().expect("there whenever the handler is");
+    let target = pass.resolve(request).await.map_err(look_up_status)?;
+    let caching = match consult(request, serving(&conf.upstream, &KeepHead)).await {
+        Consulted::Answer(flow) => return Ok(flow),
+        Consulted::Ask(caching) => caching,
+    };
     let (body, length) = gateway::take_body(request, &conf.upstream, true).await?;
     let keeps_connection = *conf.keep_conn.get();
     let mut head = Vec::with_capacity(1024);
@@ -176,7 +186,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     } else {
         (body, &Stdin)
     };
-    let head_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
+    let head_max = conf.upstream.head_max();
     let is_head = request.is_head();
     let reader = || -> Box<dyn ResponseReader> {
         Box::new(FastCgiReader::new(is_head, head_max, keeps_connection, Arc::clone(&conf.catches)))
@@ -195,6 +205,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         rewriter: &KeepHead,
         upgrade: None,
         reuses_connections: keeps_connection,
+        caching,
     };
     Ok(pass_on(request, &mut passing).await)
 }

@@ -14,14 +14,22 @@ use gale_config::{Diagnostic, Statement};
 use gale_engine::configuration::Builder;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
+use gale_http::request::phases::Flow;
 use gale_http::request::request_body::read_body;
-use gale_http::upstream::USUALLY_HIDDEN;
-use gale_http::upstream::sending::RequestBody;
+use gale_http::upstream::caching::{CacheNote, Caching, is_for_cache};
+use gale_http::upstream::cgi::CgiReader;
+use gale_http::upstream::receiving::ResponseReader;
+use gale_http::upstream::sending::{RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::{KeepHead, Passing, USUALLY_HIDDEN, pass_on};
 use gale_http::variables::template::Template;
 use gale_protocol::gateway::{ParamsWriter, UnwritableParams, write_field_param};
-use gale_protocol::request::{KnownHeader, Version};
+use gale_protocol::request::KnownHeader;
 use gale_runtime::Bytes;
+
+use crate::http::upstream_pass::{BodySource, body_source};
+use crate::http::upstream_rows;
+use gale_engine::upstream::TlsTarget;
 
 /// `fastcgi_param NAME VALUE [if_not_empty];`, `scgi_param`, `uwsgi_param`
 #[derive(Clone)]
@@ -105,12 +113,23 @@ impl Params {
         }
         if *settings.pass_request_headers.get() {
             let mut name = value;
+            let note = request.notes.get::<CacheNote>();
             for field in joined_fields(request) {
-                if !self.complete.replaces(field.name) {
+                if !self.complete.replaces(field.name) && !is_for_cache(note, field.known) {
                     name.clear();
                     write_field_param(&mut name, field.name);
                     out.push(&name, &field.value)?;
                 }
+            }
+        }
+        let note = request.notes.get::<CacheNote>();
+        let conditions = [
+            (&b"HTTP_IF_NONE_MATCH"[..], note.and_then(|note| note.etag.clone())),
+            (b"HTTP_IF_MODIFIED_SINCE", note.and_then(|note| note.last_modified.clone())),
+        ];
+        for (name, value) in conditions {
+            if let Some(value) = value.filter(|_| !self.complete.replaces(&name[FIELD_PREFIX.len()..])) {
+                out.push(name, &value)?;
             }
         }
         Ok(())
@@ -193,14 +212,42 @@ pub(crate) fn hidden() -> Vec<&'static str> {
     ["Status"].iter().chain(USUALLY_HIDDEN).copied().collect()
 }
 
+/// Passes on a request whose response is that of a CGI program, up to the end of the connection.
+pub(crate) async fn pass_on_cgi(
+    request: &mut Request,
+    settings: &UpstreamSettings,
+    target: &TlsTarget,
+    scheme: &'static str,
+    head: Vec<u8>,
+    body: RequestBody,
+    caching: Option<Box<Caching>>,
+) -> Flow {
+    let head_max = settings.head_max();
+    let reader = || -> Box<dyn ResponseReader> { Box::new(CgiReader::new(head_max)) };
+    let mut passing = Passing {
+        selection: target.servers.select(request),
+        upstream: target.servers.upstream(request).cloned(),
+        scheme,
+        tls: target.tls_host.as_ref().map(|host| upstream_rows::tls(request, settings, host)),
+        uri: Bytes::new(),
+        head: Bytes::from(head),
+        body,
+        framing: &Unframed,
+        reader: &reader,
+        settings,
+        rewriter: &KeepHead,
+        upgrade: upgrade(request),
+        reuses_connections: false,
+        caching,
+    };
+    pass_on(request, &mut passing).await
+}
+
 /// The protocol that an application may change to: WebSocket, if the client asks for it.
-pub(crate) fn upgrade(request: &Request) -> Option<Bytes> {
+fn upgrade(request: &Request) -> Option<Bytes> {
     const WEBSOCKET: &[u8] = b"websocket";
-    let is_asked_for = request.version() == Version::Http11
-        && request.is_main()
-        && request.header(KnownHeader::Upgrade).is_some_and(|token| token.eq_ignore_ascii_case(WEBSOCKET))
-        && request.connection_fields().iter().any(|name| name.eq_ignore_ascii_case(b"upgrade"));
-    is_asked_for.then(|| Bytes::from_static(WEBSOCKET))
+    let is_asked_for = request.asked_upgrade().is_some_and(|token| token.eq_ignore_ascii_case(WEBSOCKET));
+    (is_asked_for && request.is_main()).then(|| Bytes::from_static(WEBSOCKET))
 }
 
 /// The error log and the status for a request that cannot be written.
@@ -215,18 +262,14 @@ pub(crate) async fn take_body(
     settings: &UpstreamSettings,
     streams_chunked: bool,
 ) -> Result<(RequestBody, Option<u64>), u16> {
-    let declared = request.declared_body_length();
-    let is_kept = request.body.is_some();
-    // What is left of a body that another location has passed on is no body.
-    if !*settings.pass_request_body.get() || request.body_is_gone() || declared == Some(0) && !is_kept {
-        return Ok((RequestBody::None, Some(0)));
-    }
-    let can_stream = (declared.is_some() || streams_chunked) && !is_kept && request.is_main();
-    if !*settings.request_buffering.get() && can_stream {
-        return Ok((RequestBody::Client, declared));
-    }
-    // Few requests have to pay for it.
-    let stored = Box::pin(read_body(request)).await.map_err(|error| error.status())?;
-    let length = stored.length();
-    Ok((RequestBody::Stored(stored), Some(length)))
+    Ok(match body_source(request, settings, streams_chunked) {
+        BodySource::None => (RequestBody::None, Some(0)),
+        BodySource::Client => (RequestBody::Client, request.declared_body_length()),
+        BodySource::Stored => {
+            // Few requests have to pay for it.
+            let stored = Box::pin(read_body(request)).await.map_err(|error| error.status())?;
+            let length = stored.length();
+            (RequestBody::Stored(stored), Some(length))
+        }
+    })
 }

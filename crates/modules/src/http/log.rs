@@ -1,376 +1,71 @@
-//! log: a line for every request.
+//! log: a line for every request. See [`shared::access_log`](crate::shared::access_log).
 //!   log_format NAME [escape=default|json|none] STRING ...;                         http
-//!   access_log off;
-//!   access_log PATH [FORMAT [buffer=SIZE] [gzip[=LEVEL]] [flush=TIME] [if=CONDITION]];
-//!   access_log syslog:server=ADDRESS[,PARAMETER=VALUE] [FORMAT [if=CONDITION]];
+//!   access_log off | PATH [FORMAT [buffer=SIZE] [gzip[=LEVEL]] [flush=TIME] [if=CONDITION]];
 //!                       http, server, location, if in location, limit_except
-//!   open_log_file_cache max=N [inactive=TIME] [min_uses=N] [valid=TIME];           http, server, location
-//!   open_log_file_cache off;
+//!   open_log_file_cache off | max=N [inactive=TIME] [min_uses=N] [valid=TIME];     http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_log_module.html>)
-//!
-//! Lines are written into the worker's own buffer for the file and handed on by
-//! `AccessBuffers`; nothing here opens, compresses or writes a file. A format must stand
-//! before the logs that use it, as in nginx.
 
 use std::any::Any;
-use std::collections::HashMap;
-use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::os::unix::ffi::OsStrExt;
+use std::rc::Rc;
 
-use bstr::BStr;
-use gale_base::units;
-use gale_config::{Body, Contexts, Custom, Diagnostic, One, Setting, Statement, Takes, Word, slot};
-use gale_engine::configuration::{Builder, ScopeId, ScopeRef};
-use gale_engine::log::{DeferredLog, DeferredSyslog, Hold, NamedLine, OpenLogs, append_named};
-use gale_engine::module::{ConfType, Directive, Module};
-use gale_http::configuration::builder::InHttp;
+use gale_config::{Contexts, Diagnostic};
+use gale_engine::configuration::Builder;
+use gale_engine::log::AccessBuffers;
+use gale_engine::module::{ConfType, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::files::directory_of;
 use gale_http::request::phases::{Decide, Flow, Phase};
-use gale_http::variables::template::Template;
 
-use crate::shared::log_format::{Escaping, Format, Formats, duplicate_name};
+use crate::shared::access_log::{AccessLogs, Logged, directives};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_log",
-    directives: &[
-        Directive {
-            name: "log_format",
-            contexts: Contexts::HTTP,
-            takes: Takes::AtLeast(2),
-            body: Body::None,
-            default: "combined \"...\"",
-            about: "What a line of an access log says.",
-            store: &Custom(log_format),
-        },
-        Directive {
-            name: "access_log",
-            contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION).or(Contexts::LIMIT_EXCEPT),
-            takes: Takes::AtLeast(1),
-            body: Body::None,
-            default: "",
-            about: "Where requests are logged, in which format, and which of them; may be repeated. Else where -V says.",
-            store: &Custom(access_log),
-        },
-        Directive {
-            name: "open_log_file_cache",
-            contexts: Contexts::ANYWHERE,
-            takes: Takes::Between(1, 4),
-            body: Body::None,
-            default: "off",
-            about: "Which logs with variables in their names stay open between requests.",
-            store: &One { parse: open_log_file_cache, slot: slot!(Conf, open) },
-        },
-    ],
+    directives: &directives::<Request>(Contexts::HTTP, Contexts::ANYWHERE, CONDITIONS),
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     parts: &[&HttpPart {
-        handlers: &[(Phase::Log, &Decide { applies: |conf: &Conf| !conf.logs().is_empty(), run: log })],
+        handlers: &[(Phase::Log, &Decide { applies: |conf: &Conf| !conf.is_empty(), run: log })],
         ..HttpPart::EMPTY
     }],
 };
 
-/// The format that needs no definition.
-const COMBINED: &str = "$remote_addr - $remote_user [$time_local] \"$request\" \
-                        $status $body_bytes_sent \"$http_referer\" \"$http_user_agent\"";
+const CONDITIONS: Contexts = Contexts::IF_IN_LOCATION.or(Contexts::LIMIT_EXCEPT);
 
-/// The block that all others of the configuration stand in is the first scope.
-const HTTP_BLOCK: ScopeId = ScopeId(0);
+type Conf = AccessLogs<Request>;
 
-/// `buffer=` beyond this changes nothing: a file's queue must take what has gathered
-/// in several workers at once.
-const HOLD_BYTES_MAX: usize = 1024 * 1024;
+impl Logged for Request {
+    const COMBINED: Option<&'static str> = Some(
+        "$remote_addr - $remote_user [$time_local] \"$request\" \
+                        $status $body_bytes_sent \"$http_referer\" \"$http_user_agent\"",
+    );
+    const ABOUT: &'static str =
+        "Where requests are logged, in which format, and which of them; may be repeated. Else where -V says.";
 
-/// nginx's buffer and level for `gzip` alone.
-const GZIP_BUFFER_BYTES: usize = 64 * 1024;
-const GZIP_LEVEL: u32 = 1;
+    fn access(&self) -> &Rc<AccessBuffers> {
+        &self.worker().common.access
+    }
 
-#[derive(Default)]
-struct Conf {
-    /// `None` until something is said here or inherited.
-    logs: Option<Arc<[Log]>>,
-    /// `off`: no line is written, whatever else the block says.
-    is_off: bool,
-    /// The files that stay open.
-    open: Setting<Option<Arc<OpenLogs>>>,
-    /// Of the http block alone.
-    shared: Shared,
-}
-
-/// What all logs of the http block share. It lives in the settings of that block.
-#[derive(Default)]
-struct Shared {
-    formats: Formats<Request>,
-    /// How lines for a file are gathered: a file has one buffer.
-    holds: HashMap<PathBuf, Gathering>,
-}
-
-/// How the lines for a file are gathered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Gathering {
-    hold: Hold,
-    /// The level of compression; 0 for none.
-    gzip: u32,
-}
-
-/// One `access_log`.
-#[derive(Clone)]
-struct Log {
-    place: LogPlace,
-    format: Arc<Format<Request>>,
-    condition: Option<Template>,
-}
-
-/// Where lines go.
-#[derive(Clone)]
-enum LogPlace {
-    /// To a file, with `buffer=` and `flush=`.
-    File(DeferredLog, Option<Hold>),
-    /// To a file whose name the request decides.
-    Named(Template),
-    Syslog(DeferredSyslog),
-}
-
-impl Conf {
-    fn logs(&self) -> &[Log] {
-        match &self.logs {
-            Some(logs) if !self.is_off => logs,
-            _ => &[],
-        }
+    fn append_log_root(&self, out: &mut Vec<u8>) -> bool {
+        directory_of(self, out)
     }
 }
 
 fn log(request: &mut Request, conf: &Conf) -> Flow {
-    for log in conf.logs() {
-        if log.condition.as_ref().is_some_and(|condition| is_false(&condition.evaluate(request))) {
-            continue;
-        }
-        let access = &request.worker().common.access;
-        match &log.place {
-            LogPlace::File(file, hold) => access.append(file.writer(), *hold, |out| {
-                log.format.append(request, out);
-                out.push(b'\n');
-            }),
-            LogPlace::Syslog(server) => access.append(server.syslog().writer(), None, |out| {
-                server.syslog().append_line(out, |out| log.format.append(request, out));
-            }),
-            LogPlace::Named(path) => named_line(request, conf, log, path).into_iter().for_each(append_named),
-        }
-    }
+    conf.write(request);
     Flow::Next
 }
 
-/// The line for a file whose name the request decides; none where the name leads out of its directory.
-fn named_line(request: &Request, conf: &Conf, log: &Log, path: &Template) -> Option<NamedLine> {
-    let mut name = Vec::with_capacity(128);
-    if !path.append_path(request, &mut name) {
-        return None;
-    }
-    let mut line = Vec::with_capacity(256);
-    log.format.append(request, &mut line);
-    line.push(b'\n');
-    let mut root = Vec::with_capacity(128);
-    if !directory_of(request, &mut root) {
-        return None;
-    }
-    Some(NamedLine {
-        path: OsString::from_vec(name).into(),
-        root: OsString::from_vec(root).into(),
-        line,
-        connection: request.connection().number,
-        errors: Arc::clone(request.configuration().error_log()),
-        open: conf.open.get().clone(),
-    })
-}
-
-fn is_false(value: &[u8]) -> bool {
-    matches!(value, b"" | b"0")
-}
-
-fn log_format(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let name = &statement.args[0];
-    if name.text == "combined" {
-        return Err(duplicate_name(name));
-    }
-    conf.shared.formats.add(builder, statement)
-}
-
-fn access_log(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let path = &statement.args[0];
-    if path.text == "off" {
-        conf.is_off = true;
-        return statement.args.get(1).map_or(Ok(()), |extra| Err(invalid_parameter(extra)));
-    }
-    let format = match statement.args.get(1) {
-        Some(name) => named_format(conf, builder, name)?,
-        None => combined(builder),
-    };
-    let Options { gathering, condition } = options(builder, statement)?;
-    let refused = |message: &str| Diagnostic::emerg(message).at(statement.span);
-    let place = if path.text.starts_with(b"syslog:") {
-        let server = builder.syslog(path)?;
-        match gathering {
-            Some(_) => return Err(refused("logs to syslog cannot be buffered")),
-            None => LogPlace::Syslog(server),
-        }
-    } else if path.text.contains(&b'$') {
-        if gathering.is_some() {
-            return Err(refused("buffered logs cannot have variables in name"));
-        }
-        let full = builder.full_path(&path.text).into_os_string().into_vec().into();
-        LogPlace::Named(builder.http_mut().template(&Word { text: full, ..path.clone() })?)
-    } else {
-        let file = builder.log_file(&path.text, Some(path.span));
-        if let Some(gathering) = gathering {
-            if !shared(conf, builder).agrees(&file, gathering) {
-                let message = format!("access_log \"{}\" already defined with conflicting parameters", path.text);
-                return Err(Diagnostic::emerg(message).at(path.span));
-            }
-            file.compress(gathering.gzip);
-        }
-        let hold = gathering.map(|Gathering { hold, .. }| Hold { bytes: hold.bytes.min(HOLD_BYTES_MAX), ..hold });
-        LogPlace::File(file, hold)
-    };
-    let log = Log { place, format, condition };
-    let earlier = conf.logs.take().unwrap_or_default();
-    conf.logs = Some(earlier.iter().cloned().chain([log]).collect());
-    Ok(())
-}
-
-fn invalid_parameter(word: &Word) -> Diagnostic {
-    Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span)
-}
-
-/// The block's `combined` comes first, and names are compared without their case:
-/// only their definitions tell it apart.
-fn named_format(conf: &mut Conf, builder: &mut Builder, name: &Word) -> Result<Arc<Format<Request>>, Diagnostic> {
-    if name.text.eq_ignore_ascii_case(b"combined") {
-        return Ok(combined(builder));
-    }
-    shared(conf, builder).formats.find(name)
-}
-
-fn combined(builder: &mut Builder) -> Arc<Format<Request>> {
-    let text = Statement::synthetic(COMBINED, Vec::new()).name;
-    let http = builder.http_mut();
-    let format = Format::compile(Escaping::Default, &[text], |name, _| http.variable(name, None));
-    Arc::new(format.expect("the built-in format is right"))
-}
-
-/// What follows the format in an `access_log`.
-struct Options {
-    gathering: Option<Gathering>,
-    condition: Option<Template>,
-}
-
-fn options(builder: &mut Builder, statement: &Statement) -> Result<Options, Diagnostic> {
-    let (mut bytes, mut time, mut gzip, mut condition) = (None, None, 0, None);
-    for word in statement.args.iter().skip(2) {
-        if let Some(text) = word.text.strip_prefix(b"buffer=") {
-            let size = units::parse_size(text).and_then(|size| usize::try_from(size).ok());
-            bytes = Some(size.filter(|&size| size > 0).ok_or_else(|| invalid(word, "buffer size", text))?);
-        } else if let Some(text) = word.text.strip_prefix(b"flush=") {
-            let flush = units::parse_time(text).filter(|flush| !flush.is_zero());
-            time = Some(flush.ok_or_else(|| invalid(word, "flush time", text))?);
-        } else if let Some(text) = word.text.strip_prefix(b"if=") {
-            condition = Some(builder.http_mut().template(&Word { text: text.into(), ..word.clone() })?);
-        } else if let Some(level) = word.text.strip_prefix(b"gzip=") {
-            let number = units::parse_number(level).and_then(|number| u32::try_from(number).ok());
-            let number = number.filter(|number| (1..=9).contains(number));
-            gzip = number.ok_or_else(|| invalid(word, "compression level", level))?;
-            bytes.get_or_insert(GZIP_BUFFER_BYTES);
-        } else if word.text == "gzip" {
-            gzip = GZIP_LEVEL;
-            bytes.get_or_insert(GZIP_BUFFER_BYTES);
-        } else {
-            return Err(invalid_parameter(word));
-        }
-    }
-    if time.is_some() && bytes.is_none() {
-        let path = &statement.args[0];
-        let message = format!("no buffer is defined for access_log \"{}\"", path.text);
-        return Err(Diagnostic::emerg(message).at(path.span));
-    }
-    Ok(Options { gathering: bytes.map(|bytes| Gathering { hold: Hold { bytes, time }, gzip }), condition })
-}
-
-fn invalid(word: &Word, what: &str, text: &[u8]) -> Diagnostic {
-    Diagnostic::emerg(format!("invalid {what} \"{}\"", BStr::new(text))).at(word.span)
-}
-
-/// What all logs share, from wherever in the http block.
-fn shared<'c>(conf: &'c mut Conf, builder: &'c mut Builder) -> &'c mut Shared {
-    // While a directive is applied, the settings of its own block are not with the builder.
-    if builder.scope == ScopeRef::Block(HTTP_BLOCK) {
-        return &mut conf.shared;
-    }
-    let confs = builder.http_mut().confs(HTTP_BLOCK);
-    let found = confs.iter_mut().flatten().find_map(|conf| conf.downcast_mut::<Conf>());
-    &mut found.expect("the http block has settings of every module").shared
-}
-
-impl Shared {
-    /// Notes how lines for this file are gathered; `false` if it was said otherwise before.
-    fn agrees(&mut self, file: &DeferredLog, gathering: Gathering) -> bool {
-        match self.holds.get(file.path()) {
-            Some(known) => *known == gathering,
-            None => {
-                self.holds.insert(file.path().to_owned(), gathering);
-                true
-            }
-        }
-    }
-}
-
-fn open_log_file_cache(statement: &Statement) -> Result<Option<Arc<OpenLogs>>, Diagnostic> {
-    const NAME: &str = "open_log_file_cache";
-    let (mut files_max, mut inactive, mut uses_min, mut valid) = (None, 10, 1, 60);
-    for word in &statement.args {
-        let wrong = || Diagnostic::emerg(format!("invalid \"{NAME}\" parameter \"{}\"", word.text)).at(word.span);
-        let positive = |text: &[u8]| units::parse_number(text).filter(|&number| number > 0).ok_or_else(wrong);
-        let seconds = |text| units::parse_time_seconds(text).map(|time| time.as_secs()).ok_or_else(wrong);
-        if let Some(text) = word.text.strip_prefix(b"max=") {
-            files_max = Some(positive(text)?);
-        } else if let Some(text) = word.text.strip_prefix(b"inactive=") {
-            inactive = seconds(text)?;
-        } else if let Some(text) = word.text.strip_prefix(b"min_uses=") {
-            uses_min = positive(text)?;
-        } else if let Some(text) = word.text.strip_prefix(b"valid=") {
-            valid = seconds(text)?;
-        } else if word.text == "off" {
-            return Ok(None);
-        } else {
-            return Err(wrong());
-        }
-    }
-    let files_max = files_max.ok_or_else(|| statement.error(format!("\"{NAME}\" must have \"max\" parameter")))?;
-    let files_max = usize::try_from(files_max).unwrap_or(usize::MAX);
-    let uses_min = u32::try_from(uses_min).unwrap_or(u32::MAX);
-    let (inactive, valid) = (Duration::from_secs(inactive), Duration::from_secs(valid));
-    Ok(Some(Arc::new(OpenLogs::new(files_max, inactive, uses_min, valid))))
-}
-
-/// A block without an `access_log` does what the block around it does, and a server
-/// logs to the default file if nobody says anything. The http block itself serves
-/// nothing: it must not make that file where every server has one of its own.
+/// A server logs to the default file if nobody says anything. The http block itself serves nothing: it must not make
+/// that file where every server has one of its own.
 fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
     const OURS: &str = "settings of this module";
     let conf: &mut Conf = conf.downcast_mut().expect(OURS);
     let Some(parent) = parent else { return Ok(()) };
-    let parent: &Conf = parent.downcast_ref().expect(OURS);
-    if conf.logs.is_none() && !conf.is_off {
-        conf.logs.clone_from(&parent.logs);
-        conf.is_off = parent.is_off;
-    }
-    if conf.logs.is_none() && !conf.is_off {
+    if !conf.inherit(parent.downcast_ref().expect(OURS)) {
         let path = builder.default_access_log_path();
-        let file = builder.log_file(path.as_os_str().as_bytes(), None);
-        let log = Log { place: LogPlace::File(file, None), format: combined(builder), condition: None };
-        conf.logs = Some(Arc::new([log]));
+        conf.set_default(builder, path.as_os_str().as_bytes());
     }
     Ok(())
 }
@@ -378,11 +73,16 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     use gale_config::{Files, Sources, parse_text};
+    use gale_engine::configuration::{ScopeId, ScopeRef};
+    use gale_engine::log::DeferredLog;
     use gale_engine::module::Order;
+    use gale_http::configuration::builder::InHttp;
     use gale_process::BuildRequest;
+
+    use crate::shared::access_log::{Log, LogPlace, combined, is_false};
 
     use super::*;
 
@@ -411,7 +111,7 @@ mod tests {
         conf
     }
 
-    fn file(log: &Log) -> &DeferredLog {
+    fn file(log: &Log<Request>) -> &DeferredLog {
         match &log.place {
             LogPlace::File(file, _) => file,
             LogPlace::Named(_) | LogPlace::Syslog(_) => panic!("no file"),
@@ -505,7 +205,7 @@ mod tests {
         assert!(http.logs.is_none());
         let server = merged(&mut builder, 1, Some(&http));
         assert_eq!(file(&server.logs()[0]).path(), builder.default_access_log_path());
-        assert_eq!(server.logs()[0].format, combined(&mut builder));
+        assert_eq!(server.logs()[0].format, combined(&mut builder).unwrap());
         assert!(merged(&mut builder, 2, Some(&http)).logs().is_empty());
     }
 

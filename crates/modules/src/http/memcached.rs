@@ -27,9 +27,9 @@ use gale_protocol::memcached::write_get;
 use gale_protocol::request::Method;
 use gale_runtime::Bytes;
 
-use crate::http::upstream_pass::PassRequests;
+use crate::http::upstream_pass::{PassRequests, look_up_status};
 use crate::http::upstream_rows::{self, fix, own_row, row};
-use crate::http::upstream_target::{AddressPass, plain};
+use gale_engine::upstream::{AddressPass, plain};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -63,6 +63,9 @@ pub static MODULE: Module = Module {
             "How long a server may take nothing of a request.", values time_ms, send_timeout),
         row!(Conf, "memcached", "_read_timeout", Takes::Exactly(1), "60s",
             "How long a server may be silent.", values time_ms, read_timeout),
+        row!(Conf, "memcached", "_request_timeout", Takes::Exactly(1), "0",
+            "How long it may take from the first server that is tried to the end of the reply; 0 for ever.",
+            values time_ms, request_timeout),
         row!(Conf, "memcached", "_buffer_size", Takes::Exactly(1), "4k",
             "How long the first line of a reply may be.", values size, buffer_size),
         row!(Conf, "memcached", "_next_upstream", Takes::AtLeast(1), "error timeout",
@@ -79,6 +82,8 @@ pub static MODULE: Module = Module {
             &PassRequests {
                 has_target: |conf: &Conf| conf.pass.is_some(),
                 settings: |conf| &conf.upstream,
+                rewriter: |_| &KeepHead,
+                prepare: |_, _| true,
                 pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
             },
         )],
@@ -91,7 +96,7 @@ pub static MODULE: Module = Module {
 struct Conf {
     upstream: UpstreamSettings,
     /// Not inherited: what answers a location is its own.
-    pass: Option<(AddressPass, Template)>,
+    pass: Option<(AddressPass<Request>, Template)>,
     gzip_flag: Setting<u64>,
 }
 
@@ -128,7 +133,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         return Err(405);
     }
     let (pass, key) = conf.pass.as_ref().expect("there whenever the handler is");
-    let target = pass.resolve(request).await?;
+    let target = pass.resolve(request).await.map_err(look_up_status)?;
     let key = key.evaluate(request);
     if key.is_empty() {
         request.log(Level::Error, format_args!("the \"$memcached_key\" variable is not set"));
@@ -139,7 +144,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let key_length = write_get(&mut line, &key);
     let head = Bytes::from(line);
     let key = head.slice(head.len() - 2 - key_length..head.len() - 2);
-    let line_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
+    let line_max = conf.upstream.head_max();
     let gzip_flag = *conf.gzip_flag.get();
     let reader = || -> Box<dyn ResponseReader> { Box::new(MemcachedReader::new(key.clone(), line_max, gzip_flag)) };
     let mut passing = Passing {
@@ -156,6 +161,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         rewriter: &KeepHead,
         upgrade: None,
         reuses_connections: true,
+        caching: None,
     };
     Ok(pass_on(request, &mut passing).await)
 }

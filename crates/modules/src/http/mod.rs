@@ -2,10 +2,12 @@
 
 pub mod access;
 pub mod addition;
+pub mod api;
 pub mod auth_basic;
 pub mod auth_request;
 pub mod autoindex;
 pub mod browser;
+mod cache_rows;
 pub mod charset;
 pub mod client_body;
 pub mod core;
@@ -38,6 +40,7 @@ pub mod referer;
 pub mod rewrite;
 pub mod scgi;
 pub mod secure_link;
+pub mod slice;
 pub mod split_clients;
 pub mod ssi;
 pub mod ssl;
@@ -47,11 +50,12 @@ pub mod sub;
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks;
 pub mod try_files;
+pub mod tunnel;
 pub mod upstream;
 mod upstream_pass;
 mod upstream_rows;
-mod upstream_target;
 mod upstream_variables;
 pub mod userid;
 pub mod uwsgi;
+pub mod v2;
 pub mod variables;

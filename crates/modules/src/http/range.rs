@@ -7,12 +7,14 @@
 //! of status 200 with a known length is cut, and only where its handler allows
 //! it. Ranges are sent in the order in which they were asked for, overlapping
 //! or not, but several that are together longer than the whole get the whole:
-//! what a request makes us send is bounded by what is there.
+//! what a request makes us send is bounded by what is there. Of a body that
+//! comes once, such as another server's, one part can be had.
 
 use std::collections::VecDeque;
 use std::io::Write;
 use std::ops::Range;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use std::vec;
 
 use gale_base::http_date;
@@ -41,7 +43,7 @@ fn cut(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
     let max_ranges = *request.scope().core.max_ranges.get();
     let head = &request.response;
     let may_be_cut = head.status == 200 && max_ranges > 0 && request.version() != Version::Http09;
-    let Some(total) = body.length().filter(|_| may_be_cut && body.can_be_cut()) else {
+    let Some(total) = body.length().filter(|_| may_be_cut && (body.can_be_cut() || body.can_leave_out())) else {
         request.response.allows_ranges = false;
         return Filtered::Goes;
     };
@@ -113,11 +115,77 @@ fn send_parts(head: &mut ResponseHead, body: Body, total: u64, ranges: Vec<Range
 /// One part of a body, as simply as it can be said.
 fn part(body: Body, range: &Range<u64>) -> Body {
     match body {
+        Body::Stream(inner) if inner.can_leave_out() => {
+            Body::Stream(Box::new(OnePart { inner, skip: range.start, left: range.end - range.start }))
+        }
         Body::Stream(mut stream) => {
-            stream.cut(&mut |inner| part(inner, range));
+            if !stream.cut_to(range) {
+                stream.cut(&mut |inner| part(inner, range));
+            }
             Body::Stream(stream)
         }
         body => Source::of(body).part(range.clone()),
+    }
+}
+
+/// One part of a body that comes once: what is before it is dropped as it comes, and what is behind it is not asked for.
+struct OnePart {
+    inner: Box<dyn BodyStream>,
+    /// How many bytes are still before the part.
+    skip: u64,
+    /// How many of the part are still to come.
+    left: u64,
+}
+
+impl OnePart {
+    /// What belongs to the part of an item of the body, if anything does.
+    fn trim(&mut self, item: BodyItem) -> Option<BodyItem> {
+        let piece = match item {
+            BodyItem::Bytes(bytes) => Piece::Bytes(bytes),
+            BodyItem::File(piece) => Piece::File(piece),
+            BodyItem::Flush => return Some(BodyItem::Flush),
+            BodyItem::Trailers(_) | BodyItem::Subrequest(_) => return None,
+        };
+        let first = self.skip.min(piece.length());
+        let last = piece.length().min(first + self.left);
+        self.skip -= first;
+        self.left -= last - first;
+        (last > first).then(|| piece.slice(first..last))
+    }
+}
+
+impl BodyStream for OnePart {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+        while self.left > 0 {
+            match ready!(self.inner.poll_next(request, context)) {
+                Some(Ok(item)) => {
+                    if let Some(item) = self.trim(item) {
+                        return Poll::Ready(Some(Ok(item)));
+                    }
+                }
+                // Shorter than announced: the body says so, or the length of the response does.
+                end => return Poll::Ready(end),
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
+        if self.left > 0 {
+            self.inner.poll_ahead(request, context);
+        }
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.left == 0
+    }
+
+    fn patience(&self, default: Duration) -> Duration {
+        self.inner.patience(default)
+    }
+
+    fn length(&self) -> Option<u64> {
+        Some(self.left)
     }
 }
 

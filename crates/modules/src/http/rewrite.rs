@@ -48,6 +48,8 @@ use gale_protocol::uri::escape::{Class, Unescape, escape, unescape};
 use gale_runtime::Bytes;
 use gale_runtime::files::{FileKind, FileMetadata};
 
+use crate::shared::set::Set;
+
 const IF: Contexts = Contexts::IF_IN_SERVER.or(Contexts::IF_IN_LOCATION);
 const SCRIPT: Contexts = Contexts::SERVER.or(Contexts::LOCATION).or(IF);
 
@@ -152,10 +154,7 @@ enum Step {
         /// How many steps belong to the block.
         length: usize,
     },
-    Set {
-        variable: VariableId,
-        value: Template,
-    },
+    Set(Set<Request>),
     Return(Answer),
     Break,
 }
@@ -331,14 +330,8 @@ fn is_variable(word: &Word) -> bool {
 }
 
 fn add_set(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let [word, value] = statement.args.as_slice() else { unreachable!("two arguments") };
-    let http = builder.http_mut();
-    let name = crate::shared::variable_name(word)?;
-    let unset = Uninitialized(name.into());
-    let value = http.template(value)?;
-    let is_own = value.as_constant().is_some();
-    let variable = http.variables.table.assigned(name, Some(word.span), Arc::new(unset), is_own);
-    conf.script.push(Step::Set { variable, value });
+    let set = Set::parse(builder, statement, |name| Arc::new(Uninitialized(name.into())))?;
+    conf.script.push(Step::Set(set));
     Ok(())
 }
 
@@ -465,9 +458,9 @@ fn run(request: &mut Request, conf: &Conf, position: &mut Position) -> Stop {
                 Ok(holds) => branch(request, position, holds, *scope, *length),
                 Err(status) => return Stop::Decided(Flow::Respond(status)),
             },
-            Step::Set { variable, value } => {
-                let value = text_of(value, request, position.encodes);
-                request.assign_variable(*variable, &value);
+            Step::Set(set) => {
+                let value = text_of(&set.value, request, position.encodes);
+                request.assign_variable(set.variable, &value);
                 position.step += 1;
             }
             Step::Rewrite(step) => match rewrite(request, conf, step) {

@@ -13,23 +13,21 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
-use gale_http::upstream::cgi::CgiReader;
-use gale_http::upstream::receiving::ResponseReader;
-use gale_http::upstream::sending::Unframed;
+use gale_http::upstream::KeepHead;
+use gale_http::upstream::caching::{Consulted, consult};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{KeepHead, Passing, pass_on};
 use gale_protocol::scgi;
-use gale_runtime::Bytes;
 
+use crate::http::cache_rows::{self, upstream_cache_rows};
 use crate::http::gateway::{self, Params};
-use crate::http::upstream_pass::PassRequests;
-use crate::http::upstream_rows::{self, own_row as row, upstream_rows};
-use crate::http::upstream_target::{AddressPass, plain};
+use crate::http::upstream_pass::{PassRequests, look_up_status, serving};
+use crate::http::upstream_rows::{self, own_row as row};
+use gale_engine::upstream::{AddressPass, plain};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_scgi",
-    directives: upstream_rows!(
+    directives: upstream_cache_rows!(
         Conf,
         "scgi",
         "/var/lib/gale/scgi",
@@ -60,6 +58,8 @@ pub static MODULE: Module = Module {
             &PassRequests {
                 has_target: |conf: &Conf| conf.pass.is_some(),
                 settings: |conf| &conf.upstream,
+                rewriter: |_| &KeepHead,
+                prepare: |_, _| true,
                 pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
             },
         )],
@@ -72,7 +72,7 @@ pub static MODULE: Module = Module {
 struct Conf {
     upstream: UpstreamSettings,
     /// Not inherited: what answers a location is its own.
-    pass: Option<AddressPass>,
+    pass: Option<AddressPass<Request>>,
     params: Params,
 }
 
@@ -90,34 +90,23 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
     conf.params.complete(parent.map(|parent| &parent.params), builder)?;
     let passes_requests = conf.pass.is_some();
+    cache_rows::complete(&mut conf.upstream.cache, builder, "scgi", None)?;
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "scgi", "scgi", &gateway::hidden())
 }
 
 /// Passes a request on. An error is the status that answers it.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
-    let target = conf.pass.as_ref().expect("there whenever the handler is").resolve(request).await?;
+    let pass = conf.pass.as_ref().expect("there whenever the handler is");
+    let target = pass.resolve_tls(request).await.map_err(look_up_status)?;
+    let caching = match consult(request, serving(&conf.upstream, &KeepHead)).await {
+        Consulted::Answer(flow) => return Ok(flow),
+        Consulted::Ask(caching) => caching,
+    };
     let (body, length) = gateway::take_body(request, &conf.upstream, false).await?;
     let mut head = Vec::with_capacity(1024);
     let mut params = scgi::Params::new(&mut head, length.unwrap_or(0));
     let written = conf.params.write(request, &conf.upstream, &mut params);
     written.map_err(|fault| gateway::refuse(request, "scgi", fault))?;
     params.finish();
-    let head_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
-    let reader = || -> Box<dyn ResponseReader> { Box::new(CgiReader::new(head_max)) };
-    let mut passing = Passing {
-        selection: target.select(request),
-        upstream: target.upstream(request).cloned(),
-        scheme: "scgi://",
-        tls: None,
-        uri: Bytes::new(),
-        head: Bytes::from(head),
-        body,
-        framing: &Unframed,
-        reader: &reader,
-        settings: &conf.upstream,
-        rewriter: &KeepHead,
-        upgrade: gateway::upgrade(request),
-        reuses_connections: false,
-    };
-    Ok(pass_on(request, &mut passing).await)
+    Ok(gateway::pass_on_cgi(request, &conf.upstream, &target, "scgi://", head, body, caching).await)
 }

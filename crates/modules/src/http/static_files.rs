@@ -15,7 +15,6 @@ use gale_http::request::files::open_files::{self, Opened};
 use gale_http::request::files::{find_path, set_content_type};
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_protocol::request::Method;
-use gale_protocol::uri::escape::{Class, escape};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -79,7 +78,8 @@ pub(super) fn refusal(request: &Request, path: &[u8], error: &io::Error) -> u16 
 
 fn answer(request: &mut Request, file: Opened, path: &[u8]) -> Flow {
     if file.metadata.is_directory() {
-        return redirect_to_directory(request);
+        // A directory's own URI ends with a slash.
+        return Flow::Respond(request.redirect_to_slash());
     }
     send(request, file, path)
 }
@@ -104,17 +104,4 @@ pub(super) fn send(request: &mut Request, file: Opened, path: &[u8]) -> Flow {
     set_content_type(request);
     request.response.allows_ranges = true;
     Flow::Answer(file.into_body())
-}
-
-/// A directory's own URI ends with a slash.
-fn redirect_to_directory(request: &mut Request) -> Flow {
-    let mut location = Vec::with_capacity(request.uri.len() + 1);
-    escape(Class::Uri, &request.uri, &mut location);
-    location.push(b'/');
-    if !request.args.is_empty() {
-        location.push(b'?');
-        location.extend_from_slice(&request.args);
-    }
-    request.response.location = location;
-    Flow::Respond(301)
 }

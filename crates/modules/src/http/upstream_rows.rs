@@ -4,17 +4,18 @@
 
 use std::sync::Arc;
 
-use bstr::{BString, ByteSlice};
-use gale_base::units;
-use gale_config::{Body, Contexts, Diagnostic, Setting, Statement, Store, Takes, Word, values};
+use gale_config::{Body, Contexts, Diagnostic, Setting, Statement, Store, Takes, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::Directive;
 use gale_engine::spool::TempPath;
-use gale_http::configuration::builder::{InHttp, TlsClientDraft};
+use gale_engine::upstream::{Bind, without_port};
+use gale_engine::virtual_servers::TlsClientDraft;
+use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::upstream::PassingTls;
-use gale_http::upstream::settings::{Bind, Ignored, RetryOn, UpstreamSettings, parse_bind};
-use gale_http::variables::template::{SizeTemplate, Template};
+use gale_http::upstream::settings::{Ignored, RetryOn, UpstreamSettings};
+
+pub(crate) use crate::http::core::{send_lowat, size_template, temp_path};
 
 /// The rows of a module whose settings have an [`UpstreamSettings`] called `upstream`, with further rows behind them.
 macro_rules! upstream_rows {
@@ -35,6 +36,9 @@ macro_rules! upstream_rows {
                 "How long a server may take nothing of a request.", values time_ms, send_timeout),
             $crate::http::upstream_rows::row!($conf, $prefix, "_read_timeout", gale_config::Takes::Exactly(1), "60s",
                 "How long a server may be silent.", values time_ms, read_timeout),
+            $crate::http::upstream_rows::row!($conf, $prefix, "_request_timeout", gale_config::Takes::Exactly(1), "0",
+                "How long it may take from the first server that is tried to the end of the response; 0 for ever.",
+                values time_ms, request_timeout),
             $crate::http::upstream_rows::row!($conf, $prefix, "_next_upstream", gale_config::Takes::AtLeast(1),
                 "error timeout", "What has the next server of a group tried.", with next_upstream, next_upstream),
             $crate::http::upstream_rows::row!($conf, $prefix, "_next_upstream_tries", gale_config::Takes::Exactly(1),
@@ -67,17 +71,17 @@ macro_rules! upstream_rows {
                 "Whether parts of a response can be had although the server offers none.",
                 values flag, force_ranges),
             $crate::http::upstream_rows::row!($conf, $prefix, "_limit_rate", gale_config::Takes::Exactly(1), "0",
-                "How many bytes of a response are read in a second; 0 for no limit.", with limit_rate, limit_rate),
+                "How many bytes of a response are read in a second; 0 for no limit.", with size_template, limit_rate),
             $crate::http::upstream_rows::row!($conf, $prefix, "_pass_request_headers", gale_config::Takes::Flag, "on",
                 "Whether the client's fields are passed on.", values flag, pass_request_headers),
             $crate::http::upstream_rows::row!($conf, $prefix, "_pass_request_body", gale_config::Takes::Flag, "on",
                 "Whether the request's body is passed on.", values flag, pass_request_body),
             $crate::http::upstream_rows::row!($conf, $prefix, "_hide_header", gale_config::Takes::Exactly(1), "",
-                "A field of responses that clients do not get.", many field_name, hide_header),
+                "A field of responses that clients do not get.", many string, hide_header),
             $crate::http::upstream_rows::row!($conf, $prefix, "_pass_header", gale_config::Takes::Exactly(1), "",
-                "A field of responses that clients get although they usually do not.", many field_name, pass_header),
+                "A field of responses that clients get although they usually do not.", many string, pass_header),
             $crate::http::upstream_rows::row!($conf, $prefix, "_ignore_headers", gale_config::Takes::AtLeast(1), "",
-                "Fields of responses that have no effect here.", with ignore_headers, ignore_headers),
+                "Fields of responses that have no effect here.", many_with ignore_headers, ignore_headers),
             $($own,)*
         ]
     };
@@ -107,78 +111,29 @@ macro_rules! row {
             parse: $crate::http::upstream_rows::$parse, slot: gale_config::slot!($conf, upstream.$field) })
     };
     ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
+     many_with $parse:ident, $field:ident) => {
+        $crate::http::upstream_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::ManyWith {
+            parse: $crate::http::upstream_rows::$parse, slot: gale_config::slot!($conf, upstream.$field) })
+    };
+    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
      many $parse:ident, $field:ident) => {
         $crate::http::upstream_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::Many {
-            parse: $crate::http::upstream_rows::$parse, slot: gale_config::slot!($conf, upstream.$field) })
+            parse: gale_config::values::$parse, slot: gale_config::slot!($conf, upstream.$field) })
     };
 }
 
 /// The rows of a module that speaks TLS with servers, if it is asked to: those of [`upstream_rows`] and `…_ssl_…`.
-/// (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_ssl_certificate>)
 macro_rules! upstream_ssl_rows {
-    ($conf:ty, $prefix:literal, $temp:literal, [$($own:expr),* $(,)?]) => {
-        $crate::http::upstream_rows::upstream_rows!($conf, $prefix, $temp, [
-            $($own,)*
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_protocols", gale_config::Takes::AtLeast(1),
-                "TLSv1.2 TLSv1.3", "The versions of TLS that are spoken with servers.",
-                &gale_config::OneWith { parse: $crate::http::ssl::versions,
-                    slot: gale_config::slot!($conf, upstream.tls.versions) }),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_ciphers", gale_config::Takes::Exactly(1), "DEFAULT",
-                "The cipher suites of TLSv1.2, as OpenSSL writes lists of them.",
-                &gale_config::One { parse: gale_config::values::string,
-                    slot: gale_config::slot!($conf, upstream.tls.ciphers) }),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_name", gale_config::Takes::Exactly(1), "",
-                "The name that a server's certificate is to have; else the host of the URL.",
-                &gale_config::OneWith { parse: $crate::http::upstream_rows::template,
-                    slot: gale_config::slot!($conf, upstream.tls_name) }),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_server_name", gale_config::Takes::Flag, "off",
-                "Whether servers are told the name (SNI).",
-                &gale_config::One { parse: gale_config::values::flag,
-                    slot: gale_config::slot!($conf, upstream.tls.tells_name) }),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_verify", gale_config::Takes::Flag, "off",
-                "Whether certificates of servers are verified.",
-                &gale_config::One { parse: gale_config::values::flag,
-                    slot: gale_config::slot!($conf, upstream.tls.verifies) }),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_verify_depth", gale_config::Takes::Exactly(1), "1",
-                "How many certificates may stand between a server's and its authority's.",
-                &gale_config::One { parse: gale_config::values::number,
-                    slot: gale_config::slot!($conf, upstream.tls.verify_depth) }),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_trusted_certificate", gale_config::Takes::Exactly(1),
-                "", "The authorities of servers' certificates.",
-                &gale_config::OneWith { parse: $crate::http::upstream_rows::certificate,
-                    slot: gale_config::slot!($conf, upstream.tls.trusted_certificate) }),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_crl", gale_config::Takes::Exactly(1), "",
-                "Lists of certificates of servers that were revoked.",
-                &gale_config::OneWith { parse: $crate::http::upstream_rows::certificate,
-                    slot: gale_config::slot!($conf, upstream.tls.crl) }),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_certificate", gale_config::Takes::Exactly(1), "",
-                "The certificate that servers are shown which ask for one.",
-                &gale_config::OneWith { parse: $crate::http::upstream_rows::certificate,
-                    slot: gale_config::slot!($conf, upstream.tls.certificate) }),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_certificate_key", gale_config::Takes::Exactly(1), "",
-                "The key of that certificate.",
-                &gale_config::OneWith { parse: $crate::http::upstream_rows::certificate,
-                    slot: gale_config::slot!($conf, upstream.tls.key) }),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_certificate_cache", gale_config::Takes::Between(1, 3),
-                "off", "Where certificates with variables are kept, which there are none of.",
-                &gale_config::Custom(|_: &mut (), builder, statement| $crate::http::ssl::without_effect(
-                    builder, statement, "certificates are read with the configuration"))),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_password_file", gale_config::Takes::Exactly(1), "",
-                "Passwords of keys, which must not have any yet.",
-                &gale_config::Custom(|_: &mut (), builder, statement| $crate::http::ssl::without_effect(
-                    builder, statement, "keys with a password are not supported yet"))),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_conf_command", gale_config::Takes::Exactly(2), "",
-                "A command for OpenSSL, which is not there.",
-                &gale_config::Custom(|_: &mut (), builder, statement| $crate::http::ssl::without_effect(
-                    builder, statement, "OpenSSL is not used"))),
-            $crate::http::upstream_rows::row!(@ $prefix, "_ssl_session_reuse", gale_config::Takes::Flag, "on",
-                "Whether earlier sessions are resumed.",
-                &gale_config::One { parse: gale_config::values::flag,
-                    slot: gale_config::slot!($conf, upstream.tls.reuses_sessions) }),
-        ])
-    };
+    ($conf:ty, $prefix:literal, $temp:literal, [$($own:expr),* $(,)?]) => {{
+        use $crate::http::cache_rows::upstream_cache_rows;
+        $crate::shared::tls_client::tls_client_rows!(
+            upstream_cache_rows($conf, $prefix, $temp,), gale_http::request::Request, $conf, [upstream .], $prefix,
+            gale_config::Contexts::ANYWHERE, [$($own),*]
+        )
+    }};
 }
 
+pub(crate) use crate::shared::tls_client::template;
 pub(crate) use {row, upstream_rows, upstream_ssl_rows};
 
 /// A row of a module's own, for every scope.
@@ -193,7 +148,8 @@ pub(crate) const fn own_row(
 }
 
 /// Completes the settings of a scope whose rows have been inherited and set. `directory` is that of temporary files
-/// below Gale's own, needed if the scope passes requests on; `hidden` are the fields that clients do not get unless they are passed by name.
+/// below Gale's own, needed if the scope passes requests on; `hidden` are the fields that clients do not get unless
+/// they are passed by name.
 pub(crate) fn complete(
     settings: &mut UpstreamSettings,
     builder: &mut Builder,
@@ -213,10 +169,21 @@ pub(crate) fn complete(
 }
 
 /// Has the files read that TLS to servers needs, for a scope that may speak it.
-pub(crate) fn prepare_tls(settings: &mut UpstreamSettings, builder: &mut Builder, prefix: &'static str) {
+pub(crate) fn prepare_tls(
+    settings: &mut UpstreamSettings,
+    builder: &mut Builder,
+    prefix: &'static str,
+) -> Result<(), Diagnostic> {
     let client = Arc::default();
+    settings.tls_certificate = match (settings.tls.certificate.get_opt(), settings.tls.key.get_opt()) {
+        (Some(certificate), Some(key)) if settings.tls.names_certificate() => {
+            Some((builder.http_mut().template(certificate)?, builder.http_mut().template(key)?))
+        }
+        _ => None,
+    };
     settings.tls_client = Some(Arc::clone(&client));
     builder.http_mut().tls_clients.push(TlsClientDraft { settings: settings.tls.clone(), prefix, client });
+    Ok(())
 }
 
 /// How a request is passed on over TLS to a server that the URL calls `host`.
@@ -227,26 +194,9 @@ pub(crate) fn tls(request: &Request, settings: &UpstreamSettings, host: &[u8]) -
         Some(name) => name.evaluate(request),
         None => host.to_vec(),
     };
-    PassingTls { client, name: without_port(&name).into() }
-}
-
-/// A host without the port behind it, as nginx finds it.
-fn without_port(host: &[u8]) -> &[u8] {
-    let behind_address = if host.starts_with(b"[") { host.find_byte(b']').unwrap_or(0) } else { 0 };
-    let colon = host[behind_address..].find_byte(b':').map(|colon| behind_address + colon);
-    &host[..colon.unwrap_or(host.len())]
-}
-
-pub(crate) fn template(builder: &mut Builder, statement: &Statement) -> Result<Template, Diagnostic> {
-    builder.http_mut().template(&statement.args[0])
-}
-
-/// A file with certificates, or with a key; an empty name is none.
-pub(crate) fn certificate(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
-    match statement.args[0].text.is_empty() {
-        true => Ok(statement.args[0].clone()),
-        false => super::ssl::certificate(builder, statement),
-    }
+    let certificate = settings.tls_certificate.as_ref();
+    let certificate = certificate.map(|(own, key)| (own.evaluate(request), key.evaluate(request)));
+    PassingTls { client, name: without_port(&name).into(), certificate }
 }
 
 /// Gives a value to what has no directive in a module.
@@ -256,23 +206,8 @@ pub(crate) fn fix<T>(setting: &mut Setting<T>, value: T) {
     }
 }
 
-pub(crate) fn bind(builder: &mut Builder, statement: &Statement) -> Result<Option<Bind>, Diagnostic> {
-    let address = &statement.args[0];
-    let is_transparent = match statement.args.get(1) {
-        None => false,
-        Some(word) if &**word.text == b"transparent" => true,
-        Some(word) => {
-            return Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span));
-        }
-    };
-    if &**address.text == b"off" && statement.args.len() == 1 {
-        return Ok(None);
-    }
-    let template = builder.http_mut().template(address)?;
-    if template.as_constant().is_some_and(|text| parse_bind(text).is_none()) {
-        return Err(Diagnostic::emerg(format!("invalid address \"{}\"", address.text)).at(address.span));
-    }
-    Ok(Some(Bind { address: template, is_transparent }))
+pub(crate) fn bind(builder: &mut Builder, statement: &Statement) -> Result<Option<Bind<Request>>, Diagnostic> {
+    Bind::parse(builder, statement)
 }
 
 pub(crate) fn next_upstream(builder: &mut Builder, statement: &Statement) -> Result<RetryOn, Diagnostic> {
@@ -284,7 +219,11 @@ pub(crate) fn next_upstream(builder: &mut Builder, statement: &Statement) -> Res
 }
 
 /// What one of these words, with their bits, says.
-fn retry_on(builder: &mut Builder, statement: &Statement, words: &[(&str, u32)]) -> Result<RetryOn, Diagnostic> {
+pub(crate) fn retry_on(
+    builder: &mut Builder,
+    statement: &Statement,
+    words: &[(&str, u32)],
+) -> Result<RetryOn, Diagnostic> {
     values::bitmask(statement, words, &mut builder.diagnostics).map(|bits| {
         let retry_on = RetryOn::of(bits);
         // As in nginx: nothing else counts beside it.
@@ -303,32 +242,12 @@ pub(crate) fn memcached_next_upstream(builder: &mut Builder, statement: &Stateme
     retry_on(builder, statement, &RetryOn::WORDS.iter().filter_map(word).collect::<Vec<_>>())
 }
 
+/// `tunnel_next_upstream`: a server that is only connected to cannot answer wrongly.
+pub(crate) fn tunnel_next_upstream(builder: &mut Builder, statement: &Statement) -> Result<RetryOn, Diagnostic> {
+    let words = RetryOn::WORDS.iter().filter(|(name, _)| matches!(*name, "error" | "timeout" | "off"));
+    retry_on(builder, statement, &words.copied().collect::<Vec<_>>())
+}
+
 pub(crate) fn ignore_headers(builder: &mut Builder, statement: &Statement) -> Result<Ignored, Diagnostic> {
     values::bitmask(statement, Ignored::WORDS, &mut builder.diagnostics).map(Ignored::of)
-}
-
-pub(crate) fn limit_rate(builder: &mut Builder, statement: &Statement) -> Result<SizeTemplate, Diagnostic> {
-    let text = builder.http_mut().template(&statement.args[0])?;
-    SizeTemplate::new(text).ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
-}
-
-pub(crate) fn temp_path(builder: &mut Builder, statement: &Statement) -> Result<TempPath, Diagnostic> {
-    let level = |word: &Word| match units::parse_number(&word.text) {
-        Some(length @ 1..=3) => Ok(length as u8),
-        _ => Err(statement.directive_error("invalid value").at(word.span).hint("a level has 1 to 3 characters")),
-    };
-    let levels = statement.args[1..].iter().map(level).collect::<Result<_, _>>()?;
-    Ok(TempPath { path: builder.full_path(&statement.args[0].text).into(), levels })
-}
-
-/// `*_send_lowat`
-pub(crate) fn send_lowat(builder: &mut Builder, statement: &Statement) -> Result<u64, Diagnostic> {
-    let size = values::size(statement)?;
-    let message = format!("\"{}\" is not supported, ignored", statement.name.text);
-    builder.note([Diagnostic::warn(message).at(statement.span)]);
-    Ok(size)
-}
-
-pub(crate) fn field_name(statement: &Statement) -> Result<BString, Diagnostic> {
-    values::string(statement)
 }

@@ -3,14 +3,14 @@
 //!
 //! Servers are separated by commas, groups after internal redirects by colons.
 
-use std::time::Duration;
-
 use bstr::ByteSlice;
 use gale_http::request::Request;
+use gale_http::upstream::caching::CacheNote;
 use gale_http::upstream::record::{Attempt, Entry, Records};
 use gale_http::variables::Variable;
 
-use crate::shared::append::{append_number, append_seconds};
+use super::variables::is_folded;
+use crate::shared::append::{append, append_joined, append_number, append_or_dash, append_seconds_or_dash};
 
 pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("upstream_addr", |request, _, out| {
@@ -23,13 +23,13 @@ pub(crate) const VARIABLES: &[Variable] = &[
         })
     }),
     Variable::named("upstream_connect_time", |request, _, out| {
-        append_each(request, out, |attempt, out| append_time(out, attempt.connect_time))
+        append_each(request, out, |attempt, out| append_seconds_or_dash(out, attempt.connect_time))
     }),
     Variable::named("upstream_header_time", |request, _, out| {
-        append_each(request, out, |attempt, out| append_time(out, attempt.header_time))
+        append_each(request, out, |attempt, out| append_seconds_or_dash(out, attempt.header_time))
     }),
     Variable::named("upstream_response_time", |request, _, out| {
-        append_each(request, out, |attempt, out| append_time(out, attempt.response_time))
+        append_each(request, out, |attempt, out| append_seconds_or_dash(out, attempt.response_time))
     }),
     Variable::named("upstream_response_length", |request, _, out| {
         append_each(request, out, |attempt, out| {
@@ -45,6 +45,21 @@ pub(crate) const VARIABLES: &[Variable] = &[
         append_each(request, out, |attempt, out| {
             append_number(out, attempt.bytes_sent);
         })
+    }),
+    Variable::named("upstream_cache_status", |request, _, out| {
+        let status = request.notes.get::<CacheNote>().and_then(|note| note.status);
+        status.is_some_and(|status| append(out, status.name().as_bytes()))
+    }),
+    Variable::named("upstream_cache_key", |request, _, out| {
+        request.notes.get::<CacheNote>().is_some_and(|note| append(out, &note.key))
+    }),
+    Variable::named("upstream_cache_last_modified", |request, _, out| {
+        let value = request.notes.get::<CacheNote>().and_then(|note| note.last_modified.as_deref());
+        value.is_some_and(|value| append(out, value))
+    }),
+    Variable::named("upstream_cache_etag", |request, _, out| {
+        let value = request.notes.get::<CacheNote>().and_then(|note| note.etag.as_deref());
+        value.is_some_and(|value| append(out, value))
     }),
     Variable::family("upstream_http_", append_field),
     Variable::family("upstream_trailer_", append_trailer),
@@ -75,46 +90,17 @@ fn append_each(request: &Request, out: &mut Vec<u8>, append: impl Fn(&Attempt, &
     true
 }
 
-fn append_or_dash<T>(out: &mut Vec<u8>, value: Option<T>, append: impl Fn(&mut Vec<u8>, T) -> bool) {
-    match value {
-        Some(value) => {
-            append(out, value);
-        }
-        None => out.push(b'-'),
-    }
-}
-
-fn append_time(out: &mut Vec<u8>, time: Option<Duration>) {
-    append_or_dash(out, time, append_seconds);
-}
-
-/// Whether a field's name is that of a variable: in lower case, with underscores for dashes.
-fn is_named(field: &[u8], name: &[u8]) -> bool {
-    let fold = |byte: u8| if byte == b'-' { b'_' } else { byte.to_ascii_lowercase() };
-    field.len() == name.len() && field.iter().zip(name).all(|(&byte, &other)| fold(byte) == other)
-}
-
-fn append_joined<'v>(out: &mut Vec<u8>, values: impl Iterator<Item = &'v [u8]>) -> bool {
-    let mut is_found = false;
-    for value in values {
-        if std::mem::replace(&mut is_found, true) {
-            out.extend_from_slice(b", ");
-        }
-        out.extend_from_slice(value);
-    }
-    is_found
-}
-
 fn append_field(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
     let Some(fields) = Records::of(request).and_then(Records::fields) else { return false };
-    let fields = fields.iter().filter(|field| is_named(&field.name, name));
-    append_joined(out, fields.map(|field| &*field.value))
+    let fields = fields.iter().filter(|field| is_folded(&field.name, name));
+    append_joined(out, fields.map(|field| &*field.value), b", ")
 }
 
 fn append_trailer(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
     let Some(records) = Records::of(request) else { return false };
     let trailers = records.trailers();
-    append_joined(out, trailers.iter().filter(|(field, _)| is_named(field, name)).map(|(_, value)| &value[..]))
+    let values = trailers.iter().filter(|(field, _)| is_folded(field, name)).map(|(_, value)| &value[..]);
+    append_joined(out, values, b", ")
 }
 
 /// The value of a cookie that the server sets.

@@ -1,5 +1,5 @@
 //! uwsgi: passes requests to uwsgi applications, those in Python above all.
-//!   uwsgi_pass [uwsgi://]ADDRESS;                       location, if in location
+//!   uwsgi_pass [uwsgi://|suwsgi://]ADDRESS;                       location, if in location
 //!   uwsgi_param NAME VALUE [if_not_empty];
 //!   uwsgi_modifier1 NUMBER;  uwsgi_modifier2 NUMBER;  uwsgi_string TEXT;
 //!   and what all modules have that pass requests on (`upstream_rows.rs`)
@@ -15,23 +15,21 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
-use gale_http::upstream::cgi::CgiReader;
-use gale_http::upstream::receiving::ResponseReader;
-use gale_http::upstream::sending::Unframed;
+use gale_http::upstream::KeepHead;
+use gale_http::upstream::caching::{Consulted, consult};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{KeepHead, Passing, pass_on};
 use gale_protocol::uwsgi;
-use gale_runtime::Bytes;
 
+use crate::http::cache_rows;
 use crate::http::gateway::{self, Params};
-use crate::http::upstream_pass::PassRequests;
-use crate::http::upstream_rows::{self, own_row as row, upstream_rows};
-use crate::http::upstream_target::AddressPass;
+use crate::http::upstream_pass::{PassRequests, look_up_status, serving};
+use crate::http::upstream_rows::{self, own_row as row, upstream_ssl_rows};
+use gale_engine::upstream::{AddressPass, BareAddress};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_uwsgi",
-    directives: upstream_rows!(
+    directives: upstream_ssl_rows!(
         Conf,
         "uwsgi",
         "/var/lib/gale/uwsgi",
@@ -83,6 +81,8 @@ pub static MODULE: Module = Module {
             &PassRequests {
                 has_target: |conf: &Conf| conf.pass.is_some(),
                 settings: |conf| &conf.upstream,
+                rewriter: |_| &KeepHead,
+                prepare: |_, _| true,
                 pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
             },
         )],
@@ -95,7 +95,7 @@ pub static MODULE: Module = Module {
 struct Conf {
     upstream: UpstreamSettings,
     /// Not inherited: what answers a location is its own.
-    pass: Option<AddressPass>,
+    pass: Option<AddressPass<Request>>,
     params: Params,
     modifier1: Setting<u8>,
     modifier2: Setting<u8>,
@@ -108,16 +108,14 @@ fn uwsgi_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> 
 }
 
 /// The address behind a scheme, if there is one.
-fn without_scheme(text: &[u8]) -> Result<&[u8], &'static str> {
+fn without_scheme(text: &[u8]) -> Result<BareAddress<'_>, &'static str> {
     let behind = |scheme: &[u8]| {
         let (start, rest) = text.split_at_checked(scheme.len())?;
         start.eq_ignore_ascii_case(scheme).then_some(rest)
     };
-    match (behind(b"uwsgi://"), behind(b"suwsgi://")) {
-        (Some(address), _) => Ok(address),
-        (None, Some(_)) => Err("suwsgi protocol requires SSL support"),
-        (None, None) => Ok(text),
-    }
+    let over_tls = behind(b"suwsgi://");
+    let is_tls = over_tls.is_some();
+    Ok(BareAddress { text: over_tls.or(behind(b"uwsgi://")).unwrap_or(text), is_tls })
 }
 
 fn uwsgi_param(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
@@ -133,12 +131,21 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
     conf.params.complete(parent.map(|parent| &parent.params), builder)?;
     let passes_requests = conf.pass.is_some();
+    cache_rows::complete(&mut conf.upstream.cache, builder, "uwsgi", None)?;
+    if conf.pass.as_ref().is_some_and(AddressPass::may_be_tls) {
+        upstream_rows::prepare_tls(&mut conf.upstream, builder, "uwsgi")?;
+    }
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "uwsgi", "uwsgi", &gateway::hidden())
 }
 
 /// Passes a request on. An error is the status that answers it.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
-    let target = conf.pass.as_ref().expect("there whenever the handler is").resolve(request).await?;
+    let pass = conf.pass.as_ref().expect("there whenever the handler is");
+    let target = pass.resolve_tls(request).await.map_err(look_up_status)?;
+    let caching = match consult(request, serving(&conf.upstream, &KeepHead)).await {
+        Consulted::Answer(flow) => return Ok(flow),
+        Consulted::Ask(caching) => caching,
+    };
     let (body, _) = gateway::take_body(request, &conf.upstream, false).await?;
     let mut head = Vec::with_capacity(1024);
     let mut params = uwsgi::Params::new(&mut head, *conf.modifier1.get(), *conf.modifier2.get());
@@ -147,22 +154,6 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let written = written.and_then(|()| params.push_raw(string));
     written.map_err(|fault| gateway::refuse(request, "uwsgi", fault))?;
     params.finish();
-    let head_max = usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX);
-    let reader = || -> Box<dyn ResponseReader> { Box::new(CgiReader::new(head_max)) };
-    let mut passing = Passing {
-        selection: target.select(request),
-        upstream: target.upstream(request).cloned(),
-        scheme: "uwsgi://",
-        tls: None,
-        uri: Bytes::new(),
-        head: Bytes::from(head),
-        body,
-        framing: &Unframed,
-        reader: &reader,
-        settings: &conf.upstream,
-        rewriter: &KeepHead,
-        upgrade: gateway::upgrade(request),
-        reuses_connections: false,
-    };
-    Ok(pass_on(request, &mut passing).await)
+    let scheme = if target.tls_host.is_some() { "suwsgi://" } else { "uwsgi://" };
+    Ok(gateway::pass_on_cgi(request, &conf.upstream, &target, scheme, head, body, caching).await)
 }

@@ -5,24 +5,29 @@
 //! Values are appended straight to where they go; nothing here waits. `$request_body`, `$request_body_file` and
 //! `$realpath_root` are in `client_body.rs` and `realpath_root.rs`.
 
-use std::time::UNIX_EPOCH;
-
 use bstr::BStr;
 use gale_base::log_level::Level;
 use gale_base::units;
-use gale_engine::hostname::hostname;
+use gale_engine::module::Module;
+use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::files;
 use gale_http::variables::Variable;
-use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_protocol::request::{KnownHeader, Scheme, Version};
 use gale_protocol::uri::Form;
 use gale_runtime::TcpInfo;
 
 use super::auth_basic::append_user;
 use crate::shared::append::{
-    append, append_address, append_binary_address, append_hex, append_number, append_padded, append_port,
-    append_seconds, append_text, append_time_iso8601, append_time_local, port,
+    append, append_hex, append_joined, append_number, append_padded, append_port, append_seconds,
+};
+use crate::shared::variables::variables;
+
+/// What requests have in common with what other protocols serve.
+pub static COMMON: Module = Module {
+    name: "http_core",
+    parts: &[&HttpPart { variables: &variables::<Request>(), ..HttpPart::EMPTY }],
+    ..Module::EMPTY
 };
 
 pub(crate) const VARIABLES: &[Variable] = &[
@@ -72,16 +77,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("request_filename", |request, _, out| files::find_path(request, out).is_ok()),
     // The connection.
     Variable::named("remote_addr", |request, _, out| append(out, request.remote_text().as_bytes())),
-    Variable::named("remote_port", |request, _, out| append_port(out, port(request.remote()))),
-    Variable::named("binary_remote_addr", |request, _, out| append_binary_address(out, request.remote())),
-    Variable::named("server_addr", |request, _, out| {
-        request.exchange().local_address().is_some_and(|address| append_address(out, address))
-    }),
-    Variable::named("server_port", |request, _, out| {
-        request.exchange().local_address().is_some_and(|address| append_port(out, port(address)))
-    }),
     Variable::named("server_name", |request, _, out| append(out, server_name(request))),
-    Variable::named("connection", |request, _, out| append_number(out, request.connection().number)),
     Variable::named("connection_requests", |request, _, out| append_number(out, request.number_on_connection)),
     Variable::named("connection_time", |request, _, out| {
         append_seconds(out, gale_runtime::now().since(request.connection().accepted))
@@ -90,21 +86,6 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("tcpinfo_rttvar", |request, _, out| append_tcp(request, out, |info| info.rtt_variance)),
     Variable::named("tcpinfo_snd_cwnd", |request, _, out| append_tcp(request, out, |info| info.congestion_window)),
     Variable::named("tcpinfo_rcv_space", |request, _, out| append_tcp(request, out, |info| info.receive_space)),
-    Variable::named("proxy_protocol_addr", |request, _, out| {
-        proxied(request).is_some_and(|header| append_text(out, header.source.ip()))
-    }),
-    Variable::named("proxy_protocol_port", |request, _, out| {
-        proxied(request).is_some_and(|header| append_proxy_port(out, header.source.port()))
-    }),
-    Variable::named("proxy_protocol_server_addr", |request, _, out| {
-        proxied(request).is_some_and(|header| append_text(out, header.destination.ip()))
-    }),
-    Variable::named("proxy_protocol_server_port", |request, _, out| {
-        proxied(request).is_some_and(|header| append_proxy_port(out, header.destination.port()))
-    }),
-    Variable::family("proxy_protocol_tlv_", |request, name, out| {
-        proxied(request).is_some_and(|header| header.append_tlv(name, out))
-    }),
     Variable::named("pipe", |request, _, out| append(out, if request.is_pipelined { b"p" } else { b"." })),
     Variable::named("limit_rate", |request, _, out| append_number(out, request.known_limit_rate()))
         .assigned_by(set_limit_rate),
@@ -143,21 +124,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("sent_http_transfer_encoding", |request, _, out| is_chunked(request) && append(out, b"chunked")),
     Variable::family("sent_http_", append_sent),
     Variable::family("sent_trailer_", append_sent_trailer),
-    // The time and the place.
-    Variable::named("msec", |_, _, out| {
-        append_seconds(out, gale_runtime::wall().duration_since(UNIX_EPOCH).unwrap_or_default())
-    }),
-    Variable::named("time_local", |_, _, out| append_time_local(out, gale_runtime::wall_seconds())),
-    Variable::named("time_iso8601", |_, _, out| append_time_iso8601(out, gale_runtime::wall_seconds())),
-    Variable::named("hostname", |_, _, out| append(out, hostname())),
-    Variable::named("pid", |_, _, out| append_number(out, std::process::id().into())),
-    // Gale's own in both: whoever logs it wants to know which program it was, and
-    // what nginx's number promises of nginx would not be true.
-    Variable::named("nginx_version", |_, _, out| append(out, VERSION)),
-    Variable::named("gale_version", |_, _, out| append(out, VERSION)),
 ];
-
-const VERSION: &[u8] = env!("CARGO_PKG_VERSION").as_bytes();
 
 /// What the client sent as its first line, even if it is none.
 fn request_line(request: &Request) -> &[u8] {
@@ -219,14 +186,6 @@ fn set_limit_rate(request: &mut Request, value: &[u8]) {
 
 fn append_tcp(request: &Request, out: &mut Vec<u8>, value: fn(&TcpInfo) -> u32) -> bool {
     request.exchange().tcp_info().is_some_and(|info| append_number(out, value(&info).into()))
-}
-
-fn proxied(request: &Request) -> Option<&ProxyHeader> {
-    request.connection().proxied()
-}
-
-fn append_proxy_port(out: &mut Vec<u8>, port: u16) -> bool {
-    append_port(out, Some(port).filter(|&port| port != 0))
 }
 
 /// The head, and the body once all of it has come. The bytes of a chunked body, and
@@ -304,7 +263,7 @@ fn skip_spaces(text: &[u8]) -> &[u8] {
 
 /// Whether a field's name is the one that a variable's name stands for: in lower
 /// case, with `_` for `-`.
-fn is_folded(field: &[u8], folded: &[u8]) -> bool {
+pub(super) fn is_folded(field: &[u8], folded: &[u8]) -> bool {
     let fold = |byte: &u8| if *byte == b'-' { b'_' } else { byte.to_ascii_lowercase() };
     field.len() == folded.len() && field.iter().map(fold).eq(folded.iter().copied())
 }
@@ -333,17 +292,6 @@ fn append_sent(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
 fn append_sent_trailer(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {
     let trailers = request.trailers();
     append_joined(out, trailers.iter().filter(|(own, _)| is_folded(own, name)).map(|(_, value)| &**value), b", ")
-}
-
-fn append_joined<'v>(out: &mut Vec<u8>, values: impl Iterator<Item = &'v [u8]>, separator: &[u8]) -> bool {
-    let mut is_there = false;
-    for value in values {
-        if std::mem::replace(&mut is_there, true) {
-            out.extend_from_slice(separator);
-        }
-        out.extend_from_slice(value);
-    }
-    is_there
 }
 
 /// The status of the answer as far as it is known: behind an `error_page` that of the error, before the page has one.

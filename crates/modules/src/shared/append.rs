@@ -17,6 +17,18 @@ pub fn append(out: &mut Vec<u8>, text: &[u8]) -> bool {
     true
 }
 
+/// Texts with the separator between them. `false` if there are none.
+pub fn append_joined<'v>(out: &mut Vec<u8>, values: impl Iterator<Item = &'v [u8]>, separator: &[u8]) -> bool {
+    let mut is_there = false;
+    for value in values {
+        if std::mem::replace(&mut is_there, true) {
+            out.extend_from_slice(separator);
+        }
+        out.extend_from_slice(value);
+    }
+    is_there
+}
+
 /// What is shown as text.
 pub fn append_text(out: &mut Vec<u8>, text: impl Display) -> bool {
     write!(out, "{text}").is_ok()
@@ -48,6 +60,21 @@ pub fn append_seconds(out: &mut Vec<u8>, time: Duration) -> bool {
     out.push(b'.');
     append_padded(out, time.subsec_millis().into(), 3);
     true
+}
+
+/// A value, or a dash in its place.
+pub fn append_or_dash<T>(out: &mut Vec<u8>, value: Option<T>, append: impl Fn(&mut Vec<u8>, T) -> bool) {
+    match value {
+        Some(value) => {
+            append(out, value);
+        }
+        None => out.push(b'-'),
+    }
+}
+
+/// `12.345`, or a dash.
+pub fn append_seconds_or_dash(out: &mut Vec<u8>, time: Option<Duration>) {
+    append_or_dash(out, time, append_seconds);
 }
 
 /// Bytes as hexadecimal digits in lower case.

@@ -1,10 +1,11 @@
 //! What is the same for requests and for sessions, written once: a directive's syntax, and what it does to whatever has
-//! variables, a connection and notes ([`Subject`](gale_engine::variables::subject::Subject)).
+//! variables, a connection and notes ([`Subject`]).
 //!
 //! Nothing here names a protocol. The module of the same name below `http` is the face: the table of directives with
 //! their places, the phases, and what http alone has (a status, a field with addresses).
 
 pub mod access;
+pub mod access_log;
 pub(crate) mod append;
 pub(crate) mod base64;
 pub mod geo;
@@ -13,10 +14,44 @@ pub(crate) mod limits;
 pub mod log_format;
 pub mod map;
 pub mod realip;
+pub mod set;
 pub mod split_clients;
+pub mod ssl;
+pub(crate) mod tls_client;
 pub mod upstream;
+pub mod variables;
 
 use gale_config::{Diagnostic, Statement, Word};
+use gale_engine::configuration::Builder;
+use gale_engine::module::Directive;
+use gale_engine::variables::subject::Subject;
+use gale_engine::variables::template::SizeTemplate;
+
+/// The rows of several tables, `N` in all, in one.
+pub(crate) const fn join<const N: usize>(tables: &[&[Directive]]) -> [Directive; N] {
+    let mut rows = [tables[0][0]; N];
+    let (mut count, mut table) = (0, 0);
+    while table < tables.len() {
+        let mut row = 0;
+        while row < tables[table].len() {
+            rows[count] = tables[table][row];
+            count += 1;
+            row += 1;
+        }
+        table += 1;
+    }
+    assert!(count == N, "the number of rows");
+    rows
+}
+
+/// A size, perhaps with variables.
+pub(crate) fn size_template<S: Subject>(
+    builder: &mut Builder,
+    statement: &Statement,
+) -> Result<SizeTemplate<S>, Diagnostic> {
+    let text = builder.variables::<S>().template(&statement.args[0])?;
+    SizeTemplate::new(text).ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
+}
 
 /// The name in `$name`, where a directive makes a variable.
 pub(crate) fn variable_name(word: &Word) -> Result<&[u8], Diagnostic> {

@@ -303,7 +303,7 @@ pub fn read(text: &str) -> Result<Arc<Configuration>, Vec<String>> {
     }
     let stream = builder.block::<StreamBuilder>().expect("the block was read");
     let (mut tree, variables) = (std::mem::take(&mut stream.tree), std::mem::take(&mut stream.variables));
-    let mut confs = tree.complete(&mut builder, Contexts::STREAM).map_err(|error| vec![error.message])?;
+    let mut confs = tree.complete(&mut builder, Contexts::STREAM, |_| true).map_err(|error| vec![error.message])?;
     let parts = MODULE.parts.iter().filter_map(|part| part.downcast_ref::<StreamPart>());
     let variables = variables.complete(parts.flat_map(|part| part.variables)).map_err(|error| vec![error.message])?;
     let conf = confs[0][0].take().expect("the toy has settings");

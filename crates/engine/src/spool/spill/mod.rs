@@ -1,5 +1,5 @@
-//! A spill queue: bytes pass from one writer to one reader, in order, through memory of a fixed size, and through a file
-//! when the reader is slow.
+//! A spill queue: bytes pass from one writer to one reader, in order, through memory of a fixed size, and through a
+//! file when the reader is slow.
 //!
 //! ```text
 //!            oldest                                                      newest
@@ -49,7 +49,7 @@ pub struct SpillOptions {
     pub pool: Option<ThreadPool>,
 }
 
-/// What a reader of a spill queue gets: at least one byte.
+/// A piece that a reader of a spill queue gets: at least one byte.
 #[derive(Clone, Debug)]
 pub enum SpillItem {
     /// Bytes in memory.

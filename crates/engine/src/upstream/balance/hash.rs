@@ -1,5 +1,6 @@
 //! By a hash of the client's address (`ip_hash`) or of a key (`hash`, `hash … consistent`): the same request comes to
-//! the same peer, as long as that can be chosen. All three are bit for bit nginx's, and so those of memcached's clients.
+//! the same peer, as long as that can be chosen. All three are bit for bit nginx's, and so those of memcached's
+//! clients.
 
 use gale_base::crc32::{Crc32, crc32};
 use gale_runtime::Moment;
@@ -217,6 +218,7 @@ mod tests {
 
     fn peer(name: &str, weight: u32) -> Peer {
         Peer {
+            server_id: None,
             address: SocketAddress::unix(name),
             name: name.into(),
             server: name.as_bytes().into(),

@@ -48,7 +48,9 @@ pub struct LeastTime {
 /// Which time of a response counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// Until its header was there (`header`).
+    /// Until the connection was there (`connect`).
+    Connect,
+    /// Until its header was there (`header`), or its first byte (`first_byte`).
     Header,
     /// Until all of it was there (`last_byte`).
     LastByte,
@@ -64,6 +66,11 @@ pub enum Preference {
 }
 
 impl Balance {
+    /// Whether servers may be backups and start slowly with it, as in nginx.
+    pub fn has_backups(self) -> bool {
+        matches!(self, Balance::RoundRobin | Balance::LeastConn | Balance::LeastTime(_))
+    }
+
     /// Whether the requests that a peer has are counted.
     pub(super) fn counts_requests(self) -> bool {
         matches!(self, Balance::LeastConn | Balance::LeastTime(_) | Balance::Random(Some(_)))

@@ -2,13 +2,13 @@
 
 use std::io;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use gale_protocol::Range32;
 use gale_protocol::http1::{ChunkedDecoder, Trailers};
 use gale_protocol::request::{Framing, KnownHeader, RequestHead, Version};
-use gale_runtime::{Buffer, Bytes, Moment, Timer};
+use gale_runtime::{Buffer, Bytes, Timer};
 
+use crate::connection::body_wait::BodyWait;
 use crate::request::body::BodyItem;
 use crate::request::exchange::{BodyLimits, RequestBodyError};
 use gale_engine::transport::Transport;
@@ -23,10 +23,7 @@ pub(super) struct RequestBody {
     received: u64,
     /// The client waits for `100 Continue` before it sends.
     wants_continue: bool,
-    /// Since when the client is waited for: its deadline is running.
-    waiting_since: Option<Moment>,
-    /// How long the client has been waited for before that.
-    waited: Duration,
+    wait: BodyWait,
 }
 
 #[derive(Debug, Default)]
@@ -54,7 +51,7 @@ impl RequestBody {
         let expects =
             || head.value(input, KnownHeader::Expect).is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue"));
         let wants_continue = !matches!(framing, Coding::Read) && head.version == Version::Http11 && expects();
-        *self = RequestBody { framing, received: 0, wants_continue, waiting_since: None, waited: Duration::ZERO };
+        *self = RequestBody { framing, received: 0, wants_continue, wait: BodyWait::default() };
     }
 
     pub(super) fn is_read(&self) -> bool {
@@ -147,38 +144,16 @@ impl RequestBody {
                     return Poll::Ready(Err(RequestBodyError::NoMemory));
                 }
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => return Poll::Ready(Err(RequestBodyError::PeerGone)),
-                Poll::Ready(Ok(_)) => self.stop_waiting(),
+                Poll::Ready(Ok(_)) => self.wait.stop(),
                 Poll::Pending => {
                     if matches!(self.framing, Coding::Tunnel) {
                         return Poll::Pending;
                     }
-                    let since = self.waiting_since.unwrap_or_else(|| {
-                        let now = gale_runtime::now();
-                        timer.set(now + limits.silence_max.min(self.time_left(limits)));
-                        now
-                    });
-                    self.waiting_since = Some(since);
-                    return timer.poll_expired(context).map(|()| {
-                        let is_silent = gale_runtime::now().since(since) >= limits.silence_max;
-                        Err(if is_silent { RequestBodyError::TimedOut } else { RequestBodyError::TooSlow })
-                    });
+                    let received = self.received;
+                    return self.wait.poll_ended(timer, received, limits, context).map(Err);
                 }
             }
         }
-    }
-
-    fn stop_waiting(&mut self) {
-        if let Some(since) = self.waiting_since.take() {
-            self.waited += gale_runtime::now().since(since);
-        }
-    }
-
-    /// How much longer a client may be waited for that has sent so much. Only waiting counts: a client that we are too
-    /// slow for is none that is slow.
-    fn time_left(&self, limits: &BodyLimits) -> Duration {
-        let Some(rate) = limits.min_rate else { return Duration::MAX };
-        let milliseconds = self.received.saturating_mul(1000) / rate.bytes_per_second;
-        (rate.grace + Duration::from_millis(milliseconds)).saturating_sub(self.waited)
     }
 
     /// What `input` holds of the body; `None` when that was framing alone.

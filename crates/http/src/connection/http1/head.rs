@@ -8,17 +8,17 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_protocol::http1::{Limits, Status};
-use gale_protocol::proxy_protocol;
 use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
 use super::persistence::Wish;
-use super::{AddressIndex, Beginning, FIRST_REQUEST_GRACE, Http1, State, Transfer};
+use super::{State, Transfer};
+use crate::connection::HttpConnection;
+use crate::connection::beginning::Preface;
 use crate::request::Request;
-use crate::request::advance;
 use crate::request::advance::Step;
 use crate::request::begin::{self, Refusal, choose_server, keep_first_line, part_read};
-use crate::request::configuration::HttpConfiguration;
+use crate::request::configuration::http2::head_limits;
 use crate::request::exchange::Exchange;
 use gale_base::log_level::Level;
 use gale_engine::worker::OwnCounters;
@@ -31,13 +31,12 @@ pub(super) enum Arrival {
     Left(Box<Request>),
     /// The client was silent for too long, perhaps in the middle of a head.
     TimedOut(Option<Box<Request>>),
+    /// The client speaks HTTP/2, without having been asked.
+    Http2,
     /// The client closed between requests, or the connection has no place in the
     /// configuration any more.
     Closed,
 }
-
-/// Something else stands in the place of the PROXY protocol's header.
-pub(super) struct Untrusted;
 
 /// The request whose head is being read: kept by the caller, so that a connection that
 /// waits for the first byte holds none.
@@ -76,10 +75,10 @@ impl HeadReading {
     }
 }
 
-impl Http1 {
+impl HttpConnection {
     /// Reads until there is a whole head, or none to come.
     pub(super) fn poll_head(self: &Rc<Self>, context: &mut Context<'_>, pending: &mut PendingHead) -> Poll<Arrival> {
-        let State { timer, transfer } = &mut *self.state.borrow_mut();
+        let State { timer, transfer } = &mut *self.http1.borrow_mut();
         let mut is_pipelined = self.info.requests.get() > 0;
         loop {
             if self.began.get().is_none()
@@ -88,7 +87,17 @@ impl Http1 {
             {
                 return Poll::Ready(Arrival::Closed);
             }
-            let has_begun = self.began.get().is_some();
+            let mut has_begun = self.began.get().is_some();
+            if has_begun && let Some(transfer) = transfer.as_ref().filter(|_| pending.is_none()) {
+                match self.look_for_preface(transfer.input.readable()) {
+                    Preface::Absent => {}
+                    Preface::Begun => has_begun = false,
+                    Preface::Whole => {
+                        self.is_multiplexed.set(true);
+                        return Poll::Ready(Arrival::Http2);
+                    }
+                }
+            }
             if let Some(transfer) = transfer.as_mut().filter(|transfer| has_begun && !transfer.input.is_empty()) {
                 let Transfer { input, head, parser, generation, offence, body, sender, .. } = &mut **transfer;
                 let mut request = match pending.take() {
@@ -149,7 +158,7 @@ impl Http1 {
                     let read_max = transfer.head.read_max(transfer.input.len());
                     (&mut transfer.input, read_max)
                 }
-                // The rest of the PROXY protocol's header.
+                // The rest of the PROXY protocol's header, or of HTTP/2's preface.
                 Some(transfer) if !transfer.input.is_empty() => (&mut transfer.input, FIRST_READ),
                 _ => (&mut first, FIRST_READ),
             };
@@ -188,72 +197,6 @@ impl Http1 {
         }
     }
 
-    /// Looks for the PROXY protocol's header at the connection's beginning, where the address wants one. `false` when
-    /// there is something else: nobody can be trusted to get an answer then.
-    fn take_beginning(&self, input: &mut Buffer) -> bool {
-        let configuration = self.next_configuration();
-        let http = configuration.http();
-        let Some(place) = self.place(http) else { return false };
-        let listening = &http.addresses[place.index()].listening;
-        // One that was accepted in the clear, before a reload.
-        if listening.ssl {
-            return false;
-        }
-        if !listening.proxy_protocol {
-            self.began.set(Some(Beginning { proxy_protocol: false, ssl: false }));
-            return true;
-        }
-        match self.take_proxy_header(input, http, place) {
-            Ok(is_there) => {
-                self.began.set(is_there.then_some(Beginning { proxy_protocol: true, ssl: false }));
-                true
-            }
-            Err(Untrusted) => false,
-        }
-    }
-
-    /// Takes the PROXY protocol's header, if it is whole, and says so.
-    pub(super) fn take_proxy_header(
-        &self,
-        input: &mut Buffer,
-        http: &HttpConfiguration,
-        place: AddressIndex,
-    ) -> Result<bool, Untrusted> {
-        match proxy_protocol::parse(input.readable()) {
-            Ok(proxy_protocol::Status::NeedMore) => Ok(false),
-            Ok(proxy_protocol::Status::Complete { consumed, header }) => {
-                input.consume(consumed);
-                header.into_iter().for_each(|header| self.info.set_proxied(header));
-                Ok(true)
-            }
-            Err(offence) => {
-                let client = self.info.remote_text();
-                let message = format_args!(
-                    "{offence} while reading PROXY protocol, client: {client}, server: {}",
-                    self.info.listening
-                );
-                let log = &http.scope(http.server(place.default_server(http)).scope).error_log;
-                log.write(Level::Error, Some(self.info.number), &message);
-                Err(Untrusted)
-            }
-        }
-    }
-
-    /// How long to wait for the first byte: `client_header_timeout` on a new
-    /// connection, `keepalive_timeout` between requests. `None` closes.
-    pub(super) fn first_wait(&self) -> Option<Duration> {
-        if self.info.requests.get() > 0 {
-            return Some(Duration::from_millis(self.idle_max_ms.get().into()));
-        }
-        // Accepted in the turn in which the worker began to end: nobody will close it later.
-        if self.worker().is_draining() {
-            return Some(FIRST_REQUEST_GRACE);
-        }
-        let configuration = self.next_configuration();
-        let core = self.place(configuration.http())?.core(configuration.http());
-        Some(*core.client_header_timeout.get())
-    }
-
     /// Takes a request to read into; its configuration is the one that the exchange
     /// will end with.
     fn begin_head(self: &Rc<Self>, reading: &mut HeadReading) -> Option<Box<Request>> {
@@ -261,15 +204,7 @@ impl Http1 {
         let http = configuration.http();
         let place = self.place(http)?;
         let core = place.core(http);
-        let large = *core.large_client_header_buffers.get();
-        let small = *core.client_header_buffer_size.get();
-        let limits = Limits {
-            line_max: large.size.max(small),
-            head_max: small.saturating_add(large.size.saturating_mul(large.count)),
-            headers_max: *core.max_headers.get(),
-            ignore_invalid_headers: *core.ignore_invalid_headers.get(),
-            underscores_in_headers: *core.underscores_in_headers.get(),
-        };
+        let limits = head_limits(core);
         // On a new connection that had to be waited for, the time runs since it was accepted; but the grace of a worker
         // that ends is for the first byte.
         let has_waited = self.info.requests.get() == 0 && self.is_idle() && !self.worker().is_draining();
@@ -279,7 +214,13 @@ impl Http1 {
         request.place = place.index();
         request.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
-        *reading = HeadReading { limits, timeout, first_read_max: small, next_read_max: large.size, is_counted: false };
+        *reading = HeadReading {
+            limits,
+            timeout,
+            first_read_max: *core.client_header_buffer_size.get(),
+            next_read_max: core.large_client_header_buffers.get().size,
+            is_counted: false,
+        };
         Some(request)
     }
 
@@ -298,11 +239,11 @@ impl Http1 {
     pub(super) fn begin(&self, request: &mut Request) -> Step {
         self.info.requests.set(self.info.requests.get() + 1);
         request.number_on_connection = self.info.requests.get();
-        let offence = self.state.borrow_mut().transfer().offence.take();
+        let offence = self.http1.borrow_mut().transfer().offence.take();
         let wish = Wish::of(request, offence.is_some());
         let prepared = begin::prepare(request, offence);
         {
-            let mut state = self.state.borrow_mut();
+            let mut state = self.http1.borrow_mut();
             let transfer = state.transfer();
             transfer.wish = wish;
             transfer.sender.begin(request.parsed.version);
@@ -311,13 +252,7 @@ impl Http1 {
                 transfer.body.never_mind();
             }
         }
-        match prepared {
-            Ok(()) => match self.refusal(request) {
-                None => advance::advance(request),
-                Some(status) => advance::fail(request, status),
-            },
-            Err(refusal) => refusal.answer(request),
-        }
+        self.enter_phases(request, prepared)
     }
 }
 

@@ -10,76 +10,45 @@ mod framing;
 mod head;
 mod persistence;
 mod send;
-mod tls;
 
-use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use gale_protocol::http1::{HeadParser, Offence, response};
 use gale_protocol::request::{Scheme, Version};
-use gale_runtime::{Buffer, Bytes, Moment, SocketAddress, TcpInfo, Timer};
+use gale_runtime::{Buffer, Bytes, SocketAddress, TcpInfo, Timer};
 
 use self::body::RequestBody;
 use self::framing::server_line;
 use self::head::{Arrival, HeadReading};
 use self::persistence::Wish;
 use self::send::{After, Conduct, Sender};
+use crate::connection::HttpConnection;
+use crate::connection::lingering::Lingering;
 use crate::connection::worker::HttpConnections;
 use crate::request::Request;
 use crate::request::advance;
 use crate::request::advance::Step;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::configuration::settings::{CoreSettings, LingeringClose};
-use crate::request::configuration::{Address, HttpConfiguration};
 use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::request::phases::LocalBoxFuture;
 use crate::request::request_body;
 use crate::request::respond;
-use crate::request::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
-use gale_engine::configuration::ServerId;
-use gale_engine::connections::{Connection, ConnectionInfo};
+use gale_engine::connections::ConnectionInfo;
 use gale_engine::tls::TlsStream;
 use gale_engine::transport::Transport;
-use gale_process::ListenAddress;
-
-/// How long the first request of a connection is waited for although the worker is on its way out or needs the room: it
-/// may be on its way. (nginx closes such a connection at once to make room.)
-const FIRST_REQUEST_GRACE: Duration = Duration::from_secs(1);
 
 /// How many requests that a client has sent at once are answered before other connections have their turn: as many as a
 /// connection has sends in a turn of the runtime, which would otherwise end the turn in the middle of an answer.
 const PIPELINED_MAX: u64 = 16;
 
-/// A closing connection is read from in pieces of this size.
-const DISCARD_BYTES: usize = 16 * 1024;
-
-/// A connection that speaks HTTP/1.
-pub struct Http1 {
-    info: ConnectionInfo,
-    stream: Transport,
-    connections: Rc<HttpConnections>,
-    state: RefCell<State>,
-    first_configuration: Cell<Option<Rc<Configured>>>,
-    /// Since when it waits for a request of which nothing has come; never while it does not.
-    idle_since: Cell<Moment>,
-    /// How long it may be idle after the last response, in milliseconds, 49 days at most.
-    idle_max_ms: Cell<u32>,
-    nodelay_is_set: Cell<bool>,
-    /// How it began; `None` while nobody knows.
-    began: Cell<Option<Beginning>>,
-    /// Its number in the worker's list, and one: 0 while it is in none.
-    listed: Cell<Option<NonZeroU32>>,
-    /// Where the connection belongs in the configuration of that generation; none has the generation 0.
-    known_place: Cell<Option<AddressIndex>>,
-    known_generation: Cell<u64>,
-}
-
-struct State {
+/// See the file's head.
+#[derive(Default)]
+pub(super) struct State {
     /// The deadline of whatever is read at the moment.
     timer: Timer,
     /// There from a request's first byte to its end, and as long as something has come that was not read.
@@ -90,15 +59,35 @@ impl State {
     fn transfer(&mut self) -> &mut Transfer {
         self.transfer.as_mut().expect("an exchange is under way")
     }
-}
 
-/// How a connection began, as its address wanted it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Beginning {
-    /// With a header of the PROXY protocol.
-    proxy_protocol: bool,
-    /// With a handshake, or instead of it with plain HTTP.
-    ssl: bool,
+    /// Something has come, before anything was asked for.
+    pub(super) fn set_input(&mut self, input: Buffer, connections: &HttpConnections) {
+        self.transfer.get_or_insert_with(|| connections.take_transfer()).input = input;
+    }
+
+    /// What has come, for another version that takes the connection over.
+    pub(super) fn take_input(&mut self) -> Buffer {
+        self.transfer.take().map(|transfer| transfer.input).unwrap_or_default()
+    }
+
+    /// The generation of the configuration of the exchange under way, if any.
+    pub(super) fn generation(&self) -> Option<u64> {
+        self.transfer.as_ref()?.generation.map(NonZeroU64::get)
+    }
+
+    /// Nothing is received or sent any more.
+    pub(super) fn forget(&mut self) {
+        self.transfer = None;
+    }
+
+    /// The connection ends.
+    pub(super) fn end(&mut self, stream: &Transport, connections: &HttpConnections) {
+        if let Some(transfer) = &mut self.transfer {
+            transfer.head.end_waiting(&connections.worker.common.counters);
+            // After a panic: the answers before it are good.
+            transfer.sender.send_held(stream, false);
+        }
+    }
 }
 
 /// Both directions of an exchange. An idle connection holds none; the worker keeps some spare ones.
@@ -120,161 +109,16 @@ pub(crate) struct Transfer {
 
 /// What becomes of the connection after an exchange.
 #[derive(Debug, PartialEq, Eq)]
-enum AfterExchange {
+pub(super) enum AfterExchange {
     KeepAlive,
     Close,
     /// Read on for a while, so that the client gets to see the answer.
     Linger(Lingering),
 }
 
-/// How long a closing connection is read from: as the location says that answered.
-#[derive(Debug, PartialEq, Eq)]
-struct Lingering {
-    time_max: Duration,
-    silence_max: Duration,
-}
-
-impl Lingering {
-    fn of(core: &CoreSettings) -> Lingering {
-        Lingering { time_max: *core.lingering_time.get(), silence_max: *core.lingering_timeout.get() }
-    }
-}
-
-impl Connection for Http1 {
-    /// When an idle connection may be closed to make room or to let the worker end:
-    /// when `keepalive_min_timeout` has passed, or the grace for a first request. `None` while it is busy.
-    fn may_close_at(&self) -> Option<Moment> {
-        if !self.is_idle() {
-            return None;
-        }
-        let idle_since = self.idle_since.get();
-        if self.info.requests.get() == 0 {
-            return Some(idle_since + FIRST_REQUEST_GRACE);
-        }
-        let configuration = self.worker().configuration();
-        let http = configuration.http();
-        let min = self.place(http).map_or(Duration::ZERO, |place| *place.core(http).keepalive_min_timeout.get());
-        Some(idle_since + min)
-    }
-}
-
-impl Http1 {
-    /// A connection that was just accepted.
-    ///
-    /// `first` is the configuration for the first exchange when that is not the
-    /// worker's current one.
-    pub fn new(
-        info: ConnectionInfo,
-        stream: Transport,
-        connections: Rc<HttpConnections>,
-        first: Option<Rc<Configured>>,
-    ) -> Http1 {
-        Http1 {
-            info,
-            stream,
-            connections,
-            state: RefCell::new(State { timer: Timer::new(), transfer: None }),
-            first_configuration: Cell::new(first),
-            idle_since: Cell::new(Moment::NEVER),
-            idle_max_ms: Cell::new(0),
-            nodelay_is_set: Cell::new(false),
-            began: Cell::new(None),
-            listed: Cell::new(None),
-            known_place: Cell::new(None),
-            known_generation: Cell::new(0),
-        }
-    }
-
-    /// What the requests of this loop share.
-    fn worker(&self) -> &Rc<HttpWorker> {
-        &self.connections.worker
-    }
-
-    /// Says which number the connection has in its worker's list, from which it is taken when it ends, however it ends.
-    pub(crate) fn set_listed(&self, number: usize) {
-        self.listed.set(u32::try_from(number + 1).ok().and_then(NonZeroU32::new));
-    }
-
-    /// The configuration for the next exchange.
-    fn next_configuration(&self) -> Rc<Configured> {
-        let first = self.first_configuration.take();
-        self.first_configuration.set(first.clone());
-        first.unwrap_or_else(|| self.worker().configuration())
-    }
-
-    /// Its next exchange will use `configuration`, if it begins by what has come already or comes first of all.
-    pub fn begin_with(&self, configuration: &Rc<Configured>) {
-        let next = self.first_configuration.take();
-        self.first_configuration.set(next.or_else(|| Some(Rc::clone(configuration))));
-    }
-
-    /// Whether a request may have begun: it is the first one and nobody knows, or something has come.
-    pub fn may_have_begun(&self) -> bool {
-        self.info.requests.get() == 0 || !self.is_idle()
-    }
-
-    /// Whether the configuration still has the address that the connection came by.
-    pub fn has_place(&self, configuration: &Configured) -> bool {
-        self.place(configuration.http()).is_some()
-    }
-
-    /// Whether it waits for a request of which nothing has come.
-    pub fn is_idle(&self) -> bool {
-        self.idle_since.get() != Moment::NEVER
-    }
-
-    /// It waits for a request from now on: it may make room for another connection.
-    fn note_idle(&self) {
-        self.idle_since.set(gale_runtime::now());
-        self.note_still_idle();
-    }
-
-    /// It was awake, and nothing had come.
-    fn note_still_idle(&self) {
-        if let Some(number) = self.number_in_list() {
-            self.connections.table.note_idle(number);
-        }
-    }
-
-    /// Its place among the connections of its worker, once it has one.
-    fn number_in_list(&self) -> Option<usize> {
-        self.listed.get().map(|number| number.get() as usize - 1)
-    }
-
-    /// The generation of the configuration of the exchange under way, if any.
-    pub fn exchange_generation(&self) -> Option<u64> {
-        self.state.borrow().transfer.as_ref()?.generation.map(NonZeroU64::get)
-    }
-
-    /// The generation of the configuration that it holds for its next exchange, if it holds one.
-    pub fn next_generation(&self) -> Option<u64> {
-        let next = self.first_configuration.take();
-        let generation = next.as_ref().map(|next| next.http().generation);
-        self.first_configuration.set(next);
-        generation
-    }
-
-    /// Serves the connection to its end. (A block, because the future of an `async fn` holds its arguments and what
-    /// they have become.)
-    #[expect(clippy::manual_async_fn, reason = "the future of an `async fn` would be larger")]
-    pub fn serve(self: Rc<Self>) -> impl Future<Output = ()> {
-        async move {
-            if self.stream.tls().is_some() && !Box::pin(self.begin_tls()).await {
-                return;
-            }
-            while let Some(request) = self.next_request().await {
-                match self.exchange(request).await {
-                    AfterExchange::KeepAlive if self.must_yield() => gale_runtime::yield_now().await,
-                    AfterExchange::KeepAlive => {}
-                    AfterExchange::Close => return,
-                    AfterExchange::Linger(lingering) => return Box::pin(self.linger(lingering)).await,
-                }
-            }
-        }
-    }
-
+impl HttpConnection {
     /// The next request whose head is whole; `None` when there is none to come.
-    fn next_request(self: &Rc<Self>) -> impl Future<Output = Option<Box<Request>>> {
+    pub(super) fn next_request(self: &Rc<Self>) -> impl Future<Output = Option<Box<Request>>> {
         let mut pending = None;
         poll_fn(move |context| {
             let arrival = ready!(self.poll_head(context, &mut pending));
@@ -292,14 +136,14 @@ impl Http1 {
                 }
                 self.give_up(request, "client timed out (110: Connection timed out)", 408);
             }
-            Arrival::TimedOut(None) | Arrival::Closed => {}
+            Arrival::TimedOut(None) | Arrival::Closed | Arrival::Http2 => {}
         }
         None
     }
 
     /// Whether other connections have their turn before the next request, which is there already.
-    fn must_yield(&self) -> bool {
-        self.is_last_of_turn() && self.state.borrow().transfer.is_some()
+    pub(super) fn must_yield(&self) -> bool {
+        self.is_last_of_turn() && self.http1.borrow().transfer.is_some()
     }
 
     fn is_last_of_turn(&self) -> bool {
@@ -308,7 +152,7 @@ impl Http1 {
 
     /// One request and its response. A block, because the future of an `async fn` holds its arguments and what they
     /// have become.
-    fn exchange(self: &Rc<Self>, request: Box<Request>) -> impl Future<Output = AfterExchange> {
+    pub(super) fn exchange(self: &Rc<Self>, request: Box<Request>) -> impl Future<Output = AfterExchange> {
         self.worker().common.counters.begin_request();
         let mut in_flight = InFlight { connection: self, request: Some(request) };
         async move {
@@ -327,7 +171,7 @@ impl Http1 {
     /// A pool has no room to read a file, and nothing of the response has left: then that is the answer. (nginx closes
     /// the connection.)
     fn refuse(&self, request: &mut Request) -> Option<Step> {
-        let error = self.state.borrow_mut().transfer().sender.take_refused()?;
+        let error = self.http1.borrow_mut().transfer().sender.take_refused()?;
         request.log(Level::Error, format_args!("{error}"));
         request.response.clear();
         Some(advance::fail(request, 503))
@@ -355,11 +199,6 @@ impl Http1 {
             self.set_nodelay(&request.scope().core);
         }
         afterwards
-    }
-
-    /// Whether this response is the last one here, whatever the client wants: the worker ends, or the address is gone.
-    fn must_close(&self) -> bool {
-        self.worker().is_draining() || self.worker().with_configuration(|configuration| !self.has_place(configuration))
     }
 
     /// Answers: at once as far as that needs no waiting, the rest when it is awaited. Says whether there was an answer.
@@ -391,7 +230,7 @@ impl Http1 {
     /// What may take its time, or closes the connection, begins when the answers before have left.
     fn after_held<'r>(self: &Rc<Self>, rest: LocalBoxFuture<'r, bool>) -> LocalBoxFuture<'r, bool> {
         let has_held = {
-            let mut state = self.state.borrow_mut();
+            let mut state = self.http1.borrow_mut();
             let sender = &mut state.transfer().sender;
             sender.send_held(&self.stream, false);
             sender.has_held()
@@ -402,7 +241,7 @@ impl Http1 {
         let connection = Rc::clone(self);
         Box::pin(async move {
             let poll_held = |context: &mut Context<'_>| {
-                connection.state.borrow_mut().transfer().sender.poll_held(&connection.stream, context)
+                connection.http1.borrow_mut().transfer().sender.poll_held(&connection.stream, context)
             };
             poll_fn(poll_held).await.is_ok() && rest.await
         })
@@ -413,7 +252,7 @@ impl Http1 {
         self.first_configuration.take();
         advance::log(&mut request);
         self.worker().give_back(request);
-        let state = &mut *self.state.borrow_mut();
+        let state = &mut *self.http1.borrow_mut();
         let Some(mut transfer) = state.transfer.take() else { return };
         transfer.head.end_waiting(&self.worker().common.counters);
         if !transfer.sender.is_at_rest() {
@@ -432,13 +271,13 @@ impl Http1 {
     /// Decides what comes after the response; `None` when that shows in what is left of the request's body.
     fn afterwards(&self, request: &Request, sent: Result<(), Gone>) -> Option<AfterExchange> {
         if sent == Err(Gone::Aborted) {
-            if self.state.borrow_mut().transfer().sender.is_refused() {
+            if self.http1.borrow_mut().transfer().sender.is_refused() {
                 return None;
             }
             self.log_failure(request);
         }
         let core = &request.scope().core;
-        let mut state = self.state.borrow_mut();
+        let mut state = self.http1.borrow_mut();
         let Transfer { input, body, sender, wish, .. } = state.transfer();
         let resets = match sent {
             Ok(()) if !sender.is_aborted() => None,
@@ -466,7 +305,7 @@ impl Http1 {
 
     /// Tells why a file could not be sent to its end, if that is what happened.
     fn log_failure(&self, request: &Request) {
-        let failure = self.state.borrow_mut().transfer().sender.take_failure();
+        let failure = self.http1.borrow_mut().transfer().sender.take_failure();
         if let Some(error) = failure {
             request.log(error.level(), format_args!("{error}"));
         }
@@ -501,40 +340,6 @@ impl Http1 {
         gale_runtime::timeout(*core.lingering_time.get(), everything).await.unwrap_or(AfterExchange::Close)
     }
 
-    /// Lingering close: says that nothing more will come, and reads on for a while;
-    /// closing at once would make the kernel take back what the client has not
-    /// read yet. (<https://nginx.org/en/docs/http/ngx_http_core_module.html#lingering_close>)
-    async fn linger(&self, lingering: Lingering) {
-        if self.stream.shutdown_write().is_err() {
-            return;
-        }
-        self.state.borrow_mut().transfer = None;
-        let mut discarded = Buffer::new();
-        let everything = async {
-            loop {
-                let received = gale_runtime::timeout(
-                    lingering.silence_max,
-                    poll_fn(|context| self.stream.poll_recv(context, &mut discarded, DISCARD_BYTES)),
-                )
-                .await;
-                match received {
-                    Ok(Ok(1..)) => discarded.clear(),
-                    _ => return,
-                }
-            }
-        };
-        let _ = gale_runtime::timeout(lingering.time_max, everything).await;
-    }
-
-    /// `tcp_nodelay`: once, when the connection turns out to be kept.
-    fn set_nodelay(&self, core: &CoreSettings) {
-        let is_inet = matches!(self.info.remote, SocketAddress::Inet(_));
-        if is_inet && *core.tcp_nodelay.get() && !self.nodelay_is_set.replace(true) {
-            // A failure costs latency, nothing else.
-            let _ = self.stream.set_nodelay(true);
-        }
-    }
-
     /// What can come after the response, as far as it is known before; and how long the connection may be idle then.
     fn after_response(&self, request: &Request, core: &CoreSettings, transfer: &Transfer) -> After {
         let Transfer { wish, body, input, .. } = transfer;
@@ -565,65 +370,12 @@ impl Http1 {
             server_line,
         }
     }
-
-    fn reset(&self) {
-        // If it fails, the connection is closed in the usual way.
-        let _ = self.stream.set_linger_reset();
-    }
-
-    /// The servers behind the connection's address, as the configuration now has it;
-    /// `None` when it is not there any more.
-    fn place(&self, http: &HttpConfiguration) -> Option<AddressIndex> {
-        if self.known_generation.get() == http.generation {
-            return self.known_place.get();
-        }
-        // A connection that began otherwise than the address now wants it has no place there any more.
-        let is_as_wanted = |place: &AddressIndex| {
-            let Address { listening, .. } = &http.addresses[place.index()];
-            let wanted = Beginning { proxy_protocol: listening.proxy_protocol, ssl: listening.ssl };
-            self.began.get().is_none_or(|began| began == wanted)
-        };
-        let place = self.find_place(http).filter(is_as_wanted);
-        self.known_generation.set(http.generation);
-        self.known_place.set(place);
-        place
-    }
-
-    fn find_place(&self, http: &HttpConfiguration) -> Option<AddressIndex> {
-        let listening = http.addresses.iter().position(|address| address.listening.address == *self.info.listening);
-        let shares_socket = listening.is_none_or(|index| http.addresses[index].listening.shares_socket);
-        if !shares_socket {
-            return listening.map(AddressIndex::new);
-        }
-        let local = match self.local_address()? {
-            SocketAddress::Inet(address) => ListenAddress::Inet(*address),
-            SocketAddress::Unix(_) => return listening.map(AddressIndex::new),
-        };
-        http.addresses
-            .iter()
-            .position(|address| address.listening.address == local)
-            .or(listening)
-            .map(AddressIndex::new)
-    }
-}
-
-impl Drop for Http1 {
-    fn drop(&mut self) {
-        if let Some(transfer) = &mut self.state.get_mut().transfer {
-            transfer.head.end_waiting(&self.connections.worker.common.counters);
-            // After a panic: the answers before it are good.
-            transfer.sender.send_held(&self.stream, false);
-        }
-        if let Some(number) = self.number_in_list() {
-            self.connections.table.remove(number);
-        }
-    }
 }
 
 /// A request on its way. It is logged when it ends, however it ends: also when the
 /// connection is closed under it.
 struct InFlight<'c> {
-    connection: &'c Rc<Http1>,
+    connection: &'c Rc<HttpConnection>,
     request: Option<Box<Request>>,
 }
 
@@ -641,7 +393,7 @@ impl Drop for InFlight<'_> {
         if std::thread::panicking() {
             return;
         }
-        if request.response.status == 0 && !self.connection.state.borrow_mut().transfer().sender.is_started() {
+        if request.response.status == 0 && !self.connection.http1.borrow_mut().transfer().sender.is_started() {
             request.response.status = CLOSED_UNDER_REQUEST;
         }
         self.connection.end(request);
@@ -665,31 +417,7 @@ fn lingers(lingering_close: LingeringClose, body: &RequestBody, input: &Buffer) 
     }
 }
 
-/// An address of the configuration: its index and one, so that none takes no room.
-#[derive(Clone, Copy)]
-struct AddressIndex(NonZeroU32);
-
-impl AddressIndex {
-    fn new(index: usize) -> AddressIndex {
-        let number = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
-        AddressIndex(number.expect("fewer addresses than 2^32"))
-    }
-
-    fn index(self) -> usize {
-        self.0.get() as usize - 1
-    }
-
-    fn default_server(self, http: &HttpConfiguration) -> ServerId {
-        http.addresses[self.index()].servers.default
-    }
-
-    /// The settings before a server has been chosen: those of the default server.
-    fn core(self, http: &HttpConfiguration) -> &CoreSettings {
-        &http.scope(http.server(self.default_server(http)).scope).core
-    }
-}
-
-impl Exchange for Http1 {
+impl Exchange for HttpConnection {
     fn connection(&self) -> &ConnectionInfo {
         &self.info
     }
@@ -717,7 +445,7 @@ impl Exchange for Http1 {
             response::write_header(&mut text, name, value);
         }
         text.extend_from_slice(b"\r\n");
-        let mut state = self.state.borrow_mut();
+        let mut state = self.http1.borrow_mut();
         let transfer = state.transfer();
         if status == 100 {
             transfer.body.continue_was_sent();
@@ -729,7 +457,7 @@ impl Exchange for Http1 {
         let core = &request.scope().core;
         // It may ask variables, and these the exchange.
         let server_line = server_line(request, core);
-        let mut state = self.state.borrow_mut();
+        let mut state = self.http1.borrow_mut();
         let transfer = state.transfer();
         let conduct = self.conduct(request, core, transfer, &server_line);
         transfer.sender.start(&request.response, options, &conduct, &self.connections, &self.stream);
@@ -738,7 +466,7 @@ impl Exchange for Http1 {
     fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
         let core = &request.scope().core;
         let server_line = server_line(request, core);
-        let mut state = self.state.borrow_mut();
+        let mut state = self.http1.borrow_mut();
         let transfer = state.transfer();
         let conduct = self.conduct(request, core, transfer, &server_line);
         let Transfer { input, body: request_body, sender, .. } = transfer;
@@ -751,35 +479,35 @@ impl Exchange for Http1 {
     }
 
     fn keeps_connection(&self, request: &Request) -> bool {
-        self.state.borrow_mut().transfer().wish.may_be_kept(request, &request.scope().core)
+        self.http1.borrow_mut().transfer().wish.may_be_kept(request, &request.scope().core)
     }
 
     fn push(&self, item: BodyItem) {
-        self.state.borrow_mut().transfer().sender.push(item);
+        self.http1.borrow_mut().transfer().sender.push(item);
     }
 
     fn end(&self) {
-        self.state.borrow_mut().transfer().sender.end();
+        self.http1.borrow_mut().transfer().sender.end();
     }
 
     fn abort(&self) {
-        self.state.borrow_mut().transfer().sender.abort();
+        self.http1.borrow_mut().transfer().sender.abort();
     }
 
     fn take_back(&self, error: BodyError) -> Result<(), BodyError> {
-        self.state.borrow_mut().transfer().sender.refuse(error)
+        self.http1.borrow_mut().transfer().sender.refuse(error)
     }
 
     fn poll_sent(&self, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        self.state.borrow_mut().transfer().sender.poll_sent(&self.stream, context)
+        self.http1.borrow_mut().transfer().sender.poll_sent(&self.stream, context)
     }
 
     fn poll_ready(&self, low_water: u64, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        self.state.borrow_mut().transfer().sender.poll_ready(low_water, &self.stream, context)
+        self.http1.borrow_mut().transfer().sender.poll_ready(low_water, &self.stream, context)
     }
 
     fn queued_bytes(&self) -> u64 {
-        self.state.borrow_mut().transfer().sender.queued_bytes()
+        self.http1.borrow_mut().transfer().sender.queued_bytes()
     }
 
     fn poll_body(
@@ -787,7 +515,7 @@ impl Exchange for Http1 {
         context: &mut Context<'_>,
         limits: &BodyLimits,
     ) -> Poll<Result<Option<BodyItem>, RequestBodyError>> {
-        let State { timer, transfer } = &mut *self.state.borrow_mut();
+        let State { timer, transfer } = &mut *self.http1.borrow_mut();
         let Transfer { input, body, sender, .. } = &mut **transfer.as_mut().expect("an exchange is under way");
         if body.wants_continue() && !sender.is_started() {
             body.continue_was_sent();
@@ -801,19 +529,19 @@ impl Exchange for Http1 {
     }
 
     fn body_is_read(&self) -> bool {
-        self.state.borrow_mut().transfer().body.is_read()
+        self.http1.borrow_mut().transfer().body.is_read()
     }
 
     fn is_complete(&self) -> bool {
-        self.state.borrow_mut().transfer().sender.is_complete()
+        self.http1.borrow_mut().transfer().sender.is_complete()
     }
 
     fn received(&self) -> u64 {
-        self.state.borrow_mut().transfer().body.received()
+        self.http1.borrow_mut().transfer().body.received()
     }
 
     fn become_tunnel(&self) {
-        let mut state = self.state.borrow_mut();
+        let mut state = self.http1.borrow_mut();
         let transfer = state.transfer();
         transfer.body.become_tunnel();
         transfer.sender.become_tunnel();
@@ -829,6 +557,6 @@ impl Exchange for Http1 {
     }
 
     fn sent(&self) -> Sent {
-        self.state.borrow_mut().transfer().sender.sent()
+        self.http1.borrow_mut().transfer().sender.sent()
     }
 }

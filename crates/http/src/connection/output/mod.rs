@@ -10,6 +10,7 @@
 //! in [`OutputQueue::poll_sent`], counts what has left, and gives up when the client takes nothing for `send_timeout`.
 //! How a piece of a file gets to the socket is the ladder's choice (`files/delivery.rs`).
 
+pub(super) mod body_queue;
 mod items;
 mod patience;
 

@@ -12,8 +12,8 @@
 //! A size, a time and a body that are sent together were read from one descriptor, and the file was the same before and
 //! after. A file that `max=N` keeps is looked at again at each request that sends from its descriptor, so an old head
 //! does not meet a newer body; but where that look may wait for others (NFS, FUSE and their kind) it believes what it
-//! knows for `valid`, as nginx does, and there it may. Modules ask with a path (`request/files/open_files.rs`) and get the same whatever is set;
-//! nothing here waits on the loop.
+//! knows for `valid`, as nginx does, and there it may. Modules ask with a path (`request/files/open_files.rs`) and get
+//! the same whatever is set; nothing here waits on the loop.
 //!
 //! Where `disable_symlinks` checks the way to a file, nothing is kept: every request goes it anew.
 
@@ -92,7 +92,8 @@ pub enum Cache<'r> {
 }
 
 impl<'r> Lookup<'r> {
-    /// Opens a file if that can be done without waiting; `None` = not: then [`Lookup::open`] does it. Errors: open(2)'s.
+    /// Opens a file if that can be done without waiting; `None` = not: then [`Lookup::open`] does it. Errors:
+    /// open(2)'s.
     pub fn try_open(self) -> Option<io::Result<Opened>> {
         if let Some(check) = self.link_check {
             let opened = files::try_open_checked(as_path(self.path), OpenFlags::READ, check)?;

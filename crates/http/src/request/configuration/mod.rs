@@ -7,6 +7,7 @@
 //! one scope only. The settings of modules that a scope does not mention it
 //! shares with its siblings: thousands of locations take little memory.
 
+pub mod http2;
 pub mod location;
 pub mod settings;
 
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use gale_protocol::request::Method;
 
 use crate::request::Request;
+use crate::request::configuration::http2::Http2Address;
 use crate::request::configuration::location::Locations;
 use crate::request::configuration::settings::CoreSettings;
 use crate::request::filters::Filter;
@@ -26,10 +28,10 @@ use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::listen;
 use gale_engine::log::ErrorLog;
 use gale_engine::module::SharedConf;
-use gale_engine::server_name::ServerNames;
 use gale_engine::tls::TlsServer;
 use gale_engine::tls::settings::VerifyClient;
 use gale_engine::upstream::{Upstream, UpstreamId, UpstreamTable};
+use gale_engine::virtual_servers::{CertificateNames, VirtualServers};
 
 /// Everything under `http { }`.
 pub struct HttpConfiguration {
@@ -45,6 +47,8 @@ pub struct HttpConfiguration {
     pub upstreams: UpstreamTable<Request>,
     /// Whether any of the addresses has TLS.
     pub speaks_tls: bool,
+    /// Whether connections keep the first message of TLS, because a variable is about it.
+    pub keeps_client_hello: bool,
     /// Whether any scope has [`Scope::redirects_to_slash`].
     pub redirects_to_slash: bool,
     /// Counts the configurations of this process; the first one is 1.
@@ -87,6 +91,8 @@ pub struct Address {
     pub listening: listen::Address,
     /// The servers to choose from.
     pub servers: VirtualServers,
+    /// How HTTP/2 is spoken there, where it is.
+    pub http2: Http2Address,
 }
 
 /// One `server { }`.
@@ -101,17 +107,14 @@ pub struct Server {
     pub named: HashMap<Box<[u8]>, ScopeId>,
     /// Its certificates, and its rules for those of clients.
     pub tls: Option<Arc<TlsServer>>,
+    /// The names of its certificates and keys, if they have variables: each handshake asks for them.
+    pub certificate_names: CertificateNames<Request>,
     /// Whether clients have to have a certificate; also where the server has none itself.
     pub verify_client: VerifyClient,
-}
-
-/// The servers behind one address.
-#[derive(Debug)]
-pub struct VirtualServers {
-    /// The server for hosts that no name fits.
-    pub default: ServerId,
-    /// The names of all of them.
-    pub names: ServerNames,
+    /// Whether clients may ask for tunnels (CONNECT): a location of it makes some.
+    pub allows_connect: bool,
+    /// Whether clients that name it are offered HTTP/2: `http2`.
+    pub http2: bool,
 }
 
 /// What kind of place a scope belongs to.
@@ -141,6 +144,8 @@ pub struct Scope {
     pub error_log: ErrorLog,
     /// The settings of every module, by the module's index.
     pub confs: Box<[Option<SharedConf>]>,
+    /// The most that a frame of a body holds in HTTP/2: `http2_chunk_size`.
+    pub http2_chunk_size: usize,
     /// Its URI without the slash at the end of its name is answered by a redirect.
     pub redirects_to_slash: bool,
     /// Per phase, the handlers that have something to do here, in order.

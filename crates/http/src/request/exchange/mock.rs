@@ -329,6 +329,7 @@ pub(crate) fn request(exchange: &Rc<MockExchange>, core: CoreSettings) -> Reques
 /// A scope with these settings in which no module has anything to do.
 pub(crate) fn scope(core: CoreSettings) -> Scope {
     Scope {
+        http2_chunk_size: 8192,
         kind: ScopeKind::Server,
         name: Box::default(),
         core: Arc::new(core),
@@ -358,7 +359,10 @@ fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
         locations: Locations::default(),
         named: Default::default(),
         tls: None,
+        certificate_names: Default::default(),
         verify_client: Default::default(),
+        allows_connect: false,
+        http2: false,
     };
     let http = HttpConfiguration {
         scopes: vec![scope],
@@ -368,6 +372,7 @@ fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
         variables: Default::default(),
         upstreams: Default::default(),
         speaks_tls: false,
+        keeps_client_hello: false,
         generation: 1,
     };
     let configuration = Configured::new(Arc::new(Configuration {

@@ -156,7 +156,7 @@ impl Handler for Dav {
     }
 
     /// Half of a change is worse than one that nobody waits for.
-    fn outlives_client(&self, _: &dyn Any) -> bool {
+    fn outlives_client(&self, _: &Request, _: &dyn Any) -> bool {
         true
     }
 

@@ -10,7 +10,7 @@ use gale_http::variables::regex::Regex;
 use gale_http::variables::template::Template;
 
 use super::Conf;
-use super::redirect::{Rule, replace, rule};
+use super::redirect::{Rule, replace, replace_prefix, rule};
 
 /// What becomes of an attribute of cookies.
 #[derive(Clone, Default)]
@@ -241,12 +241,7 @@ fn rewrite_domain(request: &Request, value: &[u8], rules: &[Rule]) -> Option<Vec
 
 fn rewrite_path(request: &Request, value: &[u8], rules: &[Rule]) -> Option<Vec<u8>> {
     rules.iter().find_map(|rule| match rule {
-        Rule::Prefix(from, to) => {
-            let rest = value.strip_prefix(&*from.text(request))?;
-            let mut text = to.evaluate(request);
-            text.extend_from_slice(rest);
-            Some(text)
-        }
+        Rule::Prefix(from, to) => replace_prefix(request, from, to, value),
         Rule::Regex(regex, to) => replace(request, regex, to, value),
         Rule::Default => None,
     })

@@ -9,6 +9,7 @@ use gale_config::{Diagnostic, Setting, Statement};
 use gale_engine::configuration::Builder;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
+use gale_http::upstream::caching::{CacheNote, is_for_cache};
 use gale_http::variables::template::Template;
 use gale_protocol::http1::names_option;
 use gale_protocol::http1::request_writer::{
@@ -44,23 +45,16 @@ pub(super) fn set_header(conf: &mut Conf, builder: &mut Builder, statement: &Sta
 
 /// The protocol that the server is asked to change to: what the client asks for, if it may.
 pub(super) fn upgrade(request: &Request, allowed: &Setting<Vec<BString>>, conf: &Conf) -> Option<Vec<u8>> {
-    if *conf.version.get() < Version::Http11 || !request.is_main() {
+    if *conf.version.get() < Version::Http11 || !request.is_main() || !request.may_upgrade() {
         return None;
     }
     let set = conf.set_headers.iter().find(|set| set.known == Some(KnownHeader::Upgrade));
     let token = match set {
         Some(set) => set.value.evaluate(request),
         None => {
-            let token = request.header(KnownHeader::Upgrade)?.to_vec();
-            let is_asked_for = request.version() == Version::Http11
-                && request.fields().any(|(field, _, value)| {
-                    field.known == Some(KnownHeader::Connection) && names_option(value, b"upgrade")
-                });
-            let is_allowed = allowed.get().iter().any(|allowed| allowed.eq_ignore_ascii_case(&token));
-            if !is_asked_for || !is_allowed {
-                return None;
-            }
-            token
+            let token = request.asked_upgrade()?;
+            let is_allowed = allowed.get().iter().any(|allowed| allowed.eq_ignore_ascii_case(token));
+            is_allowed.then(|| token.to_vec())?
         }
     };
     let is_h2c = token.split(|&byte| byte == b',').any(|token| token.trim_ascii().eq_ignore_ascii_case(b"h2c"));
@@ -83,10 +77,24 @@ pub(super) fn write(
     write_framing(request, out)?;
     write_upgrade(request, conf, upgrade, out)?;
     write_set_fields(request, conf, out)?;
+    write_cache_conditions(request, conf, out)?;
     if *conf.upstream.pass_request_headers.get() {
         write_client_fields(request, conf, out)?;
     }
     write_head_end(out);
+    Ok(())
+}
+
+/// What the cache asks with whether something has changed, unless the configuration has fields of that name.
+fn write_cache_conditions(request: &Request, conf: &Conf, out: &mut Vec<u8>) -> Result<(), Unwritable> {
+    let Some(note) = request.notes.get::<CacheNote>() else { return Ok(()) };
+    let is_set = |known| conf.set_headers.iter().any(|set| set.known == Some(known));
+    for (known, value) in [(KnownHeader::IfModifiedSince, &note.last_modified), (KnownHeader::IfNoneMatch, &note.etag)]
+    {
+        if let Some(value) = value.as_ref().filter(|_| !is_set(known)) {
+            write_field(out, known.name().as_bytes(), value)?;
+        }
+    }
     Ok(())
 }
 
@@ -184,6 +192,7 @@ fn write_upgrade(
 /// The client's fields, but for those that are set or are not for the server.
 fn write_client_fields(request: &Request, conf: &Conf, out: &mut Vec<u8>) -> Result<(), Unwritable> {
     let listed = request.connection_fields();
+    let note = request.notes.get::<CacheNote>();
     for (field, name, value) in request.fields() {
         let is_of_connection = matches!(
             field.known,
@@ -202,7 +211,10 @@ fn write_client_fields(request: &Request, conf: &Conf, out: &mut Vec<u8>) -> Res
                     | KnownHeader::Http2Settings
             )
         );
-        if is_of_connection || conf.set_headers.iter().any(|set| set.is_of(field.known, name)) {
+        if is_of_connection
+            || is_for_cache(note, field.known)
+            || conf.set_headers.iter().any(|set| set.is_of(field.known, name))
+        {
             continue;
         }
         if listed.iter().any(|listed| listed.eq_ignore_ascii_case(name)) && !is_end_to_end(field.known) {

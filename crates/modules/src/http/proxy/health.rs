@@ -32,8 +32,8 @@ use super::matching::{Match, Mismatch, check_status};
 use super::target::Pass;
 use super::{Conf, head};
 use crate::http::upstream_rows;
-use crate::http::upstream_target::Found;
 use crate::shared::limits::invalid_parameter;
+use gale_engine::upstream::PassTarget;
 
 /// How long it is between two checks, unless said otherwise.
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(5);
@@ -138,7 +138,7 @@ pub(super) fn complete(conf: &Conf, builder: &mut Builder) -> Result<(), Diagnos
     let wrong = |message: &str| Err(Diagnostic::emerg(message).at(draft.span));
     let group = match &conf.pass {
         Some(Pass::Fixed { target, .. }) => match target.found {
-            Found::Referred(upstream) => upstream,
+            PassTarget::Referred(upstream) => upstream,
             _ => unreachable!("a URL without variables refers to its servers"),
         },
         Some(_) => return wrong("\"health_check\" cannot be used with variables in \"proxy_pass\""),
@@ -302,7 +302,7 @@ impl Checker {
         let client_request = ClientRequest {
             method: Method::Get,
             bytes: self.head(request, conf)?,
-            head_max: usize::try_from(*upstream.buffer_size.get()).unwrap_or(usize::MAX),
+            head_max: upstream.head_max(),
             body_max: self.settings.matches.as_ref().map_or(0, |matches| matches.body_max()),
         };
         let target = conf.pass.as_ref().and_then(Pass::known).expect("a group that is known");

@@ -22,7 +22,7 @@ mod redirect;
 mod target;
 
 use std::any::Any;
-use std::cell::Cell;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use bstr::BString;
@@ -32,12 +32,12 @@ use gale_config::{
 };
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
 use gale_http::request::request_body::read_body;
 use gale_http::request::response::ShortText;
+use gale_http::upstream::caching::{CacheNote, Consulted, Serving, consult};
 use gale_http::upstream::http1::{Chunked, Http1Reader};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
@@ -52,8 +52,9 @@ use self::cookies::{CookieFlags, Rewrites};
 use self::head::SetHeader;
 use self::redirect::Redirects;
 use self::target::{Pass, Target};
-use crate::http::upstream_pass::PassRequests;
-use crate::http::upstream_rows::{self, own_row as row, upstream_ssl_rows};
+use crate::http::cache_rows;
+use crate::http::upstream_pass::{BodySource, PassRequests, body_source, serving};
+use crate::http::upstream_rows::{self, own_row as row, template, upstream_ssl_rows};
 use crate::shared::append::append;
 
 const PREFIX: &str = "proxy";
@@ -180,7 +181,8 @@ pub static MODULE: Module = Module {
         variables: &[
             Variable::named("proxy_host", |request, _, out| with_target(request, |target| append(out, &target.host))),
             Variable::named("proxy_port", |request, _, out| with_target(request, |target| append(out, &target.port))),
-            Variable::named("proxy_add_x_forwarded_for", append_forwarded_for),
+            Variable::named("proxy_add_x_forwarded_for", append_x_forwarded_for),
+            Variable::named("proxy_add_forwarded", append_forwarded),
             Variable::named("proxy_internal_body_length", |request, _, out| {
                 request.notes.get::<BodyLength>().is_some_and(|length| append(out, &length.0))
             }),
@@ -193,6 +195,15 @@ pub static MODULE: Module = Module {
             &PassRequests {
                 has_target: |conf: &Conf| conf.pass.is_some(),
                 settings: |conf| &conf.upstream,
+                rewriter: |conf| conf,
+                prepare: |request, conf| {
+                    let known = conf.pass.as_ref().and_then(target::Pass::known);
+                    known.is_some_and(|target| {
+                        // Variables in the key may ask for it.
+                        request.notes.put(Arc::clone(target));
+                        true
+                    })
+                },
                 pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
             },
         )],
@@ -224,10 +235,6 @@ pub(super) struct Conf {
 
 /// How long the request's body is, as text, and whether that is not known.
 struct BodyLength(Vec<u8>, bool);
-
-fn template(builder: &mut Builder, statement: &Statement) -> Result<Template, Diagnostic> {
-    builder.http_mut().template(&statement.args[0])
-}
 
 fn http_version(statement: &Statement) -> Result<Version, Diagnostic> {
     values::enumeration(statement, &[("1.0", Version::Http10), ("1.1", Version::Http11)])
@@ -267,8 +274,9 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
     let passes_requests = conf.pass.is_some();
     if conf.pass.as_ref().is_some_and(target::Pass::may_be_tls) {
-        upstream_rows::prepare_tls(&mut conf.upstream, builder, PREFIX);
+        upstream_rows::prepare_tls(&mut conf.upstream, builder, PREFIX)?;
     }
+    cache_rows::complete(&mut conf.upstream.cache, builder, PREFIX, Some("$scheme$proxy_host$request_uri"))?;
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)?;
     health::complete(conf, builder)
 }
@@ -281,37 +289,81 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         Some(target) => Arc::clone(target),
         None => Box::pin(pass.resolve(request)).await?,
     };
+    // Variables may ask for it.
+    request.notes.put(Arc::clone(&target));
+    let caching = match conf.upstream.cache.is_on() {
+        false => {
+            // What another location has noted for its own request is none of this one's.
+            if request.notes.has::<CacheNote>() {
+                request.notes.put(CacheNote::default());
+            }
+            None
+        }
+        true => {
+            match Box::pin(consult(request, Serving { converts_head: true, ..serving(&conf.upstream, conf) })).await {
+                Consulted::Answer(flow) => return Ok(flow),
+                Consulted::Ask(caching) => caching,
+            }
+        }
+    };
     let body = match body_at_once(request, conf) {
         Some(body) => body,
         None => Box::pin(store_body(request)).await?,
     };
-    let (head_max, method) =
-        (usize::try_from(*conf.upstream.buffer_size.get()).unwrap_or(usize::MAX), Cell::new(Method::Get));
-    let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method.get(), head_max)) };
-    let mut passing = prepare(request, conf, pass, &target, body, &reader, &method)?;
+    let head = write_head(request, conf, pass, &target, &body.own)?;
+    let (head_max, method) = (conf.upstream.head_max(), head.method);
+    // The answer to a HEAD that the client did not send is no answer to its GET.
+    let caching = caching.filter(|_| method != Method::Head || request.is_head());
+    let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method, head_max)) };
+    let mut passing = Passing {
+        selection: target.select(request),
+        upstream: target.upstream(request),
+        scheme: if target.is_tls { "https://" } else { "http://" },
+        tls: target.is_tls.then(|| upstream_rows::tls(request, &conf.upstream, &target.host)),
+        uri: head.uri,
+        head: head.bytes,
+        body: body.body,
+        framing: body.framing,
+        reader: &reader,
+        settings: &conf.upstream,
+        rewriter: conf,
+        upgrade: head.upgrade,
+        reuses_connections: true,
+        caching,
+    };
     Ok(pass_on(request, &mut passing).await)
 }
 
+/// What is sent before the body that comes from elsewhere.
+struct RequestHead {
+    /// The head, and what the configuration has as the body.
+    bytes: Bytes,
+    /// The part of it that is the target.
+    uri: Bytes,
+    /// The method, as far as it decides how the response is read.
+    method: Method,
+    /// The protocol that the server is asked to change to.
+    upgrade: Option<Bytes>,
+}
+
 /// What is asked of the server.
-fn prepare<'p>(
+fn write_head(
     request: &mut Request,
-    conf: &'p Conf,
+    conf: &Conf,
     pass: &Pass,
-    target: &Arc<Target>,
-    body: OwnedBody,
-    reader: &'p dyn Fn() -> Box<dyn ResponseReader>,
-    reads_for: &Cell<Method>,
-) -> Result<Passing<'p>, u16> {
-    // Variables may ask for it.
-    request.notes.put(Arc::clone(target));
-    let OwnedBody { body, framing, own } = body;
+    target: &Target,
+    own_body: &[u8],
+) -> Result<RequestHead, u16> {
     let mut method = ShortText::new();
     match conf.method.get_opt() {
+        // HEAD was changed to GET, so that the response can be stored: before `proxy_method`, as in nginx.
+        _ if request.notes.get::<CacheNote>().is_some_and(|note| note.converts_head) => {
+            method.extend_from_slice(b"GET");
+        }
         Some(template) => method.extend_from_slice(&template.text(request)),
         None if request.counts_as_get() => method.extend_from_slice(b"GET"),
         None => method.extend_from_slice(request.method_name()),
     }
-    reads_for.set(if request.is_head() { Method::Head } else { Method::from_name(&method) });
     let upgrade = head::upgrade(request, &conf.upgrades, conf);
     let mut head = Vec::with_capacity(512);
     let uri = pass.uri(request, &target.uri);
@@ -320,23 +372,14 @@ fn prepare<'p>(
         request.log(Level::Error, format_args!("{error} while preparing a request to an upstream"));
         500_u16
     })?;
-    head.extend_from_slice(&own);
-    let head = Bytes::from(head);
+    head.extend_from_slice(own_body);
+    let bytes = Bytes::from(head);
     let uri_start = method.len() + 1;
-    Ok(Passing {
-        selection: target.select(request),
-        upstream: target.upstream(request),
-        scheme: if target.is_tls { "https://" } else { "http://" },
-        tls: target.is_tls.then(|| upstream_rows::tls(request, &conf.upstream, &target.host)),
-        uri: head.slice(uri_start..uri_start + uri.len()),
-        head,
-        body,
-        framing,
-        reader,
-        settings: &conf.upstream,
-        rewriter: conf,
+    Ok(RequestHead {
+        uri: bytes.slice(uri_start..uri_start + uri.len()),
+        bytes,
+        method: if request.is_head() && &*method != b"GET" { Method::Head } else { Method::from_name(&method) },
         upgrade: upgrade.map(Bytes::from),
-        reuses_connections: true,
     })
 }
 
@@ -363,29 +406,26 @@ fn body_at_once(request: &mut Request, conf: &Conf) -> Option<OwnedBody> {
         return Some(OwnedBody { body: RequestBody::None, framing: &Unframed, own });
     }
     let declared = request.declared_body_length();
-    let has_none = declared == Some(0);
-    // What is left of a body that another location has passed on is no body.
-    let is_gone = request.body_is_gone();
-    if !*conf.upstream.pass_request_body.get() || is_gone || has_none && request.body.is_none() {
-        // A body that is not passed on has no length there either.
-        if has_none && request.header(KnownHeader::ContentLength).is_some() {
-            request.notes.put(BodyLength(b"0".to_vec(), false));
-        } else {
-            request.notes.take::<BodyLength>();
+    match body_source(request, &conf.upstream, *conf.version.get() == Version::Http11) {
+        BodySource::None => {
+            // A body that is not passed on has no length there either.
+            if declared == Some(0) && request.header(KnownHeader::ContentLength).is_some() {
+                request.notes.put(BodyLength(b"0".to_vec(), false));
+            } else {
+                request.notes.take::<BodyLength>();
+            }
+            Some(OwnedBody::of(RequestBody::None, &Unframed))
         }
-        return Some(OwnedBody::of(RequestBody::None, &Unframed));
+        BodySource::Client => {
+            let (length, framing): (_, &dyn BodyFraming) = match declared {
+                Some(length) => (BodyLength(length.to_string().into_bytes(), false), &Unframed),
+                None => (BodyLength(Vec::new(), true), &Chunked),
+            };
+            request.notes.put(length);
+            Some(OwnedBody::of(RequestBody::Client, framing))
+        }
+        BodySource::Stored => None,
     }
-    let is_chunked = declared.is_none();
-    let can_stream = !is_chunked || *conf.version.get() == Version::Http11;
-    if *conf.upstream.request_buffering.get() || !can_stream || request.body.is_some() || !request.is_main() {
-        return None;
-    }
-    request.notes.put(match declared {
-        Some(length) => BodyLength(length.to_string().into_bytes(), false),
-        None => BodyLength(Vec::new(), true),
-    });
-    let framing: &dyn BodyFraming = if is_chunked { &Chunked } else { &Unframed };
-    Some(OwnedBody::of(RequestBody::Client, framing))
 }
 
 /// Reads the whole body.
@@ -415,7 +455,38 @@ fn with_target(request: &Request, f: impl FnOnce(&Target) -> bool) -> bool {
 }
 
 /// `X-Forwarded-For` as it came, and the client behind it.
-fn append_forwarded_for(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
+/// `Forwarded` as the client sent it, and behind that the client itself. (RFC 7239)
+fn append_forwarded(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
+    for (_, _, value) in request.fields().filter(|(_, name, _)| name.eq_ignore_ascii_case(b"Forwarded")) {
+        out.extend_from_slice(value);
+        out.extend_from_slice(b", ");
+    }
+    out.extend_from_slice(b"for=");
+    let client = request.remote_text();
+    match client.parse::<IpAddr>() {
+        Ok(IpAddr::V4(_)) => out.extend_from_slice(client.as_bytes()),
+        Ok(IpAddr::V6(_)) => out.extend_from_slice(format!("\"[{client}]\"").as_bytes()),
+        // Behind a Unix socket. (section 6.2)
+        Err(_) => out.extend_from_slice(b"unknown"),
+    }
+    if !request.host.is_empty() {
+        out.extend_from_slice(b";host=\"");
+        for &byte in &request.host {
+            if matches!(byte, b'"' | b'\\') {
+                out.push(b'\\');
+            }
+            out.push(byte);
+        }
+        if let Some(port) = request.parsed.authority.and_then(|authority| authority.port) {
+            out.extend_from_slice(format!(":{port}").as_bytes());
+        }
+        out.push(b'"');
+    }
+    out.extend_from_slice(b";proto=");
+    append(out, request.exchange().scheme().name().as_bytes())
+}
+
+fn append_x_forwarded_for(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     let fields = request.fields().filter(|(field, _, _)| field.known == Some(KnownHeader::XForwardedFor));
     for (_, _, value) in fields {
         out.extend_from_slice(value);

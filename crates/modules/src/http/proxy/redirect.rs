@@ -103,12 +103,7 @@ impl Redirects {
             None => apply_default(value, pass),
             Some(Said::Rules(rules)) => rules.iter().find_map(|rule| match rule {
                 Rule::Default => apply_default(value, pass),
-                Rule::Prefix(from, to) => {
-                    let rest = value.strip_prefix(&*from.text(request))?;
-                    let mut text = to.evaluate(request);
-                    text.extend_from_slice(rest);
-                    Some(text)
-                }
+                Rule::Prefix(from, to) => replace_prefix(request, from, to, value),
                 Rule::Regex(regex, to) => replace(request, regex, to, value),
             }),
         }
@@ -124,6 +119,14 @@ fn apply_default(value: &[u8], pass: Option<&Pass>) -> Option<Vec<u8>> {
         (value.strip_prefix(url)?.strip_prefix(b"/")?, &b"/"[..])
     };
     Some([replacement, rest].concat())
+}
+
+/// The text with another one in place of its beginning.
+pub(super) fn replace_prefix(request: &Request, from: &Template, to: &Template, text: &[u8]) -> Option<Vec<u8>> {
+    let rest = text.strip_prefix(&*from.text(request))?;
+    let mut replaced = to.evaluate(request);
+    replaced.extend_from_slice(rest);
+    Some(replaced)
 }
 
 /// The replacement of a text that an expression matches.

@@ -13,7 +13,7 @@ use bstr::ByteSlice;
 use gale_base::log_level::Level;
 use gale_config::{Diagnostic, Statement};
 use gale_engine::configuration::Builder;
-use gale_engine::upstream::{Selection, Upstream, UpstreamTarget};
+use gale_engine::upstream::{PassTarget, Selection, Upstream, UpstreamTarget};
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::variables::template::Template;
@@ -21,7 +21,7 @@ use gale_protocol::request::Scheme;
 use gale_protocol::uri::escape::{Class, escape};
 
 use super::Conf;
-use crate::http::upstream_target::Found;
+use crate::http::upstream_pass::look_up_status;
 
 /// What `proxy_pass` says.
 pub(super) enum Pass {
@@ -49,7 +49,7 @@ pub(super) struct Target {
     /// The path and the arguments; empty for those of the request.
     pub uri: Box<[u8]>,
     /// The servers.
-    pub found: Found,
+    pub found: PassTarget,
 }
 
 impl Target {
@@ -88,7 +88,7 @@ pub(super) fn proxy_pass(conf: &mut Conf, builder: &mut Builder, statement: &Sta
         )
         .at(word.span));
     }
-    let found = Found::Referred(builder.http_mut().upstreams.reference(url.server.clone(), word.span));
+    let found = PassTarget::Referred(builder.http_mut().upstreams.reference(url.server.clone(), word.span));
     let target = Arc::new(url.target(found));
     conf.pass = Some(Pass::Fixed { target, location, url: word.text.as_slice().into() });
     Ok(())
@@ -167,7 +167,7 @@ impl Url {
     }
 
     /// How it is known to requests, with the servers behind it.
-    fn target(self, found: Found) -> Target {
+    fn target(self, found: PassTarget) -> Target {
         let (host, port) = self.host();
         let is_tls = self.scheme == Scheme::Https;
         Target { is_tls, host: host.into(), port: port.into(), uri: self.uri, found }
@@ -204,7 +204,7 @@ impl Pass {
             }
         };
         let (host, _) = url.host();
-        let found = Found::look_up(request, &url.server, &host.to_str_lossy()).await?;
+        let found = PassTarget::look_up(request, &url.server, &host.to_str_lossy()).await.map_err(look_up_status)?;
         Ok(Arc::new(url.target(found)))
     }
 

@@ -8,6 +8,7 @@
 //!   keepalive N [local];  keepalive_requests N;  keepalive_time TIME;  keepalive_timeout TIME;
 //!   queue N [timeout=TIME];
 //!   retry_budget off | PERCENT% [min=N];
+//!   outlier_ejection [interval=TIME] [requests=N] [errors=PERCENT%] [latency=FACTOR] [time=TIME] [max=PERCENT%];
 //!   resolver ADDRESS ...;  resolver_timeout TIME;
 //!   sticky cookie | route | learn ...;
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html>)
@@ -26,14 +27,14 @@ use gale_engine::configuration::{Builder, ZoneSize};
 use gale_engine::module::Directive;
 use gale_engine::resolver::ResolverSettings;
 use gale_engine::upstream::{
-    Balance, GroupDraft, HasUpstreams, LeastTime, Metric, Preference, QueueSettings, RetryBudgetSettings,
+    Balance, GroupDraft, HasUpstreams, LeastTime, OutlierSettings, Preference, QueueSettings, RetryBudgetSettings,
 };
 use gale_engine::variables::subject::Subject;
 
 use super::limits::invalid_parameter;
 
 /// The directives for groups that are declared in `around`.
-pub const fn directives<S: Subject>(around: Contexts) -> [Directive; 17]
+pub const fn directives<S: Subject>(around: Contexts) -> [Directive; 18]
 where
     S::Block: HasUpstreams<S>,
 {
@@ -147,6 +148,13 @@ where
             takes: Takes::Between(1, 2),
             about: "How many of the requests are tried on another server: 20% min=100 (a second, per worker), or off.",
             store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.retry_budget, retry_budget)) },
+            ..row
+        },
+        Directive {
+            name: "outlier_ejection",
+            takes: Takes::AtLeast(0),
+            about: "Servers whose errors or times stand out from those of the group are set aside for a while.",
+            store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.outlier_ejection, outlier_ejection)) },
             ..row
         },
         Directive {
@@ -312,7 +320,7 @@ where
         Some(word) if word.text == "inflight" => true,
         Some(word) => return Err(invalid_parameter(word)),
     };
-    let metric = values::enumeration(statement, &[("header", Metric::Header), ("last_byte", Metric::LastByte)])?;
+    let metric = values::enumeration(statement, S::Block::TIMES)?;
     choose_by::<S>(builder, statement, Balance::LeastTime(LeastTime { metric, counts_inflight }));
     Ok(())
 }
@@ -325,12 +333,12 @@ where
         [] => None,
         [two, ..] if two.text != "two" => return Err(invalid_parameter(two)),
         [_] => Some(Preference::LeastConn),
-        [_, method, ..] => Some(match &**method.text {
-            b"least_conn" => Preference::LeastConn,
-            b"least_time=header" => Preference::LeastTime(Metric::Header),
-            b"least_time=last_byte" => Preference::LeastTime(Metric::LastByte),
-            _ => return Err(invalid_parameter(method)),
-        }),
+        [_, method, ..] if method.text == "least_conn" => Some(Preference::LeastConn),
+        [_, method, ..] => {
+            let time = method.text.strip_prefix(b"least_time=").ok_or_else(|| invalid_parameter(method))?;
+            let known = S::Block::TIMES.iter().find(|(name, _)| name.as_bytes() == time);
+            Some(Preference::LeastTime(known.ok_or_else(|| invalid_parameter(method))?.1))
+        }
     };
     choose_by::<S>(builder, statement, Balance::Random(preference));
     Ok(())
@@ -391,6 +399,35 @@ fn retry_budget(statement: &Statement) -> Result<Option<RetryBudgetSettings>, Di
     });
     let default = RetryBudgetSettings::default().min_per_second;
     Ok(Some(RetryBudgetSettings { percent, min_per_second: min_per_second.transpose()?.unwrap_or(default) }))
+}
+
+fn outlier_ejection(statement: &Statement) -> Result<OutlierSettings, Diagnostic> {
+    let mut settings = OutlierSettings::default();
+    for word in &statement.args {
+        take_ejection(&mut settings, &word.text).ok_or_else(|| invalid_parameter(word))?;
+    }
+    Ok(settings)
+}
+
+/// Takes a parameter of `outlier_ejection` over; `None` if it is none.
+fn take_ejection(settings: &mut OutlierSettings, text: &[u8]) -> Option<()> {
+    let number = |text: &[u8]| units::parse_number(text).and_then(|number| u32::try_from(number).ok());
+    let percent = |text: &[u8]| number(text.strip_suffix(b"%")?).filter(|percent| (1..=100).contains(percent));
+    let time = |text| units::parse_time(text).filter(|time| !time.is_zero());
+    if let Some(value) = text.strip_prefix(b"interval=") {
+        settings.interval = time(value)?;
+    } else if let Some(value) = text.strip_prefix(b"requests=") {
+        settings.requests_min = number(value).filter(|&number| number > 0)?;
+    } else if let Some(value) = text.strip_prefix(b"errors=") {
+        settings.errors_percent = percent(value)?;
+    } else if let Some(value) = text.strip_prefix(b"latency=") {
+        settings.latency_factor = number(value).filter(|&factor| factor > 1)?;
+    } else if let Some(value) = text.strip_prefix(b"time=") {
+        settings.time = time(value)?;
+    } else {
+        settings.max_percent = percent(text.strip_prefix(b"max=")?)?;
+    }
+    Some(())
 }
 
 fn resolver<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic>

@@ -46,12 +46,7 @@ where
 
 /// Whether the group's method goes together with a parameter.
 fn is_supported(balance: Balance, parameter: &[u8]) -> bool {
-    match balance {
-        Balance::RoundRobin | Balance::LeastConn | Balance::LeastTime(_) => true,
-        Balance::IpHash | Balance::Hash | Balance::ConsistentHash | Balance::Random(_) => {
-            parameter != b"backup" && !parameter.starts_with(b"slow_start=")
-        }
-    }
+    balance.has_backups() || parameter != b"backup" && !parameter.starts_with(b"slow_start=")
 }
 
 impl Parameters {

@@ -16,21 +16,28 @@ use std::sync::Arc;
 
 use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
+use gale_engine::tls::ocsp;
 use gale_engine::tls::settings::VerifyClient;
-use gale_engine::tls::{TlsStream, Verdict};
-use gale_protocol::client_hello::{self, Status};
+use gale_engine::tls::{TlsServer, TlsStream, Verdict};
+use gale_protocol::client_hello::{self, Status, host_of};
+use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Moment};
 
-use super::head::Untrusted;
-use super::{AddressIndex, Beginning, Http1};
+use super::HttpConnection;
+use super::beginning::{Beginning, Untrusted};
+use super::place::AddressIndex;
 use crate::request::Request;
 use crate::request::configuration::HttpConfiguration;
+use crate::request::exchange::Exchange;
 
 /// What is received at once before anything is known: a usual first message.
 const FIRST_BYTES: usize = 4096;
 
 /// The alert `unrecognized_name`, fatal, in the clear (RFC 6066, section 3).
 const UNRECOGNIZED_NAME: &[u8] = &[21, 3, 3, 0, 2, 2, 112];
+
+/// The alert `internal_error`, fatal, in the clear (RFC 8446, section 6.2).
+const INTERNAL_ERROR: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
 
 /// What the first bytes of a connection are.
 enum First {
@@ -40,11 +47,13 @@ enum First {
     Plain,
     /// A handshake, which was begun.
     Handshake,
+    /// A handshake with this server, whose certificates have yet to be read; whether HTTP/2 is offered.
+    NeedsCertificates(ServerId, bool),
     /// Nothing that is answered.
     Refused,
 }
 
-impl Http1 {
+impl HttpConnection {
     /// Receives the beginning of a connection, up to the end of the handshake. Says whether requests may come.
     pub(super) async fn begin_tls(self: &Rc<Self>) -> bool {
         let Some(stream) = self.stream.tls() else { return true };
@@ -71,11 +80,16 @@ impl Http1 {
             match self.look_at_first(stream, &mut input, &mut had_header) {
                 First::Unknown => {}
                 First::Plain => {
-                    self.state.borrow_mut().transfer.get_or_insert_with(|| self.connections.take_transfer()).input =
-                        input;
+                    self.http1.borrow_mut().set_input(input, &self.connections);
                     return true;
                 }
                 First::Handshake => break,
+                First::NeedsCertificates(server, http2) => {
+                    if !self.start_with_certificates(stream, server, http2, std::mem::take(&mut input)).await {
+                        return false;
+                    }
+                    break;
+                }
                 First::Refused => return false,
             }
         }
@@ -85,6 +99,8 @@ impl Http1 {
             self.log_tls(level, &format_args!("{failure} while SSL handshaking"));
             return false;
         }
+        let log = |level, message: &str| self.log_tls(level, &message);
+        Box::pin(ocsp::clients::validate(&self.worker().common, stream, log)).await;
         let configuration = self.next_configuration();
         if let Some(place) = self.place(configuration.http()) {
             self.set_nodelay(place.core(configuration.http()));
@@ -98,7 +114,7 @@ impl Http1 {
         let Some(place) = self.place(http) else { return First::Refused };
         let listening = &http.addresses[place.index()].listening;
         if listening.proxy_protocol && !*had_header {
-            match self.take_proxy_header(input, http, place) {
+            match self.take_proxy_header(input) {
                 Ok(false) => return First::Unknown,
                 Ok(true) => *had_header = true,
                 Err(Untrusted) => return First::Refused,
@@ -107,7 +123,7 @@ impl Http1 {
         let began = Beginning { proxy_protocol: listening.proxy_protocol, ssl: listening.ssl };
         match input.readable().first() {
             None => return First::Unknown,
-            Some(&first) if !listening.ssl || !client_hello::is_tls(first) => {
+            Some(&first) if !listening.ssl || stream.is_tls() || !client_hello::is_tls(first) => {
                 self.began.set(Some(began));
                 return First::Plain;
             }
@@ -115,14 +131,24 @@ impl Http1 {
         }
         let name = match client_hello::parse(input.readable()) {
             Status::NeedMore => return First::Unknown,
-            Status::Complete(hello) => hello.server_name().map(host_of),
+            Status::Complete(hello) => {
+                let name = hello.server_name().map(host_of);
+                if http.keeps_client_hello {
+                    stream.keep_client_hello(hello);
+                }
+                name
+            }
             // The library says what is wrong with it.
             Status::Malformed => None,
         };
         self.began.set(Some(began));
         let server = server_named(http, place, name.as_deref());
-        let default = http.server(place.default_server(http)).tls.as_ref();
-        let Some(tls) = http.server(server).tls.as_ref().or(default) else { return First::Refused };
+        let offers_http2 = listening.http2 || http.server(server).http2;
+        let has_tls = |server: &ServerId| http.server(*server).tls.is_some();
+        let Some(server) = Some(server).filter(has_tls).or(Some(place.default_server(http)).filter(has_tls)) else {
+            return First::Refused;
+        };
+        let Some(tls) = &http.server(server).tls else { return First::Refused };
         if tls.rejects() {
             // A client that does not take it learns it from the end of the connection.
             let _ = stream.socket().try_send_copy(UNRECOGNIZED_NAME, false);
@@ -131,24 +157,71 @@ impl Http1 {
             self.log_tls(Level::Info, &message);
             return First::Refused;
         }
-        match stream.start(tls, name.as_deref(), std::mem::take(input)) {
-            Ok(()) => First::Handshake,
+        if tls.needs_certificates() {
+            stream.note_server_name(name.as_deref());
+            return First::NeedsCertificates(server, offers_http2);
+        }
+        match self.start_session(stream, tls, name.as_deref(), offers_http2, std::mem::take(input)) {
+            true => First::Handshake,
+            false => First::Refused,
+        }
+    }
+
+    fn start_session(
+        &self,
+        stream: &TlsStream,
+        tls: &Arc<TlsServer>,
+        name: Option<&[u8]>,
+        offers_http2: bool,
+        input: Buffer,
+    ) -> bool {
+        match stream.start(tls, name, offers_http2, input) {
+            Ok(()) => true,
             Err(failure) => {
                 self.log_tls(Level::Crit, &format_args!("{failure} while SSL handshaking"));
-                First::Refused
+                false
             }
         }
     }
 
+    /// Begins a handshake with a server whose certificates have names with variables: a request without anything in it
+    /// stands for the connection.
+    async fn start_with_certificates(
+        self: &Rc<Self>,
+        stream: &TlsStream,
+        server: ServerId,
+        offers_http2: bool,
+        input: Buffer,
+    ) -> bool {
+        let configuration = self.next_configuration();
+        let own = configuration.http().server(server);
+        let Some(tls) = &own.tls else { return false };
+        let mut request = self.worker().take_request();
+        request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
+        let names = own.certificate_names.iter();
+        let names: Vec<_> = names.map(|(own, key)| (own.evaluate(&request), key.evaluate(&request))).collect();
+        self.worker().give_back(request);
+        match tls.with_certificates(&names).await {
+            Ok(tls) => self.start_session(stream, &tls, stream.server_name().as_deref(), offers_http2, input),
+            Err(failure) => {
+                self.log_tls(Level::Error, &format_args!("{failure} while SSL handshaking"));
+                // A client that does not take it learns it from the end of the connection.
+                let _ = stream.socket().try_send_copy(INTERNAL_ERROR, false);
+                false
+            }
+        }
+    }
+
+    /// Whether both sides have agreed on HTTP/2.
+    pub(super) fn agreed_on_http2(&self) -> bool {
+        let agreed = self.stream.tls().and_then(|stream| stream.details(|details| details.alpn() == Some(b"h2")));
+        self.is_multiplexed.set(agreed == Some(true));
+        agreed == Some(true)
+    }
+
     /// A message about the handshake, in the log of the address' default server.
     fn log_tls(&self, level: Level, message: &dyn std::fmt::Display) {
-        let configuration = self.next_configuration();
-        let http = configuration.http();
-        let Some(place) = self.place(http) else { return };
-        let client = self.info.remote_text();
-        let message = format_args!("{message}, client: {client}, server: {}", self.info.listening);
-        let log = &http.scope(http.server(place.default_server(http)).scope).error_log;
-        log.write(level, Some(self.info.number), &message);
+        self.log_connection(level, format_args!("{message}"));
     }
 
     /// The server for requests that name none: the one that the handshake has named, else the address' default one.
@@ -169,6 +242,12 @@ impl Http1 {
             request.log(Level::Info, format_args!("client sent plain HTTP request to HTTPS port"));
             return Some(497);
         }
+        // Whoever has recorded it may have sent it (RFC 8470, section 5.2): the client asks again.
+        let is_safe = matches!(request.parsed.method, Method::Get | Method::Head | Method::Options | Method::Trace);
+        if !is_safe && stream.details(|details| details.is_early()) == Some(true) {
+            request.log(Level::Info, format_args!("client sent a request that may change something as early data"));
+            return Some(425);
+        }
         let mode = request.server().verify_client;
         if mode == VerifyClient::Off {
             return None;
@@ -188,8 +267,7 @@ impl Http1 {
             match details.verdict() {
                 Verdict::Bad(fault) if mode == VerifyClient::OptionalNoCa && fault.is_unknown_issuer() => None,
                 Verdict::Bad(fault) => {
-                    let (number, words) = (fault.number(), fault.words());
-                    request.log(Level::Info, format_args!("client SSL certificate verify error: ({number}:{words})"));
+                    request.log(Level::Info, format_args!("client SSL certificate verify error: {fault}"));
                     Some(495)
                 }
                 Verdict::None if mode == VerifyClient::On => {
@@ -200,11 +278,6 @@ impl Http1 {
             }
         })?
     }
-}
-
-/// A name of a handshake as names of servers are compared.
-fn host_of(name: &[u8]) -> Vec<u8> {
-    name.strip_suffix(b".").unwrap_or(name).to_ascii_lowercase()
 }
 
 /// The server of this name at an address, else the default one. An expression that cannot be run finds none.

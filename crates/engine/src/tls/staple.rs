@@ -1,0 +1,284 @@
+//! A certificate with what its issuer's responder says of it, for clients that ask (`ssl_stapling`).
+//!
+//! Who fetches it is a service ([`super::ocsp`]); a handshake takes what is there, or nothing. What was fetched lives on
+//! over reloads, as long as it is good.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwapOption;
+use bstr::ByteSlice;
+use gale_config::{Diagnostic, Word};
+use gale_process::Resources;
+use parking_lot::Mutex;
+use rustls::pki_types::CertificateDer;
+use rustls::sign::CertifiedKey;
+use x509_parser::asn1_rs::Any;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::oid_registry::OID_PKIX_ACCESS_DESCRIPTOR_OCSP;
+use x509_parser::prelude::FromDer;
+
+use super::server::read;
+use super::settings::TlsSettings;
+use super::verify;
+use crate::resolver::ResolverSettings;
+use crate::server_address::ServerAddress;
+
+/// Where the status of certificates is asked for: the parts of an URL.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Responder {
+    /// The host's name or address.
+    pub host: Box<str>,
+    /// The port.
+    pub port: u16,
+    /// The path, with a slash at its end.
+    pub path: Box<str>,
+    /// What the name stood for when the configuration was read, where there is no resolver.
+    pub addresses: Arc<[SocketAddr]>,
+}
+
+impl Responder {
+    /// Reads an URL of a responder, without addresses.
+    ///
+    /// # Errors
+    /// What is wrong with it, in nginx's words.
+    pub fn parse(url: &str) -> Result<Responder, &'static str> {
+        const SCHEME: &str = "http://";
+        let rest = match url.split_at_checked(SCHEME.len()) {
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case(SCHEME) => rest,
+            _ => return Err("invalid URL prefix"),
+        };
+        let (server, path) = rest.find('/').map_or((rest, "/"), |place| rest.split_at(place));
+        let (host, port) = match ServerAddress::parse(server.as_bytes(), 80)? {
+            ServerAddress::Inet(address) => (address.ip().to_string(), address.port()),
+            ServerAddress::Host(host, port) => (host, port),
+            ServerAddress::Unix(_) => return Err("invalid host"),
+        };
+        let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
+        if host.is_empty() || !is_plain(&host) || !is_plain(path) {
+            return Err("invalid host");
+        }
+        let path = if path.ends_with('/') { path.into() } else { format!("{path}/").into() };
+        Ok(Responder { host: host.into(), port, path, addresses: Arc::new([]) })
+    }
+
+    /// The same with the addresses that its name stands for now.
+    ///
+    /// # Errors
+    /// It stands for none.
+    fn looked_up(self, resources: &mut dyn Resources) -> Result<Responder, &'static str> {
+        if self.host.parse::<IpAddr>().is_ok() {
+            return Ok(self);
+        }
+        let found = resources.resolve(&self.host).map_err(|_| "host not found")?;
+        let addresses = found.into_iter().map(|address| SocketAddr::new(address, self.port)).collect();
+        Ok(Responder { addresses, ..self })
+    }
+
+    /// The responder that a directive names.
+    pub(super) fn of_setting(
+        word: &Word,
+        lookup: &Lookup,
+        resources: &mut dyn Resources,
+    ) -> Result<Responder, &'static str> {
+        let responder = Responder::parse(&word.text.to_str_lossy())?;
+        if lookup.is_some() { Ok(responder) } else { responder.looked_up(resources) }
+    }
+}
+
+/// The URL of the responder that a certificate names (RFC 5280, section 4.2.2.1).
+pub fn responder_of(certificate: &[u8]) -> Option<String> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    certificate.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::AuthorityInfoAccess(access) => {
+            access.accessdescs.iter().find_map(|description| match &description.access_location {
+                GeneralName::URI(url) if description.access_method == OID_PKIX_ACCESS_DESCRIPTOR_OCSP => {
+                    Some((*url).to_owned())
+                }
+                _ => None,
+            })
+        }
+        _ => None,
+    })
+}
+
+/// Makes staples, each once.
+#[derive(Default)]
+pub(super) struct StapleLoader {
+    known: HashMap<(Vec<u8>, Responder, bool), Arc<Staple>>,
+    files: HashMap<Vec<u8>, Vec<u8>>,
+}
+
+impl StapleLoader {
+    /// Those that a service has to fetch.
+    pub fn fetched(&mut self) -> Vec<Arc<Staple>> {
+        self.known.drain().map(|(_, staple)| staple).collect()
+    }
+
+    /// What the settings say of a certificate; none, and a note, where nothing can be had. `authorities` are where its
+    /// issuer may be found beside its chain.
+    pub fn staple(
+        &mut self,
+        settings: &TlsSettings,
+        (pair, name): (&Arc<CertifiedKey>, &Word),
+        authorities: &[CertificateDer<'static>],
+        lookup: &Lookup,
+        resources: &mut dyn Resources,
+        notes: &mut Vec<Diagnostic>,
+    ) -> Result<Option<Arc<Staple>>, Diagnostic> {
+        if !*settings.staples.get() {
+            return Ok(None);
+        }
+        if let Some(file) = settings.stapling_file.get_opt() {
+            let response = self.file(file, resources)?;
+            return Ok(Some(Arc::new(Staple::fixed(pair, response))));
+        }
+        let name = name.text.to_str_lossy();
+        let mut ignore = |why: String| {
+            let message = format!("\"ssl_stapling\" ignored, {why}");
+            notes.push(Diagnostic::warn(message).at_opt(settings.staples.span()));
+            Ok(None)
+        };
+        let Some((own, others)) = pair.cert.split_first() else { return Ok(None) };
+        let is_issuer = |candidate: &&CertificateDer<'_>| verify::has_issued(candidate, own);
+        let Some(issuer) = others.iter().find(is_issuer).or_else(|| authorities.iter().find(is_issuer)) else {
+            return ignore(format!("issuer certificate not found for certificate \"{name}\""));
+        };
+        let found = match settings.stapling_responder.get_opt() {
+            Some(word) => Responder::of_setting(word, lookup, resources).map_err(|why| (why, word.text.to_string())),
+            None => match responder_of(own) {
+                None => return ignore(format!("no OCSP responder URL in the certificate \"{name}\"")),
+                Some(url) => {
+                    let parsed = Responder::parse(&url);
+                    let parsed = match lookup {
+                        Some(_) => parsed,
+                        None => parsed.and_then(|responder| responder.looked_up(resources)),
+                    };
+                    parsed.map_err(|why| (why, url))
+                }
+            },
+        };
+        let responder = match found {
+            Ok(responder) => responder,
+            Err((why, url)) => {
+                return ignore(format!("{why} in OCSP responder \"{url}\" in the certificate \"{name}\""));
+            }
+        };
+        let verifies = *settings.verifies_stapling.get();
+        let staple = self.known.entry((own.to_vec(), responder.clone(), verifies)).or_insert_with(|| {
+            let (certificate, issuer, lookup) = (own.to_vec(), issuer.to_vec(), lookup.clone());
+            let source = StapleSource { certificate, issuer, responder, lookup, verifies, name: name.into() };
+            Arc::new(Staple::fetched(pair, source))
+        });
+        Ok(Some(Arc::clone(staple)))
+    }
+
+    fn file(&mut self, word: &Word, resources: &mut dyn Resources) -> Result<Vec<u8>, Diagnostic> {
+        if let Some(known) = self.files.get(word.text.as_slice()) {
+            return Ok(known.clone());
+        }
+        let response = read(word, resources).map_err(|why| {
+            let why = why.trim_start_matches("BIO_new_file() failed ");
+            Diagnostic::emerg(format!("BIO_new_file(\"{}\") failed {why}", word.text)).at(word.span)
+        })?;
+        if Any::from_der(&response).is_err() {
+            let message = format!("d2i_OCSP_RESPONSE_bio(\"{}\") failed", word.text);
+            return Err(Diagnostic::emerg(message).at(word.span));
+        }
+        self.files.insert(word.text.to_vec(), response.clone());
+        Ok(response)
+    }
+}
+
+/// How names of responders are looked up: as the server's `resolver` says, if it has one.
+pub type Lookup = Option<(Arc<ResolverSettings>, Duration)>;
+
+/// See the file's head.
+pub struct Staple {
+    bare: Arc<CertifiedKey>,
+    stapled: ArcSwapOption<Stapled>,
+    /// Where it is fetched; none if it came with the configuration.
+    pub source: Option<StapleSource>,
+}
+
+/// Where the status of a certificate comes from.
+pub struct StapleSource {
+    /// The certificate, in DER.
+    pub certificate: Vec<u8>,
+    /// Its issuer's.
+    pub issuer: Vec<u8>,
+    /// Who is asked.
+    pub responder: Responder,
+    /// How its name is looked up.
+    pub lookup: Lookup,
+    /// Whether it is looked at who has signed.
+    pub verifies: bool,
+    /// What the certificate is called in messages.
+    pub name: Box<str>,
+}
+
+struct Stapled {
+    pair: Arc<CertifiedKey>,
+    valid_until: u64,
+}
+
+/// What was fetched in this process: by certificate and responder, with the time until it is good.
+static FETCHED: LazyLock<Mutex<Fetched>> = LazyLock::new(Mutex::default);
+
+type Fetched = HashMap<(Vec<u8>, Responder), (Vec<u8>, u64)>;
+
+fn wall_seconds() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
+}
+
+impl Staple {
+    /// With a response that is good for ever: `ssl_stapling_file`.
+    pub(super) fn fixed(bare: &Arc<CertifiedKey>, response: Vec<u8>) -> Staple {
+        let staple = Staple { bare: Arc::clone(bare), stapled: ArcSwapOption::empty(), source: None };
+        staple.put(response, u64::MAX);
+        staple
+    }
+
+    /// With a response that a service fetches.
+    pub(super) fn fetched(bare: &Arc<CertifiedKey>, source: StapleSource) -> Staple {
+        let key = (source.certificate.clone(), source.responder.clone());
+        let known = FETCHED.lock().get(&key).cloned();
+        let staple = Staple { bare: Arc::clone(bare), stapled: ArcSwapOption::empty(), source: Some(source) };
+        if let Some((response, valid_until)) = known {
+            staple.put(response, valid_until);
+        }
+        staple
+    }
+
+    /// Clients get this response from now on, until this time.
+    pub fn set(&self, response: Vec<u8>, valid_until: u64) {
+        if let Some(source) = &self.source {
+            let mut fetched = FETCHED.lock();
+            let now = wall_seconds();
+            fetched.retain(|_, (_, valid_until)| *valid_until >= now);
+            fetched.insert((source.certificate.clone(), source.responder.clone()), (response.clone(), valid_until));
+        }
+        self.put(response, valid_until);
+    }
+
+    fn put(&self, response: Vec<u8>, valid_until: u64) {
+        let pair = Arc::new(CertifiedKey { ocsp: Some(response), ..CertifiedKey::clone(&self.bare) });
+        self.stapled.store(Some(Arc::new(Stapled { pair, valid_until })));
+    }
+
+    /// Until when there is a response; none if there is none.
+    pub fn valid_until(&self) -> Option<u64> {
+        self.stapled.load().as_ref().map(|stapled| stapled.valid_until)
+    }
+
+    /// The certificate, with a response while that is good.
+    pub(super) fn pair(&self) -> Arc<CertifiedKey> {
+        match &*self.stapled.load() {
+            Some(stapled) if stapled.valid_until >= wall_seconds() => Arc::clone(&stapled.pair),
+            _ => Arc::clone(&self.bare),
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The address that connections to servers come from: `proxy_bind ADDRESS [transparent] | off`.
+//! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_bind>)
+
+use std::net::{IpAddr, SocketAddr};
+
+use bstr::BStr;
+use gale_base::log_level::Level;
+use gale_config::{Diagnostic, Statement};
+use gale_runtime::SocketAddress;
+
+use crate::configuration::Builder;
+use crate::variables::subject::Subject;
+use crate::variables::template::Template;
+
+/// See the file's head.
+pub struct Bind<S: 'static> {
+    /// The address, perhaps with variables; empty for none.
+    address: Template<S>,
+    /// Whether it may be one that this machine does not have.
+    pub is_transparent: bool,
+}
+
+impl<S> Clone for Bind<S> {
+    fn clone(&self) -> Bind<S> {
+        Bind { address: self.address.clone(), is_transparent: self.is_transparent }
+    }
+}
+
+impl<S: Subject> Bind<S> {
+    /// What a directive says; none for `off`.
+    ///
+    /// # Errors
+    /// In nginx's words.
+    pub fn parse(builder: &mut Builder, statement: &Statement) -> Result<Option<Bind<S>>, Diagnostic> {
+        let address = &statement.args[0];
+        let is_transparent = match statement.args.get(1) {
+            None => false,
+            Some(word) if &**word.text == b"transparent" => true,
+            Some(word) => {
+                return Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span));
+            }
+        };
+        if &**address.text == b"off" && statement.args.len() == 1 {
+            return Ok(None);
+        }
+        let template = builder.variables::<S>().template(address)?;
+        if template.as_constant().is_some_and(|text| parse_bind(text).is_none()) {
+            return Err(Diagnostic::emerg(format!("invalid address \"{}\"", address.text)).at(address.span));
+        }
+        Ok(Some(Bind { address: template, is_transparent }))
+    }
+
+    /// The address for this subject. One that is none is told in the error log, and the kernel chooses.
+    pub fn evaluate(&self, subject: &S) -> Option<SocketAddress> {
+        let mut text = Vec::new();
+        self.address.append(subject, &mut text);
+        if text.is_empty() {
+            return None;
+        }
+        let address = parse_bind(&text);
+        if address.is_none() {
+            subject.log(Level::Error, format_args!("invalid local address \"{}\"", BStr::new(&text)));
+        }
+        address
+    }
+}
+
+/// An address of this machine, perhaps with a port.
+fn parse_bind(text: &[u8]) -> Option<SocketAddress> {
+    let text = std::str::from_utf8(text).ok()?;
+    let bare = || text.trim_start_matches('[').trim_end_matches(']').parse().ok();
+    let inet = text.parse().ok().or_else(|| bare().map(|ip: IpAddr| SocketAddr::new(ip, 0)));
+    inet.map(SocketAddress::from)
+}

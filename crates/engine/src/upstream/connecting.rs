@@ -1,0 +1,113 @@
+//! Connecting to a server that was chosen, and shaking hands with it: what every protocol does before it says anything.
+//! The error log knows why it failed.
+
+use std::future::poll_fn;
+use std::io;
+use std::task::Poll;
+use std::time::Duration;
+
+use bstr::BStr;
+use gale_base::log_level::Level;
+use gale_base::os_error::OsErrorText;
+use gale_runtime::{ConnectError, ConnectOptions, ConnectStep, SocketAddress, Stream, Timer};
+
+use crate::tls::{TlsClient, TlsFailure, TlsStream};
+use crate::variables::subject::Subject;
+
+/// What is being done, as messages have it.
+pub const CONNECTING: &str = "connecting to upstream";
+
+/// What is being done, as messages have it.
+pub const SHAKING_HANDS: &str = "SSL handshaking to upstream";
+
+/// Why there is no connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectFailure {
+    /// The server took too long.
+    TimedOut,
+    /// The server refused, or cannot be reached.
+    Refused,
+    /// This machine cannot make it: another server would do no better.
+    Local,
+}
+
+/// Connects to a server, which messages call `name`, for a subject.
+///
+/// # Errors
+/// Why there is no connection.
+pub async fn connect<S: Subject>(
+    subject: &S,
+    options: &ConnectOptions,
+    address: &SocketAddress,
+    name: &str,
+) -> Result<Stream, ConnectFailure> {
+    options.connect(address).await.map_err(|failed| not_connected(subject, address, name, &failed))
+}
+
+fn not_connected<S: Subject>(
+    subject: &S,
+    address: &SocketAddress,
+    name: &str,
+    failed: &ConnectError,
+) -> ConnectFailure {
+    if failed.error.kind() == io::ErrorKind::TimedOut {
+        log_timeout(subject, CONNECTING);
+        return ConnectFailure::TimedOut;
+    }
+    let (step, error) = (failed.step, OsErrorText(&failed.error));
+    // As nginx: what this machine cannot do is worse than a server that is not there.
+    let level = match (failed.step, failed.error.kind()) {
+        (ConnectStep::Connect, io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Level::Crit,
+        (ConnectStep::Connect, _) => Level::Error,
+        _ => Level::Crit,
+    };
+    let is_unix = address.inet().is_none() && failed.step == ConnectStep::Connect;
+    let (to, name) = if is_unix { (" to ", name) } else { ("", "") };
+    subject.log(level, format_args!("{step}{to}{name} failed {error} while {CONNECTING}"));
+    match failed.step {
+        ConnectStep::Connect => ConnectFailure::Refused,
+        _ => ConnectFailure::Local,
+    }
+}
+
+/// Shakes hands with the server of this name, for `timeout` at most.
+///
+/// # Errors
+/// The server took too long, or refused.
+pub async fn shake_hands<S: Subject>(
+    subject: &S,
+    client: &TlsClient,
+    name: &[u8],
+    stream: Stream,
+    timeout: Duration,
+) -> Result<TlsStream, ConnectFailure> {
+    let failed = |failure: TlsFailure| {
+        if failure == TlsFailure::WrongName {
+            let name = BStr::new(name);
+            subject.log(Level::Error, format_args!("{failure} \"{name}\" while {SHAKING_HANDS}"));
+        } else {
+            let level = if failure.is_usual() { Level::Error } else { Level::Crit };
+            subject.log(level, format_args!("{failure} while {SHAKING_HANDS}"));
+        }
+        ConnectFailure::Refused
+    };
+    let stream = TlsStream::connect(stream, client, name).map_err(failed)?;
+    let mut patience = Timer::after(timeout);
+    let shaken = poll_fn(|context| match stream.poll_handshake(context) {
+        Poll::Ready(shaken) => Poll::Ready(Some(shaken)),
+        Poll::Pending => patience.poll_expired(context).map(|()| None),
+    });
+    match shaken.await {
+        Some(Ok(())) => Ok(stream),
+        Some(Err(failure)) => Err(failed(failure)),
+        None => {
+            log_timeout(subject, SHAKING_HANDS);
+            Err(ConnectFailure::TimedOut)
+        }
+    }
+}
+
+/// Says that a server took too long.
+pub fn log_timeout<S: Subject>(subject: &S, action: &str) {
+    subject.log(Level::Error, format_args!("upstream timed out (110: Connection timed out) while {action}"));
+}

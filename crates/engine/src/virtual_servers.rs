@@ -1,0 +1,267 @@
+//! The servers of a block such as `http`, while it is read and when it is complete: where they listen, which names they
+//! have, and which of them is the default at an address; and the certificates that they, and connections to other
+//! servers, need.
+//! (<https://nginx.org/en/docs/http/request_processing.html>)
+
+use std::sync::{Arc, OnceLock};
+
+use gale_config::{Diagnostic, Setting, Span, Statement, Word};
+use gale_process::Resources;
+
+use crate::configuration::{Builder, Confs, ScopeId, ServerId};
+use crate::hostname::hostname;
+use crate::listen::{AddressDraft, Listen};
+use crate::server_name::{ServerName, ServerNames};
+use crate::service::ServiceSpec;
+use crate::tls::ocsp::stapling::Stapling;
+use crate::tls::settings::{TlsClientSettings, TlsSettings, VerifyClient};
+use crate::tls::staple::Lookup;
+use crate::tls::{TlsClient, TlsClientLoader, TlsLoader, TlsServer};
+use crate::variables::subject::Subject;
+use crate::variables::template::Template;
+
+/// A `server` block while it is read.
+pub struct ServerDraft {
+    /// Its level of settings.
+    pub scope: ScopeId,
+    /// Where it begins.
+    pub span: Span,
+    /// What `server_name` says, as it is written and parsed.
+    pub names: Vec<(Word, ServerName)>,
+    /// What `listen` says.
+    pub listens: Vec<Listen>,
+}
+
+/// The servers behind one address.
+#[derive(Debug)]
+pub struct VirtualServers {
+    /// The server for hosts that no name fits.
+    pub default: ServerId,
+    /// The names of all of them.
+    pub names: ServerNames,
+}
+
+/// A server's certificates and rules, and whether it asks for those of clients.
+pub type ServerTls = (Option<Arc<TlsServer>>, VerifyClient);
+
+impl ServerDraft {
+    /// A server of which nothing is known.
+    pub fn new(scope: ScopeId, span: Span) -> ServerDraft {
+        ServerDraft { scope, span, names: Vec::new(), listens: Vec::new() }
+    }
+
+    /// Takes a `listen`.
+    ///
+    /// # Errors
+    /// The server listens there already.
+    pub fn add_listen(&mut self, listen: Listen, statement: &Statement) -> Result<(), Diagnostic> {
+        if let Some(address) = self.listens.iter().find_map(|other| listen.shared_with(other)) {
+            return Err(statement.error(format!("a duplicate listen {address}")));
+        }
+        self.listens.push(listen);
+        Ok(())
+    }
+
+    /// The name that it is known by: the first one.
+    pub fn name(&self) -> Box<[u8]> {
+        self.names.first().map_or(Box::default(), |(word, _)| {
+            // `.example.com` is called example.com.
+            let text: &[u8] = &word.text;
+            text.strip_prefix(b".").unwrap_or(text).into()
+        })
+    }
+}
+
+/// What a `server_name` says. Groups of its expressions are variables of the block of `S`.
+///
+/// # Errors
+/// In nginx's words.
+pub fn parse_names<S: Subject>(
+    builder: &mut Builder,
+    statement: &Statement,
+) -> Result<Vec<(Word, ServerName)>, Diagnostic> {
+    let mut names = Vec::with_capacity(statement.args.len());
+    for word in &statement.args {
+        if word.text.contains(&b'/') {
+            let message = format!("server name \"{}\" has suspicious symbols", word.text);
+            builder.note([Diagnostic::warn(message).at(word.span)]);
+        }
+        let mut word = word.clone();
+        if word.text == "$hostname" {
+            word.text = hostname().into();
+        }
+        let mut name = ServerName::parse(&word.text).map_err(|message| Diagnostic::emerg(message).at(word.span))?;
+        if let ServerName::Regex(regex) = &mut name {
+            regex.bind(|group| builder.variables::<S>().table.stored(group, Some(word.span)));
+        }
+        names.push((word, name));
+    }
+    Ok(names)
+}
+
+/// The addresses of all servers, and the servers of each. `implicit` is the `listen` of a server that has none.
+///
+/// # Errors
+/// A host that is not found; options or defaults that contradict each other.
+pub fn gather_addresses(
+    servers: &[ServerDraft],
+    implicit: impl Fn(&ServerDraft) -> Option<Listen>,
+    builder: &mut Builder,
+    resources: &mut dyn Resources,
+) -> Result<(Vec<AddressDraft>, Vec<VirtualServers>), Diagnostic> {
+    let mut addresses = Vec::new();
+    for (index, server) in servers.iter().enumerate() {
+        let id = ServerId(u32::try_from(index).expect("fewer servers than 2^32"));
+        let implicit = if server.listens.is_empty() { implicit(server) } else { None };
+        for listen in server.listens.iter().chain(&implicit) {
+            listen.add_to(&mut addresses, id, builder, resources)?;
+        }
+    }
+    let mut virtual_servers = Vec::with_capacity(addresses.len());
+    for draft in &mut addresses {
+        draft.spec.reuseport = draft.spec.reuseport.min(builder.workers());
+        let names = names_of(draft, servers, builder);
+        let default = draft.default.map_or(draft.servers[0], |(server, _)| server);
+        virtual_servers.push(VirtualServers { default, names });
+    }
+    Ok((addresses, virtual_servers))
+}
+
+/// The names of all servers of one address. A name that two of them claim goes
+/// to the first, with nginx's warning.
+fn names_of(draft: &AddressDraft, servers: &[ServerDraft], builder: &mut Builder) -> ServerNames {
+    let mut names = ServerNames::default();
+    for &id in &draft.servers {
+        let is_unnamed = servers[id.0 as usize].names.is_empty();
+        // A lone server is the default, whatever the host.
+        if is_unnamed && draft.servers.len() > 1 && names.insert(ServerName::Exact(Box::default()), id).is_err() {
+            let message = format!("conflicting server name \"\" on {}, ignored", draft.spec.address);
+            builder.note([Diagnostic::warn(message).at(servers[id.0 as usize].span)]);
+        }
+        for (word, name) in &servers[id.0 as usize].names {
+            if names.insert(name.clone(), id).is_err() {
+                let message = format!("conflicting server name \"{}\" on {}, ignored", word.text, draft.spec.address);
+                builder.note([Diagnostic::warn(message).at(word.span)]);
+            }
+        }
+    }
+    names
+}
+
+/// Names of a server's certificates and of their keys, which have variables.
+pub type CertificateNames<S> = Box<[(Template<S>, Template<S>)]>;
+
+/// The names of certificates and keys that have variables, by server.
+///
+/// # Errors
+/// A variable that cannot be.
+pub fn certificate_names<S: Subject>(
+    servers: &[ServerDraft],
+    confs: &[Confs],
+    builder: &mut Builder,
+) -> Result<Vec<CertificateNames<S>>, Diagnostic> {
+    let mut found = Vec::with_capacity(servers.len());
+    for server in servers {
+        let settings = tls_settings(server, confs).filter(|settings| settings.names_certificates());
+        let words = |list: &Setting<Vec<Word>>| list.get_opt().cloned().unwrap_or_default();
+        let pairs = settings.map_or(Vec::new(), |settings| {
+            words(&settings.certificates).into_iter().zip(words(&settings.keys)).collect()
+        });
+        let mut names = Vec::with_capacity(pairs.len());
+        for (certificate, key) in &pairs {
+            names.push((builder.variables::<S>().template(certificate)?, builder.variables::<S>().template(key)?));
+        }
+        found.push(names.into());
+    }
+    Ok(found)
+}
+
+fn tls_settings<'c>(server: &ServerDraft, confs: &'c [Confs]) -> Option<&'c TlsSettings> {
+    confs[server.scope.0 as usize].iter().flatten().find_map(|conf| conf.downcast_ref::<TlsSettings>())
+}
+
+/// What a protocol's block has to say of its servers' TLS.
+#[derive(Clone, Copy)]
+pub struct TlsBlock<'b> {
+    /// `http`
+    pub name: &'static str,
+    /// How a scope looks names up.
+    pub lookup: &'b dyn Fn(&Confs) -> Lookup,
+}
+
+/// The certificates and rules of each server that has some. The addresses that speak TLS have to have them.
+///
+/// # Errors
+/// In nginx's words: a file that cannot be had, or an address without a certificate.
+pub fn tls_servers(
+    servers: &[ServerDraft],
+    confs: &[Confs],
+    addresses: &[AddressDraft],
+    virtual_servers: &[VirtualServers],
+    block: TlsBlock<'_>,
+    builder: &mut Builder,
+    resources: &mut dyn Resources,
+) -> Result<Vec<ServerTls>, Diagnostic> {
+    let (mut loader, mut notes) = (TlsLoader::new(builder.configuration_directory.clone()), Vec::new());
+    let mut found = Vec::with_capacity(servers.len());
+    for server in servers {
+        found.push(match tls_settings(server, confs) {
+            Some(settings) => {
+                let lookup = (block.lookup)(&confs[server.scope.0 as usize]);
+                let tls = loader.server_with(settings, &lookup, resources, &mut notes)?;
+                (tls, *settings.verify_client.get())
+            }
+            None => ServerTls::default(),
+        });
+    }
+    builder.note(notes);
+    let staples = loader.staples();
+    if let (false, Some(first)) = (staples.is_empty(), servers.first()) {
+        let name = format!("ssl stapling of {}", block.name);
+        builder.add_service(ServiceSpec::per_process(name, Stapling { staples }), first.span)?;
+    }
+    for (address, virtual_servers) in addresses.iter().zip(virtual_servers).filter(|(address, _)| address.ssl) {
+        // What the default server has is for those that have none, unless that only refuses.
+        let default = found[virtual_servers.default.0 as usize].0.as_ref();
+        let needs = match default {
+            None => std::slice::from_ref(&virtual_servers.default),
+            Some(default) if default.rejects() => &address.servers[..],
+            Some(_) => continue,
+        };
+        if let Some(without) = needs.iter().find(|server| found[server.0 as usize].0.is_none()) {
+            let message = "no \"ssl_certificate\" is defined for the \"listen ... ssl\" directive";
+            return Err(Diagnostic::emerg(message).at(servers[without.0 as usize].span));
+        }
+    }
+    Ok(found)
+}
+
+/// Settings of TLS to servers whose files have not been read.
+pub struct TlsClientDraft {
+    /// The settings.
+    pub settings: TlsClientSettings,
+    /// What the directives of their module begin with.
+    pub prefix: &'static str,
+    /// Gets what they come to.
+    pub client: Arc<OnceLock<Arc<TlsClient>>>,
+}
+
+impl Builder {
+    /// Reads certificates and keys for connections to servers.
+    ///
+    /// # Errors
+    /// nginx's messages.
+    pub fn load_tls_clients(
+        &mut self,
+        drafts: Vec<TlsClientDraft>,
+        resources: &mut dyn Resources,
+    ) -> Result<(), Diagnostic> {
+        let (mut loader, mut notes) = (TlsClientLoader::new(self.configuration_directory.clone()), Vec::new());
+        for draft in drafts {
+            let client = loader.client(&draft.settings, draft.prefix, resources, &mut notes)?;
+            draft.client.get_or_init(|| client);
+        }
+        self.note(notes);
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! Which entry goes when there is no room: S3-FIFO, without its ghosts.
+//!
+//! ```text
+//!   new ──► small ──asked for again──► main ──► gone, unless it was asked for since: then once more round
+//!             └──── not asked for ──► gone
+//! ```
+//!
+//! What is asked for once, a scan of everything for example, passes through the small queue and takes nothing from what
+//! is asked for often. A hit only sets two bits: entries are never moved then. (Yang et al., "FIFO queues are all you
+//! need for cache eviction", SOSP 2023; see `docs/decisions/0029-cache-storage.md`.)
+
+use super::index::{Entry, Slot};
+
+/// No slot.
+const NONE: Slot = Slot::MAX;
+
+/// The small queue has a tenth of the entries.
+const SMALL_SHARE: usize = 10;
+
+/// So many entries are moved at most before one goes: a section under a lock is short.
+const STEPS_MAX: usize = 128;
+
+/// More hits than this count for nothing.
+const HITS_MAX: u8 = 3;
+
+/// An entry's place in the queues.
+#[derive(Clone, Copy, Debug)]
+pub struct Links {
+    newer: Slot,
+    older: Slot,
+    hits: u8,
+    queue: Queue,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Queue {
+    None,
+    Small,
+    Main,
+}
+
+impl Default for Links {
+    fn default() -> Links {
+        Links { newer: NONE, older: NONE, hits: 0, queue: Queue::None }
+    }
+}
+
+impl Links {
+    /// The entry was asked for.
+    pub fn note_hit(&mut self) {
+        self.hits = (self.hits + 1).min(HITS_MAX);
+    }
+
+    /// Whether the slot has an entry.
+    pub fn is_queued(&self) -> bool {
+        self.queue != Queue::None
+    }
+}
+
+/// The queues of a shard.
+pub struct Queues {
+    small: List,
+    main: List,
+}
+
+#[derive(Clone, Copy)]
+struct List {
+    newest: Slot,
+    oldest: Slot,
+    length: usize,
+}
+
+impl Queues {
+    /// Those of a shard with so many slots.
+    pub fn new(_slots_max: usize) -> Queues {
+        let empty = List { newest: NONE, oldest: NONE, length: 0 };
+        Queues { small: empty, main: empty }
+    }
+
+    /// The slot has a new entry.
+    pub fn add(&mut self, slots: &mut [Entry], slot: Slot) {
+        slots[slot as usize].links.hits = 0;
+        self.link(slots, slot, Queue::Small);
+    }
+
+    /// The entry goes.
+    pub fn remove(&mut self, slots: &mut [Entry], slot: Slot) {
+        let Links { newer, older, queue, .. } = slots[slot as usize].links;
+        let list = match queue {
+            Queue::None => return,
+            Queue::Small => &mut self.small,
+            Queue::Main => &mut self.main,
+        };
+        match newer {
+            NONE => list.newest = older,
+            newer => slots[newer as usize].links.older = older,
+        }
+        match older {
+            NONE => list.oldest = newer,
+            older => slots[older as usize].links.newer = newer,
+        }
+        list.length -= 1;
+        slots[slot as usize].links = Links::default();
+    }
+
+    /// The entry that is to go. Where everything is asked for all the time, the oldest one goes after some steps.
+    pub fn victim(&mut self, slots: &mut [Entry]) -> Option<Slot> {
+        for step in 0.. {
+            let from_small =
+                self.main.length == 0 || self.small.length * SMALL_SHARE > self.small.length + self.main.length;
+            let list = if from_small { self.small } else { self.main };
+            let slot = list.oldest;
+            if slot == NONE {
+                return None;
+            }
+            let hits = slots[slot as usize].links.hits;
+            if hits == 0 || step >= STEPS_MAX {
+                return Some(slot);
+            }
+            self.remove(slots, slot);
+            slots[slot as usize].links.hits = if from_small { 0 } else { hits - 1 };
+            self.link(slots, slot, Queue::Main);
+        }
+        None
+    }
+
+    fn link(&mut self, slots: &mut [Entry], slot: Slot, queue: Queue) {
+        let list = if queue == Queue::Small { &mut self.small } else { &mut self.main };
+        let before = std::mem::replace(&mut list.newest, slot);
+        list.length += 1;
+        let links = &mut slots[slot as usize].links;
+        (links.newer, links.older, links.queue) = (NONE, before, queue);
+        match before {
+            NONE => list.oldest = slot,
+            before => slots[before as usize].links.newer = slot,
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! The file of an entry: a checked header, then the body as it came.
+//!
+//! ```text
+//!     0  magic "GALECACH"         16  length of the body     48  lifetime …           88  CRC-32 of the body
+//!     8  version, 12 length of    24  number                 72  lengths of the       92  CRC-32 of the header,
+//!        the header               32  fresh until, received      texts                    these bytes as zeros
+//!    96  key | variant | reason | fields, a line each | tags | zeros
+//! ```
+//!
+//! Numbers are little-endian. A header is read only if it is whole, its sum fits, and the lengths in it agree with each
+//! other; a file only if its length is that of header and body. Everything else is *foreign* (it does not begin with the
+//! magic: nginx's, say, and nobody's to touch) or *damaged*.
+
+use gale_protocol::response::ResponseField;
+use gale_runtime::Bytes;
+
+use super::policy::Lifetime;
+use crate::request::response::{Field, FieldList, FieldName, FieldText};
+
+/// How a file of ours begins.
+pub const MAGIC: &[u8; 8] = b"GALECACH";
+
+const VERSION: u32 = 1;
+
+/// The part of a header with a length of its own.
+const FIXED: usize = 96;
+
+const HEADER_CRC_AT: usize = 92;
+
+const MUST_REVALIDATE: u8 = 1;
+const HAS_REASON: u8 = 2;
+const HEAD_ONLY: u8 = 4;
+
+/// Headers end at a multiple of this, so that one that has grown a little still fits.
+const ALIGNMENT: usize = 128;
+
+/// Room for a header that grows: a later date, a longer entity tag.
+const SLACK: usize = 32;
+
+/// The longest header that is read.
+pub const HEADER_MAX: usize = 256 * 1024;
+
+/// What is known of an entry besides its body. With status 0 it is a *mark*: what has its key depends on the fields of
+/// the request that its variant names, and variants have its number.
+#[derive(Clone, Debug, Default)]
+pub struct Meta {
+    /// The text of its key.
+    pub key: Box<[u8]>,
+    /// What the request had in the fields that `Vary` names; empty without one. The names first, and a zero.
+    pub variant: Box<[u8]>,
+    /// Where variants come from: the number that their sums are made of.
+    pub variant_number: u64,
+    /// The status.
+    pub status: u16,
+    /// The reason phrase, if one came that is not the usual one.
+    pub reason: Option<Bytes>,
+    /// The fields as they came.
+    pub fields: FieldList,
+    /// For how long it may be used.
+    pub lifetime: Lifetime,
+    /// Later entries have larger numbers; what was purged is older than the purge.
+    pub number: u64,
+    /// Only the head is there: the answer to a HEAD.
+    pub is_head_only: bool,
+    /// Hashes of its tags, by which it may be purged.
+    pub tags: Box<[u64]>,
+}
+
+/// What a file says.
+#[derive(Clone, Debug)]
+pub struct Header {
+    /// What is known of the entry.
+    pub meta: Meta,
+    /// Where the body begins in the file, in bytes.
+    pub header_length: u32,
+    /// How long the body is, in bytes.
+    pub body_length: u64,
+    /// The body's sum.
+    pub body_crc: u32,
+}
+
+/// Why a file is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// It is no file of Gale's.
+    Foreign,
+    /// It was one.
+    Damaged,
+    /// More of it has to be read: its header is so long.
+    Longer(usize),
+}
+
+/// How long the header will be: known before the body.
+pub fn header_length(meta: &Meta) -> u32 {
+    let texts = meta.key.len() + meta.variant.len() + meta.reason.as_ref().map_or(0, |reason| reason.len());
+    let fields: usize = meta.fields.iter().map(|field| field.name.len() + field.value.len() + 3).sum();
+    let length = FIXED + texts + fields + meta.tags.len() * 8 + SLACK;
+    length.next_multiple_of(ALIGNMENT) as u32
+}
+
+/// Writes a header of this length, which [`header_length`] has told; a longer one is filled with zeros.
+pub fn encode(meta: &Meta, header_length: u32, body_length: u64, body_crc: u32) -> Vec<u8> {
+    let mut out = Vec::with_capacity(header_length as usize);
+    let mut fields = Vec::with_capacity(256);
+    for field in meta.fields.iter() {
+        fields.extend_from_slice(&field.name);
+        fields.push(b':');
+        fields.extend_from_slice(&field.value);
+        fields.extend_from_slice(b"\r\n");
+    }
+    let reason = meta.reason.as_deref().unwrap_or_default();
+    let life = &meta.lifetime;
+    out.extend_from_slice(MAGIC);
+    put_u32(&mut out, [VERSION, header_length]);
+    for number in [body_length, meta.number, life.fresh_until, life.received] {
+        out.extend_from_slice(&number.to_le_bytes());
+    }
+    put_u32(&mut out, [life.stale_while_revalidate, life.stale_if_error, life.initial_age]);
+    out.extend_from_slice(&meta.status.to_le_bytes());
+    let has_reason = if meta.reason.is_some() { HAS_REASON } else { 0 };
+    let must_revalidate = if life.must_revalidate { MUST_REVALIDATE } else { 0 };
+    let head_only = if meta.is_head_only { HEAD_ONLY } else { 0 };
+    out.extend_from_slice(&[has_reason | must_revalidate | head_only, 0]);
+    out.extend_from_slice(&meta.variant_number.to_le_bytes());
+    put_u32(&mut out, [meta.key.len() as u32, meta.variant.len() as u32, fields.len() as u32]);
+    out.extend_from_slice(&(reason.len() as u16).to_le_bytes());
+    out.extend_from_slice(&(meta.tags.len() as u16).to_le_bytes());
+    put_u32(&mut out, [body_crc, 0]);
+    debug_assert_eq!(out.len(), FIXED);
+    for text in [&meta.key[..], &meta.variant, reason, &fields] {
+        out.extend_from_slice(text);
+    }
+    for tag in &meta.tags {
+        out.extend_from_slice(&tag.to_le_bytes());
+    }
+    assert!(out.len() <= header_length as usize, "a header is longer than was said");
+    out.resize(header_length as usize, 0);
+    let crc = crc32fast::hash(&out);
+    out[HEADER_CRC_AT..FIXED].copy_from_slice(&crc.to_le_bytes());
+    out
+}
+
+fn put_u32<const N: usize>(out: &mut Vec<u8>, numbers: [u32; N]) {
+    for number in numbers {
+        out.extend_from_slice(&number.to_le_bytes());
+    }
+}
+
+/// Reads the header at the beginning of a file, of which at least so many bytes have been read.
+///
+/// # Errors
+/// See [`Unreadable`].
+pub fn decode(bytes: &[u8]) -> Result<Header, Unreadable> {
+    if !bytes.starts_with(MAGIC) {
+        return Err(Unreadable::Foreign);
+    }
+    let mut fixed = Reader(bytes.get(MAGIC.len()..FIXED).ok_or(Unreadable::Damaged)?);
+    if fixed.u32() != VERSION {
+        return Err(Unreadable::Foreign);
+    }
+    let header_length = fixed.u32();
+    let length = header_length as usize;
+    if !(FIXED..=HEADER_MAX).contains(&length) {
+        return Err(Unreadable::Damaged);
+    }
+    let bytes = bytes.get(..length).ok_or(Unreadable::Longer(length))?;
+    let mut sum = crc32fast::Hasher::new();
+    sum.update(&bytes[..HEADER_CRC_AT]);
+    sum.update(&[0; 4]);
+    sum.update(&bytes[FIXED..]);
+    if sum.finalize().to_le_bytes() != bytes[HEADER_CRC_AT..FIXED] {
+        return Err(Unreadable::Damaged);
+    }
+    let body_length = fixed.u64();
+    let number = fixed.u64();
+    let (fresh_until, received) = (fixed.u64(), fixed.u64());
+    let (stale_while_revalidate, stale_if_error, initial_age) = (fixed.u32(), fixed.u32(), fixed.u32());
+    let status = fixed.u16();
+    let flags = fixed.u16();
+    let variant_number = fixed.u64();
+    let (key, variant, fields) = (fixed.u32(), fixed.u32(), fixed.u32());
+    let (reason, tags) = (u32::from(fixed.u16()), u32::from(fixed.u16()));
+    let body_crc = fixed.u32();
+    let mut texts = Reader(&bytes[FIXED..]);
+    let mut text = |length: u32| texts.take(length as usize).ok_or(Unreadable::Damaged);
+    let (key, variant, reason, fields, tags) =
+        (text(key)?, text(variant)?, text(reason)?, text(fields)?, text(tags * 8)?);
+    let meta = Meta {
+        key: key.into(),
+        variant: variant.into(),
+        variant_number,
+        status,
+        reason: (flags & u16::from(HAS_REASON) != 0).then(|| Bytes::copy_from_slice(reason)),
+        fields: decode_fields(fields).ok_or(Unreadable::Damaged)?,
+        lifetime: Lifetime {
+            fresh_until,
+            stale_while_revalidate,
+            stale_if_error,
+            must_revalidate: flags & u16::from(MUST_REVALIDATE) != 0,
+            received,
+            initial_age,
+        },
+        number,
+        is_head_only: flags & u16::from(HEAD_ONLY) != 0,
+        tags: tags.chunks_exact(8).map(|tag| u64::from_le_bytes(tag.try_into().expect("eight bytes"))).collect(),
+    };
+    Ok(Header { meta, header_length, body_length, body_crc })
+}
+
+fn decode_fields(text: &[u8]) -> Option<FieldList> {
+    let shared = Bytes::copy_from_slice(text);
+    let mut list = FieldList::with_capacity(16);
+    let mut start = 0;
+    while start < text.len() {
+        let end = start + memchr::memmem::find(&text[start..], b"\r\n")?;
+        let colon = start + memchr::memchr(b':', &text[start..end])?;
+        let known = ResponseField::from_name(&text[start..colon]);
+        let name = FieldName::part_of(&shared, start..colon, known);
+        list.push(Field { name, value: FieldText::part_of(&shared, colon + 1..end) });
+        start = end + 2;
+    }
+    Some(list)
+}
+
+/// Takes numbers off the beginning of what is long enough.
+struct Reader<'b>(&'b [u8]);
+
+impl<'b> Reader<'b> {
+    fn take(&mut self, length: usize) -> Option<&'b [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn fixed<const N: usize>(&mut self) -> [u8; N] {
+        let taken = self.take(N).expect("the fixed part is whole");
+        taken.try_into().expect("it is as long as was asked for")
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.fixed())
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.fixed())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.fixed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meta() -> Meta {
+        let mut fields = FieldList::default();
+        for (name, value) in [("Content-Type", "text/html"), ("X-Own", "a: b"), ("Empty", ""), ("etag", "\"1\"")] {
+            fields.push(Field { name: name.as_bytes().into(), value: value.as_bytes().into() });
+        }
+        let lifetime = Lifetime { fresh_until: 5, received: 3, initial_age: 2, ..Lifetime::default() };
+        Meta {
+            key: b"http://a/b".as_slice().into(),
+            variant: b"accept\0accept:x\n".as_slice().into(),
+            variant_number: 9,
+            status: 200,
+            reason: Some(Bytes::from_static(b"Fine")),
+            fields,
+            lifetime,
+            number: 77,
+            is_head_only: true,
+            tags: [1, u64::MAX].into(),
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let meta = meta();
+        let written = encode(&meta, header_length(&meta), 1234, 99);
+        assert_eq!(written.len() % ALIGNMENT, 0);
+        let read = decode(&written).unwrap();
+        assert_eq!((read.header_length as usize, read.body_length, read.body_crc), (written.len(), 1234, 99));
+        assert_eq!(format!("{:?}", read.meta), format!("{meta:?}"));
+    }
+
+    #[test]
+    fn no_header_that_was_cut_or_changed_is_read() {
+        let meta = meta();
+        let written = encode(&meta, header_length(&meta), 1234, 99);
+        for length in 0..written.len() {
+            assert!(decode(&written[..length]).is_err(), "{length}");
+        }
+        for at in 0..written.len() {
+            for bit in 0..8 {
+                let mut changed = written.clone();
+                changed[at] ^= 1 << bit;
+                assert!(decode(&changed).is_err(), "{at}.{bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn files_of_others_are_foreign() {
+        assert_eq!(decode(&[5, 0, 0, 0, 0, 0, 0, 0, 1, 2]).unwrap_err(), Unreadable::Foreign);
+        assert_eq!(decode(b"").unwrap_err(), Unreadable::Foreign);
+        assert_eq!(decode(MAGIC).unwrap_err(), Unreadable::Damaged);
+    }
+}

@@ -1,0 +1,415 @@
+//! The index of a cache: which entries there are, in memory, in shards with a lock each.
+//!
+//! ```text
+//!   shard   slots  [ 72 bytes | 72 bytes | … never used … ]     allocated at once, touched when used
+//!           table  sum ──► slot                                  5 bytes for each slot, and a seventh
+//!           queues (eviction.rs) over the slots
+//! ```
+//!
+//! An entry takes at most [`ENTRY_COST`] bytes of the zone, whatever its key: keys are in the files. A section under a
+//! lock is a few steps of arithmetic; nobody waits in one.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use hashbrown::HashTable;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::eviction::{Links, Queues};
+use super::key::Id;
+use super::policy::Lifetime;
+
+/// What an entry takes of a zone: a slot and its share of the table.
+pub const ENTRY_COST: usize = 88;
+
+/// A shard is not made smaller than this.
+const SHARD_BYTES_MIN: usize = 64 * 1024;
+
+const SHARDS_MAX: usize = 32;
+
+/// A slot's number.
+pub type Slot = u32;
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It was asked for, and there is no file: how often counts.
+    Counted,
+    /// There is a file.
+    Stored,
+    /// What answers depends on the request: the field names have this number.
+    Varies(u32),
+    /// The server failed with this status.
+    Error(u16),
+    /// What came may not be stored: nobody waits for it.
+    Uncacheable,
+}
+
+/// An entry.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Its name.
+    pub id: Id,
+    /// What it is.
+    pub kind: Kind,
+    /// See `Meta::number`.
+    pub number: u64,
+    /// The bytes of its file.
+    pub size: u64,
+    /// The last second in which it is fresh.
+    pub fresh_until: u32,
+    /// See [`Lifetime`].
+    pub stale_while_revalidate: u32,
+    /// See [`Lifetime`].
+    pub stale_if_error: u32,
+    /// When it was asked for last.
+    pub accessed: u32,
+    /// How often it was asked for.
+    pub uses: u16,
+    /// It may not be used stale.
+    pub must_revalidate: bool,
+    pub(super) links: Links,
+}
+
+impl Entry {
+    /// One that was just asked for, or put in.
+    pub fn new(id: Id, kind: Kind, now: u64) -> Entry {
+        Entry {
+            id,
+            kind,
+            number: 0,
+            size: 0,
+            fresh_until: 0,
+            stale_while_revalidate: 0,
+            stale_if_error: 0,
+            accessed: seconds(now),
+            uses: 0,
+            must_revalidate: false,
+            links: Links::default(),
+        }
+    }
+
+    /// Takes over what a lifetime says, as far as the index needs it.
+    pub fn set_lifetime(&mut self, lifetime: &Lifetime) {
+        self.fresh_until = seconds(lifetime.fresh_until);
+        self.stale_while_revalidate = lifetime.stale_while_revalidate;
+        self.stale_if_error = lifetime.stale_if_error;
+        self.must_revalidate = lifetime.must_revalidate;
+    }
+
+    /// Whether it is fresh.
+    pub fn is_fresh(&self, now: u64) -> bool {
+        u64::from(self.fresh_until) >= now
+    }
+}
+
+/// A moment as the index keeps it: good until 2106.
+pub fn seconds(moment: u64) -> u32 {
+    u32::try_from(moment).unwrap_or(u32::MAX)
+}
+
+/// See the file's head.
+pub struct Index {
+    hasher: RandomState,
+    shards: Box<[Mutex<Shard>]>,
+    bytes: AtomicU64,
+    stored: AtomicU64,
+}
+
+/// A part of the index.
+pub struct Shard {
+    slots: Vec<Entry>,
+    slots_max: usize,
+    free: Vec<Slot>,
+    table: HashTable<Slot>,
+    queues: Queues,
+}
+
+/// What was taken out of the index: its file is to go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evicted {
+    /// The entry.
+    pub id: Id,
+    /// The bytes of its file.
+    pub size: u64,
+    /// See `Meta::number`.
+    pub number: u64,
+}
+
+impl Index {
+    /// One that takes at most `bytes`.
+    pub fn new(bytes: usize) -> Index {
+        let count = (bytes / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX).next_power_of_two();
+        let slots_max = (bytes / count / ENTRY_COST).max(4);
+        let shards = (0..count).map(|_| Mutex::new(Shard::new(slots_max))).collect();
+        Index { hasher: RandomState::new(), shards, bytes: AtomicU64::new(0), stored: AtomicU64::new(0) }
+    }
+
+    /// The bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// How many entries have files.
+    pub fn stored(&self) -> u64 {
+        self.stored.load(Relaxed)
+    }
+
+    /// How many shards there are.
+    pub fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// How many entries fit.
+    pub fn capacity(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().slots_max).sum()
+    }
+
+    /// Calls `section` with the entry of this name, if there is one.
+    pub fn with<R>(&self, id: &Id, section: impl FnOnce(Option<&mut Entry>) -> R) -> R {
+        let hash = self.hasher.hash_one(id);
+        let mut shard = self.shard(hash);
+        let found = shard.find(hash, id);
+        section(found.map(|slot| &mut shard.slots[slot as usize]))
+    }
+
+    /// The entry of this name, which counts as asked for once more.
+    pub fn touch(&self, id: &Id, now: u64) -> Option<Entry> {
+        let hash = self.hasher.hash_one(id);
+        let mut shard = self.shard(hash);
+        let slot = shard.find(hash, id)?;
+        let shard = &mut *shard;
+        let entry = &mut shard.slots[slot as usize];
+        entry.accessed = seconds(now);
+        entry.uses = entry.uses.saturating_add(1);
+        entry.links.note_hit();
+        Some(entry.clone())
+    }
+
+    /// Puts an entry in, in place of one of the same name. Returns what had to make room, and what it replaces if that
+    /// has a file.
+    pub fn insert(&self, mut entry: Entry) -> Vec<Evicted> {
+        let hash = self.hasher.hash_one(entry.id);
+        let mut shard = self.shard(hash);
+        let mut gone = Vec::new();
+        if let Some(slot) = shard.find(hash, &entry.id) {
+            let before = &mut shard.slots[slot as usize];
+            entry.links = before.links;
+            entry.uses = entry.uses.max(before.uses);
+            let before = std::mem::replace(before, entry);
+            self.count(&shard.slots[slot as usize], 1);
+            self.count(&before, -1);
+            return gone;
+        }
+        while shard.free.is_empty() && shard.slots.len() >= shard.slots_max {
+            let Some(victim) = shard.evict(&self.hasher) else { return gone };
+            self.count(&victim, -1);
+            gone.extend(Evicted::of(&victim));
+        }
+        self.count(&entry, 1);
+        shard.add(entry, hash, &self.hasher);
+        gone
+    }
+
+    /// Takes an entry out, if `is_meant` says so of it.
+    pub fn remove(&self, id: &Id, is_meant: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
+        let hash = self.hasher.hash_one(id);
+        let mut shard = self.shard(hash);
+        let slot = shard.find(hash, id)?;
+        if !is_meant(&shard.slots[slot as usize]) {
+            return None;
+        }
+        let entry = shard.take(slot, hash);
+        self.count(&entry, -1);
+        Some(entry)
+    }
+
+    /// Takes out what is least worth keeping in one of the shards, which take turns by `turn`.
+    pub fn evict(&self, turn: usize) -> Option<Evicted> {
+        for offset in 0..self.shards.len() {
+            let mut shard = self.shards[(turn + offset) % self.shards.len()].lock();
+            while let Some(victim) = shard.evict(&self.hasher) {
+                self.count(&victim, -1);
+                if let Some(evicted) = Evicted::of(&victim) {
+                    return Some(evicted);
+                }
+            }
+        }
+        None
+    }
+
+    /// Goes through slots of a shard from `from` on, at most `count`: `is_meant` says which entries are taken out.
+    /// Returns them, and where to go on; `None` at the end of the shard.
+    pub fn sweep(
+        &self,
+        shard: usize,
+        from: usize,
+        count: usize,
+        mut is_meant: impl FnMut(&Entry) -> bool,
+    ) -> (Vec<Evicted>, Option<usize>) {
+        let mut shard = self.shards[shard].lock();
+        let end = (from + count).min(shard.slots.len());
+        let mut gone = Vec::new();
+        for slot in from..end {
+            let entry = &shard.slots[slot];
+            if entry.links.is_queued() && is_meant(entry) {
+                let hash = self.hasher.hash_one(entry.id);
+                let entry = shard.take(slot as Slot, hash);
+                self.count(&entry, -1);
+                gone.extend(Evicted::of(&entry));
+            }
+        }
+        let next = (end < shard.slots.len()).then_some(end);
+        (gone, next)
+    }
+
+    /// Entries of a shard from a slot on, at most so many slots, and where to go on.
+    pub fn entries(&self, shard: usize, from: usize, count: usize) -> (Vec<Entry>, Option<usize>) {
+        let shard = self.shards[shard].lock();
+        let end = (from + count).min(shard.slots.len());
+        let entries = shard.slots[from.min(end)..end].iter().filter(|entry| entry.links.is_queued()).cloned().collect();
+        (entries, (end < shard.slots.len()).then_some(end))
+    }
+
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+        // The table uses the upper and the lower bits.
+        self.shards[(hash >> 24) as usize & (self.shards.len() - 1)].lock()
+    }
+
+    fn count(&self, entry: &Entry, sign: i64) {
+        if entry.kind == Kind::Stored {
+            self.bytes.fetch_add((entry.size as i64 * sign) as u64, Relaxed);
+            self.stored.fetch_add(sign as u64, Relaxed);
+        }
+    }
+}
+
+impl Evicted {
+    fn of(entry: &Entry) -> Option<Evicted> {
+        (entry.kind == Kind::Stored).then_some(Evicted { id: entry.id, size: entry.size, number: entry.number })
+    }
+}
+
+impl Shard {
+    fn new(slots_max: usize) -> Shard {
+        Shard {
+            slots: Vec::with_capacity(slots_max),
+            slots_max,
+            free: Vec::new(),
+            table: HashTable::new(),
+            queues: Queues::new(slots_max),
+        }
+    }
+
+    fn find(&self, hash: u64, id: &Id) -> Option<Slot> {
+        self.table.find(hash, |&slot| self.slots[slot as usize].id == *id).copied()
+    }
+
+    fn add(&mut self, entry: Entry, hash: u64, hasher: &RandomState) {
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot as usize] = entry;
+                slot
+            }
+            None => {
+                self.slots.push(entry);
+                (self.slots.len() - 1) as Slot
+            }
+        };
+        let slots = &self.slots;
+        self.table.insert_unique(hash, slot, |&slot| hasher.hash_one(slots[slot as usize].id));
+        self.queues.add(&mut self.slots, slot);
+    }
+
+    fn take(&mut self, slot: Slot, hash: u64) -> Entry {
+        self.queues.remove(&mut self.slots, slot);
+        if let Ok(found) = self.table.find_entry(hash, |&other| other == slot) {
+            found.remove();
+        }
+        self.free.push(slot);
+        self.slots[slot as usize].clone()
+    }
+
+    fn evict(&mut self, hasher: &RandomState) -> Option<Entry> {
+        let slot = self.queues.victim(&mut self.slots)?;
+        let hash = hasher.hash_one(self.slots[slot as usize].id);
+        Some(self.take(slot, hash))
+    }
+}
+
+const _: () = assert!(size_of::<Entry>() <= 80, "an entry is as small as the head of this file says");
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn id(number: u64) -> Id {
+        super::super::key::id_of(&number.to_le_bytes())
+    }
+
+    fn stored(number: u64, size: u64) -> Entry {
+        Entry { size, number, ..Entry::new(id(number), Kind::Stored, 100) }
+    }
+
+    #[test]
+    fn the_index_is_a_map_with_an_account_and_a_bound() {
+        let index = Index::new(64 * 1024);
+        let capacity = index.capacity();
+        let mut model: HashMap<u64, u64> = HashMap::new();
+        let mut random = 1_u64;
+        for _ in 0..20_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let number = (random >> 33) % 2000;
+            match (random >> 20) % 4 {
+                0 => {
+                    let removed = index.remove(&id(number), |_| true);
+                    assert_eq!(removed.map(|entry| entry.size), model.remove(&number));
+                }
+                1 => assert_eq!(index.touch(&id(number), 5).map(|entry| entry.size), model.get(&number).copied()),
+                _ => {
+                    let size = random % 1000;
+                    for gone in index.insert(stored(number, size)) {
+                        assert_eq!(model.remove(&gone.number), Some(gone.size));
+                    }
+                    model.insert(number, size);
+                }
+            }
+            assert_eq!((index.stored(), index.bytes()), (model.len() as u64, model.values().sum::<u64>()));
+            assert!(model.len() <= capacity);
+        }
+        assert_eq!(model.len(), capacity, "the test filled it");
+        let mut turn = 0;
+        while let Some(gone) = index.evict(turn) {
+            assert_eq!(model.remove(&gone.number), Some(gone.size));
+            turn += 1;
+        }
+        assert!(model.is_empty());
+    }
+
+    #[test]
+    fn a_sweep_comes_to_every_entry_in_bounded_steps() {
+        let index = Index::new(256 * 1024);
+        for number in 0..1000 {
+            index.insert(stored(number, 1));
+        }
+        let (mut gone, mut steps) = (0, 0);
+        for shard in 0..index.shards() {
+            let mut from = Some(0);
+            while let Some(at) = from {
+                let (evicted, next) = index.sweep(shard, at, 100, |entry| entry.number % 2 == 0);
+                (gone, steps, from) = (gone + evicted.len(), steps + 1, next);
+            }
+        }
+        assert_eq!((gone, index.stored()), (500, 500));
+        assert!(steps >= 10);
+    }
+
+    #[test]
+    fn an_entry_takes_no_more_of_the_zone_than_said() {
+        let table_per_slot = 8 * (size_of::<Slot>() + 1) / 7;
+        assert!(size_of::<Entry>() + table_per_slot <= ENTRY_COST);
+        const { assert!(ENTRY_COST <= 120) };
+    }
+}

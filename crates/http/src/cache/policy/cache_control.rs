@@ -1,0 +1,247 @@
+//! `Cache-Control` in responses and requests: parsed once, into what it says.
+//! (RFC 9111 §5.2, RFC 5861, RFC 9213)
+//!
+//! Directives are tokens, perhaps with a value that may be quoted; those that nobody knows are passed over. A number
+//! that is none makes the directive that has it count as 0, the cautious reading; one that is too large is the largest.
+
+/// Which fields a directive is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Named {
+    /// The directive is not there.
+    #[default]
+    Absent,
+    /// The whole response.
+    All,
+    /// These fields, in lower case.
+    Fields(Vec<Box<[u8]>>),
+}
+
+impl Named {
+    /// Whether the directive is there, with field names or without.
+    pub fn is_present(&self) -> bool {
+        *self != Named::Absent
+    }
+
+    /// The fields that it names.
+    pub fn fields(&self) -> &[Box<[u8]>] {
+        match self {
+            Named::Fields(fields) => fields,
+            Named::Absent | Named::All => &[],
+        }
+    }
+
+    fn add(&mut self, value: Option<&[u8]>) {
+        let names = value.into_iter().flat_map(|value| value.split(|&byte| byte == b','));
+        let mut names = names.map(|name| Box::from(name.trim_ascii().to_ascii_lowercase())).peekable();
+        match (&mut *self, names.peek()) {
+            (Named::All, _) => {}
+            (_, None) => *self = Named::All,
+            (Named::Fields(fields), Some(_)) => fields.extend(names),
+            (Named::Absent, Some(_)) => *self = Named::Fields(names.collect()),
+        }
+    }
+}
+
+/// What `Cache-Control` in a response says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResponseDirectives {
+    /// `no-store`
+    pub no_store: bool,
+    /// `no-cache`
+    pub no_cache: Named,
+    /// `private`
+    pub private: Named,
+    /// `public`
+    pub public: bool,
+    /// `must-revalidate`
+    pub must_revalidate: bool,
+    /// `proxy-revalidate`
+    pub proxy_revalidate: bool,
+    /// `must-understand`
+    pub must_understand: bool,
+    /// `max-age` in seconds.
+    pub max_age: Option<u32>,
+    /// `s-maxage` in seconds.
+    pub s_maxage: Option<u32>,
+    /// `stale-while-revalidate` in seconds.
+    pub stale_while_revalidate: Option<u32>,
+    /// `stale-if-error` in seconds.
+    pub stale_if_error: Option<u32>,
+    /// A number that counts is none.
+    pub has_invalid_number: bool,
+}
+
+/// What `Cache-Control` in a request says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestDirectives {
+    /// `no-store`
+    pub no_store: bool,
+    /// `no-cache`, also as `Pragma`.
+    pub no_cache: bool,
+    /// `only-if-cached`
+    pub only_if_cached: bool,
+    /// `max-age` in seconds.
+    pub max_age: Option<u32>,
+    /// `min-fresh` in seconds.
+    pub min_fresh: Option<u32>,
+    /// `max-stale` in seconds; the largest number without one.
+    pub max_stale: Option<u32>,
+}
+
+impl ResponseDirectives {
+    /// Those of these field values, in their order.
+    pub fn parse<'v>(values: impl IntoIterator<Item = &'v [u8]>) -> ResponseDirectives {
+        let mut parsed = ResponseDirectives::default();
+        let mut numbers_fail = false;
+        for (name, value) in values.into_iter().flat_map(Directives) {
+            let mut number = || {
+                let seconds = seconds(value);
+                numbers_fail |= seconds.is_none();
+                seconds.unwrap_or(0)
+            };
+            match &*name.to_ascii_lowercase() {
+                b"no-store" => parsed.no_store = true,
+                b"no-cache" => parsed.no_cache.add(value),
+                b"private" => parsed.private.add(value),
+                b"public" => parsed.public = true,
+                b"must-revalidate" => parsed.must_revalidate = true,
+                b"proxy-revalidate" => parsed.proxy_revalidate = true,
+                b"must-understand" => parsed.must_understand = true,
+                // Given twice, the first counts. (§4.2.1)
+                b"max-age" => _ = parsed.max_age.get_or_insert(number()),
+                b"s-maxage" => _ = parsed.s_maxage.get_or_insert(number()),
+                b"stale-while-revalidate" => _ = parsed.stale_while_revalidate.get_or_insert(number()),
+                b"stale-if-error" => _ = parsed.stale_if_error.get_or_insert(number()),
+                _ => {}
+            }
+        }
+        parsed.has_invalid_number = numbers_fail;
+        parsed
+    }
+}
+
+impl RequestDirectives {
+    /// Those of these field values. `pragma` counts where there is no `Cache-Control`. (§5.4)
+    pub fn parse<'v>(values: impl IntoIterator<Item = &'v [u8]>, pragma: Option<&[u8]>) -> RequestDirectives {
+        let mut parsed = RequestDirectives::default();
+        let mut has_any = false;
+        for (name, value) in values.into_iter().flat_map(Directives) {
+            has_any = true;
+            match &*name.to_ascii_lowercase() {
+                b"no-store" => parsed.no_store = true,
+                b"no-cache" => parsed.no_cache = true,
+                b"only-if-cached" => parsed.only_if_cached = true,
+                b"max-age" => parsed.max_age = Some(seconds(value).unwrap_or(0)),
+                b"min-fresh" => parsed.min_fresh = seconds(value),
+                b"max-stale" => parsed.max_stale = Some(value.map_or(u32::MAX, |_| seconds(value).unwrap_or(0))),
+                _ => {}
+            }
+        }
+        let asks_by_pragma = |pragma: &[u8]| Directives(pragma).any(|(name, _)| name.eq_ignore_ascii_case(b"no-cache"));
+        parsed.no_cache |= !has_any && pragma.is_some_and(asks_by_pragma);
+        parsed
+    }
+}
+
+/// A number of seconds; `None` if it is none. (RFC 9111 §1.2.2)
+fn seconds(value: Option<&[u8]>) -> Option<u32> {
+    let digits = value?;
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let text = std::str::from_utf8(digits).ok()?;
+    Some(text.parse::<u64>().map_or(i32::MAX as u32, |number| number.min(i32::MAX as u64) as u32))
+}
+
+/// The directives of one value: names, and what follows an equals sign, without quotes.
+struct Directives<'v>(&'v [u8]);
+
+impl<'v> Iterator for Directives<'v> {
+    type Item = (&'v [u8], Option<&'v [u8]>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            self.0 = self.0.trim_ascii_start();
+            if self.0.is_empty() {
+                return None;
+            }
+            let end = self.0.iter().position(|byte| matches!(byte, b',' | b'=')).unwrap_or(self.0.len());
+            let name = self.0[..end].trim_ascii();
+            self.0 = &self.0[end..];
+            let value = self.0.strip_prefix(b"=").map(|rest| {
+                let rest = rest.trim_ascii_start();
+                let (value, rest) = match rest.strip_prefix(b"\"") {
+                    Some(quoted) => split_at(quoted, b'"'),
+                    None => {
+                        let end = rest.iter().position(|&byte| byte == b',').unwrap_or(rest.len());
+                        (rest[..end].trim_ascii(), &rest[end..])
+                    }
+                };
+                self.0 = rest;
+                value
+            });
+            // What follows a quoted value up to the comma means nothing.
+            let (_, rest) = split_at(self.0, b',');
+            self.0 = rest;
+            if !name.is_empty() {
+                return Some((name, value));
+            }
+        }
+    }
+}
+
+/// What comes before and behind the first of these bytes.
+fn split_at(text: &[u8], byte: u8) -> (&[u8], &[u8]) {
+    match memchr::memchr(byte, text) {
+        Some(at) => (&text[..at], &text[at + 1..]),
+        None => (text, b""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn response(text: &str) -> ResponseDirectives {
+        ResponseDirectives::parse([text.as_bytes()])
+    }
+
+    #[test]
+    fn directives_are_tokens_with_values_that_may_be_quoted() {
+        let parsed = response("Max-Age=60 , s-maxage=\"5\",,public, x=\"a, no-store\", foo");
+        assert_eq!((parsed.max_age, parsed.s_maxage, parsed.public, parsed.no_store), (Some(60), Some(5), true, false));
+        let parsed = response("no-cache=\"Set-Cookie, X-One\", private");
+        assert_eq!(parsed.no_cache, Named::Fields(vec![b"set-cookie".as_slice().into(), b"x-one".as_slice().into()]));
+        assert_eq!(parsed.private, Named::All);
+        assert_eq!(response("x-no-store, my-max-age=4"), ResponseDirectives::default());
+    }
+
+    #[test]
+    fn numbers_that_are_none_count_as_zero_and_large_ones_as_the_largest() {
+        for text in ["max-age", "max-age=", "max-age=-1", "max-age=1.5", "max-age=a"] {
+            let parsed = response(text);
+            assert_eq!((parsed.max_age, parsed.has_invalid_number), (Some(0), true), "{text}");
+        }
+        assert_eq!(response("max-age=99999999999999999999999").max_age, Some(i32::MAX as u32));
+        assert_eq!(response("max-age=5, max-age=7").max_age, Some(5));
+    }
+
+    #[test]
+    fn requests_may_ask_by_pragma_where_nothing_else_is_said() {
+        let parse = |values: &[&str], pragma: Option<&str>| {
+            RequestDirectives::parse(values.iter().map(|value| value.as_bytes()), pragma.map(str::as_bytes))
+        };
+        assert!(parse(&[], Some("no-cache")).no_cache);
+        assert!(!parse(&["max-age=1"], Some("no-cache")).no_cache);
+        assert_eq!(parse(&["max-stale"], None).max_stale, Some(u32::MAX));
+        assert_eq!(parse(&["max-stale=5, min-fresh=3"], None).max_stale, Some(5));
+        assert!(parse(&["only-if-cached"], None).only_if_cached);
+    }
+
+    #[test]
+    fn hostile_values_end() {
+        for text in ["=", ",=,=,", "\"", "a=\"", "a=\"b", "=\"x\"", "\u{0}", ",,,,"] {
+            response(text);
+        }
+    }
+}

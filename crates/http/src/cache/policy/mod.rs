@@ -1,0 +1,15 @@
+//! What may be stored, for how long it is fresh, and when it may be used: RFC 9111 and nginx's rules.
+//!
+//! Pure functions over heads and the time: nothing here waits, reads a file or a clock. Where nginx and the RFC differ,
+//! [`Rules`] says which of both counts, one field per point; the reasons are in `docs/decisions/0028-cache-rules.md`.
+
+pub mod cache_control;
+pub mod freshness;
+pub mod rules;
+#[cfg(test)]
+mod table;
+pub mod vary;
+
+pub use cache_control::{RequestDirectives, ResponseDirectives};
+pub use freshness::{Lifetime, NotStored, Storing, current_age};
+pub use rules::{Conformance, Rules};

@@ -1,0 +1,193 @@
+//! RFC 9111 and its kin, a row per rule: the section, the situation, what the RFC expects, what nginx does, and what
+//! Gale does by default. The figures are the seconds for which a response is fresh; a reason is why it is not stored.
+
+use super::freshness::{IgnoredFields, Judged, judge};
+use super::{Conformance, NotStored, Storing, current_age};
+use crate::request::response::{Field, FieldList};
+
+/// When every response of the table comes: Sun, 06 Nov 1994 08:49:37 GMT.
+const NOW: u64 = 784_111_777;
+
+/// What comes out of judging.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Is {
+    /// Stored, and fresh for so many seconds.
+    Fresh(i64),
+    /// Not stored.
+    Not(NotStored),
+}
+
+use Is::{Fresh, Not};
+use NotStored::*;
+
+/// A response's status and fields, whether the request had an `Authorization`, and the seconds of `cache_valid`.
+struct Row {
+    section: &'static str,
+    status: u16,
+    fields: &'static [&'static str],
+    authorization: bool,
+    valid: Option<u32>,
+    rfc: Is,
+    nginx: Is,
+    mixed: Is,
+}
+
+const fn row(section: &'static str, fields: &'static [&'static str], rfc: Is, nginx: Is, mixed: Is) -> Row {
+    Row { section, status: 200, fields, authorization: false, valid: None, rfc, nginx, mixed }
+}
+
+/// A rule that all agree on.
+const fn all(section: &'static str, fields: &'static [&'static str], is: Is) -> Row {
+    row(section, fields, is, is, is)
+}
+
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    all("9111 3: nothing says for how long", &[], Not(NoLifetime)),
+    all("9111 5.2.2.1: max-age", &["Cache-Control: max-age=60"], Fresh(60)),
+    all("9111 5.2.2.10: s-maxage counts before max-age", &["Cache-Control: max-age=60, s-maxage=5"], Fresh(5)),
+    all("9111 4.2.1: max-age counts before Expires",
+        &["Cache-Control: max-age=60", "Expires: Thu, 01 Jan 1970 00:00:00 GMT"], Fresh(60)),
+    all("9111 5.2: names in any case, values quoted", &["cache-control: Max-Age=\"60\""], Fresh(60)),
+    all("9111 5.2: several fields are one list", &["Cache-Control: public", "Cache-Control: max-age=60"], Fresh(60)),
+    all("9111 1.2.2: a number that is too large", &["Cache-Control: max-age=99999999999"], Fresh(i32::MAX as i64)),
+    all("9111 5.2.2.1: a number that is none", &["Cache-Control: max-age=abc"], Not(Invalid)),
+    all("9111 5.2.2.5: no-store", &["Cache-Control: no-store, max-age=60"], Not(NoStore)),
+    all("9111 5.2.2.7: private", &["Cache-Control: private, max-age=60"], Not(Private)),
+    row("9111 5.2.2.7: private with names", &["Cache-Control: private=\"X-A\", max-age=60"],
+        Fresh(60), Not(Private), Not(Private)),
+    row("9111 5.2.2.4: no-cache, with a validator", &["Cache-Control: no-cache, max-age=60", "ETag: \"a\""],
+        Fresh(-1), Not(NoCache), Not(NoCache)),
+    all("9111 5.2.2.4: no-cache, without a validator", &["Cache-Control: no-cache, max-age=60"], Not(NoCache)),
+    row("9111 5.2.2.4: no-cache with names", &["Cache-Control: no-cache=\"X-A\", max-age=60"],
+        Fresh(60), Not(NoCache), Not(NoCache)),
+    row("9111 5.2.2.3: must-understand lifts no-store", &["Cache-Control: must-understand, no-store, max-age=60"],
+        Fresh(60), Not(NoStore), Fresh(60)),
+    Row { status: 299, ..row("9111 5.2.2.3: a status that nobody understands",
+        &["Cache-Control: must-understand, max-age=60"], Not(NotUnderstood), Fresh(60), Not(NotUnderstood)) },
+    all("9111 5.3: Expires", &["Expires: Sun, 06 Nov 1994 08:50:37 GMT"], Fresh(60)),
+    row("9111 4.2.1: Expires counts from Date",
+        &["Expires: Sun, 06 Nov 1994 08:50:37 GMT", "Date: Sun, 06 Nov 1994 08:50:07 GMT"],
+        Fresh(30), Fresh(60), Fresh(30)),
+    all("9111 5.3: Expires in the forms of old", &["Expires: Sunday, 06-Nov-94 08:50:37 GMT"], Fresh(60)),
+    all("9111 5.3: an Expires that is no date", &["Expires: 0"], Not(Expired)),
+    all("9111 5.3: an Expires that has passed", &["Expires: Sun, 06 Nov 1994 08:49:36 GMT"], Not(Expired)),
+    row("9111 5.1: Age", &["Cache-Control: max-age=60", "Age: 20"], Fresh(40), Fresh(60), Fresh(40)),
+    row("9111 4.2.3: older than its lifetime", &["Cache-Control: max-age=60", "Age: 90"],
+        Not(Expired), Fresh(60), Not(Expired)),
+    row("9111 4.2.3: the age that Date tells",
+        &["Cache-Control: max-age=60", "Date: Sun, 06 Nov 1994 08:49:17 GMT"], Fresh(40), Fresh(60), Fresh(60)),
+    row("9111 4.2.3: max-age=0, with a validator", &["Cache-Control: max-age=0", "ETag: \"a\""],
+        Fresh(0), Not(Expired), Not(Expired)),
+    all("9111 4.1: Vary *", &["Cache-Control: max-age=60", "Vary: accept, *"], Not(Vary)),
+    row("9111 7.3: cookies", &["Cache-Control: max-age=60", "Set-Cookie: a=b"], Fresh(60), Not(Cookie), Not(Cookie)),
+    Row { authorization: true, ..row("9111 3.5: Authorization", &["Cache-Control: max-age=60"],
+        Not(Authorization), Fresh(60), Not(Authorization)) },
+    Row { authorization: true, ..all("9111 3.5: public", &["Cache-Control: public, max-age=60"], Fresh(60)) },
+    Row { authorization: true, ..all("9111 3.5: s-maxage", &["Cache-Control: s-maxage=60"], Fresh(60)) },
+    Row { authorization: true, ..all("9111 3.5: must-revalidate", &["Cache-Control: must-revalidate, max-age=9"],
+        Fresh(9)) },
+    row("9213 2.2: CDN-Cache-Control", &["CDN-Cache-Control: max-age=60", "Cache-Control: no-store"],
+        Fresh(60), Not(NoStore), Fresh(60)),
+    Row { valid: Some(30), ..all("nginx: cache_valid", &[], Fresh(30)) },
+    Row { valid: Some(30), ..all("nginx: fields count before cache_valid", &["Cache-Control: max-age=60"], Fresh(60)) },
+    all("nginx: X-Accel-Expires counts before all", &["X-Accel-Expires: 7", "Cache-Control: no-store"], Fresh(7)),
+    all("nginx: X-Accel-Expires as a moment", &["X-Accel-Expires: @784111787"], Fresh(10)),
+    all("nginx: X-Accel-Expires: 0", &["X-Accel-Expires: 0", "Cache-Control: max-age=60"], Not(AccelExpires)),
+    all("nginx: X-Accel-Expires that is none", &["X-Accel-Expires: x", "Cache-Control: max-age=60"], Fresh(60)),
+];
+
+fn fields(lines: &[&str]) -> FieldList {
+    let mut list = FieldList::default();
+    for line in lines {
+        let (name, value) = line.split_once(": ").expect("a field");
+        list.push(Field { name: name.as_bytes().into(), value: value.as_bytes().into() });
+    }
+    list
+}
+
+fn outcome(row: &Row, conformance: Conformance) -> Is {
+    let storing = judge(&Judged {
+        status: row.status,
+        fields: &fields(row.fields),
+        now: NOW,
+        has_authorization: row.authorization,
+        ignored: IgnoredFields::default(),
+        valid: row.valid,
+        rules: conformance.rules(),
+    });
+    match storing {
+        Storing::Store { lifetime, .. } => Fresh(lifetime.fresh_until as i64 - NOW as i64),
+        Storing::Not(why) => Not(why),
+    }
+}
+
+#[test]
+fn every_rule_is_followed_as_the_conformance_says() {
+    let mut wrong = Vec::new();
+    for row in ROWS {
+        let all = [(Conformance::Rfc9111, row.rfc), (Conformance::Nginx, row.nginx), (Conformance::Mixed, row.mixed)];
+        for (conformance, expected) in all {
+            let found = outcome(row, conformance);
+            if found != expected {
+                wrong.push(format!("{}, {conformance:?}: {found:?}, not {expected:?}", row.section));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn fields_that_are_ignored_say_nothing() {
+    let lines = ["X-Accel-Expires: 7", "Cache-Control: no-store", "Expires: 0", "Set-Cookie: a=b", "Vary: *"];
+    let ignored =
+        IgnoredFields { x_accel_expires: true, expires: true, cache_control: true, set_cookie: true, vary: true };
+    let judged = Judged {
+        status: 200,
+        fields: &fields(&lines),
+        now: NOW,
+        has_authorization: false,
+        ignored,
+        valid: Some(9),
+        rules: Conformance::Nginx.rules(),
+    };
+    assert!(matches!(judge(&judged), Storing::Store { lifetime, .. } if lifetime.fresh_until == NOW + 9));
+}
+
+#[test]
+fn what_is_stale_may_be_used_as_long_as_it_says() {
+    let lifetime = |text: &'static str, conformance: Conformance| {
+        let lines: &'static [&'static str] = Box::leak(Box::new([text]));
+        let judged = Judged {
+            status: 200,
+            fields: &fields(lines),
+            now: NOW,
+            has_authorization: false,
+            ignored: IgnoredFields::default(),
+            valid: None,
+            rules: conformance.rules(),
+        };
+        match judge(&judged) {
+            Storing::Store { lifetime, .. } => lifetime,
+            Storing::Not(why) => panic!("{why:?}"),
+        }
+    };
+    let stale = lifetime("Cache-Control: max-age=10, stale-while-revalidate=5", Conformance::Mixed);
+    assert!(stale.is_fresh(NOW + 10) && !stale.is_fresh(NOW + 11));
+    assert!(stale.may_be_stale_while_revalidating(NOW + 15) && !stale.may_be_stale_while_revalidating(NOW + 16));
+    // As in nginx, that goes for errors, too.
+    assert!(stale.may_be_stale_if_error(NOW + 15));
+    let error = lifetime("Cache-Control: max-age=10, stale-if-error=50", Conformance::Mixed);
+    assert!(error.may_be_stale_if_error(NOW + 60) && !error.may_be_stale_while_revalidating(NOW + 11));
+    let strict = "Cache-Control: max-age=10, must-revalidate, stale-if-error=50";
+    assert!(!lifetime(strict, Conformance::Rfc9111).may_be_stale_if_error(NOW + 11));
+    assert!(lifetime(strict, Conformance::Mixed).may_be_stale_if_error(NOW + 11));
+}
+
+#[test]
+fn a_clock_that_is_set_back_makes_nothing_younger() {
+    let row = all("", &["Cache-Control: max-age=60", "Age: 20"], Fresh(40));
+    assert_eq!(outcome(&row, Conformance::Mixed), Fresh(40));
+    let lifetime = super::Lifetime { received: NOW, initial_age: 20, ..super::Lifetime::default() };
+    assert_eq!((current_age(&lifetime, NOW + 5), current_age(&lifetime, NOW - 500)), (25, 20));
+}

@@ -1,0 +1,498 @@
+//! What goes on beside requests for each cache: its lock, its journal, the loader, the manager and the purger.
+//!
+//! ```text
+//!   read the journal ─► lock the directory ─► look at every file (loader) ─► now and then: make room, drop what nobody
+//!                                                                            asks for, write the journal, purge files
+//! ```
+//!
+//! All of it is done in steps of a pool, as large as the path's parameters say, with pauses between them. A process that
+//! has not got the lock (an upgrade; a second server by mistake) uses the files and leaves the rest to the one that has.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, ReadDir};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant, SystemTime};
+
+use gale_base::log_level::Level;
+use gale_base::os_error::OsErrorText;
+use gale_engine::service::{Context, Service};
+use gale_runtime::files::likely_device;
+use gale_runtime::{default_pool, sleep};
+use rustix::fs::{FlockOperation, flock};
+
+use super::CacheZone;
+use super::format::{self, Unreadable};
+use super::index::{Entry, Kind};
+use super::journal::{MAGIC, Record};
+use super::key::parse_hex;
+use super::purges::Verdict;
+use super::settings::{Pace, PathOptions};
+use super::store;
+
+/// How often the manager looks.
+const MANAGER_PERIOD: Duration = Duration::from_millis(500);
+
+/// How often a lock that another process has is tried.
+const LOCK_TRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// The file that is locked, and the journal: beside the entries.
+const LOCK_FILE: &str = ".gale.lock";
+const JOURNAL_FILE: &str = ".gale.journal";
+
+/// How much of a journal is read at once.
+const JOURNAL_STEP: usize = 4 << 20;
+
+/// How many entries of the index are looked at in one section.
+const SWEEP_STEP: usize = 512;
+
+/// A file that was not completed, and that nobody has written for so long, belongs to a process that has gone.
+const ABANDONED_AFTER: Duration = Duration::from_secs(300);
+
+/// How much of a file the loader reads at first.
+const HEADER_READ: usize = 4096;
+
+/// The services of a cache.
+pub struct CacheService {
+    /// The cache.
+    pub zone: Arc<CacheZone>,
+    /// What the configuration says of it.
+    pub options: PathOptions,
+}
+
+impl Service for CacheService {
+    async fn run(context: Context<Self>) {
+        let zone = Arc::clone(&context.settings().zone);
+        zone.set_options(context.settings().options.clone());
+        // Before anything is served: it says what was purged.
+        if context.unless_stopping(read_journal(&context, &zone)).await.is_none() {
+            return;
+        }
+        zone.set_ready();
+        let Some(_lock) = context.unless_stopping(lock(&context, &zone)).await else { return };
+        zone.set_managed(true);
+        if context.unless_stopping(load(&context, &zone)).await.is_some() {
+            manage(&context, &zone).await;
+        }
+        zone.set_managed(false);
+        // Whoever comes next finds it all.
+        flush_journal(&context, &zone, false).await;
+    }
+
+    fn continues(&self, earlier: &Self) -> bool {
+        Arc::ptr_eq(&self.zone, &earlier.zone)
+    }
+}
+
+/// Does something that may block, for this cache.
+async fn in_pool<T: Send + 'static>(zone: &CacheZone, task: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    Ok(default_pool().run_for(likely_device(&zone.place.path), task).await?)
+}
+
+/// Waits for the lock of the directory.
+async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> File {
+    let mut is_told = false;
+    loop {
+        let path = zone.place.path.join(LOCK_FILE);
+        let locked = in_pool(zone, move || {
+            let mut file = File::options().create(true).read(true).write(true).truncate(false).open(&path)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {
+                    file.set_len(0)?;
+                    write!(file, "{}", std::process::id())?;
+                    Ok(Ok(file))
+                }
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    let mut owner = String::new();
+                    file.read_to_string(&mut owner)?;
+                    Ok(Err(owner))
+                }
+                Err(error) => Err(io::Error::from(error)),
+            }
+        });
+        let message = match locked.await.and_then(|locked| locked) {
+            Ok(Ok(file)) => return file,
+            Ok(Err(owner)) => format!("is in use by process {owner}, which alone manages it until it ends"),
+            Err(error) => format!("cannot be locked {}", OsErrorText(&error)),
+        };
+        if !std::mem::replace(&mut is_told, true) {
+            let (name, path) = (&zone.name, zone.place.path.display());
+            context.log(Level::Warn, format_args!("the directory \"{path}\" of cache \"{name}\" {message}"));
+        }
+        sleep(LOCK_TRY_PAUSE).await;
+    }
+}
+
+/// Brings what is on disk into the index: the journal at once, then every file in its turn.
+async fn load(context: &Context<CacheService>, zone: &Arc<CacheZone>) {
+    // Another process may have written to it until a moment ago.
+    read_journal(context, zone).await;
+    flush_journal(context, zone, true).await;
+    let mut walk = Walk::new(zone.place.path.clone());
+    while !walk.is_done {
+        let pace = zone.options().loader;
+        let own = Arc::clone(zone);
+        let Ok(went) = in_pool(zone, move || {
+            walk.step(&own, pace, false);
+            walk
+        })
+        .await
+        else {
+            return;
+        };
+        walk = went;
+        if !walk.is_done {
+            sleep(pace.sleep).await;
+        }
+    }
+    zone.set_cold(false);
+    if walk.foreign > 0 {
+        let (count, name) = (walk.foreign, &zone.name);
+        let message = format_args!("cache \"{name}\": {count} files are not Gale's and stay as they are");
+        context.log(Level::Warn, message);
+    }
+    let message =
+        format_args!("cache \"{}\": {} entries, {} bytes", zone.name, zone.index.stored(), zone.index.bytes());
+    context.log(Level::Notice, message);
+}
+
+/// Reads the journal. What it does not have is found by the loader.
+async fn read_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>) {
+    let mut offset = 0;
+    loop {
+        let own = Arc::clone(zone);
+        let read = in_pool(zone, move || read_journal_step(&own, offset)).await.and_then(|read| read);
+        match read {
+            Ok(Some(next)) => offset = next,
+            Ok(None) => return,
+            Err(error) => {
+                let message =
+                    format_args!("the journal of cache \"{}\" cannot be read {}", zone.name, OsErrorText(&error));
+                return context.log(Level::Error, message);
+            }
+        }
+    }
+}
+
+fn read_journal_step(zone: &CacheZone, offset: u64) -> io::Result<Option<u64>> {
+    let mut file = match File::open(zone.place.path.join(JOURNAL_FILE)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let mut bytes = Vec::with_capacity(JOURNAL_STEP);
+    file.seek(SeekFrom::Start(offset))?;
+    file.take(JOURNAL_STEP as u64).read_to_end(&mut bytes)?;
+    let mut rest = &bytes[..];
+    if offset == 0 {
+        match rest.strip_prefix(MAGIC) {
+            Some(records) => rest = records,
+            None => return Ok(None),
+        }
+    }
+    let now = unix_now();
+    while let Some(record) = Record::read(&mut rest) {
+        zone.replay(record, now);
+    }
+    let done = (bytes.len() - rest.len()) as u64;
+    Ok((bytes.len() == JOURNAL_STEP && done > 0).then_some(offset + done))
+}
+
+fn unix_now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Writes what has changed to the journal; all of the index to a new one, if that is due.
+async fn flush_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>, is_anew: bool) {
+    let is_anew = is_anew || zone.journal_is_long();
+    let own = Arc::clone(zone);
+    let written = in_pool(zone, move || if is_anew { write_journal(&own) } else { append_journal(&own) }).await;
+    if let Err(error) = written.and_then(|written| written) {
+        zone.counters.disk_errors.fetch_add(1, Relaxed);
+        let message = format_args!("the journal of cache \"{}\" cannot be written {}", zone.name, OsErrorText(&error));
+        context.log(Level::Error, message);
+    }
+}
+
+/// Appends what has changed to the journal, where that may block.
+///
+/// # Errors
+/// The disk's.
+pub fn append_journal(zone: &CacheZone) -> io::Result<()> {
+    let _turn = zone.journal_turn();
+    let changes = zone.take_changes();
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let path = zone.place.path.join(JOURNAL_FILE);
+    File::options().append(true).create(true).open(path)?.write_all(&changes)
+}
+
+/// Has a pool write what must not be lost, whatever becomes of this process.
+pub fn write_soon(zone: &Arc<CacheZone>) {
+    let own = Arc::clone(zone);
+    // Refused, or if it fails, the manager writes it.
+    let _ = default_pool().detach(likely_device(&zone.place.path).writes(), move || drop(append_journal(&own)));
+}
+
+fn write_journal(zone: &CacheZone) -> io::Result<()> {
+    let path = zone.place.path.join(JOURNAL_FILE);
+    let new = zone.place.path.join(format!("{JOURNAL_FILE}.new"));
+    let _turn = zone.journal_turn();
+    // What changes from here on follows.
+    drop(zone.take_changes());
+    let mut file = io::BufWriter::with_capacity(1 << 20, File::create(&new)?);
+    file.write_all(MAGIC)?;
+    let mut count = 0;
+    let mut bytes = Vec::new();
+    for record in zone.purges.records() {
+        record.write(&mut bytes);
+    }
+    for shard in 0..zone.index.shards() {
+        let mut from = Some(0);
+        while let Some(at) = from {
+            let (entries, next) = zone.index.entries(shard, at, SWEEP_STEP);
+            for record in entries.iter().filter_map(|entry| zone.record_of(entry)) {
+                record.write(&mut bytes);
+                count += 1;
+            }
+            file.write_all(&bytes)?;
+            bytes.clear();
+            from = next;
+        }
+    }
+    file.flush()?;
+    drop(file);
+    fs::rename(new, path)?;
+    zone.note_journal(count);
+    Ok(())
+}
+
+/// Keeps the cache within its bounds until the service is to end.
+async fn manage(context: &Context<CacheService>, zone: &Arc<CacheZone>) {
+    let mut swept = Instant::now();
+    context
+        .every(MANAGER_PERIOD, async || {
+            zone.set_options(context.settings().options.clone());
+            let options = zone.options();
+            while zone.shrink(options.manager.files) == options.manager.files && !context.is_stopping() {
+                sleep(options.manager.sleep).await;
+            }
+            let period = (options.inactive / 10).clamp(MANAGER_PERIOD, Duration::from_secs(60));
+            if swept.elapsed() >= period {
+                swept = Instant::now();
+                sweep_inactive(context, zone, &options).await;
+            }
+            if options.min_free > 0 {
+                keep_free(zone, &options).await;
+            }
+            if options.purger && !zone.purges.is_empty() {
+                purge_files(context, zone, options.purging).await;
+            }
+            flush_journal(context, zone, false).await;
+            if let Some(failure) = zone.take_store_failure() {
+                context.log(Level::Crit, format_args!("cache \"{}\": {failure}", zone.name));
+            }
+        })
+        .await;
+}
+
+/// Takes out what nobody has asked for.
+async fn sweep_inactive(context: &Context<CacheService>, zone: &Arc<CacheZone>, options: &PathOptions) {
+    let now = unix_now();
+    let oldest = now.saturating_sub(options.inactive.as_secs());
+    for shard in 0..zone.index.shards() {
+        let mut from = Some(0);
+        while let Some(at) = from {
+            let is_old = |entry: &Entry| u64::from(entry.accessed) < oldest;
+            let (gone, next) = zone.index.sweep(shard, at, SWEEP_STEP, is_old);
+            let had_any = !gone.is_empty();
+            zone.counters.evicted.fetch_add(gone.len() as u64, Relaxed);
+            zone.remove_evicted(gone);
+            from = next;
+            if context.is_stopping() {
+                return;
+            }
+            if had_any {
+                sleep(options.manager.sleep).await;
+            }
+        }
+        gale_runtime::yield_now().await;
+    }
+}
+
+/// `min_free`
+async fn keep_free(zone: &Arc<CacheZone>, options: &PathOptions) {
+    loop {
+        let path = zone.place.path.clone();
+        let free = in_pool(zone, move || rustix::fs::statvfs(&path).map(|stat| stat.f_bavail * stat.f_frsize)).await;
+        let Ok(Ok(free)) = free else { return };
+        if free >= options.min_free {
+            return;
+        }
+        let mut went = 0;
+        while went < options.manager.files && zone.evict_one() {
+            went += 1;
+        }
+        if went == 0 {
+            return;
+        }
+        sleep(options.manager.sleep).await;
+    }
+}
+
+/// Looks at every file, and removes what was purged.
+async fn purge_files(context: &Context<CacheService>, zone: &Arc<CacheZone>, pace: Pace) {
+    let number = zone.next_number();
+    let mut walk = Walk::new(zone.place.path.clone());
+    while !walk.is_done {
+        let own = Arc::clone(zone);
+        let Ok(went) = in_pool(zone, move || {
+            walk.step(&own, pace, true);
+            walk
+        })
+        .await
+        else {
+            return;
+        };
+        walk = went;
+        if context.unless_stopping(sleep(pace.sleep)).await.is_none() {
+            return;
+        }
+    }
+    zone.purges.forget_hard_until(number);
+}
+
+/// A walk through a directory and those below it.
+struct Walk {
+    waiting: Vec<PathBuf>,
+    current: Option<ReadDir>,
+    foreign: u64,
+    is_done: bool,
+}
+
+impl Walk {
+    fn new(root: PathBuf) -> Walk {
+        Walk { waiting: vec![root], current: None, foreign: 0, is_done: false }
+    }
+
+    /// Looks at some files.
+    fn step(&mut self, zone: &CacheZone, pace: Pace, purges: bool) {
+        let began = Instant::now();
+        let mut files = 0;
+        while files < pace.files.max(1) && began.elapsed() < pace.threshold.max(Duration::from_millis(1)) {
+            let Some(entries) = &mut self.current else {
+                match self.waiting.pop() {
+                    Some(directory) => self.current = fs::read_dir(directory).ok(),
+                    None => {
+                        self.is_done = true;
+                        return;
+                    }
+                }
+                continue;
+            };
+            let Some(entry) = entries.next() else {
+                self.current = None;
+                continue;
+            };
+            let Ok(entry) = entry else { continue };
+            match entry.file_type() {
+                // Levels have names of one or two digits.
+                Ok(kind) if kind.is_dir() && entry.file_name().len() <= 2 => self.waiting.push(entry.path()),
+                Ok(kind) if kind.is_file() => {
+                    files += 1;
+                    self.foreign += u64::from(!visit(zone, &entry.path(), &entry.file_name(), purges));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Looks at a file. False if it is none of Gale's.
+fn visit(zone: &CacheZone, path: &Path, name: &OsStr, purges: bool) -> bool {
+    let name = name.as_bytes();
+    if name.starts_with(b".gale.") {
+        return true;
+    }
+    let Some(id) = name.get(..32).and_then(parse_hex) else { return false };
+    if name.len() > 32 {
+        return remove_abandoned(path, &name[32..]);
+    }
+    if zone.path_of(&id) != path {
+        // Of other levels: nobody finds it there.
+        return false;
+    }
+    if !purges && zone.index.with(&id, |entry| entry.is_some_and(|entry| entry.kind == Kind::Stored)) {
+        return true;
+    }
+    let Ok((header, size)) = read_header(path) else { return true };
+    let header = match header {
+        Ok(header) => header,
+        Err(Unreadable::Foreign) => return false,
+        Err(_) => {
+            let _ = store::remove(path);
+            return true;
+        }
+    };
+    if size != u64::from(header.header_length) + header.body_length {
+        let _ = store::remove(path);
+        return true;
+    }
+    let meta = header.meta;
+    zone.note_number(meta.number);
+    if zone.purges.judge(&meta.key, &meta.tags, meta.number) == Verdict::Gone {
+        if zone.index.remove(&id, |entry| entry.number <= meta.number).is_some() || purges {
+            let _ = store::remove(path);
+        }
+        return true;
+    }
+    if purges {
+        return true;
+    }
+    zone.counters.loaded.fetch_add(1, Relaxed);
+    let now = unix_now();
+    if meta.status == 0 {
+        zone.note_vary(&id, &meta.variant, meta.variant_number, now);
+        return true;
+    }
+    let mut entry = Entry::new(id, Kind::Stored, now);
+    (entry.number, entry.size) = (meta.number, size);
+    entry.set_lifetime(&meta.lifetime);
+    zone.put(entry);
+    true
+}
+
+type HeaderRead = (Result<format::Header, Unreadable>, u64);
+
+fn read_header(path: &Path) -> io::Result<HeaderRead> {
+    use std::os::unix::fs::FileExt;
+    let file = File::open(path)?;
+    let size = file.metadata()?.len();
+    let mut bytes = vec![0; HEADER_READ.min(size as usize)];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(match format::decode(&bytes) {
+        Err(Unreadable::Longer(length)) if length as u64 <= size => {
+            bytes.resize(length, 0);
+            file.read_exact_at(&mut bytes, 0)?;
+            (format::decode(&bytes), size)
+        }
+        read => (read, size),
+    })
+}
+
+/// Removes what a process has begun that is no more. False if it is no file of ours.
+fn remove_abandoned(path: &Path, suffix: &[u8]) -> bool {
+    let is_temporary = suffix.len() == 11 && suffix[0] == b'.' && suffix[1..].iter().all(u8::is_ascii_digit);
+    if !is_temporary || !store::is_ours(path).unwrap_or(false) {
+        return false;
+    }
+    let modified = fs::metadata(path).and_then(|metadata| metadata.modified());
+    let age = modified.ok().and_then(|modified| SystemTime::now().duration_since(modified).ok());
+    if age.is_some_and(|age| age >= ABANDONED_AFTER) {
+        let _ = fs::remove_file(path);
+    }
+    true
+}

@@ -1,0 +1,727 @@
+//! A cache, by the name of its zone: the index, what is being fetched, what was purged, and how the disk is.
+//!
+//! It belongs to the process and goes on over reloads. Nothing here waits: files are the work of pools, whose tasks
+//! tell by [`Disk`] how they fared. What the index has is checked against the file when that is opened, so that neither
+//! a lost nor a foreign file is ever served.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bstr::BString;
+use gale_base::os_error::OsErrorText;
+use gale_runtime::files::likely_device;
+use gale_runtime::{Bytes, Moment, ThreadPool, default_pool};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+
+use super::fill::{Fill, Stage};
+use super::format::Meta;
+use super::index::{Entry, Evicted, Index, Kind, seconds};
+use super::journal::Record;
+use super::key::{Id, path_of};
+use super::purges::{Purges, Verdict};
+use super::settings::{PathOptions, Place};
+use super::store;
+
+/// Most lists of field names in `Vary` that a cache tells apart.
+const VARY_LISTS_MAX: usize = 4096;
+
+/// Most bytes that wait in memory until they are in files: beyond, what comes is not stored.
+const UNSTORED_BYTES_MAX: u64 = 128 << 20;
+
+/// Most bytes of changes that wait for the journal: beyond, it is written anew.
+const CHANGES_MAX: usize = 16 << 20;
+
+/// How many entries go at most for one that comes.
+const SHRINK_AT_ONCE: u64 = 16;
+
+/// How many requests are told that the journal was read; the others wait as long as they may.
+const WAITING_MAX: usize = 4096;
+
+/// Parts of the table of fills.
+const FILL_SHARDS: usize = 16;
+
+/// For how long nobody waits for what came and may not be stored.
+const UNCACHEABLE_SECONDS: u64 = 10;
+
+/// See the file's head.
+pub struct CacheZone {
+    /// The name of the zone.
+    pub name: BString,
+    /// Where its files are.
+    pub place: Place,
+    /// Its entries.
+    pub index: Index,
+    /// What was purged.
+    pub purges: Purges,
+    /// What it has done.
+    pub counters: Counters,
+    /// How its disk is.
+    pub disk: Disk,
+    options: RwLock<Arc<PathOptions>>,
+    fills: [Mutex<HashMap<Id, Arc<Fill>>>; FILL_SHARDS],
+    vary_lists: RwLock<Vec<Arc<[u8]>>>,
+    last_number: AtomicU64,
+    unstored_bytes: AtomicU64,
+    /// The index does not know all files yet.
+    is_cold: AtomicBool,
+    turn: AtomicU64,
+    last_failure: Mutex<Option<String>>,
+    journal: Mutex<Journal>,
+    journal_turn: Mutex<()>,
+    is_ready: AtomicBool,
+    waiting: Mutex<Vec<Waker>>,
+}
+
+/// What is to be written to the journal.
+#[derive(Default)]
+struct Journal {
+    /// This process writes it.
+    is_written: bool,
+    changes: Vec<u8>,
+    /// How many records it has.
+    records: u64,
+}
+
+/// What a cache has done, since the process began.
+#[derive(Default, Debug)]
+pub struct Counters {
+    /// Answered out of the cache.
+    pub hits: AtomicU64,
+    /// Not in there.
+    pub misses: AtomicU64,
+    /// Too old.
+    pub expired: AtomicU64,
+    /// Too old and used.
+    pub stale: AtomicU64,
+    /// Too old and used, since somebody fetches it.
+    pub updating: AtomicU64,
+    /// Too old, and the server says that nothing has changed.
+    pub revalidated: AtomicU64,
+    /// Not looked for.
+    pub bypassed: AtomicU64,
+    /// Read while somebody else fetched it.
+    pub collapsed: AtomicU64,
+    /// Stored.
+    pub stored: AtomicU64,
+    /// Bytes that were stored.
+    pub stored_bytes: AtomicU64,
+    /// Taken out to make room.
+    pub evicted: AtomicU64,
+    /// What the disk could not do.
+    pub disk_errors: AtomicU64,
+    /// How often a request did not wait any longer for the disk.
+    pub disk_timeouts: AtomicU64,
+    /// Files that the loader has found.
+    pub loaded: AtomicU64,
+}
+
+/// How a cache's disk is: whether requests should wait for it at all.
+#[derive(Default)]
+pub struct Disk {
+    /// Since when nothing has come back from it, as nanoseconds; 0 if it is well.
+    silent_since: AtomicU64,
+    next_try: AtomicU64,
+}
+
+/// How often a disk that does not answer is tried.
+const TRY_EVERY: Duration = Duration::from_secs(1);
+
+impl Disk {
+    /// Whether a request may wait for it. While it does not answer, one in a second tries.
+    pub fn may_try(&self, now: Moment) -> bool {
+        if self.silent_since.load(Relaxed) == 0 {
+            return true;
+        }
+        let (now, next) = (now.as_nanos(), self.next_try.load(Relaxed));
+        let then = now + TRY_EVERY.as_nanos() as u64;
+        now >= next && self.next_try.compare_exchange(next, then, Relaxed, Relaxed).is_ok()
+    }
+
+    /// It has answered.
+    pub fn note_alive(&self) {
+        if self.silent_since.load(Relaxed) != 0 {
+            self.silent_since.store(0, Relaxed);
+        }
+    }
+
+    /// A request has waited as long as it may. True if that is news.
+    pub fn note_silent(&self, now: Moment) -> bool {
+        let now = now.as_nanos().max(1);
+        self.next_try.store(now + TRY_EVERY.as_nanos() as u64, Relaxed);
+        self.silent_since.compare_exchange(0, now, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Whether it answers.
+    pub fn is_well(&self) -> bool {
+        self.silent_since.load(Relaxed) == 0
+    }
+}
+
+/// What there is under a name.
+pub enum Lookup {
+    /// It is coming, or was just here and is not in its file yet.
+    Coming(Arc<Fill>),
+    /// There is a file.
+    Entry(Entry),
+    /// The server failed with this status a moment ago.
+    Error(u16),
+    /// It depends on the request: on these fields, with this number.
+    Varies(Arc<[u8]>, u64),
+    /// There is nothing. How often it was asked for; whether it is known that it may not be stored.
+    Nothing {
+        /// This time included.
+        uses: u64,
+        /// Nobody should wait for another's answer.
+        is_uncacheable: bool,
+    },
+}
+
+impl CacheZone {
+    /// An empty one, whose index takes at most `bytes`.
+    pub fn new(name: BString, place: Place, options: PathOptions, bytes: usize) -> CacheZone {
+        CacheZone {
+            name,
+            place,
+            index: Index::new(bytes),
+            purges: Purges::default(),
+            counters: Counters::default(),
+            disk: Disk::default(),
+            options: RwLock::new(Arc::new(options)),
+            fills: Default::default(),
+            vary_lists: RwLock::default(),
+            last_number: AtomicU64::new(0),
+            unstored_bytes: AtomicU64::new(0),
+            is_cold: AtomicBool::new(true),
+            turn: AtomicU64::new(0),
+            last_failure: Mutex::default(),
+            journal: Mutex::default(),
+            journal_turn: Mutex::default(),
+            is_ready: AtomicBool::new(false),
+            waiting: Mutex::default(),
+        }
+    }
+
+    /// The parameters now.
+    pub fn options(&self) -> Arc<PathOptions> {
+        Arc::clone(&self.options.read())
+    }
+
+    /// From now on these are the parameters.
+    pub fn set_options(&self, options: PathOptions) {
+        *self.options.write() = Arc::new(options);
+    }
+
+    /// Tells caches apart.
+    pub fn identity(self: &Arc<Self>) -> usize {
+        Arc::as_ptr(self) as usize
+    }
+
+    /// Whether there may be files that the index does not know.
+    pub fn is_cold(&self) -> bool {
+        self.is_cold.load(Relaxed)
+    }
+
+    /// Whether the index knows all files.
+    pub fn set_cold(&self, is_cold: bool) {
+        self.is_cold.store(is_cold, Relaxed);
+    }
+
+    /// The journal was read: what was purged is known.
+    pub fn set_ready(&self) {
+        self.is_ready.store(true, Release);
+        let wakers = std::mem::take(&mut *self.waiting.lock());
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether files may be served.
+    pub fn is_ready(&self) -> bool {
+        self.is_ready.load(Acquire)
+    }
+
+    /// Ready when files may be served.
+    pub fn poll_ready(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut waiting = self.waiting.lock();
+        if self.is_ready() {
+            return Poll::Ready(());
+        }
+        if waiting.len() < WAITING_MAX {
+            waiting.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// A number that is larger than those before, also than those of earlier processes unless the clock was set back
+    /// while none ran.
+    pub fn next_number(&self) -> u64 {
+        let now = gale_runtime::wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+        let next = |last: u64| Some(now.max(last + 1));
+        self.last_number.fetch_update(Relaxed, Relaxed, next).map_or(now, |last| now.max(last + 1))
+    }
+
+    /// There is an entry with this number.
+    pub fn note_number(&self, number: u64) {
+        self.last_number.fetch_max(number, Relaxed);
+    }
+
+    /// The file of an entry.
+    pub fn path_of(&self, id: &Id) -> PathBuf {
+        path_of(&self.place.path, &self.place.levels, id)
+    }
+
+    /// What there is under this name. It counts as asked for.
+    pub fn look(&self, id: &Id, now: u64) -> Lookup {
+        if let Some(fill) = self.fill(id)
+            && fill.can_be_read()
+            && !fill.is_purged()
+        {
+            return Lookup::Coming(fill);
+        }
+        match self.index.touch(id, now) {
+            None => {
+                // As nginx: whoever asks is counted.
+                self.put(Entry { uses: 1, ..Entry::new(*id, Kind::Counted, now) });
+                Lookup::Nothing { uses: 1, is_uncacheable: false }
+            }
+            Some(entry) => match entry.kind {
+                Kind::Stored => Lookup::Entry(entry),
+                Kind::Error(status) if entry.is_fresh(now) => Lookup::Error(status),
+                Kind::Varies(list) => match self.vary_lists.read().get(list as usize) {
+                    Some(names) => Lookup::Varies(Arc::clone(names), entry.number),
+                    None => Lookup::Nothing { uses: entry.uses.into(), is_uncacheable: false },
+                },
+                kind => {
+                    let is_uncacheable = kind == Kind::Uncacheable && entry.is_fresh(now);
+                    Lookup::Nothing { uses: entry.uses.into(), is_uncacheable }
+                }
+            },
+        }
+    }
+
+    /// What is being fetched under this name.
+    pub fn fill(&self, id: &Id) -> Option<Arc<Fill>> {
+        self.fills_of(id).lock().get(id).cloned()
+    }
+
+    /// Begins to fetch something, unless somebody does who has not taken longer than `age_max` yet: that one is
+    /// returned.
+    ///
+    /// # Errors
+    /// Somebody fetches it.
+    pub fn begin(self: &Arc<Self>, id: Id, now: Moment, age_max: Duration) -> Result<Lead, Arc<Fill>> {
+        let mut fills = self.fills_of(&id).lock();
+        if let Some(fill) = fills.get(&id)
+            && now.since(fill.began) < age_max
+            && !fill.is_purged()
+            && match fill.stage() {
+                Stage::Asking | Stage::Coming(..) => true,
+                Stage::Whole(meta) => meta.lifetime.is_fresh(gale_runtime::wall_seconds()),
+                Stage::Broken | Stage::Nothing => false,
+            }
+        {
+            return Err(Arc::clone(fill));
+        }
+        let fill = Arc::new(Fill::new(id, self.next_number(), now));
+        fills.insert(id, Arc::clone(&fill));
+        drop(fills);
+        Ok(Lead { zone: Arc::clone(self), fill, id, is_listed: true, has_begun: false })
+    }
+
+    /// Begins to fetch something that others may be fetching, too.
+    pub fn begin_beside(self: &Arc<Self>, id: Id, now: Moment) -> Lead {
+        match self.begin(id, now, Duration::MAX) {
+            Ok(lead) => lead,
+            Err(_) => {
+                let fill = Arc::new(Fill::new(id, self.next_number(), now));
+                Lead { zone: Arc::clone(self), fill, id, is_listed: false, has_begun: false }
+            }
+        }
+    }
+
+    /// Whether there is a file, and fresh: what somebody else has fetched a moment ago.
+    pub fn has_fresh(&self, id: &Id, now: u64) -> bool {
+        self.index.with(id, |entry| entry.is_some_and(|entry| entry.kind == Kind::Stored && entry.is_fresh(now)))
+    }
+
+    /// Whether this process manages the directory: it writes the journal.
+    pub fn set_managed(&self, is_managed: bool) {
+        self.journal.lock().is_written = is_managed;
+    }
+
+    /// Notes a change for the journal.
+    fn note_change(&self, record: &Record) {
+        let mut journal = self.journal.lock();
+        if journal.is_written && journal.changes.len() < CHANGES_MAX {
+            record.write(&mut journal.changes);
+            journal.records += 1;
+        }
+    }
+
+    /// The right to write the file of the journal: one after the other.
+    pub fn journal_turn(&self) -> MutexGuard<'_, ()> {
+        self.journal_turn.lock()
+    }
+
+    /// What is to be appended to the journal.
+    pub fn take_changes(&self) -> Vec<u8> {
+        std::mem::take(&mut self.journal.lock().changes)
+    }
+
+    /// Whether the journal has much that counts no more.
+    pub fn journal_is_long(&self) -> bool {
+        let journal = self.journal.lock();
+        journal.records > 2 * self.index.stored() + 10_000 || journal.changes.len() >= CHANGES_MAX
+    }
+
+    /// The journal was written anew, with so many records.
+    pub fn note_journal(&self, records: u64) {
+        self.journal.lock().records = records;
+    }
+
+    /// An entry as the journal has it.
+    pub fn record_of(&self, entry: &Entry) -> Option<Record> {
+        match entry.kind {
+            Kind::Varies(list) => {
+                let names = self.vary_lists.read().get(list as usize)?.to_vec();
+                Some(Record::Varies { id: entry.id, number: entry.number, names })
+            }
+            _ => Record::of_entry(entry),
+        }
+    }
+
+    /// Does again what the journal says.
+    pub fn replay(&self, record: Record, now: u64) {
+        match record {
+            Record::Stored { id, number, size, times, must_revalidate } => {
+                self.note_number(number);
+                let known = self.index.with(&id, |entry| entry.is_some_and(|entry| entry.number > number));
+                if !known {
+                    let mut entry = Entry::new(id, Kind::Stored, now);
+                    (entry.number, entry.size, entry.must_revalidate) = (number, size, must_revalidate);
+                    [entry.fresh_until, entry.stale_while_revalidate, entry.stale_if_error, _] = times;
+                    // Hits are not in the journal, so it counts as asked for now: what nobody wants goes when it has
+                    // been here for `inactive` again.
+                    // What does not fit stays on disk for the loader.
+                    self.index.insert(entry);
+                }
+            }
+            Record::Varies { id, number, names } => {
+                self.note_number(number);
+                self.note_vary(&id, &names, number, now);
+            }
+            Record::Gone(id) => _ = self.index.remove(&id, |_| true),
+            Record::PurgedTag { tag, number, is_soft } => {
+                self.note_number(number);
+                self.purges.add_tag(tag, number, is_soft);
+            }
+            Record::PurgedPrefix { prefix, number, is_soft } => {
+                self.note_number(number);
+                self.purges.add_prefix(&prefix, number, is_soft);
+            }
+        }
+    }
+
+    /// Purges all that has a tag, or whose key begins so.
+    pub fn purge_all(&self, records: impl IntoIterator<Item = Record>) {
+        for record in records {
+            self.note_change(&record);
+            self.replay(record, 0);
+        }
+    }
+
+    /// Has the files of entries removed that a service has taken out.
+    pub fn remove_evicted(&self, gone: Vec<Evicted>) {
+        self.remove_files(gone, None);
+    }
+
+    /// Puts an entry into the index; what has to make room goes.
+    pub fn put(&self, entry: Entry) {
+        if let Some(record) = self.record_of(&entry) {
+            self.note_change(&record);
+        }
+        let gone = self.index.insert(entry);
+        self.counters.evicted.fetch_add(gone.len() as u64, Relaxed);
+        self.remove_files(gone, None);
+    }
+
+    /// Something that was fetched is in its file, of this length. False, and the file goes, if it was purged meanwhile.
+    pub fn commit(&self, fill: &Fill, id: &Id, meta: &Meta, size: u64, now: u64) -> bool {
+        let is_purged = fill.is_purged()
+            || self.purges.judge(&meta.key, &meta.tags, meta.number) == Verdict::Gone
+            || !self.is_variant_valid(meta);
+        if is_purged {
+            self.remove_files(vec![Evicted { id: *id, size, number: meta.number }], None);
+        } else {
+            let is_superseded =
+                self.index.with(id, |entry| entry.is_some_and(|e| e.kind == Kind::Stored && e.number > meta.number));
+            if !is_superseded {
+                let mut entry = Entry::new(*id, Kind::Stored, now);
+                (entry.number, entry.size) = (meta.number, size);
+                entry.set_lifetime(&meta.lifetime);
+                self.put(entry);
+            }
+            // `max_size` holds at once, not when the manager comes.
+            self.shrink(SHRINK_AT_ONCE);
+            self.counters.stored.fetch_add(1, Relaxed);
+            self.counters.stored_bytes.fetch_add(size, Relaxed);
+        }
+        self.end(fill, id);
+        !is_purged
+    }
+
+    /// Whether the key that a variant belongs to still has variants of this number.
+    fn is_variant_valid(&self, meta: &Meta) -> bool {
+        meta.variant.is_empty() || {
+            let primary = super::key::id_of(&meta.key);
+            let number = meta.variant_number;
+            self.index
+                .with(&primary, |entry| entry.is_some_and(|e| matches!(e.kind, Kind::Varies(_)) && e.number == number))
+        }
+    }
+
+    /// Something could not be stored.
+    pub fn note_store_failure(&self, path: &Path, error: &std::io::Error) {
+        self.counters.disk_errors.fetch_add(1, Relaxed);
+        let mut last = self.last_failure.lock();
+        *last = Some(format!("\"{}\" could not be stored {}", path.display(), OsErrorText(error)));
+    }
+
+    /// What could not be stored last, since this was asked before.
+    pub fn take_store_failure(&self) -> Option<String> {
+        self.last_failure.lock().take()
+    }
+
+    /// A fill is over: it is looked for no more.
+    pub fn end(&self, fill: &Fill, id: &Id) {
+        let mut fills = self.fills_of(id).lock();
+        if fills.get(id).is_some_and(|listed| std::ptr::eq(&**listed, fill)) {
+            fills.remove(id);
+        }
+    }
+
+    /// The number of a list of field names in `Vary`; `None` if there are too many.
+    pub fn vary_list(&self, names: &[u8]) -> Option<u32> {
+        let find = |lists: &[Arc<[u8]>]| lists.iter().position(|list| **list == *names).map(|place| place as u32);
+        if let Some(place) = find(&self.vary_lists.read()) {
+            return Some(place);
+        }
+        let mut lists = self.vary_lists.write();
+        find(&lists).or_else(|| {
+            (lists.len() < VARY_LISTS_MAX).then(|| {
+                lists.push(names.into());
+                (lists.len() - 1) as u32
+            })
+        })
+    }
+
+    /// Notes that what a key stands for depends on these fields. Returns the number that variants' names are made of.
+    pub fn note_vary(&self, primary: &Id, names: &[u8], number: u64, now: u64) -> Option<u64> {
+        let list = self.vary_list(names)?;
+        let known = self.index.with(primary, |entry| match entry {
+            Some(entry) if entry.kind == Kind::Varies(list) => Some(entry.number),
+            _ => None,
+        });
+        if known.is_some() {
+            return known;
+        }
+        if let Some(before) = self.index.remove(primary, |_| true) {
+            self.remove_files(Evicted::of_entry(&before).into_iter().collect(), None);
+        }
+        let mut entry = Entry::new(*primary, Kind::Varies(list), now);
+        entry.number = number;
+        self.put(entry);
+        Some(number)
+    }
+
+    /// The server failed with this status, which holds for so many seconds.
+    pub fn note_error(&self, id: &Id, status: u16, valid: u32, now: u64) {
+        self.note(id, Kind::Error(status), now + u64::from(valid), now);
+    }
+
+    /// What came may not be stored.
+    pub fn note_uncacheable(&self, id: &Id, now: u64) {
+        self.note(id, Kind::Uncacheable, now + UNCACHEABLE_SECONDS, now);
+    }
+
+    fn note(&self, id: &Id, kind: Kind, until: u64, now: u64) {
+        let is_kept = self.index.with(id, |entry| match entry {
+            Some(entry) if matches!(entry.kind, Kind::Stored | Kind::Varies(_)) => true,
+            Some(entry) => {
+                (entry.kind, entry.fresh_until) = (kind, seconds(until));
+                true
+            }
+            None => false,
+        });
+        if !is_kept {
+            self.put(Entry { fresh_until: seconds(until), ..Entry::new(*id, kind, now) });
+        }
+    }
+
+    /// An entry has another lifetime, and a file of another length.
+    pub fn renew(&self, id: &Id, meta: &Meta, size: Option<u64>) {
+        let before = self.index.with(id, |entry| {
+            let entry = entry.filter(|entry| entry.kind == Kind::Stored && entry.number == meta.number)?;
+            entry.set_lifetime(&meta.lifetime);
+            Some(entry.clone())
+        });
+        if let (Some(before), Some(size)) = (before, size)
+            && size != before.size
+        {
+            self.put(Entry { size, ..before });
+        }
+    }
+
+    /// A file is not there, or none to be used: the entry goes. The file is nobody's to remove.
+    pub fn forget(&self, id: &Id, number: u64) {
+        self.index.remove(id, |entry| entry.kind == Kind::Stored && entry.number == number);
+    }
+
+    /// Purges what is stored under a key, and what is being fetched. False if there was nothing.
+    pub fn purge_key(&self, id: &Id, is_soft: bool, pool: Option<&ThreadPool>) -> bool {
+        let fill = self.fill(id);
+        if let Some(fill) = &fill {
+            fill.purge();
+        }
+        if is_soft {
+            let softened = self.index.with(id, |entry| match entry {
+                Some(entry) if entry.kind == Kind::Stored => {
+                    entry.fresh_until = 0;
+                    true
+                }
+                _ => false,
+            });
+            if softened {
+                return true;
+            }
+        }
+        let removed = self.index.remove(id, |entry| matches!(entry.kind, Kind::Stored | Kind::Varies(_)));
+        let had_any = removed.is_some() || fill.is_some_and(|fill| !matches!(fill.stage(), Stage::Nothing));
+        let gone = removed.as_ref().and_then(Evicted::of_entry);
+        self.remove_files(gone.into_iter().collect(), pool);
+        had_any
+    }
+
+    /// Makes room for what is too much for `max_size`: at most so many files. Returns how many went.
+    pub fn shrink(&self, most: u64) -> u64 {
+        let max_size = self.options().max_size;
+        let mut count = 0;
+        while count < most && self.index.bytes() > max_size && self.evict_one() {
+            count += 1;
+        }
+        count
+    }
+
+    /// Takes one entry out. False if there is none.
+    pub fn evict_one(&self) -> bool {
+        let turn = self.turn.fetch_add(1, Relaxed) as usize;
+        let evicted = self.index.evict(turn);
+        let found = evicted.is_some();
+        self.counters.evicted.fetch_add(u64::from(found), Relaxed);
+        self.remove_files(evicted.into_iter().collect(), None);
+        found
+    }
+
+    /// Has a pool remove files of entries that are in the index no more.
+    pub fn remove_files(&self, gone: Vec<Evicted>, pool: Option<&ThreadPool>) {
+        if gone.is_empty() {
+            return;
+        }
+        for evicted in &gone {
+            self.note_change(&Record::Gone(evicted.id));
+        }
+        let paths: Vec<PathBuf> = gone.iter().map(|evicted| self.path_of(&evicted.id)).collect();
+        let pool = pool.cloned().unwrap_or_else(default_pool);
+        // Refused, the files stay until the loader finds them or others take their places.
+        let _ = pool.detach(likely_device(&self.place.path).writes(), move || {
+            for path in paths {
+                let _ = store::remove(&path);
+            }
+        });
+    }
+
+    /// Takes so many bytes of what may wait in memory to be stored. `None`: there is too much of it.
+    pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reserved> {
+        let before = self.unstored_bytes.fetch_add(bytes, Relaxed);
+        let reserved = Reserved { zone: Arc::clone(self), bytes };
+        (before + bytes <= UNSTORED_BYTES_MAX).then_some(reserved)
+    }
+
+    fn fills_of(&self, id: &Id) -> &Mutex<HashMap<Id, Arc<Fill>>> {
+        &self.fills[usize::from(id[15]) % FILL_SHARDS]
+    }
+}
+
+impl Evicted {
+    /// Of an entry that was taken out; `None` if it had no file.
+    pub fn of_entry(entry: &Entry) -> Option<Evicted> {
+        (entry.kind == Kind::Stored).then_some(Evicted { id: entry.id, size: entry.size, number: entry.number })
+    }
+}
+
+/// Bytes that wait in memory to be stored.
+pub struct Reserved {
+    zone: Arc<CacheZone>,
+    bytes: u64,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.zone.unstored_bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// Whoever asks the server for what is to be stored. Dropped before the head has come, it leaves others to ask.
+pub struct Lead {
+    zone: Arc<CacheZone>,
+    fill: Arc<Fill>,
+    id: Id,
+    is_listed: bool,
+    has_begun: bool,
+}
+
+impl Lead {
+    /// The cache.
+    pub fn zone(&self) -> &Arc<CacheZone> {
+        &self.zone
+    }
+
+    /// The fill.
+    pub fn fill(&self) -> &Arc<Fill> {
+        &self.fill
+    }
+
+    /// The head has come, of what will be stored under this name: whoever waits, and asks for the same, reads it from
+    /// now on.
+    pub fn begin(mut self, id: Id, meta: Arc<Meta>, length: Option<u64>) -> Arc<Fill> {
+        self.has_begun = true;
+        if self.is_listed && id != self.id {
+            self.zone.end(&self.fill, &self.id);
+        }
+        // The latest counts.
+        self.zone.fills_of(&id).lock().insert(id, Arc::clone(&self.fill));
+        self.fill.begin(meta, length);
+        Arc::clone(&self.fill)
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        if !self.has_begun {
+            if self.is_listed {
+                self.zone.end(&self.fill, &self.id);
+            }
+            self.fill.give_up();
+        }
+    }
+}
+
+/// The bytes of pieces.
+pub fn total(pieces: &[Bytes]) -> u64 {
+    pieces.iter().map(|piece| piece.len() as u64).sum()
+}

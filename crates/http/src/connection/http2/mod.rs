@@ -1,0 +1,313 @@
+//! A connection that speaks HTTP/2 (RFC 9113): its task receives frames, begins requests, and sends what their streams
+//! have.
+//!
+//! ```text
+//!   socket ─► input ─► codec ─► requests (request.rs) ─► phases ─► Stream (stream.rs, an Exchange)
+//!                        │                                          │ heads, at once
+//!                        │ bodies ─► body.rs ─► handlers            │ bodies: a queue for each stream
+//!   socket ◄─ output ◄─ frames ◄────────────────────────────────────┘ ◄─ scheduler (writing.rs)
+//! ```
+//!
+//! Only the connection's task touches the socket. A request that is answered without waiting has no task; one that
+//! waits has one of its own, which ends with the connection. Windows are charged when a frame is built, for streams
+//! with bytes in hand. A response counts as sent when its last frame was built: no more than [`writing::BUILT_MAX`]
+//! bytes wait behind that. Nobody holds a borrow of a state while a request is worked on.
+//!
+//! Bounded are: the streams at once (`http2_max_concurrent_streams`), what clients send before it is read (the windows),
+//! what waits to be sent, reads of files ([`writing::READS_MAX`]), and how often a client may be a nuisance
+//! (`http2_flood_limits`).
+
+mod body;
+mod head;
+mod receiving;
+mod request;
+mod shutdown;
+mod stream;
+mod websocket;
+mod windows;
+mod writing;
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use gale_protocol::http2::{Connection as Codec, Scheduler, StreamId};
+use gale_runtime::{Buffer, Moment, Output, Timer};
+
+use self::receiving::Received;
+use self::shutdown::Shutdown;
+use self::stream::Stream;
+use self::writing::Written;
+use crate::connection::HttpConnection;
+use crate::connection::lingering::Lingering;
+use crate::request::configuration::settings::LingeringClose;
+use crate::request::exchange::Gone;
+
+/// See the file's head.
+pub(crate) struct Http2 {
+    client: Rc<HttpConnection>,
+    /// How much is received at once, in bytes.
+    receive_max: usize,
+    /// The window that its streams begin with, in bytes.
+    stream_window: u32,
+    state: RefCell<State>,
+}
+
+/// What the task of the connection and those of its streams share.
+struct State {
+    codec: Codec,
+    /// The streams whose requests are under way, oldest first.
+    streams: VecDeque<Rc<Stream>>,
+    /// Those that could send something.
+    scheduler: Scheduler,
+    /// Those of which a piece of a file is being read.
+    reading: Vec<StreamId>,
+    /// Some of them are not waited for yet.
+    has_begun_to_read: bool,
+    /// Those that wait until fewer are.
+    waiting_to_read: VecDeque<StreamId>,
+    /// Those that a closed window keeps from sending.
+    blocked: Vec<StreamId>,
+    /// Those that have come to their end without a task.
+    finished: Vec<Rc<Stream>>,
+    /// Frames that were built last.
+    frames: Vec<u8>,
+    /// Frames before them, with the bytes of bodies.
+    output: Output,
+    /// A frame has begun whose rest cannot be had: nothing that follows would be understood.
+    is_broken: bool,
+    /// Since when the socket takes nothing.
+    unsent_since: Moment,
+    /// Since when the rest of a head is waited for.
+    head_since: Moment,
+    /// When the budgets of nuisances are full again.
+    budgets_until: Moment,
+    shutdown: Shutdown,
+    /// `send_timeout` of the response that began last.
+    send_timeout: std::time::Duration,
+    /// The task of the connection, and whether it is that which runs.
+    waker: Option<Waker>,
+    is_polled: bool,
+    timer: Timer,
+}
+
+/// How a connection ends.
+enum Ending {
+    /// At once: there is nobody any more, or nothing that can be told.
+    Close,
+    /// Its client is to get to see what was sent.
+    Linger,
+}
+
+/// Serves a connection from its preface on, of which `input` may have the beginning, to its end.
+pub(super) async fn serve(client: Rc<HttpConnection>, mut input: Buffer) {
+    let Some(http2) = Http2::begin(&client) else { return };
+    let served = Served(Rc::clone(&http2));
+    let ending = poll_fn(|context| http2.poll(&mut input, context)).await;
+    drop(input);
+    http2.say_goodbye();
+    http2.lose_streams();
+    // Some requests outlive their client.
+    poll_fn(|context| http2.poll_streams_ended(context)).await;
+    drop(served);
+    drop(http2);
+    if let Ending::Linger = ending {
+        let configuration = client.next_configuration();
+        let place = client.place(configuration.http());
+        let core = place.map(|place| place.core(configuration.http()));
+        let lingering = core.filter(|core| *core.lingering_close.get() != LingeringClose::Off).map(Lingering::of);
+        drop(configuration);
+        if let Some(lingering) = lingering {
+            client.linger(lingering).await;
+        }
+    }
+}
+
+impl Http2 {
+    /// Our settings are the first to be sent. `None` when the connection has no place in the configuration any more.
+    fn begin(client: &Rc<HttpConnection>) -> Option<Rc<Http2>> {
+        let configuration = client.next_configuration();
+        let http = configuration.http();
+        let place = client.place(http)?;
+        let core = place.core(http);
+        let address = &http.addresses[place.index()].http2;
+        client.set_nodelay(core);
+        let state = State {
+            codec: Codec::server(std::sync::Arc::clone(&address.limits)),
+            streams: VecDeque::new(),
+            scheduler: Scheduler::new(),
+            reading: Vec::new(),
+            has_begun_to_read: false,
+            waiting_to_read: VecDeque::new(),
+            blocked: Vec::new(),
+            finished: Vec::new(),
+            frames: Vec::new(),
+            output: Output::new(),
+            is_broken: false,
+            unsent_since: Moment::NEVER,
+            head_since: Moment::NEVER,
+            budgets_until: Moment::from_nanos(0),
+            shutdown: Shutdown::default(),
+            send_timeout: *core.send_timeout.get(),
+            waker: None,
+            is_polled: false,
+            timer: Timer::new(),
+        };
+        let http2 = Rc::new(Http2 {
+            client: Rc::clone(client),
+            receive_max: address.receive_max,
+            stream_window: address.limits.stream_window,
+            state: RefCell::new(state),
+        });
+        if let Some(number) = client.number_in_list() {
+            client.connections.list_http2(number, &http2);
+        }
+        client.note_idle();
+        Some(http2)
+    }
+
+    /// Receives, answers and sends as far as that needs no waiting; ready when the connection has come to its end.
+    fn poll(self: &Rc<Self>, input: &mut Buffer, context: &mut Context<'_>) -> Poll<Ending> {
+        self.enter(context);
+        let polled = self.poll_all(input, context);
+        self.leave();
+        polled
+    }
+
+    fn poll_all(self: &Rc<Self>, input: &mut Buffer, context: &mut Context<'_>) -> Poll<Ending> {
+        loop {
+            let received = self.receive(input, context);
+            self.poll_shutdown();
+            let written = self.write_all(context);
+            match (&received, written) {
+                (Received::Faulty(fault), Written::All | Written::Blocked) => {
+                    self.note_fault(*fault);
+                    return Poll::Ready(Ending::Linger);
+                }
+                (Received::Ended, _) | (_, Written::Lost) => {
+                    self.note_left();
+                    return Poll::Ready(Ending::Close);
+                }
+                // What it has to say to that was kept for want of room.
+                (Received::Paused, Written::All) => continue,
+                _ => {}
+            }
+            if self.is_done() {
+                return Poll::Ready(Ending::Linger);
+            }
+            self.note_idle_or_not();
+            let is_in_head = matches!(received, Received::Pending) && !input.is_empty();
+            return self.poll_deadlines(is_in_head, context);
+        }
+    }
+
+    /// Reads files and sends, until neither leads on.
+    fn write_all(&self, context: &mut Context<'_>) -> Written {
+        loop {
+            self.take_what_was_read(context);
+            let written = self.write(context);
+            // Ends may have something to say, too; and reads that were begun have to be waited for.
+            if !self.finish_streams() && !self.state.borrow().has_begun_to_read || written == Written::Lost {
+                return written;
+            }
+        }
+    }
+
+    /// There is nobody any more who would get an answer.
+    fn lose_streams(&self) {
+        let streams: Vec<Rc<Stream>> = self.state.borrow().streams.iter().cloned().collect();
+        streams.iter().for_each(|stream| stream.lose(Gone::ByPeer));
+    }
+
+    /// Ready when no request is under way any more.
+    fn poll_streams_ended(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.finish_streams();
+        let state = &mut *self.state.borrow_mut();
+        if state.streams.is_empty() {
+            return Poll::Ready(());
+        }
+        state.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    fn enter(&self, context: &mut Context<'_>) {
+        let state = &mut *self.state.borrow_mut();
+        if state.waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
+            state.waker = Some(context.waker().clone());
+        }
+        state.is_polled = true;
+        if state.frames.capacity() == 0 {
+            state.frames = self.client.connections.take_frames();
+        }
+    }
+
+    fn leave(&self) {
+        let state = &mut *self.state.borrow_mut();
+        state.is_polled = false;
+        if state.frames.is_empty() && state.streams.is_empty() {
+            self.client.connections.give_frames_back(std::mem::take(&mut state.frames));
+        }
+    }
+
+    /// Has the task of the connection run.
+    pub(crate) fn wake(&self) {
+        self.state.borrow_mut().wake();
+    }
+
+    /// The generation of the oldest configuration of a stream.
+    pub(crate) fn oldest_generation(&self) -> Option<u64> {
+        self.state.borrow().streams.iter().map(|stream| stream.generation).min()
+    }
+}
+
+impl State {
+    /// Has the task of the connection run, unless that does.
+    fn wake(&mut self) {
+        if !self.is_polled
+            && let Some(waker) = &self.waker
+        {
+            waker.wake_by_ref();
+        }
+    }
+
+    fn place_of(&self, id: StreamId) -> Option<usize> {
+        self.streams.binary_search_by_key(&id, |stream| stream.id).ok()
+    }
+
+    fn find(&self, id: StreamId) -> Option<&Rc<Stream>> {
+        self.place_of(id).map(|place| &self.streams[place])
+    }
+
+    /// How many bytes wait for the socket.
+    fn unsent_bytes(&self) -> usize {
+        self.output.len_bytes() + self.frames.len()
+    }
+}
+
+/// A connection that is being served. However that ends, its streams end with it.
+struct Served(Rc<Http2>);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let Served(http2) = self;
+        if let Some(number) = http2.client.number_in_list() {
+            http2.client.connections.forget_http2(number);
+        }
+        // After a panic there may be a borrow that never ends.
+        let Ok(state) = http2.state.try_borrow() else { return };
+        let streams: Vec<Rc<Stream>> = state.streams.iter().cloned().collect();
+        drop(state);
+        if !streams.is_empty() && !std::thread::panicking() {
+            http2.say_goodbye();
+        }
+        for stream in streams {
+            stream.lose(Gone::ByPeer);
+            stream.end_with_connection();
+        }
+        // Each holds the connection.
+        let finished = std::mem::take(&mut http2.state.borrow_mut().finished);
+        drop(finished);
+    }
+}

@@ -1,0 +1,218 @@
+//! What a client sends: bytes become events, and these are dealt with one by one.
+
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_protocol::http2::{ConnectionFault, Event, Handled, StreamId};
+use gale_runtime::{Buffer, Bytes};
+
+use super::{Http2, State};
+use crate::request::exchange::Gone;
+
+/// How many requests are begun before other connections have their turn.
+const REQUESTS_PER_TURN: usize = 64;
+
+/// Nothing more is read of a client that does not take what it gets, once so many bytes wait for it: heads and answers
+/// to frames of control, since bodies are bounded by less.
+const UNSENT_MAX: usize = 256 * 1024;
+
+/// How often a client may do what costs more than it is worth is counted anew after so long.
+const BUDGET_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Data are moved instead of copied if there are so many.
+const MOVED_MIN: usize = 2048;
+
+/// What came of receiving.
+pub(super) enum Received {
+    /// Nothing more has come.
+    Pending,
+    /// More may be there, and is looked at in the next turn.
+    Yielded,
+    /// What has come is not looked at before something has left.
+    Paused,
+    /// The client has ended the connection, or it is broken.
+    Ended,
+    /// The client broke a rule, and is told.
+    Faulty(ConnectionFault),
+}
+
+/// What came of a look at the input.
+enum Next {
+    /// An event was dealt with; `true` for a request.
+    Handled(bool),
+    NeedMore,
+    Faulty(ConnectionFault),
+}
+
+impl Http2 {
+    /// Receives and deals with what has come.
+    pub(super) fn receive(self: &Rc<Self>, input: &mut Buffer, context: &mut Context<'_>) -> Received {
+        let mut requests = 0;
+        loop {
+            while !input.is_empty() {
+                if self.state.borrow().unsent_bytes() > UNSENT_MAX {
+                    return Received::Paused;
+                }
+                match self.handle_next(input) {
+                    Next::Handled(is_request) => requests += usize::from(is_request),
+                    Next::NeedMore => break,
+                    Next::Faulty(fault) => return Received::Faulty(fault),
+                }
+                if requests >= REQUESTS_PER_TURN {
+                    context.waker().wake_by_ref();
+                    return Received::Yielded;
+                }
+            }
+            match self.client.stream.poll_recv(context, input, self.receive_max) {
+                Poll::Pending => return Received::Pending,
+                Poll::Ready(Ok(0)) => return Received::Ended,
+                Poll::Ready(Ok(_)) => self.refill_budgets(),
+                Poll::Ready(Err(error)) => {
+                    if error.kind() == io::ErrorKind::OutOfMemory {
+                        let message = "the worker's memory for buffers is exhausted, a connection is closed";
+                        let configuration = self.client.worker().configuration();
+                        configuration.error_log().write(Level::Alert, Some(self.client.info.number), &message);
+                    }
+                    return Received::Ended;
+                }
+            }
+        }
+    }
+
+    fn refill_budgets(&self) {
+        let state = &mut *self.state.borrow_mut();
+        let now = gale_runtime::now();
+        if now >= state.budgets_until {
+            state.budgets_until = now + BUDGET_INTERVAL;
+            state.codec.handle_interval();
+        }
+    }
+
+    /// Deals with the first event of the input.
+    fn handle_next(self: &Rc<Self>, input: &mut Buffer) -> Next {
+        let handled = {
+            let fields = &mut *self.client.connections.fields.borrow_mut();
+            self.state.borrow_mut().codec.handle_input(input.readable(), fields)
+        };
+        let (consumed, event) = match handled {
+            Ok(Handled { consumed, event: Some(event) }) => (consumed, event),
+            Ok(Handled { consumed, event: None }) => {
+                input.consume(consumed);
+                return Next::NeedMore;
+            }
+            Err(fault) => return Next::Faulty(fault),
+        };
+        if let Event::Data { stream, piece, end_stream } = event {
+            input.consume(piece.start);
+            let rest = consumed - piece.end;
+            self.handle_data(stream, input, piece.len(), end_stream);
+            input.consume(rest);
+            return Next::Handled(false);
+        }
+        input.consume(consumed);
+        Next::Handled(self.handle_event(event))
+    }
+
+    /// Says whether it was a request.
+    fn handle_event(self: &Rc<Self>, event: Event) -> bool {
+        match event {
+            Event::Request { stream, end_stream } => {
+                self.begin_request(stream, end_stream, None);
+                return true;
+            }
+            Event::BadRequest { stream, end_stream, refusal } => {
+                self.begin_request(stream, end_stream, Some(refusal));
+                return true;
+            }
+            Event::Trailers { stream } => self.handle_trailers(stream),
+            Event::Reset { stream, .. } => self.lose_stream(stream),
+            Event::Fault { stream, fault } => {
+                self.client.log_connection(Level::Info, format_args!("client sent {fault} in HTTP/2 stream {stream}"));
+                self.lose_stream(stream);
+            }
+            Event::WindowOpened { stream: Some(stream) } => self.state.borrow_mut().unblock(stream),
+            Event::WindowOpened { stream: None } | Event::SettingsReceived => self.state.borrow_mut().unblock_all(),
+            Event::PriorityChanged { stream, priority } => {
+                let state = &mut *self.state.borrow_mut();
+                state.scheduler.reprioritize(stream, priority);
+            }
+            Event::Pong { .. } => self.note_round_trip(),
+            // The windows are as small as we have said, also of streams that were begun before.
+            Event::SettingsAcknowledged => {
+                let state = &mut *self.state.borrow_mut();
+                for stream in state.streams.iter().cloned().collect::<Vec<_>>() {
+                    stream.open_window_again(state);
+                }
+            }
+            Event::GoAway { .. } => {}
+            Event::Data { .. } | Event::Response { .. } => unreachable!("data are dealt with apart, we answer"),
+        }
+        false
+    }
+
+    /// A piece of a body, which is at the beginning of `input` and is taken from there.
+    fn handle_data(&self, id: StreamId, input: &mut Buffer, length: usize, end_stream: bool) {
+        let found = self.state.borrow().find(id).cloned();
+        let Some(stream) = found else {
+            // Nobody wants it any more.
+            input.consume(length);
+            self.state.borrow_mut().codec.release(id, length);
+            return;
+        };
+        let taken = match stream.body_is_empty() && length >= MOVED_MIN {
+            true => input.split_to(length).map(|lease| stream.put_body(Buffer::from(lease))),
+            false => {
+                let appended = stream.append_body(&input.readable()[..length]);
+                input.consume(length);
+                appended
+            }
+        };
+        match taken {
+            Ok(()) => stream.note_body_came(end_stream),
+            Err(_) => stream.fail_body(),
+        }
+    }
+
+    fn handle_trailers(&self, id: StreamId) {
+        let Some(stream) = self.state.borrow().find(id).cloned() else { return };
+        let fields = self.client.connections.fields.borrow();
+        let text = Bytes::copy_from_slice(&fields.text);
+        let part = |range: gale_protocol::Range32| text.slice(range.as_range());
+        let trailers = fields.trailers.iter().map(|field| (part(field.name), part(field.value))).collect();
+        stream.put_trailers(trailers);
+        stream.note_body_came(true);
+    }
+
+    /// The client has given a stream up, or it was reset for what the client did.
+    fn lose_stream(&self, id: StreamId) {
+        let Some(stream) = self.state.borrow().find(id).cloned() else { return };
+        stream.lose(Gone::ByPeer);
+    }
+}
+
+impl State {
+    /// The window of a stream was opened.
+    fn unblock(&mut self, id: StreamId) {
+        if let Some(place) = self.blocked.iter().position(|&blocked| blocked == id) {
+            self.blocked.swap_remove(place);
+            self.resume(id);
+        }
+    }
+
+    /// The window of the connection was opened, or all of them may have been.
+    fn unblock_all(&mut self) {
+        for id in std::mem::take(&mut self.blocked) {
+            self.resume(id);
+        }
+    }
+
+    fn resume(&mut self, id: StreamId) {
+        // Since when it waits counts on until a frame was built.
+        if self.find(id).is_some() {
+            self.scheduler.push(id, self.codec.priority(id));
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Where a request of a stream begins, how it is answered, and how it ends.
+//!
+//! A request is answered at once as far as that needs no waiting; the rest is a task of its own. It is logged when it
+//! ends, however it ends.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_protocol::Offence;
+use gale_protocol::http2::{ErrorCode, Refusal, StreamId};
+use gale_runtime::{Buffer, Moment};
+
+use super::Http2;
+use super::body::RequestBody;
+use super::stream::Stream;
+use super::websocket;
+use crate::request::Request;
+use crate::request::advance::{self, Step};
+use crate::request::begin;
+use crate::request::exchange::Exchange;
+use crate::request::respond::{self, Rest};
+
+/// Streams whose requests are still being ended after the client has reset them, beyond those that it may have open.
+const RESET_STREAMS_MAX: usize = 128;
+
+/// nginx's own status, for the log: the connection ended before there was an answer.
+const CLOSED_UNDER_REQUEST: u16 = 499;
+
+/// How a request goes on that was not answered at once.
+enum Waits {
+    /// It is on its way through the phases.
+    Step(Step),
+    /// The rest of the answer is to be sent.
+    Rest(Rest),
+}
+
+impl Http2 {
+    /// A head has come, and is in the fields of this loop.
+    pub(super) fn begin_request(self: &Rc<Self>, id: StreamId, is_complete: bool, refusal: Option<Refusal>) {
+        let Some((stream, mut request)) = self.take_request(id, is_complete, refusal) else {
+            // Nothing was done about it: the client may try again (RFC 9113, section 8.7).
+            self.state.borrow_mut().codec.reset(id, ErrorCode::REFUSED_STREAM);
+            return;
+        };
+        let offence = match refusal {
+            Some(Refusal::Offence(offence)) => Some(offence),
+            Some(Refusal::Malformed(_)) => Some(Offence::InvalidRequest),
+            None => None,
+        };
+        if let Some(Refusal::Malformed(fault)) = refusal {
+            self.client.log_connection(Level::Info, format_args!("client sent {fault} in HTTP/2 stream {id}"));
+        }
+        let prepared = begin::prepare(&mut request, offence);
+        self.note_request(&request);
+        let mut in_flight = InFlight { stream, request: Some(request) };
+        let step = self.client.enter_phases(in_flight.request(), prepared);
+        let waits = match step {
+            Step::Answer(body) => match respond::start_response(in_flight.request(), body) {
+                Some(rest) => Waits::Rest(rest),
+                None => return in_flight.keep_or_end(),
+            },
+            step => Waits::Step(step),
+        };
+        let stream = Rc::clone(&in_flight.stream);
+        stream.set_task(gale_runtime::spawn(in_flight.go_on(waits)));
+    }
+
+    /// The stream with its request, before anything was decided. `None` where there is no room for it.
+    fn take_request(
+        self: &Rc<Self>,
+        id: StreamId,
+        is_complete: bool,
+        refusal: Option<Refusal>,
+    ) -> Option<(Rc<Stream>, Box<Request>)> {
+        let client = &self.client;
+        let configuration = client.next_configuration();
+        let http = configuration.http();
+        let place = client.place(http)?;
+        let streams_max = http.addresses[place.index()].http2.limits.concurrent_streams_max as usize;
+        if self.state.borrow().streams.len() >= streams_max.saturating_add(RESET_STREAMS_MAX) {
+            return None;
+        }
+        let server = client.first_server(http, place);
+        let fields = &mut *client.connections.fields.borrow_mut();
+        let mut head = Buffer::new();
+        head.append(&fields.text).ok()?;
+        let mut request = client.worker().take_request();
+        std::mem::swap(request.parsed_mut(), &mut fields.request);
+        if refusal.is_none() && websocket::translate(request.parsed_mut(), &mut head).is_err() {
+            client.worker().give_back(request);
+            return None;
+        }
+        let body = RequestBody::new(&request.parsed, head.readable(), is_complete);
+        request.set_head(head);
+        let stream = Stream::new(Rc::clone(self), id, http.generation, refusal, body);
+        request.place = place.index();
+        request.started = gale_runtime::now();
+        request.begin(Rc::clone(&configuration), Rc::clone(&stream) as Rc<dyn Exchange>, server);
+        client.info.requests.set(client.info.requests.get() + 1);
+        request.number_on_connection = client.info.requests.get();
+        client.worker().common.counters.begin_request();
+        client.idle_since.set(Moment::NEVER);
+        self.state.borrow_mut().streams.push_back(Rc::clone(&stream));
+        Some((stream, request))
+    }
+
+    /// What the request's server says of the connection: how long it may be idle, and whether it has served enough.
+    fn note_request(&self, request: &Request) {
+        let core = &request.scope().core;
+        let idle_max = core.keepalive_timeout.get().idle;
+        self.client.idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));
+        let age = gale_runtime::now().since(self.client.info.accepted);
+        let has_served_enough = request.number_on_connection >= *core.keepalive_requests.get()
+            || age > *core.keepalive_time.get()
+            || idle_max == Duration::ZERO;
+        if has_served_enough {
+            self.state.borrow_mut().shutdown.want();
+        }
+    }
+
+    /// Ends what was answered without a task, now that the answer has left. Says whether something was.
+    pub(super) fn finish_streams(&self) -> bool {
+        let mut has_ended = false;
+        loop {
+            let finished = std::mem::take(&mut self.state.borrow_mut().finished);
+            if finished.is_empty() {
+                return has_ended;
+            }
+            has_ended = true;
+            for stream in finished {
+                let request = stream.take_kept();
+                drop(InFlight { stream, request });
+            }
+        }
+    }
+
+    /// A request has ended; its stream is of no use any more.
+    fn end(&self, stream: &Stream) {
+        let state = &mut *self.state.borrow_mut();
+        if let Some(place) = state.place_of(stream.id) {
+            state.streams.remove(place);
+        }
+        let is_complete = stream.is_complete();
+        match stream.malformed() {
+            Some(refusal) => state.codec.reset_refused(stream.id, refusal),
+            // The answer is there: what the client still sends interests nobody (RFC 9113, section 8.1).
+            None if is_complete => state.codec.reset(stream.id, ErrorCode::NO_ERROR),
+            None => state.codec.reset(stream.id, ErrorCode::INTERNAL_ERROR),
+        }
+        state.wake();
+    }
+}
+
+impl Stream {
+    /// The connection ends: so does the request, with its task.
+    pub(super) fn end_with_connection(self: Rc<Self>) {
+        if let Some(task) = self.take_task() {
+            gale_runtime::abort(task);
+        }
+        let request = self.take_kept();
+        if request.is_some() {
+            drop(InFlight { stream: self, request });
+        }
+    }
+}
+
+/// A request on its way. It is logged when it ends, however it ends: also when the connection is closed under it.
+struct InFlight {
+    stream: Rc<Stream>,
+    request: Option<Box<Request>>,
+}
+
+impl InFlight {
+    fn request(&mut self) -> &mut Request {
+        self.request.as_mut().expect("there until it ends")
+    }
+
+    /// It was answered: it ends when the answer has left, which may be so already.
+    fn keep_or_end(mut self) {
+        if !self.stream.is_over()
+            && let Some(request) = self.request.take()
+        {
+            self.stream.keep(request);
+        }
+    }
+
+    /// Waits, answers, and waits until the answer has left.
+    async fn go_on(mut self, waits: Waits) {
+        let is_answered = match waits {
+            Waits::Step(step) => respond::finish_and_send(self.request(), step).await,
+            Waits::Rest(rest) => {
+                rest.send(self.request()).await;
+                true
+            }
+        };
+        if is_answered {
+            // Whether it is whole shows in the stream.
+            let _ = poll_fn(|context| self.stream.poll_sent(context)).await;
+        } else {
+            self.stream.abort();
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        // Kept with its stream.
+        let Some(mut request) = self.request.take() else { return };
+        let http2 = Rc::clone(&self.stream.connection);
+        http2.client.worker().common.counters.end_request();
+        self.stream.take_task();
+        http2.end(&self.stream);
+        // After a panic nothing in the request is relied on; the panic itself is logged.
+        if std::thread::panicking() {
+            return;
+        }
+        let (is_started, failure) =
+            self.stream.with_response(|response| (response.is_started, response.failure.take()));
+        if let Some(error) = failure {
+            request.log(error.level(), format_args!("{error}"));
+        }
+        if request.response.status == 0 && !is_started {
+            request.response.status = CLOSED_UNDER_REQUEST;
+        }
+        advance::log(&mut request);
+        http2.client.worker().give_back(request);
+    }
+}

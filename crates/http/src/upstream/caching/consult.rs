@@ -1,0 +1,677 @@
+//! Asks the cache before a server is asked.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_engine::configuration::ZoneRef;
+use gale_protocol::request::{KnownHeader, Method};
+use gale_protocol::response::ResponseField;
+use gale_runtime::files::likely_device;
+use gale_runtime::{Moment, Timer, default_pool, files, timeout};
+
+use super::receive::{announced_length, hot_of};
+use super::serve::{Serving, serve_fill, serve_hot};
+use super::{CacheNote, CacheStatus, Caching, Update, purge};
+use crate::cache::CacheZone;
+use crate::cache::fill::{Fill, Stage};
+use crate::cache::format::Meta;
+use crate::cache::index::{Entry, Kind};
+use crate::cache::key::{Id, KEY_BYTES_MAX, id_of, variant_id};
+use crate::cache::memory::{self, Hot, HotBody, LOOK_AGAIN};
+use crate::cache::policy::vary::append_variant;
+use crate::cache::policy::{RequestDirectives, Rules, current_age};
+use crate::cache::purges::Verdict;
+use crate::cache::settings::{CacheChoice, CachePath, CacheSettings, holds};
+use crate::cache::store::{self, OpenError};
+use crate::cache::zone::Lookup;
+use crate::request::Request;
+use crate::request::phases::Flow;
+use crate::request::subrequest;
+use crate::upstream::settings::RetryOn;
+
+/// What came of asking.
+pub enum Consulted {
+    /// The request has its answer.
+    Answer(Flow),
+    /// A server is asked; what comes is for the cache, if it is there.
+    Ask(Option<Box<Caching>>),
+}
+
+/// How many times a request looks again because what it waited for came to nothing.
+const LOOKS_MAX: u32 = 8;
+
+/// Answers out of what this worker has in memory, without waiting; `None`: not so.
+pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
+    let settings = &serving.settings.cache;
+    let CacheChoice::Zone(zone) = settings.choice.get_opt()? else { return None };
+    let is_plain = matches!(request.method(), Method::Get | Method::Head)
+        && settings.bypass.get().is_empty()
+        && settings.purge.get().is_empty()
+        && !settings.conformance.get().rules().obeys_requests
+        && !request.notes.has::<Update>();
+    if !is_plain {
+        return None;
+    }
+    let zone = Arc::clone(&zone.cache);
+    let key = settings.key.get_opt()?.template.text(request).into_owned();
+    let primary = id_of(&key);
+    let mut id = primary;
+    let now = gale_runtime::wall_seconds();
+    let varies = zone.index.with(&primary, |entry| match entry {
+        Some(Entry { kind: Kind::Varies(list), number, .. }) => Some((*list, *number)),
+        _ => None,
+    });
+    if varies.is_some() {
+        let Lookup::Varies(names, number) = zone.look(&primary, now) else { return None };
+        id = variant_id(&primary, number, &variant_of(request, &names));
+    }
+    let hot = memory::find(zone.identity(), &id).filter(|hot| *hot.meta.key == *key)?;
+    if hot.meta.is_head_only && !request.is_head() {
+        return None;
+    }
+    let is_fresh = |entry: Option<&mut Entry>| {
+        entry.is_some_and(|entry| entry.kind == Kind::Stored && entry.number == hot.meta.number && entry.is_fresh(now))
+    };
+    if !zone.index.with(&id, is_fresh)
+        || judge_purges(&zone, &hot.meta) != Verdict::Valid
+        || !is_still_there(&zone, &id, &hot)
+    {
+        return None;
+    }
+    zone.index.touch(&id, now);
+    request.notes.put(CacheNote { key: key.into(), ..CacheNote::default() });
+    Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Hit))
+}
+
+/// Asks the cache that the location has.
+pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
+    if let Some(Update(caching)) = request.notes.take::<Update>() {
+        prepare_to_ask(request, serving, &caching, CacheStatus::Expired);
+        return Consulted::Ask(Some(caching));
+    }
+    request.notes.take::<CacheNote>();
+    let settings = &serving.settings.cache;
+    let zone = match choose(request, settings) {
+        Ok(Some(zone)) => zone,
+        Ok(None) => return Consulted::Ask(None),
+        Err(status) => return Consulted::Answer(Flow::Respond(status)),
+    };
+    let Some(key) = settings.key.get_opt() else { return Consulted::Ask(None) };
+    let key: Rc<[u8]> = key.template.text(request).into_owned().into();
+    if holds(&settings.purge, request) {
+        return Consulted::Answer(purge::answer(request, serving, &zone, &key));
+    }
+    if !settings.takes(request.method()) {
+        request.notes.put(CacheNote { key, ..CacheNote::default() });
+        return Consulted::Ask(invalidator(request, settings, &zone));
+    }
+    if key.len() > KEY_BYTES_MAX {
+        request.log(Level::Error, format_args!("the cache key is too long: {} bytes", key.len()));
+        return Consulted::Ask(None);
+    }
+    let primary = id_of(&key);
+    request.notes.put(CacheNote { key: Rc::clone(&key), ..CacheNote::default() });
+    let mut caching = Box::new(Caching { zone, primary, key, id: primary, lead: None, may_store: true, stale: None });
+    let asked = Directives::of(request, settings.conformance.get().rules());
+    if holds(&settings.bypass, request) || asked.directives.no_store {
+        caching.may_store = !asked.directives.no_store;
+        caching.zone.counters.bypassed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        prepare_to_ask(request, serving, &caching, CacheStatus::Bypass);
+        return Consulted::Ask(Some(caching));
+    }
+    find(request, serving, caching, &asked).await
+}
+
+/// What the client has to say about what is stored.
+struct Directives {
+    directives: RequestDirectives,
+}
+
+impl Directives {
+    fn of(request: &Request, rules: Rules) -> Directives {
+        if !rules.obeys_requests {
+            return Directives { directives: RequestDirectives::default() };
+        }
+        let values = request.fields().filter(|(field, _, _)| field.known == Some(KnownHeader::CacheControl));
+        let pragma = request.header(KnownHeader::Pragma);
+        Directives { directives: RequestDirectives::parse(values.map(|(_, _, value)| value), pragma) }
+    }
+
+    /// Whether an entry that is fresh is fresh enough. (RFC 9111 §5.2.1)
+    fn accept_fresh(&self, meta: &Meta, now: u64) -> bool {
+        let asked = &self.directives;
+        !asked.no_cache
+            && asked.max_age.is_none_or(|most| current_age(&meta.lifetime, now) <= most.into())
+            && asked.min_fresh.is_none_or(|least| meta.lifetime.is_fresh(now.saturating_add(least.into())))
+    }
+
+    /// Whether one that is stale is good enough.
+    fn accept_stale(&self, meta: &Meta, now: u64) -> bool {
+        let asked = &self.directives;
+        let most = asked.max_stale.unwrap_or(0);
+        !asked.no_cache
+            && most > 0
+            && !meta.lifetime.must_revalidate
+            && asked.max_age.is_none_or(|most| current_age(&meta.lifetime, now) <= most.into())
+            && now.saturating_sub(meta.lifetime.fresh_until) <= most.into()
+    }
+}
+
+/// The cache of the location; none for `off`.
+fn choose(request: &Request, settings: &CacheSettings) -> Result<Option<Arc<CacheZone>>, u16> {
+    match settings.choice.get_opt() {
+        None | Some(CacheChoice::Off) => Ok(None),
+        Some(CacheChoice::Zone(zone)) => Ok(Some(Arc::clone(&zone.cache))),
+        Some(CacheChoice::Named(template)) => {
+            let name = template.text(request);
+            if name.is_empty() || &*name == b"off" {
+                return Ok(None);
+            }
+            let known = settings.paths.get_opt().map(Vec::as_slice).unwrap_or_default();
+            let named =
+                known.iter().find(|path: &&ZoneRef<CachePath>| path.declared().is_some_and(|path| *path.name == *name));
+            match named {
+                Some(path) => Ok(Some(Arc::clone(&path.cache))),
+                None => {
+                    request.log(Level::Error, format_args!("cache \"{}\" not found", bstr::BStr::new(&name)));
+                    Err(500)
+                }
+            }
+        }
+    }
+}
+
+/// For a request that changes something: what it changes is taken away when it succeeds. (RFC 9111 §4.4)
+fn invalidator(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone>) -> Option<Box<Caching>> {
+    let is_safe = matches!(request.method(), Method::Options | Method::Trace | Method::Propfind);
+    if is_safe || !settings.conformance.get().rules().invalidates {
+        return None;
+    }
+    let key = request.notes.get::<CacheNote>().map(|note| Rc::clone(&note.key))?;
+    let primary = id_of(&key);
+    Some(Box::new(Caching {
+        zone: Arc::clone(zone),
+        primary,
+        key,
+        id: primary,
+        lead: None,
+        may_store: false,
+        stale: None,
+    }))
+}
+
+/// Looks until there is something to serve, or a server is to be asked.
+async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Caching>, asked: &Directives) -> Consulted {
+    let settings = &serving.settings.cache;
+    if !caching.zone.is_ready() && caching.zone.disk.is_well() {
+        let zone = Arc::clone(&caching.zone);
+        // If it takes longer, servers answer.
+        let _ = timeout(*settings.disk_timeout.get(), poll_fn(|context| zone.poll_ready(context))).await;
+    }
+    let began = gale_runtime::now();
+    let patience = *settings.lock_timeout.get();
+    for _ in 0..LOOKS_MAX {
+        let now = gale_runtime::wall_seconds();
+        let (uses, is_uncacheable) = match look(request, &mut caching, now) {
+            Lookup::Coming(fill) => {
+                if let Some(flow) = serve_coming(request, serving, &caching, &fill, asked) {
+                    return Consulted::Answer(flow);
+                }
+                if let Some(hot) = whole_of(request, &caching, &fill) {
+                    let entry = entry_of(&caching, &hot, now);
+                    match use_entry(request, serving, &mut caching, &entry, hot, asked, now).await {
+                        Used::Answer(flow) => return Consulted::Answer(flow),
+                        Used::Ask => {
+                            prepare_to_ask(request, serving, &caching, CacheStatus::Expired);
+                            return Consulted::Ask(Some(caching));
+                        }
+                        Used::Gone => continue,
+                    }
+                }
+                (u64::MAX, true)
+            }
+            Lookup::Error(status) => {
+                Caching::note(request, CacheStatus::Hit);
+                return Consulted::Answer(Flow::Respond(status));
+            }
+            Lookup::Entry(entry) => match open(request, serving, &caching, &entry).await {
+                Some(hot) if hot.meta.is_head_only && !request.is_head() => (u64::MAX, false),
+                Some(hot) => match use_entry(request, serving, &mut caching, &entry, hot, asked, now).await {
+                    Used::Answer(flow) => return Consulted::Answer(flow),
+                    Used::Ask => {
+                        prepare_to_ask(request, serving, &caching, CacheStatus::Expired);
+                        return Consulted::Ask(Some(caching));
+                    }
+                    Used::Gone => continue,
+                },
+                None => (u64::MAX, false),
+            },
+            Lookup::Nothing { uses, is_uncacheable } => {
+                let cold = caching.zone.is_cold() && caching.zone.is_ready() && caching.zone.disk.is_well();
+                if cold && let Some(hot) = open_cold(request, serving, &caching).await {
+                    if hot.meta.status == 0 {
+                        // A mark: there are variants.
+                        memory::forget(caching.zone.identity(), &caching.id);
+                        let names = hot.meta.variant.to_vec();
+                        caching.zone.note_vary(&caching.id, &names, hot.meta.variant_number, now);
+                        continue;
+                    }
+                    let entry = entry_of(&caching, &hot, now);
+                    caching.zone.put(entry.clone());
+                    match use_entry(request, serving, &mut caching, &entry, hot, asked, now).await {
+                        Used::Answer(flow) => return Consulted::Answer(flow),
+                        Used::Ask => {
+                            prepare_to_ask(request, serving, &caching, CacheStatus::Expired);
+                            return Consulted::Ask(Some(caching));
+                        }
+                        Used::Gone => continue,
+                    }
+                }
+                (uses, is_uncacheable)
+            }
+            Lookup::Varies(..) => (u64::MAX, false),
+        };
+        if asked.directives.only_if_cached {
+            return Consulted::Answer(Flow::Respond(504));
+        }
+        if uses < *settings.min_uses.get() || is_beyond_range(request, settings) {
+            caching.may_store = false;
+            Caching::note(request, CacheStatus::Miss);
+            count(&caching.zone.counters.misses);
+            return Consulted::Ask(None);
+        }
+        let moment = gale_runtime::now();
+        let locks = *settings.lock.get() && !is_uncacheable;
+        if !locks {
+            caching.lead = Some(caching.zone.begin_beside(caching.id, moment));
+            break;
+        }
+        match caching.zone.begin(caching.id, moment, *settings.lock_age.get()) {
+            // It has come between the look and now.
+            Ok(lead) if caching.zone.has_fresh(&caching.id, now) => drop(lead),
+            Ok(lead) => {
+                caching.lead = Some(lead);
+                break;
+            }
+            Err(fill) => {
+                let left = patience.saturating_sub(moment.since(began));
+                if !wait_for_head(&fill, left, *settings.lock_age.get()).await {
+                    // As nginx: it is passed on, and not stored.
+                    if gale_runtime::now().since(began) >= patience {
+                        caching.may_store = false;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    count(&caching.zone.counters.misses);
+    prepare_to_ask(request, serving, &caching, CacheStatus::Miss);
+    Consulted::Ask(Some(caching))
+}
+
+fn count(counter: &std::sync::atomic::AtomicU64) {
+    counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+}
+
+/// Waits until the head of what another request fetches is known, or comes to nothing. False after this time, or when
+/// the other has taken too long.
+async fn wait_for_head(fill: &Arc<Fill>, patience: Duration, age_max: Duration) -> bool {
+    let ticket = fill.ticket();
+    let age_left = age_max.saturating_sub(gale_runtime::now().since(fill.began));
+    let mut timer = Timer::after(patience.min(age_left));
+    let came = poll_fn(|context| match fill.poll_head(ticket, context) {
+        Poll::Ready(_) => Poll::Ready(true),
+        Poll::Pending => timer.poll_expired(context).map(|()| false),
+    })
+    .await;
+    fill.leave(ticket);
+    came
+}
+
+/// Looks for the request's variant.
+fn look(request: &Request, caching: &mut Caching, now: u64) -> Lookup {
+    caching.id = caching.primary;
+    match caching.zone.look(&caching.primary, now) {
+        Lookup::Varies(names, number) => {
+            caching.id = variant_id(&caching.primary, number, &variant_of(request, &names));
+            match caching.zone.look(&caching.id, now) {
+                // Variants do not vary; a sum that says so is an accident.
+                Lookup::Varies(..) => Lookup::Nothing { uses: u64::MAX, is_uncacheable: true },
+                found => found,
+            }
+        }
+        found => found,
+    }
+}
+
+/// What the request has in the fields that a response depends on, behind their names and a zero.
+pub(super) fn variant_of(request: &Request, names: &[u8]) -> Vec<u8> {
+    let mut variant = names.to_vec();
+    variant.push(0);
+    let values = |name: &[u8]| {
+        let name = name.to_vec();
+        request.fields().filter(move |(_, own, _)| own.eq_ignore_ascii_case(&name)).map(|(_, _, value)| value)
+    };
+    append_variant(names, values, &mut variant);
+    variant
+}
+
+/// Whether what is coming is for this request, too: its fields may decide.
+fn is_for(request: &Request, caching: &Caching, meta: &Meta) -> bool {
+    let names = meta.variant.split(|&byte| byte == 0).next().unwrap_or_default();
+    *meta.key == *caching.key && (meta.variant.is_empty() || *meta.variant == *variant_of(request, names))
+}
+
+fn serve_coming(
+    request: &mut Request,
+    serving: Serving<'_>,
+    caching: &Caching,
+    fill: &Arc<Fill>,
+    asked: &Directives,
+) -> Option<Flow> {
+    let (meta, length) = match fill.stage() {
+        Stage::Coming(meta, length) => (meta, length),
+        Stage::Whole(meta) => (meta, Some(fill.received())),
+        _ => return None,
+    };
+    // Another one may be quicker.
+    let is_stalled = fill.is_stalled(gale_runtime::now(), *serving.settings.cache.lock_age.get());
+    let has_body = !meta.is_head_only || request.is_head();
+    let now = gale_runtime::wall_seconds();
+    let is_usable = has_body && meta.lifetime.is_fresh(now) && asked.accept_fresh(&meta, now);
+    let fits = is_usable
+        && !is_stalled
+        && is_for(request, caching, &meta)
+        && judge_purges(&caching.zone, &meta) == Verdict::Valid;
+    fits.then(|| {
+        count(&caching.zone.counters.hits);
+        count(&caching.zone.counters.collapsed);
+        Caching::note(request, CacheStatus::Hit);
+        if let Some(note) = request.notes.get_mut::<CacheNote>() {
+            note.is_collapsed = true;
+        }
+        serve_fill(request, serving, fill, &meta, length)
+    })
+}
+
+/// What has come and is not in its file yet, as an entry; `None` if it is not all in memory.
+fn whole_of(request: &Request, caching: &Caching, fill: &Arc<Fill>) -> Option<Rc<Hot>> {
+    let Stage::Whole(meta) = fill.stage() else { return None };
+    let is_usable = (!meta.is_head_only || request.is_head()) && is_for(request, caching, &meta);
+    hot_of(fill, &meta).filter(|_| is_usable).map(Rc::new)
+}
+
+enum Used {
+    Answer(Flow),
+    Ask,
+    /// It was purged: there is nothing.
+    Gone,
+}
+
+/// Uses an entry that was opened: as it is, or stale, or to ask whether it has changed.
+async fn use_entry(
+    request: &mut Request,
+    serving: Serving<'_>,
+    caching: &mut Box<Caching>,
+    entry: &Entry,
+    hot: Rc<Hot>,
+    asked: &Directives,
+    now: u64,
+) -> Used {
+    let settings = &serving.settings.cache;
+    let zone = Arc::clone(&caching.zone);
+    let verdict = judge_purges(&zone, &hot.meta);
+    if verdict == Verdict::Gone {
+        if zone.index.remove(&caching.id, |known| known.number == entry.number).is_some() {
+            let gone = crate::cache::index::Evicted { id: caching.id, size: entry.size, number: entry.number };
+            zone.remove_files(vec![gone], None);
+        }
+        memory::forget(zone.identity(), &caching.id);
+        return Used::Gone;
+    }
+    if entry.is_fresh(now) && verdict == Verdict::Valid && asked.accept_fresh(&hot.meta, now) {
+        return Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Hit));
+    }
+    if asked.accept_stale(&hot.meta, now) {
+        return Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale));
+    }
+    let may_be_stale = !entry.must_revalidate && !asked.directives.no_cache;
+    let until = u64::from(entry.fresh_until).saturating_add(entry.stale_while_revalidate.into());
+    let serves_while_updating =
+        may_be_stale && (settings_use(serving, RetryOn::UPDATING) || until >= now && entry.stale_while_revalidate > 0);
+    let moment = gale_runtime::now();
+    caching.stale = Some(Rc::clone(&hot));
+    let age_max = if *settings.lock.get() || serves_while_updating { *settings.lock_age.get() } else { Duration::ZERO };
+    match zone.begin(caching.id, moment, if serves_while_updating { Duration::MAX } else { age_max }) {
+        Ok(lead) => {
+            caching.lead = Some(lead);
+            if serves_while_updating && *settings.background_update.get() {
+                update_in_background(request, caching, &hot);
+                return Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale));
+            }
+            Used::Ask
+        }
+        Err(_) if serves_while_updating => {
+            Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Updating))
+        }
+        Err(fill) => {
+            if !wait_for_head(&fill, *settings.lock_timeout.get(), *settings.lock_age.get()).await {
+                caching.may_store = false;
+                return Used::Ask;
+            }
+            match serve_coming(request, serving, caching, &fill, asked) {
+                Some(flow) => Used::Answer(flow),
+                // What it says may have changed since: a 304, for example.
+                None => Used::Gone,
+            }
+        }
+    }
+}
+
+/// `cache_use_stale`
+pub(super) fn settings_use(serving: Serving<'_>, on: RetryOn) -> bool {
+    serving.settings.cache_use_stale.get().has(on)
+}
+
+/// Has a copy of the request fetch what is stale.
+fn update_in_background(request: &mut Request, caching: &mut Caching, hot: &Rc<Hot>) {
+    let update = Update(Box::new(Caching {
+        zone: Arc::clone(&caching.zone),
+        primary: caching.primary,
+        key: Rc::clone(&caching.key),
+        id: caching.id,
+        lead: caching.lead.take(),
+        may_store: true,
+        stale: Some(Rc::clone(hot)),
+    }));
+    // Too many is in the error log; the next request tries again.
+    subrequest::repeat_in_background(request, update);
+}
+
+/// What was purged by prefix or tag.
+pub(super) fn judge_purges(zone: &CacheZone, meta: &Meta) -> Verdict {
+    match zone.purges.is_empty() {
+        true => Verdict::Valid,
+        false => zone.purges.judge(&meta.key, &meta.tags, meta.number),
+    }
+}
+
+/// Whether a server is asked for the range that the client wants instead of all of it: `cache_max_range_offset`.
+fn is_beyond_range(request: &Request, settings: &CacheSettings) -> bool {
+    let Some(&most) = settings.max_range_offset.get_opt() else { return false };
+    let Some(value) = request.header(KnownHeader::Range) else { return false };
+    if most == u64::MAX {
+        return false;
+    }
+    let is_bytes = value.len() >= 7 && value[..6].eq_ignore_ascii_case(b"bytes=");
+    if most == 0 || !is_bytes {
+        return most == 0;
+    }
+    let range = value[6..].trim_ascii_start();
+    let digits = range.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let offset = std::str::from_utf8(&range[..digits]).ok().and_then(|digits| digits.parse::<u64>().ok());
+    // From the end it is anywhere.
+    range.starts_with(b"-") || offset.unwrap_or(u64::MAX) >= most
+}
+
+/// Notes how the server is asked.
+fn prepare_to_ask(request: &mut Request, serving: Serving<'_>, caching: &Caching, status: CacheStatus) {
+    let settings = &serving.settings.cache;
+    let key = Rc::clone(&caching.key);
+    let mut note = CacheNote { status: Some(status), key, asks_for_whole: true, ..CacheNote::default() };
+    note.converts_head = serving.converts_head && *settings.convert_head.get() && request.is_head();
+    let validators = caching.stale.as_ref().filter(|_| status == CacheStatus::Expired && *settings.revalidate.get());
+    // nginx: what was not a success has no validators.
+    if let Some(hot) = validators.filter(|hot| matches!(hot.meta.status, 200 | 206)) {
+        let value = |known| hot.meta.fields.iter().find(|field| field.name.known() == Some(known));
+        note.etag = value(ResponseField::ETag).map(|field| (*field.value).into());
+        note.last_modified = value(ResponseField::LastModified).map(|field| (*field.value).into());
+    }
+    request.notes.put(note);
+}
+
+/// Opens an entry: what this worker has in memory, or its file, for which a request waits a bounded time.
+async fn open(request: &Request, serving: Serving<'_>, caching: &Caching, entry: &Entry) -> Option<Rc<Hot>> {
+    let zone = &caching.zone;
+    let known = memory::find(zone.identity(), &caching.id);
+    let is_it = |hot: &Rc<Hot>| hot.meta.number == entry.number && *hot.meta.key == *caching.key;
+    if let Some(hot) = known.filter(is_it) {
+        return is_still_there(zone, &caching.id, &hot).then_some(hot);
+    }
+    match read(request, serving, caching).await {
+        // A mark: there are variants, and this is no response.
+        Ok(hot) if hot.meta.status == 0 => {
+            memory::forget(zone.identity(), &caching.id);
+            let names = hot.meta.variant.to_vec();
+            zone.note_vary(&caching.id, &names, hot.meta.variant_number, gale_runtime::wall_seconds());
+            None
+        }
+        // One that was replaced, and has come back by accident.
+        Ok(hot) if hot.meta.number < entry.number => {
+            memory::forget(zone.identity(), &caching.id);
+            zone.forget(&caching.id, entry.number);
+            None
+        }
+        Ok(hot) => {
+            if hot.meta.number != entry.number {
+                let now = gale_runtime::wall_seconds();
+                zone.put(entry_of(caching, &hot, now));
+            }
+            Some(hot)
+        }
+        Err(is_gone) => {
+            if is_gone {
+                zone.forget(&caching.id, entry.number);
+            }
+            None
+        }
+    }
+}
+
+/// Opens what the index does not know yet.
+async fn open_cold(request: &Request, serving: Serving<'_>, caching: &Caching) -> Option<Rc<Hot>> {
+    read(request, serving, caching).await.ok()
+}
+
+fn entry_of(caching: &Caching, hot: &Hot, now: u64) -> Entry {
+    let mut entry = Entry::new(caching.id, Kind::Stored, now);
+    (entry.number, entry.size) = (hot.meta.number, hot.size);
+    entry.set_lifetime(&hot.meta.lifetime);
+    entry
+}
+
+/// Reads the file. `Err` says whether there is none to be used.
+async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Result<Rc<Hot>, bool> {
+    let zone = &caching.zone;
+    let moment = gale_runtime::now();
+    if !zone.disk.may_try(moment) {
+        return Err(false);
+    }
+    let path = zone.path_of(&caching.id);
+    let pool = pool_of(request);
+    let device = likely_device(&path);
+    let task = {
+        let (path, zone) = (path.clone(), Arc::clone(zone));
+        pool.run_for(device, move || {
+            let opened = store::open(&path);
+            zone.disk.note_alive();
+            opened
+        })
+    };
+    let opened = match timeout(*serving.settings.cache.disk_timeout.get(), task).await {
+        Err(_) => {
+            count(&zone.counters.disk_timeouts);
+            if zone.disk.note_silent(gale_runtime::now()) {
+                let message = format_args!("cache \"{}\" does not answer, requests go to the upstream", zone.name);
+                request.log(Level::Error, message);
+            }
+            return Err(false);
+        }
+        Ok(Err(refused)) => {
+            request.log(Level::Alert, format_args!("{refused}"));
+            return Err(false);
+        }
+        Ok(Ok(opened)) => opened,
+    };
+    let path = path.display();
+    match opened {
+        Ok(opened) if *opened.header.meta.key != *caching.key => {
+            request.log(Level::Crit, format_args!("cache file \"{path}\" has md5 collision"));
+            Err(false)
+        }
+        Ok(opened) => {
+            let store::Opened { header, body, file } = opened;
+            let size = u64::from(header.header_length) + header.body_length;
+            let body = match body {
+                Some(bytes) => HotBody::Memory(bytes),
+                None => HotBody::File(file, header.header_length.into()),
+            };
+            let fields = Rc::new(header.meta.fields.clone());
+            let seen = std::cell::Cell::new(moment);
+            zone.note_number(header.meta.number);
+            let length = announced_length(&header.meta).unwrap_or(header.body_length);
+            let hot = Rc::new(Hot { meta: header.meta, fields, body, length, size, seen });
+            memory::keep(zone.identity(), caching.id, Rc::clone(&hot));
+            Ok(hot)
+        }
+        Err(OpenError::Missing) => Err(true),
+        Err(OpenError::Unusable(why)) => {
+            request.log(Level::Crit, format_args!("cache file \"{path}\" {why}"));
+            Err(true)
+        }
+        Err(OpenError::Io(error)) => {
+            count(&zone.counters.disk_errors);
+            let error = gale_base::os_error::OsErrorText(&error);
+            request.log(Level::Crit, format_args!("open() \"{path}\" failed {error}"));
+            Err(false)
+        }
+    }
+}
+
+/// The pool that works with the files of the request's location: `aio threads=…`.
+pub(super) fn pool_of(request: &Request) -> gale_runtime::ThreadPool {
+    let options = crate::files::delivery::FileOptions::of(request, &request.scope().core);
+    options.and_then(|options| options.pool).unwrap_or_else(default_pool)
+}
+
+/// Looks, now and then and only if that cannot wait, whether somebody has removed the file.
+fn is_still_there(zone: &Arc<CacheZone>, id: &Id, hot: &Hot) -> bool {
+    let now: Moment = gale_runtime::now();
+    if now.since(hot.seen.get()) < LOOK_AGAIN {
+        return true;
+    }
+    hot.seen.set(now);
+    match files::try_stat(&zone.path_of(id)) {
+        Some(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+            memory::forget(zone.identity(), id);
+            zone.forget(id, hot.meta.number);
+            false
+        }
+        _ => true,
+    }
+}

@@ -1,0 +1,381 @@
+//! Brings what a server sends into a fill, and into a file: a task that goes on without the client who was first.
+//!
+//! The server is read as fast as the disk writes. A disk that is behind slows it for [`DISK_PATIENCE`] at most; then
+//! nothing is stored any more, and the server is as fast as the fastest client. Without clients that is the end; as long
+//! as it is stored, it goes on without any.
+
+use std::future::poll_fn;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_base::os_error::OsErrorText;
+use gale_runtime::files::{Writer, likely_device};
+use gale_runtime::{Bytes, File, ThreadPool, Timer, timeout};
+
+use super::consult::pool_of;
+use crate::cache::CacheZone;
+use crate::cache::fill::Fill;
+use crate::cache::format::{self, MAGIC, Meta};
+use crate::cache::key::Id;
+use crate::cache::store;
+use crate::cache::zone::total;
+use crate::request::Request;
+use crate::request::subrequest::{Copy, copy_in_background};
+use crate::upstream::attempt::{Answering, receive_failure};
+use crate::upstream::receiving::{BodyRead, Malformed};
+use crate::upstream::settings::UpstreamSettings;
+
+/// How long the server waits for a disk that is behind.
+const DISK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is longer than this is written while it comes; what is not, at once when it is there.
+const AT_ONCE_BYTES: u64 = 128 * 1024;
+
+/// Most of a body that is received at once, in bytes.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// Adds a piece, which all loops may read.
+pub(super) fn append(fill: &Fill, piece: Bytes) {
+    // Refused, there is much of it already: then it is a copy that counts for nobody.
+    match piece.share() {
+        Ok(()) => fill.append(piece),
+        Err(_) => fill.append(Bytes::from(piece.to_vec())),
+    }
+}
+
+/// Has a pool write what is all there. The fill stays, and is read, until that is done.
+pub(super) fn store_whole(pool: ThreadPool, ending: Ending, meta: &Arc<Meta>) {
+    let (zone, id) = (&ending.zone, ending.id);
+    let Some(pieces) = ending.fill.whole_in_memory() else { return };
+    let Some(reserved) = zone.reserve(total(&pieces)) else { return };
+    let path = zone.path_of(&id);
+    let device = likely_device(&path).writes();
+    let number = gale_runtime::random_u64() as u32;
+    let now = gale_runtime::wall_seconds();
+    let meta = Arc::clone(meta);
+    let task = move || {
+        let _reserved = reserved;
+        let Ending { zone, fill, .. } = &ending;
+        match store::write(&path, &meta, &pieces, number) {
+            Ok(size) => {
+                zone.disk.note_alive();
+                zone.commit(fill, &id, &meta, size, now);
+            }
+            Err(error) => zone.note_store_failure(&path, &error),
+        }
+    };
+    // Refused, it goes with what it was given, and the fill ends.
+    let _ = pool.detach(device, task);
+}
+
+/// However storing ends, the fill is looked for no more.
+pub(super) struct Ending {
+    pub zone: Arc<CacheZone>,
+    pub fill: Arc<Fill>,
+    pub id: Id,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.zone.end(&self.fill, &self.id);
+    }
+}
+
+/// Begins to read the rest of a response, of which `next` says what comes now.
+#[expect(clippy::too_many_arguments, reason = "it takes over all that a response and its entry consist of")]
+pub(super) fn start(
+    request: &mut Request,
+    settings: &UpstreamSettings,
+    answering: Box<Answering>,
+    zone: Arc<CacheZone>,
+    fill: Arc<Fill>,
+    id: Id,
+    meta: Arc<Meta>,
+    next: Result<BodyRead, Malformed>,
+) {
+    let pool = pool_of(request);
+    let ending = Ending { zone, fill, id };
+    let silence_max = *settings.read_timeout.get();
+    let rate = settings.limit_rate.get().evaluate(request);
+    let guard = GiveUp(Arc::clone(&ending.fill));
+    let started = copy_in_background(request, move |copy| async move {
+        let _guard = guard;
+        let sum = crc32fast::Hasher::new();
+        let silence = Timer::after(silence_max);
+        let feed = Feed { answering: Some(answering), ending, meta, pool, silence, silence_max, rate, sum };
+        if let Some(whole) = feed.run(&copy, next).await {
+            whole.store().await;
+        }
+    });
+    // Too many in the background: the log says so, and the fill has been given up with its task.
+    let _ = started;
+}
+
+/// A fill whose task goes without having ended it comes to nothing.
+struct GiveUp(Arc<Fill>);
+
+impl Drop for GiveUp {
+    fn drop(&mut self) {
+        self.0.give_up();
+    }
+}
+
+struct Feed {
+    answering: Option<Box<Answering>>,
+    ending: Ending,
+    meta: Arc<Meta>,
+    pool: ThreadPool,
+    silence: Timer,
+    silence_max: Duration,
+    rate: u64,
+    sum: crc32fast::Hasher,
+}
+
+/// A file that is being written.
+struct Storing {
+    writer: Writer,
+    temporary: PathBuf,
+    path: PathBuf,
+    header_length: u32,
+}
+
+/// What is to be done when all has come.
+enum Whole {
+    AtOnce(ThreadPool, Ending, Arc<Meta>),
+    Streamed { storing: Box<Storing>, ending: Ending, meta: Arc<Meta>, sum: u32, pool: ThreadPool },
+}
+
+impl Feed {
+    /// Reads to the end. What is returned is to be stored.
+    async fn run(mut self, request: &Copy, next: Result<BodyRead, Malformed>) -> Option<Whole> {
+        let mut next = Some(next);
+        let mut storing: Option<Box<Storing>> = None;
+        let mut may_store = true;
+        loop {
+            let fill = Arc::clone(&self.ending.fill);
+            if fill.is_purged() {
+                may_store = false;
+            }
+            if !may_store && let Some(given_up) = storing.take() {
+                self.stop_storing(*given_up);
+            }
+            if may_store && storing.is_none() && fill.received() > AT_ONCE_BYTES {
+                storing = self.begin_file(request).await;
+                may_store = storing.is_some();
+            }
+            if let Some(file) = &mut storing
+                && !self.wait_for_disk(request, file).await
+            {
+                may_store = false;
+                continue;
+            }
+            if !may_store && !wait_for_readers(&fill).await {
+                // Nobody reads it, and nobody stores it.
+                return None;
+            }
+            match self.receive(request, next.take()).await {
+                Received::Piece(piece) => {
+                    self.sum.update(&piece);
+                    if let Some(storing) = &mut storing {
+                        storing.writer.push(piece.clone());
+                    }
+                    append(&fill, piece);
+                }
+                Received::End => {
+                    let answering = self.answering.take().expect("it has not ended");
+                    answering.finish(request);
+                    fill.finish();
+                    if !may_store {
+                        return None;
+                    }
+                    let (ending, meta, pool) = (self.ending, self.meta, self.pool);
+                    let sum = self.sum.finalize();
+                    return Some(match storing {
+                        Some(storing) => Whole::Streamed { storing, ending, meta, sum, pool },
+                        None => Whole::AtOnce(pool, ending, meta),
+                    });
+                }
+                Received::Broken => {
+                    if let Some(storing) = storing {
+                        self.stop_storing(*storing);
+                    }
+                    fill.give_up();
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Creates the file and writes what has come so far.
+    async fn begin_file(&self, request: &Copy) -> Option<Box<Storing>> {
+        let zone = &self.ending.zone;
+        let pieces = self.ending.fill.whole_in_memory()?;
+        if !zone.disk.may_try(gale_runtime::now()) {
+            return None;
+        }
+        let path = zone.path_of(&self.ending.id);
+        let number = gale_runtime::random_u64() as u32;
+        let task = {
+            let path = path.clone();
+            self.pool.run_for(likely_device(&path).writes(), move || {
+                let (file, temporary) = store::create(&path, number)?;
+                Ok::<_, std::io::Error>((File::from_std(file)?, temporary))
+            })
+        };
+        let created = match timeout(DISK_PATIENCE, task).await {
+            Ok(Ok(created)) => created,
+            Ok(Err(refused)) => Err(refused.into()),
+            Err(_) => {
+                zone.disk.note_silent(gale_runtime::now());
+                Err(std::io::ErrorKind::TimedOut.into())
+            }
+        };
+        let (file, temporary) = match created {
+            Ok(created) => created,
+            Err(error) => {
+                zone.note_store_failure(&path, &error);
+                request.log(Level::Crit, format_args!("open() \"{}\" failed {}", path.display(), OsErrorText(&error)));
+                return None;
+            }
+        };
+        let header_length = format::header_length(&self.meta);
+        let mut writer = Writer::new(file, temporary.clone()).in_pool(&self.pool);
+        let mut header = MAGIC.to_vec();
+        header.resize(header_length as usize, 0);
+        // What has come is as much as may be in memory anyway.
+        writer.push_all(std::iter::once(Bytes::from(header)).chain(pieces));
+        self.ending.fill.set_file(writer.follow(), header_length.into());
+        Some(Box::new(Storing { writer, temporary, path, header_length }))
+    }
+
+    /// Waits until the disk has room for another piece. False if it fails, or takes too long.
+    async fn wait_for_disk(&self, request: &Copy, storing: &mut Storing) -> bool {
+        let ready = timeout(DISK_PATIENCE, poll_fn(|context| storing.writer.poll_ready(context))).await;
+        self.ending.fill.trim();
+        match ready {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                self.ending.zone.note_store_failure(&storing.path, error.error());
+                request.log(Level::Crit, format_args!("{error} while storing a response"));
+                false
+            }
+            Err(_) => {
+                self.ending.zone.disk.note_silent(gale_runtime::now());
+                request.log(Level::Warn, format_args!("the cache's disk is too slow, a response is not stored"));
+                false
+            }
+        }
+    }
+
+    fn stop_storing(&self, storing: Storing) {
+        let Storing { writer, temporary, .. } = storing;
+        writer.stop_storing();
+        self.ending.fill.forget_file();
+        self.ending.zone.end(&self.ending.fill, &self.ending.id);
+        let device = likely_device(&temporary).writes();
+        let _ = self.pool.detach(device, move || drop(std::fs::remove_file(&temporary)));
+    }
+
+    /// The next of the response.
+    async fn receive(&mut self, request: &Copy, mut next: Option<Result<BodyRead, Malformed>>) -> Received {
+        let answering = self.answering.as_mut().expect("it has not ended");
+        let (silence, silence_max, rate) = (&mut self.silence, self.silence_max, self.rate);
+        let deadline = answering.records.deadline();
+        let next_silence = move || {
+            let until = gale_runtime::now() + silence_max;
+            deadline.map_or(until, |deadline| deadline.min(until))
+        };
+        silence.set(next_silence());
+        poll_fn(|context| {
+            loop {
+                match next.take().unwrap_or_else(|| answering.read_body()) {
+                    Ok(BodyRead::Piece(piece)) => return Poll::Ready(Received::Piece(piece)),
+                    Ok(BodyRead::End) => return Poll::Ready(Received::End),
+                    Ok(BodyRead::Partial) => {}
+                    Err(malformed) => {
+                        request.log(Level::Error, format_args!("{malformed} while reading upstream"));
+                        return Poll::Ready(Received::Broken);
+                    }
+                }
+                answering.tell_messages(request);
+                // A server that has begun to answer need not read on.
+                let _ = answering.poll_send(request, context);
+                let most = if rate > 0 { PIECE_BYTES.min(rate as usize).max(1) } else { PIECE_BYTES };
+                match answering.poll_receive(most, context) {
+                    Poll::Ready(Ok(_)) => silence.set(next_silence()),
+                    Poll::Ready(Err(error)) => {
+                        let failure = receive_failure(&error);
+                        request.log(Level::Error, format_args!("{failure} while reading upstream"));
+                        return Poll::Ready(Received::Broken);
+                    }
+                    Poll::Pending if silence.poll_expired(context).is_ready() => {
+                        let message = "upstream timed out (110: Connection timed out) while reading upstream";
+                        request.log(Level::Error, format_args!("{message}"));
+                        return Poll::Ready(Received::Broken);
+                    }
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+        })
+        .await
+    }
+}
+
+enum Received {
+    Piece(Bytes),
+    End,
+    Broken,
+}
+
+/// Waits until the fastest of those who read has taken some. False when nobody reads.
+async fn wait_for_readers(fill: &Arc<Fill>) -> bool {
+    poll_fn(|context| {
+        fill.drop_read();
+        if fill.readers() == 0 {
+            return Poll::Ready(false);
+        }
+        fill.poll_room(context).map(|()| true)
+    })
+    .await
+}
+
+impl Whole {
+    async fn store(self) {
+        let (storing, ending, meta, sum, pool) = match self {
+            Whole::AtOnce(pool, ending, meta) => {
+                store_whole(pool, ending, &meta);
+                return;
+            }
+            Whole::Streamed { storing, ending, meta, sum, pool } => (storing, ending, meta, sum, pool),
+        };
+        let Storing { writer, temporary, path, header_length } = *storing;
+        let file = match timeout(DISK_PATIENCE, writer.finish()).await {
+            Ok(Ok(file)) => file,
+            failed => {
+                if let Ok(Err(error)) = failed {
+                    ending.zone.note_store_failure(&path, error.error());
+                }
+                let _ = pool.detach(likely_device(&path).writes(), move || drop(std::fs::remove_file(&temporary)));
+                return;
+            }
+        };
+        let length = ending.fill.received();
+        let now = gale_runtime::wall_seconds();
+        let device = likely_device(&path).writes();
+        let task = move || {
+            let header = format::encode(&meta, header_length, length, sum);
+            match store::complete(&file, &temporary, &path, &header) {
+                Ok(()) => {
+                    ending.zone.disk.note_alive();
+                    let size = u64::from(header_length) + length;
+                    ending.zone.commit(&ending.fill, &ending.id, &meta, size, now);
+                }
+                Err(error) => ending.zone.note_store_failure(&path, &error),
+            }
+        };
+        let _ = pool.detach(device, task);
+    }
+}

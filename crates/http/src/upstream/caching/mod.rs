@@ -1,0 +1,173 @@
+//! How requests that are passed on use a cache: it is asked before the servers, and keeps what they answer.
+//!
+//! ```text
+//!   consult    what is there: an answer, or how the servers are asked
+//!   serve      an entry, or what is coming, as the answer to a request
+//!   receive    a server's response: a 304, an error that something stale stands in for, something to store
+//!   feed       what a server sends, into a fill: the task that goes on without its first client
+//!   purge      requests that purge
+//! ```
+//! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache>)
+
+mod consult;
+mod feed;
+mod purge;
+mod receive;
+mod serve;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use gale_protocol::request::KnownHeader;
+
+use crate::cache::CacheZone;
+use crate::cache::key::Id;
+use crate::cache::memory::Hot;
+use crate::cache::policy::Lifetime;
+use crate::cache::settings::CacheSettings;
+use crate::cache::zone::Lead;
+use crate::request::Request;
+
+pub use consult::{Consulted, consult, try_hit};
+pub(super) use receive::{begin, judge, revalidate, serve_stale, tell_error, tell_intercepted};
+pub use serve::Serving;
+
+/// What a request's variables tell of its cache, and what its module has to know: a note of the request.
+#[derive(Clone, Debug, Default)]
+pub struct CacheNote {
+    /// `$upstream_cache_status`
+    pub status: Option<CacheStatus>,
+    /// `$upstream_cache_key`: what the request is looked for by.
+    pub key: Rc<[u8]>,
+    /// The response may be stored: the server is asked for all of it, whatever the client asks for.
+    pub asks_for_whole: bool,
+    /// A HEAD becomes a GET.
+    pub converts_head: bool,
+    /// What the server is asked to compare with: `If-Modified-Since`.
+    pub last_modified: Option<Rc<[u8]>>,
+    /// What the server is asked to compare with: `If-None-Match`.
+    pub etag: Option<Rc<[u8]>>,
+    /// Why the response was not stored.
+    pub not_stored: Option<crate::cache::policy::NotStored>,
+    /// It was read while another request fetched it.
+    pub is_collapsed: bool,
+}
+
+/// nginx's words for how a cache was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheStatus {
+    /// It was not there.
+    Miss,
+    /// Nobody looked.
+    Bypass,
+    /// It was too old.
+    Expired,
+    /// It was too old, and used.
+    Stale,
+    /// It was too old, and used while somebody fetches it anew.
+    Updating,
+    /// It was too old, and the server says that it has not changed.
+    Revalidated,
+    /// It was there.
+    Hit,
+}
+
+impl CacheStatus {
+    /// As `$upstream_cache_status` has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            CacheStatus::Miss => "MISS",
+            CacheStatus::Bypass => "BYPASS",
+            CacheStatus::Expired => "EXPIRED",
+            CacheStatus::Stale => "STALE",
+            CacheStatus::Updating => "UPDATING",
+            CacheStatus::Revalidated => "REVALIDATED",
+            CacheStatus::Hit => "HIT",
+        }
+    }
+}
+
+/// What a request that is passed on brings for the cache.
+pub struct Caching {
+    zone: Arc<CacheZone>,
+    /// What the key's text comes to.
+    primary: Id,
+    key: Rc<[u8]>,
+    /// What it is looked for by: the key, or a variant of it.
+    id: Id,
+    /// The right to store what comes, where nobody else has it.
+    lead: Option<Lead>,
+    /// It may be stored although there is no lead yet.
+    may_store: bool,
+    /// Something too old.
+    stale: Option<Rc<Hot>>,
+}
+
+impl Caching {
+    /// Notes how the cache was used.
+    fn note(request: &mut Request, status: CacheStatus) {
+        match request.notes.get_mut::<CacheNote>() {
+            Some(note) => note.status = Some(status),
+            None => request.notes.put(CacheNote { status: Some(status), ..CacheNote::default() }),
+        }
+    }
+}
+
+/// Adds `Cache-Status`, if the location has a name for its cache: how it was used, and why something was not stored.
+/// (RFC 9211)
+pub(super) fn tell_status(
+    request: &mut Request,
+    settings: &CacheSettings,
+    lifetime: Option<&Lifetime>,
+    is_stored: bool,
+) {
+    let Some(name) = settings.status_name.get_opt().filter(|name| !name.is_empty() && &***name != b"off") else {
+        return;
+    };
+    let Some(note) = request.notes.get::<CacheNote>() else { return };
+    let Some(status) = note.status else { return };
+    let mut value = name.to_vec();
+    let forwarded = match status {
+        CacheStatus::Miss => "; fwd=uri-miss",
+        CacheStatus::Bypass => "; fwd=bypass",
+        CacheStatus::Expired => "; fwd=stale",
+        CacheStatus::Revalidated => "; fwd=stale; fwd-status=304",
+        CacheStatus::Stale | CacheStatus::Updating | CacheStatus::Hit => "; hit",
+    };
+    value.extend_from_slice(forwarded.as_bytes());
+    if note.is_collapsed {
+        value.extend_from_slice(b"; collapsed");
+    }
+    if let Some(lifetime) = lifetime {
+        let left = i128::from(lifetime.fresh_until) - i128::from(gale_runtime::wall_seconds());
+        value.extend_from_slice(format!("; ttl={left}").as_bytes());
+    }
+    if is_stored {
+        value.extend_from_slice(b"; stored");
+    }
+    if let Some(why) = note.not_stored {
+        value.extend_from_slice(b"; detail=");
+        value.extend_from_slice(why.word().as_bytes());
+    }
+    request.response.add(b"Cache-Status", value);
+}
+
+/// What a copy of a request in the background finds: it is to fetch this anew.
+pub(super) struct Update(Box<Caching>);
+
+/// Whether a field of the client is not for the server, because the cache wants all of the response, and asks with
+/// conditions of its own. (nginx's list)
+pub fn is_for_cache(note: Option<&CacheNote>, field: Option<KnownHeader>) -> bool {
+    note.is_some_and(|note| note.asks_for_whole)
+        && matches!(
+            field,
+            Some(
+                KnownHeader::IfModifiedSince
+                    | KnownHeader::IfUnmodifiedSince
+                    | KnownHeader::IfNoneMatch
+                    | KnownHeader::IfMatch
+                    | KnownHeader::Range
+                    | KnownHeader::IfRange
+            )
+        )
+}

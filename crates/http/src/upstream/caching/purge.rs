@@ -1,0 +1,59 @@
+//! Requests that purge: `proxy_cache_purge`. By key; with an asterisk at the key's end, by prefix; by tags.
+//! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache_purge>)
+//!
+//! The index decides, so the answer comes at once: 204 where there was something, or where there may have been (prefixes
+//! and tags), 404 where there was nothing. What is coming at that moment is purged, too.
+
+use std::sync::Arc;
+
+use gale_runtime::Bytes;
+
+use super::consult::pool_of;
+use super::serve::Serving;
+use crate::cache::CacheZone;
+use crate::cache::journal::Record;
+use crate::cache::key::id_of;
+use crate::cache::memory;
+use crate::cache::purges::tag_hash;
+use crate::cache::services::write_soon;
+use crate::request::Request;
+use crate::request::body::Body;
+use crate::request::phases::Flow;
+
+/// Purges what the request names.
+pub(super) fn answer(request: &mut Request, serving: Serving<'_>, zone: &Arc<CacheZone>, key: &[u8]) -> Flow {
+    let settings = &serving.settings.cache;
+    let is_soft = *settings.purge_soft.get();
+    let tags = settings.purge_tags.get_opt().map(|tags| tags.evaluate(request)).unwrap_or_default();
+    let mut words = tags.split(|byte| matches!(byte, b' ' | b',')).filter(|word| !word.is_empty()).peekable();
+    if words.peek().is_some() {
+        let number = zone.next_number();
+        zone.purge_all(words.map(|word| Record::PurgedTag { tag: tag_hash(word), number, is_soft }));
+        write_soon(zone);
+        return done(request);
+    }
+    if let Some(prefix) = key.strip_suffix(b"*") {
+        let number = zone.next_number();
+        zone.purge_all([Record::PurgedPrefix { prefix: prefix.into(), number, is_soft }]);
+        write_soon(zone);
+        return done(request);
+    }
+    let id = id_of(key);
+    let pool = pool_of(request);
+    let had_any = zone.purge_key(&id, is_soft, Some(&pool));
+    if !is_soft {
+        memory::forget(zone.identity(), &id);
+    }
+    if !had_any && zone.is_cold() {
+        // There may be a file that nobody knows yet.
+        zone.purge_all([Record::PurgedPrefix { prefix: key.into(), number: zone.next_number(), is_soft }]);
+        write_soon(zone);
+        return done(request);
+    }
+    if had_any { done(request) } else { Flow::Respond(404) }
+}
+
+fn done(request: &mut Request) -> Flow {
+    request.response.status = 204;
+    Flow::Answer(Body::Bytes(Bytes::new()))
+}

@@ -1,0 +1,438 @@
+//! What a server's response means for the cache.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use gale_protocol::request::KnownHeader;
+use gale_protocol::response::ResponseField;
+use gale_runtime::Bytes;
+use gale_runtime::files::likely_device;
+
+use super::consult::{pool_of, settings_use, variant_of};
+use super::feed;
+use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot};
+use super::{CacheNote, CacheStatus, Caching};
+use crate::cache::CacheZone;
+use crate::cache::fill::Fill;
+use crate::cache::format::{HEADER_MAX, Meta, header_length};
+use crate::cache::key::{Id, id_of, variant_id};
+use crate::cache::memory::{self, Hot, HotBody};
+use crate::cache::policy::freshness::{IgnoredFields, Judged, judge as judge_storing};
+use crate::cache::policy::vary::Vary;
+use crate::cache::policy::{NotStored, Storing};
+use crate::cache::purges::tag_hash;
+use crate::cache::settings::{CacheSettings, holds};
+use crate::cache::store;
+use crate::cache::zone::Lead;
+use crate::request::Request;
+use crate::request::body::Body;
+use crate::request::phases::Flow;
+use crate::request::response::{Field, FieldList};
+use crate::upstream::attempt::{Answering, Passing};
+use crate::upstream::receiving::{BodyRead, UpstreamHead};
+use crate::upstream::settings::{Ignored, RetryOn, UpstreamSettings};
+
+/// Most tags that a response has.
+const TAGS_MAX: usize = 256;
+
+/// A response that is to be stored, before its body.
+pub(in crate::upstream) struct Stored {
+    lead: Lead,
+    id: Id,
+    meta: Arc<Meta>,
+}
+
+/// Answers with something stale in place of a failure, if there is something and the location, or the response when it
+/// came, allows that.
+pub(in crate::upstream) fn serve_stale(
+    request: &mut Request,
+    passing: &mut Passing<'_>,
+    on: RetryOn,
+    of_status: Option<u16>,
+) -> Option<Flow> {
+    let caching = passing.caching.as_mut()?;
+    let serving = Serving { settings: passing.settings, rewriter: passing.rewriter, converts_head: false };
+    let hot = Rc::clone(caching.stale.as_ref()?);
+    let now = gale_runtime::wall_seconds();
+    let lifetime = &hot.meta.lifetime;
+    let is_server_failure = match of_status {
+        None => true,
+        Some(status) => status >= 500 && passing.settings.cache.conformance.get().rules().stale_if_error_status,
+    };
+    let may_if_error = lifetime.stale_if_error > 0 && lifetime.may_be_stale_if_error(now) && is_server_failure;
+    let may = !lifetime.must_revalidate && settings_use(serving, on) || may_if_error;
+    if !may {
+        return None;
+    }
+    let zone = Arc::clone(&caching.zone);
+    passing.caching = None;
+    Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale))
+}
+
+/// A server failed in the end: `cache_valid 502` keeps others from asking it.
+pub(in crate::upstream) fn tell_error(passing: &mut Passing<'_>, status: u16) {
+    let Some(caching) = passing.caching.take() else { return };
+    if let Some(seconds) = passing.settings.cache.valid_for(status).filter(|_| caching.may_store)
+        && matches!(status, 502 | 504)
+    {
+        caching.zone.note_error(&caching.id, status, seconds, gale_runtime::wall_seconds());
+    }
+}
+
+/// A server's error has a page here: for as long as the response would be stored, others get that page, too.
+pub(in crate::upstream) fn tell_intercepted(
+    request: &Request,
+    passing: &mut Passing<'_>,
+    status: u16,
+    fields: &FieldList,
+) {
+    let Some(caching) = passing.caching.take() else { return };
+    let now = gale_runtime::wall_seconds();
+    if let Storing::Store { lifetime, .. } = judge_fields(request, passing.settings, status, fields, now)
+        && caching.may_store
+    {
+        let seconds = u32::try_from(lifetime.fresh_until.saturating_sub(now)).unwrap_or(u32::MAX);
+        caching.zone.note_error(&caching.id, status, seconds, now);
+    }
+}
+
+/// A 304 to a question of our own: what is stored holds on.
+pub(in crate::upstream) fn revalidate(
+    request: &mut Request,
+    passing: &mut Passing<'_>,
+    head: &UpstreamHead,
+) -> Option<Flow> {
+    let note = request.notes.get::<CacheNote>()?;
+    let asked = note.etag.is_some() || note.last_modified.is_some();
+    if head.status != 304 || !asked || note.status != Some(CacheStatus::Expired) {
+        return None;
+    }
+    let caching = passing.caching.take()?;
+    let hot = Rc::clone(caching.stale.as_ref()?);
+    let settings = passing.settings;
+    let serving = Serving { settings, rewriter: passing.rewriter, converts_head: false };
+    let rules = settings.cache.conformance.get().rules();
+    let mut meta = hot.meta.clone();
+    if rules.updates_fields {
+        update_fields(&mut meta.fields, &head.fields);
+    }
+    let now = gale_runtime::wall_seconds();
+    // What the 304 says of freshness counts first, then what was said before.
+    let own = judge_fields(request, settings, hot.meta.status, &head.fields, now);
+    let said_before = || judge_fields(request, settings, hot.meta.status, &meta.fields, now);
+    let storing = match own {
+        Storing::Not(NotStored::NoLifetime) => said_before(),
+        own => own,
+    };
+    let zone = Arc::clone(&caching.zone);
+    if let Storing::Store { lifetime, .. } = storing {
+        meta.lifetime = lifetime;
+        let fields = Rc::new(meta.fields.clone());
+        let body = match &hot.body {
+            HotBody::Memory(bytes) => HotBody::Memory(bytes.clone()),
+            HotBody::File(file, offset) => HotBody::File(file.clone(), *offset),
+        };
+        let seen = std::cell::Cell::new(hot.seen.get());
+        let renewed = Rc::new(Hot { meta, fields, body, length: hot.length, size: hot.size, seen });
+        zone.renew(&caching.id, &renewed.meta, None);
+        memory::keep(zone.identity(), caching.id, Rc::clone(&renewed));
+        renew_file(request, &caching, &renewed.meta);
+        drop(caching);
+        return Some(serve_hot(request, serving, &zone, &renewed, CacheStatus::Revalidated));
+    }
+    drop(caching);
+    Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Revalidated))
+}
+
+/// Has the file's header written anew; if that fails, the next process asks the server once more.
+fn renew_file(request: &Request, caching: &Caching, meta: &Meta) {
+    let (zone, id, meta) = (Arc::clone(&caching.zone), caching.id, meta.clone());
+    let path = zone.path_of(&id);
+    let number = gale_runtime::random_u64() as u32;
+    let _ = pool_of(request).detach(likely_device(&path).writes(), move || {
+        let Ok(opened) = store::open(&path) else { return };
+        let store::Opened { header, file, .. } = opened;
+        if header.meta.number != meta.number {
+            return;
+        }
+        if let Ok(length) = store::renew(&path, &file, &header, &meta, number) {
+            zone.renew(&id, &meta, Some(u64::from(length) + header.body_length));
+        }
+    });
+}
+
+/// The fields of a 304 take the places of those that are stored. (RFC 9111 §3.2)
+fn update_fields(stored: &mut FieldList, fresh: &FieldList) {
+    let is_kept = |field: &Field| {
+        !matches!(
+            field.name.known(),
+            Some(
+                ResponseField::ContentLength
+                    | ResponseField::ContentEncoding
+                    | ResponseField::ContentType
+                    | ResponseField::ContentRange
+                    | ResponseField::Connection
+                    | ResponseField::TransferEncoding
+                    | ResponseField::SetCookie
+            )
+        )
+    };
+    let mut fields = FieldList::default();
+    for field in stored.iter().filter(|field| !fresh.iter().any(|new| is_kept(new) && new.name.is_same(&field.name))) {
+        fields.push(field.clone());
+    }
+    for field in fresh.iter().filter(|field| is_kept(field)) {
+        fields.push(field.clone());
+    }
+    *stored = fields;
+}
+
+fn judge_fields(request: &Request, settings: &UpstreamSettings, status: u16, fields: &FieldList, now: u64) -> Storing {
+    let ignored = settings.ignored;
+    let cache = &settings.cache;
+    judge_storing(&Judged {
+        status,
+        fields,
+        now,
+        has_authorization: request.header(KnownHeader::Authorization).is_some() && !cache.key_tells_users(),
+        ignored: IgnoredFields {
+            x_accel_expires: ignored.has(Ignored::X_ACCEL_EXPIRES),
+            expires: ignored.has(Ignored::EXPIRES),
+            cache_control: ignored.has(Ignored::CACHE_CONTROL),
+            set_cookie: ignored.has(Ignored::SET_COOKIE),
+            vary: ignored.has(Ignored::VARY),
+        },
+        valid: cache.valid_for(status),
+        rules: cache.conformance.get().rules(),
+    })
+}
+
+/// Whether a response is to be stored. If not, whoever waits for it asks for himself.
+pub(in crate::upstream) fn judge(
+    request: &mut Request,
+    passing: &mut Passing<'_>,
+    head: &UpstreamHead,
+    fields: &FieldList,
+    is_buffered: bool,
+) -> Option<Stored> {
+    let mut caching = passing.caching.take()?;
+    let settings = passing.settings;
+    let now = gale_runtime::wall_seconds();
+    if !settings.cache.takes(request.method()) {
+        if (200..400).contains(&head.status) {
+            invalidate(request, &caching, fields);
+        }
+        return None;
+    }
+    let is_head_only = request.is_head() && !converts_head(request);
+    if !caching.may_store || !is_buffered || head.status < 200 || head.status == 304 {
+        return None;
+    }
+    if holds(&settings.cache.no_cache, request) {
+        return None;
+    }
+    let (lifetime, vary, left_out) = match judge_fields(request, settings, head.status, fields, now) {
+        Storing::Store { lifetime, vary, left_out } => (lifetime, vary, left_out),
+        Storing::Not(why) => {
+            if let Some(note) = request.notes.get_mut::<CacheNote>() {
+                note.not_stored = Some(why);
+            }
+            caching.zone.note_uncacheable(&caching.id, now);
+            return None;
+        }
+    };
+    let lead = match caching.lead.take() {
+        Some(lead) => lead,
+        None => caching.zone.begin_beside(caching.id, gale_runtime::now()),
+    };
+    let number = lead.fill().number;
+    let mut meta = Meta {
+        key: (*caching.key).into(),
+        status: head.status,
+        reason: head.reason.clone(),
+        fields: stored_fields(fields, &left_out, is_head_only),
+        is_head_only,
+        lifetime,
+        number,
+        tags: tags(&settings.cache, fields),
+        ..Meta::default()
+    };
+    let mut id = caching.primary;
+    if let Vary::Fields(names) = vary {
+        meta.variant = variant_of(request, &names).into();
+        meta.variant_number = note_vary(request, &caching, &names, number, now)?;
+        id = variant_id(&caching.primary, meta.variant_number, &meta.variant);
+    }
+    if header_length(&meta) as usize > HEADER_MAX {
+        return None;
+    }
+    Some(Stored { lead, id, meta: Arc::new(meta) })
+}
+
+/// Notes what the response depends on, in the index and beside the entries: a mark that the next process finds.
+fn note_vary(request: &Request, caching: &Caching, names: &[u8], number: u64, now: u64) -> Option<u64> {
+    let zone = &caching.zone;
+    let noted = zone.note_vary(&caching.primary, names, number, now)?;
+    if noted == number {
+        let mark = Meta {
+            key: (*caching.key).into(),
+            variant: names.into(),
+            variant_number: number,
+            number,
+            ..Meta::default()
+        };
+        let path = zone.path_of(&caching.primary);
+        let number = gale_runtime::random_u64() as u32;
+        let zone = Arc::clone(zone);
+        let _ = pool_of(request).detach(likely_device(&path).writes(), move || {
+            if let Err(error) = store::write(&path, &mark, &[], number) {
+                zone.note_store_failure(&path, &error);
+            }
+        });
+    }
+    Some(noted)
+}
+
+fn converts_head(request: &Request) -> bool {
+    request.notes.get::<CacheNote>().is_some_and(|note| note.converts_head)
+}
+
+/// What is stored of the fields: not those of the connection, nor those that must be left out.
+fn stored_fields(fields: &FieldList, left_out: &[Box<[u8]>], keeps_length: bool) -> FieldList {
+    let mut stored = FieldList::with_capacity(fields.len());
+    for field in fields.iter() {
+        let is_of_connection = matches!(
+            field.name.known(),
+            Some(
+                ResponseField::Connection
+                    | ResponseField::KeepAlive
+                    | ResponseField::ProxyConnection
+                    | ResponseField::TransferEncoding
+                    | ResponseField::Te
+                    | ResponseField::Trailer
+                    | ResponseField::Upgrade
+                    | ResponseField::ProxyAuthenticate
+                    | ResponseField::ProxyAuthenticationInfo
+            )
+        ) || field.name.known() == Some(ResponseField::ContentLength) && !keeps_length;
+        if !is_of_connection && !left_out.iter().any(|name| name.eq_ignore_ascii_case(&field.name)) {
+            stored.push(field.clone());
+        }
+    }
+    stored
+}
+
+/// `cache_tag_header`: words by which the response may be purged.
+fn tags(cache: &CacheSettings, fields: &FieldList) -> Box<[u64]> {
+    let Some(name) = cache.tag_header.get_opt().filter(|name| !name.is_empty()) else { return Box::default() };
+    let values = fields.iter().filter(|field| field.name.eq_ignore_ascii_case(name));
+    let words = values.flat_map(|field| field.value.split(|byte| matches!(byte, b' ' | b',' | b'\t')));
+    words.filter(|word| !word.is_empty()).take(TAGS_MAX).map(tag_hash).collect()
+}
+
+/// A request has changed something: what is stored under its URI goes, and under those on the same site that the
+/// response names. Where the key ends with the request's target, theirs are made by putting them in its place.
+fn invalidate(request: &Request, caching: &Caching, fields: &FieldList) {
+    let pool = pool_of(request);
+    let purge = |key: &[u8]| {
+        let id = id_of(key);
+        caching.zone.purge_key(&id, false, Some(&pool));
+        memory::forget(caching.zone.identity(), &id);
+    };
+    purge(&caching.key);
+    let Some(prefix) = caching.key.strip_suffix(request.target_in_origin_form()) else { return };
+    let named = fields.iter().filter(|field| {
+        field.name.known() == Some(ResponseField::Location) || field.name.eq_ignore_ascii_case(b"Content-Location")
+    });
+    for field in named {
+        if let Some(target) = own_target(request, &field.value) {
+            purge(&[prefix, target].concat());
+        }
+    }
+}
+
+/// The path, with arguments, of a URI of this site.
+fn own_target<'v>(request: &Request, value: &'v [u8]) -> Option<&'v [u8]> {
+    if value.starts_with(b"/") && !value.starts_with(b"//") {
+        return Some(value);
+    }
+    let scheme = request.exchange().scheme().name().as_bytes();
+    let rest = value.strip_prefix(scheme)?.strip_prefix(b"://")?;
+    let host = request.header(KnownHeader::Host)?;
+    let target = rest.strip_prefix(host)?;
+    target.starts_with(b"/").then_some(target)
+}
+
+/// Begins to store a response, which the request reads as it comes.
+pub(in crate::upstream) fn begin(
+    request: &mut Request,
+    passing: &Passing<'_>,
+    mut answering: Box<Answering>,
+    head: &UpstreamHead,
+    stored: Stored,
+) -> Flow {
+    let Stored { lead, id, meta } = stored;
+    let is_head_only = meta.is_head_only;
+    finish_head(request, passing.settings);
+    let zone = Arc::clone(lead.zone());
+    let fill = lead.begin(id, Arc::clone(&meta), head.length);
+    let mut pieces: Vec<Bytes> = Vec::new();
+    loop {
+        match answering.read_body() {
+            Ok(BodyRead::Piece(piece)) => pieces.push(piece),
+            Ok(BodyRead::End) => {
+                // All of it came with the head.
+                let trailers = answering.take_trailers();
+                drop(trailers);
+                answering.finish(request);
+                let length: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
+                for piece in pieces {
+                    feed::append(&fill, piece);
+                }
+                fill.finish();
+                keep_hot(&zone, id, &fill, &meta);
+                let ending = feed::Ending { zone, fill: Arc::clone(&fill), id };
+                feed::store_whole(pool_of(request), ending, &meta);
+                let length = if is_head_only { head.length } else { Some(length) };
+                if let Some(hot) = hot_of(&fill, &meta).filter(|_| !request.is_head())
+                    && let HotBody::Memory(bytes) = hot.body
+                {
+                    return Flow::Answer(Body::Bytes(bytes));
+                }
+                return body_of_fill(request, &fill, length);
+            }
+            other => {
+                for piece in pieces {
+                    feed::append(&fill, piece);
+                }
+                let length = head.length;
+                let flow = body_of_fill(request, &fill, length);
+                feed::start(request, passing.settings, answering, zone, fill, id, meta, other);
+                return flow;
+            }
+        }
+    }
+}
+
+/// How long the body is of which only the head is stored.
+pub(super) fn announced_length(meta: &Meta) -> Option<u64> {
+    let field = meta.fields.iter().find(|field| field.name.known() == Some(ResponseField::ContentLength));
+    field.filter(|_| meta.is_head_only).and_then(|field| gale_base::units::parse_number(&field.value))
+}
+
+/// Keeps what is small and came just now where this worker finds it.
+fn keep_hot(zone: &Arc<CacheZone>, id: Id, fill: &Fill, meta: &Arc<Meta>) {
+    if let Some(hot) = hot_of(fill, meta).filter(|_| fill.received() <= store::SMALL_BODY) {
+        memory::keep(zone.identity(), id, Rc::new(hot));
+    }
+}
+
+/// An entry of what has come, if all of it is in memory.
+pub(super) fn hot_of(fill: &Fill, meta: &Meta) -> Option<Hot> {
+    let bytes = received_body(fill)?;
+    let fields = Rc::new(meta.fields.clone());
+    let size = bytes.len() as u64 + u64::from(header_length(meta));
+    let length = announced_length(meta).unwrap_or(bytes.len() as u64);
+    let seen = std::cell::Cell::new(gale_runtime::now());
+    Some(Hot { meta: meta.clone(), fields, body: HotBody::Memory(bytes), length, size, seen })
+}

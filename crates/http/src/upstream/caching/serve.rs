@@ -1,0 +1,242 @@
+//! Answers a request with an entry, or with what is coming. The same is done to the head as to a server's.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, ready};
+
+use gale_protocol::response::ResponseField;
+use gale_runtime::files::{GrowingReader, Grown};
+use gale_runtime::{Bytes, Rung, count_piece};
+
+use super::{CacheStatus, Caching, tell_status};
+use crate::cache::CacheZone;
+use crate::cache::fill::{Fill, Found, Stage};
+use crate::cache::format::Meta;
+use crate::cache::memory::{Hot, HotBody};
+use crate::cache::policy::current_age;
+use crate::cache::store::SMALL_BODY;
+use crate::request::Request;
+use crate::request::body::{Body, BodyError, BodyItem, BodyStream, FilePiece};
+use crate::request::phases::Flow;
+use crate::request::response::{FieldList, FieldText};
+use crate::upstream::body::NoBody;
+use crate::upstream::receiving::UpstreamHead;
+use crate::upstream::record::Records;
+use crate::upstream::response::{HeadRewriter, copy_head, intercept, obey_head};
+use crate::upstream::settings::UpstreamSettings;
+
+/// What a location does to heads.
+#[derive(Clone, Copy)]
+pub struct Serving<'s> {
+    /// What it says.
+    pub settings: &'s UpstreamSettings,
+    /// What becomes of fields that name the server.
+    pub rewriter: &'s dyn HeadRewriter,
+    /// Whether the module asks with GET for a HEAD where the location says so; one that does not gets no body.
+    pub converts_head: bool,
+}
+
+/// Most of a body that is read at once, in bytes.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// Answers with an entry.
+pub(super) fn serve_hot(
+    request: &mut Request,
+    serving: Serving<'_>,
+    zone: &CacheZone,
+    hot: &Rc<Hot>,
+    status: CacheStatus,
+) -> Flow {
+    let counters = &zone.counters;
+    let counter = match status {
+        CacheStatus::Hit => &counters.hits,
+        CacheStatus::Stale => &counters.stale,
+        CacheStatus::Updating => &counters.updating,
+        CacheStatus::Revalidated => &counters.revalidated,
+        CacheStatus::Expired => &counters.expired,
+        CacheStatus::Miss | CacheStatus::Bypass => &counters.misses,
+    };
+    counter.fetch_add(1, Relaxed);
+    Caching::note(request, status);
+    let flow = serve_head(request, serving, &hot.meta, Rc::clone(&hot.fields), Some(hot.length), true);
+    if let Some(flow) = flow {
+        return flow;
+    }
+    if request.is_head() {
+        return Flow::Answer(Body::Stream(Box::new(NoBody(Some(hot.length)))));
+    }
+    Flow::Answer(match &hot.body {
+        _ if hot.length == 0 => Body::Empty,
+        HotBody::Memory(bytes) => {
+            count_piece(Rung::Memory, bytes.len() as u64);
+            Body::Bytes(bytes.clone())
+        }
+        HotBody::File(file, offset) => {
+            Body::File(FilePiece { file: file.clone(), offset: *offset, length: hot.length })
+        }
+    })
+}
+
+/// Answers with what is coming.
+pub(super) fn serve_fill(
+    request: &mut Request,
+    serving: Serving<'_>,
+    fill: &Arc<Fill>,
+    meta: &Meta,
+    length: Option<u64>,
+) -> Flow {
+    let fields = Rc::new(meta.fields.clone());
+    if let Some(flow) = serve_head(request, serving, meta, fields, length, true) {
+        return flow;
+    }
+    // What is all there can be had in several parts at once.
+    let is_whole = matches!(fill.stage(), Stage::Whole(_)) && (1..=SMALL_BODY).contains(&fill.received());
+    match is_whole.then(|| received_body(fill)).flatten() {
+        Some(bytes) if !request.is_head() => Flow::Answer(Body::Bytes(bytes)),
+        _ => body_of_fill(request, fill, length),
+    }
+}
+
+/// What has come of a body, if none of it has left memory.
+pub(super) fn received_body(fill: &Fill) -> Option<Bytes> {
+    Some(match &fill.whole_in_memory()?[..] {
+        [] => Bytes::new(),
+        [piece] => piece.clone(),
+        pieces => pieces.concat().into(),
+    })
+}
+
+/// The body of an answer that is coming.
+pub(super) fn body_of_fill(request: &Request, fill: &Arc<Fill>, length: Option<u64>) -> Flow {
+    match length {
+        length if request.is_head() => Flow::Answer(Body::Stream(Box::new(NoBody(length)))),
+        Some(0) => Flow::Answer(Body::Empty),
+        length => Flow::Answer(Body::Stream(Box::new(FillBody::new(Arc::clone(fill), length)))),
+    }
+}
+
+/// Makes the head of an answer; an answer of another kind instead, if the head says so.
+fn serve_head(
+    request: &mut Request,
+    serving: Serving<'_>,
+    meta: &Meta,
+    fields: Rc<FieldList>,
+    length: Option<u64>,
+    tells_age: bool,
+) -> Option<Flow> {
+    Records::begin_or_keep(request).set_fields(Rc::clone(&fields));
+    if let Some(status) = intercept(request, serving.settings, meta.status, &fields) {
+        return Some(Flow::Respond(status));
+    }
+    if let Some(flow) = obey_head(request, serving.settings, &fields) {
+        return Some(flow);
+    }
+    let head = UpstreamHead { status: meta.status, reason: meta.reason.clone(), length, ..UpstreamHead::default() };
+    copy_head(request, serving.settings, serving.rewriter, &head, &fields);
+    finish_head(request, serving.settings);
+    let rules = serving.settings.cache.conformance.get().rules();
+    if tells_age && rules.tells_age {
+        let age = current_age(&meta.lifetime, gale_runtime::wall_seconds());
+        request.response.set(ResponseField::Age, FieldText::from(age.to_string()));
+    }
+    tell_status(request, &serving.settings.cache, Some(&meta.lifetime), false);
+    None
+}
+
+/// What is different in the head of an answer that may come out of a cache: it is judged by the request's conditions,
+/// and parts of it can be had.
+pub(super) fn finish_head(request: &mut Request, settings: &UpstreamSettings) {
+    let response = &mut request.response;
+    response.is_from_upstream = false;
+    let offers_ranges = response.field(ResponseField::AcceptRanges).is_some_and(|value| value != b"none");
+    if offers_ranges || *settings.force_ranges.get() {
+        response.allows_ranges = true;
+        response.remove(ResponseField::AcceptRanges);
+    }
+}
+
+/// The body of a response, or a part of it, while it comes.
+struct FillBody {
+    fill: Arc<Fill>,
+    ticket: u64,
+    offset: u64,
+    end: u64,
+    length: Option<u64>,
+    reader: Option<GrowingReader>,
+    body_at: u64,
+}
+
+impl FillBody {
+    fn new(fill: Arc<Fill>, length: Option<u64>) -> FillBody {
+        fill.join();
+        let ticket = fill.ticket();
+        FillBody { fill, ticket, offset: 0, end: u64::MAX, length, reader: None, body_at: 0 }
+    }
+
+    fn take(&mut self, mut bytes: Bytes) -> Bytes {
+        let rest = usize::try_from(self.end - self.offset).unwrap_or(usize::MAX);
+        bytes.truncate(rest.min(bytes.len()));
+        self.offset += bytes.len() as u64;
+        bytes
+    }
+}
+
+impl BodyStream for FillBody {
+    fn poll_next(&mut self, _: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+        let broken = || Some(Err(BodyError::Short("upstream response for the cache broke off".to_owned())));
+        loop {
+            if self.offset >= self.end {
+                return Poll::Ready(None);
+            }
+            let most = usize::try_from(self.end - self.offset).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
+            if let Some(reader) = &mut self.reader {
+                match ready!(reader.poll_read(context, most)) {
+                    Ok(Grown::Piece(piece)) => {
+                        let piece = self.take(piece);
+                        // Whoever has caught up reads memory again.
+                        if self.fill.poll_at(self.ticket, self.offset, 1, context).is_ready() {
+                            self.reader = None;
+                        }
+                        return Poll::Ready(Some(Ok(BodyItem::Bytes(piece))));
+                    }
+                    Ok(Grown::Ended(_)) => self.reader = None,
+                    Err(error) => return Poll::Ready(Some(Err(BodyError::Other(error.to_string())))),
+                }
+            }
+            match ready!(self.fill.poll_at(self.ticket, self.offset, most, context)) {
+                Found::Bytes(piece) => return Poll::Ready(Some(Ok(BodyItem::Bytes(self.take(piece))))),
+                Found::File(file, body_at) => {
+                    if file.written() <= body_at + self.offset {
+                        return Poll::Ready(broken());
+                    }
+                    self.body_at = body_at;
+                    self.reader = Some(file.read_from(body_at + self.offset));
+                }
+                Found::End => return Poll::Ready(None),
+                Found::Broken => return Poll::Ready(broken()),
+            }
+        }
+    }
+
+    fn length(&self) -> Option<u64> {
+        self.length
+    }
+
+    fn can_be_cut(&self) -> bool {
+        self.length.is_some()
+    }
+
+    fn cut_to(&mut self, range: &std::ops::Range<u64>) -> bool {
+        (self.offset, self.end) = (range.start, range.end);
+        self.length = Some(range.end - range.start);
+        true
+    }
+}
+
+impl Drop for FillBody {
+    fn drop(&mut self) {
+        self.fill.leave(self.ticket);
+        self.fill.part();
+    }
+}

@@ -1,0 +1,55 @@
+//! How the API answers: JSON, and errors in nginx's form.
+
+use gale_http::request::Request;
+use gale_http::request::body::Body;
+use gale_http::request::phases::Flow;
+use gale_protocol::response::ResponseField;
+use serde_json::{Value, json};
+
+/// Where errors are explained.
+const HREF: &str = "https://nginx.org/en/docs/http/ngx_http_api_module.html";
+
+/// Why something is not done.
+#[derive(Debug)]
+pub(super) struct Fault {
+    status: u16,
+    text: String,
+    code: &'static str,
+}
+
+impl Fault {
+    pub fn new(status: u16, text: impl Into<String>, code: &'static str) -> Fault {
+        Fault { status, text: text.into(), code }
+    }
+
+    /// What is asked for is not there.
+    pub fn path() -> Fault {
+        Fault::new(404, "path not found", "PathNotFound")
+    }
+
+    /// This cannot be done with what is there.
+    pub fn method() -> Fault {
+        Fault::new(405, "method disabled", "MethodDisabled")
+    }
+
+    /// The body does not say what it should.
+    pub fn format(text: impl Into<String>) -> Fault {
+        Fault::new(400, text, "UpstreamConfFormatError")
+    }
+
+    pub fn send(self, request: &mut Request) -> Flow {
+        let Fault { status, text, code } = self;
+        let mut id = String::with_capacity(32);
+        request.id().iter().for_each(|byte| id.push_str(&format!("{byte:02x}")));
+        let error = json!({ "status": status, "text": text, "code": code });
+        send(request, status, &json!({ "error": error, "request_id": id, "href": HREF }))
+    }
+}
+
+pub(super) fn send(request: &mut Request, status: u16, value: &Value) -> Flow {
+    let head = &mut request.response;
+    head.status = status;
+    head.content_type = b"application/json".as_slice().into();
+    head.set(ResponseField::CacheControl, b"no-cache");
+    Flow::Answer(Body::Bytes(value.to_string().into_bytes().into()))
+}

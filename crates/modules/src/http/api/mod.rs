@@ -1,0 +1,154 @@
+//! api: what the server knows, as JSON over HTTP, in the form that nginx documents for its commercial edition.
+//!   api [write=on|off];          location
+//! (<https://nginx.org/en/docs/http/ngx_http_api_module.html>, version 9; docs/api.yaml has it as OpenAPI)
+//!
+//! So far: `http/upstreams`, the groups of servers, to be read and changed. Who may ask is for the access rules of the
+//! location to say.
+
+mod answer;
+mod upstreams;
+
+use std::future::poll_fn;
+
+use bstr::ByteSlice;
+use gale_base::log_level::Level;
+use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes};
+use gale_engine::configuration::Builder;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
+use gale_http::request::request_body::read_body;
+use gale_protocol::request::Method;
+use serde_json::json;
+
+use answer::{Fault, send};
+
+use crate::shared::limits::invalid_parameter;
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "http_api",
+    directives: &[Directive {
+        name: "api",
+        contexts: Contexts::LOCATION,
+        takes: Takes::Between(0, 1),
+        body: BlockBody::None,
+        default: "",
+        about: "Answers with what the server knows, as JSON; with write=on it can be changed, too.",
+        store: &Custom(api),
+    }],
+    conf: Some(ConfType::of::<Conf>()),
+    parts: &[&HttpPart { handlers: &[(Phase::Content, &Api)], ..HttpPart::EMPTY }],
+};
+
+/// The version of nginx's API that is spoken, and the oldest one that is answered in the same form.
+const VERSIONS: std::ops::RangeInclusive<u32> = 1..=9;
+
+/// Most of a request's body that is looked at, in bytes: a list of ten thousand servers has about one megabyte.
+const BODY_MAX: u64 = 8 << 20;
+
+/// Not inherited, as in nginx: what answers a location is its own.
+#[derive(Default)]
+struct Conf {
+    is_on: bool,
+    is_writable: bool,
+}
+
+fn api(conf: &mut Conf, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    if conf.is_on {
+        return Err(statement.directive_error("is duplicate"));
+    }
+    conf.is_on = true;
+    conf.is_writable = match statement.args.first() {
+        None => false,
+        Some(word) => match &**word.text {
+            b"write=on" => true,
+            b"write=off" => false,
+            _ => return Err(invalid_parameter(word)),
+        },
+    };
+    Ok(())
+}
+
+struct Api;
+
+fn conf_of(conf: &dyn std::any::Any) -> &Conf {
+    conf.downcast_ref().expect("a handler's settings are of its module's type")
+}
+
+impl Handler for Api {
+    fn applies(&self, conf: &dyn std::any::Any) -> bool {
+        conf_of(conf).is_on
+    }
+
+    fn decide(&self, _: &mut Request, _: &dyn std::any::Any) -> Decision {
+        Decision::MustWait
+    }
+
+    fn outlives_client(&self, _: &Request, _: &dyn std::any::Any) -> bool {
+        // A change that has begun is done to its end.
+        true
+    }
+
+    fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn std::any::Any) -> LocalBoxFuture<'a, Flow> {
+        let is_writable = conf_of(conf).is_writable;
+        Box::pin(async move {
+            match answer(request, is_writable).await {
+                Ok(flow) => flow,
+                Err(fault) => fault.send(request),
+            }
+        })
+    }
+}
+
+/// What is asked for, behind the location's name.
+async fn answer(request: &mut Request, is_writable: bool) -> Result<Flow, Fault> {
+    let changes = match request.method() {
+        Method::Get | Method::Head => false,
+        Method::Post | Method::Put | Method::Patch | Method::Delete if is_writable => true,
+        _ => return Err(Fault::method()),
+    };
+    let path = request.uri.clone();
+    let behind = path.strip_prefix(&*request.scope().name).unwrap_or(&path);
+    let parts: Vec<String> =
+        behind.split_str("/").filter(|part| !part.is_empty()).map(|part| part.to_str_lossy().into_owned()).collect();
+    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+    let [version, rest @ ..] = parts.as_slice() else {
+        return only_read(changes).map(|()| send(request, 200, &json!(VERSIONS.collect::<Vec<_>>())));
+    };
+    let is_known = version.parse().is_ok_and(|number: u32| VERSIONS.contains(&number));
+    if !is_known {
+        return Err(Fault::new(404, "unknown version", "UnknownVersion"));
+    }
+    match rest {
+        [] => only_read(changes).map(|()| send(request, 200, &json!(["http"]))),
+        ["http"] => only_read(changes).map(|()| send(request, 200, &json!(["upstreams"]))),
+        ["http", "upstreams", rest @ ..] => upstreams::answer(request, rest, changes).await,
+        _ => Err(Fault::path()),
+    }
+}
+
+fn only_read(changes: bool) -> Result<(), Fault> {
+    if changes { Err(Fault::method()) } else { Ok(()) }
+}
+
+/// The request's body, in memory.
+async fn body(request: &mut Request) -> Result<Vec<u8>, Fault> {
+    let stored = read_body(request).await.map_err(|error| Fault::new(error.status(), "no body", "BodyError"))?;
+    if stored.length() > BODY_MAX {
+        return Err(Fault::new(413, "body too large", "BodyTooLarge"));
+    }
+    let mut body = Vec::new();
+    let Some(mut reader) = stored.read(..) else { return Ok(body) };
+    loop {
+        match poll_fn(|context| reader.poll_read(context, 64 * 1024)).await {
+            Ok(Some(bytes)) => body.extend_from_slice(&bytes),
+            Ok(None) => return Ok(body),
+            Err(error) => {
+                request.log(Level::Crit, format_args!("{error} while reading the request's body"));
+                return Err(Fault::new(500, "internal error", "InternalError"));
+            }
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! `http/upstreams`: the groups of servers, and their servers.
+//!
+//! ```text
+//!   GET    http/upstreams                     what is known of all groups
+//!   GET    http/upstreams/NAME                … of one
+//!   GET    http/upstreams/NAME/servers        its servers
+//!   POST   http/upstreams/NAME/servers        adds one
+//!   PUT    http/upstreams/NAME/servers        replaces all of them (Gale's own)
+//!   GET    http/upstreams/NAME/servers/ID
+//!   PATCH  http/upstreams/NAME/servers/ID     changes its parameters
+//!   DELETE http/upstreams/NAME/servers/ID
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_base::units;
+use gale_engine::server_address::ServerAddress;
+use gale_engine::upstream::{EditError, Group, GroupServer, PeerReport, ROUTE_LENGTH_MAX, ServerSettings, Standing};
+use gale_http::request::Request;
+use gale_http::request::phases::Flow;
+use gale_protocol::request::Method;
+use gale_runtime::{SocketAddress, default_pool};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::answer::{Fault, send};
+use super::{body, only_read};
+
+/// The port of a server without one.
+const PORT_DEFAULT: u16 = 80;
+
+pub(super) async fn answer(request: &mut Request, path: &[&str], changes: bool) -> Result<Flow, Fault> {
+    let [name, rest @ ..] = path else {
+        only_read(changes)?;
+        let declared = request.http().upstreams.declared();
+        let groups = declared.iter().map(|upstream| (upstream.group().name().to_owned(), report(upstream.group())));
+        let groups: Map<String, Value> = groups.collect();
+        return Ok(send(request, 200, &Value::Object(groups)));
+    };
+    let declared = request.http().upstreams.declared();
+    let found = declared.iter().find(|upstream| upstream.group().name() == *name);
+    let group = found.map(|upstream| Arc::clone(upstream.group()));
+    let group = group.ok_or_else(|| Fault::new(404, "upstream not found", "UpstreamNotFound"))?;
+    match rest {
+        [] => only_read(changes).map(|()| send(request, 200, &report(&group))),
+        ["servers"] => servers(request, &group).await,
+        ["servers", id] => {
+            let id = id.parse().map_err(|_| Fault::new(400, "invalid server ID", "UpstreamBadServerId"))?;
+            server(request, &group, id).await
+        }
+        _ => Err(Fault::path()),
+    }
+}
+
+async fn servers(request: &mut Request, group: &Arc<Group>) -> Result<Flow, Fault> {
+    match request.method() {
+        Method::Get | Method::Head => Ok(send(request, 200, &list(&group.servers()))),
+        Method::Post => {
+            let wanted: Wanted = parse(body(request).await?).await?;
+            let (address, name, settings) = wanted.server(group)?;
+            let added = edit(request, group, move |editing| editing.add(address, name, settings)).await?;
+            let path = request.uri.strip_suffix(b"/").unwrap_or(&request.uri);
+            let location = [path, format!("/{}", added.id).as_bytes()].concat();
+            let flow = send(request, 201, &describe(&added));
+            request.response.location = location;
+            Ok(flow)
+        }
+        Method::Put => {
+            let wanted: Vec<Wanted> = parse(body(request).await?).await?;
+            let group_of_task = Arc::clone(group);
+            let read = move || wanted.into_iter().map(|wanted| wanted.server(&group_of_task)).collect();
+            let servers: Result<Vec<_>, Fault> = default_pool().run(read).await.map_err(|error| overloaded(&error))?;
+            let servers = servers?;
+            let now = edit(request, group, move |editing| editing.replace(servers)).await?;
+            Ok(send(request, 200, &list(&now)))
+        }
+        _ => Err(Fault::method()),
+    }
+}
+
+async fn server(request: &mut Request, group: &Arc<Group>, id: u64) -> Result<Flow, Fault> {
+    match request.method() {
+        Method::Get | Method::Head => {
+            let servers = group.servers();
+            let found =
+                servers.iter().find(|server| server.id == id).ok_or_else(|| refused(EditError::NotFound(id)))?;
+            Ok(send(request, 200, &describe(found)))
+        }
+        Method::Patch => {
+            let wanted: Wanted = parse(body(request).await?).await?;
+            if wanted.server.is_some() || wanted.backup.is_some() {
+                return Err(Fault::format("\"server\" and \"backup\" cannot be changed"));
+            }
+            wanted.check(group)?;
+            let changed = edit(request, group, move |editing| editing.change(id, |settings| wanted.apply(settings)));
+            let changed = changed.await?;
+            Ok(send(request, 200, &describe(&changed)))
+        }
+        Method::Delete => {
+            edit(request, group, move |editing| editing.remove(id)).await?;
+            Ok(send(request, 200, &list(&group.servers())))
+        }
+        _ => Err(Fault::method()),
+    }
+}
+
+/// Changes a group, and says so in the error log.
+async fn edit<T: Send + 'static>(
+    request: &Request,
+    group: &Arc<Group>,
+    change: impl FnOnce(&mut gale_engine::upstream::Editing) -> Result<T, EditError> + Send + 'static,
+) -> Result<T, Fault> {
+    let result = group.edit(change).await;
+    match &result {
+        Ok(_) => {
+            request
+                .log(Level::Notice, format_args!("servers of upstream \"{}\" were changed by the API", group.name()));
+        }
+        Err(error @ (EditError::NotWritten(_) | EditError::Overloaded(_))) => {
+            let name = group.name();
+            request.log(Level::Error, format_args!("servers of upstream \"{name}\" are not changed: {error}"));
+        }
+        Err(_) => {}
+    }
+    result.map_err(refused)
+}
+
+fn refused(error: EditError) -> Fault {
+    match &error {
+        EditError::NotFound(_) => Fault::new(404, error.to_string(), "UpstreamServerNotFound"),
+        EditError::Exists(_) => Fault::new(409, error.to_string(), "EntryExists"),
+        EditError::TooMany => Fault::new(400, error.to_string(), "UpstreamTooManyServers"),
+        EditError::NotWritten(_) => Fault::new(500, "the state file cannot be written", "StateNotWritten"),
+        EditError::Overloaded(error) => overloaded(error),
+    }
+}
+
+fn overloaded(error: &gale_runtime::PoolError) -> Fault {
+    Fault::new(503, error.to_string(), "Overloaded")
+}
+
+/// Reads JSON, in a thread: a long list takes its time.
+async fn parse<T: for<'a> Deserialize<'a> + Send + 'static>(text: Vec<u8>) -> Result<T, Fault> {
+    let parsed = default_pool().run(move || serde_json::from_slice(&text)).await;
+    let parsed = parsed.map_err(|error| overloaded(&error))?;
+    parsed.map_err(|error| Fault::new(415, format!("json error: {error}"), "JsonError"))
+}
+
+/// A server as it is asked for. What is missing stays as it is, or has nginx's default.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    /// Accepted in lists, where answers have it; servers are told apart by their addresses.
+    #[serde(rename = "id")]
+    _id: Option<u64>,
+    server: Option<String>,
+    weight: Option<u32>,
+    max_conns: Option<u32>,
+    max_fails: Option<u32>,
+    fail_timeout: Option<Time>,
+    slow_start: Option<Time>,
+    route: Option<String>,
+    backup: Option<bool>,
+    down: Option<bool>,
+    drain: Option<bool>,
+}
+
+/// A time as the configuration has it, or a number of seconds.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Time {
+    Seconds(u64),
+    Text(String),
+}
+
+impl Time {
+    fn parse(&self) -> Option<Duration> {
+        match self {
+            Time::Seconds(seconds) => Some(Duration::from_secs(*seconds)),
+            Time::Text(text) => units::parse_time(text.as_bytes()),
+        }
+    }
+}
+
+impl Wanted {
+    /// What a new server of the group is.
+    fn server(self, group: &Group) -> Result<(SocketAddress, Arc<[u8]>, ServerSettings), Fault> {
+        self.check(group)?;
+        let name = self.server.as_deref().ok_or_else(|| Fault::format("no \"server\" argument"))?;
+        let wrong = |what: &str| Fault::new(400, format!("{what} in upstream \"{name}\""), "UpstreamBadAddress");
+        let address = match ServerAddress::parse(name.as_bytes(), PORT_DEFAULT).map_err(wrong)? {
+            ServerAddress::Inet(address) => SocketAddress::Inet(address),
+            ServerAddress::Unix(path) => SocketAddress::unix(&path),
+            ServerAddress::Host(..) => return Err(wrong("a name and no address")),
+        };
+        let name = Arc::from(name.as_bytes());
+        let mut settings = ServerSettings { is_backup: self.backup.unwrap_or_default(), ..ServerSettings::default() };
+        self.apply(&mut settings);
+        Ok((address, name, settings))
+    }
+
+    /// Whether the values make sense in this group.
+    fn check(&self, group: &Group) -> Result<(), Fault> {
+        if self.weight == Some(0) {
+            return Err(Fault::format("invalid weight"));
+        }
+        // What the configuration, and so a state file, can say.
+        let is_whole = |time: Duration| {
+            time.subsec_nanos() == 0 && units::parse_time_seconds(time.as_secs().to_string().as_bytes()).is_some()
+        };
+        let is_time = |time: Duration| units::parse_time(format!("{}ms", time.as_millis()).as_bytes()).is_some();
+        let is_wrong = |time: &Option<Time>, fits: &dyn Fn(Duration) -> bool| {
+            time.as_ref().is_some_and(|time| !time.parse().is_some_and(fits))
+        };
+        if is_wrong(&self.fail_timeout, &is_whole) {
+            return Err(Fault::format("invalid fail_timeout"));
+        }
+        if is_wrong(&self.slow_start, &is_time) {
+            return Err(Fault::format("invalid slow_start"));
+        }
+        if self.route.as_ref().is_some_and(|route| route.len() > ROUTE_LENGTH_MAX) {
+            return Err(Fault::format(format!("route is longer than {ROUTE_LENGTH_MAX}")));
+        }
+        for (name, is_given) in [("backup", self.backup == Some(true)), ("slow_start", self.slow_start.is_some())] {
+            if is_given && !group.has_backups() {
+                return Err(Fault::format(format!("balancing method does not support parameter \"{name}\"")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over what is given and was checked.
+    fn apply(self, settings: &mut ServerSettings) {
+        let Wanted { weight, max_conns, max_fails, fail_timeout, slow_start, route, down, drain, .. } = self;
+        fn set<T>(to: &mut T, value: Option<T>) {
+            if let Some(value) = value {
+                *to = value;
+            }
+        }
+        set(&mut settings.weight, weight);
+        set(&mut settings.max_conns, max_conns);
+        set(&mut settings.max_fails, max_fails);
+        set(&mut settings.fail_timeout, fail_timeout.and_then(|time| time.parse()));
+        set(&mut settings.slow_start, slow_start.and_then(|time| time.parse()));
+        if let Some(route) = route {
+            settings.route = (!route.is_empty()).then(|| route.into());
+        }
+        settings.standing = match (down, drain, settings.standing) {
+            (Some(true), ..) => Standing::Down,
+            (_, Some(true), _) => Standing::Draining,
+            (Some(false), _, Standing::Down) | (_, Some(false), Standing::Draining) => Standing::Up,
+            (.., standing) => standing,
+        };
+    }
+}
+
+fn list(servers: &[GroupServer]) -> Value {
+    servers.iter().map(describe).collect()
+}
+
+fn describe(server: &GroupServer) -> Value {
+    let GroupServer { id, address, name, settings } = server;
+    let ServerSettings { weight, max_conns, max_fails, fail_timeout, slow_start, is_backup, standing, route } =
+        &**settings;
+    let address = match address {
+        SocketAddress::Inet(address) => address.to_string(),
+        SocketAddress::Unix(_) => String::from_utf8_lossy(name).into_owned(),
+    };
+    let mut described = json!({
+        "id": id,
+        "server": address,
+        "weight": weight,
+        "max_conns": max_conns,
+        "max_fails": max_fails,
+        "fail_timeout": seconds(*fail_timeout),
+        "slow_start": seconds(*slow_start),
+        "route": route.as_deref().unwrap_or_default(),
+        "backup": is_backup,
+        "down": *standing == Standing::Down,
+    });
+    if *standing == Standing::Draining {
+        described["drain"] = true.into();
+    }
+    described
+}
+
+/// As nginx's API has times.
+fn seconds(time: Duration) -> String {
+    match time.subsec_millis() {
+        0 => format!("{}s", time.as_secs()),
+        _ => format!("{}ms", time.as_millis()),
+    }
+}
+
+/// What is known of a group.
+fn report(group: &Group) -> Value {
+    let peers: Value = group.report().iter().map(describe_peer).collect();
+    json!({ "peers": peers, "keepalive": group.idle_connections(), "zone": group.name() })
+}
+
+fn describe_peer(peer: &PeerReport) -> Value {
+    let mut described = json!({
+        "server": &*peer.address,
+        "name": String::from_utf8_lossy(&peer.server),
+        "backup": peer.is_backup,
+        "weight": peer.settings.weight,
+        "state": peer.state,
+        "fails": peer.fails,
+    });
+    if let Some(id) = peer.id {
+        described["id"] = id.into();
+    }
+    if peer.settings.max_conns > 0 {
+        described["max_conns"] = peer.settings.max_conns.into();
+    }
+    described
+}

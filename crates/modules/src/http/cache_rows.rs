@@ -1,0 +1,329 @@
+//! The directives of caches, which proxy, fastcgi, scgi and uwsgi have: `proxy_cache_path`, `fastcgi_cache_path` and so
+//! on. One macro makes the rows.
+//! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache_path>)
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bstr::ByteSlice;
+use gale_base::units;
+use gale_config::{Diagnostic, Setting, Statement, Word, values};
+use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
+use gale_engine::service::ServiceSpec;
+use gale_engine::spool::TempPath;
+use gale_http::cache::CacheZone;
+use gale_http::cache::key::Levels;
+use gale_http::cache::policy::Conformance;
+use gale_http::cache::services::CacheService;
+use gale_http::cache::settings::{
+    CacheChoice, CacheKey, CachePath, CacheSettings, PathOptions, Place, Valid, method_bit,
+};
+use gale_http::configuration::builder::InHttp;
+use gale_http::upstream::settings::RetryOn;
+use gale_http::variables::template::Template;
+use gale_protocol::request::Method;
+
+/// The rows of a module whose settings have an `UpstreamSettings` called `upstream`, and of which responses may be
+/// cached: those of caches and all others, with further rows behind them.
+macro_rules! upstream_cache_rows {
+    ($conf:ty, $prefix:literal, $temp:literal, [$($own:expr),* $(,)?]) => {
+        $crate::http::upstream_rows::upstream_rows!($conf, $prefix, $temp, [
+            $($own,)*
+            gale_engine::module::Directive {
+                contexts: gale_config::Contexts::HTTP,
+                ..$crate::http::cache_rows::row!($conf, $prefix, "_cache_path", gale_config::Takes::AtLeast(2), "",
+                    "A cache: its directory, its zone, and how much there may be in it.",
+                    many_with cache_path, upstream.cache.paths)
+            },
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache", gale_config::Takes::Exactly(1), "",
+                "The cache of responses; off for none.", with cache, upstream.cache.choice),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_key", gale_config::Takes::Exactly(1), "",
+                "What a cached response is found by.", with cache_key, upstream.cache.key),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_valid", gale_config::Takes::AtLeast(1), "",
+                "For how long responses of some status are fresh if they do not say so.",
+                many cache_valid, upstream.cache.valid),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_methods", gale_config::Takes::AtLeast(1), "GET HEAD",
+                "The methods of requests that the cache may answer.", with cache_methods, upstream.cache.methods),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_min_uses", gale_config::Takes::Exactly(1), "1",
+                "How often something has to be asked for until it is stored.",
+                values number, upstream.cache.min_uses),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_bypass", gale_config::Takes::AtLeast(1), "",
+                "Requests that are not answered by the cache: one of the texts is neither empty nor 0.",
+                many_with conditions, upstream.cache.bypass),
+            $crate::http::cache_rows::row!($conf, $prefix, "_no_cache", gale_config::Takes::AtLeast(1), "",
+                "Responses that are not stored: one of the texts is neither empty nor 0.",
+                many_with conditions, upstream.cache.no_cache),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_lock", gale_config::Takes::Flag, "off",
+                "Whether requests wait for the one that fetches the same.", values flag, upstream.cache.lock),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_lock_timeout", gale_config::Takes::Exactly(1), "5s",
+                "How long they wait.", values time_ms, upstream.cache.lock_timeout),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_lock_age", gale_config::Takes::Exactly(1), "5s",
+                "After how long another one fetches it.", values time_ms, upstream.cache.lock_age),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_use_stale", gale_config::Takes::AtLeast(1), "off",
+                "When something too old is used.", with cache_use_stale, upstream.cache_use_stale),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_background_update", gale_config::Takes::Flag, "off",
+                "Whether what is stale and used is fetched anew beside the request.",
+                values flag, upstream.cache.background_update),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_revalidate", gale_config::Takes::Flag, "off",
+                "Whether servers are asked if something too old has changed.", values flag, upstream.cache.revalidate),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_convert_head", gale_config::Takes::Flag, "on",
+                "Whether a HEAD becomes a GET, so that it can be stored.", values flag, upstream.cache.convert_head),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_max_range_offset", gale_config::Takes::Exactly(1), "",
+                "Ranges from here on are passed on and not stored.", values offset, upstream.cache.max_range_offset),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_conformance", gale_config::Takes::Exactly(1), "mixed",
+                "Whose rules count where nginx and RFC 9111 differ: mixed, nginx, rfc9111.",
+                values_of cache_conformance, upstream.cache.conformance),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_disk_timeout", gale_config::Takes::Exactly(1),
+                "250ms", "How long a request waits for the cache's disk before it goes to the upstream.",
+                values time_ms, upstream.cache.disk_timeout),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_purge", gale_config::Takes::AtLeast(1), "",
+                "Requests that purge what has their key: one of the texts is neither empty nor 0.",
+                many_with conditions, upstream.cache.purge),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_purge_soft", gale_config::Takes::Flag, "off",
+                "Whether what is purged becomes stale instead of gone.", values flag, upstream.cache.purge_soft),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_purge_tags", gale_config::Takes::Exactly(1), "",
+                "The tags that a purge is about, instead of the key.", with template, upstream.cache.purge_tags),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_tag_header", gale_config::Takes::Exactly(1), "",
+                "The field of responses that has their tags.", values string, upstream.cache.tag_header),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_status", gale_config::Takes::Exactly(1), "off",
+                "The name that the cache has in Cache-Status; off for no such field.",
+                values string, upstream.cache.status_name),
+        ])
+    };
+}
+
+/// One row of them.
+macro_rules! row {
+    (@ $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr, $store:expr) => {
+        $crate::http::upstream_rows::row!(@ $prefix, $name, $takes, $default, $about, $store)
+    };
+    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
+     values $parse:ident, $($field:ident).+) => {
+        $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::One {
+            parse: gale_config::values::$parse, slot: gale_config::slot!($conf, $($field).+) })
+    };
+    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
+     values_of $parse:ident, $($field:ident).+) => {
+        $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::One {
+            parse: $crate::http::cache_rows::$parse, slot: gale_config::slot!($conf, $($field).+) })
+    };
+    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
+     with $parse:ident, $($field:ident).+) => {
+        $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::OneWith {
+            parse: $crate::http::cache_rows::$parse, slot: gale_config::slot!($conf, $($field).+) })
+    };
+    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
+     many $parse:ident, $($field:ident).+) => {
+        $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::Many {
+            parse: $crate::http::cache_rows::$parse, slot: gale_config::slot!($conf, $($field).+) })
+    };
+    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
+     many_with $parse:ident, $($field:ident).+) => {
+        $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::ManyWith {
+            parse: $crate::http::cache_rows::$parse, slot: gale_config::slot!($conf, $($field).+) })
+    };
+}
+
+pub(crate) use {row, upstream_cache_rows};
+
+pub(crate) use crate::http::upstream_rows::template;
+
+/// The least memory that an index has: nginx's two pages.
+const ZONE_BYTES_MIN: usize = 2 * 4096;
+
+/// The directive that declares the caches of a module, by any of its directives: zones of one are none of another's.
+fn declared_by(statement: &Statement) -> &'static str {
+    match statement.name.text.split(|&byte| byte == b'_').next().unwrap_or_default() {
+        b"fastcgi" => "fastcgi_cache_path",
+        b"scgi" => "scgi_cache_path",
+        b"uwsgi" => "uwsgi_cache_path",
+        _ => "proxy_cache_path",
+    }
+}
+
+/// `proxy_cache_path PATH keys_zone=NAME:SIZE [PARAMETER ...];`
+pub(crate) fn cache_path(builder: &mut Builder, statement: &Statement) -> Result<ZoneRef<CachePath>, Diagnostic> {
+    let directory = &statement.args[0];
+    let text = directory.text.strip_suffix(b"/").unwrap_or(&directory.text);
+    let path = builder.full_path(text);
+    let mut levels = Levels::new();
+    let mut zone = None;
+    let mut options = PathOptions::default();
+    for word in &statement.args[1..] {
+        let (name, value) = word.text.split_once_str("=").unwrap_or((&word.text, b""));
+        let invalid = |what: &str| Diagnostic::emerg(format!("invalid {what} \"{}\"", word.text)).at(word.span);
+        let value_error =
+            |name: &str| Diagnostic::emerg(format!("invalid {name} value \"{}\"", word.text)).at(word.span);
+        let number = |name: &str| units::parse_number(value).ok_or_else(|| value_error(name));
+        let time = |name: &str| units::parse_time(value).ok_or_else(|| value_error(name));
+        match name {
+            b"levels" => levels = parse_levels(value).ok_or_else(|| invalid("\"levels\""))?,
+            b"use_temp_path" if matches!(value, b"on" | b"off") => {}
+            b"use_temp_path" => {
+                let message = format!("invalid use_temp_path value \"{}\", it must be \"on\" or \"off\"", word.text);
+                return Err(Diagnostic::emerg(message).at(word.span));
+            }
+            b"keys_zone" => zone = Some(parse_zone(word, value)?),
+            b"inactive" => {
+                options.inactive = units::parse_time_seconds(value).ok_or_else(|| value_error("inactive"))?;
+            }
+            b"max_size" => options.max_size = units::parse_offset(value).ok_or_else(|| value_error("max_size"))?,
+            b"min_free" => options.min_free = units::parse_offset(value).ok_or_else(|| value_error("min_free"))?,
+            b"loader_files" => options.loader.files = number("loader_files")?,
+            b"loader_sleep" => options.loader.sleep = time("loader_sleep")?,
+            b"loader_threshold" => options.loader.threshold = time("loader_threshold")?,
+            b"manager_files" => options.manager.files = number("manager_files")?,
+            b"manager_sleep" => options.manager.sleep = time("manager_sleep")?,
+            b"manager_threshold" => options.manager.threshold = time("manager_threshold")?,
+            b"purger" => options.purger = flag(value).ok_or_else(|| value_error("purger"))?,
+            b"purger_files" => options.purging.files = number("purger_files")?,
+            b"purger_sleep" => options.purging.sleep = time("purger_sleep")?,
+            b"purger_threshold" => options.purging.threshold = time("purger_threshold")?,
+            _ => return Err(invalid("parameter")),
+        }
+    }
+    let Some(size) = zone else {
+        let message = format!("\"{}\" must have \"keys_zone\" parameter", statement.name.text);
+        return Err(Diagnostic::emerg(message).at(statement.span));
+    };
+    let kind = declared_by(statement);
+    let declared = builder.declare_zone::<CachePath>(kind, &size, statement.span)?;
+    if declared.declared().is_some() {
+        return Err(Diagnostic::emerg(format!("duplicate zone \"{}\"", size.name)).at(statement.span));
+    }
+    let place = Place { path: path.clone(), levels: levels.clone() };
+    let shown = [path.as_os_str().as_encoded_bytes(), b" ", &levels[..]].concat();
+    let made = options.clone();
+    let name = size.name.clone();
+    let make = |bytes| CacheZone::new(name, place, made, bytes);
+    let cache: Arc<CacheZone> = size.hold_for(builder, kind, "cache", &shown, statement.span, make)?;
+    let service = CacheService { zone: Arc::clone(&cache), options };
+    builder.add_service(ServiceSpec::per_process(format!("cache manager {}", size.name), service), statement.span)?;
+    let mut temp_path = Setting::default();
+    temp_path.set(TempPath { path: path.into(), levels }, Some(directory.span));
+    builder.http_mut().temp_paths.push(temp_path);
+    declared.declare(CachePath { name: size.name, cache });
+    Ok(declared)
+}
+
+fn flag(value: &[u8]) -> Option<bool> {
+    match value {
+        b"on" => Some(true),
+        b"off" => Some(false),
+        _ => None,
+    }
+}
+
+/// `1:2`: up to three levels of one or two digits each.
+fn parse_levels(text: &[u8]) -> Option<Levels> {
+    let levels: Option<Levels> = text
+        .split(|&byte| byte == b':')
+        .map(|level| match level {
+            b"1" => Some(1),
+            b"2" => Some(2),
+            _ => None,
+        })
+        .collect();
+    levels.filter(|levels| levels.len() <= 3)
+}
+
+fn parse_zone(word: &Word, value: &[u8]) -> Result<ZoneSize, Diagnostic> {
+    let invalid = || Diagnostic::emerg(format!("invalid keys zone size \"{}\"", word.text)).at(word.span);
+    let (name, size) = value.split_once_str(":").ok_or_else(invalid)?;
+    let bytes = units::parse_size(size).and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(invalid)?;
+    if bytes < ZONE_BYTES_MIN {
+        return Err(Diagnostic::emerg(format!("keys zone \"{}\" is too small", word.text)).at(word.span));
+    }
+    Ok(ZoneSize { name: name.into(), bytes })
+}
+
+/// `proxy_cache ZONE|off;`
+pub(crate) fn cache(builder: &mut Builder, statement: &Statement) -> Result<CacheChoice, Diagnostic> {
+    let word = &statement.args[0];
+    if &**word.text == b"off" {
+        return Ok(CacheChoice::Off);
+    }
+    let template = builder.http_mut().template(word)?;
+    if template.as_constant().is_none() {
+        return Ok(CacheChoice::Named(template));
+    }
+    builder.zone(declared_by(statement), &word.text, word.span).map(CacheChoice::Zone)
+}
+
+/// What in a key tells users apart.
+const OF_USERS: &[&str] = &["http_authorization"];
+
+/// `proxy_cache_key TEXT;`
+pub(crate) fn cache_key(builder: &mut Builder, statement: &Statement) -> Result<CacheKey, Diagnostic> {
+    let template = builder.http_mut().template(&statement.args[0])?;
+    let text = &statement.args[0].text;
+    let names = |name: &&str| text.contains_str(format!("${name}")) || text.contains_str(format!("${{{name}"));
+    Ok(CacheKey { template, tells_users: OF_USERS.iter().any(names) })
+}
+
+/// `proxy_cache_valid [STATUS ...] TIME;`
+pub(crate) fn cache_valid(statement: &Statement) -> Result<Vec<Valid>, Diagnostic> {
+    let (time, statuses) = statement.args.split_last().expect("it takes at least one");
+    let invalid_time = || Diagnostic::emerg(format!("invalid time value \"{}\"", time.text)).at(time.span);
+    let duration: Duration = units::parse_time_seconds(&time.text).ok_or_else(invalid_time)?;
+    let seconds = u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);
+    if statuses.is_empty() {
+        return Ok([200, 301, 302].map(|status| Valid { status, seconds }).into());
+    }
+    let status_of = |word: &Word| match units::parse_number(&word.text) {
+        _ if &**word.text == b"any" => Ok(0),
+        Some(status @ 100..=599) => Ok(status as u16),
+        _ => Err(Diagnostic::emerg(format!("invalid status \"{}\"", word.text)).at(word.span)),
+    };
+    statuses.iter().map(|word| status_of(word).map(|status| Valid { status, seconds })).collect()
+}
+
+/// `proxy_cache_methods METHOD ...;`
+pub(crate) fn cache_methods(builder: &mut Builder, statement: &Statement) -> Result<u32, Diagnostic> {
+    let words = [Method::Get, Method::Head, Method::Post].map(method_bit);
+    let words = [("GET", words[0]), ("HEAD", words[1]), ("POST", words[2])];
+    values::bitmask(statement, &words, &mut builder.diagnostics)
+}
+
+/// Texts of which one that is neither empty nor `0` is enough.
+pub(crate) fn conditions(builder: &mut Builder, statement: &Statement) -> Result<Vec<Template>, Diagnostic> {
+    statement.args.iter().map(|word| builder.http_mut().template(word)).collect()
+}
+
+/// `proxy_cache_use_stale`
+pub(crate) fn cache_use_stale(builder: &mut Builder, statement: &Statement) -> Result<RetryOn, Diagnostic> {
+    let words = RetryOn::WORDS.iter().filter(|(text, _)| *text != "non_idempotent");
+    crate::http::upstream_rows::retry_on(builder, statement, &words.copied().collect::<Vec<_>>())
+}
+
+/// `proxy_cache_conformance`
+pub(crate) fn cache_conformance(statement: &Statement) -> Result<Conformance, Diagnostic> {
+    let choices = [("mixed", Conformance::Mixed), ("nginx", Conformance::Nginx), ("rfc9111", Conformance::Rfc9111)];
+    values::enumeration(statement, &choices)
+}
+
+/// Completes the settings of a scope. `default_key` is the key where none is configured.
+///
+/// # Errors
+/// None: the default is the program's own.
+pub(crate) fn complete(
+    settings: &mut CacheSettings,
+    builder: &mut Builder,
+    prefix: &str,
+    default_key: Option<&str>,
+) -> Result<(), Diagnostic> {
+    if settings.is_on() && !settings.key.is_set() {
+        match default_key {
+            Some(key) => {
+                let template = builder.http_mut().template(&Statement::synthetic(key, Vec::new()).name)?;
+                settings.key.set(CacheKey { template, tells_users: false }, None);
+            }
+            None => {
+                let message = format!("no \"{prefix}_cache_key\" for \"{prefix}_cache\"");
+                let hint = "without a key nothing is cached here";
+                builder.note([Diagnostic::warn(message).at_opt(settings.choice.span()).hint(hint)]);
+            }
+        }
+    }
+    Ok(())
+}

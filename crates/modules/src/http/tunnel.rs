@@ -1,0 +1,178 @@
+//! tunnel: connects clients that ask for it (CONNECT) to servers, and carries their bytes.
+//!   tunnel_pass [ADDRESS];                              server, location, if in location
+//!   and a part of what all modules have that pass requests on (`upstream_rows.rs`)
+//!                                                       http, server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_tunnel_module.html>, RFC 9110 §9.3.6)
+//!
+//! Which hosts and ports a client may reach is for the access rules to say: without an address in `tunnel_pass` it
+//! reaches whatever it names.
+
+use std::any::Any;
+use std::time::Duration;
+
+use gale_config::{Contexts, Custom, Diagnostic, OneWith, Setting, Statement, Takes, slot};
+use gale_engine::configuration::Builder;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Flow, Phase};
+use gale_http::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
+use gale_http::upstream::sending::{RequestBody, Unframed};
+use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::{KeepHead, Passing, pass_on};
+use gale_http::variables::template::SizeTemplate;
+use gale_protocol::request::Method;
+use gale_runtime::{Buffer, Bytes};
+
+use gale_engine::upstream::{AddressPass, plain};
+
+use crate::http::upstream_pass::{PassRequests, look_up_status};
+use crate::http::upstream_rows::{self, fix, own_row, row};
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "http_tunnel",
+    directives: &[
+        Directive {
+            contexts: Contexts::SERVER.or(Contexts::LOCATION).or(Contexts::IF_IN_LOCATION),
+            ..own_row(
+                "tunnel_pass",
+                Takes::Between(0, 1),
+                "",
+                "The server, or group of servers, that clients are connected to; else the one that they name.",
+                &Custom(tunnel_pass),
+            )
+        },
+        own_row(
+            "tunnel_send_lowat",
+            Takes::Exactly(1),
+            "",
+            "Accepted and ignored, as by nginx on Linux.",
+            &OneWith { parse: upstream_rows::send_lowat, slot: slot!(Conf, send_lowat) },
+        ),
+        row!(Conf, "tunnel", "_bind", Takes::Between(1, 2), "off",
+            "The address that connections to servers come from.", with bind, bind),
+        row!(Conf, "tunnel", "_socket_keepalive", Takes::Flag, "off",
+            "Whether the kernel checks connections to servers that are silent (SO_KEEPALIVE).",
+            values flag, socket_keepalive),
+        row!(Conf, "tunnel", "_socket_rcvbuf", Takes::Exactly(1), "0",
+            "The kernel's buffer for what servers send (SO_RCVBUF), in bytes.", values size, socket_rcvbuf),
+        row!(Conf, "tunnel", "_socket_sndbuf", Takes::Exactly(1), "0",
+            "The kernel's buffer for what is sent to servers (SO_SNDBUF), in bytes.", values size, socket_sndbuf),
+        row!(Conf, "tunnel", "_connect_timeout", Takes::Exactly(1), "60s",
+            "How long connecting to a server may take.", values time_ms, connect_timeout),
+        row!(Conf, "tunnel", "_send_timeout", Takes::Exactly(1), "60s",
+            "Checked; a tunnel through which nothing passes ends after tunnel_read_timeout.",
+            values time_ms, send_timeout),
+        row!(Conf, "tunnel", "_read_timeout", Takes::Exactly(1), "60s",
+            "How long nothing may pass through a tunnel.", values time_ms, read_timeout),
+        row!(Conf, "tunnel", "_buffer_size", Takes::Exactly(1), "4k",
+            "Checked; what a tunnel carries at once has a size of its own.", values size, buffer_size),
+        row!(Conf, "tunnel", "_next_upstream", Takes::AtLeast(1), "error timeout",
+            "What has the next server of a group tried.", with tunnel_next_upstream, next_upstream),
+        row!(Conf, "tunnel", "_next_upstream_tries", Takes::Exactly(1), "0",
+            "How many servers are tried; 0 for all.", values number, next_upstream_tries),
+        row!(Conf, "tunnel", "_next_upstream_timeout", Takes::Exactly(1), "0",
+            "For how long servers are tried; 0 for ever.", values time_ms, next_upstream_timeout),
+    ],
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    parts: &[&HttpPart {
+        handlers: &[(
+            Phase::Content,
+            &PassRequests {
+                has_target: |conf: &Conf| conf.pass.is_some(),
+                settings: |conf| &conf.upstream,
+                rewriter: |_| &KeepHead,
+                prepare: |_, _| true,
+                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
+            },
+        )],
+        ..HttpPart::EMPTY
+    }],
+};
+
+/// The settings of a scope.
+#[derive(Default)]
+struct Conf {
+    upstream: UpstreamSettings,
+    /// Not inherited: what answers a location is its own.
+    pass: Option<AddressPass<Request>>,
+    send_lowat: Setting<u64>,
+}
+
+fn tunnel_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let word = statement.args.first().cloned().unwrap_or_else(|| {
+        let mut word = statement.name.clone();
+        word.text = "$host:$request_port".into();
+        word
+    });
+    conf.pass = Some(AddressPass::of_word(builder, statement, &word, conf.pass.is_some(), plain)?);
+    builder.allow_connect();
+    Ok(())
+}
+
+fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
+    let settings = &mut conf.upstream;
+    fix(&mut settings.request_timeout, Duration::ZERO);
+    fix(&mut settings.buffers, (8, 4096));
+    fix(&mut settings.buffering, false);
+    fix(&mut settings.request_buffering, false);
+    fix(&mut settings.max_temp_file_size, 0);
+    fix(&mut settings.ignore_client_abort, false);
+    fix(&mut settings.intercept_errors, false);
+    fix(&mut settings.force_ranges, false);
+    fix(&mut settings.limit_rate, SizeTemplate::Constant(0));
+    fix(&mut settings.pass_request_headers, false);
+    fix(&mut settings.pass_request_body, false);
+    upstream_rows::complete(settings, builder, false, "tunnel", "tunnel", &[])
+}
+
+/// Connects a client to a server. An error is the status that answers the request.
+async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
+    if request.method() != Method::Connect {
+        return Err(405);
+    }
+    let target =
+        conf.pass.as_ref().expect("there whenever the handler is").resolve(request).await.map_err(look_up_status)?;
+    let reader = || -> Box<dyn ResponseReader> { Box::new(Connected) };
+    let mut passing = Passing {
+        selection: target.select(request),
+        upstream: target.upstream(request).cloned(),
+        scheme: "",
+        tls: None,
+        uri: Bytes::new(),
+        head: Bytes::new(),
+        body: RequestBody::None,
+        framing: &Unframed,
+        reader: &reader,
+        settings: &conf.upstream,
+        rewriter: &KeepHead,
+        upgrade: None,
+        reuses_connections: false,
+        caching: None,
+    };
+    Ok(pass_on(request, &mut passing).await)
+}
+
+/// A server that is not asked anything: that it is there is its answer.
+struct Connected;
+
+impl ResponseReader for Connected {
+    fn is_tunnel(&self) -> bool {
+        true
+    }
+
+    fn read_head(&mut self, _: &mut Buffer, _: bool) -> Result<HeadRead, Malformed> {
+        Ok(HeadRead::Whole(UpstreamHead { status: 200, ..UpstreamHead::default() }))
+    }
+
+    fn read_body(&mut self, _: &mut Buffer, _: bool) -> Result<BodyRead, Malformed> {
+        Ok(BodyRead::Partial)
+    }
+
+    fn keeps_alive(&self) -> bool {
+        false
+    }
+}

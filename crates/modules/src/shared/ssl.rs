@@ -1,0 +1,601 @@
+//! ssl: TLS of servers, for any protocol.
+//!   ssl_certificate FILE;  ssl_certificate_key FILE;         several pairs
+//!   ssl_protocols …;  ssl_ciphers LIST;  ssl_prefer_server_ciphers on|off;  ssl_ecdh_curve LIST;
+//!   ssl_session_cache …;  ssl_session_tickets on|off;  ssl_session_ticket_key FILE;  ssl_session_timeout TIME;
+//!   ssl_verify_client on|off|optional|optional_no_ca;  ssl_verify_depth N;
+//!   ssl_client_certificate FILE;  ssl_trusted_certificate FILE;  ssl_crl FILE;
+//!   ssl_buffer_size SIZE;  ssl_reject_handshake on|off;
+//!   ssl_certificate_cache off|max=N [inactive=TIME] [valid=TIME];  ssl_password_file FILE;
+//!   ssl_conf_command NAME VALUE;
+//!   ssl_early_data on|off;  ssl_certificate_compression on|off;
+//!   ssl_stapling on|off;  ssl_stapling_file FILE;  ssl_stapling_responder URL;  ssl_stapling_verify on|off;
+//!   ssl_ocsp on|off|leaf;  ssl_ocsp_responder URL;  ssl_ocsp_cache off|shared:NAME:SIZE;
+//!   ssl_dhparam FILE;                                        accepted, without effect
+//!   $ssl_protocol, $ssl_cipher, $ssl_curve, $ssl_server_name, $ssl_session_reused, $ssl_client_…
+//!   $ssl_ciphers, $ssl_curves, $ssl_sigalgs, $ssl_ja4        of the client's first message
+//! (<https://nginx.org/en/docs/http/ngx_http_ssl_module.html>)
+//!
+//! What is spoken and how is the engine's ([`gale_engine::tls`]).
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bstr::{BStr, BString, ByteSlice};
+use gale_base::units;
+use gale_config::{Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Statement, Takes, Word, slot, values};
+use gale_engine::configuration::Builder;
+use gale_engine::module::Directive;
+use gale_engine::tls::commands::Command;
+use gale_engine::tls::offered;
+use gale_engine::tls::settings::{AsksAbout, SessionCache, TlsSettings, VerifyClient, Versions};
+use gale_engine::tls::staple::Responder;
+use gale_engine::tls::{Certificate, CertificateCache, TlsDetails, TlsStream};
+use gale_engine::variables::Variable;
+use gale_engine::variables::subject::Subject;
+use gale_protocol::client_hello::ClientHello;
+use gale_protocol::uri::escape::{Class, escape};
+
+/// A subject whose client may have come over TLS.
+pub trait OverTls: Subject {
+    /// The connection, if it may speak TLS.
+    fn tls(&self) -> Option<&TlsStream>;
+}
+
+/// OpenSSL's own number of sessions where `builtin` does not say.
+const BUILTIN_SESSIONS: u64 = 20 * 1024;
+
+/// The smallest shared cache: eight pages, as in nginx.
+const CACHE_BYTES_MIN: u64 = 8 * 4096;
+
+/// How long a kept certificate is not forgotten that nobody asks for.
+const CACHE_INACTIVE: Duration = Duration::from_secs(10);
+
+/// How long it is not read again.
+const CACHE_VALID: Duration = Duration::from_secs(60);
+
+/// The directives, for blocks that `contexts` names. Their settings are [`TlsSettings`].
+pub const fn directives(contexts: Contexts) -> [Directive; 29] {
+    [
+        Directive {
+            name: "ssl_certificate",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "The server's certificate, with those that lead to its authority behind it, in PEM.",
+            store: const { &ManyWith { parse: certificate, slot: slot!(TlsSettings, certificates) } },
+        },
+        Directive {
+            name: "ssl_certificate_key",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "The key of the certificate.",
+            store: const { &ManyWith { parse: certificate, slot: slot!(TlsSettings, keys) } },
+        },
+        Directive {
+            name: "ssl_certificate_cache",
+            contexts,
+            takes: Takes::Between(1, 3),
+            body: Body::None,
+            default: "off",
+            about: "Whether certificates whose names have variables are kept: max=N [inactive=TIME] [valid=TIME].",
+            store: const { &One { parse: certificate_cache, slot: slot!(TlsSettings, certificate_cache) } },
+        },
+        Directive {
+            name: "ssl_password_file",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "A file with passwords of keys, one a line.",
+            store: const { &OneWith { parse: path, slot: slot!(TlsSettings, password_file) } },
+        },
+        Directive {
+            name: "ssl_protocols",
+            contexts,
+            takes: Takes::AtLeast(1),
+            body: Body::None,
+            default: "TLSv1.2 TLSv1.3",
+            about: "The versions that are spoken; those before TLSv1.2 never are.",
+            store: const { &OneWith { parse: versions, slot: slot!(TlsSettings, versions) } },
+        },
+        Directive {
+            name: "ssl_ciphers",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "HIGH:!aNULL:!MD5",
+            about: "The cipher suites of TLSv1.2, as OpenSSL writes lists of them.",
+            store: const { &One { parse: values::string, slot: slot!(TlsSettings, ciphers) } },
+        },
+        Directive {
+            name: "ssl_prefer_server_ciphers",
+            contexts,
+            takes: Takes::Flag,
+            body: Body::None,
+            default: "off",
+            about: "Whether the server's order of cipher suites counts, or the client's.",
+            store: const { &One { parse: values::flag, slot: slot!(TlsSettings, prefers_own_ciphers) } },
+        },
+        Directive {
+            name: "ssl_ecdh_curve",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "auto",
+            about: "The groups for the exchange of keys.",
+            store: const { &One { parse: values::string, slot: slot!(TlsSettings, curves) } },
+        },
+        Directive {
+            name: "ssl_buffer_size",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "16k",
+            about: "The most that a record holds; the first ones of an answer hold less.",
+            store: const { &One { parse: values::size, slot: slot!(TlsSettings, buffer_size) } },
+        },
+        Directive {
+            name: "ssl_session_cache",
+            contexts,
+            takes: Takes::Between(1, 2),
+            body: Body::None,
+            default: "none",
+            about: "Where sessions are kept whose clients have no tickets: off, none, builtin[:SESSIONS], shared:NAME:SIZE.",
+            store: const { &One { parse: session_cache, slot: slot!(TlsSettings, session_cache) } },
+        },
+        Directive {
+            name: "ssl_session_tickets",
+            contexts,
+            takes: Takes::Flag,
+            body: Body::None,
+            default: "on",
+            about: "Whether clients get tickets, with which they come back to their sessions.",
+            store: const { &One { parse: values::flag, slot: slot!(TlsSettings, session_tickets) } },
+        },
+        Directive {
+            name: "ssl_session_ticket_key",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "A file with the key of tickets; the first of several encrypts.",
+            store: const { &ManyWith { parse: path, slot: slot!(TlsSettings, ticket_keys) } },
+        },
+        Directive {
+            name: "ssl_session_timeout",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "5m",
+            about: "How long clients may come back to a session.",
+            store: const { &One { parse: values::time_s, slot: slot!(TlsSettings, session_timeout) } },
+        },
+        Directive {
+            name: "ssl_verify_client",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "off",
+            about: "Whether clients are asked for a certificate: off, on, optional, optional_no_ca.",
+            store: const { &One { parse: verify_client, slot: slot!(TlsSettings, verify_client) } },
+        },
+        Directive {
+            name: "ssl_verify_depth",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "1",
+            about: "How many certificates may stand between a client's and its authority's.",
+            store: const { &One { parse: values::number, slot: slot!(TlsSettings, verify_depth) } },
+        },
+        Directive {
+            name: "ssl_client_certificate",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "The authorities of clients' certificates, which clients are told of.",
+            store: const { &OneWith { parse: path, slot: slot!(TlsSettings, client_certificate) } },
+        },
+        Directive {
+            name: "ssl_trusted_certificate",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "Authorities of clients' certificates, which clients are not told of.",
+            store: const { &OneWith { parse: path, slot: slot!(TlsSettings, trusted_certificate) } },
+        },
+        Directive {
+            name: "ssl_crl",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "Lists of certificates of clients that were revoked.",
+            store: const { &OneWith { parse: path, slot: slot!(TlsSettings, crl) } },
+        },
+        Directive {
+            name: "ssl_reject_handshake",
+            contexts,
+            takes: Takes::Flag,
+            body: Body::None,
+            default: "off",
+            about: "Whether the server refuses every handshake.",
+            store: const { &One { parse: values::flag, slot: slot!(TlsSettings, rejects_handshake) } },
+        },
+        Directive {
+            name: "ssl_certificate_compression",
+            contexts,
+            takes: Takes::Flag,
+            body: Body::None,
+            default: "off",
+            about: "Whether certificates are sent compressed to clients that can have it.",
+            store: const { &One { parse: values::flag, slot: slot!(TlsSettings, compresses_certificates) } },
+        },
+        Directive {
+            name: "ssl_stapling",
+            contexts,
+            takes: Takes::Flag,
+            body: Body::None,
+            default: "off",
+            about: "Whether clients are told what the issuer's responder says of the certificate.",
+            store: const { &One { parse: values::flag, slot: slot!(TlsSettings, staples) } },
+        },
+        Directive {
+            name: "ssl_stapling_file",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "A file with what the responder says, in place of asking it.",
+            store: const { &OneWith { parse: path, slot: slot!(TlsSettings, stapling_file) } },
+        },
+        Directive {
+            name: "ssl_stapling_responder",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "The URL of the responder, in place of the one that the certificate names.",
+            store: const { &One { parse: word, slot: slot!(TlsSettings, stapling_responder) } },
+        },
+        Directive {
+            name: "ssl_stapling_verify",
+            contexts,
+            takes: Takes::Flag,
+            body: Body::None,
+            default: "off",
+            about: "Whether it is checked who has signed what a responder says.",
+            store: const { &One { parse: values::flag, slot: slot!(TlsSettings, verifies_stapling) } },
+        },
+        Directive {
+            name: "ssl_ocsp",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "off",
+            about: "Whether responders are asked about certificates of clients: on, off, leaf.",
+            store: const { &One { parse: ocsp, slot: slot!(TlsSettings, ocsp) } },
+        },
+        Directive {
+            name: "ssl_ocsp_responder",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "The URL of the responder, in place of the one that the certificate names.",
+            store: const { &One { parse: ocsp_responder, slot: slot!(TlsSettings, ocsp_responder) } },
+        },
+        Directive {
+            name: "ssl_ocsp_cache",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "off",
+            about: "Where it is kept what responders say of clients: off, shared:NAME:SIZE.",
+            store: const { &One { parse: ocsp_cache, slot: slot!(TlsSettings, ocsp_cache) } },
+        },
+        Directive {
+            name: "ssl_dhparam",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "Parameters of DHE, which is not spoken.",
+            store: const { &Custom(|_: &mut (), b, s| without_effect(b, s, "DHE is not spoken, ECDHE is")) },
+        },
+        Directive {
+            name: "ssl_conf_command",
+            contexts,
+            takes: Takes::Exactly(2),
+            body: Body::None,
+            default: "",
+            about: "A command for OpenSSL, as far as it has a counterpart.",
+            store: const { &ManyWith { parse: conf_command, slot: slot!(TlsSettings, commands) } },
+        },
+    ]
+}
+
+pub(crate) fn without_effect(builder: &mut Builder, statement: &Statement, why: &str) -> Result<(), Diagnostic> {
+    let message = format!("\"{}\" directive is accepted but has no effect: {why}", statement.name.text);
+    builder.note([Diagnostic::warn(message).at(statement.name.span)]);
+    Ok(())
+}
+
+/// A certificate's or a key's file, or the text itself.
+pub(crate) fn certificate(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
+    let word = &statement.args[0];
+    if word.text.starts_with(b"data:") {
+        return Ok(word.clone());
+    }
+    if word.text.starts_with(b"engine:") || word.text.starts_with(b"store:") {
+        let (kind, _) = word.text.split_once_str(":").unwrap_or_default();
+        let what = if statement.name.text.ends_with(b"_certificate") { "certificate" } else { "certificate key" };
+        let message = format!("cannot load {what} \"{}\": \"{}:\" is not supported", word.text, BStr::new(kind));
+        return Err(Diagnostic::emerg(message)
+            .at(word.span)
+            .hint("OpenSSL, which has engines and stores, is not used"));
+    }
+    // Where a name with variables begins is known when these have their values.
+    if word.text.contains(&b'$') {
+        return Ok(word.clone());
+    }
+    path(builder, statement)
+}
+
+/// `off`, or how many certificates and keys are kept, and how long.
+pub(crate) fn certificate_cache(statement: &Statement) -> Result<Option<Arc<CertificateCache>>, Diagnostic> {
+    let (mut items_max, mut is_off) = (None, false);
+    let (mut inactive, mut valid) = (CACHE_INACTIVE, CACHE_VALID);
+    for word in &statement.args {
+        let invalid = || Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span);
+        let (name, value) = word.text.split_once_str("=").unwrap_or((&word.text, b""));
+        let time = || units::parse_time_seconds(value).ok_or_else(invalid);
+        match name {
+            b"max" => {
+                let number = units::parse_number(value).and_then(|number| usize::try_from(number).ok());
+                items_max = Some(number.filter(|&number| number > 0).ok_or_else(invalid)?);
+            }
+            b"inactive" => inactive = time()?,
+            b"valid" => valid = time()?,
+            b"off" if word.text == "off" => is_off = true,
+            _ => return Err(invalid()),
+        }
+    }
+    if is_off {
+        return Ok(None);
+    }
+    let missing = || statement.error(format!("\"{}\" must have the \"max\" parameter", statement.name.text));
+    Ok(Some(Arc::new(CertificateCache::new(items_max.ok_or_else(missing)?, inactive, valid))))
+}
+
+/// A command with its value.
+pub(crate) fn conf_command(builder: &mut Builder, statement: &Statement) -> Result<Command, Diagnostic> {
+    let mut command = Command { name: statement.args[0].clone(), value: statement.args[1].clone() };
+    if command.is_of_file() {
+        complete_path(builder, &mut command.value);
+    }
+    Ok(command)
+}
+
+/// A file, beside the configuration's own if its name is relative, as with nginx.
+pub(crate) fn path(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
+    let mut word = statement.args[0].clone();
+    complete_path(builder, &mut word);
+    Ok(word)
+}
+
+fn complete_path(builder: &Builder, word: &mut Word) {
+    use std::os::unix::ffi::OsStrExt;
+    let path = builder.configuration_directory.join(OsStr::from_bytes(&word.text));
+    word.text = BString::from(path.as_os_str().as_bytes());
+}
+
+pub(crate) fn versions(builder: &mut Builder, statement: &Statement) -> Result<Versions, Diagnostic> {
+    let mut versions = Versions { tls12: false, tls13: false };
+    for word in &statement.args {
+        match &**word.text {
+            b"TLSv1.2" => versions.tls12 = true,
+            b"TLSv1.3" => versions.tls13 = true,
+            b"SSLv2" | b"SSLv3" | b"TLSv1" | b"TLSv1.1" => {
+                let message = format!("{} is not spoken: it is broken or deprecated (RFC 8996)", word.text);
+                builder.note([Diagnostic::warn(message).at(word.span)]);
+            }
+            _ => return Err(Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span)),
+        }
+    }
+    if !versions.tls12 && !versions.tls13 {
+        return Err(statement
+            .error(format!("no version is left in \"{}\"", statement.name.text))
+            .hint("Gale speaks TLSv1.2 and TLSv1.3"));
+    }
+    Ok(versions)
+}
+
+fn verify_client(statement: &Statement) -> Result<VerifyClient, Diagnostic> {
+    values::enumeration(
+        statement,
+        &[
+            ("off", VerifyClient::Off),
+            ("on", VerifyClient::On),
+            ("optional", VerifyClient::Optional),
+            ("optional_no_ca", VerifyClient::OptionalNoCa),
+        ],
+    )
+}
+
+fn word(statement: &Statement) -> Result<Word, Diagnostic> {
+    Ok(statement.args[0].clone())
+}
+
+/// `ssl_early_data`, for protocols that can tell what may be done twice: http.
+pub const fn early_data(contexts: Contexts) -> Directive {
+    Directive {
+        name: "ssl_early_data",
+        contexts,
+        takes: Takes::Flag,
+        body: Body::None,
+        default: "off",
+        about: "Whether clients that come back may send requests with their first message.",
+        store: const { &One { parse: values::flag, slot: slot!(TlsSettings, early_data) } },
+    }
+}
+
+fn ocsp(statement: &Statement) -> Result<AsksAbout, Diagnostic> {
+    let words = [("off", AsksAbout::Nothing), ("on", AsksAbout::Chain), ("leaf", AsksAbout::Leaf)];
+    values::enumeration(statement, &words)
+}
+
+fn ocsp_responder(statement: &Statement) -> Result<Word, Diagnostic> {
+    let word = &statement.args[0];
+    Responder::parse(&word.text.to_str_lossy()).map(|_| word.clone()).map_err(|why| {
+        let message = format!("{why} in OCSP responder \"{}\" in \"ssl_ocsp_responder\"", word.text);
+        Diagnostic::emerg(message).at(word.span)
+    })
+}
+
+fn ocsp_cache(statement: &Statement) -> Result<Option<(BString, u64)>, Diagnostic> {
+    let word = &statement.args[0];
+    let invalid = |message: String| Diagnostic::emerg(message).at(word.span);
+    let parts: Vec<&[u8]> = word.text.split_str(":").collect();
+    match parts.as_slice() {
+        [b"off"] => Ok(None),
+        [b"shared", name, size] if !name.is_empty() => match units::parse_size(size) {
+            Some(size) if size < CACHE_BYTES_MIN => Err(invalid(format!("OCSP cache \"{}\" is too small", word.text))),
+            Some(size) => Ok(Some((BString::from(*name), size))),
+            None => Err(invalid(format!("invalid OCSP cache size in \"{}\"", word.text))),
+        },
+        _ => Err(invalid(format!("invalid OCSP cache \"{}\"", word.text))),
+    }
+}
+
+fn session_cache(statement: &Statement) -> Result<SessionCache, Diagnostic> {
+    let mut cache = SessionCache::None;
+    for word in &statement.args {
+        let invalid = || Diagnostic::emerg(format!("invalid session cache \"{}\"", word.text)).at(word.span);
+        let parts: Vec<&[u8]> = word.text.split_str(":").collect();
+        cache = match parts.as_slice() {
+            [b"off"] => SessionCache::Off,
+            [b"none"] => SessionCache::None,
+            // Beside a shared one it is nothing of its own.
+            [b"builtin"] if matches!(cache, SessionCache::Shared(..)) => cache,
+            [b"builtin"] => SessionCache::Builtin(BUILTIN_SESSIONS),
+            [b"builtin", count] => match units::parse_number(count).filter(|&count| count > 0) {
+                Some(_) if matches!(cache, SessionCache::Shared(..)) => cache,
+                Some(count) => SessionCache::Builtin(count),
+                None => return Err(invalid()),
+            },
+            [b"shared", name, size] if !name.is_empty() => {
+                let size = units::parse_size(size).ok_or_else(invalid)?;
+                if size < CACHE_BYTES_MIN {
+                    let message = format!("session cache \"{}\" is too small", word.text);
+                    return Err(Diagnostic::emerg(message).at(word.span));
+                }
+                SessionCache::Shared(BString::from(*name), size)
+            }
+            _ => return Err(invalid()),
+        };
+    }
+    Ok(cache)
+}
+
+/// The variables.
+pub const fn variables<S: OverTls>() -> [Variable<S>; 29] {
+    [
+        Variable::named("ssl_protocol", |subject: &S, _, out| {
+            with(subject, out, |details, out| push(out, details.version()))
+        }),
+        Variable::named("ssl_cipher", |subject: &S, _, out| {
+            with(subject, out, |details, out| push(out, details.cipher()))
+        }),
+        Variable::named("ssl_curve", |subject: &S, _, out| {
+            with(subject, out, |details, out| details.curve().is_some_and(|curve| push(out, curve)))
+        }),
+        Variable::named("ssl_ciphers", |subject: &S, _, out| of_hello(subject, out, offered::ciphers)),
+        Variable::named("ssl_curves", |subject: &S, _, out| of_hello(subject, out, offered::curves)),
+        Variable::named("ssl_sigalgs", |subject: &S, _, out| of_hello(subject, out, offered::signature_schemes)),
+        Variable::named("ssl_ja4", |subject: &S, _, out| of_hello(subject, out, offered::ja4)),
+        // The library does not tell.
+        Variable::named("ssl_sigalg", |subject: &S, _, out| with(subject, out, |_, _| true)),
+        Variable::named("ssl_client_sigalg", |subject: &S, _, out| with(subject, out, |_, _| true)),
+        Variable::named("ssl_ech_status", |subject: &S, _, out| with(subject, out, |_, _| true)),
+        Variable::named("ssl_ech_outer_server_name", |subject: &S, _, out| with(subject, out, |_, _| true)),
+        Variable::named("ssl_alpn_protocol", |subject: &S, _, out| {
+            with(subject, out, |details, out| details.alpn().is_some_and(|name| push(out, name)))
+        }),
+        Variable::named("ssl_server_name", |subject: &S, _, out| {
+            subject.tls().and_then(TlsStream::server_name).is_some_and(|name| push(out, name))
+        }),
+        Variable::named("ssl_session_reused", |subject: &S, _, out| {
+            with(subject, out, |details, out| push(out, if details.is_resumed() { "r" } else { "." }))
+        }),
+        Variable::named("ssl_session_id", |subject: &S, _, out| with(subject, out, |_, _| true)),
+        Variable::named("ssl_early_data", |subject: &S, _, out| {
+            with(subject, out, |details, out| details.is_early() && push(out, "1"))
+        }),
+        Variable::named("ssl_client_cert", |subject: &S, _, out| {
+            of_client(subject, out, |own| own.pem().trim_end().replace('\n', "\n\t"))
+        }),
+        Variable::named("ssl_client_raw_cert", |subject: &S, _, out| of_client(subject, out, |own| own.pem())),
+        Variable::named("ssl_client_escaped_cert", |subject: &S, _, out| {
+            of_client(subject, out, |own| {
+                let mut escaped = Vec::new();
+                escape(Class::Component, own.pem().as_bytes(), &mut escaped);
+                escaped
+            })
+        }),
+        Variable::named("ssl_client_s_dn", |subject: &S, _, out| of_client(subject, out, |own| own.subject())),
+        Variable::named("ssl_client_i_dn", |subject: &S, _, out| of_client(subject, out, |own| own.issuer())),
+        Variable::named("ssl_client_s_dn_legacy", |subject: &S, _, out| {
+            of_client(subject, out, |own| own.subject_legacy())
+        }),
+        Variable::named("ssl_client_i_dn_legacy", |subject: &S, _, out| {
+            of_client(subject, out, |own| own.issuer_legacy())
+        }),
+        Variable::named("ssl_client_serial", |subject: &S, _, out| of_client(subject, out, |own| own.serial())),
+        Variable::named("ssl_client_fingerprint", |subject: &S, _, out| {
+            of_client(subject, out, |own| own.fingerprint())
+        }),
+        Variable::named("ssl_client_v_start", |subject: &S, _, out| of_client(subject, out, |own| own.valid_from())),
+        Variable::named("ssl_client_v_end", |subject: &S, _, out| of_client(subject, out, |own| own.valid_to())),
+        Variable::named("ssl_client_v_remain", |subject: &S, _, out| {
+            of_client(subject, out, |own| own.days_left(gale_runtime::wall_seconds()).to_string())
+        }),
+        Variable::named("ssl_client_verify", |subject: &S, _, out| {
+            with(subject, out, |details, out| push(out, details.verdict().to_string()))
+        }),
+    ]
+}
+
+/// What `append` adds of the session; nothing in the clear.
+fn with<S: OverTls>(
+    subject: &S,
+    out: &mut Vec<u8>,
+    append: impl FnOnce(&TlsDetails<'_>, &mut Vec<u8>) -> bool,
+) -> bool {
+    subject.tls().and_then(|stream| stream.details(|details| append(details, out))).unwrap_or(false)
+}
+
+/// What `text` says of the client's first message.
+fn of_hello<S: OverTls>(subject: &S, out: &mut Vec<u8>, text: fn(&ClientHello<'_>) -> String) -> bool {
+    subject.tls().and_then(|stream| stream.client_hello(text)).is_some_and(|text| push(out, text))
+}
+
+/// What `text` says of the client's certificate; nothing without one.
+fn of_client<S: OverTls, T: AsRef<[u8]>>(
+    subject: &S,
+    out: &mut Vec<u8>,
+    text: impl FnOnce(&Certificate<'_>) -> T,
+) -> bool {
+    with(subject, out, |details, out| details.client_certificate().is_some_and(|own| push(out, text(&own))))
+}
+
+fn push(out: &mut Vec<u8>, text: impl AsRef<[u8]>) -> bool {
+    out.extend_from_slice(text.as_ref());
+    true
+}

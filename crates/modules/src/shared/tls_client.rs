@@ -1,0 +1,110 @@
+//! proxy_ssl_…: TLS to servers, for every module that passes something on.
+//!   …_ssl_protocols VERSION …;  …_ssl_ciphers LIST;  …_ssl_name NAME;  …_ssl_server_name on|off;
+//!   …_ssl_verify on|off;  …_ssl_verify_depth N;  …_ssl_trusted_certificate FILE;  …_ssl_crl FILE;
+//!   …_ssl_certificate FILE;  …_ssl_certificate_key FILE;  …_ssl_session_reuse on|off;
+//!   …_ssl_certificate_cache …;  …_ssl_password_file FILE;  …_ssl_conf_command NAME VALUE;
+//! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_ssl_certificate>)
+
+use gale_config::{Diagnostic, Statement, Word};
+use gale_engine::configuration::Builder;
+use gale_engine::variables::subject::Subject;
+use gale_engine::variables::template::Template;
+
+use super::ssl;
+
+/// The rows of a module whose settings have, behind `$field`s, a `TlsClientSettings` called `tls` and a
+/// `Setting<Template<S>>` called `tls_name`. `$table` is the macro that makes the table, which is called with `$head`
+/// and a list of the module's own rows and these.
+macro_rules! tls_client_rows {
+    ($table:ident($($head:tt)*), $subject:ty, $conf:ty, [$($field:ident .)*], $prefix:literal, $contexts:expr,
+     [$($own:expr),* $(,)?]) => {
+        $table!($($head)* [
+            $($own,)*
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_protocols", gale_config::Takes::AtLeast(1),
+                "TLSv1.2 TLSv1.3", "The versions of TLS that are spoken with servers.",
+                &gale_config::OneWith { parse: $crate::shared::ssl::versions,
+                    slot: gale_config::slot!($conf, $($field.)*tls.versions) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_ciphers", gale_config::Takes::Exactly(1), "DEFAULT",
+                "The cipher suites of TLSv1.2, as OpenSSL writes lists of them.",
+                &gale_config::One { parse: gale_config::values::string,
+                    slot: gale_config::slot!($conf, $($field.)*tls.ciphers) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_name", gale_config::Takes::Exactly(1), "",
+                "The name that a server's certificate is to have; else the host of the URL.",
+                &gale_config::OneWith { parse: $crate::shared::tls_client::template::<$subject>,
+                    slot: gale_config::slot!($conf, $($field.)*tls_name) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_server_name", gale_config::Takes::Flag, "off",
+                "Whether servers are told the name (SNI).",
+                &gale_config::One { parse: gale_config::values::flag,
+                    slot: gale_config::slot!($conf, $($field.)*tls.tells_name) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_verify", gale_config::Takes::Flag, "off",
+                "Whether certificates of servers are verified.",
+                &gale_config::One { parse: gale_config::values::flag,
+                    slot: gale_config::slot!($conf, $($field.)*tls.verifies) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_verify_depth", gale_config::Takes::Exactly(1), "1",
+                "How many certificates may stand between a server's and its authority's.",
+                &gale_config::One { parse: gale_config::values::number,
+                    slot: gale_config::slot!($conf, $($field.)*tls.verify_depth) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_trusted_certificate", gale_config::Takes::Exactly(1),
+                "", "The authorities of servers' certificates.",
+                &gale_config::OneWith { parse: $crate::shared::tls_client::certificate,
+                    slot: gale_config::slot!($conf, $($field.)*tls.trusted_certificate) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_crl", gale_config::Takes::Exactly(1), "",
+                "Lists of certificates of servers that were revoked.",
+                &gale_config::OneWith { parse: $crate::shared::tls_client::certificate,
+                    slot: gale_config::slot!($conf, $($field.)*tls.crl) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_certificate", gale_config::Takes::Exactly(1), "",
+                "The certificate that servers are shown which ask for one.",
+                &gale_config::OneWith { parse: $crate::shared::tls_client::certificate,
+                    slot: gale_config::slot!($conf, $($field.)*tls.certificate) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_certificate_key", gale_config::Takes::Exactly(1), "",
+                "The key of that certificate.",
+                &gale_config::OneWith { parse: $crate::shared::tls_client::certificate,
+                    slot: gale_config::slot!($conf, $($field.)*tls.key) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_certificate_cache", gale_config::Takes::Between(1, 3),
+                "off", "Whether certificates whose names have variables are kept: max=N [inactive=TIME] [valid=TIME].",
+                &gale_config::One { parse: $crate::shared::ssl::certificate_cache,
+                    slot: gale_config::slot!($conf, $($field.)*tls.certificate_cache) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_password_file", gale_config::Takes::Exactly(1), "",
+                "A file with passwords of keys, one a line.",
+                &gale_config::OneWith { parse: $crate::shared::tls_client::certificate,
+                    slot: gale_config::slot!($conf, $($field.)*tls.password_file) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_conf_command", gale_config::Takes::Exactly(2), "",
+                "A command for OpenSSL, as far as it has a counterpart.",
+                &gale_config::ManyWith { parse: $crate::shared::ssl::conf_command,
+                    slot: gale_config::slot!($conf, $($field.)*tls.commands) }),
+                    $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_session_reuse", gale_config::Takes::Flag, "on",
+                "Whether earlier sessions are resumed.",
+                &gale_config::One { parse: gale_config::values::flag,
+                    slot: gale_config::slot!($conf, $($field.)*tls.reuses_sessions) }),
+        ])
+    };
+}
+
+/// One row of them.
+macro_rules! tls_client_row {
+    ($contexts:expr, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr, $store:expr) => {
+        gale_engine::module::Directive {
+            name: concat!($prefix, $name),
+            contexts: $contexts,
+            takes: $takes,
+            body: gale_config::Body::None,
+            default: $default,
+            about: $about,
+            store: $store,
+        }
+    };
+}
+
+pub(crate) use {tls_client_row, tls_client_rows};
+
+pub(crate) fn template<S: Subject>(builder: &mut Builder, statement: &Statement) -> Result<Template<S>, Diagnostic> {
+    builder.variables::<S>().template(&statement.args[0])
+}
+
+/// A file with certificates, or with a key; an empty name is none.
+pub(crate) fn certificate(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
+    match statement.args[0].text.is_empty() {
+        true => Ok(statement.args[0].clone()),
+        false => ssl::certificate(builder, statement),
+    }
+}

@@ -1,0 +1,128 @@
+//! core: servers and their addresses, and what holds for every session.
+//!   stream { ... }                                               main
+//!   server { ... }                                               stream
+//!   listen ADDRESS[:PORT] [ssl] [udp] [proxy_protocol] [default_server] [OPTION ...];     server
+//!   server_name NAME ...;                                        server
+//!   preread_buffer_size SIZE;  preread_timeout TIME;  proxy_protocol_timeout TIME;        stream, server
+//!   resolver ADDRESS ...;  resolver_timeout TIME;  tcp_nodelay on | off;  error_log ...;  stream, server
+//! (<https://nginx.org/en/docs/stream/ngx_stream_core_module.html>)
+
+use std::any::Any;
+use std::sync::Arc;
+
+use gale_config::{Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Takes, slot, values};
+use gale_engine::configuration::{Builder, MainSettings};
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::resolver::ResolverSettings;
+use gale_stream::configuration::CoreSettings;
+use gale_stream::configuration::builder;
+use gale_stream::module::StreamPart;
+
+use super::ROW;
+use super::variables::VARIABLES;
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "stream_core",
+    directives: &[
+        Directive {
+            name: "stream",
+            contexts: Contexts::MAIN,
+            takes: Takes::Exactly(0),
+            body: Body::Block,
+            about: "Everything that is passed on as it comes, over TCP and UDP.",
+            store: &Custom(|_: &mut (), builder, statement| builder::stream_block(builder, statement)),
+            ..ROW
+        },
+        Directive {
+            name: "server",
+            contexts: Contexts::STREAM,
+            takes: Takes::Exactly(0),
+            body: Body::Block,
+            about: "A server for sessions.",
+            store: &Custom(|_: &mut (), builder, statement| builder::server_block(builder, statement)),
+            ..ROW
+        },
+        Directive {
+            name: "listen",
+            contexts: Contexts::STREAM_SERVER,
+            takes: Takes::AtLeast(1),
+            about: "An address that the server takes connections at or, with udp, datagrams.",
+            store: &Custom(|_: &mut (), builder, statement| builder::listen(builder, statement)),
+            ..ROW
+        },
+        Directive {
+            name: "server_name",
+            contexts: Contexts::STREAM_SERVER,
+            takes: Takes::AtLeast(1),
+            about: "The host names that the server answers for, where clients name one in a handshake of TLS.",
+            store: &Custom(|_: &mut (), builder, statement| builder::server_name(builder, statement)),
+            ..ROW
+        },
+        Directive {
+            name: "preread_buffer_size",
+            default: "16k",
+            about: "How much of what a client says first is read before its session is passed on.",
+            store: &One { parse: values::size, slot: slot!(CoreSettings, preread_buffer_size) },
+            ..ROW
+        },
+        Directive {
+            name: "preread_timeout",
+            default: "30s",
+            about: "How long that may take.",
+            store: &One { parse: values::time_ms, slot: slot!(CoreSettings, preread_timeout) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_protocol_timeout",
+            default: "30s",
+            about: "How long a proxy may take for its header of the PROXY protocol.",
+            store: &One { parse: values::time_ms, slot: slot!(CoreSettings, proxy_protocol_timeout) },
+            ..ROW
+        },
+        Directive {
+            name: "tcp_nodelay",
+            takes: Takes::Flag,
+            default: "on",
+            about: "Whether small pieces leave at once (TCP_NODELAY), on both sides.",
+            store: &One { parse: values::flag, slot: slot!(CoreSettings, tcp_nodelay) },
+            ..ROW
+        },
+        Directive {
+            name: "resolver",
+            takes: Takes::AtLeast(1),
+            about: "The name servers that sessions' names are asked of, with valid=TIME, ipv4=on|off, ipv6=on|off.",
+            store: &OneWith {
+                parse: |builder, statement| ResolverSettings::parse(builder, statement).map(Arc::new),
+                slot: slot!(CoreSettings, resolver),
+            },
+            ..ROW
+        },
+        Directive {
+            name: "resolver_timeout",
+            default: "30s",
+            about: "How long a session waits for a name to be resolved; 0 for ever.",
+            store: &One { parse: values::time_ms, slot: slot!(CoreSettings, resolver_timeout) },
+            ..ROW
+        },
+        Directive {
+            name: "error_log",
+            takes: Takes::AtLeast(1),
+            about: "Where messages go, and from which level on; may be repeated; else where those of the main context go.",
+            store: &ManyWith { parse: crate::core::error_log, slot: slot!(CoreSettings, error_log) },
+            ..ROW
+        },
+    ],
+    conf: Some(ConfType { merge, ..ConfType::of::<CoreSettings>() }),
+    parts: &[&StreamPart { variables: VARIABLES, ..StreamPart::EMPTY }],
+};
+
+/// `error_log` has a default that is no text: the logs of the main context.
+fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+    let core: &mut CoreSettings = conf.downcast_mut().expect("the core module's settings");
+    if parent.is_none() && core.error_log.get().is_empty() {
+        let main = builder.main_conf::<MainSettings>().map(|main| main.error_log.get().clone());
+        core.error_log.set(main.unwrap_or_default(), None);
+    }
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! The modules of the stream block.
+
+pub mod access;
+pub mod core;
+pub mod geo;
+pub mod limit_conn;
+pub mod log;
+pub mod map;
+pub mod pass;
+pub mod proxy;
+pub mod realip;
+pub mod return_text;
+pub mod set;
+pub mod split_clients;
+pub mod ssl;
+pub mod ssl_preread;
+pub mod upstream;
+pub mod variables;
+
+use gale_config::{Body, Contexts, Inert, Takes};
+use gale_engine::module::Directive;
+
+/// Where most of the directives may stand.
+const PLACE: Contexts = Contexts::STREAM.or(Contexts::STREAM_SERVER);
+
+/// A row of which a module says what is its own.
+const ROW: Directive = Directive {
+    name: "",
+    contexts: PLACE,
+    takes: Takes::Exactly(1),
+    body: Body::None,
+    default: "",
+    about: "",
+    store: &Inert,
+};

@@ -1,0 +1,134 @@
+//! pass: gives a connection to another address that this server listens on, of whatever protocol.
+//!   pass ADDRESS;                                                server
+//! (<https://nginx.org/en/docs/stream/ngx_stream_pass_module.html>)
+//!
+//! The connection changes its owner with what was read ahead of it, and with the TLS that has ended here.
+
+use bstr::ByteSlice;
+use gale_base::log_level::Level;
+use gale_config::{Contexts, Custom, Diagnostic, Statement};
+use gale_engine::configuration::Builder;
+use gale_engine::connections::pass_connection;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::server_address::ServerAddress;
+use gale_engine::variables::subject::Subject;
+use gale_engine::variables::template::Template;
+use gale_process::ListenAddress;
+use gale_stream::module::StreamPart;
+use gale_stream::session::phases::Serve;
+use gale_stream::session::{self, Client, Session};
+
+use super::ROW;
+
+/// How often a connection may be passed, as in nginx.
+const PASSES_MAX: u32 = 10;
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "stream_pass",
+    directives: &[Directive {
+        name: "pass",
+        contexts: Contexts::STREAM_SERVER,
+        about: "The address of this server that connections are given to.",
+        store: &Custom(add_pass),
+        ..ROW
+    }],
+    conf: Some(ConfType::of::<Conf>()),
+    parts: &[&StreamPart {
+        content: Some(&Serve {
+            applies: |conf: &Conf| conf.to.is_some(),
+            serve: |session, conf| Box::pin(std::future::ready(pass(session, conf))),
+        }),
+        ..StreamPart::EMPTY
+    }],
+};
+
+#[derive(Default)]
+struct Conf {
+    to: Option<To>,
+}
+
+enum To {
+    Address(ListenAddress),
+    Evaluated(Template<Session>),
+}
+
+fn add_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    if conf.to.is_some() {
+        return Err(statement.directive_error("is duplicate"));
+    }
+    let word = &statement.args[0];
+    if word.text.contains(&b'$') {
+        conf.to = Some(To::Evaluated(builder.variables::<Session>().template(word)?));
+        return Ok(());
+    }
+    let address = address(&word.text).map_err(|wrong| match wrong {
+        Wrong::Text(what) => {
+            Diagnostic::emerg(format!("{what} in \"{}\" of the \"pass\" directive", word.text)).at(word.span)
+        }
+        Wrong::NoAddress => statement.directive_error("has no addresses"),
+        Wrong::NoPort => statement.directive_error("has no port"),
+    })?;
+    conf.to = Some(To::Address(address));
+    Ok(())
+}
+
+enum Wrong {
+    /// In nginx's words.
+    Text(&'static str),
+    NoAddress,
+    NoPort,
+}
+
+/// An address; names are not looked up.
+fn address(text: &[u8]) -> Result<ListenAddress, Wrong> {
+    // A port alone is one of every address of the machine.
+    let text = if text.iter().all(u8::is_ascii_digit) { [b"0.0.0.0:", text].concat() } else { text.to_vec() };
+    match ServerAddress::parse(&text, 0).map_err(Wrong::Text)? {
+        ServerAddress::Unix(path) => Ok(ListenAddress::Unix(path)),
+        ServerAddress::Inet(address) if address.port() == 0 => Err(Wrong::NoPort),
+        ServerAddress::Inet(address) => Ok(ListenAddress::Inet(address)),
+        ServerAddress::Host(..) => Err(Wrong::NoAddress),
+    }
+}
+
+fn pass(session: &mut Session, conf: &Conf) -> u16 {
+    const PASSING: &str = "while passing connection to port";
+    if session.datagrams().is_some() {
+        session.log(Level::Error, format_args!("cannot pass udp connection {PASSING}"));
+        return session::INTERNAL_SERVER_ERROR;
+    }
+    let to = match conf.to.as_ref().expect("there whenever the handler is") {
+        To::Address(address) => address.clone(),
+        To::Evaluated(template) => {
+            let text = template.evaluate(session);
+            match address(&text) {
+                Ok(address) => address,
+                Err(wrong) => {
+                    let what = match wrong {
+                        Wrong::Text(what) => what,
+                        Wrong::NoAddress => "no addresses",
+                        Wrong::NoPort => "no port",
+                    };
+                    session.log(Level::Error, format_args!("{what} in pass \"{}\" {PASSING}", text.as_bstr()));
+                    return session::INTERNAL_SERVER_ERROR;
+                }
+            }
+        }
+    };
+    if session.passes() >= PASSES_MAX {
+        session.log(Level::Error, format_args!("stream pass cycle {PASSING}"));
+        return session::INTERNAL_SERVER_ERROR;
+    }
+    let (remote, passes) = (session.remote().clone(), session.passes() + 1);
+    let Client::Stream(transport) = session.take_client() else { return session::INTERNAL_SERVER_ERROR };
+    transport.put_back(std::mem::take(&mut session.input));
+    match pass_connection(session.worker(), &to, transport, remote, passes) {
+        None => session::OK,
+        Some(transport) => {
+            session.give_back(Client::Stream(transport));
+            session.log(Level::Error, format_args!("port not found for \"{to}\" {PASSING}"));
+            session::OK
+        }
+    }
+}

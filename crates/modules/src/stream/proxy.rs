@@ -1,0 +1,220 @@
+//! proxy: passes sessions to servers, over TCP and UDP.
+//!   proxy_pass ADDRESS;                                          server
+//!   proxy_connect_timeout TIME;  proxy_timeout TIME;  proxy_buffer_size SIZE;
+//!   proxy_upload_rate RATE;  proxy_download_rate RATE;  proxy_half_close on | off;
+//!   proxy_protocol on | off | v2;  proxy_requests NUMBER;  proxy_responses NUMBER;
+//!   proxy_next_upstream on | off;  proxy_next_upstream_tries NUMBER;  proxy_next_upstream_timeout TIME;
+//!   proxy_bind ADDRESS [transparent] | off;  proxy_socket_keepalive on | off;
+//!   proxy_socket_rcvbuf SIZE;  proxy_socket_sndbuf SIZE;  proxy_session_drop on | off;
+//!   proxy_ssl on | off;  proxy_ssl_…
+//!                                                                stream, server
+//! (<https://nginx.org/en/docs/stream/ngx_stream_proxy_module.html>)
+
+use std::any::Any;
+use std::sync::Arc;
+
+use gale_config::{Contexts, Custom, Diagnostic, One, OneWith, Statement, Takes, slot, values};
+use gale_engine::configuration::Builder;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::upstream::{AddressPass, Bind, plain};
+use gale_engine::virtual_servers::TlsClientDraft;
+use gale_stream::configuration::builder::InStream;
+use gale_stream::module::StreamPart;
+use gale_stream::session::Session;
+use gale_stream::session::phases::Serve;
+use gale_stream::upstream::pass_on;
+use gale_stream::upstream::settings::{ProxySettings, ProxyVersion};
+
+use super::{PLACE, ROW};
+use crate::shared::size_template;
+use crate::shared::tls_client::tls_client_rows;
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "stream_proxy",
+    directives: ROWS,
+    conf: Some(ConfType { merge, ..ConfType::of::<ProxySettings>() }),
+    parts: &[&StreamPart {
+        content: Some(&Serve {
+            applies: |settings: &ProxySettings| settings.pass.is_some(),
+            serve: |session, settings| Box::pin(pass_on(session, settings)),
+        }),
+        ..StreamPart::EMPTY
+    }],
+};
+
+macro_rules! table {
+    ([$($row:expr),* $(,)?]) => { &[$($row),*] };
+}
+
+const ROWS: &[Directive] = tls_client_rows!(
+    table(),
+    Session,
+    ProxySettings,
+    [],
+    "proxy",
+    PLACE,
+    [
+        Directive {
+            name: "proxy_pass",
+            contexts: Contexts::STREAM_SERVER,
+            about: "The server, or group of servers, that sessions are passed to.",
+            store: &Custom(proxy_pass),
+            ..ROW
+        },
+        Directive {
+            name: "proxy_connect_timeout",
+            default: "60s",
+            about: "How long connecting to a server may take.",
+            store: &One { parse: values::time_ms, slot: slot!(ProxySettings, connect_timeout) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_timeout",
+            default: "10m",
+            about: "How long nothing may pass in either direction.",
+            store: &One { parse: values::time_ms, slot: slot!(ProxySettings, timeout) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_buffer_size",
+            default: "16k",
+            about: "How much is received at once where bytes pass through memory: over TLS, or with a rate.",
+            store: &One { parse: values::size, slot: slot!(ProxySettings, buffer_size) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_downstream_buffer",
+            about: "An old name of proxy_buffer_size.",
+            store: &One { parse: values::size, slot: slot!(ProxySettings, buffer_size) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_upstream_buffer",
+            about: "An old name of proxy_buffer_size.",
+            store: &One { parse: values::size, slot: slot!(ProxySettings, buffer_size) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_upload_rate",
+            about: "How many bytes of a client pass in a second; 0 for no limit.",
+            store: &OneWith { parse: size_template, slot: slot!(ProxySettings, upload_rate) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_download_rate",
+            about: "How many bytes of a server pass in a second; 0 for no limit.",
+            store: &OneWith { parse: size_template, slot: slot!(ProxySettings, download_rate) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_half_close",
+            takes: Takes::Flag,
+            default: "off",
+            about: "Whether each direction ends by itself; otherwise a session ends with the first.",
+            store: &One { parse: values::flag, slot: slot!(ProxySettings, half_close) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_next_upstream",
+            takes: Takes::Flag,
+            default: "on",
+            about: "Whether the next server of a group is tried when one cannot be connected to.",
+            store: &One { parse: values::flag, slot: slot!(ProxySettings, next_upstream) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_next_upstream_tries",
+            default: "0",
+            about: "How many servers are tried; 0 for all.",
+            store: &One { parse: values::number, slot: slot!(ProxySettings, next_upstream_tries) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_next_upstream_timeout",
+            default: "0",
+            about: "For how long servers are tried; 0 for ever.",
+            store: &One { parse: values::time_ms, slot: slot!(ProxySettings, next_upstream_timeout) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_protocol",
+            default: "off",
+            about: "Which header of the PROXY protocol servers get: off, on for version 1, v2.",
+            store: &One { parse: version, slot: slot!(ProxySettings, protocol) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_requests",
+            default: "0",
+            about: "How many datagrams of a client belong to one session; 0 for all.",
+            store: &One { parse: values::number, slot: slot!(ProxySettings, requests) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_responses",
+            about: "How many datagrams answer one of a client's; without it sessions end by proxy_timeout alone.",
+            store: &One { parse: values::number, slot: slot!(ProxySettings, responses) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_bind",
+            takes: Takes::Between(1, 2),
+            default: "off",
+            about: "The address that connections to servers come from.",
+            store: &OneWith { parse: Bind::parse, slot: slot!(ProxySettings, bind) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_socket_keepalive",
+            takes: Takes::Flag,
+            default: "off",
+            about: "Whether the kernel checks connections to servers that are silent (SO_KEEPALIVE).",
+            store: &One { parse: values::flag, slot: slot!(ProxySettings, socket_keepalive) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_socket_rcvbuf",
+            default: "0",
+            about: "The kernel's buffer for what servers send (SO_RCVBUF), in bytes.",
+            store: &One { parse: values::size, slot: slot!(ProxySettings, socket_rcvbuf) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_socket_sndbuf",
+            default: "0",
+            about: "The kernel's buffer for what is sent to servers (SO_SNDBUF), in bytes.",
+            store: &One { parse: values::size, slot: slot!(ProxySettings, socket_sndbuf) },
+            ..ROW
+        },
+        Directive {
+            name: "proxy_ssl",
+            takes: Takes::Flag,
+            default: "off",
+            about: "Whether servers are spoken to over TLS.",
+            store: &One { parse: values::flag, slot: slot!(ProxySettings, ssl) },
+            ..ROW
+        },
+    ]
+);
+
+fn proxy_pass(settings: &mut ProxySettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    settings.pass = Some(AddressPass::read(builder, statement, settings.pass.is_some(), plain)?);
+    Ok(())
+}
+
+fn version(statement: &Statement) -> Result<ProxyVersion, Diagnostic> {
+    let versions = [("off", ProxyVersion::Off), ("on", ProxyVersion::Version1), ("v2", ProxyVersion::Version2)];
+    values::enumeration(statement, &versions)
+}
+
+fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+    let settings: &mut ProxySettings = conf.downcast_mut().expect("this module's settings");
+    if *settings.ssl.get() && settings.pass.is_some() {
+        let client = Arc::default();
+        settings.tls_client = Some(Arc::clone(&client));
+        let draft = TlsClientDraft { settings: settings.tls.clone(), prefix: "proxy", client };
+        builder.stream_mut().tls_clients.push(draft);
+    }
+    Ok(())
+}

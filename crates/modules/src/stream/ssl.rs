@@ -1,0 +1,67 @@
+//! ssl: TLS of stream servers. See [`shared::ssl`](crate::shared::ssl).
+//!   ssl_alpn PROTOCOL ...;  ssl_handshake_timeout TIME;          stream, server
+//! (<https://nginx.org/en/docs/stream/ngx_stream_ssl_module.html>)
+
+use std::any::Any;
+
+use bstr::BString;
+use gale_config::{Diagnostic, One, Statement, Takes, slot, values};
+use gale_engine::configuration::Builder;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::tls::TlsStream;
+use gale_engine::tls::settings::TlsSettings;
+use gale_stream::module::StreamPart;
+use gale_stream::session::Session;
+
+use super::{PLACE, ROW};
+use crate::shared::join;
+use crate::shared::ssl::{OverTls, directives, variables};
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "stream_ssl",
+    directives: &join::<31>(&[&directives(PLACE), OWN]),
+    conf: Some(ConfType { merge, ..ConfType::of::<TlsSettings>() }),
+    parts: &[&StreamPart { variables: &variables::<Session>(), ..StreamPart::EMPTY }],
+};
+
+const OWN: &[Directive] = &[
+    Directive {
+        name: "ssl_alpn",
+        takes: Takes::AtLeast(1),
+        about: "The protocols above TLS that may be agreed upon (ALPN).",
+        store: &One { parse: alpn, slot: slot!(TlsSettings, alpn) },
+        ..ROW
+    },
+    Directive {
+        name: "ssl_handshake_timeout",
+        default: "60s",
+        about: "How long a handshake may take.",
+        store: &One { parse: values::time_ms, slot: slot!(TlsSettings, handshake_timeout) },
+        ..ROW
+    },
+];
+
+fn alpn(statement: &Statement) -> Result<Vec<BString>, Diagnostic> {
+    if statement.args.iter().any(|word| word.text.len() > 255) {
+        return Err(statement.directive_error("protocol too long"));
+    }
+    Ok(statement.args.iter().map(|word| word.text.clone()).collect())
+}
+
+/// Without `ssl_alpn` nothing is agreed upon, and there is no early data.
+fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, _: &mut Builder) -> Result<(), Diagnostic> {
+    let settings: &mut TlsSettings = conf.downcast_mut().expect("this module's settings");
+    if !settings.alpn.is_set() {
+        settings.alpn.set(Vec::new(), None);
+    }
+    // Who speaks first knows nothing of what may be done twice.
+    settings.early_data.set(false, None);
+    Ok(())
+}
+
+impl OverTls for Session {
+    fn tls(&self) -> Option<&TlsStream> {
+        Session::tls(self)
+    }
+}

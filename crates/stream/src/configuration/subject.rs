@@ -1,0 +1,113 @@
+//! A session as the subject of variables, and of the modules that are written once for all protocols.
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_engine::connections::ConnectionInfo;
+use gale_engine::log::ErrorLog;
+use gale_engine::resolver::Resolver;
+use gale_engine::upstream::{PassedOn, UpstreamTable};
+use gale_engine::variables::VariableTable;
+use gale_engine::variables::subject::{Evaluation, Subject, Values};
+use gale_runtime::SocketAddress;
+
+use super::builder::StreamBuilder;
+use crate::session::Session;
+
+impl Subject for Session {
+    type Block = StreamBuilder;
+
+    fn connection(&self) -> &ConnectionInfo {
+        &self.connection
+    }
+
+    fn remote(&self) -> &SocketAddress {
+        self.address.get().unwrap_or(&self.connection.remote)
+    }
+
+    fn local(&self) -> Option<&SocketAddress> {
+        self.local_address()
+    }
+
+    fn is_remote_set(&self) -> bool {
+        self.address.get().is_some()
+    }
+
+    fn set_remote(&self, address: SocketAddress) {
+        self.address.get_or_init(|| address);
+    }
+
+    fn shared_note<T: Default + 'static>(&self) -> Rc<T> {
+        let mut notes = self.shared_notes.borrow_mut();
+        if !notes.has::<Rc<T>>() {
+            notes.put(Rc::<T>::default());
+        }
+        Rc::clone(notes.get().expect("it was put there"))
+    }
+
+    fn hold<T: 'static>(&mut self, value: T) {
+        self.held.put(value);
+    }
+
+    fn variables(&self) -> &VariableTable<Session> {
+        &self.stream().variables
+    }
+
+    fn values(&self) -> &Values {
+        &self.values
+    }
+
+    fn evaluation(&self) -> &Evaluation {
+        &self.evaluation
+    }
+
+    fn log(&self, level: Level, message: fmt::Arguments<'_>) {
+        let log = &self.scope().error_log;
+        if log.takes(level) {
+            log.write(level, Some(self.connection.number), &format_args!("{message}{}", Context(self)));
+        }
+    }
+
+    fn error_log(&self) -> &Arc<ErrorLog> {
+        &self.scope().error_log
+    }
+}
+
+impl PassedOn for Session {
+    fn upstreams(&self) -> &UpstreamTable<Session> {
+        &self.stream().upstreams
+    }
+
+    fn resolver(&self) -> Option<(Rc<Resolver>, Duration)> {
+        let core = self.core();
+        Some((self.worker.resolver(core.resolver.get_opt()?), *core.resolver_timeout.get()))
+    }
+}
+
+/// What nginx adds to every message about a session.
+struct Context<'s>(&'s Session);
+
+impl fmt::Display for Context<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Context(session) = self;
+        let udp = if session.datagrams().is_some() { "udp " } else { "" };
+        write!(f, ", {udp}client: ")?;
+        match session.remote() {
+            SocketAddress::Inet(address) => write!(f, "{}", address.ip())?,
+            SocketAddress::Unix(_) => f.write_str("unix:")?,
+        }
+        write!(f, ", server: {}", session.connection.listening)?;
+        if let Some(attempts) = session.attempts.begun() {
+            if let Some(peer) = attempts.peer() {
+                write!(f, ", upstream: \"{peer}\"")?;
+            }
+            let (from, to) = (session.received(), session.sent());
+            let (from_upstream, to_upstream) = (attempts.received(), attempts.sent());
+            write!(f, ", bytes from/to client:{from}/{to}, bytes from/to upstream:{from_upstream}/{to_upstream}")?;
+        }
+        Ok(())
+    }
+}

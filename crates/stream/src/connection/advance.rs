@@ -1,0 +1,140 @@
+//! A session's way: the PROXY protocol, the phases, the content, the log.
+//! (<https://nginx.org/en/docs/stream/stream_processing.html>)
+
+use std::future::{Future, poll_fn};
+use std::rc::Rc;
+
+use gale_base::log_level::Level;
+use gale_base::os_error::OsErrorText;
+use gale_engine::variables::subject::Subject;
+
+use super::listed::Listed;
+use crate::session::phases::{Flow, Phase};
+use crate::session::{self, Session};
+
+/// A session that ends when this is dropped, however that comes: its end is logged.
+struct Running {
+    session: Box<Session>,
+    /// Taken off the table last.
+    _listed: Rc<Listed>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !matches!(self.session.client(), session::Client::Passed) {
+            if self.session.status() == 0 {
+                // It was closed from outside: `worker_shutdown_timeout`, or no room.
+                self.session.set_status(session::OK);
+            }
+            decide(&mut self.session, Phase::Log);
+        }
+    }
+}
+
+/// Runs a session to its end.
+pub(super) fn run(session: Box<Session>, listed: Rc<Listed>) -> impl Future<Output = ()> {
+    let mut running = Running { session, _listed: listed };
+    async move {
+        let status = match advance(&mut running.session).await {
+            Ok(()) => serve(&mut running.session).await,
+            Err(status) => status,
+        };
+        running.session.set_status(status);
+    }
+}
+
+/// Goes through the phases before the content; the error is the status that the session ends with.
+async fn advance(session: &mut Session) -> Result<(), u16> {
+    if session.place().listening.proxy_protocol {
+        Box::pin(session.read_proxy_header()).await?;
+    }
+    for phase in [Phase::PostAccept, Phase::PreAccess, Phase::Access] {
+        if let Flow::Finish(status) = decide(session, phase) {
+            return Err(status);
+        }
+    }
+    if session.place().listening.ssl {
+        Box::pin(session.shake_hands()).await?;
+    }
+    match decide(session, Phase::Preread) {
+        Flow::NeedMore => Box::pin(preread(session)).await,
+        Flow::Finish(status) => Err(status),
+        Flow::Next | Flow::PhaseDone => Ok(()),
+    }
+}
+
+/// Asks the handlers of a phase. `Next` when all of them have had their say.
+fn decide(session: &mut Session, phase: Phase) -> Flow {
+    let configuration = Rc::clone(session.configuration());
+    let scope = configuration.stream().scope_of(session.server());
+    for bound in &scope.handlers[phase as usize] {
+        match bound.handler.decide(session, scope.conf(bound.module)) {
+            Flow::Next => {}
+            flow => return flow,
+        }
+    }
+    Flow::Next
+}
+
+/// Reads what the client says first, until the handlers know enough.
+async fn preread(session: &mut Session) -> Result<(), u16> {
+    let timeout = *session.core().preread_timeout.get();
+    let reading = async {
+        loop {
+            let max = usize::try_from(*session.core().preread_buffer_size.get()).unwrap_or(usize::MAX);
+            let room = max.saturating_sub(session.input.len());
+            if room == 0 {
+                session.log(Level::Error, format_args!("preread buffer full while prereading client data"));
+                return Err(session::BAD_REQUEST);
+            }
+            match session.receive_ahead(room).await {
+                Ok(0) => return Err(session::OK),
+                Ok(_) => {}
+                Err(error) => {
+                    let error = OsErrorText(&error);
+                    session.log(Level::Info, format_args!("recv() failed {error} while prereading client data"));
+                    return Err(session::OK);
+                }
+            }
+            match decide(session, Phase::Preread) {
+                Flow::NeedMore => {}
+                Flow::Finish(status) => return Err(status),
+                Flow::Next | Flow::PhaseDone => return Ok(()),
+            }
+        }
+    };
+    gale_runtime::timeout(timeout, reading).await.unwrap_or(Err(session::OK))
+}
+
+/// Has the session served by whoever serves its server.
+async fn serve(session: &mut Session) -> u16 {
+    if let Some(transport) = session.transport()
+        && session.connection().remote.inet().is_some()
+        && *session.core().tcp_nodelay.get()
+    {
+        // Whether the kernel waits for more is a matter of speed alone.
+        let _ = transport.set_nodelay(true);
+    }
+    let configuration = Rc::clone(session.configuration());
+    let scope = configuration.stream().scope_of(session.server());
+    match scope.content {
+        Some((content, module)) => content.serve(session, scope.conf(module)).await,
+        None => session::INTERNAL_SERVER_ERROR,
+    }
+}
+
+impl Session {
+    /// Receives at most `max` bytes behind those that nobody has taken.
+    async fn receive_ahead(&mut self, max: usize) -> std::io::Result<usize> {
+        let mut input = std::mem::take(&mut self.input);
+        let received = match self.transport() {
+            Some(transport) => poll_fn(|context| transport.poll_recv(context, &mut input, max)).await,
+            None => Ok(0),
+        };
+        self.input = input;
+        if let Ok(count) = received {
+            self.count_received(count);
+        }
+        received
+    }
+}

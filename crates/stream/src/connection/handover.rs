@@ -1,0 +1,221 @@
+//! Which loop a session over UDP belongs to, and datagrams on their way there.
+//!
+//! All loops that hear an address share a table of its sessions, in parts with locks of their own. A loop asks it only
+//! about a client that it does not know itself. What is another loop's waits until the end of a batch and goes there at
+//! once, through a bounded queue: what has no room there is lost, and counted.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::hash::BuildHasher;
+use std::sync::{Arc, LazyLock, Weak};
+
+use gale_process::ListenAddress;
+use gale_runtime::mpsc;
+use hashbrown::{DefaultHashBuilder, HashMap};
+use parking_lot::Mutex;
+
+use super::datagrams::Key;
+
+/// How many batches wait for a loop at most.
+const BATCHES_MAX: usize = 64;
+
+/// How many datagrams another loop is given at once at most.
+const BATCH_MAX: usize = 64;
+
+/// Parts of the table.
+const PARTS: usize = 16;
+
+/// The tables of this process, by address.
+static TABLES: LazyLock<Mutex<HashMap<ListenAddress, Weak<Table>>>> = LazyLock::new(Mutex::default);
+
+/// Datagrams for another loop, of one sender.
+pub(super) struct Handed {
+    pub key: Key,
+    pub bytes: Vec<u8>,
+    pub stride: usize,
+}
+
+/// Who has a client's session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// Nobody, or this loop.
+    Nobody,
+    /// The loop that has this seat.
+    Other(usize),
+}
+
+/// Whose sessions are whose.
+struct Table {
+    hasher: DefaultHashBuilder,
+    parts: [Mutex<HashMap<Key, usize>>; PARTS],
+    /// By seat.
+    loops: Mutex<Vec<Option<mpsc::Sender<Vec<Handed>>>>>,
+}
+
+/// A loop's handle on the table of an address. Dropped, it gives its seat up.
+pub(super) struct Owners {
+    table: Arc<Table>,
+    seat: usize,
+    outgoing: RefCell<Vec<(usize, Vec<Handed>)>>,
+    dropped: Cell<u64>,
+}
+
+/// Where a loop gets what others hand over.
+pub(super) struct Inbox(mpsc::Receiver<Vec<Handed>>);
+
+impl Inbox {
+    /// The next batch; none when the loop has given its seat up.
+    pub async fn next(&mut self) -> Option<Vec<Handed>> {
+        poll_fn(|context| self.0.poll_recv(context)).await
+    }
+}
+
+impl Owners {
+    /// Takes a seat at the table of this address.
+    pub fn join(address: &ListenAddress) -> (Owners, Inbox) {
+        let table = {
+            let mut tables = TABLES.lock();
+            tables.retain(|_, table| table.strong_count() > 0);
+            match tables.get(address).and_then(Weak::upgrade) {
+                Some(table) => table,
+                None => {
+                    let table = Arc::new(Table {
+                        hasher: DefaultHashBuilder::default(),
+                        parts: Default::default(),
+                        loops: Mutex::default(),
+                    });
+                    tables.insert(address.clone(), Arc::downgrade(&table));
+                    table
+                }
+            }
+        };
+        let (sender, receiver) = mpsc::channel(BATCHES_MAX);
+        let seat = {
+            let mut loops = table.loops.lock();
+            let free = loops.iter().position(Option::is_none).unwrap_or_else(|| {
+                loops.push(None);
+                loops.len() - 1
+            });
+            loops[free] = Some(sender);
+            free
+        };
+        (Owners { table, seat, outgoing: RefCell::default(), dropped: Cell::new(0) }, Inbox(receiver))
+    }
+
+    fn part(&self, key: &Key) -> &Mutex<HashMap<Key, usize>> {
+        &self.table.parts[self.table.hasher.hash_one(key) as usize % PARTS]
+    }
+
+    /// Who has this client's session.
+    pub fn owner_of(&self, key: &Key) -> Owner {
+        match self.part(key).lock().get(key) {
+            Some(&seat) if seat != self.seat => Owner::Other(seat),
+            _ => Owner::Nobody,
+        }
+    }
+
+    /// This loop has this client's session from now on.
+    pub fn note_opened(&self, key: &Key) {
+        self.part(key).lock().insert(key.clone(), self.seat);
+    }
+
+    /// This loop's session of this client is over.
+    pub fn note_closed(&self, key: &Key) {
+        let mut part = self.part(key).lock();
+        if part.get(key) == Some(&self.seat) {
+            part.remove(key);
+        }
+    }
+
+    /// Gives the loop at this seat what is its own, with the next [`Owners::flush`] at the latest.
+    pub fn hand_over(&self, seat: usize, handed: Handed) {
+        let mut outgoing = self.outgoing.borrow_mut();
+        let place = outgoing.iter().position(|(to, _)| *to == seat).unwrap_or_else(|| {
+            outgoing.push((seat, Vec::new()));
+            outgoing.len() - 1
+        });
+        outgoing[place].1.push(handed);
+        if outgoing[place].1.len() >= BATCH_MAX {
+            let (_, batch) = outgoing.swap_remove(place);
+            self.send(seat, batch);
+        }
+    }
+
+    /// Sends what has gathered.
+    pub fn flush(&self) {
+        if self.outgoing.borrow().is_empty() {
+            return;
+        }
+        self.outgoing.take().into_iter().for_each(|(seat, batch)| self.send(seat, batch));
+    }
+
+    fn send(&self, seat: usize, batch: Vec<Handed>) {
+        let count = batch.len() as u64;
+        let loops = self.table.loops.lock();
+        let sent = loops.get(seat).and_then(Option::as_ref).is_some_and(|sender| sender.try_send(batch).is_ok());
+        if !sent {
+            self.dropped.set(self.dropped.get() + count);
+        }
+    }
+
+    /// How many datagrams had no room since this was asked last.
+    pub fn take_dropped(&self) -> u64 {
+        self.dropped.take()
+    }
+}
+
+impl Drop for Owners {
+    fn drop(&mut self) {
+        self.table.loops.lock()[self.seat] = None;
+        for part in &self.table.parts {
+            part.lock().retain(|_, seat| *seat != self.seat);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gale_runtime::SocketAddress;
+
+    use super::*;
+
+    fn key(port: u16) -> Key {
+        let address = |port: u16| SocketAddress::Inet(([127, 0, 0, 1], port).into());
+        (address(port), address(53))
+    }
+
+    fn handed(port: u16) -> Handed {
+        Handed { key: key(port), bytes: vec![1], stride: 1 }
+    }
+
+    #[test]
+    fn session_of_another_loop_is_known_until_it_is_over() {
+        let address = ListenAddress::Inet(([127, 0, 0, 1], 1).into());
+        let (one, _) = Owners::join(&address);
+        let (other, _) = Owners::join(&address);
+        one.note_opened(&key(9));
+        assert_eq!((one.owner_of(&key(9)), other.owner_of(&key(9))), (Owner::Nobody, Owner::Other(one.seat)));
+        other.note_closed(&key(9));
+        assert_eq!(other.owner_of(&key(9)), Owner::Other(one.seat));
+        one.note_closed(&key(9));
+        assert_eq!(other.owner_of(&key(9)), Owner::Nobody);
+        one.note_opened(&key(9));
+        drop(one);
+        assert_eq!(other.owner_of(&key(9)), Owner::Nobody);
+    }
+
+    #[test]
+    fn batches_without_room_are_counted() {
+        let address = ListenAddress::Inet(([127, 0, 0, 1], 2).into());
+        let (one, _) = Owners::join(&address);
+        let (other, mut inbox) = Owners::join(&address);
+        for _ in 0..BATCHES_MAX + 2 {
+            one.hand_over(other.seat, handed(9));
+            one.hand_over(other.seat, handed(10));
+            one.flush();
+        }
+        assert_eq!(one.take_dropped(), 4);
+        let batch = inbox.0.try_recv().unwrap().unwrap();
+        assert_eq!(batch.iter().map(|handed| handed.key.clone()).collect::<Vec<_>>(), [key(9), key(10)]);
+    }
+}

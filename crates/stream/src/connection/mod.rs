@@ -1,0 +1,9 @@
+//! Stream's part of an event loop: its sessions, over TCP and UDP, and their way through the phases.
+
+mod advance;
+mod begin;
+mod datagrams;
+mod handover;
+mod listed;
+mod tls;
+pub mod worker;

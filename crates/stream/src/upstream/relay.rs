@@ -1,0 +1,348 @@
+//! Carries bytes both ways between a client and its server.
+//!
+//! Each direction is on its own: it waits for its source, its destination or its rate, and the other one goes on. In the
+//! clear bytes pass by a [`Splice`], which costs no memory while nothing comes; over TLS, and with a rate, piece by piece
+//! through memory.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_base::os_error::OsErrorText;
+use gale_engine::tls::TlsFailure;
+use gale_engine::transport::Transport;
+use gale_engine::upstream::Timing;
+use gale_engine::variables::subject::Subject;
+use gale_runtime::{Buffer, Lease, Output, Splice, Timer};
+
+use super::pass::Server;
+use super::rate::Rate;
+use super::settings::ProxySettings;
+use crate::session::{self, Session};
+
+/// How a session between two ends is over.
+enum End {
+    /// This side has ended, and the other one has all of it.
+    Disconnected(Side),
+    /// Nothing has passed for too long.
+    Idle,
+    /// A side was lost.
+    Lost(Side, Act, io::Error),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Client,
+    Upstream,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Act {
+    Reading,
+    Sending,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Side::Client { "client" } else { "upstream" })
+    }
+}
+
+/// Carries a session until it is over; the result is its status.
+pub(super) async fn carry(session: &Session, settings: &ProxySettings, server: Server) -> u16 {
+    let client = session.transport().expect("a session over TCP has a connection");
+    let mut relay = Relay::new(session, settings, client, server);
+    let end = poll_fn(|context| relay.poll(context)).await;
+    relay.finish(end);
+    session::OK
+}
+
+struct Relay<'s> {
+    session: &'s Session,
+    client: &'s Transport,
+    server: Server,
+    upload: Direction,
+    download: Direction,
+    half_close: bool,
+    idle: Timer,
+    idle_max: Duration,
+    has_first_byte: bool,
+}
+
+impl<'s> Relay<'s> {
+    fn new(session: &'s Session, settings: &ProxySettings, client: &'s Transport, mut server: Server) -> Relay<'s> {
+        let (upload_rate, download_rate) = settings.rates(session);
+        let is_plain = client.plain().is_some() && server.transport.plain().is_some();
+        let piece_bytes = settings.piece_bytes();
+        let mut upload = Direction::new(upload_rate, is_plain, piece_bytes);
+        // What the client has said so far goes behind our own words.
+        let mut ahead = Output::new();
+        let header = std::mem::take(&mut server.header);
+        if !header.is_empty() {
+            ahead.push(header);
+        }
+        if !session.input.is_empty() && ahead.append(session.input.readable()).is_err() {
+            // Without memory it would be lost unseen: the session ends as if the client had been.
+            upload.is_broken = true;
+        }
+        upload.begin_with(ahead);
+        let idle_max = *settings.timeout.get();
+        Relay {
+            session,
+            client,
+            server,
+            upload,
+            download: Direction::new(download_rate, is_plain, piece_bytes),
+            half_close: *settings.half_close.get(),
+            idle: Timer::after(idle_max),
+            idle_max,
+            has_first_byte: false,
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
+        match self.poll_both(context) {
+            Ok(true) => self.idle.set_after(self.idle_max),
+            Ok(false) => {}
+            Err(end) => return Poll::Ready(end),
+        }
+        if self.upload.rate.is_delayed() || self.download.rate.is_delayed() {
+            // It waits for its own time: nobody is silent.
+            self.idle.set_after(self.idle_max);
+        }
+        self.idle.poll_expired(context).map(|()| End::Idle)
+    }
+
+    /// Carries what there is. Says whether anything has passed; the error is the end.
+    fn poll_both(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+        let mut has_moved = false;
+        loop {
+            let up = self.poll_upload(context)?;
+            let down = self.poll_download(context)?;
+            if self.upload.is_over && self.download.is_over {
+                return Err(End::Disconnected(if down { Side::Upstream } else { Side::Client }));
+            }
+            if !up && !down {
+                return Ok(has_moved);
+            }
+            has_moved = true;
+        }
+    }
+
+    fn poll_upload(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+        let Relay { session, client, server, upload, .. } = self;
+        if upload.is_broken {
+            return Err(End::Lost(Side::Client, Act::Reading, io::ErrorKind::OutOfMemory.into()));
+        }
+        let polled = upload.poll(context, client, &server.transport);
+        session.count_received(upload.take_received());
+        match polled {
+            Poll::Pending => Ok(false),
+            Poll::Ready(Ok(0)) => self.end_of(Side::Client),
+            Poll::Ready(Ok(count)) => {
+                session.attempts.last().bytes_sent += count as u64;
+                Ok(true)
+            }
+            Poll::Ready(Err(error)) => Err(lost(error, upload.failed_act(), Side::Client, Side::Upstream)),
+        }
+    }
+
+    fn poll_download(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+        let Relay { session, client, server, download, has_first_byte, .. } = self;
+        let polled = download.poll(context, &server.transport, client);
+        let received = download.take_received();
+        if received > 0 {
+            let mut attempt = session.attempts.last();
+            attempt.bytes_received += received as u64;
+            if !std::mem::replace(has_first_byte, true) {
+                let time = gale_runtime::now().since(attempt.started);
+                attempt.first_byte_time = Some(time);
+                server.chosen.header_received(time);
+            }
+        }
+        match polled {
+            Poll::Pending => Ok(false),
+            Poll::Ready(Ok(0)) => self.end_of(Side::Upstream),
+            Poll::Ready(Ok(count)) => {
+                session.count_sent(count);
+                Ok(true)
+            }
+            Poll::Ready(Err(error)) => Err(lost(error, download.failed_act(), Side::Upstream, Side::Client)),
+        }
+    }
+
+    /// A side has ended, and the other one has all of it: it is told, or everything is over.
+    fn end_of(&mut self, side: Side) -> Result<bool, End> {
+        let (direction, destination) = match side {
+            Side::Client => (&mut self.upload, &self.server.transport),
+            Side::Upstream => (&mut self.download, self.client),
+        };
+        if direction.is_over {
+            return Ok(false);
+        }
+        direction.is_over = true;
+        if !self.half_close {
+            return Err(End::Disconnected(side));
+        }
+        // Who has closed the connection meanwhile is found out by reading.
+        let _ = destination.shutdown_write();
+        Ok(true)
+    }
+
+    /// Says how it ended.
+    fn finish(mut self, end: End) {
+        let session = self.session;
+        let started = session.attempts.last().started;
+        let response = gale_runtime::now().since(started);
+        let header = {
+            let attempt = session.attempts.last();
+            if self.server.chosen.counts_connecting() { attempt.connect_time } else { attempt.first_byte_time }
+        };
+        self.server.chosen.succeed(Timing { header, response });
+        match end {
+            End::Disconnected(side) => {
+                let (from, to) = (session.received(), session.sent());
+                let (from_upstream, to_upstream) = {
+                    let attempt = session.attempts.last();
+                    (attempt.bytes_received, attempt.bytes_sent)
+                };
+                session.log_bare(
+                    Level::Info,
+                    format_args!(
+                        "{side} disconnected, bytes from/to client:{from}/{to}, bytes from/to \
+                         upstream:{from_upstream}/{to_upstream}"
+                    ),
+                );
+            }
+            End::Idle => {
+                let message = "connection timed out (110: Connection timed out) while proxying connection";
+                session.log(Level::Info, format_args!("{message}"));
+            }
+            End::Lost(side, act, error) => {
+                let (call, doing) = match act {
+                    Act::Reading => ("recv()", "reading from"),
+                    Act::Sending => ("send()", "sending to"),
+                };
+                let level = if side == Side::Client { Level::Info } else { Level::Error };
+                match error.get_ref().and_then(|inner| inner.downcast_ref::<TlsFailure>()) {
+                    Some(failure) => session.log(level, format_args!("{failure} while proxying and {doing} {side}")),
+                    None => {
+                        let error = OsErrorText(&error);
+                        session.log(level, format_args!("{call} failed {error} while proxying and {doing} {side}"));
+                    }
+                }
+            }
+        }
+        // A connection that nobody reads to its end would be reset with what is on its way to the client.
+        drop(self.server.counted);
+    }
+}
+
+fn lost(error: io::Error, act: Act, from: Side, to: Side) -> End {
+    End::Lost(if act == Act::Reading { from } else { to }, act, error)
+}
+
+/// One direction.
+struct Direction {
+    way: Way,
+    rate: Rate,
+    /// What was received and not counted yet.
+    received: usize,
+    /// The source has ended, and the destination has all.
+    is_over: bool,
+    is_broken: bool,
+}
+
+/// How bytes pass.
+enum Way {
+    /// From socket to socket. So much of it was counted as received.
+    Splice { splice: Splice, counted: usize },
+    /// Through memory, so much at once.
+    Copy { output: Output, piece_bytes: usize, has_ended: bool, is_sending: bool },
+}
+
+impl Direction {
+    fn new(rate: u64, is_plain: bool, piece_bytes: usize) -> Direction {
+        let way = if is_plain && rate == 0 {
+            Way::Splice { splice: Splice::new(), counted: 0 }
+        } else {
+            Way::Copy { output: Output::new(), piece_bytes, has_ended: false, is_sending: false }
+        };
+        Direction { way, rate: Rate::new(rate), received: 0, is_over: false, is_broken: false }
+    }
+
+    /// Sends this first. It counts as received before.
+    fn begin_with(&mut self, ahead: Output) {
+        let length = ahead.len_bytes();
+        match &mut self.way {
+            Way::Splice { splice, counted } => {
+                splice.begin_with(ahead);
+                *counted = length;
+            }
+            Way::Copy { output, .. } => *output = ahead,
+        }
+    }
+
+    /// Moves what there is; ready with how much the destination has taken, or with 0 when the source has ended and all
+    /// was taken.
+    fn poll(&mut self, context: &mut Context<'_>, from: &Transport, to: &Transport) -> Poll<io::Result<usize>> {
+        if self.is_over {
+            return Poll::Pending;
+        }
+        match &mut self.way {
+            Way::Splice { splice, counted } => {
+                let (Some(from), Some(to)) = (from.plain(), to.plain()) else {
+                    return Poll::Ready(Err(io::ErrorKind::Unsupported.into()));
+                };
+                let polled = splice.poll_transfer(context, from, to);
+                if let Poll::Ready(Ok(sent)) = &polled {
+                    let under_way = splice.under_way();
+                    self.received += (sent + under_way).saturating_sub(*counted);
+                    *counted = under_way;
+                } else {
+                    let under_way = splice.under_way();
+                    self.received += under_way.saturating_sub(*counted);
+                    *counted = under_way;
+                }
+                polled
+            }
+            Way::Copy { output, piece_bytes, has_ended, is_sending } => loop {
+                if !output.is_empty() {
+                    *is_sending = true;
+                    return to.poll_send(context, output);
+                }
+                *is_sending = false;
+                if *has_ended {
+                    return Poll::Ready(Ok(0));
+                }
+                let allowance = ready!(self.rate.poll_allowance(context));
+                let max = usize::try_from(allowance).unwrap_or(usize::MAX).min(*piece_bytes);
+                let mut input = Buffer::new();
+                let count = ready!(from.poll_recv(context, &mut input, max))?;
+                *has_ended = count == 0;
+                self.rate.note(count);
+                self.received += count;
+                if let Some(lease) = input.take_lease() {
+                    output.push(Lease::freeze(lease));
+                }
+            },
+        }
+    }
+
+    /// What has been received since this was asked last.
+    fn take_received(&mut self) -> usize {
+        std::mem::take(&mut self.received)
+    }
+
+    /// What was being done when an error came up.
+    fn failed_act(&self) -> Act {
+        let is_sending = match &self.way {
+            Way::Splice { splice, .. } => splice.failed_sending(),
+            Way::Copy { is_sending, .. } => *is_sending,
+        };
+        if is_sending { Act::Sending } else { Act::Reading }
+    }
+}

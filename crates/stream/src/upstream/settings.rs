@@ -1,0 +1,116 @@
+//! What a server block says about passing sessions on.
+//! (<https://nginx.org/en/docs/stream/ngx_stream_proxy_module.html>)
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use gale_config::Setting;
+use gale_engine::tls::TlsClient;
+use gale_engine::tls::settings::TlsClientSettings;
+use gale_engine::upstream::{AddressPass, Bind};
+use gale_engine::variables::template::{SizeTemplate, Template};
+use gale_runtime::ConnectOptions;
+
+use crate::session::Session;
+
+/// See the file's head. The names are those of the directives without `proxy_`.
+#[derive(Default)]
+pub struct ProxySettings {
+    /// The servers. Not inherited.
+    pub pass: Option<AddressPass<Session>>,
+    /// The address to connect from.
+    pub bind: Setting<Option<Bind<Session>>>,
+    /// `SO_KEEPALIVE`
+    pub socket_keepalive: Setting<bool>,
+    /// `SO_RCVBUF` in bytes, 0 for the kernel's.
+    pub socket_rcvbuf: Setting<u64>,
+    /// `SO_SNDBUF` in bytes, 0 for the kernel's.
+    pub socket_sndbuf: Setting<u64>,
+    /// How long connecting may take.
+    pub connect_timeout: Setting<Duration>,
+    /// How long nothing may pass in either direction.
+    pub timeout: Setting<Duration>,
+    /// How much is received at once where bytes pass through memory.
+    pub buffer_size: Setting<u64>,
+    /// How many bytes of a client pass in a second, 0 for no limit.
+    pub upload_rate: Setting<SizeTemplate<Session>>,
+    /// How many bytes of a server pass in a second, 0 for no limit.
+    pub download_rate: Setting<SizeTemplate<Session>>,
+    /// Whether each direction ends by itself.
+    pub half_close: Setting<bool>,
+    /// Whether the next server is tried.
+    pub next_upstream: Setting<bool>,
+    /// How many servers are tried, 0 for all.
+    pub next_upstream_tries: Setting<u64>,
+    /// For how long servers are tried, zero for ever.
+    pub next_upstream_timeout: Setting<Duration>,
+    /// Which header of the PROXY protocol servers get.
+    pub protocol: Setting<ProxyVersion>,
+    /// How many datagrams of a client belong to one session, 0 for all.
+    pub requests: Setting<u64>,
+    /// How many datagrams answer one of the client's; without it nobody knows.
+    pub responses: Setting<u64>,
+    /// What becomes of a session whose server is no longer one.
+    pub session_drop: Setting<bool>,
+    /// Whether servers are spoken to over TLS.
+    pub ssl: Setting<bool>,
+    /// What is asked of them then.
+    pub tls: TlsClientSettings,
+    /// The name that a server's certificate is to have; else that of the group.
+    pub tls_name: Setting<Template<Session>>,
+    /// What `tls` comes to; there once the configuration is complete.
+    pub tls_client: Option<Arc<OnceLock<Arc<TlsClient>>>>,
+}
+
+/// `proxy_protocol`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProxyVersion {
+    /// None.
+    #[default]
+    Off,
+    /// A line of text.
+    Version1,
+    /// Binary.
+    Version2,
+}
+
+impl ProxySettings {
+    /// How connections are made for this session.
+    pub fn connect_options(&self, session: &Session) -> ConnectOptions {
+        let bind = self.bind.get_opt().and_then(Option::as_ref);
+        ConnectOptions {
+            keepalive: *self.socket_keepalive.get(),
+            timeout: Some(*self.connect_timeout.get()),
+            receive_buffer: size(*self.socket_rcvbuf.get()),
+            send_buffer: size(*self.socket_sndbuf.get()),
+            local: bind.and_then(|bind| bind.evaluate(session)),
+            transparent: bind.is_some_and(|bind| bind.is_transparent),
+            ..ConnectOptions::default()
+        }
+    }
+
+    /// How much is received at once where bytes pass through memory.
+    pub fn piece_bytes(&self) -> usize {
+        usize::try_from(*self.buffer_size.get()).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// How many bytes of the client, and of the server, pass in a second; 0 for no limit.
+    pub fn rates(&self, session: &Session) -> (u64, u64) {
+        let rate = |setting: &Setting<SizeTemplate<Session>>| {
+            setting.get_opt().map_or(0, |rate: &SizeTemplate<Session>| rate.evaluate(session))
+        };
+        (rate(&self.upload_rate), rate(&self.download_rate))
+    }
+
+    /// The name of the server for a handshake; `group` is what `proxy_pass` calls it.
+    pub fn tls_name(&self, session: &Session, group: &str) -> Vec<u8> {
+        match self.tls_name.get_opt() {
+            Some(name) => name.evaluate(session),
+            None => group.as_bytes().to_vec(),
+        }
+    }
+}
+
+fn size(bytes: u64) -> Option<usize> {
+    usize::try_from(bytes).ok().filter(|&bytes| bytes > 0)
+}

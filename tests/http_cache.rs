@@ -1,0 +1,561 @@
+//! proxy_cache and its like: what is stored, for whom, for how long, and what is served while it comes.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use support::{Asked, Backend, Client, Directory, Driver, Response, Server, Serving, Setup, with_each_driver};
+
+with_each_driver!(
+    a_response_is_stored_and_found_by_its_key,
+    what_may_not_be_stored_is_not,
+    a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round,
+    parts_and_conditions_are_answered_out_of_the_cache,
+    variants_are_told_apart_by_the_fields_that_vary_names,
+    a_304_renews_what_is_stored,
+    something_stale_is_used_where_that_is_allowed,
+    what_is_stale_is_fetched_anew_beside_the_request,
+    requests_wait_for_the_one_that_fetches_the_same,
+    all_read_what_is_coming_at_their_own_pace,
+    a_response_goes_into_the_cache_without_its_first_client,
+    a_response_that_is_cut_off_is_never_stored_as_whole,
+    damaged_and_foreign_files_are_never_served,
+    requests_that_change_something_take_away_what_is_stored,
+    purges_are_by_key_prefix_and_tag,
+    a_purge_during_a_fill_wins,
+    users_are_kept_apart,
+    clients_have_a_say_only_where_the_rfc_counts,
+    slices_are_fetched_and_stored_as_they_are_wanted,
+    cache_status_tells_how_the_cache_was_used,
+);
+
+/// The http block of a cache in `%DIR%/cache`, and a location with more of it in its place.
+fn caching(driver: Driver, backend: &Serving, more: &str) -> Server {
+    caching_in(driver, "%DIR%/cache", backend, more).start()
+}
+
+fn caching_in(driver: Driver, directory: &str, backend: &Serving, more: &str) -> Setup {
+    let text = "proxy_cache_path CACHE keys_zone=one:1m; proxy_cache_key $uri;
+        server { listen %UNIX%; proxy_cache one; add_header X-Cache $upstream_cache_status always;
+        location / { proxy_pass http://B; MORE } }";
+    Setup::http(driver, &text.replace('B', &backend.address).replace("CACHE", directory).replace("MORE", more))
+}
+
+/// A server that answers as the request's `X-Fields` says (fields with bars between them) and `X-Status`; the body is
+/// the number of the request.
+fn origin() -> Serving {
+    let count = AtomicU64::new(0);
+    Backend::tcp().serve(move |asked, client| {
+        let number = count.fetch_add(1, Ordering::SeqCst) + 1;
+        let fields: String =
+            asked.header("X-Fields").unwrap_or_default().split('|').map(|field| field.to_owned() + "\r\n").collect();
+        let status = asked.header("X-Status").unwrap_or("200 OK");
+        let body = if status.starts_with("304") { String::new() } else { number.to_string() };
+        let length =
+            if status.starts_with("304") { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        let fields = fields.trim_start_matches("\r\n");
+        let body = if asked.method == "HEAD" { String::new() } else { body };
+        client.send(format!("HTTP/1.1 {status}\r\n{fields}{length}\r\n{body}"));
+        true
+    })
+}
+
+/// Asks for a path with these fields, each with its line's end.
+fn ask(client: &mut Client, path: &str, fields: &str) -> Response {
+    client.ask(format!("GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n"))
+}
+
+/// How the cache was used, and the body.
+fn outcome(response: &Response) -> (&str, &str) {
+    (response.header("X-Cache").unwrap_or("-"), response.text())
+}
+
+const FRESH: &str = "X-Fields: Cache-Control: max-age=60\r\n";
+
+fn a_response_is_stored_and_found_by_its_key(driver: Driver) {
+    let (backend, directory) = (origin(), Directory::new());
+    let place = format!("{} levels=1:2", directory.path().display());
+    let server = caching_in(driver, &place, &backend, "").start();
+    let mut client = server.connect();
+    assert_eq!(outcome(&ask(&mut client, "/a", FRESH)), ("MISS", "1"));
+    let hit = ask(&mut client, "/a", "");
+    assert_eq!(outcome(&hit), ("HIT", "1"));
+    assert_eq!(hit.header("Age").map(|age| age.parse::<u64>().is_ok()), Some(true));
+    // Another connection, perhaps at the other worker.
+    for _ in 0..4 {
+        assert_eq!(outcome(&ask(&mut server.connect(), "/a?ignored", "")), ("HIT", "1"));
+    }
+    assert_eq!(outcome(&ask(&mut client, "/b", FRESH)), ("MISS", "2"));
+    assert_eq!(backend.asked().len(), 2);
+    server.stop();
+    for key in ["/a", "/b"] {
+        let name = md5(key);
+        let place = directory.path().join(&name[31..]).join(&name[29..31]).join(&name);
+        assert!(place.exists(), "it is where nginx would have it");
+    }
+}
+
+/// All files below a directory.
+fn files_in(directory: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => files.extend(files_in(&entry.path())),
+            _ if entry.path().extension().is_none() && !entry.file_name().to_string_lossy().starts_with('.') => {
+                files.push(entry.path());
+            }
+            _ => {}
+        }
+    }
+    files
+}
+
+fn what_may_not_be_stored_is_not(driver: Driver) {
+    let backend = origin();
+    let server =
+        caching(driver, &backend, "proxy_cache_valid 404 1m; proxy_no_cache $arg_no; proxy_cache_bypass $arg_by;");
+    let mut client = server.connect();
+    let rows = [
+        ("", "MISS"),
+        ("X-Fields: Cache-Control: no-store\r\n", "MISS"),
+        ("X-Fields: Cache-Control: private, max-age=60\r\n", "MISS"),
+        ("X-Fields: Cache-Control: max-age=60|Set-Cookie: a=b\r\n", "MISS"),
+        ("X-Fields: Cache-Control: max-age=60|Vary: *\r\n", "MISS"),
+        ("X-Fields: Cache-Control: max-age=0\r\n", "MISS"),
+        ("X-Fields: Expires: 0\r\n", "MISS"),
+        ("X-Fields: Cache-Control: max-age=60|X-Accel-Expires: 0\r\n", "MISS"),
+        ("X-Fields: Cache-Control: max-age=60|Age: 61\r\n", "MISS"),
+        ("X-Status: 404 Not Found\r\n", "HIT"),
+        ("X-Fields: Cache-Control: no-store|X-Accel-Expires: 60\r\n", "HIT"),
+        ("X-Fields: Cache-Control: max-age=60\r\n", "HIT"),
+        ("X-Fields: Expires: Thu, 31 Dec 2099 23:59:59 GMT\r\n", "HIT"),
+    ];
+    for (number, (fields, expected)) in rows.iter().enumerate() {
+        let path = format!("/{number}");
+        let first = ask(&mut client, &path, fields);
+        assert_eq!(outcome(&first).0, "MISS", "{fields}");
+        assert_eq!(outcome(&ask(&mut client, &path, fields)).0, *expected, "{fields}");
+    }
+    ask(&mut client, "/no?no=1", FRESH);
+    assert_eq!(outcome(&ask(&mut client, "/no", FRESH)).0, "MISS");
+    assert_eq!(outcome(&ask(&mut client, "/no?by=1", FRESH)).0, "BYPASS");
+    server.stop();
+}
+
+fn a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, &backend, "");
+    let mut client = server.connect();
+    let head = |client: &mut Client, path: &str| client.ask(format!("HEAD {path} HTTP/1.1\r\nHost: a\r\n{FRESH}\r\n"));
+    let first = head(&mut client, "/a");
+    assert_eq!((first.header("X-Cache"), first.header("Content-Length")), (Some("MISS"), Some("1")));
+    assert_eq!(outcome(&ask(&mut client, "/a", "")), ("HIT", "1"));
+    let second = head(&mut client, "/a");
+    assert_eq!((second.header("X-Cache"), second.header("Content-Length")), (Some("HIT"), Some("1")));
+    assert_eq!(backend.asked()[0].1.method, "GET");
+    server.stop();
+
+    // What was asked for as HEAD alone never stands for a body.
+    let backend = origin();
+    let server = caching(driver, &backend, "proxy_cache_convert_head off;");
+    let mut client = server.connect();
+    head(&mut client, "/a");
+    assert_eq!(head(&mut client, "/a").header("X-Cache"), Some("HIT"));
+    assert_eq!(outcome(&ask(&mut client, "/a", FRESH)), ("MISS", "2"));
+    server.stop();
+
+    // Nor where the configuration names the method: a HEAD that is to be stored is a GET before that.
+    let backend = origin();
+    let server = caching(driver, &backend, "proxy_method $request_method;");
+    let mut client = server.connect();
+    head(&mut client, "/a");
+    assert_eq!(outcome(&ask(&mut client, "/a", "")), ("HIT", "1"));
+    server.stop();
+}
+
+fn parts_and_conditions_are_answered_out_of_the_cache(driver: Driver) {
+    let backend = Backend::tcp().serve(|_, client| {
+        let fields = "Cache-Control: max-age=60\r\nAccept-Ranges: bytes\r\nETag: \"1\"\r\nContent-Length: 10\r\n";
+        client.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\n0123456789"));
+        true
+    });
+    let server = caching(driver, &backend, "");
+    let mut client = server.connect();
+    // The first one, too, although all of it is fetched.
+    for _ in 0..2 {
+        let part = ask(&mut client, "/a", "Range: bytes=2-4\r\n");
+        assert_eq!((part.status, part.text()), (206, "234"));
+    }
+    // Several parts are cut from what is whole; while it comes, all of it is the answer.
+    let mut ask_for_parts = || ask(&mut client, "/a", "Range: bytes=0-1,8-\r\n");
+    let parts = (0..1000).map(|_| ask_for_parts()).find(|response| response.status != 200).expect("it becomes whole");
+    assert!(parts.status == 206 && parts.text().contains("01") && parts.text().contains("89"), "{parts:?}");
+    assert_eq!(ask(&mut client, "/a", "Range: bytes=20-\r\n").status, 416);
+    assert_eq!(ask(&mut client, "/a", "If-None-Match: \"1\"\r\n").status, 304);
+    assert_eq!(ask(&mut client, "/a", "If-None-Match: \"2\"\r\n").status, 200);
+    assert_eq!(ask(&mut client, "/new", "If-None-Match: \"1\"\r\n").status, 304);
+    let asked = backend.asked();
+    assert_eq!(asked.len(), 2);
+    assert!(asked.iter().all(|(_, asked)| asked.header("Range").is_none() && asked.header("If-None-Match").is_none()));
+    server.stop();
+}
+
+fn variants_are_told_apart_by_the_fields_that_vary_names(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, &backend, "");
+    let mut client = server.connect();
+    let mut get = |accept: &str, more: &str| {
+        let vary = "X-Fields: Cache-Control: max-age=60|Vary: X-One, Accept";
+        let response = ask(&mut client, "/a", &format!("{vary}{more}\r\nAccept: {accept}\r\n"));
+        let (status, body) = outcome(&response);
+        format!("{status} {body}")
+    };
+    assert_eq!(get("a", ""), "MISS 1");
+    assert_eq!(get("b", ""), "MISS 2");
+    assert_eq!((get("a", ""), get("b", "")), ("HIT 1".into(), "HIT 2".into()));
+    assert_eq!((get("c, d", ""), get("c ,d", "")), ("MISS 3".into(), "HIT 3".into()));
+    server.stop();
+}
+
+fn a_304_renews_what_is_stored(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, &backend, "proxy_cache_revalidate on;");
+    let mut client = server.connect();
+    // Stale when it comes, as far as this cache is concerned.
+    let stale = "X-Fields: Cache-Control: max-age=5|Age: 6|ETag: \"x\"|X-Kept: old|X-New: old\r\n";
+    assert_eq!(outcome(&ask(&mut client, "/a", stale)), ("MISS", "1"));
+    let renewed = "X-Status: 304 Not Modified\r\nX-Fields: Cache-Control: max-age=60|ETag: \"x\"|X-New: new\r\n";
+    let response = ask(&mut client, "/a", renewed);
+    assert_eq!(outcome(&response), ("REVALIDATED", "1"));
+    assert_eq!((response.header("X-New"), response.header("X-Kept")), (Some("new"), Some("old")));
+    assert_eq!(outcome(&ask(&mut client, "/a", "")), ("HIT", "1"));
+    assert_eq!(backend.asked()[1].1.header("If-None-Match"), Some("\"x\""));
+    server.stop();
+}
+
+const STALE: &str = "X-Fields: Cache-Control: max-age=5|Age: 6|ETag: \"x\"\r\n";
+
+fn something_stale_is_used_where_that_is_allowed(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, &backend, "proxy_cache_use_stale http_500 error;");
+    let mut client = server.connect();
+    ask(&mut client, "/a", STALE);
+    let failed = "X-Status: 500 Oops\r\n";
+    assert_eq!(outcome(&ask(&mut client, "/a", failed)), ("STALE", "1"));
+    assert_eq!(ask(&mut client, "/a", "X-Status: 503 Oops\r\n").status, 503);
+    assert_eq!(ask(&mut client, "/other", failed).status, 500);
+    backend.kill();
+    assert_eq!(outcome(&ask(&mut client, "/a", "")), ("STALE", "1"));
+    assert_eq!(ask(&mut client, "/other", "").status, 502);
+    server.stop();
+}
+
+fn what_is_stale_is_fetched_anew_beside_the_request(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, &backend, "proxy_cache_use_stale updating; proxy_cache_background_update on;");
+    let mut client = server.connect();
+    ask(&mut client, "/a", STALE);
+    let first = ask(&mut client, "/a", FRESH);
+    assert_eq!(outcome(&first), ("STALE", "1"));
+    // The copy of the request comes to the server, and its answer into the cache.
+    loop {
+        let response = ask(&mut client, "/a", "");
+        match outcome(&response) {
+            ("UPDATING", "1") => {}
+            other => break assert_eq!(other, ("HIT", "2")),
+        }
+    }
+    assert_eq!(backend.asked()[1].1.header("X-Fields"), Some("Cache-Control: max-age=60"));
+    server.stop();
+}
+
+/// A request as the server behind gets it, by hand.
+fn accept(backend: &Backend) -> (Client, Asked) {
+    let mut behind = backend.accept();
+    let asked = behind.request();
+    (behind, asked)
+}
+
+fn by_hand(driver: Driver, backend: &Backend, more: &str) -> Server {
+    let text = "proxy_cache_path %DIR%/cache keys_zone=one:1m; proxy_cache_key $uri;
+        server { listen %UNIX%; proxy_cache one; add_header X-Cache $upstream_cache_status always;
+        location / { proxy_pass http://B; MORE } }";
+    Setup::http(driver, &text.replace('B', backend.address()).replace("MORE", more)).start()
+}
+
+fn requests_wait_for_the_one_that_fetches_the_same(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = by_hand(driver, &backend, "proxy_cache_lock on;");
+    let mut clients: Vec<Client> = (0..5).map(|_| server.connect()).collect();
+    clients[0].send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind, _) = accept(&backend);
+    clients[1..].iter_mut().for_each(|client| client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n"));
+    behind.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 2\r\n\r\nab");
+    for client in &mut clients {
+        assert_eq!(client.response().text(), "ab");
+    }
+    assert!(backend.is_idle());
+    server.stop();
+}
+
+fn all_read_what_is_coming_at_their_own_pace(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = by_hand(driver, &backend, "proxy_cache_lock on;");
+    let mut first = server.connect();
+    first.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind, _) = accept(&backend);
+    let piece = vec![b'x'; 300_000];
+    behind.send(
+        "HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nAccept-Ranges: bytes\r\nContent-Length: 900002\r\n\r\n<",
+    );
+    behind.send(&piece);
+    assert_eq!(first.head().header("Content-Length"), Some("900002"));
+    assert_eq!(first.take(300_001)[0], b'<');
+    // Whoever comes later begins at the beginning, which is in the file by now or in memory.
+    let mut second = server.connect();
+    second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!(second.head().header("X-Cache"), Some("HIT"));
+    assert_eq!(second.take(1), b"<");
+    let mut third = server.connect();
+    third.send("GET /a HTTP/1.1\r\nHost: a\r\nRange: bytes=900000-\r\n\r\n");
+    behind.send(&piece);
+    behind.send(&piece);
+    behind.send(">");
+    assert_eq!(first.take(600_001).last(), Some(&b'>'));
+    assert_eq!(third.response().text(), "x>");
+    assert_eq!(second.take(900_001).last(), Some(&b'>'));
+    assert!(backend.is_idle());
+    let stored = server.get("/a");
+    assert_eq!((stored.header("X-Cache"), stored.body.len()), (Some("HIT"), 900_002));
+    server.stop();
+}
+
+fn a_response_goes_into_the_cache_without_its_first_client(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = by_hand(driver, &backend, "");
+    let mut first = server.connect();
+    first.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind, _) = accept(&backend);
+    behind.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 4\r\n\r\nab");
+    assert_eq!(first.head().status, 200);
+    drop(first);
+    behind.send("cd");
+    assert_eq!(server.get("/a").text(), "abcd");
+    assert!(backend.is_idle());
+    server.stop();
+}
+
+fn a_response_that_is_cut_off_is_never_stored_as_whole(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = by_hand(driver, &backend, "proxy_cache_valid any 1m;");
+    for head in ["Content-Length: 10\r\n\r\nab", "Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n"] {
+        let mut client = server.connect();
+        client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+        let (mut behind, _) = accept(&backend);
+        behind.send(format!("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\n{head}"));
+        assert_eq!(client.head().header("X-Cache"), Some("MISS"));
+        drop(behind);
+        client.read_to_end();
+    }
+    assert!(files_in(&server.directory.path().join("cache")).is_empty());
+    server.stop();
+}
+
+fn damaged_and_foreign_files_are_never_served(driver: Driver) {
+    let directory = Directory::new();
+    let cache = directory.path();
+    let backend = origin();
+    let serve = || caching_in(driver, cache.to_str().unwrap(), &backend, "").start();
+    let server = serve();
+    assert_eq!(outcome(&ask(&mut server.connect(), "/a", FRESH)), ("MISS", "1"));
+    directory.wait_until("it is stored", |_| files_in(cache).len() == 1);
+    server.stop();
+    let file = files_in(cache).remove(0);
+    let whole = std::fs::read(&file).unwrap();
+    assert_eq!(outcome(&ask(&mut serve().connect(), "/a", "")), ("HIT", "1"), "the next process finds it");
+    // Damaged anywhere, or cut anywhere, it is fetched anew; a few places stand for all, which unit tests go through.
+    for (number, place) in [9, 60, 100, whole.len() - 1].into_iter().enumerate() {
+        let mut damaged = whole.clone();
+        if number % 2 == 0 {
+            damaged.truncate(place)
+        } else {
+            damaged[place] ^= 0x20
+        }
+        std::fs::write(&file, &damaged).unwrap();
+        let server = serve();
+        let response = ask(&mut server.connect(), "/a", "");
+        assert_eq!(response.header("X-Cache"), Some("MISS"), "{place}");
+        server.stop();
+    }
+    let server = serve();
+    // A whole file of another key is nobody's answer.
+    let other = cache.join(md5("/other"));
+    std::fs::write(&other, &whole).unwrap();
+    assert_eq!(ask(&mut server.connect(), "/other", "").header("X-Cache"), Some("MISS"));
+    // What is nginx's stays as it is.
+    let foreign = cache.join(md5("/foreign"));
+    std::fs::write(&foreign, [5, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3]).unwrap();
+    assert_eq!(ask(&mut server.connect(), "/foreign", FRESH).header("X-Cache"), Some("MISS"));
+    assert_eq!(std::fs::read(&foreign).unwrap(), [5, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3]);
+    server.stop();
+}
+
+fn md5(text: &str) -> String {
+    use md5::{Digest, Md5};
+    Md5::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn requests_that_change_something_take_away_what_is_stored(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, &backend, "");
+    let mut client = server.connect();
+    let post = |client: &mut Client, fields: &str| {
+        client.ask(format!("POST /a HTTP/1.1\r\nHost: a\r\n{fields}Content-Length: 0\r\n\r\n"))
+    };
+    ask(&mut client, "/a", FRESH);
+    ask(&mut client, "/b", FRESH);
+    post(&mut client, "X-Status: 500 Oops\r\n");
+    assert_eq!(outcome(&ask(&mut client, "/a", "")), ("HIT", "1"), "it has failed");
+    post(&mut client, "X-Fields: Location: http://a/b\r\n");
+    assert_eq!(outcome(&ask(&mut client, "/a", FRESH)).0, "MISS");
+    assert_eq!(outcome(&ask(&mut client, "/b", FRESH)).0, "MISS");
+    post(&mut client, "X-Fields: Location: http://other/b\r\n");
+    assert_eq!(outcome(&ask(&mut client, "/b", "")).0, "HIT");
+    server.stop();
+}
+
+fn purges_are_by_key_prefix_and_tag(driver: Driver) {
+    let backend = origin();
+    let more = "proxy_cache_purge $http_x_purge; proxy_cache_tag_header Surrogate-Key;
+        proxy_cache_purge_tags $http_x_tags;";
+    let server = caching(driver, &backend, more);
+    // As long as there may be unknown files, nothing is known not to be there.
+    server.wait_logged("0 entries");
+    let mut client = server.connect();
+    let tagged = |tags: &str| format!("X-Fields: Cache-Control: max-age=60|Surrogate-Key: {tags}\r\n");
+    let mut fill = |paths: &[(&str, &str)]| {
+        for (path, tags) in paths {
+            ask(&mut client, path, &tagged(tags));
+            assert_eq!(outcome(&ask(&mut client, path, "")).0, "HIT");
+        }
+    };
+    fill(&[("/a/1", "red blue"), ("/a/2", "blue"), ("/b", "green")]);
+    let purge = |path: &str, fields: &str| ask(&mut server.connect(), path, &format!("X-Purge: 1\r\n{fields}")).status;
+    let status = |path: &str| ask(&mut server.connect(), path, "").header("X-Cache").map(str::to_owned);
+    assert_eq!((purge("/b", ""), purge("/b", ""), purge("/never", "")), (204, 404, 404));
+    assert_eq!((status("/b").as_deref(), status("/a/1").as_deref()), (Some("MISS"), Some("HIT")));
+    assert_eq!(purge("/", "X-Tags: red\r\n"), 204);
+    assert_eq!((status("/a/1").as_deref(), status("/a/2").as_deref()), (Some("MISS"), Some("HIT")));
+    fill(&[("/a/1", "red")]);
+    assert_eq!(purge("/a/*", ""), 204);
+    assert_eq!((status("/a/1").as_deref(), status("/a/2").as_deref()), (Some("MISS"), Some("MISS")));
+    // What comes later is not meant.
+    fill(&[("/a/1", "red")]);
+    server.stop();
+}
+
+fn a_purge_during_a_fill_wins(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = by_hand(driver, &backend, "proxy_cache_purge $http_x_purge;");
+    let mut first = server.connect();
+    first.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind, _) = accept(&backend);
+    behind.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 4\r\n\r\nab");
+    assert_eq!(first.head().status, 200);
+    assert_eq!(ask(&mut server.connect(), "/a", "X-Purge: 1\r\n").status, 204);
+    behind.send("cd");
+    assert_eq!(first.take(4), b"abcd");
+    let mut second = server.connect();
+    second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind, _) = accept(&backend);
+    behind.send("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\ne");
+    assert_eq!(outcome(&second.response()), ("MISS", "e"));
+    server.stop();
+}
+
+fn users_are_kept_apart(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, &backend, "");
+    let mut client = server.connect();
+    let with = |fields: &str| format!("{FRESH}{fields}");
+    ask(&mut client, "/a", &with("Authorization: Basic eDp5\r\n"));
+    assert_eq!(outcome(&ask(&mut client, "/a", FRESH)), ("MISS", "2"));
+    let public = "X-Fields: Cache-Control: public, max-age=60\r\nAuthorization: Basic eDp5\r\n";
+    ask(&mut client, "/b", public);
+    assert_eq!(outcome(&ask(&mut client, "/b", "")).0, "HIT");
+    server.stop();
+
+    let backend = origin();
+    let server = caching(driver, &backend, "proxy_cache_conformance nginx;");
+    let mut client = server.connect();
+    ask(&mut client, "/a", &with("Authorization: Basic eDp5\r\n"));
+    let hit = ask(&mut client, "/a", "");
+    assert_eq!((outcome(&hit).0, hit.header("Age")), ("HIT", None));
+    server.stop();
+}
+
+fn clients_have_a_say_only_where_the_rfc_counts(driver: Driver) {
+    for (rules, expected) in [("mixed", "HIT"), ("nginx", "HIT"), ("rfc9111", "EXPIRED")] {
+        let backend = origin();
+        let server = caching(driver, &backend, &format!("proxy_cache_conformance {rules};"));
+        let mut client = server.connect();
+        ask(&mut client, "/a", FRESH);
+        let again = ask(&mut client, "/a", &format!("{FRESH}Cache-Control: no-cache\r\n"));
+        assert_eq!(again.header("X-Cache"), Some(expected), "{rules}");
+        let cached_only = ask(&mut client, "/none", "Cache-Control: only-if-cached\r\n");
+        assert_eq!(cached_only.status == 504, rules == "rfc9111", "{rules}");
+        server.stop();
+    }
+}
+
+fn slices_are_fetched_and_stored_as_they_are_wanted(driver: Driver) {
+    // Every piece of a file of 26 bytes; `/other` is another file from its tenth byte on.
+    let backend = Backend::tcp().serve(|asked, client| {
+        let range = asked.header("Range").expect("a range").strip_prefix("bytes=").unwrap();
+        let (first, last) = range.split_once('-').unwrap();
+        let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse::<usize>().unwrap().min(25));
+        let tag = if asked.target == "/other" && first >= 10 { "2" } else { "1" };
+        let fields =
+            format!("Cache-Control: max-age=60\r\nETag: \"{tag}\"\r\nContent-Range: bytes {first}-{last}/26\r\n");
+        let body = &"abcdefghijklmnopqrstuvwxyz"[first..=last];
+        client.send(format!("HTTP/1.1 206 Partial Content\r\n{fields}Content-Length: {}\r\n\r\n{body}", body.len()));
+        true
+    });
+    let more = "slice 10; proxy_cache_key $uri$slice_range; proxy_set_header Range $slice_range;";
+    let server = caching(driver, &backend, more);
+    let mut client = server.connect();
+    let part = ask(&mut client, "/a", "Range: bytes=12-14\r\n");
+    assert_eq!((part.status, part.text(), part.header("Content-Range")), (206, "mno", Some("bytes 12-14/26")));
+    assert_eq!(backend.asked().len(), 1, "one piece is enough");
+    let whole = ask(&mut client, "/a", "");
+    assert_eq!((whole.status, whole.text()), (200, "abcdefghijklmnopqrstuvwxyz"));
+    assert_eq!(backend.asked().len(), 3, "one of three was there");
+    assert_eq!(ask(&mut client, "/a", "Range: bytes=-3\r\n").text(), "xyz");
+    assert_eq!(ask(&mut client, "/a", "Range: bytes=8-21\r\n").text(), "ijklmnopqrstuv");
+    assert_eq!(ask(&mut client, "/a", "If-None-Match: \"1\"\r\n").status, 304);
+    assert_eq!(backend.asked().len(), 3);
+    // Pieces of two files are never put together.
+    let mut other = server.connect();
+    other.send("GET /other HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!(other.head().header("Content-Length"), Some("26"));
+    assert!(other.read_to_end().len() <= 10);
+    server.wait_logged("etag mismatch in slice response");
+    server.stop();
+}
+
+fn cache_status_tells_how_the_cache_was_used(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, &backend, "proxy_cache_status edge; proxy_cache_bypass $arg_by;");
+    let mut client = server.connect();
+    let mut told = |path: &str, fields: &str| {
+        let response = ask(&mut client, path, fields);
+        response.header("Cache-Status").unwrap_or("-").split("; ttl=").next().unwrap().to_owned()
+    };
+    assert_eq!(told("/a", FRESH), "edge; fwd=uri-miss; stored");
+    assert_eq!(told("/a", ""), "edge; hit");
+    assert_eq!(told("/a?by=1", FRESH), "edge; fwd=bypass; stored");
+    assert_eq!(told("/b", "X-Fields: Cache-Control: no-store\r\n"), "edge; fwd=uri-miss; detail=no-store");
+    assert_eq!(told("/c", ""), "edge; fwd=uri-miss; detail=no-lifetime");
+    server.stop();
+}

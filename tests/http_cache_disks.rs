@@ -1,0 +1,249 @@
+//! The disks of caches: what is found after a restart, bounds that are kept, and disks that are full, hung or somebody
+//! else's.
+
+mod fuse;
+mod support;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::{Backend, Client, Directory, Driver, Response, Server, Serving, Setup, has_own_mounts, with_each_driver};
+
+with_each_driver!(
+    entries_are_found_after_a_restart_and_after_a_crash,
+    purges_hold_after_a_restart,
+    the_cache_is_no_larger_than_it_may_be,
+    what_nobody_asks_for_goes,
+    a_second_server_on_the_same_directory_is_told_so,
+    files_of_others_stay_and_are_told_of,
+    three_disks_have_their_shares_and_pools,
+    a_full_disk_costs_only_storing,
+    a_disk_that_hangs_costs_its_requests_a_bounded_time,
+    caches_go_on_over_a_reload,
+);
+
+/// A server whose answers say how often it was asked, and may be cached.
+fn origin() -> Serving {
+    let count = std::sync::atomic::AtomicU64::new(0);
+    Backend::tcp().serve(move |asked, client| {
+        let number = count.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
+        let size = asked.target.split_once("size=").map_or(0, |(_, size)| size.parse().unwrap());
+        let body = format!("{number}{}", ".".repeat(size));
+        let fields = format!("Cache-Control: max-age=600\r\nSurrogate-Key: t\r\nContent-Length: {}\r\n", body.len());
+        client.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\n{body}"));
+        true
+    })
+}
+
+/// A server with a cache in this directory.
+fn caching(driver: Driver, directory: &Path, parameters: &str, backend: &Serving) -> Setup {
+    let text = "proxy_cache_path PATH keys_zone=one:1m PARAMETERS; proxy_cache_key $uri;
+        server { listen %UNIX%; proxy_cache one; add_header X-Cache $upstream_cache_status;
+        location / { proxy_pass http://BACKEND; proxy_cache_purge $http_x_purge;
+        proxy_cache_tag_header Surrogate-Key; proxy_cache_purge_tags $http_x_tags; } }";
+    let text = text.replace("PATH", directory.to_str().unwrap()).replace("PARAMETERS", parameters);
+    Setup::http(driver, &text.replace("BACKEND", &backend.address))
+}
+
+fn outcome(response: &Response) -> (&str, &str) {
+    (response.header("X-Cache").unwrap_or("-"), response.text())
+}
+
+fn ask(client: &mut Client, path: &str, fields: &str) -> Response {
+    client.ask(format!("GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n"))
+}
+
+/// How many entries a directory has, and their bytes.
+fn stored(directory: &Path) -> (usize, u64) {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let sizes = entries.filter(|entry| entry.file_name().len() == 32).filter_map(|entry| entry.metadata().ok());
+    sizes.fold((0, 0), |(count, bytes), metadata| (count + 1, bytes + metadata.len()))
+}
+
+fn entries_are_found_after_a_restart_and_after_a_crash(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let setup = || caching(driver, directory.path(), "", &backend);
+    let server = setup().start();
+    for number in 0..20 {
+        assert_eq!(server.get(&format!("/{number}")).header("X-Cache"), Some("MISS"));
+    }
+    directory.wait_until("all are stored", |_| stored(directory.path()).0 == 20);
+    server.stop();
+    let mut server = setup().start();
+    server.wait_logged("20 entries");
+    assert_eq!(outcome(&server.get("/7")), ("HIT", "8"));
+    server.get("/20");
+    directory.wait_until("the new one is stored, too", |_| stored(directory.path()).0 == 21);
+    // Nobody has time to write anything.
+    let worker = server.worker();
+    rustix::process::kill_process(worker, Signal::KILL).unwrap();
+    server.wait_logged("21 entries");
+    assert_eq!((outcome(&server.get("/20")), outcome(&server.get("/0"))), (("HIT", "21"), ("HIT", "1")));
+    server.end(Signal::TERM);
+    assert_eq!(backend.asked().len(), 21);
+}
+
+fn purges_hold_after_a_restart(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let setup = || caching(driver, directory.path(), "", &backend);
+    let server = setup().start();
+    server.wait_logged("0 entries");
+    server.get("/a");
+    directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+    assert_eq!(ask(&mut server.connect(), "/", "X-Purge: 1\r\nX-Tags: t\r\n").status, 204);
+    server.stop();
+    let server = setup().start();
+    assert_eq!(outcome(&server.get("/a")), ("MISS", "2"));
+    server.stop();
+}
+
+fn the_cache_is_no_larger_than_it_may_be(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let server = caching(driver, directory.path(), "max_size=200k", &backend).start();
+    for number in 0..100 {
+        server.get(&format!("/{number}?size=10000"));
+    }
+    // The last one is asked for twice: it is stored by then.
+    directory.wait_until("it fits", |_| (15..=20).contains(&stored(directory.path()).0));
+    server.stop();
+    let (count, bytes) = stored(directory.path());
+    assert!(bytes <= 202_000 && count >= 15, "{count} {bytes}");
+}
+
+fn what_nobody_asks_for_goes(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let server = caching(driver, directory.path(), "inactive=1s", &backend).start();
+    server.get("/a");
+    directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+    directory.wait_until("it has gone", |_| stored(directory.path()).0 == 0);
+    assert_eq!(server.get("/a").header("X-Cache"), Some("MISS"));
+    server.stop();
+}
+
+fn a_second_server_on_the_same_directory_is_told_so(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let first = caching(driver, directory.path(), "", &backend).start();
+    first.wait_logged("0 entries");
+    let second = caching(driver, directory.path(), "", &backend).start();
+    second.wait_logged("which alone manages it until it ends");
+    assert_eq!(outcome(&first.get("/a")), ("MISS", "1"));
+    directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+    // What one has stored the other one finds.
+    assert_eq!(outcome(&second.get("/a")), ("HIT", "1"));
+    first.stop();
+    second.wait_logged("1 entries");
+    second.stop();
+}
+
+fn files_of_others_stay_and_are_told_of(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let names = ["b7f54b2df7773722d382f4809d65029c", "b7f54b2df7773722d382f4809d65029c.0000000001", "notes.txt"];
+    for name in names {
+        directory.write(name, [5, 0, 0, 0, 0, 0, 0, 0, 1]);
+    }
+    let server = caching(driver, directory.path(), "", &backend).start();
+    server.wait_logged("3 files are not Gale's and stay as they are");
+    server.stop();
+    assert!(names.iter().all(|name| directory.path().join(name).exists()));
+}
+
+fn three_disks_have_their_shares_and_pools(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/three-disks.conf"));
+    let text = text.expect("an example").replace("/mnt", directory.path().to_str().unwrap());
+    let text = text.replace("127.0.0.1:8080", &backend.address).replace("listen 8002", "listen %UNIX%");
+    let places: Vec<_> = (1..=3).map(|number| directory.path().join(format!("disk{number}"))).collect();
+    let more =
+        format!("daemon off; pid %DIR%/pid; error_log %DIR%/error.log info; events {{ use {}; }}", driver.name());
+    let server = Setup::configuration(&text.replace("events {}", &more).replace("256m", "1m")).start();
+    for number in 0..60 {
+        server.get(&format!("/{number}"));
+        assert_eq!(server.get(&format!("/{number}")).text(), (number + 1).to_string());
+    }
+    server.stop();
+    let counts: Vec<usize> = places.iter().map(|place| files_below(place)).collect();
+    assert!(counts.iter().sum::<usize>() == 60 && counts.iter().all(|&count| count >= 8), "{counts:?}");
+}
+
+fn files_below(directory: &Path) -> usize {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .map(|entry| match entry.path().is_dir() {
+            true => files_below(&entry.path()),
+            false => usize::from(entry.file_name().len() == 32),
+        })
+        .sum()
+}
+
+fn a_full_disk_costs_only_storing(driver: Driver) {
+    if !has_own_mounts(&format!("{}::a_full_disk_costs_only_storing", driver.name())) {
+        return;
+    }
+    let (directory, backend) = (Directory::new(), origin());
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("gale-test", directory.path(), "tmpfs", flags, Some(c"size=256k,mode=777")).unwrap();
+    let server = caching(driver, directory.path(), "", &backend).start();
+    // Small ones and those that are written while they come: all are whole, whatever the disk says.
+    for size in [1, 150_000, 400_000, 100_000, 900_000] {
+        let response = server.get(&format!("/{size}?size={size}"));
+        assert_eq!(response.body.len(), response.header("Content-Length").unwrap().parse::<usize>().unwrap());
+        assert!(response.body.len() > size);
+    }
+    server.wait_logged("No space left on device");
+    assert_eq!(server.get("/1?size=1").header("X-Cache"), Some("HIT"));
+    server.stop();
+    let left = std::fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.file_name());
+    assert!(left.into_iter().all(|name| !name.to_string_lossy()[1..].contains('.') || name.len() < 32), "nothing half");
+    rustix::mount::unmount(directory.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+}
+
+fn a_disk_that_hangs_costs_its_requests_a_bounded_time(driver: Driver) {
+    if !has_own_mounts(&format!("{}::a_disk_that_hangs_costs_its_requests_a_bounded_time", driver.name())) {
+        return;
+    }
+    let Some(mounted) = fuse::FileSystem::mount() else {
+        eprintln!("skipped: no file system can be mounted here");
+        return;
+    };
+    let (directory, backend) = (Directory::new(), origin());
+    let text = "proxy_cache_path FUSE keys_zone=hung:1m; proxy_cache_path OTHER keys_zone=well:1m;
+        proxy_cache_key $uri; server { listen %UNIX%; proxy_cache $arg_c;
+        add_header X-Cache $upstream_cache_status; location / { proxy_pass http://BACKEND; } }";
+    let text = text.replace("FUSE", mounted.point().to_str().unwrap());
+    let text = text.replace("OTHER", directory.path().to_str().unwrap()).replace("BACKEND", &backend.address);
+    let mut server = Setup::http(driver, &text).start();
+    assert_eq!(server.get("/a?c=well").header("X-Cache"), Some("MISS"));
+    mounted.set_hung(true);
+    // The first ones find out that the disk does not answer; nobody waits after that, but for one a second.
+    let began = Instant::now();
+    for number in 0..50 {
+        let response = server.get(&format!("/{number}?c=hung"));
+        assert_eq!(response.header("X-Cache"), Some("MISS"));
+        assert_eq!(server.get("/a?c=well").header("X-Cache"), Some("HIT"));
+    }
+    assert!(began.elapsed() < Duration::from_secs(10), "each waits a quarter of a second at most");
+    server.wait_logged("does not answer, requests go to the upstream");
+    mounted.set_hung(false);
+    drop(mounted);
+    server.signal(Signal::TERM);
+    server.wait_exited();
+}
+
+fn caches_go_on_over_a_reload(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let mut server: Server = caching(driver, directory.path(), "", &backend).start();
+    server.wait_logged("0 entries");
+    server.get("/a");
+    directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+    let configuration = server.directory.read("gale.conf");
+    server.reload(&configuration.replace("keys_zone=one:1m", "keys_zone=one:1m inactive=1s"));
+    assert_eq!(outcome(&server.get("/a")), ("HIT", "1"));
+    directory.wait_until("the new parameter counts", |_| stored(directory.path()).0 == 0);
+    // Another directory under the same name is refused, as by nginx.
+    let other = format!("{}/other", directory.path().display());
+    server.reload(&configuration.replace(directory.path().to_str().unwrap(), &other));
+    server.wait_logged("cache path while previously it used");
+    server.get("/b");
+    server.end(Signal::TERM);
+}

@@ -1,0 +1,360 @@
+//! Sessions over UDP: whose datagram is whose, and when a session is over.
+
+mod support;
+
+use std::collections::HashSet;
+use std::net::{SocketAddr, UdpSocket};
+
+use support::{DEADLINE, Driver, Server, Setup, stream_configuration, with_each_driver};
+
+with_each_driver!(
+    datagrams_pass_both_ways_and_are_counted,
+    a_session_ends_with_its_last_answer,
+    requests_beyond_a_sessions_own_begin_another,
+    a_client_keeps_its_server_whichever_loop_hears_it,
+    answers_come_from_the_address_that_was_asked,
+    a_server_that_cannot_be_reached_is_a_failure,
+    a_server_that_does_not_answer_is_a_failure,
+    the_proxy_protocol_goes_before_the_first_datagram,
+    return_answers_and_access_refuses,
+    long_and_joined_datagrams_are_whole,
+    a_flood_of_clients_takes_no_more_than_there_is,
+    sessions_survive_a_reload,
+    tcp_and_udp_share_a_port,
+    dnsmasq_is_served,
+);
+
+const FORMAT: &str = "log_format line '$status $bytes_received $bytes_sent $upstream_addr $upstream_bytes_sent \
+                      $upstream_bytes_received $protocol';";
+
+fn start(driver: Driver, text: &str) -> Server {
+    Setup::stream(driver, &format!("{FORMAT}\n{text}")).start()
+}
+
+/// A socket that waits for what is to come, and no longer than a failed test may take.
+fn socket() -> UdpSocket {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    socket.set_read_timeout(Some(DEADLINE)).expect("an option");
+    socket
+}
+
+/// A client of the server's address of this number.
+fn client(server: &Server, number: usize) -> UdpSocket {
+    let socket = socket();
+    socket.connect(server.directory.address(number)).expect("an address");
+    socket
+}
+
+#[track_caller]
+fn next(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
+    let mut bytes = vec![0; 65536];
+    let (length, from) = socket.recv_from(&mut bytes).expect("a datagram");
+    bytes.truncate(length);
+    (bytes, from)
+}
+
+#[track_caller]
+fn text(socket: &UdpSocket) -> String {
+    String::from_utf8(next(socket).0).expect("text")
+}
+
+#[track_caller]
+fn logged(server: &Server, text: &str) -> String {
+    server.directory.wait_line("access.log", text)
+}
+
+fn datagrams_pass_both_ways_and_are_counted(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let server =
+        start(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; proxy_timeout 100ms; %LOG% }}"));
+    let client = client(&server, 1);
+    client.send(b"one").unwrap();
+    let (first, from) = next(&behind);
+    assert_eq!(first, b"one");
+    client.send(b"").unwrap();
+    client.send(b"three").unwrap();
+    assert_eq!(next(&behind), (Vec::new(), from));
+    assert_eq!(next(&behind), (b"three".to_vec(), from));
+    behind.send_to(b"answer", from).unwrap();
+    behind.send_to(b"more", from).unwrap();
+    assert_eq!((text(&client), text(&client)), ("answer".to_owned(), "more".to_owned()));
+    assert_eq!(logged(&server, "200"), format!("200 8 10 {address} 8 10 UDP"));
+    server.wait_logged("udp timed out, packets from/to client:3/2, bytes from/to client:8/10");
+}
+
+fn a_session_ends_with_its_last_answer(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let server =
+        start(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; proxy_responses 1; %LOG% }}"));
+    let mut ports = HashSet::new();
+    for round in 0..3 {
+        let client = client(&server, 1);
+        client.send(b"question").unwrap();
+        let (_, from) = next(&behind);
+        ports.insert(from.port());
+        behind.send_to(b"answer", from).unwrap();
+        assert_eq!(text(&client), "answer");
+        server.wait_logged_times("udp done, packets from/to client:1/1", round + 1);
+    }
+    assert_eq!(logged(&server, "200"), format!("200 8 6 {address} 8 6 UDP"));
+    assert!(ports.len() > 1, "a port of its own for each session");
+}
+
+fn requests_beyond_a_sessions_own_begin_another(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let text =
+        format!("server {{ listen %TCP% udp; proxy_pass {address}; proxy_requests 2; proxy_responses 1; %LOG% }}");
+    let server = start(driver, &text);
+    let client = client(&server, 1);
+    for number in 0..6u8 {
+        client.send(&[number]).unwrap();
+    }
+    let mut of_session: Vec<(SocketAddr, Vec<u8>)> = Vec::new();
+    for _ in 0..6 {
+        let (bytes, from) = next(&behind);
+        match of_session.iter_mut().find(|(known, _)| *known == from) {
+            Some((_, numbers)) => numbers.extend(bytes),
+            None => of_session.push((from, bytes)),
+        }
+        behind.send_to(b"a", from).unwrap();
+    }
+    let mut numbers: Vec<Vec<u8>> = of_session.into_iter().map(|(_, numbers)| numbers).collect();
+    numbers.sort();
+    assert_eq!(numbers, [[0, 1], [2, 3], [4, 5]]);
+    server.wait_logged_times("udp done, packets from/to client:2/2", 3);
+}
+
+fn a_client_keeps_its_server_whichever_loop_hears_it(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    // Two loops hear the one socket.
+    let server = start(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; }}"));
+    let clients: Vec<UdpSocket> = (0..8).map(|_| client(&server, 1)).collect();
+    let mut ports = HashSet::new();
+    for round in 0..50u8 {
+        for (number, client) in (0u8..).zip(&clients) {
+            client.send(&[number, round]).unwrap();
+            let (bytes, from) = next(&behind);
+            assert_eq!(bytes, [number, round]);
+            ports.insert((number, from.port()));
+            behind.send_to(&bytes, from).unwrap();
+            assert_eq!(next(client).0, [number, round]);
+        }
+    }
+    assert_eq!(ports.len(), clients.len(), "one session for each client");
+}
+
+fn answers_come_from_the_address_that_was_asked(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let server = start(driver, &format!("server {{ listen %PORT% udp; proxy_pass {address}; }}"));
+    let own = server.directory.address(1);
+    for host in [own.ip(), "127.0.0.1".parse().unwrap()] {
+        // A connected socket hears nobody else.
+        let client = socket();
+        client.connect((host, own.port())).unwrap();
+        client.send(b"x").unwrap();
+        let (_, from) = next(&behind);
+        behind.send_to(b"y", from).unwrap();
+        assert_eq!(text(&client), "y");
+    }
+}
+
+fn a_server_that_cannot_be_reached_is_a_failure(driver: Driver) {
+    let behind = socket();
+    let (dead, address) = (socket().local_addr().unwrap(), behind.local_addr().unwrap());
+    let text_of = format!(
+        "upstream group {{ server {dead}; server {address} backup; }}
+         server {{ listen %TCP% udp; proxy_pass group; proxy_timeout 10s; %LOG% }}"
+    );
+    let server = start(driver, &text_of);
+    client(&server, 1).send(b"lost").unwrap();
+    logged(&server, "502 4 0");
+    server.wait_logged("(111: Connection refused) while proxying connection, udp client: 127.0.0.1, server: ");
+    server.wait_logged("upstream server temporarily disabled while proxying connection");
+    client(&server, 1).send(b"found").unwrap();
+    assert_eq!(next(&behind).0, b"found");
+}
+
+fn a_server_that_does_not_answer_is_a_failure(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let text =
+        format!("server {{ listen %TCP% udp; proxy_pass {address}; proxy_timeout 50ms; proxy_responses 1; %LOG% }}");
+    let server = start(driver, &text);
+    client(&server, 1).send(b"x").unwrap();
+    logged(&server, "502 1 0");
+    server.wait_logged("upstream timed out (110: Connection timed out) while proxying connection, udp client: ");
+}
+
+fn the_proxy_protocol_goes_before_the_first_datagram(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let server = start(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; proxy_protocol on; }}"));
+    let client = client(&server, 1);
+    client.send(b"one").unwrap();
+    let (own, ours) = (client.local_addr().unwrap(), server.directory.address(1));
+    let header = format!("PROXY TCP4 {} {} {} {}\r\n", own.ip(), ours.ip(), own.port(), ours.port());
+    assert_eq!(text(&behind), format!("{header}one"));
+    client.send(b"two").unwrap();
+    assert_eq!(text(&behind), "two");
+}
+
+fn return_answers_and_access_refuses(driver: Driver) {
+    let text_of = "server { listen %TCP% udp; return '$protocol $server_port'; %LOG% }
+        server { listen %TCP2% udp; deny all; return x; %LOG% }";
+    let server = start(driver, text_of);
+    let own = client(&server, 1);
+    own.send(b"x").unwrap();
+    assert_eq!(text(&own), format!("UDP {}", server.directory.address(1).port()));
+    client(&server, 2).send(b"x").unwrap();
+    logged(&server, "403 ");
+}
+
+fn long_and_joined_datagrams_are_whole(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let server = start(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; }}"));
+    let client = client(&server, 1);
+    for length in [1, 1200, 9000, 40_000, 65_507] {
+        let bytes: Vec<u8> = (0..length).map(|index| (index % 251) as u8).collect();
+        client.send(&bytes).unwrap();
+        let (got, from) = next(&behind);
+        assert!(got == bytes, "{length} bytes to the server");
+        behind.send_to(&bytes, from).unwrap();
+        assert!(next(&client).0 == bytes, "{length} bytes to the client");
+    }
+    // One call sends ten of them, of which the last one is shorter; the kernel may join them again.
+    const SEGMENT: usize = 1200;
+    let bytes: Vec<u8> = (0..9 * SEGMENT + 7).map(|index| (index % 249) as u8).collect();
+    send_segments(&client, &bytes, SEGMENT as u16);
+    for piece in bytes.chunks(SEGMENT) {
+        assert!(next(&behind).0 == piece, "each by itself");
+    }
+}
+
+/// Has the kernel divide what is sent (`UDP_SEGMENT`).
+fn send_segments(socket: &UdpSocket, bytes: &[u8], segment: u16) {
+    use std::os::fd::AsRawFd;
+    let segment = libc::c_int::from(segment);
+    // SAFETY: the kernel reads an integer that is there.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_UDP,
+            libc::UDP_SEGMENT,
+            (&raw const segment).cast(),
+            size_of_val(&segment) as libc::socklen_t,
+        )
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    socket.send(bytes).expect("sent");
+}
+
+fn a_flood_of_clients_takes_no_more_than_there_is(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let text_of = format!(
+        "{FORMAT}\nserver {{ listen %TCP% udp; proxy_pass {address}; }} server {{ listen %UNIX%; return ok; }}"
+    );
+    let text_of = stream_configuration(driver, &text_of).replace("worker_connections 128", "worker_connections 20");
+    let server = Setup::configuration(&text_of).start();
+    let clients: Vec<UdpSocket> = (0..100).map(|_| client(&server, 1)).collect();
+    for client in &clients {
+        client.send(b"x").unwrap();
+    }
+    server.wait_logged("20 worker_connections are not enough");
+    // Those that have a session go on.
+    let (_, from) = next(&behind);
+    behind.send_to(b"y", from).unwrap();
+    clients.iter().for_each(|client| client.set_nonblocking(true).unwrap());
+    let answered = || clients.iter().any(|client| client.recv(&mut [0; 8]).is_ok());
+    let end = std::time::Instant::now() + DEADLINE;
+    while !answered() {
+        assert!(std::time::Instant::now() < end, "nobody was answered");
+        std::thread::yield_now();
+    }
+}
+
+fn sessions_survive_a_reload(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let text_of = |listen: &str| {
+        stream_configuration(driver, &format!("{FORMAT}\nserver {{ {listen} proxy_pass {address}; %LOG% }}"))
+    };
+    let mut server = Setup::configuration(&text_of("listen %TCP% udp reuseport; listen %TCP2% udp;")).start();
+    let (one, other) = (client(&server, 1), client(&server, 2));
+    one.send(b"1").unwrap();
+    let (_, from_one) = next(&behind);
+    other.send(b"2").unwrap();
+    let (_, from_other) = next(&behind);
+    // Another number of loops changes where the kernel's hash leads.
+    let reloaded = text_of("listen %TCP% udp reuseport;").replace("worker_processes 2", "worker_processes 3");
+    server.reload(&reloaded);
+    for round in 0..10u8 {
+        one.send(&[round]).unwrap();
+        assert_eq!(next(&behind), (vec![round], from_one));
+        behind.send_to(&[round], from_one).unwrap();
+        assert_eq!(next(&one).0, [round]);
+    }
+    // What has begun at an address that is gone goes on, and nothing begins there.
+    other.send(b"3").unwrap();
+    assert_eq!(next(&behind), (b"3".to_vec(), from_other));
+    behind.send_to(b"4", from_other).unwrap();
+    assert_eq!(next(&other).0, b"4");
+}
+
+fn tcp_and_udp_share_a_port(driver: Driver) {
+    let server = start(driver, "server { listen %TCP% udp; return udp; } server { listen %TCP%; return tcp; }");
+    let own = client(&server, 1);
+    own.send(b"x").unwrap();
+    assert_eq!(text(&own), "udp");
+    assert_eq!(server.connect_tcp(1).read_to_end(), b"tcp");
+}
+
+/// A program that is served, if it is installed. It ends with the test.
+struct Daemon(std::process::Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn dnsmasq_is_served(driver: Driver) {
+    use std::io::BufRead;
+    let server = start(
+        driver,
+        "server { listen %TCP% udp; proxy_pass %TCP2%; proxy_responses 1; %LOG% }
+         server { listen %TCP%; proxy_pass %TCP2%; %LOG% }",
+    );
+    let own = server.directory.address(2);
+    let daemon = std::process::Command::new("dnsmasq")
+        .args(["--keep-in-foreground", "--log-facility=-", "--no-resolv", "--no-hosts", "--bind-interfaces"])
+        .args(["--conf-file=/dev/null", "--pid-file=", "--user=", "--address=/known.test/192.0.2.9"])
+        .args([format!("--listen-address={}", own.ip()), format!("--port={}", own.port())])
+        .stderr(std::process::Stdio::piped())
+        .spawn();
+    let Ok(mut daemon) = daemon else {
+        return eprintln!("skipped: dnsmasq is not installed");
+    };
+    let log = daemon.stderr.take().expect("a pipe");
+    let _daemon = Daemon(daemon);
+    let mut lines = std::io::BufReader::new(log).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("started, version")), "dnsmasq did not start");
+    let question = b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x05known\x04test\x00\x00\x01\x00\x01";
+    let client = client(&server, 1);
+    client.send(question).unwrap();
+    let (answer, _) = next(&client);
+    assert!(answer.starts_with(b"\x12\x34") && answer.ends_with(&[192, 0, 2, 9]), "{answer:?}");
+    // The same over TCP, where a length goes before.
+    let mut client = server.connect_tcp(1);
+    client.send([&(question.len() as u16).to_be_bytes()[..], question].concat());
+    let length = client.take(2);
+    let answer = client.take(usize::from(u16::from_be_bytes([length[0], length[1]])));
+    assert!(answer.ends_with(&[192, 0, 2, 9]), "{answer:?}");
+}
