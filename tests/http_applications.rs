@@ -52,7 +52,8 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+        // Who starts tests in the background may have them ignore SIGINT.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.0.wait();
     }
 }

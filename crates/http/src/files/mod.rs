@@ -3,6 +3,7 @@
 
 pub mod delivery;
 pub mod open_files;
+pub mod placing;
 pub mod reader;
 
 use std::io;

@@ -24,6 +24,7 @@ use gale_config::{Body as Block, Contexts, Diagnostic, One, OneWith, Setting, St
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::settings::Alias;
+use gale_http::files::placing::{Content, Target, directory_permissions, parse_permissions};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
@@ -36,7 +37,7 @@ use gale_protocol::uri::escape::{Class, escape};
 use gale_runtime::default_pool;
 use gale_runtime::files::likely_device;
 
-use work::{Refusal, Skipped, Target, Transfer, Upload};
+use work::{Refusal, Skipped, Transfer};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -67,7 +68,7 @@ pub static MODULE: Module = Module {
             body: Block::None,
             default: "user:rw",
             about: "Who may read and write what clients create.",
-            store: &One { parse: access, slot: slot!(Conf, access) },
+            store: &One { parse: parse_permissions, slot: slot!(Conf, access) },
         },
         Directive {
             name: "min_delete_depth",
@@ -101,35 +102,6 @@ const MOVE: u32 = 0x20;
 fn methods(builder: &mut Builder, statement: &Statement) -> Result<u32, Diagnostic> {
     let choices = [("off", OFF), ("put", PUT), ("delete", DELETE), ("mkcol", MKCOL), ("copy", COPY), ("move", MOVE)];
     values::bitmask(statement, &choices, builder)
-}
-
-/// Permissions of files. The user may read and write unless it is said what the user may.
-fn access(statement: &Statement) -> Result<u32, Diagnostic> {
-    let mut access = 0;
-    let mut user = 0o600;
-    for word in &statement.args {
-        let invalid = || {
-            let hint = "it must be user:, group: or all:, and then r or rw";
-            Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span).hint(hint)
-        };
-        let colon = word.text.iter().position(|&byte| byte == b':').ok_or_else(invalid)?;
-        let shift = match &word.text[..colon] {
-            b"user" => {
-                user = 0;
-                6
-            }
-            b"group" => 3,
-            b"all" => 0,
-            _ => return Err(invalid()),
-        };
-        let rights = match &word.text[colon + 1..] {
-            b"rw" => 0o6,
-            b"r" => 0o4,
-            _ => return Err(invalid()),
-        };
-        access |= rights << shift;
-    }
-    Ok(access | user)
 }
 
 struct Dav;
@@ -260,11 +232,6 @@ fn refuse_body(request: &Request, what: &str) -> Answer<()> {
     }
 }
 
-/// The directory's permissions for those of a file: who may read may also enter.
-fn directory_access(access: u32) -> u32 {
-    access | (access & 0o444) >> 2
-}
-
 async fn put(request: &mut Request, conf: &Conf) -> Answer<Done> {
     if is_collection(&request.uri) {
         return refuse(request, 409, format_args!("cannot PUT to a collection"));
@@ -279,11 +246,11 @@ async fn put(request: &mut Request, conf: &Conf) -> Answer<Done> {
     let target = Target {
         path: path.clone(),
         access: *conf.access.get(),
-        parents: conf.create_full_put_path.get().then_some(directory_access(*conf.access.get())),
+        parents: conf.create_full_put_path.get().then_some(directory_permissions(*conf.access.get())),
         modified: modified.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds)),
         number: number(),
     };
-    let upload = Upload {
+    let upload = Content {
         name: stored.name().map(|name| name.to_path_buf()),
         memory: stored.memory(),
         file: stored.file().map(|file| (file, stored.file_length())),
@@ -335,7 +302,7 @@ async fn make_collection(request: &mut Request, conf: &Conf) -> Answer<Done> {
         return refuse(request, 409, format_args!("MKCOL can create a collection only"));
     }
     let path = to_path(path_of(request)?);
-    let (own, access) = (path.clone(), directory_access(*conf.access.get()));
+    let (own, access) = (path.clone(), directory_permissions(*conf.access.get()));
     perform(request, path, move |_| work::make_collection(&own, access)).await?;
     Ok(Done::Created { location: true })
 }
@@ -382,7 +349,7 @@ async fn copy_or_move(request: &mut Request, conf: &Conf) -> Answer<Done> {
         is_collection,
         has_members,
         overwrites,
-        parents: directory_access(*conf.access.get()),
+        parents: directory_permissions(*conf.access.get()),
         number: number(),
         is_collection_text: format!("\"{}\" is collection", BStr::new(&request.uri)),
         to_collection_text: to_collection_text(request, given),

@@ -3,25 +3,18 @@
 //! A symbolic link is never followed to change or to remove what it leads to: a link is removed, or replaced, itself. A
 //! tree is walked without recursion and with one directory open at a time, however deep it is.
 
-use std::ffi::OsString;
-use std::fs::{self, DirBuilder, FileTimes, Metadata, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, Read, Seek, Write};
-use std::os::fd::AsFd;
+use std::fs::{self, DirBuilder, Metadata, OpenOptions};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_runtime::files::{FileError, create_directories_blocking};
-use gale_runtime::{Bytes, File};
+use gale_http::files::placing::{self, Access, Content, Target, copy_beside, rename, set_modified, with_parents};
+use gale_runtime::files::FileError;
 
 /// How many errors of one request are told one by one.
 const ERRORS_MAX: usize = 16;
-
-/// How many names are tried for a file that is to become another one. They are random: a second one is hardly ever
-/// needed.
-const NAMES_MAX: u32 = 100;
 
 /// What of a mode says who may do what.
 const PERMISSIONS: u32 = 0o777;
@@ -77,29 +70,6 @@ impl Refusal {
 /// The status of a path whose parents are not there (RFC 4918 §9.7.1).
 const NO_PARENT: u16 = 409;
 
-/// A body that was stored.
-pub struct Upload {
-    /// The name of the file that holds all of it: it may be renamed.
-    pub name: Option<PathBuf>,
-    /// Its beginning.
-    pub memory: Vec<Bytes>,
-    /// What follows, and how long that is.
-    pub file: Option<(File, u64)>,
-}
-
-/// What it is to become.
-pub struct Target {
-    pub path: PathBuf,
-    /// The permissions of the file.
-    pub access: u32,
-    /// Those of directories on the way that are missing, if they are to be created.
-    pub parents: Option<u32>,
-    /// When it was changed, if the client says it.
-    pub modified: Option<SystemTime>,
-    /// For the name of a copy.
-    pub number: u32,
-}
-
 /// What became of an upload.
 pub struct Placed {
     /// There was no such file before.
@@ -109,7 +79,7 @@ pub struct Placed {
 }
 
 /// Puts an upload into its place.
-pub fn put(upload: &Upload, target: &Target) -> Result<Placed, Refusal> {
+pub fn put(upload: &Content, target: &Target) -> Result<Placed, Refusal> {
     let is_new = match fs::metadata(&target.path) {
         Ok(metadata) if metadata.is_dir() => {
             let error = OsErrorText(&io::Error::from_raw_os_error(libc::EISDIR)).to_string();
@@ -119,120 +89,8 @@ pub fn put(upload: &Upload, target: &Target) -> Result<Placed, Refusal> {
         Ok(_) => false,
         Err(_) => true,
     };
-    let refused = |error: FileError| Refusal::new(&error, NO_PARENT);
-    let renamed = match (&upload.name, &upload.file) {
-        (Some(name), Some((file, _))) => rename_upload(name, file, target),
-        _ => Ok(false),
-    };
-    let has_taken_name = renamed.map_err(refused)?;
-    if !has_taken_name {
-        let copy = || {
-            copy_beside(&target.path, target.number, Access::Exactly(target.access), &|copy| {
-                upload.memory.iter().try_for_each(|bytes| copy.write_all(bytes))?;
-                if let Some((file, length)) = &upload.file {
-                    append_file(copy, file, *length)?;
-                }
-                set_modified(copy, target.modified)
-            })
-        };
-        with_parents(&target.path, target.parents, copy).map_err(refused)?;
-    }
+    let has_taken_name = placing::place(upload, target).map_err(|error| Refusal::new(&error, NO_PARENT))?;
     Ok(Placed { is_new, has_taken_name })
-}
-
-fn append_file(copy: &mut fs::File, file: &File, length: u64) -> io::Result<()> {
-    let mut source = own(file)?;
-    source.rewind()?;
-    let copied = io::copy(&mut source.take(length), copy)?;
-    if copied == length { Ok(()) } else { Err(ErrorKind::UnexpectedEof.into()) }
-}
-
-/// A descriptor of one's own of an open file.
-fn own(file: &File) -> io::Result<fs::File> {
-    file.as_fd().try_clone_to_owned().map(fs::File::from)
-}
-
-fn set_modified(file: &fs::File, modified: Option<SystemTime>) -> io::Result<()> {
-    match modified {
-        Some(modified) => file.set_times(FileTimes::new().set_accessed(modified).set_modified(modified)),
-        None => Ok(()),
-    }
-}
-
-/// Renames the file of an upload; `false` if the target is on another file system.
-fn rename_upload(name: &Path, file: &File, target: &Target) -> Result<bool, FileError> {
-    let prepare = |file: fs::File| {
-        file.set_permissions(Permissions::from_mode(target.access))?;
-        set_modified(&file, target.modified)
-    };
-    own(file).and_then(prepare).map_err(|error| FileError::new("chmod", name, error))?;
-    match with_parents(&target.path, target.parents, || rename(name, &target.path)) {
-        Err(error) if error.error().kind() == ErrorKind::CrossesDevices => Ok(false),
-        renamed => renamed.map(|()| true),
-    }
-}
-
-fn rename(from: &Path, to: &Path) -> Result<(), FileError> {
-    fs::rename(from, to).map_err(|error| FileError::new("rename", from, error).with_target(to))
-}
-
-/// Does it, and once more if directories were missing that could be created, with these permissions.
-fn with_parents(
-    path: &Path,
-    access: Option<u32>,
-    mut work: impl FnMut() -> Result<(), FileError>,
-) -> Result<(), FileError> {
-    match (work(), access, path.parent()) {
-        (Err(error), Some(access), Some(parent)) if error.error().kind() == ErrorKind::NotFound => {
-            create_directories_blocking(parent, access)?;
-            work()
-        }
-        (done, ..) => done,
-    }
-}
-
-/// The permissions of a file that is made.
-#[derive(Clone, Copy)]
-enum Access {
-    Exactly(u32),
-    /// Less the umask.
-    Of(u32),
-}
-
-/// Makes a file that takes the place of another one when it is complete.
-fn copy_beside(
-    path: &Path,
-    number: u32,
-    access: Access,
-    fill: &dyn Fn(&mut fs::File) -> io::Result<()>,
-) -> Result<(), FileError> {
-    let (mut copy, name) = create_beside(path, number, access)?;
-    let filled = match access {
-        Access::Exactly(mode) => copy.set_permissions(Permissions::from_mode(mode)),
-        Access::Of(_) => Ok(()),
-    };
-    let filled = filled.and_then(|()| fill(&mut copy)).map_err(|error| FileError::new("write", name.as_path(), error));
-    let done = filled.and_then(|()| rename(&name, path));
-    if done.is_err() {
-        // What is left of it is of no use, and why is told of the first error.
-        let _ = fs::remove_file(&name);
-    }
-    done
-}
-
-fn create_beside(path: &Path, number: u32, access: Access) -> Result<(fs::File, PathBuf), FileError> {
-    let (Access::Exactly(mode) | Access::Of(mode)) = access;
-    let mut attempts = 0;
-    loop {
-        let mut name = OsString::from(path);
-        name.push(format!(".{:010}", number.wrapping_add(attempts)));
-        let name = PathBuf::from(name);
-        match OpenOptions::new().write(true).create_new(true).mode(mode).open(&name) {
-            Ok(file) => return Ok((file, name)),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists && attempts < NAMES_MAX => attempts += 1,
-            Err(error) => return Err(FileError::new("open", name, error)),
-        }
-    }
 }
 
 /// Removes a file, or a directory with all that is in it.
