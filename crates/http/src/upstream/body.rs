@@ -20,6 +20,7 @@ use crate::request::departure::HANDLER_PATIENCE;
 use crate::upstream::attempt::{Answering, Passing, receive_failure};
 use crate::upstream::receiving::{BodyRead, Malformed};
 use crate::upstream::sending::SendError;
+use crate::upstream::store::Storing;
 
 /// Most of a body that is received at once, in bytes.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -64,6 +65,16 @@ pub(super) struct UpstreamBody {
     patience: Duration,
     /// A piece was given to the client's side since the server was asked last.
     client_took: bool,
+    /// What is stored of it: `proxy_store`.
+    storing: Option<Box<Storing>>,
+}
+
+/// What of a body has come with its head.
+pub(super) struct Came {
+    /// Its beginning.
+    pub first: Option<Bytes>,
+    /// What follows that.
+    pub next: Result<BodyRead, Malformed>,
 }
 
 /// Where what has come waits for the client.
@@ -83,15 +94,15 @@ struct Rate {
 }
 
 impl UpstreamBody {
-    /// The rest of a body of which `first` and what `next` says have come.
+    /// The rest of a body.
     pub fn new(
         request: &Request,
         passing: &Passing<'_>,
         answering: Box<Answering>,
         length: Option<u64>,
         is_buffered: bool,
-        first: Option<Bytes>,
-        next: Result<BodyRead, Malformed>,
+        came: Came,
+        storing: Option<Box<Storing>>,
     ) -> UpstreamBody {
         let settings = passing.settings;
         let silence_max = *settings.read_timeout.get();
@@ -105,7 +116,8 @@ impl UpstreamBody {
         let deadline = answering.records.deadline();
         let mut body = UpstreamBody {
             answering: Some(answering),
-            first: first.into_iter().collect(),
+            first: VecDeque::new(),
+            storing,
             ahead: if is_buffered { Ahead::Buffered(Box::new(spill_options())) } else { Ahead::Unbuffered },
             broken: None,
             length,
@@ -117,8 +129,15 @@ impl UpstreamBody {
             client_took: true,
             patience: if *settings.ignore_client_abort.get() { HANDLER_PATIENCE } else { Duration::ZERO },
         };
-        match next {
-            Ok(BodyRead::Piece(piece)) => body.first.push_back(piece),
+        if let Some(piece) = came.first {
+            body.store(request, &piece);
+            body.first.push_back(piece);
+        }
+        match came.next {
+            Ok(BodyRead::Piece(piece)) => {
+                body.store(request, &piece);
+                body.first.push_back(piece);
+            }
             Ok(BodyRead::Partial) => {}
             Ok(BodyRead::End) => body.finish(request),
             Err(malformed) => body.break_off(request, malformed),
@@ -183,6 +202,18 @@ impl UpstreamBody {
                 }
             }
             answering.finish(request);
+            if let Some(storing) = self.storing.take() {
+                storing.finish();
+            }
+        }
+    }
+
+    /// Has a piece stored, if it is to be.
+    fn store(&mut self, request: &Request, piece: &Bytes) {
+        if let Some(storing) = &mut self.storing
+            && !storing.append(request, piece)
+        {
+            self.storing = None;
         }
     }
 
@@ -214,15 +245,30 @@ impl UpstreamBody {
         if let Some(answering) = self.answering.take() {
             answering.give_up();
         }
+        self.storing = None;
         self.broken = Some(error);
     }
 
     /// Receives the next piece. `None` when the response has ended, in whatever way.
-    fn poll_receive(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+    pub(super) fn poll_receive(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
+            if let Some(storing) = &mut self.storing {
+                match storing.poll_room(request, context) {
+                    Poll::Ready(true) => {}
+                    Poll::Ready(false) => self.storing = None,
+                    Poll::Pending => {
+                        // The server waits for us, not we for it.
+                        self.expect_more();
+                        return Poll::Pending;
+                    }
+                }
+            }
             let Some(answering) = &mut self.answering else { return Poll::Ready(None) };
             match answering.read_body() {
-                Ok(BodyRead::Piece(piece)) => return Poll::Ready(Some(piece)),
+                Ok(BodyRead::Piece(piece)) => {
+                    self.store(request, &piece);
+                    return Poll::Ready(Some(piece));
+                }
                 Ok(BodyRead::Partial) => {}
                 Ok(BodyRead::End) => {
                     self.finish(request);
@@ -272,6 +318,30 @@ impl UpstreamBody {
                 Poll::Pending => return Poll::Pending,
             }
         }
+    }
+}
+
+/// What is stored goes on without the client.
+impl Drop for UpstreamBody {
+    fn drop(&mut self) {
+        let (Some(answering), Some(storing)) = (self.answering.take(), self.storing.take()) else { return };
+        let (rate, silence_max, deadline) = (self.rate.take(), self.silence_max, self.deadline);
+        let length = self.length;
+        storing.read_on(|storing| UpstreamBody {
+            answering: Some(answering),
+            storing: Some(storing),
+            first: VecDeque::new(),
+            ahead: Ahead::Unbuffered,
+            broken: None,
+            length,
+            silence: Timer::after(silence_max),
+            silence_max,
+            deadline,
+            rate,
+            file_is_logged: true,
+            patience: Duration::ZERO,
+            client_took: false,
+        });
     }
 }
 

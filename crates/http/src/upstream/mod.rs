@@ -15,6 +15,7 @@
 //!     ▼
 //!  body        the response's body as it comes, ahead of a slow client within bounds
 //!  tunnel      or, after a 101, bytes both ways
+//!  store       a file that the response becomes beside that: proxy_store
 //!
 //!  client      what services ask servers with: one request, its whole response
 //!  settings    what the location says       record    what the $upstream_* variables tell
@@ -35,6 +36,7 @@ pub mod record;
 mod response;
 pub mod sending;
 pub mod settings;
+pub mod store;
 mod tunnel;
 
 pub use attempt::{Passing, PassingTls, pass_on};

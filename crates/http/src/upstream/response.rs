@@ -16,10 +16,11 @@ use crate::request::body::Body;
 use crate::request::phases::Flow;
 use crate::request::response::{FieldList, FieldText, Reason, ShortText};
 use crate::upstream::attempt::{Answering, Passing, authenticates_connection};
-use crate::upstream::body::{NoBody, UpstreamBody};
+use crate::upstream::body::{Came, NoBody, UpstreamBody};
 use crate::upstream::caching;
 use crate::upstream::receiving::{BodyRead, UpstreamHead};
 use crate::upstream::settings::{Ignored, UpstreamSettings};
+use crate::upstream::store::{self, Storing};
 use crate::upstream::tunnel::UpstreamTunnel;
 
 /// Fields that clients get only where they are passed by name, whatever the protocol.
@@ -117,7 +118,8 @@ pub(super) fn begin(
         // The rate is the server's to choose.
         request.set_limit_rate(0);
     }
-    begin_body(request, passing, answering, &head, is_buffered)
+    let storing = if is_buffered { store::begin(request, passing, &head, &fields) } else { None };
+    begin_body(request, passing, answering, &head, is_buffered, storing)
 }
 
 /// The status that is answered in place of a server's response: where that is an error of which the location has a page.
@@ -182,6 +184,7 @@ fn begin_body(
     mut answering: Box<Answering>,
     head: &UpstreamHead,
     is_buffered: bool,
+    storing: Option<Box<Storing>>,
 ) -> Flow {
     let mut first: Option<Bytes> = None;
     if request.is_head() {
@@ -199,11 +202,15 @@ fn begin_body(
                     }
                 }
                 answering.finish(request);
+                if let Some(storing) = storing {
+                    storing.finish_with(request, first.as_ref());
+                }
                 return Flow::Answer(first.map_or(Body::Empty, Body::Bytes));
             }
             Ok(BodyRead::Piece(piece)) if first.is_none() => first = Some(piece),
-            other => {
-                let body = UpstreamBody::new(request, passing, answering, head.length, is_buffered, first, other);
+            next => {
+                let came = Came { first, next };
+                let body = UpstreamBody::new(request, passing, answering, head.length, is_buffered, came, storing);
                 return Flow::Answer(Body::Stream(Box::new(body)));
             }
         }

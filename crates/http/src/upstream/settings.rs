@@ -19,6 +19,7 @@ use crate::cache::settings::CacheSettings;
 use crate::request::Request;
 use crate::request::response::FieldName;
 use crate::request::variables::template::{SizeTemplate, Template};
+use crate::upstream::store::StoreSettings;
 
 /// See the file's head. The names are those of the directives without the prefix of their module.
 #[derive(Default)]
@@ -97,6 +98,8 @@ pub struct UpstreamSettings {
     pub tls_client: Option<Arc<OnceLock<Arc<TlsClient>>>>,
     /// What the location says about its cache: `cache_…`.
     pub cache: CacheSettings,
+    /// Whether responses become files: `store`, `store_access`.
+    pub store: StoreSettings,
     /// When something stale is used: `cache_use_stale`.
     pub cache_use_stale: Setting<RetryOn>,
     /// What follows from `hide_header` and `pass_header`.

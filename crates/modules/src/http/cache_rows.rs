@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bstr::ByteSlice;
 use gale_base::units;
-use gale_config::{Diagnostic, Setting, Statement, Word, values};
+use gale_config::{Diagnostic, Setting, Span, Statement, Word, values};
 use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
 use gale_engine::service::ServiceSpec;
 use gale_engine::spool::TempPath;
@@ -15,11 +15,10 @@ use gale_http::cache::CacheZone;
 use gale_http::cache::key::Levels;
 use gale_http::cache::policy::Conformance;
 use gale_http::cache::services::CacheService;
-use gale_http::cache::settings::{
-    CacheChoice, CacheKey, CachePath, CacheSettings, PathOptions, Place, Valid, method_bit,
-};
+use gale_http::cache::settings::{CacheChoice, CacheKey, CachePath, PathOptions, Place, Valid, method_bit};
 use gale_http::configuration::builder::InHttp;
-use gale_http::upstream::settings::RetryOn;
+use gale_http::upstream::settings::{RetryOn, UpstreamSettings};
+use gale_http::upstream::store::StoreTo;
 use gale_http::variables::template::Template;
 use gale_protocol::request::Method;
 
@@ -88,6 +87,11 @@ macro_rules! upstream_cache_rows {
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_status", gale_config::Takes::Exactly(1), "off",
                 "The name that the cache has in Cache-Status; off for no such field.",
                 values string, upstream.cache.status_name),
+            $crate::http::cache_rows::row!($conf, $prefix, "_store", gale_config::Takes::Exactly(1), "off",
+                "The file that a response becomes: on for that of the URI, or its path.", with store, upstream.store.to),
+            $crate::http::cache_rows::row!($conf, $prefix, "_store_access", gale_config::Takes::Between(1, 3),
+                "user:rw", "Who may read and write files that responses become.",
+                values_of store_access, upstream.store.access),
         ])
     };
 }
@@ -302,16 +306,48 @@ pub(crate) fn cache_conformance(statement: &Statement) -> Result<Conformance, Di
     values::enumeration(statement, &choices)
 }
 
-/// Completes the settings of a scope. `default_key` is the key where none is configured.
+/// `proxy_store on|off|PATH;`
+pub(crate) fn store(builder: &mut Builder, statement: &Statement) -> Result<StoreTo, Diagnostic> {
+    let word = &statement.args[0];
+    Ok(match &**word.text {
+        b"off" => StoreTo::Off,
+        b"on" => StoreTo::Document,
+        b"" => return Err(Diagnostic::emerg("empty path").at(word.span)),
+        _ => StoreTo::Path(builder.http_mut().template(word)?, builder.full_path(b"").into()),
+    })
+}
+
+/// `proxy_store_access user:RIGHTS [group:RIGHTS] [all:RIGHTS];`
+pub(crate) use gale_http::files::placing::parse_permissions as store_access;
+
+/// Completes the settings of a scope, whose `parent` has another scope's. `default_key` is the key where none is
+/// configured.
 ///
 /// # Errors
-/// None: the default is the program's own.
+/// A cache beside `…_store`.
 pub(crate) fn complete(
-    settings: &mut CacheSettings,
+    settings: &mut UpstreamSettings,
+    parent: Option<&UpstreamSettings>,
     builder: &mut Builder,
     prefix: &str,
     default_key: Option<&str>,
 ) -> Result<(), Diagnostic> {
+    if settings.store.is_on() && settings.cache.is_on() {
+        let of_parent = |span: fn(&UpstreamSettings) -> Option<Span>| parent.and_then(span);
+        let store = settings.store.to.span();
+        let own_store = store != of_parent(|parent| parent.store.to.span());
+        let own_cache = settings.cache.choice.span() != of_parent(|parent| parent.cache.choice.span());
+        match (own_store, own_cache) {
+            (true, true) => {
+                let message = format!("\"{prefix}_store\" directive is incompatible with \"{prefix}_cache\"");
+                return Err(Diagnostic::emerg(message).at_opt(store));
+            }
+            // What is said nearer counts.
+            (true, false) => settings.cache.choice.set(CacheChoice::Off, store),
+            (false, _) => settings.store.to.set(StoreTo::Off, store),
+        }
+    }
+    let settings = &mut settings.cache;
     if settings.is_on() && !settings.key.is_set() {
         match default_key {
             Some(key) => {

@@ -159,7 +159,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     conf.params.complete(parent.map(|parent| &parent.params), builder)?;
     conf.catches = conf.catch_stderr.get_opt().cloned().unwrap_or_default().into();
     let passes_requests = conf.pass.is_some();
-    cache_rows::complete(&mut conf.upstream.cache, builder, "fastcgi", None)?;
+    cache_rows::complete(&mut conf.upstream, parent.map(|parent| &parent.upstream), builder, "fastcgi", None)?;
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "fastcgi", "fastcgi", &gateway::hidden())
 }
 

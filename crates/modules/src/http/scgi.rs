@@ -90,7 +90,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
     conf.params.complete(parent.map(|parent| &parent.params), builder)?;
     let passes_requests = conf.pass.is_some();
-    cache_rows::complete(&mut conf.upstream.cache, builder, "scgi", None)?;
+    cache_rows::complete(&mut conf.upstream, parent.map(|parent| &parent.upstream), builder, "scgi", None)?;
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, "scgi", "scgi", &gateway::hidden())
 }
 

@@ -80,7 +80,7 @@ impl<C: 'static> Handler for PassRequests<C> {
     fn outlives_client(&self, request: &Request, conf: &dyn Any) -> bool {
         let settings = (self.settings)(conf_of(conf));
         // As nginx: what comes may be stored.
-        *settings.ignore_client_abort.get() || settings.cache.takes(request.method())
+        *settings.ignore_client_abort.get() || settings.cache.takes(request.method()) || settings.store.is_on()
     }
 
     fn redirects_to_slash(&self) -> bool {

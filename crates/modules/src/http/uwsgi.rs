@@ -131,7 +131,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
     conf.params.complete(parent.map(|parent| &parent.params), builder)?;
     let passes_requests = conf.pass.is_some();
-    cache_rows::complete(&mut conf.upstream.cache, builder, "uwsgi", None)?;
+    cache_rows::complete(&mut conf.upstream, parent.map(|parent| &parent.upstream), builder, "uwsgi", None)?;
     if conf.pass.as_ref().is_some_and(AddressPass::may_be_tls) {
         upstream_rows::prepare_tls(&mut conf.upstream, builder, "uwsgi")?;
     }

@@ -276,7 +276,13 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     if conf.pass.as_ref().is_some_and(target::Pass::may_be_tls) {
         upstream_rows::prepare_tls(&mut conf.upstream, builder, PREFIX)?;
     }
-    cache_rows::complete(&mut conf.upstream.cache, builder, PREFIX, Some("$scheme$proxy_host$request_uri"))?;
+    cache_rows::complete(
+        &mut conf.upstream,
+        parent.map(|parent| &parent.upstream),
+        builder,
+        PREFIX,
+        Some("$scheme$proxy_host$request_uri"),
+    )?;
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)?;
     health::complete(conf, builder)
 }

@@ -1,0 +1,321 @@
+//! `proxy_store`: a response becomes a file, where the next request may find it.
+//! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_store>)
+//!
+//! ```text
+//!  UpstreamBody ── pieces ──► Storing (a temporary file) ── whole ──► task beside the request: the file takes its place
+//!       └── the client leaves: the rest of the body ───────────────► the same task reads it to its end first
+//! ```
+//!
+//! A disk that fails, or does not keep up for [`DISK_PATIENCE`], costs the file alone: the client gets the response.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::future::poll_fn;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, UNIX_EPOCH};
+
+use gale_base::http_date;
+use gale_base::log_level::Level;
+use gale_config::Setting;
+use gale_engine::spool::{Spool, SpoolOptions, SpoolPlace};
+use gale_protocol::response::ResponseField;
+use gale_runtime::files::likely_device;
+use gale_runtime::{Bytes, Notify, ThreadPool, Timer, default_pool, timeout};
+
+use crate::files::placing::{Content, Target, directory_permissions, place};
+use crate::request::Request;
+use crate::request::files::{find_path, may_lead_out};
+use crate::request::response::FieldList;
+use crate::request::subrequest::{Copy, copy_in_background};
+use crate::upstream::attempt::Passing;
+use crate::upstream::body::UpstreamBody;
+use crate::upstream::receiving::UpstreamHead;
+use crate::upstream::settings::UpstreamSettings;
+use crate::variables::template::Template;
+
+/// How long the server waits for a disk that is behind.
+const DISK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a location says of storing: `proxy_store`, `proxy_store_access`.
+#[derive(Default)]
+pub struct StoreSettings {
+    /// Where responses are stored.
+    pub to: Setting<StoreTo>,
+    /// The permissions of the files.
+    pub access: Setting<u32>,
+}
+
+/// Where responses are stored.
+#[derive(Clone, Default)]
+pub enum StoreTo {
+    /// Nowhere.
+    #[default]
+    Off,
+    /// Where `root` or `alias` has the file of the request's URI.
+    Document,
+    /// There; below the second path, unless it is absolute.
+    Path(Template, Arc<Path>),
+}
+
+impl StoreSettings {
+    /// Whether responses are stored.
+    pub fn is_on(&self) -> bool {
+        !matches!(self.to.get_opt(), None | Some(StoreTo::Off))
+    }
+
+    /// The file that a response to this request becomes.
+    fn path(&self, request: &Request) -> Option<PathBuf> {
+        let mut path = Vec::new();
+        let prefix = match self.to.get_opt()? {
+            StoreTo::Off => return None,
+            StoreTo::Document => {
+                find_path(request, &mut path).ok()?;
+                None
+            }
+            StoreTo::Path(template, prefix) => {
+                path = template.evaluate(request);
+                // What a client says must not lead elsewhere.
+                if template.as_constant().is_none() && may_lead_out(&path) {
+                    let path = bstr::BStr::new(&path);
+                    request.log(Level::Error, format_args!("unsafe path \"{path}\", the response is not stored"));
+                    return None;
+                }
+                Some(prefix)
+            }
+        };
+        // A collection is no file.
+        if path.is_empty() || path.ends_with(b"/") || path.contains(&0) {
+            return None;
+        }
+        let path = Path::new(OsStr::from_bytes(&path));
+        Some(prefix.map_or_else(|| path.to_owned(), |prefix| prefix.join(path)))
+    }
+}
+
+/// What is stored of a response so far.
+pub(super) struct Storing {
+    spool: Spool,
+    /// Runs while the disk is behind.
+    patience: Timer,
+    is_behind: bool,
+    task: Teller,
+}
+
+/// What the task gets.
+enum Told {
+    /// All of it is in there.
+    Whole(Spool),
+    /// Nobody else reads the rest any more.
+    Rest(Box<UpstreamBody>),
+}
+
+#[derive(Default)]
+struct Channel {
+    state: RefCell<State>,
+    news: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    told: Option<Told>,
+    has_ended: bool,
+    is_deaf: bool,
+}
+
+impl Channel {
+    fn tell(&self, told: Told) {
+        let before = self.state.borrow_mut().told.replace(told);
+        drop(before);
+        self.news.notify_one();
+    }
+
+    /// What was told since, and whether nothing more comes.
+    fn take(&self) -> (Option<Told>, bool) {
+        let mut state = self.state.borrow_mut();
+        (state.told.take(), state.has_ended)
+    }
+}
+
+/// The task's news come from whoever has it.
+struct Teller(Rc<Channel>);
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        self.0.state.borrow_mut().has_ended = true;
+        self.0.news.notify_one();
+    }
+}
+
+struct Listener(Rc<Channel>);
+
+impl Listener {
+    async fn hear(&self) -> Option<Told> {
+        loop {
+            let (told, has_ended) = self.0.take();
+            if told.is_some() || has_ended {
+                return told;
+            }
+            self.0.news.notified().await;
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let mut state = self.0.state.borrow_mut();
+        state.is_deaf = true;
+        let told = state.told.take();
+        drop(state);
+        drop(told);
+    }
+}
+
+/// Begins to store a response, if the location wants that of this one.
+pub(super) fn begin(
+    request: &Request,
+    passing: &Passing<'_>,
+    head: &UpstreamHead,
+    fields: &FieldList,
+) -> Option<Box<Storing>> {
+    let settings: &UpstreamSettings = passing.settings;
+    if !settings.store.is_on() || head.status != 200 || request.is_head() {
+        return None;
+    }
+    let path = settings.store.path(request)?;
+    let modified = fields.iter().find(|field| field.name.known() == Some(ResponseField::LastModified));
+    let modified = modified.and_then(|field| http_date::parse(&field.value));
+    let access = *settings.store.access.get();
+    let target = Target {
+        path,
+        access,
+        parents: Some(directory_permissions(access)),
+        modified: modified.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds)),
+        number: gale_runtime::random_u64() as u32,
+    };
+    let pool = pool_of(request);
+    let options = SpoolOptions {
+        memory_max: 0,
+        length_max: None,
+        place: SpoolPlace::Named(settings.temp_path.get().clone()),
+        pool: Some(pool.clone()),
+    };
+    let mut spool = Spool::new(options);
+    spool.begin_file();
+    let channel = Rc::new(Channel::default());
+    let listener = Listener(Rc::clone(&channel));
+    // Too many in the background: the log says so, and it is not stored.
+    copy_in_background(request, move |copy| finish(copy, listener, target, pool))
+        .then(|| Box::new(Storing { spool, patience: Timer::new(), is_behind: false, task: Teller(channel) }))
+}
+
+fn pool_of(request: &Request) -> ThreadPool {
+    let options = crate::files::delivery::FileOptions::of(request, &request.scope().core);
+    options.and_then(|options| options.pool).unwrap_or_else(default_pool)
+}
+
+/// Sees to it that what is stored comes to its end, and into its place.
+async fn finish(request: Copy, listener: Listener, target: Target, pool: ThreadPool) {
+    while let Some(told) = listener.hear().await {
+        match told {
+            Told::Rest(mut body) => body.read_to_end(&request).await,
+            Told::Whole(spool) => {
+                put(&request, spool, target, &pool).await;
+                return;
+            }
+        }
+    }
+}
+
+async fn put(request: &Request, spool: Spool, target: Target, pool: &ThreadPool) {
+    let stored = match timeout(DISK_PATIENCE, spool.finish()).await {
+        Ok(Ok(stored)) => stored,
+        Ok(Err(error)) => return request.log(Level::Crit, format_args!("{error} while storing a response")),
+        Err(_) => return tell_of_delay(request),
+    };
+    let content = Content {
+        name: stored.name().map(|name| name.to_path_buf()),
+        memory: stored.memory(),
+        file: stored.file().map(|file| (file, stored.file_length())),
+    };
+    let device = likely_device(&target.path).writes();
+    match pool.run_for(device, move || place(&content, &target)).await {
+        Ok(Ok(has_taken_name)) if has_taken_name => stored.keep(),
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => request.log(Level::Crit, format_args!("{error} while storing a response")),
+        Err(refused) => request.log(Level::Alert, format_args!("{refused}")),
+    }
+}
+
+fn tell_of_delay(request: &Request) {
+    request.log(Level::Warn, format_args!("the disk is too slow, a response is not stored"));
+}
+
+impl Storing {
+    /// Waits until there is room for another piece. False once nothing more is stored.
+    pub fn poll_room(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<bool> {
+        match self.spool.poll_ready(context) {
+            Poll::Ready(Ok(())) => {
+                self.is_behind = false;
+                Poll::Ready(true)
+            }
+            Poll::Ready(Err(error)) => {
+                request.log(Level::Crit, format_args!("{error} while storing a response"));
+                Poll::Ready(false)
+            }
+            Poll::Pending => {
+                if !self.is_behind {
+                    self.is_behind = true;
+                    self.patience.set(gale_runtime::now() + DISK_PATIENCE);
+                }
+                if self.patience.poll_expired(context).is_pending() {
+                    return Poll::Pending;
+                }
+                tell_of_delay(request);
+                Poll::Ready(false)
+            }
+        }
+    }
+
+    /// Takes a piece. False once nothing more is stored.
+    pub fn append(&mut self, request: &Request, piece: &Bytes) -> bool {
+        match self.spool.append(piece.clone()) {
+            Ok(()) => true,
+            Err(error) => {
+                request.log(Level::Crit, format_args!("{error} while storing a response"));
+                false
+            }
+        }
+    }
+
+    /// Has the task read what the client does not want any more.
+    pub fn read_on(self: Box<Storing>, body: impl FnOnce(Box<Storing>) -> UpstreamBody) {
+        let channel = Rc::clone(&self.task.0);
+        // A task that has gone reads nothing.
+        if !channel.state.borrow().is_deaf {
+            channel.tell(Told::Rest(Box::new(body(self))));
+        }
+    }
+
+    /// All of it is there with this piece, the first one.
+    pub fn finish_with(mut self, request: &Request, piece: Option<&Bytes>) {
+        if piece.is_none_or(|piece| self.append(request, piece)) {
+            self.finish();
+        }
+    }
+
+    /// All of it is there.
+    pub fn finish(self) {
+        self.task.0.tell(Told::Whole(self.spool));
+    }
+}
+
+impl UpstreamBody {
+    /// Reads what is left, for what is stored of it.
+    async fn read_to_end(&mut self, request: &Request) {
+        while poll_fn(|context| self.poll_receive(request, context)).await.is_some() {}
+    }
+}
