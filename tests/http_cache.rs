@@ -37,6 +37,7 @@ fn caching(driver: Driver, backend: &Serving, more: &str) -> Server {
 
 fn caching_in(driver: Driver, directory: &str, backend: &Serving, more: &str) -> Setup {
     let text = "proxy_cache_path CACHE keys_zone=one:1m; proxy_cache_key $uri;
+        proxy_cache_disk_timeout 60s; proxy_cache_lock_timeout 60s;
         server { listen %UNIX%; proxy_cache one; add_header X-Cache $upstream_cache_status always;
         location / { proxy_pass http://B; MORE } }";
     Setup::http(driver, &text.replace('B', &backend.address).replace("CACHE", directory).replace("MORE", more))
@@ -279,6 +280,7 @@ fn accept(backend: &Backend) -> (Client, Asked) {
 
 fn by_hand(driver: Driver, backend: &Backend, more: &str) -> Server {
     let text = "proxy_cache_path %DIR%/cache keys_zone=one:1m; proxy_cache_key $uri;
+        proxy_cache_disk_timeout 60s; proxy_cache_lock_timeout 60s;
         server { listen %UNIX%; proxy_cache one; add_header X-Cache $upstream_cache_status always;
         location / { proxy_pass http://B; MORE } }";
     Setup::http(driver, &text.replace('B', backend.address()).replace("MORE", more)).start()

@@ -95,9 +95,9 @@ impl Fill {
         self.purged.load(Relaxed)
     }
 
-    /// What is being fetched was purged.
-    pub fn purge(&self) {
-        self.purged.store(true, Relaxed);
+    /// What is being fetched was purged. False if it was before.
+    pub fn purge(&self) -> bool {
+        !self.purged.swap(true, Relaxed)
     }
 
     /// How far it is.

@@ -285,8 +285,13 @@ impl Index {
 }
 
 impl Evicted {
-    fn of(entry: &Entry) -> Option<Evicted> {
-        (entry.kind == Kind::Stored).then_some(Evicted { id: entry.id, size: entry.size, number: entry.number })
+    /// Of an entry that was taken out; `None` if it had no file: a response, or the mark of those that vary.
+    pub fn of(entry: &Entry) -> Option<Evicted> {
+        matches!(entry.kind, Kind::Stored | Kind::Varies(_)).then_some(Evicted {
+            id: entry.id,
+            size: entry.size,
+            number: entry.number,
+        })
     }
 }
 

@@ -177,7 +177,7 @@ async fn read_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>) {
     }
 }
 
-fn read_journal_step(zone: &CacheZone, offset: u64) -> io::Result<Option<u64>> {
+fn read_journal_step(zone: &Arc<CacheZone>, offset: u64) -> io::Result<Option<u64>> {
     let mut file = match File::open(zone.place.path.join(JOURNAL_FILE)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
@@ -379,7 +379,7 @@ impl Walk {
     }
 
     /// Looks at some files.
-    fn step(&mut self, zone: &CacheZone, pace: Pace, purges: bool) {
+    fn step(&mut self, zone: &Arc<CacheZone>, pace: Pace, purges: bool) {
         let began = Instant::now();
         let mut files = 0;
         while files < pace.files.max(1) && began.elapsed() < pace.threshold.max(Duration::from_millis(1)) {
@@ -412,7 +412,7 @@ impl Walk {
 }
 
 /// Looks at a file. False if it is none of Gale's.
-fn visit(zone: &CacheZone, path: &Path, name: &OsStr, purges: bool) -> bool {
+fn visit(zone: &Arc<CacheZone>, path: &Path, name: &OsStr, purges: bool) -> bool {
     let name = name.as_bytes();
     if name.starts_with(b".gale.") {
         return true;

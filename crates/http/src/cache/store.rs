@@ -115,22 +115,67 @@ fn read_exact(file: &File, into: &mut [u8], offset: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes an entry that is in memory. Returns the file's length.
+/// A file that is whole, and has not got its name yet. Dropped, it goes.
+pub struct Unnamed {
+    temporary: PathBuf,
+    size: u64,
+    is_named: bool,
+}
+
+impl Unnamed {
+    fn new(temporary: PathBuf, size: u64) -> Unnamed {
+        Unnamed { temporary, size, is_named: false }
+    }
+
+    /// How long it is, in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Gives it its name. What has that and is none of Gale's stays: nginx's, say.
+    ///
+    /// # Errors
+    /// The disk's; nothing is left of the file then.
+    pub fn publish(mut self, path: &Path) -> io::Result<()> {
+        match rustix::fs::renameat_with(CWD, &self.temporary, CWD, path, RenameFlags::NOREPLACE) {
+            Ok(()) => {
+                self.is_named = true;
+                return Ok(());
+            }
+            Err(rustix::io::Errno::EXIST) if !is_ours(path)? => {
+                return Err(io::Error::other("a file that is not one of Gale's has its name"));
+            }
+            // Not every file system knows the flag.
+            Err(rustix::io::Errno::EXIST | rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {}
+            Err(error) => return Err(error.into()),
+        }
+        std::fs::rename(&self.temporary, path)?;
+        self.is_named = true;
+        Ok(())
+    }
+}
+
+impl Drop for Unnamed {
+    fn drop(&mut self) {
+        if !self.is_named {
+            let _ = std::fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// Writes an entry that is in memory.
 ///
 /// # Errors
 /// The disk's; nothing is left of the file then.
-pub fn write(path: &Path, meta: &Meta, body: &[Bytes], number: u32) -> io::Result<u64> {
+pub fn write(path: &Path, meta: &Meta, body: &[Bytes], number: u32) -> io::Result<Unnamed> {
     let length = body.iter().map(|piece| piece.len() as u64).sum();
     let mut sum = crc32fast::Hasher::new();
     body.iter().for_each(|piece| sum.update(piece));
     let header = format::encode(meta, format::header_length(meta), length, sum.finalize());
     let (file, temporary) = create(path, number)?;
-    let written = write_all(&file, &header, body).and_then(|()| publish(&temporary, path));
-    if let Err(error) = written {
-        let _ = std::fs::remove_file(&temporary);
-        return Err(error);
-    }
-    Ok(header.len() as u64 + length)
+    let unnamed = Unnamed::new(temporary, header.len() as u64 + length);
+    write_all(&file, &header, body)?;
+    Ok(unnamed)
 }
 
 fn write_all(mut file: &std::fs::File, header: &[u8], body: &[Bytes]) -> io::Result<()> {
@@ -177,37 +222,18 @@ pub fn create(path: &Path, number: u32) -> io::Result<(std::fs::File, PathBuf)> 
     Ok((file, temporary))
 }
 
-/// Completes the header of a file whose body was written, and gives it its name.
+/// Completes the header of a file whose body, of this length, was written.
 ///
 /// # Errors
 /// The disk's; nothing is left of the file then.
-pub fn complete(file: &File, temporary: &Path, path: &Path, header: &[u8]) -> io::Result<()> {
-    let completed = (|| {
-        let mut rest = header;
-        while !rest.is_empty() {
-            let count = rustix::io::pwrite(file, rest, (header.len() - rest.len()) as u64)?;
-            rest = &rest[count..];
-        }
-        publish(temporary, path)
-    })();
-    if completed.is_err() {
-        let _ = std::fs::remove_file(temporary);
+pub fn complete(file: &File, temporary: PathBuf, header: &[u8], body_length: u64) -> io::Result<Unnamed> {
+    let unnamed = Unnamed::new(temporary, header.len() as u64 + body_length);
+    let mut rest = header;
+    while !rest.is_empty() {
+        let count = rustix::io::pwrite(file, rest, (header.len() - rest.len()) as u64)?;
+        rest = &rest[count..];
     }
-    completed
-}
-
-/// Gives a whole file its name. What has it and is none of Gale's stays: nginx's, say.
-fn publish(temporary: &Path, path: &Path) -> io::Result<()> {
-    match rustix::fs::renameat_with(CWD, temporary, CWD, path, RenameFlags::NOREPLACE) {
-        Ok(()) => return Ok(()),
-        Err(rustix::io::Errno::EXIST) if !is_ours(path)? => {
-            return Err(io::Error::other("a file that is not one of Gale's has its name"));
-        }
-        // Not every file system knows the flag.
-        Err(rustix::io::Errno::EXIST | rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {}
-        Err(error) => return Err(error.into()),
-    }
-    std::fs::rename(temporary, path)
+    Ok(unnamed)
 }
 
 /// Whether a file is one of Gale's, or empty, or gone.

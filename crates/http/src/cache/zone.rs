@@ -27,7 +27,7 @@ use super::journal::Record;
 use super::key::{Id, path_of};
 use super::purges::{Purges, Verdict};
 use super::settings::{PathOptions, Place};
-use super::store;
+use super::store::{self, Unnamed};
 
 /// Most lists of field names in `Vary` that a cache tells apart.
 const VARY_LISTS_MAX: usize = 4096;
@@ -38,14 +38,17 @@ const UNSTORED_BYTES_MAX: u64 = 128 << 20;
 /// Most bytes of changes that wait for the journal: beyond, it is written anew.
 const CHANGES_MAX: usize = 16 << 20;
 
-/// How many entries go at most for one that comes.
-const SHRINK_AT_ONCE: u64 = 16;
+/// How many entries go at most for one that comes: it may be large, and they small. The manager does the rest.
+const SHRINK_AT_ONCE: u64 = 1024;
 
 /// How many requests are told that the journal was read; the others wait as long as they may.
 const WAITING_MAX: usize = 4096;
 
 /// Parts of the table of fills.
 const FILL_SHARDS: usize = 16;
+
+/// How many files may get their names at the same time, or lose them.
+const NAMING_SHARDS: usize = 64;
 
 /// For how long nobody waits for what came and may not be stored.
 const UNCACHEABLE_SECONDS: u64 = 10;
@@ -65,10 +68,14 @@ pub struct CacheZone {
     /// How its disk is.
     pub disk: Disk,
     options: RwLock<Arc<PathOptions>>,
-    fills: [Mutex<HashMap<Id, Arc<Fill>>>; FILL_SHARDS],
+    fills: [Mutex<HashMap<Id, Listed>>; FILL_SHARDS],
+    /// Held by threads of pools while a file gets or loses its name, so that index and directory say the same.
+    naming: [Mutex<()>; NAMING_SHARDS],
     vary_lists: RwLock<Vec<Arc<[u8]>>>,
     last_number: AtomicU64,
     unstored_bytes: AtomicU64,
+    /// Bytes of files that are about to get their names: `max_size` has room for them.
+    promised_bytes: AtomicU64,
     /// The index does not know all files yet.
     is_cold: AtomicBool,
     turn: AtomicU64,
@@ -77,6 +84,14 @@ pub struct CacheZone {
     journal_turn: Mutex<()>,
     is_ready: AtomicBool,
     waiting: Mutex<Vec<Waker>>,
+}
+
+/// What is being fetched under a name.
+struct Listed {
+    /// The latest.
+    fill: Arc<Fill>,
+    /// The one before it: it is read until it is in its file, or the latest can be read.
+    before: Option<Arc<Fill>>,
 }
 
 /// What is to be written to the journal.
@@ -195,9 +210,11 @@ impl CacheZone {
             disk: Disk::default(),
             options: RwLock::new(Arc::new(options)),
             fills: Default::default(),
+            naming: [const { Mutex::new(()) }; NAMING_SHARDS],
             vary_lists: RwLock::default(),
             last_number: AtomicU64::new(0),
             unstored_bytes: AtomicU64::new(0),
+            promised_bytes: AtomicU64::new(0),
             is_cold: AtomicBool::new(true),
             turn: AtomicU64::new(0),
             last_failure: Mutex::default(),
@@ -235,6 +252,7 @@ impl CacheZone {
 
     /// The journal was read: what was purged is known.
     pub fn set_ready(&self) {
+        self.disk.note_alive();
         self.is_ready.store(true, Release);
         let wakers = std::mem::take(&mut *self.waiting.lock());
         wakers.into_iter().for_each(Waker::wake);
@@ -276,11 +294,8 @@ impl CacheZone {
     }
 
     /// What there is under this name. It counts as asked for.
-    pub fn look(&self, id: &Id, now: u64) -> Lookup {
-        if let Some(fill) = self.fill(id)
-            && fill.can_be_read()
-            && !fill.is_purged()
-        {
+    pub fn look(self: &Arc<Self>, id: &Id, now: u64) -> Lookup {
+        if let Some(fill) = self.readable_fill(id) {
             return Lookup::Coming(fill);
         }
         match self.index.touch(id, now) {
@@ -304,9 +319,12 @@ impl CacheZone {
         }
     }
 
-    /// What is being fetched under this name.
-    pub fn fill(&self, id: &Id) -> Option<Arc<Fill>> {
-        self.fills_of(id).lock().get(id).cloned()
+    /// What is being fetched under this name, or was and is not in its file yet, and can be read.
+    fn readable_fill(&self, id: &Id) -> Option<Arc<Fill>> {
+        let fills = self.fills_of(id).lock();
+        let listed = fills.get(id)?;
+        let mut both = std::iter::once(&listed.fill).chain(&listed.before);
+        both.find(|fill| fill.can_be_read() && !fill.is_purged()).cloned()
     }
 
     /// Begins to fetch something, unless somebody does who has not taken longer than `age_max` yet: that one is
@@ -316,7 +334,7 @@ impl CacheZone {
     /// Somebody fetches it.
     pub fn begin(self: &Arc<Self>, id: Id, now: Moment, age_max: Duration) -> Result<Lead, Arc<Fill>> {
         let mut fills = self.fills_of(&id).lock();
-        if let Some(fill) = fills.get(&id)
+        if let Some(Listed { fill, .. }) = fills.get(&id)
             && now.since(fill.began) < age_max
             && !fill.is_purged()
             && match fill.stage() {
@@ -328,7 +346,7 @@ impl CacheZone {
             return Err(Arc::clone(fill));
         }
         let fill = Arc::new(Fill::new(id, self.next_number(), now));
-        fills.insert(id, Arc::clone(&fill));
+        list(&mut fills, id, &fill);
         drop(fills);
         Ok(Lead { zone: Arc::clone(self), fill, id, is_listed: true, has_begun: false })
     }
@@ -396,7 +414,7 @@ impl CacheZone {
     }
 
     /// Does again what the journal says.
-    pub fn replay(&self, record: Record, now: u64) {
+    pub fn replay(self: &Arc<Self>, record: Record, now: u64) {
         match record {
             Record::Stored { id, number, size, times, must_revalidate } => {
                 self.note_number(number);
@@ -428,7 +446,7 @@ impl CacheZone {
     }
 
     /// Purges all that has a tag, or whose key begins so.
-    pub fn purge_all(&self, records: impl IntoIterator<Item = Record>) {
+    pub fn purge_all(self: &Arc<Self>, records: impl IntoIterator<Item = Record>) {
         for record in records {
             self.note_change(&record);
             self.replay(record, 0);
@@ -436,43 +454,76 @@ impl CacheZone {
     }
 
     /// Has the files of entries removed that a service has taken out.
-    pub fn remove_evicted(&self, gone: Vec<Evicted>) {
+    pub fn remove_evicted(self: &Arc<Self>, gone: Vec<Evicted>) {
         self.remove_files(gone, None);
     }
 
     /// Puts an entry into the index; what has to make room goes.
-    pub fn put(&self, entry: Entry) {
-        if let Some(record) = self.record_of(&entry) {
+    pub fn put(self: &Arc<Self>, entry: Entry) {
+        let record = self.record_of(&entry);
+        let gone = self.index.insert(entry);
+        if let Some(record) = record {
             self.note_change(&record);
         }
-        let gone = self.index.insert(entry);
         self.counters.evicted.fetch_add(gone.len() as u64, Relaxed);
         self.remove_files(gone, None);
     }
 
-    /// Something that was fetched is in its file, of this length. False, and the file goes, if it was purged meanwhile.
-    pub fn commit(&self, fill: &Fill, id: &Id, meta: &Meta, size: u64, now: u64) -> bool {
-        let is_purged = fill.is_purged()
-            || self.purges.judge(&meta.key, &meta.tags, meta.number) == Verdict::Gone
-            || !self.is_variant_valid(meta);
-        if is_purged {
-            self.remove_files(vec![Evicted { id: *id, size, number: meta.number }], None);
-        } else {
-            let is_superseded =
-                self.index.with(id, |entry| entry.is_some_and(|e| e.kind == Kind::Stored && e.number > meta.number));
-            if !is_superseded {
+    /// Gives what was fetched its name, and puts it into the index, where this may block; not if it was purged or a later
+    /// one has come meanwhile.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn commit(self: &Arc<Self>, fill: &Fill, id: &Id, meta: &Meta, file: Unnamed, now: u64) -> std::io::Result<()> {
+        let size = file.size();
+        // `max_size` holds at once, not when the manager comes.
+        let Some(_room) = self.make_room(size) else { return Ok(()) };
+        {
+            let _naming = self.naming_of(id).lock();
+            if !self.is_wanted(fill, id, meta) {
+                return Ok(());
+            }
+            file.publish(&self.path_of(id))?;
+            // A purge by key goes through the table of fills: it comes before this, and is seen, or finds the entry.
+            let mut fills = self.fills_of(id).lock();
+            let is_wanted = self.is_wanted(fill, id, meta);
+            if is_wanted {
                 let mut entry = Entry::new(*id, Kind::Stored, now);
                 (entry.number, entry.size) = (meta.number, size);
                 entry.set_lifetime(&meta.lifetime);
                 self.put(entry);
             }
-            // `max_size` holds at once, not when the manager comes.
-            self.shrink(SHRINK_AT_ONCE);
-            self.counters.stored.fetch_add(1, Relaxed);
-            self.counters.stored_bytes.fetch_add(size, Relaxed);
+            unlist(&mut fills, fill, id);
+            drop(fills);
+            if !is_wanted && !self.has_file(id, meta.number) {
+                let _ = store::remove(&self.path_of(id));
+                return Ok(());
+            }
         }
-        self.end(fill, id);
-        !is_purged
+        self.counters.stored.fetch_add(1, Relaxed);
+        self.counters.stored_bytes.fetch_add(size, Relaxed);
+        Ok(())
+    }
+
+    /// Whether what was fetched was neither purged nor overtaken.
+    fn is_wanted(&self, fill: &Fill, id: &Id, meta: &Meta) -> bool {
+        !fill.is_purged()
+            && self.purges.judge(&meta.key, &meta.tags, meta.number) != Verdict::Gone
+            && self.is_variant_valid(meta)
+            && !self.has_file(id, meta.number)
+    }
+
+    /// Gives a mark its name, where this may block, unless what it says holds no more.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn commit_mark(&self, primary: &Id, mark: &Meta, file: Unnamed) -> std::io::Result<()> {
+        let _naming = self.naming_of(primary).lock();
+        let is_mark = |entry: &Entry| matches!(entry.kind, Kind::Varies(_)) && entry.number == mark.variant_number;
+        match self.index.with(primary, |entry| entry.is_some_and(|entry| is_mark(entry))) {
+            true => file.publish(&self.path_of(primary)),
+            false => Ok(()),
+        }
     }
 
     /// Whether the key that a variant belongs to still has variants of this number.
@@ -499,10 +550,7 @@ impl CacheZone {
 
     /// A fill is over: it is looked for no more.
     pub fn end(&self, fill: &Fill, id: &Id) {
-        let mut fills = self.fills_of(id).lock();
-        if fills.get(id).is_some_and(|listed| std::ptr::eq(&**listed, fill)) {
-            fills.remove(id);
-        }
+        unlist(&mut self.fills_of(id).lock(), fill, id);
     }
 
     /// The number of a list of field names in `Vary`; `None` if there are too many.
@@ -521,7 +569,7 @@ impl CacheZone {
     }
 
     /// Notes that what a key stands for depends on these fields. Returns the number that variants' names are made of.
-    pub fn note_vary(&self, primary: &Id, names: &[u8], number: u64, now: u64) -> Option<u64> {
+    pub fn note_vary(self: &Arc<Self>, primary: &Id, names: &[u8], number: u64, now: u64) -> Option<u64> {
         let list = self.vary_list(names)?;
         let known = self.index.with(primary, |entry| match entry {
             Some(entry) if entry.kind == Kind::Varies(list) => Some(entry.number),
@@ -531,7 +579,7 @@ impl CacheZone {
             return known;
         }
         if let Some(before) = self.index.remove(primary, |_| true) {
-            self.remove_files(Evicted::of_entry(&before).into_iter().collect(), None);
+            self.remove_files(Evicted::of(&before).into_iter().collect(), None);
         }
         let mut entry = Entry::new(*primary, Kind::Varies(list), now);
         entry.number = number;
@@ -540,16 +588,16 @@ impl CacheZone {
     }
 
     /// The server failed with this status, which holds for so many seconds.
-    pub fn note_error(&self, id: &Id, status: u16, valid: u32, now: u64) {
+    pub fn note_error(self: &Arc<Self>, id: &Id, status: u16, valid: u32, now: u64) {
         self.note(id, Kind::Error(status), now + u64::from(valid), now);
     }
 
     /// What came may not be stored.
-    pub fn note_uncacheable(&self, id: &Id, now: u64) {
+    pub fn note_uncacheable(self: &Arc<Self>, id: &Id, now: u64) {
         self.note(id, Kind::Uncacheable, now + UNCACHEABLE_SECONDS, now);
     }
 
-    fn note(&self, id: &Id, kind: Kind, until: u64, now: u64) {
+    fn note(self: &Arc<Self>, id: &Id, kind: Kind, until: u64, now: u64) {
         let is_kept = self.index.with(id, |entry| match entry {
             Some(entry) if matches!(entry.kind, Kind::Stored | Kind::Varies(_)) => true,
             Some(entry) => {
@@ -564,7 +612,7 @@ impl CacheZone {
     }
 
     /// An entry has another lifetime, and a file of another length.
-    pub fn renew(&self, id: &Id, meta: &Meta, size: Option<u64>) {
+    pub fn renew(self: &Arc<Self>, id: &Id, meta: &Meta, size: Option<u64>) {
         let before = self.index.with(id, |entry| {
             let entry = entry.filter(|entry| entry.kind == Kind::Stored && entry.number == meta.number)?;
             entry.set_lifetime(&meta.lifetime);
@@ -583,10 +631,11 @@ impl CacheZone {
     }
 
     /// Purges what is stored under a key, and what is being fetched. False if there was nothing.
-    pub fn purge_key(&self, id: &Id, is_soft: bool, pool: Option<&ThreadPool>) -> bool {
-        let fill = self.fill(id);
-        if let Some(fill) = &fill {
-            fill.purge();
+    pub fn purge_key(self: &Arc<Self>, id: &Id, is_soft: bool, pool: Option<&ThreadPool>) -> bool {
+        let fills = self.fills_of(id).lock();
+        let mut was_coming = false;
+        for fill in fills.get(id).into_iter().flat_map(|listed| std::iter::once(&listed.fill).chain(&listed.before)) {
+            was_coming |= fill.purge() && !matches!(fill.stage(), Stage::Nothing);
         }
         if is_soft {
             let softened = self.index.with(id, |entry| match entry {
@@ -601,14 +650,14 @@ impl CacheZone {
             }
         }
         let removed = self.index.remove(id, |entry| matches!(entry.kind, Kind::Stored | Kind::Varies(_)));
-        let had_any = removed.is_some() || fill.is_some_and(|fill| !matches!(fill.stage(), Stage::Nothing));
-        let gone = removed.as_ref().and_then(Evicted::of_entry);
+        drop(fills);
+        let gone = removed.as_ref().and_then(Evicted::of);
         self.remove_files(gone.into_iter().collect(), pool);
-        had_any
+        removed.is_some() || was_coming
     }
 
     /// Makes room for what is too much for `max_size`: at most so many files. Returns how many went.
-    pub fn shrink(&self, most: u64) -> u64 {
+    pub fn shrink(self: &Arc<Self>, most: u64) -> u64 {
         let max_size = self.options().max_size;
         let mut count = 0;
         while count < most && self.index.bytes() > max_size && self.evict_one() {
@@ -617,32 +666,75 @@ impl CacheZone {
         count
     }
 
-    /// Takes one entry out. False if there is none.
-    pub fn evict_one(&self) -> bool {
+    /// Removes files, where this may block, until a file of this length has room; `None` if it never has.
+    fn make_room(self: &Arc<Self>, size: u64) -> Option<Room<'_>> {
+        let max_size = self.options().max_size;
+        if size > max_size {
+            return None;
+        }
+        let promised = self.promised_bytes.fetch_add(size, Relaxed) + size;
+        let room = Room { zone: self, size };
+        let is_full = || self.index.bytes().saturating_add(promised) > max_size;
+        let mut count = 0;
+        while count < SHRINK_AT_ONCE && is_full() && self.take_victim().is_some_and(|gone| self.remove_file(&gone)) {
+            count += 1;
+        }
+        Some(room)
+    }
+
+    /// Takes one entry out, and has a pool remove its file. False if there is none.
+    pub fn evict_one(self: &Arc<Self>) -> bool {
+        let gone = self.take_victim();
+        let had_any = gone.is_some();
+        self.send_to_be_removed(gone.into_iter().collect(), None);
+        had_any
+    }
+
+    fn take_victim(&self) -> Option<Evicted> {
         let turn = self.turn.fetch_add(1, Relaxed) as usize;
-        let evicted = self.index.evict(turn);
-        let found = evicted.is_some();
-        self.counters.evicted.fetch_add(u64::from(found), Relaxed);
-        self.remove_files(evicted.into_iter().collect(), None);
-        found
+        let gone = self.index.evict(turn)?;
+        self.counters.evicted.fetch_add(1, Relaxed);
+        self.note_change(&Record::Gone(gone.id));
+        Some(gone)
     }
 
     /// Has a pool remove files of entries that are in the index no more.
-    pub fn remove_files(&self, gone: Vec<Evicted>, pool: Option<&ThreadPool>) {
+    pub fn remove_files(self: &Arc<Self>, gone: Vec<Evicted>, pool: Option<&ThreadPool>) {
         if gone.is_empty() {
             return;
         }
         for evicted in &gone {
             self.note_change(&Record::Gone(evicted.id));
         }
-        let paths: Vec<PathBuf> = gone.iter().map(|evicted| self.path_of(&evicted.id)).collect();
+        self.send_to_be_removed(gone, pool);
+    }
+
+    fn send_to_be_removed(self: &Arc<Self>, gone: Vec<Evicted>, pool: Option<&ThreadPool>) {
         let pool = pool.cloned().unwrap_or_else(default_pool);
+        let zone = Arc::clone(self);
         // Refused, the files stay until the loader finds them or others take their places.
         let _ = pool.detach(likely_device(&self.place.path).writes(), move || {
-            for path in paths {
-                let _ = store::remove(&path);
+            for evicted in &gone {
+                zone.remove_file(evicted);
             }
         });
+    }
+
+    /// Removes the file of an entry that has gone, unless another one has come in its place, where this may block. False
+    /// if the disk says no.
+    fn remove_file(&self, gone: &Evicted) -> bool {
+        let _naming = self.naming_of(&gone.id).lock();
+        self.has_file(&gone.id, gone.number) || store::remove(&self.path_of(&gone.id)).is_ok()
+    }
+
+    /// Whether the index has a file of this name, of this number or a later one.
+    fn has_file(&self, id: &Id, number: u64) -> bool {
+        let has_file = |entry: &Entry| matches!(entry.kind, Kind::Stored | Kind::Varies(_)) && entry.number >= number;
+        self.index.with(id, |entry| entry.is_some_and(|entry| has_file(entry)))
+    }
+
+    fn naming_of(&self, id: &Id) -> &Mutex<()> {
+        &self.naming[usize::from(id[14]) % NAMING_SHARDS]
     }
 
     /// Takes so many bytes of what may wait in memory to be stored. `None`: there is too much of it.
@@ -652,15 +744,30 @@ impl CacheZone {
         (before + bytes <= UNSTORED_BYTES_MAX).then_some(reserved)
     }
 
-    fn fills_of(&self, id: &Id) -> &Mutex<HashMap<Id, Arc<Fill>>> {
+    fn fills_of(&self, id: &Id) -> &Mutex<HashMap<Id, Listed>> {
         &self.fills[usize::from(id[15]) % FILL_SHARDS]
     }
 }
 
-impl Evicted {
-    /// Of an entry that was taken out; `None` if it had no file.
-    pub fn of_entry(entry: &Entry) -> Option<Evicted> {
-        (entry.kind == Kind::Stored).then_some(Evicted { id: entry.id, size: entry.size, number: entry.number })
+/// Lists a fill as the latest of its name.
+fn list(fills: &mut HashMap<Id, Listed>, id: Id, fill: &Arc<Fill>) {
+    let before = fills.remove(&id).and_then(|listed| match listed.fill.can_be_read() {
+        true => Some(listed.fill),
+        false => listed.before,
+    });
+    let before = before.filter(|before| !Arc::ptr_eq(before, fill));
+    fills.insert(id, Listed { fill: Arc::clone(fill), before });
+}
+
+fn unlist(fills: &mut HashMap<Id, Listed>, fill: &Fill, id: &Id) {
+    let Some(listed) = fills.get_mut(id) else { return };
+    if std::ptr::eq(&*listed.fill, fill) {
+        match listed.before.take() {
+            Some(before) => listed.fill = before,
+            None => _ = fills.remove(id),
+        }
+    } else if listed.before.as_deref().is_some_and(|before| std::ptr::eq(before, fill)) {
+        listed.before = None;
     }
 }
 
@@ -673,6 +780,18 @@ pub struct Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         self.zone.unstored_bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// Room for a file that is about to get its name.
+struct Room<'z> {
+    zone: &'z CacheZone,
+    size: u64,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.zone.promised_bytes.fetch_sub(self.size, Relaxed);
     }
 }
 
@@ -704,7 +823,7 @@ impl Lead {
             self.zone.end(&self.fill, &self.id);
         }
         // The latest counts.
-        self.zone.fills_of(&id).lock().insert(id, Arc::clone(&self.fill));
+        list(&mut self.zone.fills_of(&id).lock(), id, &self.fill);
         self.fill.begin(meta, length);
         Arc::clone(&self.fill)
     }

@@ -209,16 +209,21 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
     let settings = &serving.settings.cache;
     if !caching.zone.is_ready() && caching.zone.disk.is_well() {
         let zone = Arc::clone(&caching.zone);
-        // If it takes longer, servers answer.
-        let _ = timeout(*settings.disk_timeout.get(), poll_fn(|context| zone.poll_ready(context))).await;
+        // If it takes longer, servers answer; nobody else waits for it.
+        let is_late = timeout(*settings.disk_timeout.get(), poll_fn(|context| zone.poll_ready(context))).await.is_err();
+        if is_late && zone.disk.note_silent(gale_runtime::now()) {
+            let message = format_args!("cache \"{}\" is not read yet, requests go to the upstream", zone.name);
+            request.log(Level::Warn, message);
+        }
     }
     let began = gale_runtime::now();
     let patience = *settings.lock_timeout.get();
+    let mut has_waited = false;
     for _ in 0..LOOKS_MAX {
         let now = gale_runtime::wall_seconds();
         let (uses, is_uncacheable) = match look(request, &mut caching, now) {
             Lookup::Coming(fill) => {
-                if let Some(flow) = serve_coming(request, serving, &caching, &fill, asked) {
+                if let Some(flow) = serve_coming(request, serving, &caching, &fill, asked, has_waited) {
                     return Consulted::Answer(flow);
                 }
                 if let Some(hot) = whole_of(request, &caching, &fill) {
@@ -298,6 +303,7 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
                 break;
             }
             Err(fill) => {
+                has_waited = true;
                 let left = patience.saturating_sub(moment.since(began));
                 if !wait_for_head(&fill, left, *settings.lock_age.get()).await {
                     // As nginx: it is passed on, and not stored.
@@ -373,10 +379,12 @@ fn serve_coming(
     caching: &Caching,
     fill: &Arc<Fill>,
     asked: &Directives,
+    has_waited: bool,
 ) -> Option<Flow> {
-    let (meta, length) = match fill.stage() {
-        Stage::Coming(meta, length) => (meta, length),
-        Stage::Whole(meta) => (meta, Some(fill.received())),
+    let (meta, length, is_coming) = match fill.stage() {
+        Stage::Coming(meta, length) => (meta, length, true),
+        // It is only not in its file yet.
+        Stage::Whole(meta) => (meta, Some(fill.received()), false),
         _ => return None,
     };
     // Another one may be quicker.
@@ -390,10 +398,12 @@ fn serve_coming(
         && judge_purges(&caching.zone, &meta) == Verdict::Valid;
     fits.then(|| {
         count(&caching.zone.counters.hits);
-        count(&caching.zone.counters.collapsed);
         Caching::note(request, CacheStatus::Hit);
-        if let Some(note) = request.notes.get_mut::<CacheNote>() {
-            note.is_collapsed = true;
+        if is_coming || has_waited {
+            count(&caching.zone.counters.collapsed);
+            if let Some(note) = request.notes.get_mut::<CacheNote>() {
+                note.is_collapsed = true;
+            }
         }
         serve_fill(request, serving, fill, &meta, length)
     })
@@ -464,7 +474,7 @@ async fn use_entry(
                 caching.may_store = false;
                 return Used::Ask;
             }
-            match serve_coming(request, serving, caching, &fill, asked) {
+            match serve_coming(request, serving, caching, &fill, asked, true) {
                 Some(flow) => Used::Answer(flow),
                 // What it says may have changed since: a 304, for example.
                 None => Used::Gone,

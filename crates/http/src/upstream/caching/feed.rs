@@ -59,12 +59,12 @@ pub(super) fn store_whole(pool: ThreadPool, ending: Ending, meta: &Arc<Meta>) {
     let task = move || {
         let _reserved = reserved;
         let Ending { zone, fill, .. } = &ending;
-        match store::write(&path, &meta, &pieces, number) {
-            Ok(size) => {
-                zone.disk.note_alive();
-                zone.commit(fill, &id, &meta, size, now);
-            }
-            Err(error) => zone.note_store_failure(&path, &error),
+        let stored = store::write(&path, &meta, &pieces, number).and_then(|file| {
+            zone.disk.note_alive();
+            zone.commit(fill, &id, &meta, file, now)
+        });
+        if let Err(error) = stored {
+            zone.note_store_failure(&path, &error);
         }
     };
     // Refused, it goes with what it was given, and the fill ends.
@@ -367,13 +367,12 @@ impl Whole {
         let device = likely_device(&path).writes();
         let task = move || {
             let header = format::encode(&meta, header_length, length, sum);
-            match store::complete(&file, &temporary, &path, &header) {
-                Ok(()) => {
-                    ending.zone.disk.note_alive();
-                    let size = u64::from(header_length) + length;
-                    ending.zone.commit(&ending.fill, &ending.id, &meta, size, now);
-                }
-                Err(error) => ending.zone.note_store_failure(&path, &error),
+            let stored = store::complete(&file, temporary, &header, length).and_then(|file| {
+                ending.zone.disk.note_alive();
+                ending.zone.commit(&ending.fill, &ending.id, &meta, file, now)
+            });
+            if let Err(error) = stored {
+                ending.zone.note_store_failure(&path, &error);
             }
         };
         let _ = pool.detach(device, task);

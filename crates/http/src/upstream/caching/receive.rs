@@ -107,7 +107,7 @@ pub(in crate::upstream) fn revalidate(
     if head.status != 304 || !asked || note.status != Some(CacheStatus::Expired) {
         return None;
     }
-    let caching = passing.caching.take()?;
+    let mut caching = passing.caching.take()?;
     let hot = Rc::clone(caching.stale.as_ref()?);
     let settings = passing.settings;
     let serving = Serving { settings, rewriter: passing.rewriter, converts_head: false };
@@ -127,21 +127,45 @@ pub(in crate::upstream) fn revalidate(
     let zone = Arc::clone(&caching.zone);
     if let Storing::Store { lifetime, .. } = storing {
         meta.lifetime = lifetime;
-        let fields = Rc::new(meta.fields.clone());
-        let body = match &hot.body {
-            HotBody::Memory(bytes) => HotBody::Memory(bytes.clone()),
-            HotBody::File(file, offset) => HotBody::File(file.clone(), *offset),
+        let (body, lead) = match &hot.body {
+            HotBody::Memory(bytes) => (HotBody::Memory(bytes.clone()), caching.lead.take()),
+            HotBody::File(file, offset) => (HotBody::File(file.clone(), *offset), None),
         };
+        if let Some(lead) = &lead {
+            meta.number = lead.fill().number;
+        }
+        let fields = Rc::new(meta.fields.clone());
         let seen = std::cell::Cell::new(hot.seen.get());
         let renewed = Rc::new(Hot { meta, fields, body, length: hot.length, size: hot.size, seen });
-        zone.renew(&caching.id, &renewed.meta, None);
+        match (lead, &renewed.body) {
+            (Some(lead), HotBody::Memory(bytes)) => store_anew(request, lead, caching.id, &renewed, bytes.clone()),
+            _ => {
+                zone.renew(&caching.id, &renewed.meta, None);
+                renew_file(request, &caching, &renewed.meta);
+            }
+        }
         memory::keep(zone.identity(), caching.id, Rc::clone(&renewed));
-        renew_file(request, &caching, &renewed.meta);
         drop(caching);
         return Some(serve_hot(request, serving, &zone, &renewed, CacheStatus::Revalidated));
     }
     drop(caching);
     Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Revalidated))
+}
+
+/// Stores a small entry once more, with what a 304 has said of it, as if all of it had come: the file of the one before
+/// may not even be there yet.
+fn store_anew(request: &Request, lead: Lead, id: Id, renewed: &Hot, body: Bytes) {
+    if header_length(&renewed.meta) as usize > HEADER_MAX {
+        return;
+    }
+    let zone = Arc::clone(lead.zone());
+    let meta = Arc::new(renewed.meta.clone());
+    let fill = lead.begin(id, Arc::clone(&meta), Some(renewed.length));
+    if !body.is_empty() {
+        feed::append(&fill, body);
+    }
+    fill.finish();
+    feed::store_whole(pool_of(request), feed::Ending { zone, fill, id }, &meta);
 }
 
 /// Has the file's header written anew; if that fails, the next process asks the server once more.
@@ -281,11 +305,14 @@ fn note_vary(request: &Request, caching: &Caching, names: &[u8], number: u64, no
             number,
             ..Meta::default()
         };
-        let path = zone.path_of(&caching.primary);
+        let primary = caching.primary;
+        let path = zone.path_of(&primary);
         let number = gale_runtime::random_u64() as u32;
         let zone = Arc::clone(zone);
         let _ = pool_of(request).detach(likely_device(&path).writes(), move || {
-            if let Err(error) = store::write(&path, &mark, &[], number) {
+            let written =
+                store::write(&path, &mark, &[], number).and_then(|file| zone.commit_mark(&primary, &mark, file));
+            if let Err(error) = written {
                 zone.note_store_failure(&path, &error);
             }
         });
