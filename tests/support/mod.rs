@@ -9,7 +9,7 @@
 //! process's number makes the address (127.64.0.0/10 holds every process number that Linux gives out, and a number
 //! belongs to one process at a time), and a counter makes the port, below the range from which the kernel takes ports
 //! of its own accord. `%PORT%` is the port of `%TCP%` alone, for wildcards and IPv6, which tests that run at the same
-//! time might share: to be used sparingly.
+//! time might share: to be used sparingly, and for datagrams with `turn_of_wildcards`.
 //!
 //! A server's processes are recognised by their working directory, which is the test's own.
 
@@ -79,6 +79,14 @@ pub const NOBODY: u32 = 65534;
 /// Whether the tests run as root. What needs root returns early without.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+/// Until it is dropped no other test has this: for datagrams at a wildcard address, which the kernel lets two servers
+/// have at once (both with `SO_REUSEADDR`, as in nginx) and gives to the later one.
+pub fn turn_of_wildcards() -> File {
+    let file = File::create(std::env::temp_dir().join("gale-test-wildcards")).expect("a file");
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("a turn");
+    file
 }
 
 /// How a server is to be started.

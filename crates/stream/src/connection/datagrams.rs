@@ -25,7 +25,7 @@ use gale_runtime::{Datagram, DatagramOptions, Received, SocketAddress};
 use hashbrown::HashMap;
 
 use super::advance;
-use super::handover::{Handed, Inbox, Owner, Owners};
+use super::handover::{Handed, Inbox, Owner, Owners, TIMES_MAX};
 use super::listed::Listed;
 use super::worker::{StreamWorker, place_of};
 use crate::session::datagrams::{DatagramClient, DatagramInlet, with_batch};
@@ -74,7 +74,7 @@ impl Drop for Opened {
         // The client may have another one by now.
         if sessions.get(&self.key).is_some_and(|inlet| inlet.is_of(&self.inlet)) {
             sessions.remove(&self.key);
-            receiver.owners.note_closed(&self.key);
+            receiver.owners.release(&self.key);
         }
     }
 }
@@ -124,7 +124,7 @@ impl Receiver {
         let handed = gale_runtime::spawn(async move {
             while let Some(batch) = inbox.next().await {
                 let Some(receiver) = receiver.upgrade() else { return };
-                batch.into_iter().for_each(|handed| receiver.take_handed(handed));
+                receiver.take_handed(batch);
             }
         });
         // A panic may cost datagrams, and never the socket.
@@ -195,7 +195,7 @@ impl Receiver {
             return self.lost.set(self.lost.get() + 1);
         }
         let key = (received.source.clone(), self.local(received));
-        self.take_for(key, bytes, received.stride, true);
+        self.take_for(key, bytes, received.stride, 0);
     }
 
     /// Our address, as the client has it.
@@ -209,7 +209,8 @@ impl Receiver {
         }
     }
 
-    fn take_for(&self, key: Key, bytes: &[u8], stride: usize, may_hand_over: bool) {
+    /// Takes what a client has sent, which was handed over so often.
+    fn take_for(&self, key: Key, bytes: &[u8], stride: usize, times: u8) {
         if let Some(inlet) = self.sessions.borrow().get(&key)
             && !inlet.is_closed()
         {
@@ -218,29 +219,45 @@ impl Receiver {
             }
             return;
         }
-        if may_hand_over && let Owner::Other(worker) = self.owners.owner_of(&key) {
-            self.owners.hand_over(worker, Handed { key, bytes: bytes.to_vec(), stride });
-            return;
+        match self.owners.claim(&key) {
+            Owner::Other(_) if times >= TIMES_MAX => self.lost.set(self.lost.get() + 1),
+            Owner::Other(seat) => {
+                self.owners.hand_over(seat, Handed { key, bytes: bytes.to_vec(), stride, times: times + 1 });
+            }
+            Owner::Own if self.is_stopped.get() || self.worker.is_draining.get() => self.release_unused(&key),
+            Owner::Own => {
+                if !self.begin(&key, bytes, stride) {
+                    self.release_unused(&key);
+                }
+            }
         }
-        if self.is_stopped.get() || self.worker.is_draining.get() {
-            return;
-        }
-        self.begin(key, bytes, stride);
     }
 
-    fn take_handed(&self, handed: Handed) {
-        self.take_for(handed.key, &handed.bytes, handed.stride, false);
+    /// Gives a client up that has no session here.
+    fn release_unused(&self, key: &Key) {
+        if !self.sessions.borrow().contains_key(key) {
+            self.owners.release(key);
+        }
+    }
+
+    fn take_handed(&self, batch: Vec<Handed>) {
+        for Handed { key, bytes, stride, times } in batch {
+            self.take_for(key, &bytes, stride, times);
+        }
+        self.owners.flush();
         self.tell_lost();
     }
 
-    /// Begins a session with its first datagram. One that came with it, of several, may begin the next.
-    fn begin(&self, key: Key, bytes: &[u8], stride: usize) {
+    /// Begins a session of a client of this loop with its first datagram. One that came with it, of several, may begin
+    /// the next. False if there is none.
+    fn begin(&self, key: &Key, bytes: &[u8], stride: usize) -> bool {
         let configured = self.worker.configuration();
         let stream = configured.stream();
         let local = || Some(key.1.clone());
-        let Some(place) = place_of(stream, &self.address, SocketKind::Datagram, local) else { return };
+        let Some(place) = place_of(stream, &self.address, SocketKind::Datagram, local) else { return false };
         if !self.make_room() {
-            return self.lost.set(self.lost.get() + 1);
+            self.lost.set(self.lost.get() + 1);
+            return false;
         }
         let server = stream.addresses[place].servers.default;
         let requests = stream.scope_of(server).conf_of::<ProxySettings>().map_or(0, |proxy| *proxy.requests.get());
@@ -259,13 +276,13 @@ impl Receiver {
         let common = Rc::clone(&self.worker.common);
         let mut session = Box::new(Session::new(configured, common, place, info, Client::Datagrams(client)));
         session.log_connected();
-        self.owners.note_opened(&key);
         self.sessions.borrow_mut().insert(key.clone(), inlet.clone());
         session.hold(Opened { receiver: self.itself.clone(), key: key.clone(), inlet });
         listed.set_task(gale_runtime::spawn(advance::run(session, Rc::clone(&listed))));
         if !rest.is_empty() {
-            self.take_for(key, rest, stride, false);
+            self.take_for(key.clone(), rest, stride, 0);
         }
+        true
     }
 
     /// Whether one more session may begin: those over UDP that have been silent longest end for it.

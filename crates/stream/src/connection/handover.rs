@@ -22,6 +22,9 @@ const BATCHES_MAX: usize = 64;
 /// How many datagrams another loop is given at once at most.
 const BATCH_MAX: usize = 64;
 
+/// How often a datagram is handed over at most: whose its client is may change meanwhile.
+pub(super) const TIMES_MAX: u8 = 4;
+
 /// Parts of the table.
 const PARTS: usize = 16;
 
@@ -33,13 +36,15 @@ pub(super) struct Handed {
     pub key: Key,
     pub bytes: Vec<u8>,
     pub stride: usize,
+    /// How often they were handed over.
+    pub times: u8,
 }
 
 /// Who has a client's session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// Nobody, or this loop.
-    Nobody,
+    /// This loop, from now on or already.
+    Own,
     /// The loop that has this seat.
     Other(usize),
 }
@@ -106,21 +111,22 @@ impl Owners {
         &self.table.parts[self.table.hasher.hash_one(key) as usize % PARTS]
     }
 
-    /// Who has this client's session.
-    pub fn owner_of(&self, key: &Key) -> Owner {
-        match self.part(key).lock().get(key) {
-            Some(&seat) if seat != self.seat => Owner::Other(seat),
-            _ => Owner::Nobody,
+    /// Who has this client's session. Nobody's is this loop's from now on: two loops that hear a client at once must not
+    /// open a session each.
+    pub fn claim(&self, key: &Key) -> Owner {
+        let mut part = self.part(key).lock();
+        match part.get(key) {
+            Some(&seat) if seat == self.seat => Owner::Own,
+            Some(&seat) => Owner::Other(seat),
+            None => {
+                part.insert(key.clone(), self.seat);
+                Owner::Own
+            }
         }
     }
 
-    /// This loop has this client's session from now on.
-    pub fn note_opened(&self, key: &Key) {
-        self.part(key).lock().insert(key.clone(), self.seat);
-    }
-
-    /// This loop's session of this client is over.
-    pub fn note_closed(&self, key: &Key) {
+    /// This loop has no session of this client any more.
+    pub fn release(&self, key: &Key) {
         let mut part = self.part(key).lock();
         if part.get(key) == Some(&self.seat) {
             part.remove(key);
@@ -185,7 +191,7 @@ mod tests {
     }
 
     fn handed(port: u16) -> Handed {
-        Handed { key: key(port), bytes: vec![1], stride: 1 }
+        Handed { key: key(port), bytes: vec![1], stride: 1, times: 1 }
     }
 
     #[test]
@@ -193,15 +199,13 @@ mod tests {
         let address = ListenAddress::Inet(([127, 0, 0, 1], 1).into());
         let (one, _) = Owners::join(&address);
         let (other, _) = Owners::join(&address);
-        one.note_opened(&key(9));
-        assert_eq!((one.owner_of(&key(9)), other.owner_of(&key(9))), (Owner::Nobody, Owner::Other(one.seat)));
-        other.note_closed(&key(9));
-        assert_eq!(other.owner_of(&key(9)), Owner::Other(one.seat));
-        one.note_closed(&key(9));
-        assert_eq!(other.owner_of(&key(9)), Owner::Nobody);
-        one.note_opened(&key(9));
-        drop(one);
-        assert_eq!(other.owner_of(&key(9)), Owner::Nobody);
+        assert_eq!((one.claim(&key(9)), other.claim(&key(9))), (Owner::Own, Owner::Other(one.seat)));
+        other.release(&key(9));
+        assert_eq!(other.claim(&key(9)), Owner::Other(one.seat));
+        one.release(&key(9));
+        assert_eq!((other.claim(&key(9)), one.claim(&key(9))), (Owner::Own, Owner::Other(other.seat)));
+        drop(other);
+        assert_eq!(one.claim(&key(9)), Owner::Own);
     }
 
     #[test]
