@@ -5,7 +5,6 @@ use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
@@ -13,20 +12,22 @@ use gale_engine::tls::{NamedFailure, TlsClient, TlsFailure};
 use gale_engine::transport::Transport;
 use gale_engine::upstream::connecting::{self, CONNECTING, ConnectFailure, SHAKING_HANDS, log_timeout, shake_hands};
 use gale_engine::upstream::{
-    Chosen, ConnectionAge, IdleConnection, Knowledge, Learning, NoPeer, PoolKey, Retry, Selection, Timing, Upstream,
+    Chosen, ConnectionAge, IdleConnection, Knowledge, NoPeer, PoolKey, Retry, Selection, Upstream,
 };
 use gale_engine::worker::CountedConnection;
-use gale_protocol::request::{KnownHeader, Method};
-use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Timer};
+use gale_protocol::request::Method;
+use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
 
 use crate::request::phases::{CLIENT_LEFT, Flow};
 use crate::request::request_body::log_error;
 use crate::request::{PassedTo, Request};
+use crate::upstream::answering::{Answering, Carrier, Heading};
 use crate::upstream::caching::{self, Caching};
-use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
+use crate::upstream::exclusive::{Connection, Exclusive};
+use crate::upstream::receiving::{Malformed, ResponseReader, UpstreamHead};
 use crate::upstream::record::{Attempt, Records};
 use crate::upstream::response::{self, HeadRewriter};
-use crate::upstream::sending::{BodyFraming, RequestBody, SendError, Sending};
+use crate::upstream::sending::{BodyFraming, RequestBody, SendError};
 use crate::upstream::settings::{RetryOn, UpstreamSettings};
 
 /// A request that is to be passed on, as its module has made it.
@@ -41,24 +42,36 @@ pub struct Passing<'p> {
     pub tls: Option<PassingTls>,
     /// What is asked of the server, for messages.
     pub uri: Bytes,
-    /// The request up to its body, as it goes on the wire.
-    pub head: Bytes,
+    /// What goes on the wire before the request's body.
+    pub wire: Wire<'p>,
     /// The request's body.
     pub body: RequestBody,
-    /// How the body goes on the wire.
-    pub framing: &'static dyn BodyFraming,
-    /// Makes a reader for a response.
-    pub reader: &'p dyn Fn() -> Box<dyn ResponseReader>,
     /// What the location says.
     pub settings: &'p UpstreamSettings,
     /// What becomes of the head's fields that name the server.
     pub rewriter: &'p dyn HeadRewriter,
     /// The protocol that the request asks to change to.
     pub upgrade: Option<Bytes>,
-    /// Whether a request may go over a connection that was used before.
-    pub reuses_connections: bool,
     /// What the cache has to do with it.
     pub caching: Option<Box<Caching>>,
+}
+
+/// How a request goes to a server, and its response comes back.
+pub enum Wire<'p> {
+    /// Over a connection that carries nothing else meanwhile.
+    Alone(Alone<'p>),
+}
+
+/// A request that has a connection to itself.
+pub struct Alone<'p> {
+    /// The request up to its body, as it goes on the wire.
+    pub head: Bytes,
+    /// How the body goes on the wire.
+    pub framing: &'static dyn BodyFraming,
+    /// Makes a reader for a response.
+    pub reader: &'p dyn Fn() -> Box<dyn ResponseReader>,
+    /// Whether a request may go over a connection that was used before.
+    pub reuses_connections: bool,
 }
 
 /// How a request is passed on over TLS.
@@ -83,37 +96,9 @@ impl PassingTls {
     }
 }
 
-/// A connection to a server, with what has been received and not read yet.
-pub(super) struct Connection {
-    pub stream: Transport,
-    pub input: Buffer,
-    /// The server has ended its direction.
-    pub has_ended: bool,
-    pub key: PoolKey,
-    pub age: ConnectionAge,
-    /// It was used before.
-    is_reused: bool,
-    counted: CountedConnection,
-}
-
-/// A request under way to a server, and its response.
-pub(super) struct Answering {
-    /// `None` once it is idle again.
-    connection: Option<Connection>,
-    /// The server, once it has answered.
-    pub chosen: Option<Chosen>,
-    upstream: Option<Arc<Upstream<Request>>>,
-    pub sending: Sending,
-    pub reader: Box<dyn ResponseReader>,
-    pub records: Rc<Records>,
-    pub started: Moment,
-    /// The connection itself may stand for its client's user (NTLM, Negotiate), so nobody else may use it.
-    pub is_authenticated: bool,
-}
-
 /// What is being done, as messages have it.
 const SENDING: &str = "sending request to upstream";
-const READING: &str = "reading response header from upstream";
+pub(super) const READING: &str = "reading response header from upstream";
 
 /// How far a request has come with all servers together: what may be done again depends on it.
 #[derive(Clone, Copy, Default)]
@@ -174,7 +159,8 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
         tries += 1;
         records.add(Arc::clone(chosen.shared_name()), started);
         show(request, passing, Arc::clone(chosen.shared_name()));
-        let mut may_reuse = passing.reuses_connections;
+        let Wire::Alone(wire) = &passing.wire;
+        let mut may_reuse = wire.reuses_connections;
         let answer = loop {
             match attempt(request, passing, &chosen, records, may_reuse, &mut progress).await {
                 Err(Failure::Stale) => {
@@ -325,11 +311,14 @@ async fn attempt(
         None => Box::pin(connect(request, passing, chosen, records)).await?,
     };
     let is_reused = connection.is_reused;
-    let mut answering = Answering::begin(request, passing, records, connection)?;
-    let mut head = Heading { silence: Timer::new(), broken: None };
-    let found = poll_fn(|context| answering.poll_head(request, passing, &mut head, context)).await;
-    progress.is_sent |= answering.sending.sent > 0;
-    progress.has_taken_body |= answering.sending.has_taken_body;
+    let Wire::Alone(wire) = &passing.wire;
+    let exclusive = Exclusive::begin(passing, wire, connection).map_err(|_| failed_for_memory(request))?;
+    let mut answering = Answering::begin(request, passing, records, Carrier::Exclusive(exclusive));
+    let mut heading = Heading::default();
+    let found = poll_fn(|context| answering.poll_head(request, passing.settings, &mut heading, context)).await;
+    let sent = answering.sent();
+    progress.is_sent |= sent > 0;
+    progress.has_taken_body |= answering.has_taken_body();
     match found {
         Ok(head) => {
             records.note(|attempt, now| attempt.header_time = Some(now.since(attempt.started)));
@@ -339,20 +328,13 @@ async fn attempt(
             let received = records.last().bytes_received > 0;
             let repeats_anything = passing.settings.next_upstream.get().has(RetryOn::NON_IDEMPOTENT);
             let may_be_sent_again =
-                !progress.has_taken_body && (is_idempotent(request) || answering.sending.sent == 0 || repeats_anything);
+                !progress.has_taken_body && (is_idempotent(request) || sent == 0 || repeats_anything);
             if is_reused && !received && may_be_sent_again && end.is_of_connection() {
                 return Err(Failure::Stale);
             }
             Err(end.tell(request))
         }
     }
-}
-
-/// What is known while the head of a response is waited for.
-struct Heading {
-    silence: Timer,
-    /// Sending has failed.
-    broken: Option<io::Error>,
 }
 
 /// How connections to this server are told apart from others.
@@ -464,13 +446,18 @@ fn failed_for_memory(request: &Request) -> Failure {
 }
 
 /// Why there is no head.
-enum End {
+pub(super) enum End {
     /// The connection ended before it.
     Closed,
+    /// The connection takes nothing more.
     Sending(io::Error),
+    /// The connection failed.
     Receiving(io::Error),
+    /// The server has said nothing for too long.
     Silent,
+    /// What came is no head.
     Malformed(Malformed),
+    /// The request could not be sent.
     Send(SendError),
 }
 
@@ -528,250 +515,5 @@ impl End {
             }
             End::Send(SendError::NoMemory) => failed_for_memory(request),
         }
-    }
-}
-
-impl Answering {
-    /// Begins to send a request.
-    fn begin(
-        request: &Request,
-        passing: &Passing<'_>,
-        records: &Rc<Records>,
-        connection: Connection,
-    ) -> Result<Box<Answering>, Failure> {
-        let send_timeout = *passing.settings.send_timeout.get();
-        let sending = Sending::new(passing.head.clone(), &passing.body, passing.framing, send_timeout)
-            .with_end(&passing.body)
-            .map_err(|_| failed_for_memory(request))?;
-        // Nothing is connected where a connection is used again.
-        records.note(|attempt, now| {
-            attempt.connect_time.get_or_insert(now.since(attempt.started));
-        });
-        let started = records.last().started;
-        Ok(Box::new(Answering {
-            connection: Some(connection),
-            chosen: None,
-            upstream: passing.upstream.clone(),
-            sending,
-            reader: (passing.reader)(),
-            records: Rc::clone(records),
-            started,
-            is_authenticated: request.header(KnownHeader::Authorization).is_some_and(authenticates_connection),
-        }))
-    }
-
-    /// Sends on, and reads until the head is there.
-    fn poll_head(
-        &mut self,
-        request: &Request,
-        passing: &Passing<'_>,
-        heading: &mut Heading,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<UpstreamHead, End>> {
-        let settings = passing.settings;
-        let head_max = settings.head_max();
-        let read_timeout = *settings.read_timeout.get();
-        let Answering { connection, sending, reader, records, .. } = self;
-        let connection = connection.as_mut().expect("the response has not ended");
-        if reader.is_tunnel()
-            && let Ok(HeadRead::Whole(head)) = reader.read_head(&mut connection.input, false)
-        {
-            return Poll::Ready(Ok(head));
-        }
-        loop {
-            if heading.broken.is_none() && !sending.is_done() {
-                match sending.poll(request, &connection.stream, context) {
-                    Poll::Pending => {}
-                    Poll::Ready(Ok(())) => heading.silence.set_after(read_timeout),
-                    // The server may have said why before it closed the connection.
-                    Poll::Ready(Err(SendError::Server(error))) => {
-                        heading.broken = Some(error);
-                        heading.silence.set_after(read_timeout);
-                        sending.give_up();
-                    }
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Send(error))),
-                }
-            }
-            let room = head_max.saturating_sub(connection.input.len());
-            if room == 0 {
-                return Poll::Ready(Err(End::Malformed(Malformed("upstream sent too big header".to_owned()))));
-            }
-            match connection.stream.poll_recv(context, &mut connection.input, room) {
-                Poll::Ready(Ok(0)) => {
-                    connection.has_ended = true;
-                    if connection.input.is_empty() {
-                        return Poll::Ready(Err(heading.broken.take().map_or(End::Closed, End::Sending)));
-                    }
-                }
-                Poll::Ready(Ok(count)) => {
-                    records.last().bytes_received += count as u64;
-                    heading.silence.set_after(read_timeout);
-                }
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Receiving(error))),
-                Poll::Pending => {
-                    let waits = sending.is_done() || heading.broken.is_some();
-                    if waits && heading.silence.poll_expired(context).is_ready() {
-                        return Poll::Ready(Err(heading.broken.take().map_or(End::Silent, End::Sending)));
-                    }
-                    return Poll::Pending;
-                }
-            }
-            loop {
-                let read = reader.read_head(&mut connection.input, connection.has_ended);
-                tell_messages(&mut **reader, request, READING);
-                match read {
-                    Err(malformed) => return Poll::Ready(Err(End::Malformed(malformed))),
-                    Ok(HeadRead::Partial) if connection.has_ended => return Poll::Ready(Err(End::Closed)),
-                    Ok(HeadRead::Partial) => break,
-                    Ok(HeadRead::Interim(status, fields)) => response::pass_interim(request, status, &fields),
-                    Ok(HeadRead::Whole(head)) => return Poll::Ready(Ok(head)),
-                }
-            }
-        }
-    }
-
-    /// The response has ended as it should: the connection may be used again.
-    pub fn finish(mut self: Box<Self>, request: &Request) {
-        self.tell_messages(request);
-        let Some(mut chosen) = self.chosen.take() else { return };
-        if let Some(upstream) = &self.upstream {
-            upstream.learn_session(request, &chosen, Learning::Finished);
-        }
-        let now = gale_runtime::now();
-        let header_time = {
-            let mut record = self.records.last();
-            record.end(now);
-            record.header_time
-        };
-        chosen.succeed(Timing { header: header_time, response: now.since(self.started) });
-        let Some(mut connection) = self.connection.take() else { return };
-        let is_idle = self.sending.is_done() && connection.input.is_empty() && !connection.has_ended;
-        if self.reader.keeps_alive() && is_idle && !self.is_authenticated {
-            connection.age.note_request(self.reader.idle_seconds());
-            if let Some(pool) = chosen.connections() {
-                let Connection { stream: transport, key, age, counted, .. } = connection;
-                pool.park(&request.worker().common, key, IdleConnection { transport, age, counted });
-            }
-        }
-    }
-
-    /// The head has come: who has a session there, now or from now on, is known. Returns the cookie that says so.
-    pub fn learn_session(&self, request: &Request) -> Option<Vec<u8>> {
-        let (upstream, chosen) = (self.upstream.as_ref()?, self.chosen.as_ref()?);
-        upstream.learn_session(request, chosen, Learning::HeaderReceived);
-        upstream.session_cookie(request, chosen)
-    }
-
-    /// The rest of the response is not wanted: unless that is there already, the connection is closed.
-    pub fn end_early(mut self: Box<Self>, request: &Request) {
-        loop {
-            match self.read_body() {
-                Ok(BodyRead::Piece(_)) => {}
-                Ok(BodyRead::End) => return self.finish(request),
-                Ok(BodyRead::Partial) | Err(_) => return self.give_up(),
-            }
-        }
-    }
-
-    /// The rest of the response is not wanted: the connection is closed.
-    pub fn give_up(self: Box<Self>) {
-        drop(self);
-    }
-
-    /// The next part of the body out of what has been received.
-    pub fn read_body(&mut self) -> Result<BodyRead, Malformed> {
-        let connection = self.connection.as_mut().expect("the response has not ended");
-        let read = self.reader.read_body(&mut connection.input, connection.has_ended);
-        if let Ok(BodyRead::Piece(piece)) = &read {
-            self.records.last().response_length += piece.len() as u64;
-        }
-        read
-    }
-
-    /// Receives at most `max` bytes; 0 is the end of the connection.
-    pub fn poll_receive(&mut self, max: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let wanted = self.reader.wants().map_or(max, |wanted| usize::try_from(wanted).unwrap_or(max).clamp(1, max));
-        let connection = self.connection.as_mut().expect("the response has not ended");
-        let received = ready!(connection.stream.poll_recv(context, &mut connection.input, wanted))?;
-        if received == 0 {
-            connection.has_ended = true;
-        }
-        self.records.last().bytes_received += received as u64;
-        Poll::Ready(Ok(received))
-    }
-
-    /// Sends what is left of the request.
-    pub fn poll_send(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), SendError>> {
-        if self.sending.is_done() {
-            return Poll::Ready(Ok(()));
-        }
-        let stream = &self.connection.as_ref().expect("the response has not ended").stream;
-        let polled = self.sending.poll(request, stream, context);
-        if matches!(polled, Poll::Ready(Err(_))) {
-            self.sending.give_up();
-        }
-        polled
-    }
-
-    /// What has come behind the head, for a tunnel.
-    pub fn take_input(&mut self) -> Buffer {
-        std::mem::take(&mut self.open().input)
-    }
-
-    /// Receives for a tunnel.
-    pub fn poll_receive_into(
-        &mut self,
-        input: &mut Buffer,
-        max: usize,
-        context: &mut Context<'_>,
-    ) -> Poll<io::Result<usize>> {
-        let received = ready!(self.open().stream.poll_recv(context, input, max))?;
-        let mut record = self.records.last();
-        record.bytes_received += received as u64;
-        record.response_length += received as u64;
-        Poll::Ready(Ok(received))
-    }
-
-    /// Sends for a tunnel.
-    pub fn poll_send_from(&mut self, output: &mut Output, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let sent = ready!(self.open().stream.poll_send(context, output))?;
-        self.sending.sent += sent as u64;
-        Poll::Ready(Ok(sent))
-    }
-
-    /// Ends a tunnel's direction to the server.
-    pub fn shutdown_write(&mut self) -> io::Result<()> {
-        self.open().stream.shutdown_write()
-    }
-
-    fn open(&mut self) -> &mut Connection {
-        self.connection.as_mut().expect("the response has not ended")
-    }
-
-    /// The fields behind the body.
-    pub fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {
-        let trailers = self.reader.take_trailers();
-        self.records.set_trailers(trailers.clone());
-        trailers
-    }
-
-    /// Logs what the server has to say besides its response.
-    pub fn tell_messages(&mut self, request: &Request) {
-        tell_messages(&mut *self.reader, request, "reading upstream");
-    }
-}
-
-/// A response that is dropped before its end has ended, too.
-impl Drop for Answering {
-    fn drop(&mut self) {
-        let mut record = self.records.last();
-        record.bytes_sent = self.sending.sent;
-        record.end(gale_runtime::now());
-    }
-}
-
-fn tell_messages(reader: &mut dyn ResponseReader, request: &Request, action: &str) {
-    while let Some(Message { level, text }) = reader.take_message() {
-        request.log(level, format_args!("{} while {action}", bstr::BStr::new(&text)));
     }
 }

@@ -7,6 +7,7 @@
 //!  caching     what the cache has, or how the servers are asked for what it is to keep
 //!     ▼
 //!  attempt     a server of the group, a connection, the request, the response's head; or the next server
+//!     │ answering    a request under way and its response: exclusive, on a connection of its own
 //!     │ sending      the request: its head and its body, framed
 //!     │ receiving    what a protocol's reader of responses is asked (http1, fastcgi, cgi: SCGI and uwsgi, memcached)
 //!     ▼
@@ -23,11 +24,13 @@
 //!
 //! Groups of servers, the choice among them and idle connections are the engine's (`gale_engine::upstream`).
 
+mod answering;
 mod attempt;
 mod body;
 pub mod caching;
 pub mod cgi;
 pub mod client;
+mod exclusive;
 pub mod fastcgi;
 pub mod http1;
 pub mod memcached;
@@ -39,5 +42,5 @@ pub mod settings;
 pub mod store;
 mod tunnel;
 
-pub use attempt::{Passing, PassingTls, pass_on};
+pub use attempt::{Alone, Passing, PassingTls, Wire, pass_on};
 pub use response::{AccelCharset, HeadRewriter, KeepHead, USUALLY_HIDDEN};

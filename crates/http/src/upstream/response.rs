@@ -15,7 +15,8 @@ use crate::request::Request;
 use crate::request::body::Body;
 use crate::request::phases::Flow;
 use crate::request::response::{FieldList, FieldText, Reason, ShortText};
-use crate::upstream::attempt::{Answering, Passing, authenticates_connection};
+use crate::upstream::answering::Answering;
+use crate::upstream::attempt::{Passing, authenticates_connection};
 use crate::upstream::body::{Came, NoBody, UpstreamBody};
 use crate::upstream::caching;
 use crate::upstream::receiving::{BodyRead, UpstreamHead};
@@ -101,7 +102,7 @@ pub(super) fn begin(
         // What the client may change to is for it to know. (RFC 9110 §15.5.22)
         request.response.add(ResponseField::Upgrade, upgrade.clone());
     }
-    if answering.reader.is_tunnel() {
+    if answering.is_tunnel() {
         return tunnel(passing, answering);
     }
     if head.status == 101 {

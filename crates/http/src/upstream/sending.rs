@@ -89,13 +89,18 @@ pub(super) struct Sending {
     /// The head, until it has been given to the socket or to `output`.
     head: Bytes,
     output: Output,
-    source: Source,
+    pieces: Pieces,
     framing: &'static dyn BodyFraming,
     timer: Timer,
     time_max: Duration,
     is_waiting: bool,
     /// What has left, in bytes.
     pub sent: u64,
+}
+
+/// A request's body, piece by piece, out of where it comes from.
+pub(super) struct Pieces {
+    source: Source,
     /// Something of the client's body was taken, its end included: this request cannot be sent again.
     pub has_taken_body: bool,
 }
@@ -110,31 +115,93 @@ enum Source {
     },
 }
 
-impl Sending {
-    /// A request from its first byte on.
-    pub fn new(head: Bytes, body: &RequestBody, framing: &'static dyn BodyFraming, time_max: Duration) -> Sending {
+/// The next part of a request's body.
+pub(super) enum Piece {
+    /// Some of it, which is not empty.
+    Bytes(Bytes),
+    /// The end, with the fields that came behind it. There is nothing more to ask for.
+    End(Vec<(Bytes, Bytes)>),
+}
+
+impl Pieces {
+    /// The whole body.
+    pub fn new(body: &RequestBody) -> Pieces {
         let source = match body {
             RequestBody::None => Source::Ended,
             RequestBody::Stored(stored) => stored.read(..).map_or(Source::Ended, Source::Stored),
             RequestBody::Client => Source::Client { trailers: Vec::new() },
         };
+        Pieces { source, has_taken_body: false }
+    }
+
+    /// Whether all of it was taken.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.source, Source::Ended)
+    }
+
+    /// Whether nothing more is to be had.
+    pub fn is_over(&self) -> bool {
+        matches!(self.source, Source::Ended | Source::GivenUp)
+    }
+
+    /// Nothing more is taken, although that was not all.
+    pub fn give_up(&mut self) {
+        self.source = Source::GivenUp;
+    }
+
+    /// The next part.
+    pub fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<Piece, SendError>> {
+        loop {
+            let piece = match &mut self.source {
+                Source::Ended | Source::GivenUp => None,
+                Source::Stored(reader) => ready!(reader.poll_read(context, PIECE_BYTES)).map_err(SendError::Stored)?,
+                Source::Client { trailers } => {
+                    let item = ready!(request.exchange().poll_body(context, &request.body_limits()));
+                    self.has_taken_body = true;
+                    match item.map_err(SendError::Client)? {
+                        Some(BodyItem::Bytes(bytes)) => Some(bytes),
+                        Some(BodyItem::Trailers(fields)) => {
+                            *trailers = fields;
+                            continue;
+                        }
+                        Some(_) => continue,
+                        None => None,
+                    }
+                }
+            };
+            match piece {
+                Some(piece) if piece.is_empty() => {}
+                Some(piece) => return Poll::Ready(Ok(Piece::Bytes(piece))),
+                None => {
+                    return Poll::Ready(Ok(Piece::End(match std::mem::replace(&mut self.source, Source::Ended) {
+                        Source::Client { trailers } => trailers,
+                        Source::Ended | Source::GivenUp | Source::Stored(_) => Vec::new(),
+                    })));
+                }
+            }
+        }
+    }
+}
+
+impl Sending {
+    /// A request from its first byte on.
+    pub fn new(head: Bytes, body: &RequestBody, framing: &'static dyn BodyFraming, time_max: Duration) -> Sending {
         let output = Output::new();
         Sending {
             head,
             output,
-            source,
+            pieces: Pieces::new(body),
             framing,
             timer: Timer::new(),
             time_max,
             is_waiting: false,
             sent: 0,
-            has_taken_body: false,
         }
     }
 
     /// Frames an empty body, too: for protocols in which its end is told.
     pub fn with_end(mut self, body: &RequestBody) -> io::Result<Sending> {
-        if matches!(self.source, Source::Ended) && !matches!(body, RequestBody::Client) && self.framing.tells_end() {
+        if self.pieces.has_ended() && !matches!(body, RequestBody::Client) && self.framing.tells_end() {
             self.output.push(std::mem::take(&mut self.head));
             self.framing.end(&[], &mut self.output)?;
         }
@@ -143,12 +210,17 @@ impl Sending {
 
     /// Whether all of it has left.
     pub fn is_done(&self) -> bool {
-        matches!(self.source, Source::Ended) && self.output.is_empty() && self.head.is_empty()
+        self.pieces.has_ended() && self.output.is_empty() && self.head.is_empty()
+    }
+
+    /// Something of the client's body was taken, its end included: this request cannot be sent again.
+    pub fn has_taken_body(&self) -> bool {
+        self.pieces.has_taken_body
     }
 
     /// Nothing more is sent. The request is not whole, and the connection cannot be used again.
     pub fn give_up(&mut self) {
-        self.source = Source::GivenUp;
+        self.pieces.give_up();
         self.head = Bytes::new();
         self.output.clear();
     }
@@ -190,7 +262,7 @@ impl Sending {
     /// Gives the head to the socket: alone if that is all, else with the beginning of the body.
     fn send_head(&mut self, stream: &Transport) -> Result<(), SendError> {
         let mut head = std::mem::take(&mut self.head);
-        if matches!(self.source, Source::Ended) {
+        if self.pieces.has_ended() {
             let sent = stream.try_send_copy(&head, false).map_err(SendError::Server)?;
             self.sent += sent as u64;
             head.advance(sent);
@@ -204,39 +276,15 @@ impl Sending {
     /// Queues of the body what there is and what may be queued. Ready when all of it is.
     fn poll_fill(&mut self, request: &Request, context: &mut Context<'_>) -> Result<Poll<()>, SendError> {
         while self.output.len_bytes() as u64 <= LOW_WATER_BYTES {
-            let piece = match &mut self.source {
-                Source::Ended | Source::GivenUp => return Ok(Poll::Ready(())),
-                Source::Stored(reader) => match reader.poll_read(context, PIECE_BYTES) {
-                    Poll::Pending => return Ok(Poll::Pending),
-                    Poll::Ready(piece) => piece.map_err(SendError::Stored)?,
-                },
-                Source::Client { trailers } => match request.exchange().poll_body(context, &request.body_limits()) {
-                    Poll::Pending => return Ok(Poll::Pending),
-                    Poll::Ready(item) => {
-                        self.has_taken_body = true;
-                        match item.map_err(SendError::Client)? {
-                            Some(BodyItem::Bytes(bytes)) => Some(bytes),
-                            Some(BodyItem::Trailers(fields)) => {
-                                *trailers = fields;
-                                continue;
-                            }
-                            Some(_) => continue,
-                            None => None,
-                        }
-                    }
-                },
-            };
-            match piece {
-                Some(piece) if piece.is_empty() => {}
-                Some(piece) => self.framing.push(piece, &mut self.output).map_err(|_| SendError::NoMemory)?,
-                None => {
-                    let trailers = match std::mem::replace(&mut self.source, Source::Ended) {
-                        Source::Client { trailers } => trailers,
-                        Source::Ended | Source::GivenUp | Source::Stored(_) => Vec::new(),
-                    };
-                    self.framing.end(&trailers, &mut self.output).map_err(|_| SendError::NoMemory)?;
-                }
+            if self.pieces.is_over() {
+                return Ok(Poll::Ready(()));
             }
+            let Poll::Ready(piece) = self.pieces.poll_next(request, context)? else { return Ok(Poll::Pending) };
+            let queued = match piece {
+                Piece::Bytes(piece) => self.framing.push(piece, &mut self.output),
+                Piece::End(trailers) => self.framing.end(&trailers, &mut self.output),
+            };
+            queued.map_err(|_| SendError::NoMemory)?;
         }
         Ok(Poll::Pending)
     }

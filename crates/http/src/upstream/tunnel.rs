@@ -7,7 +7,7 @@ use gale_runtime::{Buffer, Bytes, Output};
 
 use crate::request::body::BodyError;
 use crate::request::tunnel::Tunnel;
-use crate::upstream::attempt::Answering;
+use crate::upstream::answering::Answering;
 
 /// Most that is received at once, in bytes.
 const PIECE_BYTES: usize = 16 * 1024;

@@ -24,7 +24,7 @@ use gale_http::upstream::fastcgi::{FastCgiReader, Stdin};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{KeepHead, Passing, pass_on};
+use gale_http::upstream::{Alone, KeepHead, Passing, Wire, pass_on};
 use gale_http::variables::Variable;
 use gale_http::variables::regex::Regex;
 use gale_protocol::fastcgi::{self, write_begin_request};
@@ -197,14 +197,16 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         scheme: "fastcgi://",
         tls: None,
         uri: Bytes::new(),
-        head: Bytes::from(head),
+        wire: Wire::Alone(Alone {
+            head: Bytes::from(head),
+            framing,
+            reader: &reader,
+            reuses_connections: keeps_connection,
+        }),
         body,
-        framing,
-        reader: &reader,
         settings: &conf.upstream,
         rewriter: &KeepHead,
         upgrade: None,
-        reuses_connections: keeps_connection,
         caching,
     };
     Ok(pass_on(request, &mut passing).await)

@@ -21,7 +21,7 @@ use gale_http::upstream::cgi::CgiReader;
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{KeepHead, Passing, USUALLY_HIDDEN, pass_on};
+use gale_http::upstream::{Alone, KeepHead, Passing, USUALLY_HIDDEN, Wire, pass_on};
 use gale_http::variables::template::Template;
 use gale_protocol::gateway::{ParamsWriter, UnwritableParams, write_field_param};
 use gale_protocol::request::KnownHeader;
@@ -230,14 +230,16 @@ pub(crate) async fn pass_on_cgi(
         scheme,
         tls: target.tls_host.as_ref().map(|host| upstream_rows::tls(request, settings, host)),
         uri: Bytes::new(),
-        head: Bytes::from(head),
+        wire: Wire::Alone(Alone {
+            head: Bytes::from(head),
+            framing: &Unframed,
+            reader: &reader,
+            reuses_connections: false,
+        }),
         body,
-        framing: &Unframed,
-        reader: &reader,
         settings,
         rewriter: &KeepHead,
         upgrade: upgrade(request),
-        reuses_connections: false,
         caching,
     };
     pass_on(request, &mut passing).await

@@ -21,7 +21,7 @@ use gale_http::upstream::memcached::MemcachedReader;
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{KeepHead, Passing, pass_on};
+use gale_http::upstream::{Alone, KeepHead, Passing, Wire, pass_on};
 use gale_http::variables::template::{SizeTemplate, Template};
 use gale_protocol::memcached::write_get;
 use gale_protocol::request::Method;
@@ -153,14 +153,11 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         scheme: "memcached://",
         tls: None,
         uri: Bytes::new(),
-        head,
+        wire: Wire::Alone(Alone { head, framing: &Unframed, reader: &reader, reuses_connections: true }),
         body: RequestBody::None,
-        framing: &Unframed,
-        reader: &reader,
         settings: &conf.upstream,
         rewriter: &KeepHead,
         upgrade: None,
-        reuses_connections: true,
         caching: None,
     };
     Ok(pass_on(request, &mut passing).await)

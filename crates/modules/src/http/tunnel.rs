@@ -20,7 +20,7 @@ use gale_http::request::phases::{Flow, Phase};
 use gale_http::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
 use gale_http::upstream::sending::{RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{KeepHead, Passing, pass_on};
+use gale_http::upstream::{Alone, KeepHead, Passing, Wire, pass_on};
 use gale_http::variables::template::SizeTemplate;
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Bytes};
@@ -143,14 +143,11 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         scheme: "",
         tls: None,
         uri: Bytes::new(),
-        head: Bytes::new(),
+        wire: Wire::Alone(Alone { head: Bytes::new(), framing: &Unframed, reader: &reader, reuses_connections: false }),
         body: RequestBody::None,
-        framing: &Unframed,
-        reader: &reader,
         settings: &conf.upstream,
         rewriter: &KeepHead,
         upgrade: None,
-        reuses_connections: false,
         caching: None,
     };
     Ok(pass_on(request, &mut passing).await)

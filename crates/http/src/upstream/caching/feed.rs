@@ -24,7 +24,8 @@ use crate::cache::store;
 use crate::cache::zone::total;
 use crate::request::Request;
 use crate::request::subrequest::{Copy, copy_in_background};
-use crate::upstream::attempt::{Answering, receive_failure};
+use crate::upstream::answering::Answering;
+use crate::upstream::attempt::receive_failure;
 use crate::upstream::receiving::{BodyRead, Malformed};
 use crate::upstream::settings::UpstreamSettings;
 

@@ -28,7 +28,8 @@ use crate::request::Request;
 use crate::request::body::Body;
 use crate::request::phases::Flow;
 use crate::request::response::{Field, FieldList};
-use crate::upstream::attempt::{Answering, Passing};
+use crate::upstream::answering::Answering;
+use crate::upstream::attempt::Passing;
 use crate::upstream::receiving::{BodyRead, UpstreamHead};
 use crate::upstream::settings::{Ignored, RetryOn, UpstreamSettings};
 

@@ -42,7 +42,7 @@ use gale_http::upstream::http1::{Chunked, Http1Reader};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{HeadRewriter, Passing, USUALLY_HIDDEN, pass_on};
+use gale_http::upstream::{Alone, HeadRewriter, Passing, USUALLY_HIDDEN, Wire, pass_on};
 use gale_http::variables::Variable;
 use gale_http::variables::template::Template;
 use gale_protocol::request::{KnownHeader, Method, Version};
@@ -327,14 +327,11 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         scheme: if target.is_tls { "https://" } else { "http://" },
         tls: target.is_tls.then(|| upstream_rows::tls(request, &conf.upstream, &target.host)),
         uri: head.uri,
-        head: head.bytes,
+        wire: Wire::Alone(Alone { head: head.bytes, framing: body.framing, reader: &reader, reuses_connections: true }),
         body: body.body,
-        framing: body.framing,
-        reader: &reader,
         settings: &conf.upstream,
         rewriter: conf,
         upgrade: head.upgrade,
-        reuses_connections: true,
         caching,
     };
     Ok(pass_on(request, &mut passing).await)

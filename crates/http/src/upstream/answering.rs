@@ -1,0 +1,236 @@
+//! A request under way to a server, and its response, whatever carries them.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use gale_engine::upstream::{Chosen, Learning, Timing, Upstream};
+use gale_protocol::request::KnownHeader;
+use gale_runtime::{Buffer, Bytes, Moment, Output, Timer};
+
+use crate::request::Request;
+use crate::upstream::attempt::{End, Passing, authenticates_connection};
+use crate::upstream::exclusive::Exclusive;
+use crate::upstream::receiving::{BodyRead, Malformed, Message, ResponseReader, UpstreamHead};
+use crate::upstream::record::Records;
+use crate::upstream::sending::SendError;
+use crate::upstream::settings::UpstreamSettings;
+
+/// See the file's head.
+pub(super) struct Answering {
+    carrier: Carrier,
+    /// The server, once it has answered.
+    pub chosen: Option<Chosen>,
+    upstream: Option<Arc<Upstream<Request>>>,
+    pub records: Rc<Records>,
+    pub started: Moment,
+    /// The connection itself may stand for its client's user (NTLM, Negotiate), so nobody else may use it.
+    pub is_authenticated: bool,
+}
+
+/// What carries a request and its response.
+pub(super) enum Carrier {
+    /// A connection, alone.
+    Exclusive(Exclusive),
+}
+
+/// What is known while the head of a response is waited for.
+#[derive(Default)]
+pub(super) struct Heading {
+    /// How long the server may be silent from now on.
+    pub silence: Timer,
+    /// Sending has failed.
+    pub broken: Option<io::Error>,
+}
+
+impl Answering {
+    /// A request that has begun to be sent.
+    pub fn begin(request: &Request, passing: &Passing<'_>, records: &Rc<Records>, carrier: Carrier) -> Box<Answering> {
+        // Nothing is connected where a connection is used again.
+        records.note(|attempt, now| {
+            attempt.connect_time.get_or_insert(now.since(attempt.started));
+        });
+        let started = records.last().started;
+        Box::new(Answering {
+            carrier,
+            chosen: None,
+            upstream: passing.upstream.clone(),
+            records: Rc::clone(records),
+            started,
+            is_authenticated: request.header(KnownHeader::Authorization).is_some_and(authenticates_connection),
+        })
+    }
+
+    /// Sends on, and reads until the head is there.
+    pub fn poll_head(
+        &mut self,
+        request: &Request,
+        settings: &UpstreamSettings,
+        heading: &mut Heading,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<UpstreamHead, End>> {
+        match &mut self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive.poll_head(request, settings, &self.records, heading, context),
+        }
+    }
+
+    /// What has been sent, in bytes.
+    pub fn sent(&self) -> u64 {
+        match &self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive.sending.sent,
+        }
+    }
+
+    /// Something of the client's body was taken that nobody has any more.
+    pub fn has_taken_body(&self) -> bool {
+        match &self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive.sending.has_taken_body(),
+        }
+    }
+
+    /// Whether no response is read: the connection itself is what the client wants.
+    pub fn is_tunnel(&self) -> bool {
+        match &self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive.reader.is_tunnel(),
+        }
+    }
+
+    /// The response has ended as it should: the connection may be used again.
+    pub fn finish(mut self: Box<Self>, request: &Request) {
+        self.tell_messages(request);
+        let Some(mut chosen) = self.chosen.take() else { return };
+        if let Some(upstream) = &self.upstream {
+            upstream.learn_session(request, &chosen, Learning::Finished);
+        }
+        let now = gale_runtime::now();
+        let header_time = {
+            let mut record = self.records.last();
+            record.end(now);
+            record.header_time
+        };
+        chosen.succeed(Timing { header: header_time, response: now.since(self.started) });
+        match &mut self.carrier {
+            Carrier::Exclusive(exclusive) if !self.is_authenticated => exclusive.park(request, &chosen),
+            Carrier::Exclusive(_) => {}
+        }
+    }
+
+    /// The head has come: who has a session there, now or from now on, is known. Returns the cookie that says so.
+    pub fn learn_session(&self, request: &Request) -> Option<Vec<u8>> {
+        let (upstream, chosen) = (self.upstream.as_ref()?, self.chosen.as_ref()?);
+        upstream.learn_session(request, chosen, Learning::HeaderReceived);
+        upstream.session_cookie(request, chosen)
+    }
+
+    /// The rest of the response is not wanted: unless that is there already, the connection is closed.
+    pub fn end_early(mut self: Box<Self>, request: &Request) {
+        loop {
+            match self.read_body() {
+                Ok(BodyRead::Piece(_)) => {}
+                Ok(BodyRead::End) => return self.finish(request),
+                Ok(BodyRead::Partial) | Err(_) => return self.give_up(),
+            }
+        }
+    }
+
+    /// The rest of the response is not wanted: the connection is closed.
+    pub fn give_up(self: Box<Self>) {
+        drop(self);
+    }
+
+    /// The next part of the body out of what has been received.
+    pub fn read_body(&mut self) -> Result<BodyRead, Malformed> {
+        let read = match &mut self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive.read_body(),
+        };
+        if let Ok(BodyRead::Piece(piece)) = &read {
+            self.records.last().response_length += piece.len() as u64;
+        }
+        read
+    }
+
+    /// Receives at most `max` bytes; 0 is the end of the connection.
+    pub fn poll_receive(&mut self, max: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let received = ready!(match &mut self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive.poll_receive(max, context),
+        })?;
+        self.records.last().bytes_received += received as u64;
+        Poll::Ready(Ok(received))
+    }
+
+    /// Sends what is left of the request.
+    pub fn poll_send(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        match &mut self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive.poll_send(request, context),
+        }
+    }
+
+    /// What has come behind the head, for a tunnel.
+    pub fn take_input(&mut self) -> Buffer {
+        self.tunnel().take_input()
+    }
+
+    /// Receives for a tunnel.
+    pub fn poll_receive_into(
+        &mut self,
+        input: &mut Buffer,
+        max: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        let received = ready!(self.tunnel().poll_receive_into(input, max, context))?;
+        let mut record = self.records.last();
+        record.bytes_received += received as u64;
+        record.response_length += received as u64;
+        Poll::Ready(Ok(received))
+    }
+
+    /// Sends for a tunnel.
+    pub fn poll_send_from(&mut self, output: &mut Output, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.tunnel().poll_send_from(output, context)
+    }
+
+    /// Ends a tunnel's direction to the server.
+    pub fn shutdown_write(&mut self) -> io::Result<()> {
+        self.tunnel().shutdown_write()
+    }
+
+    fn tunnel(&mut self) -> &mut Exclusive {
+        match &mut self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive,
+        }
+    }
+
+    /// The fields behind the body.
+    pub fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {
+        let trailers = match &mut self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive.reader.take_trailers(),
+        };
+        self.records.set_trailers(trailers.clone());
+        trailers
+    }
+
+    /// Logs what the server has to say besides its response.
+    pub fn tell_messages(&mut self, request: &Request) {
+        match &mut self.carrier {
+            Carrier::Exclusive(exclusive) => tell_messages(&mut *exclusive.reader, request, "reading upstream"),
+        }
+    }
+}
+
+/// A response that is dropped before its end has ended, too.
+impl Drop for Answering {
+    fn drop(&mut self) {
+        let sent = self.sent();
+        let mut record = self.records.last();
+        record.bytes_sent = sent;
+        record.end(gale_runtime::now());
+    }
+}
+
+/// Logs what a server has to say besides its response.
+pub(super) fn tell_messages(reader: &mut dyn ResponseReader, request: &Request, action: &str) {
+    while let Some(Message { level, text }) = reader.take_message() {
+        request.log(level, format_args!("{} while {action}", bstr::BStr::new(&text)));
+    }
+}

@@ -1,0 +1,197 @@
+//! A request over a connection that carries nothing else meanwhile: HTTP/1, FastCGI, SCGI, uwsgi, memcached.
+
+use std::io;
+use std::task::{Context, Poll, ready};
+
+use gale_engine::transport::Transport;
+use gale_engine::upstream::{Chosen, ConnectionAge, IdleConnection, PoolKey};
+use gale_engine::worker::CountedConnection;
+use gale_runtime::{Buffer, Output};
+
+use crate::request::Request;
+use crate::upstream::answering::{Heading, tell_messages};
+use crate::upstream::attempt::{Alone, End, Passing, READING};
+use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
+use crate::upstream::record::Records;
+use crate::upstream::response;
+use crate::upstream::sending::{SendError, Sending};
+use crate::upstream::settings::UpstreamSettings;
+
+/// A connection to a server, with what has been received and not read yet.
+pub(super) struct Connection {
+    pub stream: Transport,
+    pub input: Buffer,
+    /// The server has ended its direction.
+    pub has_ended: bool,
+    pub key: PoolKey,
+    pub age: ConnectionAge,
+    /// It was used before.
+    pub is_reused: bool,
+    pub counted: CountedConnection,
+}
+
+/// See the file's head.
+pub(super) struct Exclusive {
+    /// `None` once it is idle again.
+    connection: Option<Connection>,
+    pub sending: Sending,
+    pub reader: Box<dyn ResponseReader>,
+}
+
+impl Exclusive {
+    /// Begins to send a request.
+    ///
+    /// # Errors
+    /// No memory for buffers.
+    pub fn begin(passing: &Passing<'_>, wire: &Alone<'_>, connection: Connection) -> io::Result<Exclusive> {
+        let send_timeout = *passing.settings.send_timeout.get();
+        let sending =
+            Sending::new(wire.head.clone(), &passing.body, wire.framing, send_timeout).with_end(&passing.body)?;
+        Ok(Exclusive { connection: Some(connection), sending, reader: (wire.reader)() })
+    }
+
+    /// Sends on, and reads until the head is there.
+    pub fn poll_head(
+        &mut self,
+        request: &Request,
+        settings: &UpstreamSettings,
+        records: &Records,
+        heading: &mut Heading,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<UpstreamHead, End>> {
+        let head_max = settings.head_max();
+        let read_timeout = *settings.read_timeout.get();
+        let Exclusive { connection, sending, reader } = self;
+        let connection = connection.as_mut().expect("the response has not ended");
+        if reader.is_tunnel()
+            && let Ok(HeadRead::Whole(head)) = reader.read_head(&mut connection.input, false)
+        {
+            return Poll::Ready(Ok(head));
+        }
+        loop {
+            if heading.broken.is_none() && !sending.is_done() {
+                match sending.poll(request, &connection.stream, context) {
+                    Poll::Pending => {}
+                    Poll::Ready(Ok(())) => heading.silence.set_after(read_timeout),
+                    // The server may have said why before it closed the connection.
+                    Poll::Ready(Err(SendError::Server(error))) => {
+                        heading.broken = Some(error);
+                        heading.silence.set_after(read_timeout);
+                        sending.give_up();
+                    }
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Send(error))),
+                }
+            }
+            let room = head_max.saturating_sub(connection.input.len());
+            if room == 0 {
+                return Poll::Ready(Err(End::Malformed(Malformed("upstream sent too big header".to_owned()))));
+            }
+            match connection.stream.poll_recv(context, &mut connection.input, room) {
+                Poll::Ready(Ok(0)) => {
+                    connection.has_ended = true;
+                    if connection.input.is_empty() {
+                        return Poll::Ready(Err(heading.broken.take().map_or(End::Closed, End::Sending)));
+                    }
+                }
+                Poll::Ready(Ok(count)) => {
+                    records.last().bytes_received += count as u64;
+                    heading.silence.set_after(read_timeout);
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Receiving(error))),
+                Poll::Pending => {
+                    let waits = sending.is_done() || heading.broken.is_some();
+                    if waits && heading.silence.poll_expired(context).is_ready() {
+                        return Poll::Ready(Err(heading.broken.take().map_or(End::Silent, End::Sending)));
+                    }
+                    return Poll::Pending;
+                }
+            }
+            loop {
+                let read = reader.read_head(&mut connection.input, connection.has_ended);
+                tell_messages(&mut **reader, request, READING);
+                match read {
+                    Err(malformed) => return Poll::Ready(Err(End::Malformed(malformed))),
+                    Ok(HeadRead::Partial) if connection.has_ended => return Poll::Ready(Err(End::Closed)),
+                    Ok(HeadRead::Partial) => break,
+                    Ok(HeadRead::Interim(status, fields)) => response::pass_interim(request, status, &fields),
+                    Ok(HeadRead::Whole(head)) => return Poll::Ready(Ok(head)),
+                }
+            }
+        }
+    }
+
+    /// The response has ended as it should: the connection is kept if it may be used again.
+    pub fn park(&mut self, request: &Request, chosen: &Chosen) {
+        let Some(mut connection) = self.connection.take() else { return };
+        let is_idle = self.sending.is_done() && connection.input.is_empty() && !connection.has_ended;
+        if self.reader.keeps_alive() && is_idle {
+            connection.age.note_request(self.reader.idle_seconds());
+            if let Some(pool) = chosen.connections() {
+                let Connection { stream: transport, key, age, counted, .. } = connection;
+                pool.park(&request.worker().common, key, IdleConnection { transport, age, counted });
+            }
+        }
+    }
+
+    /// The next part of the body out of what has been received.
+    pub fn read_body(&mut self) -> Result<BodyRead, Malformed> {
+        let Exclusive { connection, reader, .. } = self;
+        let connection = connection.as_mut().expect("the response has not ended");
+        reader.read_body(&mut connection.input, connection.has_ended)
+    }
+
+    /// Receives at most `max` bytes; 0 is the end of the connection.
+    pub fn poll_receive(&mut self, max: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let wanted = self.reader.wants().map_or(max, |wanted| usize::try_from(wanted).unwrap_or(max).clamp(1, max));
+        let connection = self.open();
+        let received = ready!(connection.stream.poll_recv(context, &mut connection.input, wanted))?;
+        if received == 0 {
+            connection.has_ended = true;
+        }
+        Poll::Ready(Ok(received))
+    }
+
+    /// Sends what is left of the request.
+    pub fn poll_send(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        if self.sending.is_done() {
+            return Poll::Ready(Ok(()));
+        }
+        let stream = &self.connection.as_ref().expect("the response has not ended").stream;
+        let polled = self.sending.poll(request, stream, context);
+        if matches!(polled, Poll::Ready(Err(_))) {
+            self.sending.give_up();
+        }
+        polled
+    }
+
+    /// What has come behind the head, for a tunnel.
+    pub fn take_input(&mut self) -> Buffer {
+        std::mem::take(&mut self.open().input)
+    }
+
+    /// Receives for a tunnel.
+    pub fn poll_receive_into(
+        &mut self,
+        input: &mut Buffer,
+        max: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        self.open().stream.poll_recv(context, input, max)
+    }
+
+    /// Sends for a tunnel.
+    pub fn poll_send_from(&mut self, output: &mut Output, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let sent = ready!(self.open().stream.poll_send(context, output))?;
+        self.sending.sent += sent as u64;
+        Poll::Ready(Ok(sent))
+    }
+
+    /// Ends a tunnel's direction to the server.
+    pub fn shutdown_write(&mut self) -> io::Result<()> {
+        self.open().stream.shutdown_write()
+    }
+
+    fn open(&mut self) -> &mut Connection {
+        self.connection.as_mut().expect("the response has not ended")
+    }
+}
