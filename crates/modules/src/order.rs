@@ -10,7 +10,7 @@ use gale_stream::session::phases::Phase as StreamPhase;
 use crate::http::test_hooks;
 use crate::http::{
     access, addition, api, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, dav,
-    empty_gif, fastcgi, flv, geo, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map,
+    empty_gif, fastcgi, flv, geo, grpc, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map,
     memcached, mirror, mp4, not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer,
     rewrite, scgi, secure_link, slice, split_clients, ssi, ssl, static_files, stub_status, sub, try_files, tunnel,
     upstream, userid, uwsgi, v2, variables,
@@ -61,6 +61,7 @@ const MODULES: &[&Module] = &[
     &flv::MODULE,
     &mp4::MODULE,
     &proxy::MODULE,
+    &grpc::MODULE,
     &fastcgi::MODULE,
     &uwsgi::MODULE,
     &scgi::MODULE,
@@ -132,6 +133,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
             #[cfg(feature = "test-hooks")]
             &test_hooks::MODULE,
             &proxy::MODULE,
+            &grpc::MODULE,
             &fastcgi::MODULE,
             &uwsgi::MODULE,
             &scgi::MODULE,
@@ -171,6 +173,7 @@ const FILTERS: &[&Module] = &[
     // What it makes whole is what all others see.
     &slice::MODULE,
     &not_modified::MODULE,
+    &grpc::MODULE,
     &headers::MODULE,
     &userid::MODULE,
     &gunzip::MODULE,

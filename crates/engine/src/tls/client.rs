@@ -21,7 +21,7 @@ use super::commands::Commanded;
 use super::failure::TlsFailure;
 use super::load;
 use super::named::{NamedFailure, NamedLoader};
-use super::server::{read, read_pair, read_passwords};
+use super::server::{HTTP2, read, read_pair, read_passwords};
 use super::settings::TlsClientSettings;
 use super::suites;
 use super::verify::Purpose;
@@ -124,7 +124,7 @@ pub(super) fn no_name() -> ServerName<'static> {
 struct Key {
     versions: (bool, bool),
     ciphers: Vec<u8>,
-    flags: [bool; 3],
+    flags: [bool; 4],
     verify_depth: u64,
     files: [Vec<u8>; 5],
     /// Names and values, one after the other.
@@ -172,7 +172,7 @@ impl TlsClientLoader {
         let key = Key {
             versions: (versions.tls12, versions.tls13),
             ciphers: settings.ciphers.get().to_vec(),
-            flags: [*settings.tells_name.get(), verifies, *settings.reuses_sessions.get()],
+            flags: [*settings.tells_name.get(), verifies, *settings.reuses_sessions.get(), settings.offers_http2],
             verify_depth: *settings.verify_depth.get(),
             files: files.map(text),
             commands: commands.flat_map(|command| [command.name.text.to_vec(), command.value.text.to_vec()]).collect(),
@@ -239,6 +239,9 @@ fn make(
         }
     };
     config.enable_sni = *settings.tells_name.get();
+    if settings.offers_http2 {
+        config.alpn_protocols = vec![HTTP2.to_vec()];
+    }
     config.resumption = Resumption::disabled();
     config.cert_compressors = Vec::new();
     config.cert_decompressors = Vec::new();

@@ -51,7 +51,7 @@ const TICKETS_MAX: usize = 16;
 const HTTP1: [&[u8]; 3] = [b"http/1.1", b"http/1.0", b"http/0.9"];
 
 /// What HTTP/2 is called there (RFC 9113, section 3.1). It goes first.
-const HTTP2: &[u8] = b"h2";
+pub(super) const HTTP2: &[u8] = b"h2";
 
 /// See the file's head.
 pub struct TlsServer {

@@ -139,6 +139,8 @@ pub struct TlsClientSettings {
     pub commands: Setting<Vec<Command>>,
     /// `proxy_ssl_session_reuse`
     pub reuses_sessions: Setting<bool>,
+    /// HTTP/2 is spoken there, and nothing else is offered (ALPN).
+    pub offers_http2: bool,
 }
 
 /// The versions that are spoken.

@@ -168,6 +168,11 @@ impl Pool {
         Pool { settings, workers, streams: IdleStreams::new(options) }
     }
 
+    /// What is kept.
+    pub fn settings(&self) -> &KeepaliveSettings {
+        &self.settings
+    }
+
     pub(super) fn is_for(&self, settings: KeepaliveSettings, workers: usize) -> bool {
         self.settings == settings && self.workers == workers
     }
@@ -218,7 +223,7 @@ impl Pool {
     }
 
     /// Whether both are one pool.
-    pub(super) fn is_same(&self, other: &Pool) -> bool {
+    pub fn is_same(&self, other: &Pool) -> bool {
         self.streams.is_same(&other.streams)
     }
 
@@ -232,7 +237,8 @@ impl Pool {
         self.settings.connections
     }
 
-    fn own_key(&self, key: PoolKey) -> PoolKey {
+    /// Which connections of this pool may stand for each other, where these keys would tell them apart.
+    pub fn own_key(&self, key: PoolKey) -> PoolKey {
         PoolKey { user: if self.settings.is_local { key.user } else { 0 }, ..key }
     }
 

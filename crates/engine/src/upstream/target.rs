@@ -155,6 +155,8 @@ pub struct TlsTarget {
     pub servers: PassTarget,
     /// Over TLS: the host that the address names.
     pub tls_host: Option<Arc<[u8]>>,
+    /// The host that the address names, with its port if it has one: what a request may call the server.
+    pub authority: Arc<[u8]>,
 }
 
 /// An address without what may stand before it.
@@ -209,9 +211,9 @@ where
         let server = UpstreamTarget::parse(address.text, NO_PORT).map_err(|what| {
             Diagnostic::emerg(format!("{what} in upstream \"{}\"", address.text.as_bstr())).at(word.span)
         })?;
-        let tls_host = address.tls_host(&server);
+        let (tls_host, authority) = (address.tls_host(&server), authority(&server));
         let servers = PassTarget::Referred(builder.upstreams::<S>().reference(server, word.span));
-        Ok(AddressPass::Fixed(TlsTarget { servers, tls_host }))
+        Ok(AddressPass::Fixed(TlsTarget { servers, tls_host, authority }))
     }
 
     /// Whether TLS may be spoken.
@@ -264,7 +266,23 @@ async fn evaluate<S: PassedOn>(subject: &S, template: &Template<S>, check: Check
         LookUpError::NoAddress
     })?;
     let tls_host = address.tls_host(&server);
-    Ok(TlsTarget { servers: PassTarget::look_up(subject, &server, &group_name(&server)).await?, tls_host })
+    let authority = authority(&server);
+    let servers = PassTarget::look_up(subject, &server, &group_name(&server)).await?;
+    Ok(TlsTarget { servers, tls_host, authority })
+}
+
+/// What a request may call the server.
+fn authority(server: &UpstreamTarget) -> Arc<[u8]> {
+    let UpstreamTarget::Host { host, port, .. } = server else { return Arc::from(&b"localhost"[..]) };
+    let mut text = Vec::with_capacity(host.len() + 8);
+    let is_ipv6 = host.contains(&b':');
+    text.extend_from_slice(if is_ipv6 { b"[" } else { b"" });
+    text.extend_from_slice(host);
+    text.extend_from_slice(if is_ipv6 { b"]" } else { b"" });
+    if let Some(port) = port {
+        text.extend_from_slice(format!(":{port}").as_bytes());
+    }
+    text.into()
 }
 
 /// What messages call the servers when none of them can be named.

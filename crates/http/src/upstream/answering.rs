@@ -12,6 +12,7 @@ use gale_runtime::{Buffer, Bytes, Moment, Output, Timer};
 use crate::request::Request;
 use crate::upstream::attempt::{End, Passing, authenticates_connection};
 use crate::upstream::exclusive::Exclusive;
+use crate::upstream::http2::Shared;
 use crate::upstream::receiving::{BodyRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::record::Records;
 use crate::upstream::sending::SendError;
@@ -33,6 +34,8 @@ pub(super) struct Answering {
 pub(super) enum Carrier {
     /// A connection, alone.
     Exclusive(Exclusive),
+    /// A stream of a connection.
+    Shared(Box<Shared>),
 }
 
 /// What is known while the head of a response is waited for.
@@ -72,6 +75,7 @@ impl Answering {
     ) -> Poll<Result<UpstreamHead, End>> {
         match &mut self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.poll_head(request, settings, &self.records, heading, context),
+            Carrier::Shared(shared) => shared.poll_head(request, settings, &self.records, heading, context),
         }
     }
 
@@ -79,6 +83,7 @@ impl Answering {
     pub fn sent(&self) -> u64 {
         match &self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.sending.sent,
+            Carrier::Shared(shared) => shared.sent(),
         }
     }
 
@@ -86,6 +91,22 @@ impl Answering {
     pub fn has_taken_body(&self) -> bool {
         match &self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.sending.has_taken_body(),
+            Carrier::Shared(shared) => shared.has_taken_body(),
+        }
+    }
+
+    /// The connection that it shares.
+    pub fn shared(&self) -> Option<&Shared> {
+        match &self.carrier {
+            Carrier::Exclusive(_) => None,
+            Carrier::Shared(shared) => Some(shared),
+        }
+    }
+
+    /// The server was silent for too long.
+    pub fn note_silence(&self) {
+        if let Carrier::Shared(shared) = &self.carrier {
+            shared.note_silence();
         }
     }
 
@@ -93,6 +114,7 @@ impl Answering {
     pub fn is_tunnel(&self) -> bool {
         match &self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.reader.is_tunnel(),
+            Carrier::Shared(_) => false,
         }
     }
 
@@ -112,7 +134,7 @@ impl Answering {
         chosen.succeed(Timing { header: header_time, response: now.since(self.started) });
         match &mut self.carrier {
             Carrier::Exclusive(exclusive) if !self.is_authenticated => exclusive.park(request, &chosen),
-            Carrier::Exclusive(_) => {}
+            Carrier::Exclusive(_) | Carrier::Shared(_) => {}
         }
     }
 
@@ -143,6 +165,7 @@ impl Answering {
     pub fn read_body(&mut self) -> Result<BodyRead, Malformed> {
         let read = match &mut self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.read_body(),
+            Carrier::Shared(shared) => shared.read_body(),
         };
         if let Ok(BodyRead::Piece(piece)) = &read {
             self.records.last().response_length += piece.len() as u64;
@@ -154,6 +177,7 @@ impl Answering {
     pub fn poll_receive(&mut self, max: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let received = ready!(match &mut self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.poll_receive(max, context),
+            Carrier::Shared(shared) => shared.poll_receive(max, context),
         })?;
         self.records.last().bytes_received += received as u64;
         Poll::Ready(Ok(received))
@@ -163,6 +187,7 @@ impl Answering {
     pub fn poll_send(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         match &mut self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.poll_send(request, context),
+            Carrier::Shared(shared) => shared.poll_send(request, context),
         }
     }
 
@@ -198,6 +223,7 @@ impl Answering {
     fn tunnel(&mut self) -> &mut Exclusive {
         match &mut self.carrier {
             Carrier::Exclusive(exclusive) => exclusive,
+            Carrier::Shared(_) => unreachable!("HTTP/2 has no 101, and its codec says so"),
         }
     }
 
@@ -205,6 +231,7 @@ impl Answering {
     pub fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {
         let trailers = match &mut self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.reader.take_trailers(),
+            Carrier::Shared(shared) => shared.take_trailers(),
         };
         self.records.set_trailers(trailers.clone());
         trailers
@@ -214,6 +241,7 @@ impl Answering {
     pub fn tell_messages(&mut self, request: &Request) {
         match &mut self.carrier {
             Carrier::Exclusive(exclusive) => tell_messages(&mut *exclusive.reader, request, "reading upstream"),
+            Carrier::Shared(_) => {}
         }
     }
 }

@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
@@ -24,6 +25,7 @@ use crate::request::{PassedTo, Request};
 use crate::upstream::answering::{Answering, Carrier, Heading};
 use crate::upstream::caching::{self, Caching};
 use crate::upstream::exclusive::{Connection, Exclusive};
+use crate::upstream::http2::{self, Found, Http2Request, Place, Shared};
 use crate::upstream::receiving::{Malformed, ResponseReader, UpstreamHead};
 use crate::upstream::record::{Attempt, Records};
 use crate::upstream::response::{self, HeadRewriter};
@@ -48,6 +50,8 @@ pub struct Passing<'p> {
     pub body: RequestBody,
     /// What the location says.
     pub settings: &'p UpstreamSettings,
+    /// How long all of it may take at most, whatever the location says: its client waits no longer.
+    pub time_max: Option<Duration>,
     /// What becomes of the head's fields that name the server.
     pub rewriter: &'p dyn HeadRewriter,
     /// The protocol that the request asks to change to.
@@ -60,6 +64,8 @@ pub struct Passing<'p> {
 pub enum Wire<'p> {
     /// Over a connection that carries nothing else meanwhile.
     Alone(Alone<'p>),
+    /// Over a connection that carries others, too: HTTP/2.
+    Http2(Http2Request),
 }
 
 /// A request that has a connection to itself.
@@ -107,7 +113,14 @@ struct Progress {
     is_sent: bool,
     /// Something of the client's body was taken that nobody has any more.
     has_taken_body: bool,
+    /// The number of the connection whose server did not want it, or that had ended.
+    avoided: Option<u64>,
+    /// How often it was not looked at.
+    unprocessed: u32,
 }
+
+/// How often a server may have a request sent again that it has not looked at.
+const UNPROCESSED_MAX: u32 = 3;
 
 /// Why a server did not answer. The error log knows.
 enum Failure {
@@ -122,10 +135,10 @@ enum Failure {
 /// Passes a request on and makes the response out of what comes back. The error log knows what went wrong.
 pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
     let records = Records::begin(request);
-    let time_max = *passing.settings.request_timeout.get();
-    if time_max.is_zero() {
+    let settings_max = Some(*passing.settings.request_timeout.get()).filter(|time_max| !time_max.is_zero());
+    let Some(time_max) = settings_max.into_iter().chain(passing.time_max).min() else {
         return try_servers(request, passing, &records).await;
-    }
+    };
     records.set_deadline(gale_runtime::now() + time_max);
     match gale_runtime::timeout(time_max, Box::pin(try_servers(request, passing, &records))).await {
         Ok(flow) => flow,
@@ -159,8 +172,10 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
         tries += 1;
         records.add(Arc::clone(chosen.shared_name()), started);
         show(request, passing, Arc::clone(chosen.shared_name()));
-        let Wire::Alone(wire) = &passing.wire;
-        let mut may_reuse = wire.reuses_connections;
+        let mut may_reuse = match &passing.wire {
+            Wire::Alone(wire) => wire.reuses_connections,
+            Wire::Http2(_) => true,
+        };
         let answer = loop {
             match attempt(request, passing, &chosen, records, may_reuse, &mut progress).await {
                 Err(Failure::Stale) => {
@@ -305,19 +320,29 @@ async fn attempt(
     may_reuse: bool,
     progress: &mut Progress,
 ) -> Result<(Box<Answering>, UpstreamHead), Failure> {
-    let idle = may_reuse.then(|| take_idle(request, passing, chosen)).flatten();
-    let connection = match idle {
-        Some(connection) => connection,
-        None => Box::pin(connect(request, passing, chosen, records)).await?,
+    let (carrier, is_reused) = match &passing.wire {
+        Wire::Alone(wire) => {
+            let idle = may_reuse.then(|| take_idle(request, passing, chosen)).flatten();
+            let connection = match idle {
+                Some(connection) => connection,
+                None => Box::pin(connect(request, passing, chosen, records)).await?,
+            };
+            let is_reused = connection.is_reused;
+            let begun = Exclusive::begin(passing, wire, connection).map_err(|_| failed_for_memory(request))?;
+            (Carrier::Exclusive(begun), is_reused)
+        }
+        Wire::Http2(head) => {
+            let begun = Box::pin(share(request, passing, head, chosen, records, progress.avoided)).await?;
+            let is_reused = begun.is_reused;
+            (Carrier::Shared(Box::new(begun)), is_reused)
+        }
     };
-    let is_reused = connection.is_reused;
-    let Wire::Alone(wire) = &passing.wire;
-    let exclusive = Exclusive::begin(passing, wire, connection).map_err(|_| failed_for_memory(request))?;
-    let mut answering = Answering::begin(request, passing, records, Carrier::Exclusive(exclusive));
+    let mut answering = Answering::begin(request, passing, records, carrier);
     let mut heading = Heading::default();
     let found = poll_fn(|context| answering.poll_head(request, passing.settings, &mut heading, context)).await;
     let sent = answering.sent();
-    progress.is_sent |= sent > 0;
+    let is_unprocessed = matches!(found, Err(End::Unprocessed));
+    progress.is_sent |= sent > 0 && !is_unprocessed;
     progress.has_taken_body |= answering.has_taken_body();
     match found {
         Ok(head) => {
@@ -325,11 +350,18 @@ async fn attempt(
             Ok((answering, head))
         }
         Err(end) => {
-            let received = records.last().bytes_received > 0;
+            let received = match answering.shared() {
+                Some(shared) => shared.has_received(),
+                None => records.last().bytes_received > 0,
+            };
             let repeats_anything = passing.settings.next_upstream.get().has(RetryOn::NON_IDEMPOTENT);
             let may_be_sent_again =
                 !progress.has_taken_body && (is_idempotent(request) || sent == 0 || repeats_anything);
-            if is_reused && !received && may_be_sent_again && end.is_of_connection() {
+            let is_stale = is_reused && !received && may_be_sent_again && end.is_of_connection();
+            let is_refused = is_unprocessed && !progress.has_taken_body && progress.unprocessed < UNPROCESSED_MAX;
+            if is_stale || is_refused {
+                progress.avoided = answering.shared().map(Shared::connection_number);
+                progress.unprocessed += u32::from(is_refused);
                 return Err(Failure::Stale);
             }
             Err(end.tell(request))
@@ -379,9 +411,21 @@ async fn connect(
     chosen: &Chosen,
     records: &Rc<Records>,
 ) -> Result<Connection, Failure> {
+    let key = pool_key(passing, chosen, passing.settings.local_address(request).as_ref());
+    let (stream, counted) = open(request, passing, chosen, records).await?;
+    let age = ConnectionAge::new();
+    Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: false, counted })
+}
+
+/// Connects to the server, and shakes hands with it.
+async fn open(
+    request: &Request,
+    passing: &Passing<'_>,
+    chosen: &Chosen,
+    records: &Rc<Records>,
+) -> Result<(Transport, CountedConnection), Failure> {
     let _recording = Recording(Rc::clone(records));
     let options = passing.settings.connect_options(request);
-    let key = pool_key(passing, chosen, options.local.as_ref());
     let counted = count_connection(request)?;
     let address: &SocketAddress = chosen.address();
     let stream = connecting::connect(request, &options, address, chosen.name()).await.map_err(of_connecting)?;
@@ -403,8 +447,59 @@ async fn connect(
         }
     };
     records.note(|attempt, now| attempt.connect_time = Some(now.since(attempt.started)));
-    let age = ConnectionAge::new();
-    Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: false, counted })
+    Ok((stream, counted))
+}
+
+/// A stream of a connection to the server: of one that there is, or of a new one. Not of that with the number `avoided`.
+async fn share(
+    request: &Request,
+    passing: &Passing<'_>,
+    head: &Http2Request,
+    chosen: &Chosen,
+    records: &Rc<Records>,
+    avoided: Option<u64>,
+) -> Result<Shared, Failure> {
+    let settings = passing.settings;
+    let key = pool_key(passing, chosen, settings.local_address(request).as_ref());
+    let place = Place::new(key, chosen.connections());
+    let until = gale_runtime::now() + *settings.connect_timeout.get();
+    loop {
+        let left = until.since(gale_runtime::now());
+        let (connection, is_reused) = match http2::find(&request.worker().common, &place, avoided) {
+            Found::Room(connection) => (connection, true),
+            Found::None(opening) => match open(request, passing, chosen, records).await {
+                Ok((transport, counted)) => (opening.begin(transport, counted, settings.head_max()), false),
+                Err(failure) => {
+                    // What is wrong with this request is not wrong with others.
+                    if let Failure::OfServer(..) = failure {
+                        opening.fail();
+                    }
+                    return Err(failure);
+                }
+            },
+            Found::Beginning(news) => match gale_runtime::timeout(left, news.notified()).await {
+                Ok(()) => continue,
+                Err(_) => return Err(timed_out_connecting(request)),
+            },
+            Found::Opening(outcome) => match gale_runtime::timeout(left, outcome.known()).await {
+                Ok(false) => continue,
+                Ok(true) => {
+                    request.log(Level::Error, format_args!("no connection for several requests while {CONNECTING}"));
+                    return Err(Failure::OfServer(RetryOn::ERROR, 502, CONNECTING));
+                }
+                Err(_) => return Err(timed_out_connecting(request)),
+            },
+        };
+        return Shared::begin(&connection, head, &passing.body, settings, is_reused).map_err(|_| {
+            request.log(Level::Alert, format_args!("no stream on a connection that has room while {CONNECTING}"));
+            Failure::Final(500)
+        });
+    }
+}
+
+fn timed_out_connecting(request: &Request) -> Failure {
+    log_timeout(request, CONNECTING);
+    Failure::OfServer(RetryOn::TIMEOUT, 504, CONNECTING)
 }
 
 fn of_connecting(failure: ConnectFailure) -> Failure {
@@ -459,6 +554,8 @@ pub(super) enum End {
     Malformed(Malformed),
     /// The request could not be sent.
     Send(SendError),
+    /// The server has not looked at the request.
+    Unprocessed,
 }
 
 impl End {
@@ -467,7 +564,7 @@ impl End {
         match self {
             End::Closed | End::Sending(_) => true,
             End::Receiving(error) => error.kind() != io::ErrorKind::OutOfMemory,
-            End::Silent | End::Malformed(_) | End::Send(_) => false,
+            End::Silent | End::Malformed(_) | End::Send(_) | End::Unprocessed => false,
         }
     }
 
@@ -488,6 +585,10 @@ impl End {
             }
             End::Receiving(error) => {
                 request.log(Level::Error, format_args!("{} while {READING}", receive_failure(&error)));
+                Failure::OfServer(RetryOn::ERROR, 502, READING)
+            }
+            End::Unprocessed => {
+                request.log(Level::Error, format_args!("upstream refused the request while {READING}"));
                 Failure::OfServer(RetryOn::ERROR, 502, READING)
             }
             End::Silent => {

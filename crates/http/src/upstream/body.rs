@@ -230,6 +230,9 @@ impl UpstreamBody {
 
     fn time_out(&mut self, request: &Request) {
         log_timeout(request, "reading upstream");
+        if let Some(answering) = &self.answering {
+            answering.note_silence();
+        }
         self.fail(BodyError::TimedOut);
     }
 

@@ -7,7 +7,8 @@
 //!  caching     what the cache has, or how the servers are asked for what it is to keep
 //!     ▼
 //!  attempt     a server of the group, a connection, the request, the response's head; or the next server
-//!     │ answering    a request under way and its response: exclusive, on a connection of its own
+//!     │ answering    a request under way and its response: exclusive, on a connection of its own, or http2, on one
+//!     │              that it shares
 //!     │ sending      the request: its head and its body, framed
 //!     │ receiving    what a protocol's reader of responses is asked (http1, fastcgi, cgi: SCGI and uwsgi, memcached)
 //!     ▼
@@ -33,6 +34,7 @@ pub mod client;
 mod exclusive;
 pub mod fastcgi;
 pub mod http1;
+mod http2;
 pub mod memcached;
 pub mod receiving;
 pub mod record;
@@ -43,4 +45,5 @@ pub mod store;
 mod tunnel;
 
 pub use attempt::{Alone, Passing, PassingTls, Wire, pass_on};
+pub use http2::Http2Request;
 pub use response::{AccelCharset, HeadRewriter, KeepHead, USUALLY_HIDDEN};

@@ -56,6 +56,8 @@ pub enum RequestBody {
     /// There is none, or it is not passed on.
     #[default]
     None,
+    /// These bytes.
+    Own(Bytes),
     /// The whole body, which can be sent again.
     Stored(StoredBody),
     /// The client, as it sends: once.
@@ -109,6 +111,7 @@ enum Source {
     Ended,
     /// As ended, but for the connection.
     GivenUp,
+    Own(Bytes),
     Stored(SpoolReader),
     Client {
         trailers: Vec<(Bytes, Bytes)>,
@@ -128,6 +131,7 @@ impl Pieces {
     pub fn new(body: &RequestBody) -> Pieces {
         let source = match body {
             RequestBody::None => Source::Ended,
+            RequestBody::Own(bytes) => Source::Own(bytes.clone()),
             RequestBody::Stored(stored) => stored.read(..).map_or(Source::Ended, Source::Stored),
             RequestBody::Client => Source::Client { trailers: Vec::new() },
         };
@@ -154,6 +158,7 @@ impl Pieces {
         loop {
             let piece = match &mut self.source {
                 Source::Ended | Source::GivenUp => None,
+                Source::Own(bytes) => Some(std::mem::take(bytes)).filter(|bytes| !bytes.is_empty()),
                 Source::Stored(reader) => ready!(reader.poll_read(context, PIECE_BYTES)).map_err(SendError::Stored)?,
                 Source::Client { trailers } => {
                     let item = ready!(request.exchange().poll_body(context, &request.body_limits()));
@@ -175,7 +180,7 @@ impl Pieces {
                 None => {
                     return Poll::Ready(Ok(Piece::End(match std::mem::replace(&mut self.source, Source::Ended) {
                         Source::Client { trailers } => trailers,
-                        Source::Ended | Source::GivenUp | Source::Stored(_) => Vec::new(),
+                        Source::Ended | Source::GivenUp | Source::Own(_) | Source::Stored(_) => Vec::new(),
                     })));
                 }
             }

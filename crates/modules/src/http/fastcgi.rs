@@ -205,6 +205,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         }),
         body,
         settings: &conf.upstream,
+        time_max: None,
         rewriter: &KeepHead,
         upgrade: None,
         caching,

@@ -238,6 +238,7 @@ pub(crate) async fn pass_on_cgi(
         }),
         body,
         settings,
+        time_max: None,
         rewriter: &KeepHead,
         upgrade: upgrade(request),
         caching,

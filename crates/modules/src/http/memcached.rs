@@ -156,6 +156,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         wire: Wire::Alone(Alone { head, framing: &Unframed, reader: &reader, reuses_connections: true }),
         body: RequestBody::None,
         settings: &conf.upstream,
+        time_max: None,
         rewriter: &KeepHead,
         upgrade: None,
         caching: None,

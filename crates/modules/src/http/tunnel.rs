@@ -146,6 +146,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         wire: Wire::Alone(Alone { head: Bytes::new(), framing: &Unframed, reader: &reader, reuses_connections: false }),
         body: RequestBody::None,
         settings: &conf.upstream,
+        time_max: None,
         rewriter: &KeepHead,
         upgrade: None,
         caching: None,

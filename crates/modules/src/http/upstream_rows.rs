@@ -213,7 +213,7 @@ pub(crate) fn bind(builder: &mut Builder, statement: &Statement) -> Result<Optio
 pub(crate) fn next_upstream(builder: &mut Builder, statement: &Statement) -> Result<RetryOn, Diagnostic> {
     // As in nginx: applications are not asked for these.
     let is_of_proxy = |text: &str| matches!(text, "http_502" | "http_504");
-    let is_proxy = statement.name.text.starts_with(b"proxy_");
+    let is_proxy = [&b"proxy_"[..], b"grpc_"].iter().any(|prefix| statement.name.text.starts_with(prefix));
     let words = RetryOn::WORDS.iter().filter(|(text, _)| is_proxy || !is_of_proxy(text));
     retry_on(builder, statement, &words.copied().collect::<Vec<_>>())
 }

@@ -32,4 +32,4 @@ pub use limits::{FloodLimits, Limits};
 pub use priority::Priority;
 pub use scheduler::Scheduler;
 pub use settings::PeerSettings;
-pub use write::{CannotOpen, FieldsWriter, RequestLine, SendFault, SentData};
+pub use write::{CannotOpen, FieldsWriter, RequestLine, SendFault, SentData, check_field};

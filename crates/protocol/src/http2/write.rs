@@ -80,6 +80,21 @@ pub struct RequestLine<'t> {
     pub protocol: Option<&'t [u8]>,
 }
 
+impl RequestLine<'_> {
+    /// Whether it can be written: [`Connection::write_request`] asks, too.
+    pub fn check(&self) -> Result<(), Unwritable> {
+        check_line(self)
+    }
+}
+
+/// Whether a field can be written: [`FieldsWriter::field`] asks, too.
+pub fn check_field(name: &[u8], value: &[u8]) -> Result<(), Unwritable> {
+    if !is_token(name) || is_of_connection(name) {
+        return Err(Unwritable::Name);
+    }
+    checked_value(value).map(|_| ())
+}
+
 /// Writes the fields of a head or of trailers.
 #[derive(Debug)]
 pub struct FieldsWriter<'a> {

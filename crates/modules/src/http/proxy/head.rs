@@ -1,16 +1,14 @@
 //! The head of the request to a server.
 //!
 //! Framing is never the configuration's or the client's to decide: `Content-Length` and `Transfer-Encoding` say what
-//! Gale sends. Fields of the client's connection, those that its `Connection` lists and `HTTP2-Settings` are not passed
-//! on (RFC 9110 §7.6.1).
+//! Gale sends.
 
 use bstr::BString;
 use gale_config::{Diagnostic, Setting, Statement};
 use gale_engine::configuration::Builder;
-use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
-use gale_http::upstream::caching::{CacheNote, is_for_cache};
-use gale_http::variables::template::Template;
+use gale_http::upstream::Http2Request;
+use gale_http::upstream::caching::CacheNote;
 use gale_protocol::http1::names_option;
 use gale_protocol::http1::request_writer::{
     Unwritable, write_field, write_field_unless_empty, write_head_end, write_request_line,
@@ -18,14 +16,7 @@ use gale_protocol::http1::request_writer::{
 use gale_protocol::request::{KnownHeader, Version};
 
 use super::{BodyLength, Conf};
-
-/// `proxy_set_header NAME VALUE;`
-#[derive(Clone)]
-pub(super) struct SetHeader {
-    name: Box<[u8]>,
-    known: Option<KnownHeader>,
-    value: Template,
-}
+use crate::http::upstream_head::{SetHeader, WriteFields, authority, write_client_fields, write_set_fields};
 
 /// The request line, and the name of the server.
 pub(super) struct Line<'r> {
@@ -37,9 +28,7 @@ pub(super) struct Line<'r> {
 
 /// `proxy_set_header`
 pub(super) fn set_header(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    let name: &[u8] = &statement.args[0].text;
-    let value = builder.http_mut().template(&statement.args[1])?;
-    conf.set_headers.push(SetHeader { name: name.into(), known: KnownHeader::from_name(name), value });
+    conf.set_headers.push(SetHeader::read(builder, statement)?);
     Ok(())
 }
 
@@ -76,23 +65,46 @@ pub(super) fn write(
     write_host(request, conf, line, out)?;
     write_framing(request, out)?;
     write_upgrade(request, conf, upgrade, out)?;
-    write_set_fields(request, conf, out)?;
+    write_set_fields(request, &conf.set_headers, out)?;
     write_cache_conditions(request, conf, out)?;
     if *conf.upstream.pass_request_headers.get() {
-        write_client_fields(request, conf, out)?;
+        write_client_fields(request, &conf.set_headers, out)?;
     }
     write_head_end(out);
     Ok(())
 }
 
+/// The whole head in HTTP/2.
+///
+/// # Errors
+/// A part of it would be read as something else.
+pub(super) fn http2(
+    request: &Request,
+    conf: &Conf,
+    line: &Line<'_>,
+    scheme: &'static str,
+) -> Result<Http2Request, Unwritable> {
+    let authority = authority(request, &conf.set_headers, line.host);
+    let mut head = Http2Request::new(line.method, scheme, &authority, line.uri)?;
+    if let Some(BodyLength(length, false)) = request.notes.get::<BodyLength>() {
+        head.field(b"content-length", length)?;
+    }
+    write_set_fields(request, &conf.set_headers, &mut head)?;
+    write_cache_conditions(request, conf, &mut head)?;
+    if *conf.upstream.pass_request_headers.get() {
+        write_client_fields(request, &conf.set_headers, &mut head)?;
+    }
+    Ok(head)
+}
+
 /// What the cache asks with whether something has changed, unless the configuration has fields of that name.
-fn write_cache_conditions(request: &Request, conf: &Conf, out: &mut Vec<u8>) -> Result<(), Unwritable> {
+fn write_cache_conditions(request: &Request, conf: &Conf, out: &mut impl WriteFields) -> Result<(), Unwritable> {
     let Some(note) = request.notes.get::<CacheNote>() else { return Ok(()) };
     let is_set = |known| conf.set_headers.iter().any(|set| set.known == Some(known));
     for (known, value) in [(KnownHeader::IfModifiedSince, &note.last_modified), (KnownHeader::IfNoneMatch, &note.etag)]
     {
         if let Some(value) = value.as_ref().filter(|_| !is_set(known)) {
-            write_field(out, known.name().as_bytes(), value)?;
+            out.field(known.name().as_bytes(), value)?;
         }
     }
     Ok(())
@@ -116,26 +128,8 @@ pub(super) fn write_check(
         (true, Version::Http10) => write_field(out, b"Connection", b"keep-alive")?,
         _ => {}
     }
-    write_set_fields(request, conf, out)?;
+    write_set_fields(request, &conf.set_headers, out)?;
     write_head_end(out);
-    Ok(())
-}
-
-/// The fields that the configuration sets, but for those that are about the connection or the body.
-fn write_set_fields(request: &Request, conf: &Conf, out: &mut Vec<u8>) -> Result<(), Unwritable> {
-    for set in &conf.set_headers {
-        match set.known {
-            Some(
-                KnownHeader::Host
-                | KnownHeader::ContentLength
-                | KnownHeader::TransferEncoding
-                | KnownHeader::Upgrade
-                | KnownHeader::Connection
-                | KnownHeader::Http2Settings,
-            ) => {}
-            _ => write_field_unless_empty(out, &set.name, |value| set.value.append(request, value))?,
-        }
-    }
     Ok(())
 }
 
@@ -187,67 +181,4 @@ fn write_upgrade(
         None => {}
     }
     Ok(())
-}
-
-/// The client's fields, but for those that are set or are not for the server.
-fn write_client_fields(request: &Request, conf: &Conf, out: &mut Vec<u8>) -> Result<(), Unwritable> {
-    let listed = request.connection_fields();
-    let note = request.notes.get::<CacheNote>();
-    for (field, name, value) in request.fields() {
-        let is_of_connection = matches!(
-            field.known,
-            Some(
-                KnownHeader::Host
-                    | KnownHeader::Connection
-                    | KnownHeader::ProxyConnection
-                    | KnownHeader::ContentLength
-                    | KnownHeader::TransferEncoding
-                    | KnownHeader::Te
-                    // The fields that it announces stay here.
-                    | KnownHeader::Trailer
-                    | KnownHeader::KeepAlive
-                    | KnownHeader::Expect
-                    | KnownHeader::Upgrade
-                    | KnownHeader::Http2Settings
-            )
-        );
-        if is_of_connection
-            || is_for_cache(note, field.known)
-            || conf.set_headers.iter().any(|set| set.is_of(field.known, name))
-        {
-            continue;
-        }
-        if listed.iter().any(|listed| listed.eq_ignore_ascii_case(name)) && !is_end_to_end(field.known) {
-            continue;
-        }
-        write_field(out, name, value)?;
-    }
-    Ok(())
-}
-
-/// Fields that a client must not have taken away by listing them in `Connection`: servers decide by them.
-fn is_end_to_end(known: Option<KnownHeader>) -> bool {
-    matches!(
-        known,
-        Some(
-            KnownHeader::Authorization
-                | KnownHeader::Cookie
-                | KnownHeader::ContentType
-                | KnownHeader::XForwardedFor
-                | KnownHeader::XForwardedProto
-                | KnownHeader::XForwardedHost
-                | KnownHeader::XRealIp
-                | KnownHeader::Forwarded
-                | KnownHeader::Via
-        )
-    )
-}
-
-impl SetHeader {
-    fn is_of(&self, known: Option<KnownHeader>, name: &[u8]) -> bool {
-        match (self.known, known) {
-            (None, None) => self.name.eq_ignore_ascii_case(name),
-            (one, other) => one == other,
-        }
-    }
 }

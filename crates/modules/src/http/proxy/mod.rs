@@ -1,6 +1,6 @@
 //! proxy: passes requests to HTTP servers.
 //!   proxy_pass URL;                              location, if in location, limit_except
-//!   proxy_set_header NAME VALUE;  proxy_method METHOD;  proxy_http_version 1.0|1.1;  proxy_set_body TEXT;
+//!   proxy_set_header NAME VALUE;  proxy_method METHOD;  proxy_http_version 1.0|1.1|2;  proxy_set_body TEXT;
 //!   proxy_redirect default|off|FROM TO;  proxy_cookie_domain …;  proxy_cookie_path …;  proxy_cookie_flags …;
 //!   proxy_upgrade TOKEN ...|off;  proxy_pass_trailers on|off;
 //!   health_check [PARAMETER ...];                location
@@ -42,17 +42,18 @@ use gale_http::upstream::http1::{Chunked, Http1Reader};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{Alone, HeadRewriter, Passing, USUALLY_HIDDEN, Wire, pass_on};
+use gale_http::upstream::{Alone, HeadRewriter, Http2Request, Passing, USUALLY_HIDDEN, Wire, pass_on};
 use gale_http::variables::Variable;
 use gale_http::variables::template::Template;
+use gale_protocol::http1::request_writer::Unwritable;
 use gale_protocol::request::{KnownHeader, Method, Version};
 use gale_runtime::Bytes;
 
 use self::cookies::{CookieFlags, Rewrites};
-use self::head::SetHeader;
 use self::redirect::Redirects;
 use self::target::{Pass, Target};
 use crate::http::cache_rows;
+use crate::http::upstream_head::SetHeader;
 use crate::http::upstream_pass::{BodySource, PassRequests, body_source, serving};
 use crate::http::upstream_rows::{self, own_row as row, template, upstream_ssl_rows};
 use crate::shared::append::append;
@@ -237,7 +238,7 @@ pub(super) struct Conf {
 struct BodyLength(Vec<u8>, bool);
 
 fn http_version(statement: &Statement) -> Result<Version, Diagnostic> {
-    values::enumeration(statement, &[("1.0", Version::Http10), ("1.1", Version::Http11)])
+    values::enumeration(statement, &[("1.0", Version::Http10), ("1.1", Version::Http11), ("2", Version::Http2)])
 }
 
 fn upgrades(statement: &Statement) -> Result<Vec<BString>, Diagnostic> {
@@ -273,6 +274,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     }
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
     let passes_requests = conf.pass.is_some();
+    conf.upstream.tls.offers_http2 = *conf.version.get() == Version::Http2;
     if conf.pass.as_ref().is_some_and(target::Pass::may_be_tls) {
         upstream_rows::prepare_tls(&mut conf.upstream, builder, PREFIX)?;
     }
@@ -316,20 +318,29 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         Some(body) => body,
         None => Box::pin(store_body(request)).await?,
     };
-    let head = write_head(request, conf, pass, &target, &body.own)?;
+    let OwnedBody { body, framing, own } = body;
+    let head = write_head(request, conf, pass, &target, own)?;
     let (head_max, method) = (conf.upstream.head_max(), head.method);
     // The answer to a HEAD that the client did not send is no answer to its GET.
     let caching = caching.filter(|_| method != Method::Head || request.is_head());
     let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method, head_max)) };
+    let (wire, body) = match head.text {
+        HeadText::Http1(head) => {
+            (Wire::Alone(Alone { head, framing, reader: &reader, reuses_connections: true }), body)
+        }
+        HeadText::Http2(head, None) => (Wire::Http2(head), body),
+        HeadText::Http2(head, Some(own)) => (Wire::Http2(head), RequestBody::Own(own)),
+    };
     let mut passing = Passing {
         selection: target.select(request),
         upstream: target.upstream(request),
         scheme: if target.is_tls { "https://" } else { "http://" },
         tls: target.is_tls.then(|| upstream_rows::tls(request, &conf.upstream, &target.host)),
         uri: head.uri,
-        wire: Wire::Alone(Alone { head: head.bytes, framing: body.framing, reader: &reader, reuses_connections: true }),
-        body: body.body,
+        wire,
+        body,
         settings: &conf.upstream,
+        time_max: None,
         rewriter: conf,
         upgrade: head.upgrade,
         caching,
@@ -339,8 +350,8 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
 
 /// What is sent before the body that comes from elsewhere.
 struct RequestHead {
-    /// The head, and what the configuration has as the body.
-    bytes: Bytes,
+    /// All of it.
+    text: HeadText,
     /// The part of it that is the target.
     uri: Bytes,
     /// The method, as far as it decides how the response is read.
@@ -349,13 +360,19 @@ struct RequestHead {
     upgrade: Option<Bytes>,
 }
 
+/// A head, and what the configuration has as the body.
+enum HeadText {
+    Http1(Bytes),
+    Http2(Http2Request, Option<Bytes>),
+}
+
 /// What is asked of the server.
 fn write_head(
     request: &mut Request,
     conf: &Conf,
     pass: &Pass,
     target: &Target,
-    own_body: &[u8],
+    own_body: Vec<u8>,
 ) -> Result<RequestHead, u16> {
     let mut method = ShortText::new();
     match conf.method.get_opt() {
@@ -367,21 +384,34 @@ fn write_head(
         None if request.counts_as_get() => method.extend_from_slice(b"GET"),
         None => method.extend_from_slice(request.method_name()),
     }
-    let upgrade = head::upgrade(request, &conf.upgrades, conf);
-    let mut head = Vec::with_capacity(512);
     let uri = pass.uri(request, &target.uri);
     let line = head::Line { method: &method, uri: &uri, host: &target.host, version: *conf.version.get() };
-    head::write(request, conf, &line, &upgrade, &mut head).map_err(|error| {
+    let refuse = |request: &Request, error: Unwritable| {
         request.log(Level::Error, format_args!("{error} while preparing a request to an upstream"));
         500_u16
-    })?;
-    head.extend_from_slice(own_body);
+    };
+    let known_method = if request.is_head() && &*method != b"GET" { Method::Head } else { Method::from_name(&method) };
+    if line.version == Version::Http2 {
+        let scheme = if target.is_tls { "https" } else { "http" };
+        let head = head::http2(request, conf, &line, scheme).map_err(|error| refuse(request, error))?;
+        let own = conf.body.get_opt().map(|_| Bytes::from(own_body));
+        return Ok(RequestHead {
+            uri: head.path(),
+            text: HeadText::Http2(head, own),
+            method: known_method,
+            upgrade: None,
+        });
+    }
+    let upgrade = head::upgrade(request, &conf.upgrades, conf);
+    let mut head = Vec::with_capacity(512);
+    head::write(request, conf, &line, &upgrade, &mut head).map_err(|error| refuse(request, error))?;
+    head.extend_from_slice(&own_body);
     let bytes = Bytes::from(head);
     let uri_start = method.len() + 1;
     Ok(RequestHead {
         uri: bytes.slice(uri_start..uri_start + uri.len()),
-        bytes,
-        method: if request.is_head() && &*method != b"GET" { Method::Head } else { Method::from_name(&method) },
+        text: HeadText::Http1(bytes),
+        method: known_method,
         upgrade: upgrade.map(Bytes::from),
     })
 }
@@ -409,7 +439,7 @@ fn body_at_once(request: &mut Request, conf: &Conf) -> Option<OwnedBody> {
         return Some(OwnedBody { body: RequestBody::None, framing: &Unframed, own });
     }
     let declared = request.declared_body_length();
-    match body_source(request, &conf.upstream, *conf.version.get() == Version::Http11) {
+    match body_source(request, &conf.upstream, *conf.version.get() >= Version::Http11) {
         BodySource::None => {
             // A body that is not passed on has no length there either.
             if declared == Some(0) && request.header(KnownHeader::ContentLength).is_some() {

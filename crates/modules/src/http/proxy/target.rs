@@ -18,9 +18,9 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
 use gale_http::variables::template::Template;
 use gale_protocol::request::Scheme;
-use gale_protocol::uri::escape::{Class, escape};
 
 use super::Conf;
+use crate::http::upstream_head::{append_changed_uri, append_uri};
 use crate::http::upstream_pass::look_up_status;
 
 /// What `proxy_pass` says.
@@ -222,12 +222,7 @@ impl Pass {
                 return uri;
             }
             _ if target_uri.is_empty() && request.has_sent_uri() => {
-                let sent = request.target_in_origin_form();
-                if sent.starts_with(b"?") {
-                    // `http://host?args`: the path is empty, and a request line must have one (RFC 9112 §3.2.1).
-                    uri.push(b'/');
-                }
-                uri.extend_from_slice(sent);
+                append_uri(request, &mut uri);
                 return uri;
             }
             _ => {}
@@ -241,16 +236,7 @@ impl Pass {
         if request.is_in_its_location() {
             uri.extend_from_slice(target_uri);
         }
-        let path = &request.uri[location..];
-        if request.is_internal || request.came_encoded() {
-            escape(Class::Uri, path, &mut uri);
-        } else {
-            uri.extend_from_slice(path);
-        }
-        if !request.args.is_empty() {
-            uri.push(b'?');
-            uri.extend_from_slice(&request.args);
-        }
+        append_changed_uri(request, location, &mut uri);
         uri
     }
 

@@ -1,0 +1,850 @@
+//! The task of a connection to a server: it receives frames for all streams, and sends theirs.
+//!
+//! Windows are charged when a frame is built, for streams with bytes in hand; streams that have some take turns. A
+//! connection on which a server was silent for too long is asked for a sign of life (PING) before it gets another
+//! stream, and closed without one.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use gale_engine::transport::Transport;
+use gale_engine::upstream::ConnectionAge;
+use gale_engine::worker::{CountedConnection, Worker};
+use gale_protocol::http1;
+use gale_protocol::http2::{
+    CannotOpen, Connection as Codec, ConnectionFault, ErrorCode, Event, Fields, FloodLimits, Handled, Limits, Priority,
+    Scheduler, StreamId,
+};
+use gale_protocol::response::ResponseField;
+use gale_runtime::{Buffer, Bytes, Moment, Notify, Output, Timer, now};
+
+use super::connections::{self, Place};
+use super::request::Http2Request;
+use super::stream::{Head, Lost, Stream, StreamEnd};
+use crate::upstream::http1::fields;
+use crate::upstream::receiving::UpstreamHead;
+
+/// Most streams of a connection at once, whatever its server allows: their windows bound what it may send.
+const STREAMS_MAX: usize = 128;
+
+/// How much of a response a server may send before its client takes it, in bytes.
+const STREAM_WINDOW: u32 = 256 * 1024;
+
+/// The same for all streams together: so much that none keeps another one waiting.
+const CONNECTION_WINDOW: u32 = STREAM_WINDOW * STREAMS_MAX as u32;
+
+/// How much is received at once, in bytes: a frame with its header, or a record of TLS.
+const RECEIVE_BYTES: usize = 17 * 1024;
+
+/// Most events that are dealt with before others have their turn.
+const EVENTS_PER_TURN: usize = 256;
+
+/// No more frames of data are built while so many bytes wait for the socket.
+const BUILT_MAX: usize = 64 * 1024;
+
+/// Nothing more is read of a server that takes nothing, once so many bytes wait for it.
+const UNSENT_MAX: usize = 256 * 1024;
+
+/// Data of no more bytes are copied behind their frame's header.
+const COPIED_MAX: usize = 1024;
+
+/// More interim responses than anybody has a use for.
+const INTERIM_MAX: u32 = 32;
+
+/// How long a server may take to answer a PING after a timeout.
+const PONG_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often a server may do what costs more than it is worth is counted anew after so long.
+const BUDGET_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Servers take turns: there is no order among the requests of different clients.
+const PRIORITY: Priority = Priority { urgency: 3, incremental: true };
+
+/// See the file's head.
+pub(in crate::upstream) struct Http2Connection {
+    /// Tells it apart from the worker's others.
+    pub number: u64,
+    pub(super) place: Place,
+    worker: Weak<Worker>,
+    state: RefCell<State>,
+    /// There is room for a stream again, or never will be: whoever waits for that looks again.
+    pub(super) news: Rc<Notify>,
+}
+
+struct State {
+    codec: Codec,
+    /// Those that have not come to their end, oldest first.
+    streams: VecDeque<Rc<Stream>>,
+    /// Those that could send something.
+    scheduler: Scheduler,
+    /// Those that a closed window keeps from sending.
+    blocked: Vec<StreamId>,
+    /// Frames that were built last.
+    frames: Vec<u8>,
+    /// Frames before them, with the bytes of bodies.
+    output: Output,
+    age: ConnectionAge,
+    /// The server's settings have come.
+    has_settings: bool,
+    /// How many streams it may have, as far as we know.
+    streams_max: usize,
+    /// It takes no more streams, and ends with the last one.
+    is_closing: bool,
+    /// Until when a PING is to be answered.
+    pong_until: Option<Moment>,
+    budgets_until: Moment,
+    /// It has ended.
+    is_lost: bool,
+    /// The last request has ended since its task has run.
+    has_become_idle: bool,
+    waker: Option<Waker>,
+    is_polled: bool,
+    timer: Timer,
+}
+
+/// What came of receiving.
+enum Received {
+    /// Nothing more has come, or more is looked at in the next turn.
+    Pending,
+    /// What has come is not looked at before something has left.
+    Paused,
+    Lost(Lost),
+}
+
+/// What came of sending.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Written {
+    /// All that there was, as far as windows allow.
+    All,
+    /// The socket takes no more at the moment.
+    Blocked,
+    /// The connection is broken.
+    Lost,
+}
+
+impl Http2Connection {
+    /// A connection that was opened, whose server may send heads of so many bytes. Its task begins.
+    pub(super) fn begin(
+        worker: &Rc<Worker>,
+        number: u64,
+        place: Place,
+        transport: Transport,
+        counted: CountedConnection,
+        head_max: usize,
+    ) -> Rc<Http2Connection> {
+        let limits = Limits {
+            // In the measure of RFC 9113 §10.5.1 a head is larger than in HTTP/1.
+            head: http1::Limits { head_max: head_max.saturating_mul(4), ..http1::Limits::default() },
+            stream_window: STREAM_WINDOW,
+            connection_window: CONNECTION_WINDOW,
+            floods: floods(),
+            ..Limits::default()
+        };
+        let state = State {
+            codec: Codec::client(Arc::new(limits)),
+            streams: VecDeque::new(),
+            scheduler: Scheduler::new(),
+            blocked: Vec::new(),
+            frames: Vec::new(),
+            output: Output::new(),
+            age: ConnectionAge::new(),
+            has_settings: false,
+            streams_max: STREAMS_MAX,
+            is_closing: false,
+            pong_until: None,
+            budgets_until: Moment::from_nanos(0),
+            is_lost: false,
+            has_become_idle: false,
+            waker: None,
+            is_polled: false,
+            timer: Timer::new(),
+        };
+        let connection = Rc::new(Http2Connection {
+            number,
+            place,
+            worker: Rc::downgrade(worker),
+            state: RefCell::new(state),
+            news: Rc::new(Notify::new()),
+        });
+        gale_runtime::spawn(drive(Rc::clone(&connection), transport, counted));
+        connection
+    }
+
+    /// Whether a request may begin here now. Until the server's settings have come, only one may.
+    pub(super) fn has_room(&self) -> bool {
+        let state = &*self.state.borrow();
+        let streams_max = if state.has_settings { state.streams_max } else { 1 };
+        self.is_usable(state) && state.streams.len() < streams_max && state.codec.check_can_open().is_ok()
+    }
+
+    /// Whether it is worth to wait until its server has said how many requests may be under way.
+    pub(super) fn is_beginning(&self) -> bool {
+        let state = &*self.state.borrow();
+        !state.has_settings && self.is_usable(state)
+    }
+
+    /// Whether nothing is under way on it, since when that is so, and that it may go on.
+    pub(super) fn idle_since(&self) -> Option<Moment> {
+        let state = &*self.state.borrow();
+        (state.streams.is_empty() && !state.is_lost && !state.is_closing).then_some(state.age.idle_since)
+    }
+
+    fn is_usable(&self, state: &State) -> bool {
+        let is_spent = self.place.pool.as_ref().is_some_and(|pool| {
+            let settings = pool.settings();
+            state.age.requests >= settings.requests_max || now().since(state.age.opened) > settings.time_max
+        });
+        !state.is_lost && !state.is_closing && !is_spent && state.pong_until.is_none()
+    }
+
+    /// Has it end when nothing is under way any more.
+    pub(super) fn close(&self) {
+        let state = &mut *self.state.borrow_mut();
+        state.is_closing = true;
+        state.wake();
+    }
+
+    /// Begins a request. `is_whole`: there is no body.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub(super) fn begin_request(&self, request: &Http2Request, is_whole: bool) -> Result<Rc<Stream>, CannotOpen> {
+        let state = &mut *self.state.borrow_mut();
+        let State { codec, frames, .. } = state;
+        codec.poll_control(frames);
+        let before = frames.len();
+        let id = codec.write_request(request.line(), is_whole, frames, |fields| request.write(fields))?;
+        let stream = Rc::new(Stream::new(id, (frames.len() - before) as u64, is_whole));
+        state.streams.push_back(Rc::clone(&stream));
+        state.age.requests += 1;
+        state.wake();
+        Ok(stream)
+    }
+
+    /// Sends a piece of a request's body when the windows allow.
+    pub(super) fn queue(&self, stream: &Rc<Stream>, piece: Bytes) {
+        stream.with(|own| own.outgoing.push(piece));
+        self.state.borrow_mut().resume(stream);
+    }
+
+    /// The request's body has ended, with these fields behind it.
+    pub(super) fn end_request(&self, stream: &Rc<Stream>, trailers: Vec<(Bytes, Bytes)>) {
+        stream.with(|own| own.ending = Some(trailers));
+        self.state.borrow_mut().resume(stream);
+    }
+
+    /// Takes the next of a response's body, at most so many bytes: the server may send as many again.
+    ///
+    /// # Errors
+    /// No memory.
+    pub(super) fn take(&self, stream: &Stream, max: usize) -> io::Result<Option<Bytes>> {
+        let piece = stream.with(|own| own.take(max))?;
+        if let Some(piece) = &piece {
+            let state = &mut *self.state.borrow_mut();
+            state.codec.release(stream.id, piece.len());
+            if state.codec.has_control() {
+                state.wake();
+            }
+        }
+        Ok(piece)
+    }
+
+    /// The request is over for us: what the server still has to say about it is of no interest.
+    pub(super) fn leave(&self, stream: &Rc<Stream>) {
+        let is_over = stream.with(|own| {
+            let is_over = own.is_over();
+            own.is_given_up = true;
+            own.outgoing.clear();
+            own.end.get_or_insert(StreamEnd::Complete);
+            is_over
+        });
+        let state = &mut *self.state.borrow_mut();
+        if !is_over {
+            state.codec.reset(stream.id, ErrorCode::CANCEL);
+        }
+        state.settle(stream, &self.news);
+        state.wake();
+    }
+
+    /// A server was silent for too long, or its windows stayed closed: perhaps it is not there any more.
+    pub(super) fn suspect(&self) {
+        let state = &mut *self.state.borrow_mut();
+        if state.pong_until.is_none() && !state.is_lost {
+            state.pong_until = Some(now() + PONG_PATIENCE);
+            state.codec.ping(*b"galeping");
+            state.wake();
+        }
+    }
+
+    fn poll(&self, transport: &Transport, input: &mut Buffer, context: &mut Context<'_>) -> Poll<Lost> {
+        self.state.borrow_mut().enter(context);
+        let polled = self.poll_all(transport, input, context);
+        let has_become_idle = {
+            let state = &mut *self.state.borrow_mut();
+            state.is_polled = false;
+            std::mem::take(&mut state.has_become_idle)
+        };
+        if has_become_idle && polled.is_pending() {
+            connections::note_idle(&self.worker, &self.place);
+        }
+        polled
+    }
+
+    fn poll_all(&self, transport: &Transport, input: &mut Buffer, context: &mut Context<'_>) -> Poll<Lost> {
+        loop {
+            let received = self.receive(transport, input, context);
+            let written = self.state.borrow_mut().write(transport, context);
+            match (received, written) {
+                (Received::Lost(lost), _) => return Poll::Ready(lost),
+                (Received::Paused, Written::All) => continue,
+                (_, Written::Lost) => {
+                    // The server may have said why before it closed the connection.
+                    return match self.receive(transport, input, context) {
+                        Received::Lost(lost) => Poll::Ready(lost),
+                        _ => Poll::Ready(Lost::Failed(io::ErrorKind::BrokenPipe, None)),
+                    };
+                }
+                _ => {}
+            }
+            let due = {
+                let state = &*self.state.borrow();
+                self.due_at(state)
+            };
+            if due <= now() {
+                return Poll::Ready(Lost::Closed);
+            }
+            let timer = &mut self.state.borrow_mut().timer;
+            if due == Moment::NEVER {
+                timer.clear();
+                return Poll::Pending;
+            }
+            timer.set(due);
+            if timer.poll_expired(context).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// When it ends unless something happens.
+    fn due_at(&self, state: &State) -> Moment {
+        let pong_until = state.pong_until.unwrap_or(Moment::NEVER);
+        if !state.streams.is_empty() || state.age.requests == 0 {
+            return pong_until;
+        }
+        let idle_until = match &self.place.pool {
+            Some(pool) if self.is_usable(state) && state.codec.check_can_open() != Err(CannotOpen::IdsUsedUp) => {
+                state.age.idle_since + pool.settings().timeout
+            }
+            _ => Moment::from_nanos(0),
+        };
+        // One that is suspected may turn out to be well.
+        if state.pong_until.is_some() && !state.is_closing { pong_until } else { pong_until.min(idle_until) }
+    }
+
+    /// Receives and deals with what has come.
+    fn receive(&self, transport: &Transport, input: &mut Buffer, context: &mut Context<'_>) -> Received {
+        let mut events = 0;
+        loop {
+            while !input.is_empty() {
+                if self.state.borrow().unsent_bytes() > UNSENT_MAX {
+                    return Received::Paused;
+                }
+                match self.handle_next(input) {
+                    Ok(true) => events += 1,
+                    Ok(false) => break,
+                    Err(lost) => return Received::Lost(lost),
+                }
+                if events >= EVENTS_PER_TURN {
+                    context.waker().wake_by_ref();
+                    return Received::Pending;
+                }
+            }
+            match transport.poll_recv(context, input, RECEIVE_BYTES) {
+                Poll::Pending => return Received::Pending,
+                Poll::Ready(Ok(0)) => return Received::Lost(Lost::Closed),
+                Poll::Ready(Ok(_)) => self.state.borrow_mut().refill_budgets(),
+                Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::OutOfMemory => {
+                    return Received::Lost(Lost::NoMemory);
+                }
+                Poll::Ready(Err(error)) => return Received::Lost(Lost::Failed(error.kind(), error.raw_os_error())),
+            }
+        }
+    }
+
+    /// Deals with the first event of the input; false if more has to come for one.
+    fn handle_next(&self, input: &mut Buffer) -> Result<bool, Lost> {
+        FIELDS.with_borrow_mut(|fields| {
+            let handled = self.state.borrow_mut().codec.handle_input(input.readable(), fields);
+            let Handled { consumed, event } = handled.map_err(Lost::Fault)?;
+            let Some(event) = event else {
+                input.consume(consumed);
+                return Ok(false);
+            };
+            if let Event::Data { stream, piece, end_stream } = event {
+                input.consume(piece.start);
+                let rest = consumed - piece.end;
+                self.handle_data(stream, input, piece.len(), end_stream).map_err(|_| Lost::NoMemory)?;
+                input.consume(rest);
+                return Ok(true);
+            }
+            input.consume(consumed);
+            self.handle_event(event, fields);
+            Ok(true)
+        })
+    }
+
+    fn handle_data(&self, id: StreamId, input: &mut Buffer, length: usize, is_last: bool) -> io::Result<()> {
+        let Some(stream) = self.find(id) else {
+            input.consume(length);
+            self.state.borrow_mut().codec.release(id, length);
+            return Ok(());
+        };
+        if length > 0 {
+            stream.with(|own| own.receive(input, length))?;
+        }
+        if is_last {
+            self.end(&stream, StreamEnd::Complete);
+        } else {
+            stream.wake();
+        }
+        Ok(())
+    }
+
+    fn handle_event(&self, event: Event, fields: &mut Fields) {
+        match event {
+            Event::Response { stream, end_stream } => self.handle_head(stream, end_stream, fields),
+            Event::Trailers { stream } => {
+                if let Some(stream) = self.find(stream) {
+                    let text = Bytes::copy_from_slice(&fields.text);
+                    let part = |range: gale_protocol::Range32| text.slice(range.as_range());
+                    let trailers = fields.trailers.iter().map(|field| (part(field.name), part(field.value))).collect();
+                    stream.with(|own| {
+                        own.received += text.len() as u64;
+                        own.trailers = trailers;
+                    });
+                    self.end(&stream, StreamEnd::Complete);
+                }
+            }
+            Event::Reset { stream, code } => {
+                if let Some(stream) = self.find(stream) {
+                    self.handle_reset(&stream, code);
+                }
+            }
+            Event::Fault { stream, fault } => {
+                if let Some(stream) = self.find(stream) {
+                    self.end(&stream, StreamEnd::Fault(fault));
+                }
+            }
+            Event::WindowOpened { stream: Some(stream) } => self.state.borrow_mut().unblock(stream),
+            Event::WindowOpened { stream: None } => self.state.borrow_mut().unblock_all(),
+            Event::SettingsReceived => {
+                let state = &mut *self.state.borrow_mut();
+                state.has_settings = true;
+                state.unblock_all();
+                self.news.notify_all();
+            }
+            Event::GoAway { last_stream, .. } => self.handle_goaway(last_stream),
+            Event::Pong { .. } => {
+                self.state.borrow_mut().pong_until = None;
+                self.news.notify_all();
+            }
+            Event::SettingsAcknowledged | Event::PriorityChanged { .. } => {}
+            Event::Data { .. } | Event::Request { .. } | Event::BadRequest { .. } => {
+                unreachable!("data are dealt with apart, and we ask")
+            }
+        }
+    }
+
+    fn handle_head(&self, id: StreamId, is_last: bool, fields: &mut Fields) {
+        let Some(stream) = self.find(id) else { return };
+        let parts = &fields.response;
+        let text = Bytes::copy_from_slice(&fields.text);
+        let list = self::fields(parts, &text);
+        let is_interim = parts.is_interim();
+        let is_too_much = stream.with(|own| {
+            own.received += text.len() as u64;
+            if is_interim {
+                own.interim_count += 1;
+                own.heads.push_back(Head::Interim(parts.status, list));
+                return own.interim_count > INTERIM_MAX;
+            }
+            own.heads.push_back(Head::Final(UpstreamHead {
+                status: parts.status,
+                reason: None,
+                length: parts.content_length,
+                upgrade: parts.field(ResponseField::Upgrade).map(|field| text.slice(field.value.as_range())),
+                fields: list,
+                may_have_trailers: !is_last,
+            }));
+            false
+        });
+        if is_too_much {
+            self.state.borrow_mut().codec.reset(id, ErrorCode::ENHANCE_YOUR_CALM);
+            return self.end(&stream, StreamEnd::TooManyInterim);
+        }
+        if is_last {
+            self.end(&stream, StreamEnd::Complete);
+        } else {
+            stream.wake();
+        }
+    }
+
+    fn handle_reset(&self, stream: &Rc<Stream>, code: ErrorCode) {
+        let is_refused = code == ErrorCode::REFUSED_STREAM && !stream.has_received();
+        if is_refused {
+            // It has more than it wants, whatever its settings say.
+            let state = &mut *self.state.borrow_mut();
+            state.streams_max = state.streams_max.min(state.streams.len().saturating_sub(1)).max(1);
+        }
+        let has_ended = stream.ended().is_some();
+        if has_ended {
+            // The response is whole, and the server does not want the rest of the request.
+            stream.with(|own| {
+                own.is_given_up = true;
+                own.outgoing.clear();
+            });
+            stream.wake();
+            self.state.borrow_mut().settle(stream, &self.news);
+        } else {
+            self.end(stream, if is_refused { StreamEnd::Unprocessed } else { StreamEnd::Reset(code) });
+        }
+    }
+
+    fn handle_goaway(&self, last_stream: StreamId) {
+        let unprocessed: Vec<Rc<Stream>> = {
+            let state = &mut *self.state.borrow_mut();
+            state.is_closing = true;
+            let unprocessed: Vec<Rc<Stream>> =
+                state.streams.iter().filter(|stream| stream.id > last_stream).cloned().collect();
+            unprocessed.iter().for_each(|stream| state.codec.reset(stream.id, ErrorCode::CANCEL));
+            unprocessed
+        };
+        unprocessed.iter().for_each(|stream| self.end(stream, StreamEnd::Unprocessed));
+        self.news.notify_all();
+    }
+
+    fn find(&self, id: StreamId) -> Option<Rc<Stream>> {
+        self.state.borrow().find(id).cloned()
+    }
+
+    /// The server's side of a stream has ended.
+    fn end(&self, stream: &Rc<Stream>, end: StreamEnd) {
+        stream.end(end);
+        self.state.borrow_mut().settle(stream, &self.news);
+    }
+
+    /// There is nobody any more who would answer.
+    fn lose(&self, lost: &Lost) {
+        let streams = {
+            let state = &mut *self.state.borrow_mut();
+            state.is_lost = true;
+            state.frames = Vec::new();
+            state.output.clear();
+            std::mem::take(&mut state.streams)
+        };
+        streams.iter().for_each(|stream| stream.end(StreamEnd::Lost(lost.clone())));
+        self.news.notify_all();
+    }
+
+    /// Says that the connection ends, as far as that can be said without waiting.
+    fn say_goodbye(&self, transport: &Transport) {
+        let state = &mut *self.state.borrow_mut();
+        state.codec.shutdown();
+        state.codec.poll_control(&mut state.frames);
+        if state.output.is_empty() && !state.frames.is_empty() {
+            // A server that does not take it learns it from the end of the connection.
+            let _ = transport.try_send_copy(&state.frames, true);
+        }
+    }
+}
+
+thread_local! {
+    /// Where heads and trailers are decoded, one after the other.
+    static FIELDS: RefCell<Fields> = RefCell::new(Fields::new());
+}
+
+/// A server is asked by us: it may do often what only a hostile client would do.
+fn floods() -> FloodLimits {
+    FloodLimits {
+        resets: 100_000,
+        pings: 100_000,
+        settings: 1000,
+        empty_frames: 10_000,
+        window_updates: 1_000_000,
+        priorities: 1000,
+        unknown_frames: 10_000,
+        refused_streams: 1000,
+    }
+}
+
+/// The task of a connection.
+async fn drive(connection: Rc<Http2Connection>, transport: Transport, counted: CountedConnection) {
+    let ended = Ended(Rc::clone(&connection));
+    let mut input = Buffer::new();
+    let lost = std::future::poll_fn(|context| connection.poll(&transport, &mut input, context)).await;
+    connection.say_goodbye(&transport);
+    connection.lose(&lost);
+    drop((transport, counted, ended));
+}
+
+/// However its task ends, its requests learn it.
+struct Ended(Rc<Http2Connection>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // After a panic there may be a borrow that never ends.
+        if self.0.state.try_borrow_mut().is_ok_and(|state| !state.is_lost) {
+            self.0.lose(&Lost::Closed);
+        }
+    }
+}
+
+impl State {
+    fn enter(&mut self, context: &Context<'_>) {
+        if self.waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
+            self.waker = Some(context.waker().clone());
+        }
+        self.is_polled = true;
+    }
+
+    /// Has the task of the connection run, unless that does.
+    fn wake(&mut self) {
+        if !self.is_polled
+            && let Some(waker) = &self.waker
+        {
+            waker.wake_by_ref();
+        }
+    }
+
+    fn find(&self, id: StreamId) -> Option<&Rc<Stream>> {
+        let place = self.streams.binary_search_by_key(&id, |stream| stream.id).ok()?;
+        Some(&self.streams[place])
+    }
+
+    fn unsent_bytes(&self) -> usize {
+        self.output.len_bytes() + self.frames.len()
+    }
+
+    fn refill_budgets(&mut self) {
+        let now = now();
+        if now >= self.budgets_until {
+            self.budgets_until = now + BUDGET_INTERVAL;
+            self.codec.handle_interval();
+        }
+    }
+
+    /// A stream may have something to send.
+    fn resume(&mut self, stream: &Rc<Stream>) {
+        let was_listed = stream.with(|own| std::mem::replace(&mut own.is_listed, true));
+        if !was_listed {
+            self.scheduler.push(stream.id, PRIORITY);
+        }
+        self.wake();
+    }
+
+    /// Forgets a stream if neither side has anything more to say.
+    fn settle(&mut self, stream: &Rc<Stream>, news: &Notify) {
+        if !stream.with(|own| own.is_over()) {
+            return;
+        }
+        let Ok(place) = self.streams.binary_search_by_key(&stream.id, |stream| stream.id) else { return };
+        self.streams.remove(place);
+        self.scheduler.remove(stream.id);
+        self.blocked.retain(|&id| id != stream.id);
+        if self.streams.is_empty() {
+            self.age.idle_since = now();
+            self.has_become_idle = true;
+            if self.frames.is_empty() {
+                self.frames = Vec::new();
+            }
+        }
+        news.notify_all();
+    }
+
+    /// The window of a stream was opened.
+    fn unblock(&mut self, id: StreamId) {
+        if let Some(place) = self.blocked.iter().position(|&blocked| blocked == id) {
+            self.blocked.swap_remove(place);
+            self.scheduler.push(id, PRIORITY);
+        }
+    }
+
+    /// The window of the connection was opened, or all of them may have been.
+    fn unblock_all(&mut self) {
+        for id in std::mem::take(&mut self.blocked) {
+            self.scheduler.push(id, PRIORITY);
+        }
+    }
+
+    /// Builds frames and sends them, until there are none, or the socket takes no more.
+    fn write(&mut self, transport: &Transport, context: &mut Context<'_>) -> Written {
+        loop {
+            if self.build_frames().is_err() {
+                return Written::Lost;
+            }
+            match self.send(transport, context) {
+                Written::All if !self.scheduler.is_empty() => {}
+                written => return written,
+            }
+        }
+    }
+
+    /// Sends what was built.
+    fn send(&mut self, transport: &Transport, context: &mut Context<'_>) -> Written {
+        self.codec.poll_control(&mut self.frames);
+        if self.output.is_empty() && !self.frames.is_empty() {
+            let Ok(sent) = transport.try_send_copy(&self.frames, false) else { return Written::Lost };
+            if self.output.append(&self.frames[sent..]).is_err() {
+                return Written::Lost;
+            }
+            self.frames.clear();
+        } else if self.flush_frames().is_err() {
+            return Written::Lost;
+        }
+        while !self.output.is_empty() {
+            match transport.poll_send(context, &mut self.output) {
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(_)) => return Written::Lost,
+                Poll::Pending => return Written::Blocked,
+            }
+        }
+        Written::All
+    }
+
+    fn build_frames(&mut self) -> io::Result<()> {
+        while self.unsent_bytes() < BUILT_MAX {
+            let Some(id) = self.scheduler.pop() else { return Ok(()) };
+            let Some(stream) = self.find(id).cloned() else { continue };
+            self.build_frame(&stream)?;
+        }
+        Ok(())
+    }
+
+    /// Builds a frame of a stream, which has its next turn when it may have more.
+    fn build_frame(&mut self, stream: &Rc<Stream>) -> io::Result<()> {
+        let id = stream.id;
+        let has_more = stream.with(|own| -> io::Result<bool> {
+            own.is_listed = false;
+            let in_hand = own.outgoing.len_bytes();
+            let ends_with_data = own.ending.as_ref().is_some_and(Vec::is_empty);
+            if own.is_given_up || own.has_sent_all {
+                return Ok(false);
+            }
+            self.codec.poll_control(&mut self.frames);
+            let before = self.frames.len();
+            if in_hand > 0 || ends_with_data {
+                let Ok(sent) = self.codec.write_data(id, in_hand, ends_with_data, &mut self.frames) else {
+                    return Ok(false);
+                };
+                if sent.is_blocked() {
+                    own.is_listed = true;
+                    self.blocked.push(id);
+                    return Ok(false);
+                }
+                own.sent += (self.frames.len() - before + sent.length) as u64;
+                own.has_sent_all = sent.end_stream;
+                if sent.length <= COPIED_MAX {
+                    copy_to(&mut own.outgoing, sent.length, &mut self.frames);
+                } else {
+                    self.output.append(&self.frames)?;
+                    self.frames.clear();
+                    own.outgoing.move_to(sent.length, &mut self.output);
+                }
+                return Ok(!own.has_sent_all && (!own.outgoing.is_empty() || own.ending.is_some()));
+            }
+            let Some(trailers) = own.ending.take() else { return Ok(false) };
+            let written = self.codec.write_trailers(id, &mut self.frames, |fields| {
+                for (name, value) in &trailers {
+                    // What cannot be written is left out.
+                    let _ = fields.field(name, value, gale_protocol::http2::hpack::Indexing::IfRepeated);
+                }
+            });
+            own.has_sent_all = written.is_ok();
+            own.sent += (self.frames.len() - before) as u64;
+            Ok(false)
+        })?;
+        if has_more {
+            stream.with(|own| own.is_listed = true);
+            self.scheduler.push(id, PRIORITY);
+        }
+        // Its request may have more to send, or has come to its end.
+        stream.wake();
+        if stream.with(|own| own.is_over())
+            && let Ok(place) = self.streams.binary_search_by_key(&id, |stream| stream.id)
+        {
+            self.streams.remove(place);
+            self.age.idle_since = now();
+            self.has_become_idle = self.streams.is_empty();
+        }
+        Ok(())
+    }
+
+    /// Moves the frames that were built behind what waits for the socket.
+    fn flush_frames(&mut self) -> io::Result<()> {
+        self.output.append(&self.frames)?;
+        self.frames.clear();
+        Ok(())
+    }
+}
+
+/// Copies the first bytes of what is to be sent.
+fn copy_to(from: &mut Output, count: usize, frames: &mut Vec<u8>) {
+    let mut left = count;
+    for chunk in from.chunks() {
+        let length = left.min(chunk.len());
+        frames.extend_from_slice(&chunk[..length]);
+        left -= length;
+        if left == 0 {
+            break;
+        }
+    }
+    from.consume(count);
+}
+
+impl Lost {
+    /// In nginx's words.
+    pub fn text(&self) -> String {
+        match self {
+            Lost::Closed => "upstream prematurely closed connection".to_owned(),
+            Lost::Fault(fault) => fault_text(*fault),
+            Lost::NoMemory => "the worker's memory for buffers is exhausted".to_owned(),
+            Lost::Failed(..) => {
+                let error = self.error();
+                crate::upstream::attempt::receive_failure(&error)
+            }
+        }
+    }
+
+    /// As the socket's.
+    pub fn error(&self) -> io::Error {
+        match self {
+            Lost::Failed(_, Some(code)) => io::Error::from_raw_os_error(*code),
+            Lost::Failed(kind, None) => (*kind).into(),
+            Lost::NoMemory => io::ErrorKind::OutOfMemory.into(),
+            Lost::Closed | Lost::Fault(_) => io::ErrorKind::ConnectionReset.into(),
+        }
+    }
+}
+
+fn fault_text(fault: ConnectionFault) -> String {
+    format!("upstream sent {fault}")
+}
+
+impl StreamEnd {
+    /// What is wrong with it, in nginx's words; nothing of a response that is complete.
+    pub fn text(&self) -> String {
+        match self {
+            StreamEnd::Complete => String::new(),
+            StreamEnd::Unprocessed => "upstream refused the request".to_owned(),
+            StreamEnd::Reset(code) => format!("upstream rejected request with error {}", code.0),
+            StreamEnd::Fault(fault) => format!("upstream sent {fault}"),
+            StreamEnd::TooManyInterim => "upstream sent too many interim responses".to_owned(),
+            StreamEnd::Lost(lost) => lost.text(),
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The connections to servers that speak HTTP/2 of one worker: one for each server, until that takes no more requests
+//! on it, then another one.
+//!
+//! A connection that is being opened is waited for by all who could use it. Idle ones are kept as `keepalive` says; a
+//! group that keeps none has its connections end with their last request. They count as the worker's connections, and
+//! are given up when it has too many.
+
+use std::cell::Cell;
+use std::rc::{Rc, Weak};
+
+use gale_engine::transport::Transport;
+use gale_engine::upstream::{Pool, PoolKey};
+use gale_engine::worker::{CountedConnection, IdleConnections, Search, Worker};
+use gale_runtime::Notify;
+
+use super::connection::Http2Connection;
+
+/// Which connections may stand for each other.
+#[derive(Clone)]
+pub(in crate::upstream) struct Place {
+    key: PoolKey,
+    /// What the group keeps of idle ones.
+    pub(super) pool: Option<Pool>,
+}
+
+/// What a worker knows of these connections.
+#[derive(Default)]
+struct Connections {
+    /// Those whose tasks run.
+    open: Vec<Weak<Http2Connection>>,
+    opening: Vec<(Place, Rc<Outcome>)>,
+    /// How many there were.
+    count: u64,
+    /// What it can do without; `None` before there is anything.
+    dispensable: Option<Rc<Dispensable>>,
+}
+
+/// What comes of a connection that is being opened.
+#[derive(Default)]
+pub(in crate::upstream) struct Outcome {
+    ended: Rc<Notify>,
+    has_failed: Cell<bool>,
+}
+
+impl Outcome {
+    /// Waits until it is known. True if there is no connection: whoever waits need not try the same.
+    pub async fn known(&self) -> bool {
+        self.ended.notified().await;
+        self.has_failed.get()
+    }
+}
+
+/// What there is for a request.
+pub(in crate::upstream) enum Found {
+    /// A connection with room.
+    Room(Rc<Http2Connection>),
+    /// One whose server has not said yet how many requests it takes.
+    Beginning(Rc<Notify>),
+    /// One that is being opened.
+    Opening(Rc<Outcome>),
+    /// None: whoever asked opens one.
+    None(Opening),
+}
+
+/// A connection that is being opened; others wait for it.
+pub(in crate::upstream) struct Opening {
+    worker: Rc<Worker>,
+    outcome: Rc<Outcome>,
+    place: Place,
+}
+
+impl Place {
+    /// Where connections for this key belong, of a group that keeps idle ones in this pool.
+    pub fn new(key: PoolKey, pool: Option<&Pool>) -> Place {
+        let key = pool.map_or_else(|| key.clone(), |pool| pool.own_key(key.clone()));
+        Place { key, pool: pool.cloned() }
+    }
+
+    fn is_same(&self, other: &Place) -> bool {
+        let is_same_pool = match (&self.pool, &other.pool) {
+            (Some(one), Some(other)) => one.is_same(other),
+            (None, None) => true,
+            _ => false,
+        };
+        is_same_pool && self.key == other.key
+    }
+}
+
+/// Looks for a connection for a request, other than the one of this number.
+pub(in crate::upstream) fn find(worker: &Rc<Worker>, place: &Place, avoided: Option<u64>) -> Found {
+    worker.with_note(|connections: &mut Connections| {
+        connections.open.retain(|connection| connection.strong_count() > 0);
+        let mut beginning = None;
+        for connection in connections.open.iter().filter_map(Weak::upgrade) {
+            if !connection.place.is_same(place) || Some(connection.number) == avoided {
+                continue;
+            }
+            if connection.has_room() {
+                return Found::Room(connection);
+            }
+            if connection.is_beginning() {
+                beginning = Some(Rc::clone(&connection.news));
+            }
+        }
+        if let Some(news) = beginning {
+            return Found::Beginning(news);
+        }
+        if let Some((_, outcome)) = connections.opening.iter().find(|(other, _)| other.is_same(place)) {
+            return Found::Opening(Rc::clone(outcome));
+        }
+        let outcome = Rc::<Outcome>::default();
+        connections.opening.push((place.clone(), Rc::clone(&outcome)));
+        Found::None(Opening { worker: Rc::clone(worker), outcome, place: place.clone() })
+    })
+}
+
+impl Opening {
+    /// It is open. Its server may send heads of so many bytes.
+    pub fn begin(self, transport: Transport, counted: CountedConnection, head_max: usize) -> Rc<Http2Connection> {
+        let number = self.worker.with_note(|connections: &mut Connections| {
+            connections.count += 1;
+            connections.count
+        });
+        let connection = Http2Connection::begin(&self.worker, number, self.place.clone(), transport, counted, head_max);
+        let weak = Rc::downgrade(&connection);
+        self.worker.with_note(|connections: &mut Connections| connections.open.push(weak));
+        register(&self.worker);
+        connection
+    }
+
+    /// It cannot be opened, for reasons that hold for whoever waits for it, too.
+    pub fn fail(self) {
+        self.outcome.has_failed.set(true);
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        let outcome = &self.outcome;
+        self.worker.with_note(|connections: &mut Connections| {
+            connections.opening.retain(|(_, other)| !Rc::ptr_eq(other, outcome));
+        });
+        outcome.ended.notify_all();
+    }
+}
+
+/// A connection has become idle: whoever waits for one may have its place.
+pub(super) fn note_idle(worker: &Weak<Worker>, place: &Place) {
+    if let Some(worker) = worker.upgrade() {
+        close_surplus(&worker, place);
+        worker.connections.note_idle();
+    }
+}
+
+/// Closes idle connections of a pool above what it keeps, those that have been idle for longest first.
+fn close_surplus(worker: &Worker, place: &Place) {
+    let Some(pool) = &place.pool else { return };
+    let mut idle = worker.with_note(|connections: &mut Connections| connections.idle());
+    idle.retain(|connection| connection.place.pool.as_ref().is_some_and(|other| other.is_same(pool)));
+    idle.sort_by_key(|connection| connection.idle_since());
+    let surplus = idle.len().saturating_sub(pool.settings().connections);
+    idle.iter().take(surplus).for_each(|connection| connection.close());
+}
+
+impl Connections {
+    fn idle(&self) -> Vec<Rc<Http2Connection>> {
+        let open = self.open.iter().filter_map(Weak::upgrade);
+        open.filter(|connection| connection.idle_since().is_some()).collect()
+    }
+}
+
+/// The idle connections of a worker as something to be given up when it has too many connections.
+struct Dispensable(Weak<Worker>);
+
+impl IdleConnections for Dispensable {
+    fn search(&self) -> Search {
+        let Some(worker) = self.0.upgrade() else { return Search::InVain(None) };
+        let has_some = worker.with_note(|connections: &mut Connections| {
+            connections.open.iter().filter_map(Weak::upgrade).any(|connection| connection.idle_since().is_some())
+        });
+        if has_some { Search::Found } else { Search::InVain(None) }
+    }
+
+    /// They are closed in the next turn.
+    fn close_longest_idle(&self, wanted: usize) {
+        let Some(worker) = self.0.upgrade() else { return };
+        let mut idle = worker.with_note(|connections: &mut Connections| connections.idle());
+        idle.sort_by_key(|connection| connection.idle_since());
+        idle.iter().take(wanted).for_each(|connection| connection.close());
+    }
+}
+
+/// Has a worker give up its idle connections if it must, from the first one on.
+fn register(worker: &Rc<Worker>) {
+    let dispensable = worker.with_note(|connections: &mut Connections| {
+        if connections.dispensable.is_some() {
+            return None;
+        }
+        Some(Rc::clone(connections.dispensable.insert(Rc::new(Dispensable(Rc::downgrade(worker))))))
+    });
+    if let Some(dispensable) = dispensable {
+        let dispensable: Rc<dyn IdleConnections> = dispensable;
+        worker.connections.register_first(Rc::downgrade(&dispensable));
+    }
+}

@@ -1,0 +1,246 @@
+//! One request on a connection that it shares, and its response, as the rest of `upstream` sees it.
+
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use gale_protocol::http2::CannotOpen;
+use gale_runtime::{Bytes, Timer};
+
+use super::connection::Http2Connection;
+use super::request::Http2Request;
+use super::stream::{Head, Lost, Stream, StreamEnd};
+use crate::request::Request;
+use crate::request::exchange::LOW_WATER_BYTES;
+use crate::upstream::answering::Heading;
+use crate::upstream::attempt::End;
+use crate::upstream::receiving::{BodyRead, Malformed, UpstreamHead};
+use crate::upstream::record::Records;
+use crate::upstream::response;
+use crate::upstream::sending::{Piece, Pieces, RequestBody, SendError};
+use crate::upstream::settings::UpstreamSettings;
+
+/// Most of a body that came with the head which is taken at once, in bytes.
+const FIRST_BYTES: usize = 64 * 1024;
+
+/// See the file's head. When it is dropped, the server learns that nobody waits for the rest.
+pub(in crate::upstream) struct Shared {
+    connection: Rc<Http2Connection>,
+    stream: Rc<Stream>,
+    /// What is to be sent.
+    pieces: Pieces,
+    passes_trailers: bool,
+    /// What was taken of the body.
+    taken: Option<Bytes>,
+    /// Whoever wants the body says how much at once.
+    is_asked_for: bool,
+    timer: Timer,
+    send_max: Duration,
+    is_waiting: bool,
+    /// What had been sent when it began to wait.
+    sent_before: u64,
+    /// The connection had carried other requests.
+    pub is_reused: bool,
+}
+
+impl Shared {
+    /// Begins a request on a connection.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn begin(
+        connection: &Rc<Http2Connection>,
+        request: &Http2Request,
+        body: &RequestBody,
+        settings: &UpstreamSettings,
+        is_reused: bool,
+    ) -> Result<Shared, CannotOpen> {
+        let pieces = Pieces::new(body);
+        let stream = connection.begin_request(request, pieces.has_ended())?;
+        Ok(Shared {
+            connection: Rc::clone(connection),
+            stream,
+            pieces,
+            passes_trailers: request.passes_trailers,
+            taken: None,
+            is_asked_for: false,
+            timer: Timer::new(),
+            send_max: *settings.send_timeout.get(),
+            is_waiting: false,
+            sent_before: 0,
+            is_reused,
+        })
+    }
+
+    /// The connection's number.
+    pub fn connection_number(&self) -> u64 {
+        self.connection.number
+    }
+
+    /// What has been sent, in bytes.
+    pub fn sent(&self) -> u64 {
+        self.stream.sent()
+    }
+
+    /// Something of the client's body was taken that nobody has any more.
+    pub fn has_taken_body(&self) -> bool {
+        self.pieces.has_taken_body
+    }
+
+    /// Whether anything has come.
+    pub fn has_received(&self) -> bool {
+        self.stream.has_received()
+    }
+
+    /// Sends on, and waits for the head.
+    pub fn poll_head(
+        &mut self,
+        request: &Request,
+        settings: &UpstreamSettings,
+        records: &Records,
+        heading: &mut Heading,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<UpstreamHead, End>> {
+        let read_timeout = *settings.read_timeout.get();
+        self.stream.register(context);
+        let mut is_done = self.is_sent();
+        if !is_done {
+            match self.poll_send(request, context) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) => {
+                    heading.silence.set_after(read_timeout);
+                    is_done = true;
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Send(error))),
+            }
+        } else if heading.silence.deadline().is_none() {
+            heading.silence.set_after(read_timeout);
+        }
+        while let Some(head) = self.stream.with(|own| own.heads.pop_front()) {
+            records.last().bytes_received = self.stream.with(|own| own.received);
+            match head {
+                Head::Final(head) => return Poll::Ready(Ok(head)),
+                Head::Interim(status, fields) => {
+                    heading.silence.set_after(read_timeout);
+                    response::pass_interim(request, status, &fields);
+                }
+            }
+        }
+        if let Some(end) = self.stream.ended() {
+            return Poll::Ready(Err(match end {
+                StreamEnd::Unprocessed => End::Unprocessed,
+                StreamEnd::Lost(Lost::Closed) => End::Closed,
+                StreamEnd::Lost(lost @ (Lost::Failed(..) | Lost::NoMemory)) => End::Receiving(lost.error()),
+                end => End::Malformed(Malformed(end.text())),
+            }));
+        }
+        // The one who took the rest of the request may not have waited for this one's silence before.
+        if is_done && heading.silence.poll_expired(context).is_ready() {
+            self.connection.suspect();
+            return Poll::Ready(Err(End::Silent));
+        }
+        Poll::Pending
+    }
+
+    /// Whether there is nothing more to send.
+    fn is_sent(&self) -> bool {
+        self.pieces.is_over() && self.stream.with(|own| own.has_sent_all || own.is_given_up)
+    }
+
+    /// Sends on: takes of the request's body as much as the server's windows allow, and a little more.
+    pub fn poll_send(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        loop {
+            if self.stream.with(|own| own.is_given_up) {
+                // The response is whole, or how it ended tells why.
+                self.pieces.give_up();
+            }
+            if self.is_sent() {
+                return Poll::Ready(Ok(()));
+            }
+            self.stream.register(context);
+            let unsent = self.stream.with(|own| own.outgoing.len_bytes());
+            if unsent as u64 > LOW_WATER_BYTES || self.pieces.is_over() {
+                return self.poll_progress(context);
+            }
+            match self.pieces.poll_next(request, context)? {
+                Poll::Ready(Piece::Bytes(piece)) => self.connection.queue(&self.stream, piece),
+                Poll::Ready(Piece::End(trailers)) => {
+                    let trailers = if self.passes_trailers { trailers } else { Vec::new() };
+                    self.connection.end_request(&self.stream, trailers);
+                }
+                Poll::Pending if unsent > 0 => return self.poll_progress(context),
+                Poll::Pending => {
+                    // Whoever waits for the client does not wait for the server.
+                    self.is_waiting = false;
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+
+    /// The server's windows, or its socket, are waited for.
+    fn poll_progress(&mut self, context: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        let sent = self.stream.sent();
+        if !std::mem::replace(&mut self.is_waiting, true) || sent != self.sent_before {
+            self.sent_before = sent;
+            self.timer.set_after(self.send_max);
+        }
+        ready!(self.timer.poll_expired(context));
+        self.pieces.give_up();
+        self.connection.suspect();
+        Poll::Ready(Err(SendError::TimedOut))
+    }
+
+    /// The next part of the body, out of what was taken.
+    pub fn read_body(&mut self) -> Result<BodyRead, Malformed> {
+        if !self.is_asked_for && self.taken.is_none() {
+            self.take(FIRST_BYTES).map_err(|error| Malformed(error.to_string()))?;
+        }
+        if let Some(piece) = self.taken.take() {
+            return Ok(BodyRead::Piece(piece));
+        }
+        match self.stream.ended().filter(|_| self.stream.with(|own| own.is_read())) {
+            None => Ok(BodyRead::Partial),
+            Some(StreamEnd::Complete) => Ok(BodyRead::End),
+            Some(end) => Err(Malformed(end.text())),
+        }
+    }
+
+    /// Takes at most `max` bytes of the body; 0 is its end.
+    pub fn poll_receive(&mut self, max: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.is_asked_for = true;
+        self.take(max)?;
+        match &self.taken {
+            Some(piece) => Poll::Ready(Ok(piece.len())),
+            None if self.stream.ended().is_some() => Poll::Ready(Ok(0)),
+            None => {
+                self.stream.register(context);
+                Poll::Pending
+            }
+        }
+    }
+
+    fn take(&mut self, max: usize) -> io::Result<()> {
+        if self.taken.is_none() {
+            self.taken = self.connection.take(&self.stream, max.max(1))?;
+        }
+        Ok(())
+    }
+
+    /// The fields behind the body.
+    pub fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {
+        self.stream.with(|own| std::mem::take(&mut own.trailers))
+    }
+
+    /// The server was silent for too long.
+    pub fn note_silence(&self) {
+        self.connection.suspect();
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.connection.leave(&self.stream);
+    }
+}

@@ -1,0 +1,321 @@
+//! grpc: passes requests to gRPC servers, over HTTP/2.
+//!   grpc_pass ADDRESS;                                  location, if in location
+//!   grpc_set_header NAME VALUE;
+//!   and a part of what all modules have that pass requests on (`upstream_rows.rs`), with grpc_ssl_…
+//!                                                       http, server, location
+//! (<https://nginx.org/en/docs/http/ngx_http_grpc_module.html>)
+//!
+//! Both bodies pass as they come, and what stands behind them. A client's `grpc-timeout` bounds the waiting. An error of
+//! Gale's own has the same status as in nginx; a client that speaks gRPC gets it without a page, and with `grpc-status`
+//! beside it.
+
+use std::any::Any;
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_config::{Contexts, Custom, Diagnostic, Statement, Takes};
+use gale_engine::configuration::Builder;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::upstream::{AddressPass, BareAddress, TlsTarget};
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::body::Body;
+use gale_http::request::filters::Change;
+use gale_http::request::phases::{Flow, Phase};
+use gale_http::request::response::FieldName;
+use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::{Http2Request, KeepHead, Passing, USUALLY_HIDDEN, Wire, pass_on};
+use gale_http::variables::Variable;
+use gale_http::variables::template::SizeTemplate;
+use gale_protocol::http1::request_writer::Unwritable;
+use gale_protocol::request::KnownHeader;
+
+use crate::http::gateway;
+use crate::http::upstream_head::{SetHeader, append_uri, authority, write_client_fields, write_set_fields};
+use crate::http::upstream_pass::{PassRequests, look_up_status};
+use crate::http::upstream_rows::{self, fix, own_row, row};
+use crate::shared::append::append;
+use crate::shared::tls_client::tls_client_rows;
+
+const PREFIX: &str = "grpc";
+
+/// Clients get none of these unless `grpc_pass_header` says so.
+const HIDDEN: &[&str] = &["Date", "Server"];
+
+/// The table, out of its rows.
+macro_rules! table {
+    ([$($row:expr),* $(,)?]) => { &[$($row),*] };
+}
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "http_grpc",
+    directives: tls_client_rows!(
+        table(), Request, Conf, [upstream .], "grpc", Contexts::ANYWHERE,
+        [
+            Directive {
+                contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
+                ..own_row(
+                    "grpc_pass",
+                    Takes::Exactly(1),
+                    "",
+                    "The gRPC server, or group of servers, that requests are passed to.",
+                    &Custom(grpc_pass),
+                )
+            },
+            own_row(
+                "grpc_set_header",
+                Takes::Exactly(2),
+                "",
+                "A field of the request to the server; empty for none.",
+                &Custom(set_header),
+            ),
+            row!(Conf, "grpc", "_bind", Takes::Between(1, 2), "off",
+                "The address that connections to servers come from.", with bind, bind),
+            row!(Conf, "grpc", "_socket_keepalive", Takes::Flag, "off",
+                "Whether the kernel checks connections to servers that are silent (SO_KEEPALIVE).",
+                values flag, socket_keepalive),
+            row!(Conf, "grpc", "_socket_rcvbuf", Takes::Exactly(1), "0",
+                "The kernel's buffer for what servers send (SO_RCVBUF), in bytes.", values size, socket_rcvbuf),
+            row!(Conf, "grpc", "_socket_sndbuf", Takes::Exactly(1), "0",
+                "The kernel's buffer for what is sent to servers (SO_SNDBUF), in bytes.", values size, socket_sndbuf),
+            row!(Conf, "grpc", "_connect_timeout", Takes::Exactly(1), "60s",
+                "How long connecting to a server may take.", values time_ms, connect_timeout),
+            row!(Conf, "grpc", "_send_timeout", Takes::Exactly(1), "60s",
+                "How long a server may take nothing of a request.", values time_ms, send_timeout),
+            row!(Conf, "grpc", "_read_timeout", Takes::Exactly(1), "60s",
+                "How long a server may be silent.", values time_ms, read_timeout),
+            row!(Conf, "grpc", "_request_timeout", Takes::Exactly(1), "0",
+                "How long it may take from the first server that is tried to the end of the response; 0 for ever.",
+                values time_ms, request_timeout),
+            row!(Conf, "grpc", "_buffer_size", Takes::Exactly(1), "4k",
+                "How long the head of a response may be.", values size, buffer_size),
+            row!(Conf, "grpc", "_next_upstream", Takes::AtLeast(1), "error timeout",
+                "What has the next server of a group tried.", with next_upstream, next_upstream),
+            row!(Conf, "grpc", "_next_upstream_tries", Takes::Exactly(1), "0",
+                "How many servers are tried; 0 for all.", values number, next_upstream_tries),
+            row!(Conf, "grpc", "_next_upstream_timeout", Takes::Exactly(1), "0",
+                "For how long servers are tried; 0 for ever.", values time_ms, next_upstream_timeout),
+            row!(Conf, "grpc", "_intercept_errors", Takes::Flag, "off",
+                "Whether error_page is for the errors of servers, too.", values flag, intercept_errors),
+            row!(Conf, "grpc", "_hide_header", Takes::Exactly(1), "",
+                "A field of responses that clients do not get.", many string, hide_header),
+            row!(Conf, "grpc", "_pass_header", Takes::Exactly(1), "",
+                "A field of responses that clients get although they usually do not.", many string, pass_header),
+            row!(Conf, "grpc", "_ignore_headers", Takes::AtLeast(1), "",
+                "Fields of responses that have no effect here.", many_with ignore_headers, ignore_headers),
+        ]
+    ),
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    parts: &[&HttpPart {
+        variables: &[Variable::named("grpc_internal_trailers", |request, _, out| {
+            wants_trailers(request) && append(out, b"trailers")
+        })],
+        handlers: &[(
+            Phase::Content,
+            &PassRequests {
+                has_target: |conf: &Conf| conf.pass.is_some(),
+                settings: |conf| &conf.upstream,
+                rewriter: |_| &KeepHead,
+                prepare: |_, _| true,
+                pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
+            },
+        )],
+        filters: &[&Change { applies: |conf: &Conf| conf.pass.is_some(), run: tell_status }],
+    }],
+};
+
+/// The settings of a scope.
+#[derive(Default)]
+struct Conf {
+    upstream: UpstreamSettings,
+    /// Not inherited: what answers a location is its own.
+    pass: Option<AddressPass<Request>>,
+    set_headers: Vec<SetHeader>,
+}
+
+fn grpc_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    conf.pass = Some(AddressPass::read(builder, statement, conf.pass.is_some(), without_scheme)?);
+    Ok(())
+}
+
+/// The address behind a scheme, if there is one.
+fn without_scheme(text: &[u8]) -> Result<BareAddress<'_>, &'static str> {
+    let behind = |scheme: &[u8]| {
+        let (start, rest) = text.split_at_checked(scheme.len())?;
+        start.eq_ignore_ascii_case(scheme).then_some(rest)
+    };
+    let over_tls = behind(b"grpcs://");
+    let is_tls = over_tls.is_some();
+    Ok(BareAddress { text: over_tls.or(behind(b"grpc://")).unwrap_or(text), is_tls })
+}
+
+fn set_header(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    conf.set_headers.push(SetHeader::read(builder, statement)?);
+    Ok(())
+}
+
+fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
+    let parent: Option<&Conf> = parent.and_then(|parent| parent.downcast_ref());
+    if let Some(parent) = parent.filter(|_| conf.set_headers.is_empty()) {
+        conf.set_headers = parent.set_headers.clone();
+    }
+    let settings = &mut conf.upstream;
+    fix(&mut settings.buffers, (8, 4096));
+    fix(&mut settings.buffering, false);
+    fix(&mut settings.request_buffering, false);
+    fix(&mut settings.max_temp_file_size, 0);
+    fix(&mut settings.ignore_client_abort, false);
+    fix(&mut settings.force_ranges, false);
+    fix(&mut settings.pass_trailers, true);
+    fix(&mut settings.limit_rate, SizeTemplate::Constant(0));
+    fix(&mut settings.pass_request_headers, true);
+    fix(&mut settings.pass_request_body, true);
+    settings.tls.offers_http2 = true;
+    if conf.pass.as_ref().is_some_and(AddressPass::may_be_tls) {
+        upstream_rows::prepare_tls(settings, builder, PREFIX)?;
+    }
+    let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
+    upstream_rows::complete(settings, builder, false, PREFIX, "grpc", &hidden)
+}
+
+/// Passes a request on. An error is the status that answers it.
+async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
+    let pass = conf.pass.as_ref().expect("there whenever the handler is");
+    let target = pass.resolve_tls(request).await.map_err(look_up_status)?;
+    let (body, length) = gateway::take_body(request, &conf.upstream, true).await?;
+    let is_announced = request.header(KnownHeader::ContentLength).is_some();
+    let head = head(request, conf, &target, length.filter(|_| is_announced)).map_err(|error| {
+        request.log(Level::Error, format_args!("{error} while preparing a request to an upstream"));
+        500_u16
+    })?;
+    let time_max = request.fields().find(|(_, name, _)| name.eq_ignore_ascii_case(b"grpc-timeout"));
+    let time_max = time_max.and_then(|(_, _, value)| parse_timeout(value));
+    let mut passing = Passing {
+        selection: target.servers.select(request),
+        upstream: target.servers.upstream(request).cloned(),
+        scheme: if target.tls_host.is_some() { "grpcs://" } else { "grpc://" },
+        tls: target.tls_host.as_ref().map(|host| upstream_rows::tls(request, &conf.upstream, host)),
+        uri: head.path(),
+        wire: Wire::Http2(head),
+        body,
+        settings: &conf.upstream,
+        time_max,
+        rewriter: &KeepHead,
+        upgrade: None,
+        caching: None,
+    };
+    Ok(pass_on(request, &mut passing).await)
+}
+
+/// What the server is asked.
+fn head(request: &Request, conf: &Conf, target: &TlsTarget, length: Option<u64>) -> Result<Http2Request, Unwritable> {
+    let method = if request.counts_as_get() { b"GET" } else { request.method_name() };
+    let scheme = if target.tls_host.is_some() { "https" } else { "http" };
+    let mut uri = Vec::with_capacity(64);
+    append_uri(request, &mut uri);
+    let mut head = Http2Request::new(method, scheme, &authority(request, &conf.set_headers, &target.authority), &uri)?;
+    head.passes_trailers = true;
+    if let Some(length) = length {
+        head.push(b"content-length", length.to_string().as_bytes())?;
+    }
+    let is_te_set = conf.set_headers.iter().any(|set| set.known == Some(KnownHeader::Te));
+    if wants_trailers(request) && !is_te_set {
+        head.push(b"te", b"trailers")?;
+    }
+    write_set_fields(request, &conf.set_headers, &mut head)?;
+    write_client_fields(request, &conf.set_headers, &mut head)?;
+    Ok(head)
+}
+
+/// Whether the client has said that it takes fields behind a body.
+fn wants_trailers(request: &Request) -> bool {
+    let has_it = |value: &[u8]| {
+        let mut options = value.split(|&byte| byte == b',');
+        options.any(|option| option.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii() == b"trailers")
+    };
+    request.header(KnownHeader::Te).is_some_and(|value| has_it(&value.to_ascii_lowercase()))
+}
+
+/// How long a client of gRPC waits: at most eight digits and a unit.
+/// (<https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests>)
+fn parse_timeout(text: &[u8]) -> Option<Duration> {
+    let (unit, digits) = text.split_last()?;
+    if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let count = digits.iter().fold(0, |count: u64, digit| count * 10 + u64::from(digit - b'0'));
+    Some(match unit {
+        b'H' => Duration::from_secs(count * 3600),
+        b'M' => Duration::from_secs(count * 60),
+        b'S' => Duration::from_secs(count),
+        b'm' => Duration::from_millis(count),
+        b'u' => Duration::from_micros(count),
+        b'n' => Duration::from_nanos(count),
+        _ => return None,
+    })
+}
+
+/// What a client that speaks gRPC is told of an error that no server has answered with: the status of gRPC beside that
+/// of HTTP, which stays, and no page.
+fn tell_status(request: &mut Request, _: &Conf, body: &mut Body) {
+    if request.response.is_from_upstream || request.response.status < 400 || !speaks_grpc(request) {
+        return;
+    }
+    let status = request.response.status;
+    request.response.content_type = b"application/grpc".as_slice().into();
+    request.response.content_length = None;
+    let code = grpc_status(status).to_string().into_bytes();
+    let message = gale_protocol::http1::response::reason(status);
+    request.response.set(FieldName::from(&b"grpc-status"[..]), code);
+    request.response.set(FieldName::from(&b"grpc-message"[..]), message.as_bytes().to_vec());
+    *body = Body::Empty;
+}
+
+fn speaks_grpc(request: &Request) -> bool {
+    const TYPE: &[u8] = b"application/grpc";
+    request.header(KnownHeader::ContentType).is_some_and(|value| {
+        value.split_at_checked(TYPE.len()).is_some_and(|(start, rest)| {
+            start.eq_ignore_ascii_case(TYPE) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
+        })
+    })
+}
+
+/// What gRPC calls a status of HTTP, as its clients translate it, and where they would know no better than UNKNOWN, what
+/// Gale means by it. (<https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md>)
+fn grpc_status(status: u16) -> u8 {
+    const UNKNOWN: u8 = 2;
+    const DEADLINE_EXCEEDED: u8 = 4;
+    const PERMISSION_DENIED: u8 = 7;
+    const RESOURCE_EXHAUSTED: u8 = 8;
+    const UNIMPLEMENTED: u8 = 12;
+    const INTERNAL: u8 = 13;
+    const UNAVAILABLE: u8 = 14;
+    const UNAUTHENTICATED: u8 = 16;
+    match status {
+        400 | 405 | 500 => INTERNAL,
+        401 => UNAUTHENTICATED,
+        403 => PERMISSION_DENIED,
+        404 | 501 => UNIMPLEMENTED,
+        408 | 504 => DEADLINE_EXCEEDED,
+        413 | 414 => RESOURCE_EXHAUSTED,
+        429 | 502 | 503 => UNAVAILABLE,
+        _ => UNKNOWN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_is_digits_and_a_unit() {
+        let milliseconds = |text: &str| parse_timeout(text.as_bytes()).map(|time| time.as_millis());
+        assert_eq!(["2H", "3M", "4S", "5m", "6000u", "7000000n"].map(milliseconds), {
+            [Some(7_200_000), Some(180_000), Some(4000), Some(5), Some(6), Some(7)]
+        });
+        assert_eq!(["", "S", "1", "1s", "123456789S", "-1S", "1.5S"].map(milliseconds), [None; 7]);
+        assert!(parse_timeout(b"99999999H").is_some());
+    }
+}
