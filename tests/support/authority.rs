@@ -3,8 +3,8 @@
 #![allow(dead_code, reason = "every test program uses a part of it")]
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, PKCS_ECDSA_P256_SHA256,
-    PKCS_RSA_SHA256, SignatureAlgorithm,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, IsCa, Issuer,
+    KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256, SignatureAlgorithm,
 };
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -46,6 +46,11 @@ impl Authority {
     pub fn sign(&self, params: CertificateParams, key: KeyPair) -> Pair {
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
         Pair { certificate: certificate.pem(), key: key.serialize_pem() }
+    }
+
+    /// The certificate that a request asks for, in PEM.
+    pub fn sign_request(&self, request: &CertificateSigningRequestParams) -> String {
+        request.signed_by(&self.issuer).expect("a certificate").pem()
     }
 
     pub fn ecdsa(&self, names: &[&str]) -> Pair {

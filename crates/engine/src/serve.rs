@@ -27,6 +27,7 @@ use crate::connections::{
 };
 use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
 use crate::service::{HeldConfiguration, Services};
+use crate::tls::random;
 use crate::worker::Worker;
 use gale_base::log_level::Level;
 use gale_process::{
@@ -120,6 +121,7 @@ impl Program for Server {
         let driver = *configuration.events.driver.get();
         // The C library reads the time zone's file when it is first asked.
         log::local_time(0);
+        random::prepare();
         let mut event_loop = EventLoop::new(LoopOptions { driver, worker, ..LoopOptions::default() })?;
         if let Some(reason) = event_loop.driver_reason() {
             // Whoever has asked for it by name expects it.

@@ -13,6 +13,7 @@ use crate::hostname::hostname;
 use crate::listen::{AddressDraft, Listen};
 use crate::server_name::{ServerName, ServerNames};
 use crate::service::ServiceSpec;
+use crate::tls::managed::ManagedCertificate;
 use crate::tls::ocsp::stapling::Stapling;
 use crate::tls::settings::{TlsClientSettings, TlsSettings, VerifyClient};
 use crate::tls::staple::Lookup;
@@ -30,6 +31,8 @@ pub struct ServerDraft {
     pub names: Vec<(Word, ServerName)>,
     /// What `listen` says.
     pub listens: Vec<Listen>,
+    /// The certificate that a service obtains for it.
+    pub managed: Option<Arc<ManagedCertificate>>,
 }
 
 /// The servers behind one address.
@@ -47,7 +50,7 @@ pub type ServerTls = (Option<Arc<TlsServer>>, VerifyClient);
 impl ServerDraft {
     /// A server of which nothing is known.
     pub fn new(scope: ScopeId, span: Span) -> ServerDraft {
-        ServerDraft { scope, span, names: Vec::new(), listens: Vec::new() }
+        ServerDraft { scope, span, names: Vec::new(), listens: Vec::new(), managed: None }
     }
 
     /// Takes a `listen`.
@@ -208,7 +211,7 @@ pub fn tls_servers(
         found.push(match tls_settings(server, confs) {
             Some(settings) => {
                 let lookup = (block.lookup)(&confs[server.scope.0 as usize]);
-                let tls = loader.server_with(settings, &lookup, resources, &mut notes)?;
+                let tls = loader.server_with(settings, server.managed.as_ref(), &lookup, resources, &mut notes)?;
                 (tls, *settings.verify_client.get())
             }
             None => ServerTls::default(),

@@ -9,9 +9,9 @@ use gale_stream::session::phases::Phase as StreamPhase;
 #[cfg(feature = "test-hooks")]
 use crate::http::test_hooks;
 use crate::http::{
-    access, addition, api, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core, dav,
-    empty_gif, fastcgi, flv, geo, grpc, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log, map,
-    memcached, mirror, mp4, not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer,
+    access, acme, addition, api, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core,
+    dav, empty_gif, fastcgi, flv, geo, grpc, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log,
+    map, memcached, mirror, mp4, not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer,
     rewrite, scgi, secure_link, slice, split_clients, ssi, ssl, static_files, stub_status, sub, try_files, tunnel,
     upstream, userid, uwsgi, v2, variables,
 };
@@ -78,6 +78,7 @@ const MODULES: &[&Module] = &[
     &limit_req::MODULE,
     &realip::MODULE,
     &ssl::MODULE,
+    &acme::MODULE,
     &v2::MODULE,
     &rewrite::MODULE,
     &referer::MODULE,
@@ -111,7 +112,8 @@ const MODULES: &[&Module] = &[
 
 /// Within each phase, who is asked first.
 const PHASES: &[(Phase, &[&Module])] = &[
-    (Phase::PostRead, &[&realip::MODULE, &client_body::MODULE]),
+    // Issuers of certificates get their answers before anything is asked of clients.
+    (Phase::PostRead, &[&acme::MODULE, &realip::MODULE, &client_body::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
     (Phase::Rewrite, &[&rewrite::MODULE]),
     (

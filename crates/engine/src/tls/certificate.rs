@@ -6,9 +6,12 @@ use aws_lc_rs::digest;
 use gale_base::http_date;
 use x509_parser::asn1_rs::Tag;
 use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::ParsedExtension;
 use x509_parser::prelude::FromDer;
 use x509_parser::time::ASN1Time;
 use x509_parser::x509::{AttributeTypeAndValue, X509Name};
+
+use super::load;
 
 const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
@@ -43,6 +46,12 @@ pub struct Certificate<'c> {
 }
 
 impl<'c> Certificate<'c> {
+    /// What `ask` says of the last certificate in a text of PEM. None if there is none that can be read.
+    pub fn last_of_pem<T>(text: &[u8], ask: impl FnOnce(&Certificate<'_>) -> T) -> Option<T> {
+        let chain = load::certificates(text).ok()?;
+        Certificate::of(chain.last()?).as_ref().map(ask)
+    }
+
     /// None if it is none.
     pub fn of(der: &'c [u8]) -> Option<Certificate<'c>> {
         let (_, parsed) = X509Certificate::from_der(der).ok()?;
@@ -105,15 +114,73 @@ impl<'c> Certificate<'c> {
 
     /// In PEM.
     pub fn pem(&self) -> String {
-        let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
-        // A line is 64 digits.
-        for line in self.der.chunks(48) {
-            pem.push_str(&base64(line));
-            pem.push('\n');
-        }
-        pem.push_str("-----END CERTIFICATE-----\n");
-        pem
+        pem_of(self.der)
     }
+
+    /// Since when and until when it is valid, in seconds since 1970.
+    pub fn validity(&self) -> (u64, u64) {
+        let seconds = |time: &ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
+        let validity = self.parsed.validity();
+        (seconds(&validity.not_before), seconds(&validity.not_after))
+    }
+
+    /// The name of the issuer, if it has one.
+    pub fn issuer_common_name(&self) -> Option<String> {
+        let name = self.parsed.issuer().iter_common_name().next()?;
+        name.as_str().ok().map(str::to_owned)
+    }
+
+    /// What renewal information is asked for by (RFC 9773, section 4.1): the issuer's key and the serial number.
+    pub(super) fn renewal_id(&self) -> Option<String> {
+        let key = self.parsed.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::AuthorityKeyIdentifier(identifier) => identifier.key_identifier.as_ref(),
+            _ => None,
+        })?;
+        Some(format!("{}.{}", base64_url(key.0), base64_url(self.parsed.raw_serial())))
+    }
+}
+
+/// A certificate in PEM.
+pub(super) fn pem_of(der: &[u8]) -> String {
+    let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
+    // A line is 64 digits.
+    for line in der.chunks(48) {
+        pem.push_str(&base64(line));
+        pem.push('\n');
+    }
+    pem.push_str("-----END CERTIFICATE-----\n");
+    pem
+}
+
+/// The base64 of some bytes for URLs, without padding (RFC 4648, section 5).
+pub fn base64_url(bytes: &[u8]) -> String {
+    base64(bytes).trim_end_matches('=').replace('+', "-").replace('/', "_")
+}
+
+/// What such a text stands for; padding is no error, anything else is.
+pub fn from_base64_url(text: &[u8]) -> Option<Vec<u8>> {
+    let text = text.strip_suffix(b"==").or_else(|| text.strip_suffix(b"=")).unwrap_or(text);
+    let digit = |byte: u8| match byte {
+        b'A'..=b'Z' => Some(u32::from(byte - b'A')),
+        b'a'..=b'z' => Some(u32::from(byte - b'a') + 26),
+        b'0'..=b'9' => Some(u32::from(byte - b'0') + 52),
+        b'-' => Some(62),
+        b'_' => Some(63),
+        _ => None,
+    };
+    let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
+    for group in text.chunks(4) {
+        let mut bits = 0;
+        for index in 0..4 {
+            bits = bits << 6 | group.get(index).map_or(Some(0), |&byte| digit(byte))?;
+        }
+        let count = match group.len() {
+            1 => return None,
+            length => length - 1,
+        };
+        bytes.extend_from_slice(&bits.to_be_bytes()[1..1 + count]);
+    }
+    Some(bytes)
 }
 
 /// The base64 of some bytes (RFC 4648, section 4).
@@ -235,6 +302,17 @@ mod tests {
     use rcgen::{CertificateParams, DnType, DnValue, KeyPair, SerialNumber, date_time_ymd};
 
     use super::*;
+
+    #[test]
+    fn base64_for_urls_has_no_padding() {
+        for bytes in [&b""[..], b"\xfb", b"\xfb\xff", b"\xfb\xff\xfe", b"four"] {
+            let text = base64_url(bytes);
+            assert!(!text.contains(['=', '+', '/']));
+            assert_eq!(from_base64_url(text.as_bytes()).as_deref(), Some(bytes));
+        }
+        assert_eq!(from_base64_url(b"-_8="), Some(vec![0xfb, 0xff]));
+        assert_eq!([from_base64_url(b"a"), from_base64_url(b"a+b/"), from_base64_url(b"a\nbc")], [None, None, None]);
+    }
 
     #[test]
     fn forms_are_openssl_s() {

@@ -13,7 +13,7 @@ use gale_process::Resources;
 use parking_lot::Mutex;
 use rustls::ClientConfig;
 use rustls::client::{Resumption, UnbufferedClientConnection};
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::{TLS12, TLS13};
 
@@ -21,6 +21,7 @@ use super::commands::Commanded;
 use super::failure::TlsFailure;
 use super::load;
 use super::named::{NamedFailure, NamedLoader};
+use super::random;
 use super::server::{HTTP2, read, read_pair, read_passwords};
 use super::settings::TlsClientSettings;
 use super::suites;
@@ -124,7 +125,7 @@ pub(super) fn no_name() -> ServerName<'static> {
 struct Key {
     versions: (bool, bool),
     ciphers: Vec<u8>,
-    flags: [bool; 4],
+    flags: [bool; 5],
     verify_depth: u64,
     files: [Vec<u8>; 5],
     /// Names and values, one after the other.
@@ -172,7 +173,13 @@ impl TlsClientLoader {
         let key = Key {
             versions: (versions.tls12, versions.tls13),
             ciphers: settings.ciphers.get().to_vec(),
-            flags: [*settings.tells_name.get(), verifies, *settings.reuses_sessions.get(), settings.offers_http2],
+            flags: [
+                *settings.tells_name.get(),
+                verifies,
+                *settings.reuses_sessions.get(),
+                settings.offers_http2,
+                settings.trusts_system,
+            ],
             verify_depth: *settings.verify_depth.get(),
             files: files.map(text),
             commands: commands.flat_map(|command| [command.name.text.to_vec(), command.value.text.to_vec()]).collect(),
@@ -199,17 +206,22 @@ fn make(
     resources: &mut dyn Resources,
     notes: &mut Vec<Diagnostic>,
 ) -> Result<TlsClient, Diagnostic> {
+    random::want();
     let commanded = commanded(settings, notes)?;
     let provider = suites::provider(&commanded, notes)?;
     let mut identity = Identity::of(key);
     let (trusted, revoked) = match *settings.verifies.get() {
         false => (None, Vec::new()),
         true => {
-            let Some(word) = named_file(&settings.trusted_certificate) else {
-                let message = format!("no {prefix}_ssl_trusted_certificate for {prefix}_ssl_verify");
-                return Err(settings.verifies.error(message));
+            let authorities = |text: &[u8]| load::authorities(text, Purpose::Server);
+            let trusted = match named_file(&settings.trusted_certificate) {
+                Some(word) => read_list(word, resources, authorities)?,
+                None if settings.trusts_system => authorities_of_system(resources)?,
+                None => {
+                    let message = format!("no {prefix}_ssl_trusted_certificate for {prefix}_ssl_verify");
+                    return Err(settings.verifies.error(message));
+                }
             };
-            let trusted = read_list(word, resources, |text| load::authorities(text, Purpose::Server))?;
             identity.add(&trusted);
             let revoked =
                 named_file(&settings.crl).map(|word| read_list(word, resources, load::revocations)).transpose()?;
@@ -259,6 +271,30 @@ fn make(
         sessions: Mutex::default(),
     });
     Ok(TlsClient { config: Arc::new(config), config_alone, identity: identity.finish(), named })
+}
+
+/// Where systems keep the authorities that they trust.
+const SYSTEM_STORES: &[&str] = &[
+    // Debian, Ubuntu, Arch, Gentoo, Alpine
+    "/etc/ssl/certs/ca-certificates.crt",
+    // Fedora, RHEL
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    // SUSE
+    "/var/lib/ca-certificates/ca-bundle.pem",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+fn authorities_of_system(resources: &mut dyn Resources) -> Result<Vec<CertificateDer<'static>>, Diagnostic> {
+    for path in SYSTEM_STORES {
+        if let Ok(text) = resources.secret(Path::new(path)) {
+            return load::authorities(&text, Purpose::Server)
+                .map_err(|why| Diagnostic::emerg(format!("cannot load certificates \"{path}\": {why}")));
+        }
+    }
+    let message = "no file with the certificates of authorities is found on this system";
+    Err(Diagnostic::emerg(message).hint("install ca-certificates, or name a file by \"ssl_trusted_certificate\""))
 }
 
 /// What directives and commands say together.

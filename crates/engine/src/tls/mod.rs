@@ -6,6 +6,9 @@
 //! load       certificates and keys out of PEM
 //! encrypted_key  keys with a password
 //! named      certificates whose names have variables
+//! managed    certificates that a service obtains and renews
+//! challenges  what issuers of certificates are told when they ask who is there
+//! keys       keys that Gale makes, and what is written with them
 //! compression  compressed certificates
 //! commands   what commands for OpenSSL mean here
 //! suites     OpenSSL's names of cipher suites, groups and versions
@@ -18,21 +21,26 @@
 //! stream     a connection: records over a socket
 //! ocsp       what responders say of certificates
 //! offered    what clients offer, as text
+//! random     random numbers, ready in time
 //! certificate  what a certificate says of its owner
 //! failure    why a handshake failed, in OpenSSL's words
 //! ```
 
 mod certificate;
+pub mod challenges;
 mod client;
 pub mod commands;
 mod compression;
 mod encrypted_key;
 mod failure;
+pub mod keys;
 mod library;
 mod load;
+pub mod managed;
 mod named;
 pub mod ocsp;
 pub mod offered;
+pub(crate) mod random;
 mod server;
 pub mod settings;
 pub mod staple;
@@ -42,7 +50,7 @@ mod tickets;
 mod verify;
 mod verify_server;
 
-pub use certificate::{Certificate, base64};
+pub use certificate::{Certificate, base64, base64_url, from_base64_url};
 pub use client::{TlsClient, TlsClientLoader};
 pub use failure::TlsFailure;
 pub use named::{CertificateCache, NamedFailure};

@@ -44,6 +44,12 @@ impl fmt::Display for NamedFailure {
     }
 }
 
+impl NamedFailure {
+    pub(super) fn new(message: String) -> NamedFailure {
+        NamedFailure(message)
+    }
+}
+
 impl NamedLoader {
     /// The certificate and the key of these names, or of `data:…`.
     pub async fn pair(&self, certificate: &[u8], key: &[u8]) -> Result<Arc<CertifiedKey>, NamedFailure> {

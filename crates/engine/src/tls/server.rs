@@ -24,8 +24,10 @@ use super::commands::Commanded;
 use super::compression::{self, Compressed, PREPARED};
 use super::encrypted_key;
 use super::load;
+use super::managed::ManagedCertificate;
 use super::named::{NamedFailure, NamedLoader, Passwords};
 use super::ocsp::clients::{OcspCache, OcspRules};
+use super::random;
 use super::settings::{AsksAbout, SessionCache, TlsSettings, VerifyClient};
 use super::staple::{Lookup, Responder, Staple, StapleLoader};
 use super::suites;
@@ -64,6 +66,8 @@ pub struct TlsServer {
     identity: Identity,
     /// Where its certificates come from if their names have variables.
     named: Option<Named>,
+    /// The certificate that a service obtains for it.
+    managed: Option<Arc<ManagedCertificate>>,
     ocsp: Option<Arc<OcspRules>>,
     /// A signature of its takes milliseconds.
     signs_slowly: bool,
@@ -79,7 +83,6 @@ struct Named {
 
 impl TlsServer {
     /// A server of which only the library's configuration is of interest.
-    #[cfg(test)]
     pub(super) fn of_config(config: ServerConfig) -> Arc<TlsServer> {
         let config = Arc::new(config);
         let (client_rules, identity) = (Arc::default(), Identity::default());
@@ -92,10 +95,23 @@ impl TlsServer {
             rejects: false,
             identity,
             named: None,
+            managed: None,
             ocsp: None,
             signs_slowly: false,
             compressed: Vec::new(),
         })
+    }
+
+    /// A server that shows this certificate to whoever speaks this protocol, and asks for nothing.
+    pub(super) fn of_challenge(pair: Arc<CertifiedKey>, alpn: &[u8]) -> Result<Arc<TlsServer>, String> {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13, &TLS12]);
+        let builder = builder.map_err(|error| error.to_string())?.with_no_client_auth();
+        let mut config = builder.with_cert_resolver(Arc::new(Pairs::new([(pair, None)])));
+        config.alpn_protocols = vec![alpn.to_vec()];
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(TlsServer::of_config(config))
     }
 
     /// The library's configuration. `http2` says whether clients are offered HTTP/2.
@@ -138,16 +154,43 @@ impl TlsServer {
         self.rejects
     }
 
-    /// Whether its certificates have names with variables: handshakes need [`TlsServer::with_certificates`].
+    /// Whether its certificates have to be read first: handshakes need [`TlsServer::load_managed`] and then
+    /// [`TlsServer::with_certificates`].
     pub fn needs_certificates(&self) -> bool {
-        self.named.is_some()
+        self.named.is_some() || self.managed.as_ref().is_some_and(|managed| managed.current().is_none())
+    }
+
+    /// The certificate that a service obtains for it, if there is one.
+    pub fn managed(&self) -> Option<&Arc<ManagedCertificate>> {
+        self.managed.as_ref()
+    }
+
+    /// Reads the certificate that a service has obtained, if nobody has done so yet. Names of others may mention it.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    pub async fn load_managed(&self) -> Result<(), NamedFailure> {
+        match &self.managed {
+            Some(managed) => managed
+                .load()
+                .await
+                .map(drop)
+                .map_err(|why| NamedFailure::new(format!("cannot load certificate \"{}\": {why}", managed.name()))),
+            None => Ok(()),
+        }
     }
 
     /// The server for one handshake, with the certificates and keys of these names, which are read in a thread pool.
     ///
     /// # Errors
     /// One cannot be had.
-    pub async fn with_certificates(&self, names: &[(Vec<u8>, Vec<u8>)]) -> Result<Arc<TlsServer>, NamedFailure> {
+    pub async fn with_certificates(
+        self: &Arc<Self>,
+        names: &[(Vec<u8>, Vec<u8>)],
+    ) -> Result<Arc<TlsServer>, NamedFailure> {
+        if self.named.is_none() {
+            return Ok(Arc::clone(self));
+        }
         let mut config = ServerConfig::clone(&self.config);
         let mut signs_slowly = false;
         if let Some(named) = &self.named {
@@ -168,6 +211,7 @@ impl TlsServer {
             rejects: self.rejects,
             identity: self.identity,
             named: None,
+            managed: self.managed.clone(),
             ocsp: self.ocsp.clone(),
             signs_slowly,
             compressed: self.compressed.clone(),
@@ -220,7 +264,7 @@ impl TlsLoader {
         resources: &mut dyn Resources,
         notes: &mut Vec<Diagnostic>,
     ) -> Result<Option<Arc<TlsServer>>, Diagnostic> {
-        self.server_with(settings, &None, resources, notes)
+        self.server_with(settings, None, &None, resources, notes)
     }
 
     /// Certificates whose status a service has to fetch ([`super::ocsp::stapling`]), once all servers are made.
@@ -228,13 +272,15 @@ impl TlsLoader {
         self.staples.fetched()
     }
 
-    /// As [`TlsLoader::server`], where names of responders are looked up like this.
+    /// As [`TlsLoader::server`], where names of responders are looked up like this, and a service may obtain a
+    /// certificate.
     ///
     /// # Errors
     /// nginx's messages.
     pub fn server_with(
         &mut self,
         settings: &TlsSettings,
+        managed: Option<&Arc<ManagedCertificate>>,
         lookup: &Lookup,
         resources: &mut dyn Resources,
         notes: &mut Vec<Diagnostic>,
@@ -243,10 +289,15 @@ impl TlsLoader {
         let rejects = *settings.rejects_handshake.get();
         let mut certificates = settings.certificates.get_opt().map_or(&[][..], Vec::as_slice);
         let mut keys = settings.keys.get_opt().map_or(&[][..], Vec::as_slice);
-        if certificates.is_empty() && !rejects {
+        if certificates.is_empty() && !rejects && managed.is_none() {
             return Ok(None);
         }
+        random::want();
         let commanded = commanded(settings, notes)?;
+        let alone = managed.filter(|_| commanded.certificate.is_none() && settings.is_managed());
+        if alone.is_some() {
+            (certificates, keys) = (&[], &[]);
+        }
         certificates = commanded.certificate.as_ref().map_or(certificates, std::slice::from_ref);
         keys = commanded.key.as_ref().map_or(keys, std::slice::from_ref);
         if let Some(without) = certificates.get(keys.len()) {
@@ -255,8 +306,12 @@ impl TlsLoader {
         }
         let provider = self.provider(&commanded, notes)?;
         let (client_rules, hints) = client_rules(settings, &provider, resources)?;
-        let has_names = settings.names_certificates() && commanded.certificate.is_none();
-        let (pairs, identity) = if has_names {
+        let has_names = settings.names_certificates() && commanded.certificate.is_none() && alone.is_none();
+        let (pairs, identity) = if let Some(managed) = alone {
+            // A session may go on with the next certificate for the same names.
+            let names = managed.wanted().names.iter().map(String::as_bytes);
+            (Vec::new(), identity_of(names, &client_rules))
+        } else if has_names {
             let texts = certificates.iter().chain(keys).map(|word| word.text.as_slice());
             (Vec::new(), identity_of(texts, &client_rules))
         } else {
@@ -290,14 +345,18 @@ impl TlsLoader {
             choices.push((pair, staple));
         }
         let config_pairs: Vec<_> = choices.iter().map(|(pair, _)| Arc::clone(pair)).collect();
-        let mut config = builder.with_cert_resolver(Arc::new(Pairs::new(choices)));
+        let mut config = builder.with_cert_resolver(match alone {
+            Some(managed) => Arc::clone(managed) as Arc<dyn ResolvesServerCert>,
+            None => Arc::new(Pairs::new(choices)),
+        });
         config.ignore_client_order = commanded.prefers_own_ciphers;
         config.alpn_protocols = match settings.alpn.get_opt() {
             Some(names) => names.iter().map(|name| name.to_vec()).collect(),
             None => HTTP1.iter().map(|name| name.to_vec()).collect(),
         };
         let compressed = compressed(settings, &config_pairs)?;
-        let signs_slowly = config_pairs.iter().any(|pair| load::signs_slowly(pair));
+        let signs_slowly = config_pairs.iter().any(|pair| load::signs_slowly(pair))
+            || alone.is_some_and(|managed| managed.wanted().key.signs_slowly());
         config.cert_compressors = if compressed.is_empty() { Vec::new() } else { vec![PREPARED] };
         config.cert_compression_cache = Arc::new(CompressionCache::Disabled);
         config.cert_decompressors = Vec::new();
@@ -327,6 +386,7 @@ impl TlsLoader {
             rejects,
             identity,
             named,
+            managed: managed.cloned(),
             ocsp,
             signs_slowly,
             compressed,

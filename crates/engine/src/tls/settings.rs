@@ -95,7 +95,20 @@ impl TlsClientSettings {
     }
 }
 
+/// What the module that obtains certificates calls one, and its key.
+const MANAGED: [&[u8]; 2] = [b"$acme_certificate", b"$acme_certificate_key"];
+
 impl TlsSettings {
+    /// Whether a certificate that a service manages is all that is wanted.
+    pub(super) fn is_managed(&self) -> bool {
+        let is = |setting: &Setting<Vec<Word>>, name: &[u8]| match setting.get_opt().map_or(&[][..], Vec::as_slice) {
+            [] => true,
+            [word] => word.text == name,
+            _ => false,
+        };
+        is(&self.certificates, MANAGED[0]) && is(&self.keys, MANAGED[1])
+    }
+
     /// Whether the names of certificates or keys have variables: then all of them count as such.
     pub fn names_certificates(&self) -> bool {
         let words = self.certificates.get_opt().into_iter().chain(self.keys.get_opt()).flatten();
@@ -125,6 +138,8 @@ pub struct TlsClientSettings {
     pub verify_depth: Setting<u64>,
     /// `proxy_ssl_trusted_certificate`
     pub trusted_certificate: Setting<Word>,
+    /// Without such a file the authorities of the system are trusted.
+    pub trusts_system: bool,
     /// `proxy_ssl_crl`
     pub crl: Setting<Word>,
     /// `proxy_ssl_certificate`

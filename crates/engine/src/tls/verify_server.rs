@@ -133,7 +133,7 @@ impl ServerCertVerifier for Verifier {
 }
 
 /// Whether a certificate is for the server of this name.
-fn is_for(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
+pub(super) fn is_for(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
     let names = certificate.subject_alternative_name().ok().flatten();
     let names = names.as_ref().map_or(&[][..], |names| &names.value.general_names);

@@ -5,10 +5,12 @@
 //! need is put together. Then, at the very end, the sockets are opened.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bstr::{BString, ByteSlice};
+use gale_base::os_error::OsErrorText;
 use gale_config::{Contexts, Diagnostic, Setting, Span, Statement, Word};
 use gale_protocol::request::{Method, Scheme};
 
@@ -32,6 +34,7 @@ use gale_engine::module::{Conf, Module};
 use gale_engine::protocol::Protocol;
 use gale_engine::server_name::ServerName;
 use gale_engine::spool::TempPath;
+use gale_engine::tls::managed::ManagedCertificate;
 use gale_engine::tls::offered;
 use gale_engine::tls::staple::Lookup;
 use gale_engine::upstream::{HasUpstreams, Metric, ResolverDefaults, Upstreams};
@@ -66,12 +69,24 @@ pub struct HttpBuilder {
     pub temp_paths: Vec<Setting<TempPath>>,
     /// What is asked of servers that are spoken to over TLS.
     pub tls_clients: Vec<TlsClientDraft>,
+    /// Files of keys that modules want.
+    pub secrets: Vec<SecretDraft>,
     /// Servers whose clients may ask for tunnels.
     connect_servers: Vec<ServerId>,
     tree: ScopeTree,
     /// What else there is to know of each scope.
     scopes: Vec<ScopeDraft>,
     servers: Vec<ServerDraft>,
+}
+
+/// A file that only the master may be able to read, and that has not been read.
+pub struct SecretDraft {
+    /// The file.
+    pub path: PathBuf,
+    /// Where it is named.
+    pub span: Span,
+    /// Gets its contents.
+    pub contents: Arc<OnceLock<Vec<u8>>>,
 }
 
 struct ScopeDraft {
@@ -205,6 +220,11 @@ impl HttpBuilder {
     /// What `server_name` says in a server: all of it when the settings are completed.
     pub fn names_of(&self, server: ServerId) -> impl Iterator<Item = &(Word, ServerName)> {
         self.servers[server.0 as usize].names.iter()
+    }
+
+    /// Has a server use a certificate that a service obtains.
+    pub fn set_managed_certificate(&mut self, server: ServerId, certificate: Arc<ManagedCertificate>) {
+        self.servers[server.0 as usize].managed = Some(certificate);
     }
 
     /// The settings of this type in a scope.
@@ -450,6 +470,13 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     };
     let tls_clients = std::mem::take(&mut builder.http_mut().tls_clients);
     builder.load_tls_clients(tls_clients, resources)?;
+    for secret in std::mem::take(&mut builder.http_mut().secrets) {
+        let contents = resources.secret(&secret.path).map_err(|error| {
+            let message = format!("open() \"{}\" failed {}", secret.path.display(), OsErrorText(&error));
+            Diagnostic::emerg(message).at(secret.span)
+        })?;
+        secret.contents.get_or_init(|| contents);
+    }
     let mut servers = finish_servers(&mut scopes, servers, tls, &confs, certificate_names);
     for server in &builder.http_mut().connect_servers {
         servers[server.0 as usize].allows_connect = true;

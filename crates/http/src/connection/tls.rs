@@ -3,6 +3,7 @@
 //! ```text
 //!   first bytes ─► header of the PROXY protocol, if the address wants one
 //!               ─► a handshake: the client's first message ─► the server that it names ─► its rules
+//!                                                           ─► an issuer of certificates that asks who is there
 //!               ─► anything else: HTTP, answered with 497 (400 on the wire)
 //! ```
 //!
@@ -16,6 +17,7 @@ use std::sync::Arc;
 
 use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
+use gale_engine::tls::challenges::{self, Found};
 use gale_engine::tls::ocsp;
 use gale_engine::tls::settings::VerifyClient;
 use gale_engine::tls::{TlsServer, TlsStream, Verdict};
@@ -49,6 +51,9 @@ enum First {
     Handshake,
     /// A handshake with this server, whose certificates have yet to be read; whether HTTP/2 is offered.
     NeedsCertificates(ServerId, bool),
+    /// A handshake in which an issuer of certificates asks for the server of this name, of which another process may
+    /// know.
+    Challenge(Vec<u8>),
     /// Nothing that is answered.
     Refused,
 }
@@ -72,13 +77,25 @@ impl HttpConnection {
     async fn handshake(self: &Rc<Self>, stream: &TlsStream) -> bool {
         let mut input = Buffer::new();
         let mut had_header = false;
+        let mut may_be_challenge = true;
         loop {
             match poll_fn(|context| stream.poll_recv(context, &mut input, FIRST_BYTES)).await {
                 Ok(1..) => {}
                 Ok(0) | Err(_) => return false,
             }
-            match self.look_at_first(stream, &mut input, &mut had_header) {
-                First::Unknown => {}
+            let mut first = self.look_at_first(stream, &mut input, &mut had_header, may_be_challenge);
+            if let First::Challenge(name) = &first {
+                if let Some(server) = challenges::tls_server_elsewhere(name).await {
+                    match self.start_session(stream, &server, Some(name), false, std::mem::take(&mut input)) {
+                        true => break,
+                        false => return false,
+                    }
+                }
+                may_be_challenge = false;
+                first = self.look_at_first(stream, &mut input, &mut had_header, may_be_challenge);
+            }
+            match first {
+                First::Unknown | First::Challenge(_) => {}
                 First::Plain => {
                     self.http1.borrow_mut().set_input(input, &self.connections);
                     return true;
@@ -99,6 +116,10 @@ impl HttpConnection {
             self.log_tls(level, &format_args!("{failure} while SSL handshaking"));
             return false;
         }
+        // The handshake was the answer (RFC 8737, section 3).
+        if stream.details(|details| details.alpn() == Some(challenges::ALPN)) == Some(true) {
+            return false;
+        }
         let log = |level, message: &str| self.log_tls(level, &message);
         Box::pin(ocsp::clients::validate(&self.worker().common, stream, log)).await;
         let configuration = self.next_configuration();
@@ -108,7 +129,13 @@ impl HttpConnection {
         true
     }
 
-    fn look_at_first(&self, stream: &TlsStream, input: &mut Buffer, had_header: &mut bool) -> First {
+    fn look_at_first(
+        &self,
+        stream: &TlsStream,
+        input: &mut Buffer,
+        had_header: &mut bool,
+        may_be_challenge: bool,
+    ) -> First {
         let configuration = self.next_configuration();
         let http = configuration.http();
         let Some(place) = self.place(http) else { return First::Refused };
@@ -129,19 +156,32 @@ impl HttpConnection {
             }
             Some(_) => {}
         }
-        let name = match client_hello::parse(input.readable()) {
+        let (name, challenged) = match client_hello::parse(input.readable()) {
             Status::NeedMore => return First::Unknown,
             Status::Complete(hello) => {
                 let name = hello.server_name().map(host_of);
+                let asks = may_be_challenge && hello.alpn_protocols().any(|protocol| protocol == challenges::ALPN);
+                let challenged = name.as_deref().filter(|_| asks).map_or(Found::Nothing, challenges::tls_server);
                 if http.keeps_client_hello {
                     stream.keep_client_hello(hello);
                 }
-                name
+                (name, challenged)
             }
             // The library says what is wrong with it.
-            Status::Malformed => None,
+            Status::Malformed => (None, Found::Nothing),
         };
         self.began.set(Some(began));
+        // Before all rules of servers, or no issuer could ever find out who is there.
+        match challenged {
+            Found::Nothing => {}
+            Found::Ask => return First::Challenge(name.unwrap_or_default()),
+            Found::Known(server) => {
+                return match self.start_session(stream, &server, name.as_deref(), false, std::mem::take(input)) {
+                    true => First::Handshake,
+                    false => First::Refused,
+                };
+            }
+        }
         let server = server_named(http, place, name.as_deref());
         let offers_http2 = listening.http2 || http.server(server).http2;
         let has_tls = |server: &ServerId| http.server(*server).tls.is_some();
@@ -184,8 +224,8 @@ impl HttpConnection {
         }
     }
 
-    /// Begins a handshake with a server whose certificates have names with variables: a request without anything in it
-    /// stands for the connection.
+    /// Begins a handshake with a server whose certificates have to be read first. Where their names have variables, a
+    /// request without anything in it stands for the connection.
     async fn start_with_certificates(
         self: &Rc<Self>,
         stream: &TlsStream,
@@ -196,12 +236,17 @@ impl HttpConnection {
         let configuration = self.next_configuration();
         let own = configuration.http().server(server);
         let Some(tls) = &own.tls else { return false };
+        let loaded = tls.load_managed().await;
         let mut request = self.worker().take_request();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
         let names = own.certificate_names.iter();
         let names: Vec<_> = names.map(|(own, key)| (own.evaluate(&request), key.evaluate(&request))).collect();
         self.worker().give_back(request);
-        match tls.with_certificates(&names).await {
+        let tls = match loaded {
+            Ok(()) => tls.with_certificates(&names).await,
+            Err(failure) => Err(failure),
+        };
+        match tls {
             Ok(tls) => self.start_session(stream, &tls, stream.server_name().as_deref(), offers_http2, input),
             Err(failure) => {
                 self.log_tls(Level::Error, &format_args!("{failure} while SSL handshaking"));

@@ -1,6 +1,7 @@
 //! The modules of the http block.
 
 pub mod access;
+pub mod acme;
 pub mod addition;
 pub mod api;
 pub mod auth_basic;

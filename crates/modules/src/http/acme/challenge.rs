@@ -1,0 +1,87 @@
+//! How an issuer finds out that names are served here: one type for each kind of challenge.
+//!
+//! A kind that needs something outside of this process, such as a record in the DNS, may take its time in `present`.
+
+use std::any::Any;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use gale_engine::tls::challenges::{self, Answer, AnswerDirectory, AskedOver};
+use gale_http::request::phases::LocalBoxFuture;
+use gale_runtime::default_pool;
+
+/// What an issuer asks for.
+pub(super) struct Question {
+    /// The name or the address.
+    pub name: String,
+    /// The challenge's own (RFC 8555, section 8.3).
+    pub token: String,
+    /// The token with the hash of the account's key (section 8.1).
+    pub key_authorization: String,
+}
+
+/// What keeps an answer where the issuer finds it, until it is dropped.
+pub(super) type Guard = Box<dyn Any>;
+
+/// See the file's head.
+pub(super) trait Challenge: Send + Sync {
+    /// Its name in the protocol.
+    fn kind(&self) -> &'static str;
+
+    /// Whether names such as `*.example.com` can be had by it.
+    fn covers_wildcards(&self) -> bool {
+        false
+    }
+
+    /// Has the issuer find the answer.
+    fn present(
+        &self,
+        question: Question,
+        directory: Option<Arc<AnswerDirectory>>,
+    ) -> LocalBoxFuture<'static, Result<Guard, String>>;
+}
+
+/// `http-01`: a file (RFC 8555, section 8.3).
+pub(super) struct Http01;
+
+/// `tls-alpn-01`: a certificate in a handshake (RFC 8737).
+pub(super) struct TlsAlpn01;
+
+impl Challenge for Http01 {
+    fn kind(&self) -> &'static str {
+        "http-01"
+    }
+
+    fn present(
+        &self,
+        question: Question,
+        directory: Option<Arc<AnswerDirectory>>,
+    ) -> LocalBoxFuture<'static, Result<Guard, String>> {
+        let Question { token, key_authorization, .. } = question;
+        present(Answer { over: AskedOver::Http, key: token, text: key_authorization }, directory)
+    }
+}
+
+impl Challenge for TlsAlpn01 {
+    fn kind(&self) -> &'static str {
+        "tls-alpn-01"
+    }
+
+    fn present(
+        &self,
+        question: Question,
+        directory: Option<Arc<AnswerDirectory>>,
+    ) -> LocalBoxFuture<'static, Result<Guard, String>> {
+        let Question { name, key_authorization, .. } = question;
+        let name = name.parse::<IpAddr>().map_or(name, challenges::name_of_address);
+        present(Answer { over: AskedOver::Tls, key: name, text: key_authorization }, directory)
+    }
+}
+
+fn present(answer: Answer, directory: Option<Arc<AnswerDirectory>>) -> LocalBoxFuture<'static, Result<Guard, String>> {
+    Box::pin(async move {
+        let presented = default_pool().run(move || challenges::present(&answer, directory.as_deref())).await;
+        let presented = presented.map_err(|error| error.to_string())??;
+        Ok(Box::new(presented) as Guard)
+    })
+}

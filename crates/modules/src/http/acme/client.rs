@@ -1,0 +1,401 @@
+//! Asks issuers: requests with their nonces and signatures (RFC 8555, section 6), over the client of services.
+//!
+//! A response is bounded in size and time, redirects are not followed, and where the issuer's own address is `https`
+//! nothing is asked in the clear. A nonce that the issuer does not take any more is replaced a few times.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_engine::resolver::ResolverSettings;
+use gale_engine::worker::Worker;
+use gale_http::request::response::FieldList;
+use gale_http::upstream::PassingTls;
+use gale_http::upstream::client::{ClientConnection, ClientError, ClientRequest, Patience};
+use gale_protocol::request::Method;
+use gale_runtime::{Bytes, ConnectOptions, SocketAddress, default_pool, wall_seconds};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::issuer::Issuer;
+use super::jws::{AccountKey, Identity};
+use super::messages::{Directory, Problem, clean, retry_after};
+use super::url::Url;
+
+/// Longest body of a response: a chain of certificates is some ten thousand bytes long.
+const BODY_BYTES_MAX: usize = 256 * 1024;
+
+/// Longest head.
+const HEAD_BYTES_MAX: usize = 32 * 1024;
+
+/// How long connecting may take, and the handshake again.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How long a request may take.
+const PATIENCE: Patience =
+    Patience { send: Duration::from_secs(30), read: Duration::from_secs(30), whole: Duration::from_secs(60) };
+
+/// How long a name is looked up where `resolver_timeout` does not say.
+const LOOKUP_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How often a request is sent whose nonce is not taken.
+const NONCES_MAX: usize = 4;
+
+/// How many addresses of a name are tried.
+const ADDRESSES_MAX: usize = 8;
+
+/// Why an issuer has not done what it was asked for.
+#[derive(Debug)]
+pub(super) enum AcmeError {
+    /// It cannot be asked. Trying again may help.
+    Unreachable(String, ClientError),
+    /// Its name has no address.
+    NotFound(String),
+    /// It says why, and perhaps when it is best asked again.
+    Problem { problem: Problem, status: u16, retry_after: Option<Duration> },
+    /// What it says cannot be understood.
+    Malformed(String),
+    /// It does not find what it looks for at the names: its own words.
+    NotAuthorized(String),
+    /// It has taken too long to decide.
+    TimedOut(&'static str),
+    /// The configuration does not allow what it wants.
+    Configuration(String),
+    /// Something has failed here.
+    Local(String),
+}
+
+impl fmt::Display for AcmeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AcmeError::Unreachable(host, error) => {
+                let text = error.to_string().replace("upstream", "issuer");
+                write!(f, "{text}, issuer: {host}")
+            }
+            AcmeError::NotFound(why) | AcmeError::Configuration(why) | AcmeError::Local(why) => f.write_str(why),
+            AcmeError::Problem { problem, status, .. } => {
+                write!(f, "the issuer has refused it with status {status} ({})", problem.describe())
+            }
+            AcmeError::Malformed(what) => write!(f, "the issuer has sent an invalid response: {what}"),
+            AcmeError::NotAuthorized(why) => write!(f, "the issuer could not verify it: {why}"),
+            AcmeError::TimedOut(what) => write!(f, "the issuer has taken too long {what}"),
+        }
+    }
+}
+
+impl AcmeError {
+    /// Something that is missing or wrong in a response.
+    pub fn malformed(what: impl Into<String>) -> AcmeError {
+        AcmeError::Malformed(what.into())
+    }
+
+    /// How long the issuer does not want to be asked again.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            AcmeError::Problem { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    /// The kind of a problem, as the issuer calls it: `rateLimited`.
+    pub fn problem_kind(&self) -> &str {
+        match self {
+            AcmeError::Problem { problem, .. } => problem.short_kind(),
+            _ => "",
+        }
+    }
+
+    /// Whether only another configuration helps.
+    pub fn is_lasting(&self) -> bool {
+        const LASTING: &[&str] = &[
+            "externalAccountRequired",
+            "invalidContact",
+            "rejectedIdentifier",
+            "unsupportedContact",
+            "unsupportedIdentifier",
+            "userActionRequired",
+            "invalidProfile",
+        ];
+        matches!(self, AcmeError::Configuration(_)) || LASTING.contains(&self.problem_kind())
+    }
+}
+
+/// A response that is no refusal.
+pub(super) struct Reply {
+    fields: FieldList,
+    /// Its body.
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    /// The value of a field, as text.
+    pub fn field(&self, name: &str) -> Option<&str> {
+        self.fields(name).next()
+    }
+
+    /// The values of all fields of this name.
+    pub fn fields(&self, name: &str) -> impl Iterator<Item = &str> {
+        let same = self.fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name.as_bytes()));
+        same.filter_map(|field| std::str::from_utf8(&field.value).ok())
+    }
+
+    /// The URL in `Location`.
+    pub fn location(&self) -> Result<String, AcmeError> {
+        let location = self.field("Location").filter(|text| Url::parse(text).is_ok());
+        location.map(str::to_owned).ok_or_else(|| AcmeError::malformed("no URL in \"Location\""))
+    }
+
+    /// The field `Retry-After`.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.field("Retry-After").and_then(|text| retry_after(text.as_bytes(), wall_seconds()))
+    }
+
+    /// The body, which has to be of this kind.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, AcmeError> {
+        serde_json::from_slice(&self.body).map_err(|error| AcmeError::malformed(clean(&error.to_string())))
+    }
+}
+
+/// An account at an issuer.
+pub(super) struct Account {
+    /// The key that it goes by.
+    pub key: Arc<AccountKey>,
+    /// Its URL, once it is known.
+    pub url: RefCell<Option<String>>,
+}
+
+/// What asks one issuer.
+pub(super) struct AcmeClient {
+    worker: Rc<Worker>,
+    issuer: Arc<Issuer>,
+    resolver: Option<(Arc<ResolverSettings>, Duration)>,
+    account: Rc<Account>,
+    kept: RefCell<Option<(Url, ClientConnection)>>,
+    nonce: RefCell<Option<String>>,
+    directory: RefCell<Option<Rc<Directory>>>,
+    /// Requests so far, for messages.
+    requests: Cell<u64>,
+}
+
+impl AcmeClient {
+    /// Names are looked up by `resolver`, or as the system does without.
+    pub fn new(
+        worker: &Rc<Worker>,
+        issuer: &Arc<Issuer>,
+        resolver: Option<(Arc<ResolverSettings>, Duration)>,
+        account: &Rc<Account>,
+    ) -> AcmeClient {
+        AcmeClient {
+            worker: Rc::clone(worker),
+            issuer: Arc::clone(issuer),
+            resolver,
+            account: Rc::clone(account),
+            kept: RefCell::default(),
+            nonce: RefCell::default(),
+            directory: RefCell::default(),
+            requests: Cell::new(0),
+        }
+    }
+
+    /// The issuer.
+    pub fn issuer(&self) -> &Arc<Issuer> {
+        &self.issuer
+    }
+
+    /// The account.
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// Where what is asked for; asked for itself once.
+    pub async fn directory(&self) -> Result<Rc<Directory>, AcmeError> {
+        if let Some(directory) = &*self.directory.borrow() {
+            return Ok(Rc::clone(directory));
+        }
+        let directory: Directory = self.get(&self.issuer.uri).await?.json()?;
+        if [&directory.new_nonce, &directory.new_account, &directory.new_order].into_iter().any(String::is_empty) {
+            return Err(AcmeError::malformed("no directory of ACME"));
+        }
+        let directory = Rc::new(directory);
+        self.directory.replace(Some(Rc::clone(&directory)));
+        Ok(directory)
+    }
+
+    /// A resource that anybody may see.
+    pub async fn get(&self, url: &Url) -> Result<Reply, AcmeError> {
+        let (reply, status) = self.ask(Method::Get, url, None).await?;
+        match status {
+            200..=299 => Ok(reply),
+            status => Err(refusal(&reply, status)),
+        }
+    }
+
+    /// A resource of the account's.
+    pub async fn fetch(&self, url: &str) -> Result<Reply, AcmeError> {
+        self.post(url, None).await
+    }
+
+    /// Sends a signed request to this URL. No payload asks for the resource itself.
+    pub async fn post(&self, url: &str, payload: Option<Value>) -> Result<Reply, AcmeError> {
+        let parsed = self.parse(url)?;
+        let payload = Arc::new(payload);
+        let mut count = 0;
+        loop {
+            count += 1;
+            let nonce = self.take_nonce().await?;
+            let text = self.sign(nonce, url.to_owned(), Arc::clone(&payload)).await?;
+            let (reply, status) = self.ask(Method::Post, &parsed, Some(text)).await?;
+            if (200..=299).contains(&status) {
+                return Ok(reply);
+            }
+            let error = refusal(&reply, status);
+            // Its response has brought another one (RFC 8555, section 6.5).
+            if error.problem_kind() != "badNonce" || count == NONCES_MAX {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Reads a URL that the issuer has given.
+    pub fn parse(&self, text: &str) -> Result<Url, AcmeError> {
+        let url = Url::parse(text).map_err(|why| AcmeError::malformed(format!("{why} in \"{}\"", clean(text))))?;
+        match self.issuer.uri.is_tls && !url.is_tls {
+            true => Err(AcmeError::malformed(format!("\"{url}\" is not for TLS"))),
+            false => Ok(url),
+        }
+    }
+
+    async fn sign(&self, nonce: String, url: String, payload: Arc<Option<Value>>) -> Result<String, AcmeError> {
+        let key = Arc::clone(&self.account.key);
+        let account = self.account.url.borrow().clone();
+        let sign = move || {
+            let identity = account.as_deref().map_or(Identity::Key, Identity::Account);
+            key.sign(&identity, &nonce, &url, (*payload).as_ref())
+        };
+        let signed = default_pool().run(sign).await.map_err(|error| AcmeError::Local(error.to_string()))?;
+        signed.map_err(AcmeError::Local)
+    }
+
+    async fn take_nonce(&self) -> Result<String, AcmeError> {
+        if let Some(nonce) = self.nonce.take() {
+            return Ok(nonce);
+        }
+        let url = self.parse(&self.directory().await?.new_nonce)?;
+        let (reply, status) = self.ask(Method::Head, &url, None).await?;
+        if !(200..=299).contains(&status) {
+            return Err(refusal(&reply, status));
+        }
+        self.nonce.take().ok_or_else(|| AcmeError::malformed("no nonce"))
+    }
+
+    /// One request, over the connection of the last one if that is still good.
+    async fn ask(&self, method: Method, url: &Url, body: Option<String>) -> Result<(Reply, u16), AcmeError> {
+        self.requests.set(self.requests.get() + 1);
+        let request = ClientRequest {
+            method,
+            bytes: head(method, url, body),
+            head_max: HEAD_BYTES_MAX,
+            body_max: BODY_BYTES_MAX + 1,
+        };
+        let unreachable = |error| AcmeError::Unreachable(url.host_field(), error);
+        let kept = self.kept.take().filter(|(origin, kept)| origin.has_same_origin(url) && kept.is_idle());
+        let mut kept = kept.map(|(_, connection)| connection);
+        let (answer, connection) = loop {
+            let is_kept = kept.is_some();
+            let connection = match kept.take() {
+                Some(connection) => connection,
+                None => self.connect(url).await?,
+            };
+            match connection.ask(&request, PATIENCE).await {
+                Ok(asked) => break asked,
+                // The issuer may have closed it a moment ago.
+                Err(ClientError::Closed(_) | ClientError::Failed(..)) if is_kept => {}
+                Err(error) => return Err(unreachable(error)),
+            }
+        };
+        self.kept.replace(connection.map(|connection| (url.clone(), connection)));
+        if answer.body.len() > BODY_BYTES_MAX {
+            return Err(AcmeError::malformed("too long response"));
+        }
+        let reply = Reply { fields: answer.head.fields, body: answer.body };
+        if let Some(nonce) = reply.field("Replay-Nonce") {
+            self.nonce.replace(Some(nonce.to_owned()));
+        }
+        Ok((reply, answer.head.status))
+    }
+
+    async fn connect(&self, url: &Url) -> Result<ClientConnection, AcmeError> {
+        let tls = match url.is_tls {
+            false => None,
+            true => {
+                let client = self.issuer.tls.get().map(Arc::clone);
+                let client = client.ok_or_else(|| AcmeError::Local("TLS is not prepared".to_owned()))?;
+                Some(PassingTls { client, name: url.host.as_bytes().into(), certificate: None })
+            }
+        };
+        let options = ConnectOptions { timeout: Some(CONNECT_TIME_MAX), ..ConnectOptions::default() };
+        let mut last = AcmeError::NotFound(format!("{} could not be resolved", url.host));
+        for address in self.addresses(url).await?.into_iter().take(ADDRESSES_MAX) {
+            let address = SocketAddress::Inet(SocketAddr::new(address, url.port));
+            match ClientConnection::open(&self.worker, &address, &options, tls.as_ref()).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => last = AcmeError::Unreachable(url.host_field(), error),
+            }
+        }
+        Err(last)
+    }
+
+    async fn addresses(&self, url: &Url) -> Result<Vec<IpAddr>, AcmeError> {
+        if let Ok(address) = url.host.parse() {
+            return Ok(vec![address]);
+        }
+        let not_found =
+            |why: &dyn fmt::Display| AcmeError::NotFound(format!("{} could not be resolved ({why})", url.host));
+        match &self.resolver {
+            Some((settings, time_max)) => {
+                let resolved = self.worker.resolver(settings).resolve(url.host.as_bytes(), *time_max).await;
+                resolved.map(|resolved| resolved.found).map_err(|error| not_found(&error))
+            }
+            None => {
+                let host = url.host.clone();
+                let look_up = move || (host.as_str(), 0).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+                let found = gale_runtime::timeout(LOOKUP_TIME_MAX, default_pool().run(look_up)).await;
+                let found = found.map_err(|_| not_found(&"timed out"))?.map_err(|error| not_found(&error))?;
+                let mut found: Vec<IpAddr> =
+                    found.map_err(|error| not_found(&error))?.into_iter().map(|address| address.ip()).collect();
+                found.dedup();
+                Ok(found)
+            }
+        }
+    }
+}
+
+/// A request as it goes on the wire.
+fn head(method: Method, url: &Url, body: Option<String>) -> Bytes {
+    let name = match method {
+        Method::Post => "POST",
+        Method::Head => "HEAD",
+        _ => "GET",
+    };
+    let mut text = format!(
+        "{name} {} HTTP/1.1\r\nHost: {}\r\nUser-Agent: Gale/{} (ACME)\r\nAccept-Language: en\r\n",
+        url.target,
+        url.host_field(),
+        env!("CARGO_PKG_VERSION")
+    );
+    if let Some(body) = body {
+        text += &format!("Content-Type: application/jose+json\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    } else {
+        text += "\r\n";
+    }
+    Bytes::from(text.into_bytes())
+}
+
+/// Why the issuer refuses something: whatever has no problem in it counts by its status.
+fn refusal(reply: &Reply, status: u16) -> AcmeError {
+    let problem = serde_json::from_slice(&reply.body).unwrap_or_default();
+    AcmeError::Problem { problem, status, retry_after: reply.retry_after() }
+}
