@@ -31,6 +31,7 @@ pub(super) struct Answering {
 }
 
 /// What carries a request and its response.
+#[expect(clippy::large_enum_variant, reason = "the common one is in place; what has it is on the heap already")]
 pub(super) enum Carrier {
     /// A connection, alone.
     Exclusive(Exclusive),
