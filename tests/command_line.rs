@@ -213,7 +213,6 @@ fn under_nginx_s_name_the_version_has_nginx_s_form() {
     let long = run_as("nginx", &directory, &["-V"]).stderr;
     let arguments = long.lines().find_map(|line| line.strip_prefix("configure arguments: ")).expect("arguments");
     assert!(arguments.contains("--conf-path=/etc/nginx/nginx.conf"), "{arguments}");
-    assert!(arguments.contains("--without-http_grpc_module"), "{arguments}");
     assert!(arguments.split(' ').all(|word| word.starts_with("--")), "{arguments}");
     // Messages have its name, too.
     assert_eq!(run_as("nginx", &directory, &["-x"]).stderr, "nginx: invalid option: \"x\"\n");
@@ -344,7 +343,7 @@ fn the_list_of_missing_directives_names_none_that_is_there() {
     let missing = run(&directory, &["directives", "--missing"]);
     assert!(missing.success);
     let words: Vec<&str> = missing.stdout.split([' ', '\n']).collect();
-    assert!(words.contains(&"proxy_pass") || words.contains(&"grpc_pass"), "{}", missing.stdout);
+    assert!(words.contains(&"proxy_store"), "{}", missing.stdout);
     assert!(!words.contains(&"listen"), "{}", missing.stdout);
     assert!(missing.stdout.contains(" are missing\n"));
 }

@@ -347,13 +347,13 @@ fn a_real_client_and_server_understand_each_other(driver: Driver) {
     let port = port.trim();
     let text = format!(
         "upstream u {{ server 127.0.0.1:{port}; keepalive 4; }}
-         server {{ listen %0%; http2 on; client_max_body_size 0;
+         server {{ listen %TCP%; http2 on; client_max_body_size 0;
                    location / {{ grpc_pass grpc://u; }}
                    location /denied/ {{ deny all; grpc_pass u; }}
                    location /absent/ {{ grpc_pass unix:%DIR%/absent.sock; }} }}"
     );
     let server = Setup::http(driver, &text).start();
-    let address = server.directory.address(0).to_string();
+    let address = server.directory.address(1).to_string();
     let said = Python::start("client.py", &[&address]).output();
     let expected = [
         "unary: hello you, trailers ['x-trail=1'], OK",

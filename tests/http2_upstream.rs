@@ -285,7 +285,10 @@ fn windows_follow_the_settings(driver: Driver) {
 
 fn a_slow_client_holds_up_no_other_one(driver: Driver) {
     let backend = Backend::tcp();
-    let server = start(driver, &backend, "proxy_buffering off;");
+    // Connections belong to one worker.
+    let server = setup(driver, &backend, "keepalive 8;", "proxy_buffering off;")
+        .replace("worker_processes 2;", "worker_processes 1;")
+        .start();
     let mut slow = Http2::unix(&server);
     slow.releases = false;
     let mut fast = Http2::unix(&server);

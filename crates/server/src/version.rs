@@ -31,9 +31,6 @@ const WITH: &[&str] = &[
     "threads",
 ];
 
-/// Standard modules of nginx that are not built yet, as its `configure` names them.
-const WITHOUT: &[&str] = &["http_grpc_module"];
-
 /// `-v`
 pub fn short(is_nginx: bool) -> String {
     if is_nginx {
@@ -50,16 +47,14 @@ const COMPATIBLE_WITH: &str = "OpenSSL 1.1.1 (compatible; AWS-LC)";
 /// `-V`
 pub fn long(is_nginx: bool) -> String {
     let with: Vec<String> = WITH.iter().map(|module| format!("--with-{module}")).collect();
-    let without: Vec<String> = WITHOUT.iter().map(|module| format!("--without-{module}")).collect();
     format!(
-        "{}\nbuilt with {COMPATIBLE_WITH}\nTLS SNI support enabled\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {} {}\n",
+        "{}\nbuilt with {COMPATIBLE_WITH}\nTLS SNI support enabled\nconfigure arguments: --prefix={} --conf-path={} --error-log-path={} --pid-path={} {}\n",
         short(is_nginx),
         prefix(is_nginx),
         configuration_path(is_nginx),
         error_log_path(is_nginx),
         pid_path(is_nginx),
         with.join(" "),
-        without.join(" "),
     )
 }
 

@@ -1,6 +1,7 @@
 //! Tries servers until one has answered: the rules of `proxy_next_upstream`.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_next_upstream>)
 
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
@@ -29,7 +30,7 @@ use crate::upstream::http2::{self, Found, Http2Request, Place, Shared};
 use crate::upstream::receiving::{Malformed, ResponseReader, UpstreamHead};
 use crate::upstream::record::{Attempt, Records};
 use crate::upstream::response::{self, HeadRewriter};
-use crate::upstream::sending::{BodyFraming, RequestBody, SendError};
+use crate::upstream::sending::{BodyFraming, Kept, Pieces, RequestBody, SendError};
 use crate::upstream::settings::{RetryOn, UpstreamSettings};
 
 /// A request that is to be passed on, as its module has made it.
@@ -107,7 +108,7 @@ const SENDING: &str = "sending request to upstream";
 pub(super) const READING: &str = "reading response header from upstream";
 
 /// How far a request has come with all servers together: what may be done again depends on it.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Progress {
     /// A byte of it was sent.
     is_sent: bool,
@@ -117,6 +118,8 @@ struct Progress {
     avoided: Option<u64>,
     /// How often it was not looked at.
     unprocessed: u32,
+    /// The beginning of a client's body, where connections are shared.
+    kept: Option<Rc<RefCell<Kept>>>,
 }
 
 /// How often a server may have a request sent again that it has not looked at.
@@ -197,7 +200,7 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
                     chosen.note_error();
                 }
                 let on = RetryOn::of_status(head.status).filter(|_| passing.selection.tries_left() > 0);
-                may_go_on = on.is_some_and(|on| passing.take_retry(request, on, progress, tries, began));
+                may_go_on = on.is_some_and(|on| passing.take_retry(request, on, &progress, tries, began));
                 match on.filter(|_| may_go_on) {
                     None => {
                         if let Some(on) = RetryOn::of_status(head.status)
@@ -223,7 +226,8 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
             tell_of_failure(request, &mut chosen, action);
         }
         drop(chosen);
-        if passing.selection.tries_left() == 0 || !may_go_on && !passing.take_retry(request, on, progress, tries, began)
+        if passing.selection.tries_left() == 0
+            || !may_go_on && !passing.take_retry(request, on, &progress, tries, began)
         {
             return stale_or(request, passing, on, Flow::Respond(status));
         }
@@ -263,7 +267,7 @@ fn no_server(request: &mut Request, passing: &Passing<'_>, records: &Records, no
 
 impl Passing<'_> {
     /// Whether the next server is tried, after so many tries that began then. If so, it counts in the group's budget.
-    fn take_retry(&self, request: &Request, on: RetryOn, progress: Progress, tries: u64, began: Moment) -> bool {
+    fn take_retry(&self, request: &Request, on: RetryOn, progress: &Progress, tries: u64, began: Moment) -> bool {
         if !self.may_retry(request, on, progress, tries, began) {
             return false;
         }
@@ -282,7 +286,7 @@ impl Passing<'_> {
     }
 
     /// Whether the location says that the next server is tried, after so many tries that began then.
-    fn may_retry(&self, request: &Request, on: RetryOn, progress: Progress, tries: u64, began: Moment) -> bool {
+    fn may_retry(&self, request: &Request, on: RetryOn, progress: &Progress, tries: u64, began: Moment) -> bool {
         let settings = self.settings;
         let tries_max = *settings.next_upstream_tries.get();
         let time_max = *settings.next_upstream_timeout.get();
@@ -332,7 +336,7 @@ async fn attempt(
             (Carrier::Exclusive(begun), is_reused)
         }
         Wire::Http2(head) => {
-            let begun = Box::pin(share(request, passing, head, chosen, records, progress.avoided)).await?;
+            let begun = Box::pin(share(request, passing, head, chosen, records, progress)).await?;
             let is_reused = begun.is_reused;
             (Carrier::Shared(Box::new(begun)), is_reused)
         }
@@ -450,14 +454,15 @@ async fn open(
     Ok((stream, counted))
 }
 
-/// A stream of a connection to the server: of one that there is, or of a new one. Not of that with the number `avoided`.
+/// A stream of a connection to the server: of one that there is, or of a new one. Not of the one
+/// that is avoided.
 async fn share(
     request: &Request,
     passing: &Passing<'_>,
     head: &Http2Request,
     chosen: &Chosen,
     records: &Rc<Records>,
-    avoided: Option<u64>,
+    progress: &mut Progress,
 ) -> Result<Shared, Failure> {
     let settings = passing.settings;
     let key = pool_key(passing, chosen, settings.local_address(request).as_ref());
@@ -465,7 +470,7 @@ async fn share(
     let until = gale_runtime::now() + *settings.connect_timeout.get();
     loop {
         let left = until.since(gale_runtime::now());
-        let (connection, is_reused) = match http2::find(&request.worker().common, &place, avoided) {
+        let (connection, is_reused) = match http2::find(&request.worker().common, &place, progress.avoided) {
             Found::Room(connection) => (connection, true),
             Found::None(opening) => match open(request, passing, chosen, records).await {
                 Ok((transport, counted)) => (opening.begin(transport, counted, settings.head_max()), false),
@@ -490,7 +495,8 @@ async fn share(
                 Err(_) => return Err(timed_out_connecting(request)),
             },
         };
-        return Shared::begin(&connection, head, &passing.body, settings, is_reused).map_err(|_| {
+        let pieces = Pieces::keeping(&passing.body, &mut progress.kept);
+        return Shared::begin(&connection, head, pieces, settings, is_reused).map_err(|_| {
             request.log(Level::Alert, format_args!("no stream on a connection that has room while {CONNECTING}"));
             Failure::Final(500)
         });

@@ -1,6 +1,8 @@
 //! Sends a request to a server: its head, then its body, framed as the protocol wants it.
 
+use std::cell::RefCell;
 use std::io;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -103,8 +105,35 @@ pub(super) struct Sending {
 /// A request's body, piece by piece, out of where it comes from.
 pub(super) struct Pieces {
     source: Source,
-    /// Something of the client's body was taken, its end included: this request cannot be sent again.
-    pub has_taken_body: bool,
+    has_taken_body: bool,
+    /// What was taken of the client's body, and how much of that was taken from here.
+    kept: Option<(Rc<RefCell<Kept>>, usize)>,
+}
+
+/// The beginning of a client's body, in case that the request has to be sent again.
+#[derive(Default)]
+pub(super) struct Kept {
+    pieces: Vec<Bytes>,
+    bytes: usize,
+    /// That is all of it, with the fields behind it.
+    end: Option<Vec<(Bytes, Bytes)>>,
+    /// There was more than is kept.
+    is_partial: bool,
+}
+
+/// How much of a client's body is kept, in bytes.
+const KEPT_MAX: usize = 64 * 1024;
+
+impl Kept {
+    fn keep(&mut self, piece: &Bytes) {
+        self.bytes += piece.len();
+        self.is_partial |= self.bytes > KEPT_MAX;
+        if self.is_partial {
+            self.pieces = Vec::new();
+        } else {
+            self.pieces.push(piece.clone());
+        }
+    }
 }
 
 enum Source {
@@ -135,7 +164,38 @@ impl Pieces {
             RequestBody::Stored(stored) => stored.read(..).map_or(Source::Ended, Source::Stored),
             RequestBody::Client => Source::Client { trailers: Vec::new() },
         };
-        Pieces { source, has_taken_body: false }
+        Pieces { source, has_taken_body: false, kept: None }
+    }
+
+    /// The same, and the beginning of a client's body is kept; what is kept already comes first.
+    pub fn keeping(body: &RequestBody, kept: &mut Option<Rc<RefCell<Kept>>>) -> Pieces {
+        let mut pieces = Pieces::new(body);
+        if body.is_streamed() {
+            pieces.kept = Some((Rc::clone(kept.get_or_insert_default()), 0));
+        }
+        pieces
+    }
+
+    /// The request will not be sent again.
+    pub fn keep_nothing(&mut self) {
+        self.kept = None;
+    }
+
+    /// Something of the client's body was taken that nobody has any more, its end included: this request cannot be sent
+    /// again.
+    pub fn has_taken_body(&self) -> bool {
+        self.has_taken_body && self.kept.as_ref().is_none_or(|(kept, _)| kept.borrow().is_partial)
+    }
+
+    /// The next of what is kept.
+    fn next_kept(&mut self) -> Option<Piece> {
+        let (kept, taken) = self.kept.as_mut()?;
+        let kept = kept.borrow();
+        if let Some(piece) = kept.pieces.get(*taken) {
+            *taken += 1;
+            return Some(Piece::Bytes(piece.clone()));
+        }
+        kept.end.clone().map(Piece::End)
     }
 
     /// Whether all of it was taken.
@@ -155,6 +215,15 @@ impl Pieces {
 
     /// The next part.
     pub fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<Piece, SendError>> {
+        if matches!(self.source, Source::Client { .. })
+            && let Some(piece) = self.next_kept()
+        {
+            self.has_taken_body = true;
+            if let Piece::End(_) = &piece {
+                self.source = Source::Ended;
+            }
+            return Poll::Ready(Ok(piece));
+        }
         loop {
             let piece = match &mut self.source {
                 Source::Ended | Source::GivenUp => None,
@@ -164,13 +233,26 @@ impl Pieces {
                     let item = ready!(request.exchange().poll_body(context, &request.body_limits()));
                     self.has_taken_body = true;
                     match item.map_err(SendError::Client)? {
-                        Some(BodyItem::Bytes(bytes)) => Some(bytes),
+                        Some(BodyItem::Bytes(bytes)) => {
+                            if let Some((kept, taken)) = &mut self.kept
+                                && !bytes.is_empty()
+                            {
+                                kept.borrow_mut().keep(&bytes);
+                                *taken += 1;
+                            }
+                            Some(bytes)
+                        }
                         Some(BodyItem::Trailers(fields)) => {
                             *trailers = fields;
                             continue;
                         }
                         Some(_) => continue,
-                        None => None,
+                        None => {
+                            if let Some((kept, _)) = &self.kept {
+                                kept.borrow_mut().end = Some(trailers.clone());
+                            }
+                            None
+                        }
                     }
                 }
             };
@@ -220,7 +302,7 @@ impl Sending {
 
     /// Something of the client's body was taken, its end included: this request cannot be sent again.
     pub fn has_taken_body(&self) -> bool {
-        self.pieces.has_taken_body
+        self.pieces.has_taken_body()
     }
 
     /// Nothing more is sent. The request is not whole, and the connection cannot be used again.

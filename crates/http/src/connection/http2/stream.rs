@@ -450,7 +450,11 @@ impl Exchange for Stream {
         let server = server_field(request, &request.scope().core);
         let connection = &mut *self.connection.state.borrow_mut();
         let state = &mut *self.state.borrow_mut();
-        self.write_head(connection, state, request, options, &server);
+        // An empty body ends with the head, as in nginx: what gRPC calls trailers alone has to look like this.
+        let is_empty = body.is_empty() && !matches!(options.length, BodyLength::Known(1..));
+        let length = if is_empty { BodyLength::NoBody } else { options.length };
+        let options = ResponseOptions { length, files: options.files.clone(), ..*options };
+        self.write_head(connection, state, request, &options, &server);
         let response = &mut state.response;
         let is_short = matches!(response.length, Left::Length(length) if length == body.len() as u64)
             && body.len() <= COPIED_MAX.min(response.chunk_max)

@@ -18,7 +18,7 @@ use crate::upstream::attempt::End;
 use crate::upstream::receiving::{BodyRead, Malformed, UpstreamHead};
 use crate::upstream::record::Records;
 use crate::upstream::response;
-use crate::upstream::sending::{Piece, Pieces, RequestBody, SendError};
+use crate::upstream::sending::{Piece, Pieces, SendError};
 use crate::upstream::settings::UpstreamSettings;
 
 /// Most of a body that came with the head which is taken at once, in bytes.
@@ -52,11 +52,10 @@ impl Shared {
     pub fn begin(
         connection: &Rc<Http2Connection>,
         request: &Http2Request,
-        body: &RequestBody,
+        pieces: Pieces,
         settings: &UpstreamSettings,
         is_reused: bool,
     ) -> Result<Shared, CannotOpen> {
-        let pieces = Pieces::new(body);
         let stream = connection.begin_request(request, pieces.has_ended())?;
         Ok(Shared {
             connection: Rc::clone(connection),
@@ -85,7 +84,7 @@ impl Shared {
 
     /// Something of the client's body was taken that nobody has any more.
     pub fn has_taken_body(&self) -> bool {
-        self.pieces.has_taken_body
+        self.pieces.has_taken_body()
     }
 
     /// Whether anything has come.
@@ -120,7 +119,10 @@ impl Shared {
         while let Some(head) = self.stream.with(|own| own.heads.pop_front()) {
             records.last().bytes_received = self.stream.with(|own| own.received);
             match head {
-                Head::Final(head) => return Poll::Ready(Ok(head)),
+                Head::Final(head) => {
+                    self.pieces.keep_nothing();
+                    return Poll::Ready(Ok(head));
+                }
                 Head::Interim(status, fields) => {
                     heading.silence.set_after(read_timeout);
                     response::pass_interim(request, status, &fields);
