@@ -11,7 +11,9 @@ mod support;
 #[path = "support/tls.rs"]
 mod tls;
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use authority::Authority;
@@ -34,6 +36,7 @@ with_each_driver!(
     what_cannot_be_obtained_is_said,
     settings_that_cannot_be_are_errors,
     the_variables_may_be_used_beside_others,
+    pebble_issues_over_both_challenges,
 );
 
 const ISSUED: &str = "certificate for \"a.example\" issued";
@@ -400,5 +403,79 @@ fn the_variables_may_be_used_beside_others(driver: Driver) {
     let path = server.directory.path().join("gale.sock");
     let mut client = Tls::rsa_only(&acme.authority).client(&path, "a.example");
     assert_eq!(client.ask("GET / HTTP/1.1\r\nHost: a.example\r\n\r\n").text(), "fine");
+    server.stop();
+}
+
+/// Another one's issuer, where it is installed: Pebble (<https://github.com/letsencrypt/pebble>), which takes what is
+/// strictly the standard alone, and forgets nonces on purpose.
+struct Pebble(Child);
+
+impl Pebble {
+    /// At `%TCP3%`; it looks for names at the ports of `%TCP%` and `%TCP2%`. None where it is not installed.
+    fn start(server: &Server) -> Option<Pebble> {
+        let [http, tls, own] = [1, 2, 3].map(|number| server.directory.address(number));
+        let authority = Authority::new("pebble's authority");
+        let pair = authority.ecdsa(&[&own.ip().to_string()]);
+        server.directory.write("root.pem", &authority.pem);
+        server.directory.write("pebble.pem", &pair.certificate);
+        server.directory.write("pebble.key", &pair.key);
+        let path = |name: &str| server.directory.path().join(name).display().to_string();
+        let configuration = json!({ "pebble": {
+            "listenAddress": own.to_string(), "managementListenAddress": "",
+            "certificate": path("pebble.pem"), "privateKey": path("pebble.key"),
+            "httpPort": http.port(), "tlsPort": tls.port(),
+        }});
+        server.directory.write("pebble.json", configuration.to_string());
+        let mut command = Command::new("pebble");
+        command.arg("-config").arg(path("pebble.json")).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.env("PEBBLE_VA_NOSLEEP", "1").env("PEBBLE_WFE_NONCEREJECT", "30").spawn();
+        let mut child = child.ok()?;
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        lines.by_ref().map_while(Result::ok).find(|line| line.contains("ACME directory available"))?;
+        // It writes on, and must not wait for its reader.
+        std::thread::spawn(move || lines.for_each(drop));
+        Some(Pebble(child))
+    }
+}
+
+impl Drop for Pebble {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn pebble_issues_over_both_challenges(driver: Driver) {
+    // Its addresses are known when it has started.
+    let empty = "server { listen %TCP%; } server { listen %TCP2%; }";
+    let mut server = Setup::http(driver, empty).start();
+    let Some(_pebble) = Pebble::start(&server) else {
+        server.stop();
+        return eprintln!("skipped: pebble is not installed");
+    };
+    let ip = server.directory.address(1).ip().to_string();
+    let issuer = |name: &str, rest: &str| {
+        format!(
+            "acme_issuer {name} {{ uri https://%TCP3%/dir; ssl_trusted_certificate %DIR%/root.pem; {rest}
+                                   accept_terms_of_service; state_path %DIR%/{name}; }}"
+        )
+    };
+    let first = issuer("first", "account_key rsa:2048; contact a@b.example;");
+    let second = issuer("second", "account_key ecdsa:384; challenge tls-alpn-01;");
+    let text = format!(
+        "{first} {second}
+         server {{ listen %TCP%; return 301 https://elsewhere.example/; }}
+         server {{ listen %TCP2% ssl default_server; ssl_reject_handshake on; }}
+         server {{ listen %UNIX% ssl; server_name one; acme_certificate first {ip} key=ecdsa:384; return 200 one; }}
+         server {{ listen %UNIX% ssl; server_name two; acme_certificate second {ip}; return 200 two; }}"
+    );
+    server.reload_http(driver, &text);
+    for name in ["first", "second"] {
+        server.wait_logged(&format!("acme issuer \"{name}\": certificate for \"{ip}\" issued"));
+    }
+    for name in ["one", "two"] {
+        let own = shown(&server, name);
+        assert!(own.windows(6).any(|part| part == b"Pebble"), "{name}");
+    }
     server.stop();
 }

@@ -58,6 +58,17 @@ const DIRECTIVES: &[Directive] = &[
         store: &One { parse: values::number, slot: slot!(MainSettings, worker_rlimit_nofile) },
     },
     Directive {
+        name: "ssl_engine",
+        contexts: Contexts::MAIN,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
+        about: "Refused: OpenSSL, which has engines, is not used.",
+        store: &Custom(|_: &mut (), _, statement| {
+            Err(crate::shared::ssl::refused(statement, "OpenSSL, which has engines, is not used"))
+        }),
+    },
+    Directive {
         name: "worker_rlimit_core",
         contexts: Contexts::MAIN,
         takes: Takes::Exactly(1),

@@ -24,7 +24,10 @@ const COMPRESSION: &str = "The memory of compressors: Gale takes what zlib needs
 const BUFFERS: &str = "A mark on the buffers of what is proxied: Gale's have none.";
 const TEMPORARY: &str = "Who writes temporary files: threads always do.";
 
+const OBJECTS: &str = "Whether a reload keeps certificates that have not changed: Gale reads all of them.";
+
 const DIRECTIVES: &[Directive] = &[
+    row("ssl_object_cache_inheritable", Contexts::MAIN, Takes::Flag, OBJECTS),
     row("variables_hash_max_size", Contexts::STREAM, Takes::Exactly(1), HASH),
     row("variables_hash_bucket_size", Contexts::STREAM, Takes::Exactly(1), HASH),
     row("server_names_hash_max_size", Contexts::STREAM, Takes::Exactly(1), HASH),

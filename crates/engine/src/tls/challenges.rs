@@ -223,25 +223,20 @@ pub async fn tls_server_elsewhere(name: &[u8]) -> Option<Arc<TlsServer>> {
 fn find(over: AskedOver, key: &[u8]) -> Option<Ready> {
     let key = std::str::from_utf8(key).ok()?;
     let answers = ANSWERS.read();
-    if answers.is_empty() { None } else { answers.get(&(over, key.to_ascii_lowercase_if(over))).cloned() }
+    if answers.is_empty() { None } else { answers.get(&(over, normal(over, key))).cloned() }
 }
 
-trait KeyForm {
-    fn to_ascii_lowercase_if(&self, over: AskedOver) -> String;
-}
-
-impl KeyForm for str {
-    /// Names have no case, tokens do.
-    fn to_ascii_lowercase_if(&self, over: AskedOver) -> String {
-        match over {
-            AskedOver::Http => self.to_owned(),
-            AskedOver::Tls => self.to_ascii_lowercase(),
-        }
+/// Names have no case, tokens do.
+fn normal(over: AskedOver, key: &str) -> String {
+    match over {
+        AskedOver::Http => key.to_owned(),
+        AskedOver::Tls => key.to_ascii_lowercase(),
     }
 }
 
 async fn find_elsewhere(over: AskedOver, key: &[u8]) -> Option<Ready> {
-    let key = std::str::from_utf8(key).ok().filter(|key| is_key(over, key.as_bytes()))?.to_ascii_lowercase_if(over);
+    let key = std::str::from_utf8(key).ok().filter(|key| is_key(over, key.as_bytes()))?;
+    let key = normal(over, key);
     let directories: Vec<Arc<AnswerDirectory>> = {
         let known = DIRECTORIES.lock();
         let is_other = |known: &Arc<AnswerDirectory>| !known.is_own.load(Ordering::Acquire);

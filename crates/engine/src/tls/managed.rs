@@ -18,6 +18,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwapOption;
+use gale_base::os_error::OsErrorText;
 use gale_runtime::default_pool;
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
@@ -49,8 +50,8 @@ pub struct Wanted {
 pub struct ManagedCertificate {
     wanted: Wanted,
     current: ArcSwapOption<Current>,
-    /// One thread reads it.
-    loading: Mutex<()>,
+    /// One thread reads it, and notes why it could not.
+    loading: Mutex<Option<String>>,
 }
 
 /// What clients get.
@@ -134,12 +135,18 @@ impl ManagedCertificate {
     async fn load_anew(self: &Arc<Self>, is_forced: bool) -> Result<Arc<Current>, String> {
         let own = Arc::clone(self);
         let load = move || {
-            let _one_at_a_time = own.loading.lock();
+            let mut problem = own.loading.lock();
             let known = own.current();
             if !is_forced && let Some(current) = known {
                 return Ok(current);
             }
-            let issued = own.path().and_then(|path| own.read(&path, Origin::Issuer).ok());
+            let issued = own.path().and_then(|path| match own.read(&path, Origin::Issuer) {
+                Ok(issued) => Some(issued),
+                Err(why) => {
+                    *problem = path.exists().then(|| format!("cannot load certificate \"{}\": {why}", path.display()));
+                    None
+                }
+            });
             let current = match (issued, known) {
                 (Some(issued), Some(known)) if known.is_issued() && known.not_before >= issued.not_before => known,
                 (Some(issued), _) => Arc::new(issued),
@@ -150,6 +157,11 @@ impl ManagedCertificate {
             Ok(current)
         };
         default_pool().run(load).await.map_err(|error| error.to_string())?
+    }
+
+    /// Why the file that is there could not be used; told once.
+    pub fn take_problem(&self) -> Option<String> {
+        self.loading.lock().take()
     }
 
     /// Has clients get this chain with this key from now on, and keeps both. Blocks while it writes.
@@ -186,7 +198,7 @@ impl ManagedCertificate {
     }
 
     fn read(&self, path: &Path, origin: Origin) -> Result<Current, String> {
-        let text = fs::read(path).map_err(|error| error.to_string())?;
+        let text = fs::read(path).map_err(|error| OsErrorText(&error).to_string())?;
         self.parse(&text, &text, origin)
     }
 

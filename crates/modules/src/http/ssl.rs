@@ -16,7 +16,7 @@ const PLACE: Contexts = Contexts::HTTP.or(Contexts::SERVER);
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_ssl",
-    directives: &join::<30>(&[&directives(PLACE), &[early_data(PLACE)]]),
+    directives: &join::<31>(&[&directives(PLACE), &[early_data(PLACE)]]),
     conf: Some(ConfType::of::<TlsSettings>()),
     parts: &[&HttpPart { variables: &variables::<Request>(), ..HttpPart::EMPTY }],
 };

@@ -11,6 +11,7 @@
 //!   ssl_stapling on|off;  ssl_stapling_file FILE;  ssl_stapling_responder URL;  ssl_stapling_verify on|off;
 //!   ssl_ocsp on|off|leaf;  ssl_ocsp_responder URL;  ssl_ocsp_cache off|shared:NAME:SIZE;
 //!   ssl_dhparam FILE;                                        accepted, without effect
+//!   ssl_ech_file FILE;                                       refused
 //!   $ssl_protocol, $ssl_cipher, $ssl_curve, $ssl_server_name, $ssl_session_reused, $ssl_client_…
 //!   $ssl_ciphers, $ssl_curves, $ssl_sigalgs, $ssl_ja4        of the client's first message
 //! (<https://nginx.org/en/docs/http/ngx_http_ssl_module.html>)
@@ -55,7 +56,7 @@ const CACHE_INACTIVE: Duration = Duration::from_secs(10);
 const CACHE_VALID: Duration = Duration::from_secs(60);
 
 /// The directives, for blocks that `contexts` names. Their settings are [`TlsSettings`].
-pub const fn directives(contexts: Contexts) -> [Directive; 29] {
+pub const fn directives(contexts: Contexts) -> [Directive; 30] {
     [
         Directive {
             name: "ssl_certificate",
@@ -310,6 +311,20 @@ pub const fn directives(contexts: Contexts) -> [Directive; 29] {
             store: const { &Custom(|_: &mut (), b, s| without_effect(b, s, "DHE is not spoken, ECDHE is")) },
         },
         Directive {
+            name: "ssl_ech_file",
+            contexts,
+            takes: Takes::Exactly(1),
+            body: Body::None,
+            default: "",
+            about: "Refused: the library knows Encrypted Client Hello for clients only.",
+            store: const {
+                &Custom(|_: &mut (), _, statement| {
+                    let reason = "the TLS library knows Encrypted Client Hello for clients only";
+                    Err(refused(statement, reason))
+                })
+            },
+        },
+        Directive {
             name: "ssl_conf_command",
             contexts,
             takes: Takes::Exactly(2),
@@ -319,6 +334,11 @@ pub const fn directives(contexts: Contexts) -> [Directive; 29] {
             store: const { &ManyWith { parse: conf_command, slot: slot!(TlsSettings, commands) } },
         },
     ]
+}
+
+/// A directive whose meaning cannot be had, and without which clients would get less than they were promised.
+pub(crate) fn refused(statement: &Statement, reason: &'static str) -> Diagnostic {
+    statement.error(format!("\"{}\" directive is not supported: {reason}", statement.name.text))
 }
 
 pub(crate) fn without_effect(builder: &mut Builder, statement: &Statement, why: &str) -> Result<(), Diagnostic> {

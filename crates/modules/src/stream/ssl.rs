@@ -20,7 +20,7 @@ use crate::shared::ssl::{OverTls, directives, variables};
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "stream_ssl",
-    directives: &join::<31>(&[&directives(PLACE), OWN]),
+    directives: &join::<32>(&[&directives(PLACE), OWN]),
     conf: Some(ConfType { merge, ..ConfType::of::<TlsSettings>() }),
     parts: &[&StreamPart { variables: &variables::<Session>(), ..StreamPart::EMPTY }],
 };

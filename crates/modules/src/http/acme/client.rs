@@ -3,7 +3,7 @@
 //! A response is bounded in size and time, redirects are not followed, and where the issuer's own address is `https`
 //! nothing is asked in the clear. A nonce that the issuer does not take any more is replaced a few times.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gale_engine::resolver::ResolverSettings;
+use gale_engine::service::{Context, LockShare};
 use gale_engine::worker::Worker;
 use gale_http::request::response::FieldList;
 use gale_http::upstream::PassingTls;
@@ -23,6 +24,7 @@ use serde_json::Value;
 use super::issuer::Issuer;
 use super::jws::{AccountKey, Identity};
 use super::messages::{Directory, Problem, clean, retry_after};
+use super::service::AcmeService;
 use super::url::Url;
 
 /// Longest body of a response: a chain of certificates is some ten thousand bytes long.
@@ -173,36 +175,41 @@ pub(super) struct AcmeClient {
     issuer: Arc<Issuer>,
     resolver: Option<(Arc<ResolverSettings>, Duration)>,
     account: Rc<Account>,
+    /// What writes has a share, so that no other process writes meanwhile.
+    lock_share: Option<LockShare>,
     kept: RefCell<Option<(Url, ClientConnection)>>,
     nonce: RefCell<Option<String>>,
     directory: RefCell<Option<Rc<Directory>>>,
-    /// Requests so far, for messages.
-    requests: Cell<u64>,
 }
 
 impl AcmeClient {
     /// Names are looked up by `resolver`, or as the system does without.
     pub fn new(
-        worker: &Rc<Worker>,
+        context: &Context<AcmeService>,
         issuer: &Arc<Issuer>,
         resolver: Option<(Arc<ResolverSettings>, Duration)>,
         account: &Rc<Account>,
     ) -> AcmeClient {
         AcmeClient {
-            worker: Rc::clone(worker),
+            worker: Rc::clone(context.worker()),
+            lock_share: context.lock_share(),
             issuer: Arc::clone(issuer),
             resolver,
             account: Rc::clone(account),
             kept: RefCell::default(),
             nonce: RefCell::default(),
             directory: RefCell::default(),
-            requests: Cell::new(0),
         }
     }
 
     /// The issuer.
     pub fn issuer(&self) -> &Arc<Issuer> {
         &self.issuer
+    }
+
+    /// A share of the lock of the state directory.
+    pub fn lock_share(&self) -> Option<LockShare> {
+        self.lock_share.clone()
     }
 
     /// The account.
@@ -293,7 +300,6 @@ impl AcmeClient {
 
     /// One request, over the connection of the last one if that is still good.
     async fn ask(&self, method: Method, url: &Url, body: Option<String>) -> Result<(Reply, u16), AcmeError> {
-        self.requests.set(self.requests.get() + 1);
         let request = ClientRequest {
             method,
             bytes: head(method, url, body),

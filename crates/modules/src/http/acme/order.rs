@@ -115,8 +115,12 @@ pub(super) async fn obtain(
         }
     };
     let chain = chain(client, chain_url).await?;
-    let own = Arc::clone(certificate);
-    in_pool(move || own.set(&chain, &key)).await.map_err(|error| match error {
+    let (own, share) = (Arc::clone(certificate), client.lock_share());
+    let set = move || {
+        let _share = share;
+        own.set(&chain, &key)
+    };
+    in_pool(set).await.map_err(|error| match error {
         AcmeError::Local(why) => AcmeError::Malformed(why),
         error => error,
     })

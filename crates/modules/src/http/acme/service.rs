@@ -101,6 +101,9 @@ impl Service for AcmeService {
 fn tell_of(context: &Context<AcmeService>, certificate: &ManagedCertificate) {
     let Some(current) = certificate.current() else { return };
     let names = names(certificate);
+    if let Some(problem) = certificate.take_problem() {
+        context.log(Level::Error, problem);
+    }
     let stands_in = |what: &str| {
         context.log(Level::Warn, format_args!("no certificate for \"{names}\" yet: clients get {what}"));
     };
@@ -178,7 +181,7 @@ impl Task {
         if !self.is_asked_to_wait {
             (self.failures, self.not_before) = (0, 0);
         }
-        if self.is_issued() {
+        if self.window.is_none() && self.ask_at != u64::MAX {
             self.ask_at = 0;
         }
     }
@@ -188,7 +191,7 @@ impl Task {
         let issuer = Arc::clone(&context.settings().issuer);
         let done = match account_of(context, &issuer, account).await {
             Ok(account) => {
-                let client = AcmeClient::new(context.worker(), &issuer, resolver(context), &account);
+                let client = AcmeClient::new(context, &issuer, resolver(context), &account);
                 self.act_with(context, &client).await
             }
             Err(error) => Err(error),
@@ -356,7 +359,7 @@ async fn save_account(context: &Context<AcmeService>, client: &AcmeClient) {
     let Some(directory) = issuer.state_path.clone() else { return };
     let url = account.url.borrow().clone();
     let saved = json!({ "uri": issuer.uri.to_string(), "key": account.key.thumbprint(), "account": url });
-    let share = context.lock_share();
+    let share = client.lock_share();
     let write = move || {
         let _share = share;
         write_atomically(&directory.join("account.json"), saved.to_string().as_bytes())
