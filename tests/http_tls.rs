@@ -9,13 +9,16 @@ mod tls;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use authority::{Authority, Pair, is_for};
 use rcgen::{IsCa, date_time_ymd};
 use rustix::process::Signal;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::compress::{CertDecompressor, DecompressionFailed};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{DigitallySignedStruct, HandshakeKind, ProtocolVersion, SignatureScheme};
+use rustls::version::{TLS12, TLS13};
+use rustls::{CertificateCompressionAlgorithm, DigitallySignedStruct, HandshakeKind, ProtocolVersion, SignatureScheme};
 use support::{Backend, Client, Driver, Server, Setup, with_each_driver};
 use tls::{Session, Tls};
 
@@ -42,6 +45,7 @@ with_each_driver!(
     clients_are_told_what_a_responder_says,
     clients_are_asked_about_at_a_responder,
     long_keys_sign_beside_the_event_loop,
+    certificates_are_sent_compressed_to_clients_that_can_have_it,
     what_comes_early_is_answered_at_once_unless_it_may_change_something,
 );
 
@@ -918,4 +922,39 @@ fn long_keys_sign_beside_the_event_loop(driver: Driver) {
     drop(client);
     assert_eq!(world.tls().client(&socket(&server), "example.com").get("/").status, 200);
     server.stop();
+}
+
+/// Counts what it has decompressed.
+#[derive(Debug)]
+struct Zlib(AtomicUsize);
+
+impl CertDecompressor for Zlib {
+    fn decompress(&self, input: &[u8], output: &mut [u8]) -> Result<(), DecompressionFailed> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        let mut decoder = flate2::read::ZlibDecoder::new(input);
+        let whole = decoder.read_exact(output).is_ok() && decoder.read(&mut [0]).is_ok_and(|more| more == 0);
+        if whole { Ok(()) } else { Err(DecompressionFailed) }
+    }
+
+    fn algorithm(&self) -> CertificateCompressionAlgorithm {
+        CertificateCompressionAlgorithm::Zlib
+    }
+}
+
+fn certificates_are_sent_compressed_to_clients_that_can_have_it(driver: Driver) {
+    let world = World::new();
+    for (setting, versions, times) in
+        [("on", &[&TLS13], 1), ("off", &[&TLS13], 0), ("on", &[&TLS12], 0), ("off", &[&TLS12], 0)]
+    {
+        let text = format!("ssl_certificate_compression {setting}; location / {{ return 200 fine; }}");
+        let server = world.server(driver, &text);
+        let zlib: &'static Zlib = Box::leak(Box::new(Zlib(AtomicUsize::new(0))));
+        let tls = Tls::with(&world.authority, versions, None).decompressing(zlib);
+        let get = "GET / HTTP/1.1\r\nHost: example.com\r\n\r\n";
+        assert_eq!(tls.client(&socket(&server), "example.com").ask(get).text(), "fine");
+        assert_eq!(zlib.0.load(Ordering::SeqCst), times, "{setting} {versions:?}");
+        // Others get it as it is.
+        assert_eq!(world.tls().client(&socket(&server), "example.com").ask(get).text(), "fine");
+        server.stop();
+    }
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustls::client::danger::ServerCertVerifier;
+use rustls::compress::CertDecompressor;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -68,6 +69,12 @@ impl Tls {
     /// Clients that come back send something with their first message.
     pub fn with_early_data(mut self) -> Tls {
         self.config.enable_early_data = true;
+        self
+    }
+
+    /// Servers may send their certificates compressed.
+    pub fn decompressing(mut self, decompressor: &'static dyn CertDecompressor) -> Tls {
+        self.config.cert_decompressors = vec![decompressor];
         self
     }
 

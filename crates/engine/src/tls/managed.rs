@@ -26,6 +26,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
 use super::certificate::{Certificate, pem_of};
+use super::compression::{self, Compressed};
 use super::keys::{self, KeyKind};
 use super::load;
 use super::verify_server::is_for;
@@ -67,6 +68,8 @@ pub struct Current {
     pub renewal_id: String,
     chain: String,
     key: String,
+    /// The chain for clients that take it compressed: known to handshakes as long as it is held.
+    _compressed: Option<Compressed>,
 }
 
 /// Where a certificate is from.
@@ -215,8 +218,18 @@ impl ManagedCertificate {
         let renewal_id = parsed.renewal_id().unwrap_or_default();
         let chain_text: String = certificates.iter().map(|certificate| pem_of(certificate)).collect();
         let key_text = key_part(key)?;
+        let compressed = compression::compress(&certificates);
         let pair = load::pair(certificates, private, self.name())?;
-        Ok(Current { pair, origin, not_before, not_after, renewal_id, chain: chain_text, key: key_text })
+        Ok(Current {
+            pair,
+            origin,
+            not_before,
+            not_after,
+            renewal_id,
+            chain: chain_text,
+            key: key_text,
+            _compressed: compressed,
+        })
     }
 
     /// What clients get until there is a certificate: an earlier one for the same first name, if that is still good.

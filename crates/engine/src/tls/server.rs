@@ -357,7 +357,9 @@ impl TlsLoader {
         let compressed = compressed(settings, &config_pairs)?;
         let signs_slowly = config_pairs.iter().any(|pair| load::signs_slowly(pair))
             || alone.is_some_and(|managed| managed.wanted().key.signs_slowly());
-        config.cert_compressors = if compressed.is_empty() { Vec::new() } else { vec![PREPARED] };
+        // What is obtained is compressed when it is loaded.
+        let is_compressed = !compressed.is_empty() || alone.is_some() && *settings.compresses_certificates.get();
+        config.cert_compressors = if is_compressed { vec![PREPARED] } else { Vec::new() };
         config.cert_compression_cache = Arc::new(CompressionCache::Disabled);
         config.cert_decompressors = Vec::new();
         sessions.apply(&mut config, identity);
@@ -707,6 +709,13 @@ type Choice = (Arc<CertifiedKey>, Option<Arc<Staple>>);
 impl Pairs {
     fn new(pairs: impl IntoIterator<Item = Choice>) -> Pairs {
         let mut pairs: Vec<Choice> = pairs.into_iter().collect();
+        // As with OpenSSL the last one of a kind replaces those before it.
+        let kinds: Vec<SignatureAlgorithm> = pairs.iter().map(|(pair, _)| pair.key.algorithm()).collect();
+        let mut place = 0;
+        pairs.retain(|_| {
+            place += 1;
+            !kinds[place..].contains(&kinds[place - 1])
+        });
         // Of several that a client can take it gets the first: those that sign quickly.
         pairs.sort_by_key(|(pair, _)| pair.key.algorithm() == SignatureAlgorithm::RSA);
         Pairs(pairs)
