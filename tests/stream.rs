@@ -37,7 +37,9 @@ with_each_driver!(
     names_in_first_messages_choose_servers_without_ending_tls,
     a_client_that_says_nothing_is_not_waited_for,
     connections_are_passed_to_listeners_with_what_was_read,
+    passed_connections_keep_what_is_known_and_held,
     a_silent_session_ends,
+    a_session_with_a_rate_ends_when_its_receiver_stalls,
     a_reset_reaches_the_other_end,
     sessions_survive_a_reload_and_those_of_removed_servers_drain,
     reuseport_serves_http_and_stream,
@@ -511,6 +513,39 @@ fn connections_are_passed_to_listeners_with_what_was_read(driver: Driver) {
     // A circle ends.
     server.connect_tcp(3).assert_closed();
     server.wait_logged("stream pass cycle while passing connection to port");
+}
+
+fn passed_connections_keep_what_is_known_and_held(driver: Driver) {
+    let blocks = "http { access_log off; client_body_temp_path %DIR%/body;
+            server { listen %TCP%; location / { return 200 '$proxy_protocol_addr $server_addr:$server_port'; } } }
+        stream { limit_conn_zone $server_port zone=z:64k;
+            server { listen %TCP2% proxy_protocol; limit_conn z 1; pass %TCP%; } }";
+    let server = Setup::configuration(&support::configuration(driver, blocks)).start();
+    let header = "PROXY TCP4 192.0.2.7 192.0.2.8 1 2\r\n";
+    let mut client = server.connect_tcp(2);
+    let response = client.ask(format!("{header}GET / HTTP/1.1\r\nHost: a\r\n\r\n"));
+    assert_eq!(response.text(), format!("192.0.2.7 {}", server.directory.address(1)));
+    // Its place is taken for as long as it is open, whoever serves it.
+    let mut other = server.connect_tcp(2);
+    other.send(header);
+    other.assert_closed();
+    server.wait_logged("limiting connections by zone \"z\"");
+    assert_eq!(client.get("/").status, 200);
+}
+
+fn a_session_with_a_rate_ends_when_its_receiver_stalls(driver: Driver) {
+    let backend = Backend::tcp();
+    let text = format!(
+        "server {{ listen %UNIX%; proxy_pass {}; proxy_timeout 200ms; proxy_download_rate 1000m; }}",
+        backend.address()
+    );
+    let server = start(driver, &text);
+    let _client = server.connect();
+    let mut behind = backend.accept_tcp();
+    // As much as the server takes, until it has closed the connection.
+    let sender = std::thread::spawn(move || while behind.write_all(&[0; 65536]).is_ok() {});
+    server.wait_logged("connection timed out (110: Connection timed out) while proxying connection");
+    sender.join().unwrap();
 }
 
 fn a_silent_session_ends(driver: Driver) {

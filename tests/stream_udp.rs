@@ -19,6 +19,13 @@ with_each_driver!(
     return_answers_and_access_refuses,
     long_and_joined_datagrams_are_whole,
     a_flood_of_clients_takes_no_more_than_there_is,
+    a_flood_of_clients_closes_no_idle_connection_of_http,
+    a_session_without_answers_ends_with_its_last_request,
+    an_address_to_send_from_that_is_not_there_is_no_failure_of_the_server,
+    foreign_addresses_can_be_sent_from,
+    a_datagram_that_is_too_long_is_no_failure_of_the_server,
+    a_session_that_is_closed_from_outside_is_logged_with_its_bytes,
+    clients_are_served_while_loops_leave,
     sessions_survive_a_reload,
     tcp_and_udp_share_a_port,
     dnsmasq_is_served,
@@ -289,6 +296,130 @@ fn a_flood_of_clients_takes_no_more_than_there_is(driver: Driver) {
         assert!(std::time::Instant::now() < end, "nobody was answered");
         std::thread::yield_now();
     }
+}
+
+fn a_flood_of_clients_closes_no_idle_connection_of_http(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let blocks = format!(
+        "http {{ access_log off; client_body_temp_path %DIR%/body;
+             server {{ listen %UNIX%; location / {{ return 200 $connection_requests; }} }} }}
+         stream {{ server {{ listen %TCP% udp; proxy_pass {address}; }} }}"
+    );
+    let text = support::configuration(driver, &blocks);
+    let text = text.replace("worker_connections 128", "worker_connections 20");
+    let server = Setup::configuration(&text.replace("worker_processes 2", "worker_processes 1")).start();
+    let mut idle: Vec<support::Client> = (0..4).map(|_| server.connect()).collect();
+    idle.iter_mut().for_each(|client| assert_eq!(client.get("/").text(), "1"));
+    let clients: Vec<UdpSocket> = (0..100).map(|_| client(&server, 1)).collect();
+    for client in &clients {
+        client.send(b"x").unwrap();
+    }
+    // One socket for each session that could begin.
+    let served = |count: usize| (0..count).map(|_| next(&behind).1.port()).collect::<HashSet<u16>>().len();
+    assert_eq!(served(8), 8);
+    server.wait_logged("datagrams to");
+    idle.iter_mut().for_each(|client| assert_eq!(client.get("/").text(), "2"));
+}
+
+fn a_session_without_answers_ends_with_its_last_request(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let server = start(
+        driver,
+        &format!("server {{ listen %TCP% udp; proxy_pass {address}; proxy_requests 2; proxy_responses 0; %LOG% }}"),
+    );
+    let client = client(&server, 1);
+    client.send(b"one").unwrap();
+    assert_eq!(next(&behind).0, b"one");
+    client.send(b"two").unwrap();
+    assert_eq!(next(&behind).0, b"two");
+    logged(&server, "200 6 0");
+}
+
+fn an_address_to_send_from_that_is_not_there_is_no_failure_of_the_server(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let text = format!(
+        "upstream group {{ server {address}; server {address} backup; }}
+         server {{ listen %TCP% udp; proxy_pass group; proxy_bind 192.0.2.1; %LOG% }}
+         server {{ listen %TCP2% udp; proxy_pass group; }}"
+    );
+    let server = start(driver, &text);
+    client(&server, 1).send(b"x").unwrap();
+    assert_eq!(logged(&server, "500 1 0"), format!("500 1 0 {address} 0 0 UDP"));
+    server.wait_logged("bind() failed (99: Cannot assign requested address) while connecting to upstream");
+    client(&server, 2).send(b"y").unwrap();
+    assert_eq!(next(&behind).0, b"y");
+    assert!(!server.log().contains("temporarily disabled"));
+}
+
+fn foreign_addresses_can_be_sent_from(driver: Driver) {
+    if !support::is_root() {
+        return eprintln!("skipped: needs CAP_NET_ADMIN");
+    }
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let text = format!(
+        "user root; stream {{ server {{ listen %TCP% udp; proxy_pass {address}; proxy_bind 192.0.2.1 transparent; }} }}"
+    );
+    let server = Setup::configuration(&support::configuration(driver, &text)).start();
+    client(&server, 1).send(b"x").unwrap();
+    // Whether the network carries it is another matter.
+    server.wait_logged("udp proxy 192.0.2.1:");
+}
+
+fn a_datagram_that_is_too_long_is_no_failure_of_the_server(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let server =
+        start(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; proxy_protocol v2; %LOG% }}"));
+    let client = client(&server, 1);
+    // With the header it is longer than a datagram may be.
+    client.send(&vec![7; 65_507]).unwrap();
+    client.send(b"two").unwrap();
+    let (bytes, from) = next(&behind);
+    assert!(bytes.starts_with(b"\r\n\r\n\0\r\nQUIT\n") && bytes.ends_with(b"two"), "the header goes first");
+    behind.send_to(b"answer", from).unwrap();
+    assert_eq!(text(&client), "answer");
+}
+
+fn a_session_that_is_closed_from_outside_is_logged_with_its_bytes(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let mut server = start(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; %LOG% }}"));
+    let client = client(&server, 1);
+    client.send(b"one").unwrap();
+    let (_, from) = next(&behind);
+    behind.send_to(b"answer", from).unwrap();
+    assert_eq!(text(&client), "answer");
+    server.end(rustix::process::Signal::QUIT);
+    assert_eq!(logged(&server, "200"), format!("200 3 6 {address} 3 6 UDP"));
+}
+
+fn clients_are_served_while_loops_leave(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let text = stream_configuration(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; }}"));
+    let mut server = Setup::configuration(&text.replace("worker_processes 2", "worker_processes 4")).start();
+    let talk = |number: u8| {
+        let client = client(&server, 1);
+        client.send(&[number]).unwrap();
+        let (bytes, from) = next(&behind);
+        assert_eq!(bytes, [number]);
+        behind.send_to(&[number], from).unwrap();
+        assert_eq!(next(&client).0, [number]);
+        client
+    };
+    // Sessions keep the loops at the address.
+    let _old: Vec<UdpSocket> = (0..24).map(talk).collect();
+    server.reload(&text.replace("worker_processes 2", "worker_processes 1"));
+    let talk = |number: u8| {
+        let client = client(&server, 1);
+        client.send(&[number]).unwrap();
+        assert_eq!(next(&behind).0, [number]);
+    };
+    (24..48).for_each(talk);
 }
 
 fn sessions_survive_a_reload(driver: Driver) {

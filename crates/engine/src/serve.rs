@@ -317,7 +317,8 @@ impl Serving {
         };
         let (kept, left) = std::mem::take(&mut self.receiving).into_iter().partition(still_receives);
         self.receiving = kept;
-        left.iter().for_each(|receiving: &Receiving| receiving.receiver.stop());
+        let stop = |receiving: &Receiving| receiving.receiver.stop(has_socket(configuration, &receiving.socket));
+        left.iter().for_each(stop);
         if self.accepting.is_empty() {
             leave_accept_mutex();
         }
@@ -508,7 +509,8 @@ impl gale_process::Worker for Serving {
         self.services.stop();
         let accepting = std::mem::take(&mut self.accepting);
         accepting.iter().for_each(Accepting::stop);
-        std::mem::take(&mut self.receiving).iter().for_each(|receiving| receiving.receiver.stop());
+        // Unless the server ends, another process has the sockets by now.
+        std::mem::take(&mut self.receiving).iter().for_each(|receiving| receiving.receiver.stop(!is_last));
         leave_accept_mutex();
         let worker = Rc::clone(&self.worker);
         let protocols: Vec<Rc<dyn ProtocolWorker>> =

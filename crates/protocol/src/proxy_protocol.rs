@@ -243,8 +243,14 @@ pub fn write_version_1(source: Option<SocketAddr>, destination: Option<SocketAdd
     let (Some(source), Some(destination)) = (source, destination) else {
         return out.extend_from_slice(b"PROXY UNKNOWN\r\n");
     };
-    let family = if source.is_ipv4() { "TCP4" } else { "TCP6" };
-    let (from, to) = (source.ip(), destination.ip());
+    let is_ipv4 = source.is_ipv4() && destination.is_ipv4();
+    let family = if is_ipv4 { "TCP4" } else { "TCP6" };
+    // Both are of one family.
+    let of_family = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) if !is_ipv4 => IpAddr::V6(ip.to_ipv6_mapped()),
+        ip => ip,
+    };
+    let (from, to) = (of_family(source.ip()), of_family(destination.ip()));
     let line = format!("PROXY {family} {from} {to} {} {}\r\n", source.port(), destination.port());
     out.extend_from_slice(line.as_bytes());
 }
@@ -495,6 +501,15 @@ mod tests {
         for missing in ["alpn", "ssl_cipher", "unique_id", "nonsense", "0x", "0x100", "ssl_", "ssl_0xzz"] {
             assert_eq!(value(missing), None, "{missing}");
         }
+    }
+
+    #[test]
+    fn version_1_writes_both_addresses_in_one_family() {
+        let mut out = Vec::new();
+        let source = "[2001:db8::1]:5".parse().ok();
+        write_version_1(source, "192.0.2.1:6".parse().ok(), &mut out);
+        assert_eq!(out, b"PROXY TCP6 2001:db8::1 ::ffff:192.0.2.1 5 6\r\n");
+        assert!(matches!(parse(&out), Ok(Status::Complete { header: Some(_), .. })));
     }
 
     proptest::proptest! {

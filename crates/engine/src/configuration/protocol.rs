@@ -38,8 +38,9 @@ impl dyn Protocol {
 
 /// Receives datagrams from one socket for a protocol, until it is dropped.
 pub trait DatagramReceiver {
-    /// What comes from now on begins nothing new; what has begun goes on.
-    fn stop(&self);
+    /// What comes from now on begins nothing new; what has begun goes on. Others that hear the same socket may take over
+    /// what comes.
+    fn stop(&self, others_hear_it: bool);
 }
 
 /// A protocol's part of one event loop: its connections.

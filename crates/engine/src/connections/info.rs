@@ -1,5 +1,6 @@
 //! What is known of a client's connection, whichever protocol it speaks.
 
+use std::any::Any;
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,6 +9,9 @@ use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_runtime::{Moment, SocketAddress};
 
 use gale_process::ListenAddress;
+
+use super::passing::{Carried, take_carried};
+use crate::worker::Worker;
 
 /// A connection of a client.
 pub struct ConnectionInfo {
@@ -30,6 +34,8 @@ struct Asked {
     local: OnceCell<SocketAddress>,
     remote_text: OnceCell<Box<str>>,
     proxied: OnceCell<Box<ProxyHeader>>,
+    /// What it has brought with it from where it was passed on.
+    carried: OnceCell<Carried>,
 }
 
 impl ConnectionInfo {
@@ -45,6 +51,29 @@ impl ConnectionInfo {
         ConnectionInfo::new(number, remote, listening, gale_runtime::now())
     }
 
+    /// A connection that this loop was given at this moment, by the kernel or by another address that has passed it on.
+    pub fn arrived(worker: &Worker, remote: SocketAddress, listening: Rc<ListenAddress>) -> ConnectionInfo {
+        let info = ConnectionInfo::accepted(remote, listening);
+        if let Some((carried, local)) = take_carried(worker) {
+            let asked = info.asked();
+            // They are empty: the connection is new here.
+            let _ = asked.carried.set(carried);
+            local.into_iter().for_each(|local| _ = asked.local.set(local));
+        }
+        info
+    }
+
+    /// How often it was passed to another address.
+    pub fn passes(&self) -> u32 {
+        self.asked.get().and_then(|asked| asked.carried.get()).map_or(0, |carried| carried.passes)
+    }
+
+    /// What it has brought with it to hold until it ends.
+    pub fn take_held(&mut self) -> Vec<Box<dyn Any>> {
+        let carried = self.asked.get_mut().and_then(|asked| asked.carried.get_mut());
+        carried.map(|carried| std::mem::take(&mut carried.held)).unwrap_or_default()
+    }
+
     /// The same connection, for what may outlive it.
     pub fn copy(&self) -> ConnectionInfo {
         let ConnectionInfo { number, remote, listening, accepted, requests, asked: _ } = self;
@@ -58,7 +87,8 @@ impl ConnectionInfo {
 
     /// What a proxy told of the connection by the PROXY protocol, if it told anything.
     pub fn proxied(&self) -> Option<&ProxyHeader> {
-        self.asked.get()?.proxied.get().map(|header| &**header)
+        let asked = self.asked.get()?;
+        asked.proxied.get().or_else(|| asked.carried.get()?.proxied.as_ref()).map(|header| &**header)
     }
 
     /// A proxy has told this.

@@ -14,5 +14,5 @@ pub use acceptor::{
 pub use background::BackgroundTasks;
 pub use info::{ConnectionInfo, address_text};
 pub(crate) use passing::set_receivers;
-pub use passing::{pass_connection, passes_so_far};
+pub use passing::{Carried, pass_connection};
 pub use table::{Connection, ConnectionTable};

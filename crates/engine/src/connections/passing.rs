@@ -1,8 +1,11 @@
 //! Connections that a protocol gives to another address of this loop, as if they had come there.
 
+use std::any::Any;
+use std::fmt;
 use std::rc::{Rc, Weak};
 
 use gale_process::ListenAddress;
+use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_runtime::SocketAddress;
 
 use crate::configuration::protocol::ProtocolWorker;
@@ -14,8 +17,25 @@ use crate::worker::Worker;
 #[derive(Default)]
 struct Receivers {
     receivers: Vec<Receiver>,
-    /// How often the connection was passed that is being given to a protocol.
-    passes: u32,
+    /// Of the connection that is being given to a protocol.
+    carried: Option<(Carried, Option<SocketAddress>)>,
+}
+
+/// What a connection takes along when it is passed.
+#[derive(Default)]
+pub struct Carried {
+    /// How often that has happened to it, with this time.
+    pub passes: u32,
+    /// What a proxy has told of it.
+    pub proxied: Option<Box<ProxyHeader>>,
+    /// What it holds until it ends, such as the places of `limit_conn`.
+    pub held: Vec<Box<dyn Any>>,
+}
+
+impl fmt::Debug for Carried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Carried").field("passes", &self.passes).finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone)]
@@ -37,30 +57,37 @@ pub(crate) fn set_receivers<'p>(
     worker.with_note(|all: &mut Receivers| all.receivers = receivers);
 }
 
-/// Gives a connection to whoever serves those of an address; `passes` is how often that has happened to it, with this
-/// time. The result is the connection if nobody does.
+/// Gives a connection to whoever serves those of an address, with what it takes along. If nobody does, both come back.
 pub fn pass_connection(
     worker: &Worker,
     address: &ListenAddress,
     transport: Transport,
     remote: SocketAddress,
-    passes: u32,
-) -> Option<Transport> {
+    carried: Carried,
+) -> Result<(), (Transport, Carried)> {
     let found = worker.with_note(|all: &mut Receivers| {
         let exact = all.receivers.iter().find(|receiver| *receiver.address == *address);
         exact.or_else(|| all.receivers.iter().find(|receiver| covers(&receiver.address, address))).cloned()
     });
     let Some((receiver, protocol)) = found.and_then(|receiver| Some((receiver.address, receiver.protocol.upgrade()?)))
     else {
-        return Some(transport);
+        return Err((transport, carried));
     };
-    worker.with_note(|all: &mut Receivers| all.passes = passes);
+    // As if the client had connected to that address. Of a wildcard the connection's own says more.
+    let local = match address {
+        ListenAddress::Inet(inet) if inet.ip().is_unspecified() => None,
+        ListenAddress::Inet(inet) => Some(SocketAddress::Inet(*inet)),
+        ListenAddress::Unix(path) => Some(SocketAddress::Unix(Some(path.as_path().into()))),
+    };
+    worker.with_note(|all: &mut Receivers| all.carried = Some((carried, local)));
     protocol.serve(transport, remote, &receiver, None);
-    worker.with_note(|all: &mut Receivers| all.passes = 0);
-    None
+    // Whoever has no place for such a connection has not asked.
+    let unused = worker.with_note(|all: &mut Receivers| all.carried.take());
+    drop(unused);
+    Ok(())
 }
 
-/// How often the connection was passed that a protocol is given now.
-pub fn passes_so_far(worker: &Worker) -> u32 {
-    worker.with_note(|all: &mut Receivers| all.passes)
+/// What the connection that a protocol is given now takes along, and our address as it is to see it.
+pub(super) fn take_carried(worker: &Worker) -> Option<(Carried, Option<SocketAddress>)> {
+    worker.with_note(|all: &mut Receivers| all.carried.take())
 }

@@ -454,6 +454,18 @@ impl TlsStream {
         Ok(state.note_left(sent))
     }
 
+    /// Tells the peer that nothing more comes and that it has everything; ready when the kernel has taken that.
+    ///
+    /// # Errors
+    /// The connection's, or the session's.
+    pub fn poll_goodbye(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.is_tls.get() {
+            return Poll::Ready(Ok(()));
+        }
+        self.state.borrow_mut().close()?;
+        self.poll_send(context, &mut Output::new()).map_ok(drop)
+    }
+
     /// Says that nothing more will be sent; see [`Stream::shutdown_write`].
     pub fn shutdown_write(&self) -> io::Result<()> {
         self.say_goodbye();

@@ -47,6 +47,8 @@ pub enum EditError {
     NotWritten(io::Error),
     /// No thread could be had for it.
     Overloaded(PoolError),
+    /// Too many changes wait.
+    Busy,
 }
 
 impl fmt::Display for EditError {
@@ -57,6 +59,7 @@ impl fmt::Display for EditError {
             EditError::TooMany => write!(f, "a group may have {SERVERS_MAX} servers at most"),
             EditError::NotWritten(error) => write!(f, "the state file cannot be written: {error}"),
             EditError::Overloaded(error) => error.fmt(f),
+            EditError::Busy => f.write_str("too many changes of the group wait"),
         }
     }
 }
@@ -267,24 +270,27 @@ impl Group {
     /// with the servers that they began with.
     ///
     /// # Errors
-    /// Those of the change; the state file cannot be written; no thread can be had.
+    /// Those of the change; the state file cannot be written; no thread can be had; too many others wait.
     pub async fn edit<T: Send + 'static>(
         self: &Arc<Self>,
         change: impl FnOnce(&mut Editing) -> Result<T, EditError> + Send + 'static,
     ) -> Result<T, EditError> {
         let group = Arc::clone(self);
-        match default_pool().run(move || group.edit_now(change)).await {
+        // One change after the other, also while a disk takes its time with the file.
+        let turn = self.common.state.edits.next().await.ok_or(EditError::Busy)?;
+        let edit = move || {
+            let result = group.edit_now(change);
+            drop(turn);
+            result
+        };
+        match default_pool().run(edit).await {
             Ok(result) => result,
             Err(error) => Err(EditError::Overloaded(error)),
         }
     }
 
-    pub(super) fn edit_now<T>(
-        &self,
-        change: impl FnOnce(&mut Editing) -> Result<T, EditError>,
-    ) -> Result<T, EditError> {
-        // One change after the other, also while a disk takes its time with the file.
-        let _one = self.common.state.editing.lock();
+    /// It is this thread's turn.
+    fn edit_now<T>(&self, change: impl FnOnce(&mut Editing) -> Result<T, EditError>) -> Result<T, EditError> {
         let before = self.servers();
         let next_id = self.common.state.servers.lock().next_id;
         let mut editing = Editing { servers: before.to_vec(), next_id };

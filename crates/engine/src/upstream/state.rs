@@ -1,8 +1,10 @@
 //! What is known of a group for as long as some configuration has it: it follows the group's name over a reload, and
 //! what is known of a peer follows its address.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::future::poll_fn;
 use std::sync::{Arc, Weak};
+use std::task::{Poll, Waker};
 
 use parking_lot::Mutex;
 
@@ -20,10 +22,89 @@ pub(super) struct GroupState {
     found: Mutex<HashMap<NameKey, Arc<[Found]>>>,
     /// The servers whose addresses are known.
     pub servers: Mutex<KnownServers>,
-    /// Held while they are changed.
-    pub editing: Mutex<()>,
+    /// Whose turn it is to change them.
+    pub edits: Arc<Turns>,
     /// The idle connections of the newest configuration.
     pool: Mutex<Weak<Pool>>,
+}
+
+/// How many wait at most to change a group.
+const WAITING_MAX: usize = 64;
+
+/// One after the other, on whichever loop or thread. Nobody waits in a thread: a disk that hangs under one change must
+/// not take a pool's threads for the next ones.
+#[derive(Debug, Default)]
+pub(super) struct Turns(Mutex<Waiting>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    is_taken: bool,
+    next_number: u64,
+    waiting: VecDeque<(u64, Waker)>,
+}
+
+/// A turn, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn(Arc<Turns>);
+
+impl Turns {
+    /// Waits for a turn; none if too many wait.
+    pub async fn next(self: &Arc<Turns>) -> Option<Turn> {
+        let number = {
+            let mut turns = self.0.lock();
+            turns.next_number += 1;
+            turns.next_number
+        };
+        let leaving = Leaving { turns: self, number };
+        let turn = poll_fn(|context| {
+            let mut turns = self.0.lock();
+            if !std::mem::replace(&mut turns.is_taken, true) {
+                return Poll::Ready(Some(Turn(Arc::clone(self))));
+            }
+            if let Some(place) = turns.waiting.iter().position(|(known, _)| *known == number) {
+                turns.waiting[place].1.clone_from(context.waker());
+                return Poll::Pending;
+            }
+            if turns.waiting.len() >= WAITING_MAX {
+                return Poll::Ready(None);
+            }
+            turns.waiting.push_back((number, context.waker().clone()));
+            Poll::Pending
+        });
+        let turn = turn.await;
+        drop(leaving);
+        turn
+    }
+
+    fn wake_next(&self) {
+        let next = self.0.lock().waiting.pop_front();
+        next.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.0.lock().is_taken = false;
+        self.0.wake_next();
+    }
+}
+
+/// Who no longer waits, and may have been woken for nothing.
+struct Leaving<'t> {
+    turns: &'t Turns,
+    number: u64,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let mut turns = self.turns.0.lock();
+        turns.waiting.retain(|(number, _)| *number != self.number);
+        let is_free = !turns.is_taken;
+        drop(turns);
+        if is_free {
+            self.turns.wake_next();
+        }
+    }
 }
 
 /// The name of a server that is asked for.

@@ -193,7 +193,7 @@ impl ProtocolWorker for HttpConnections {
         address: &Rc<ListenAddress>,
         configuration: Option<&Arc<Configuration>>,
     ) {
-        let info = ConnectionInfo::accepted(remote, Rc::clone(address));
+        let info = ConnectionInfo::arrived(&self.worker.common, remote, Rc::clone(address));
         let first = configuration.map(|configuration| Configured::new(Arc::clone(configuration)));
         let speaks_tls = |configured: &Configured| speaks_tls(configured.http(), address);
         let speaks_tls = match &first {

@@ -116,16 +116,17 @@ fn pass(session: &mut Session, conf: &Conf) -> u16 {
             }
         }
     };
-    if session.passes() >= PASSES_MAX {
+    if session.connection().passes() >= PASSES_MAX {
         session.log(Level::Error, format_args!("stream pass cycle {PASSING}"));
         return session::INTERNAL_SERVER_ERROR;
     }
-    let (remote, passes) = (session.remote().clone(), session.passes() + 1);
+    let (remote, carried) = (session.remote().clone(), session.take_carried());
     let Client::Stream(transport) = session.take_client() else { return session::INTERNAL_SERVER_ERROR };
     transport.put_back(std::mem::take(&mut session.input));
-    match pass_connection(session.worker(), &to, transport, remote, passes) {
-        None => session::OK,
-        Some(transport) => {
+    match pass_connection(session.worker(), &to, transport, remote, carried) {
+        Ok(()) => session::OK,
+        Err((transport, carried)) => {
+            session.give_back_carried(carried);
             session.give_back(Client::Stream(transport));
             session.log(Level::Error, format_args!("port not found for \"{to}\" {PASSING}"));
             session::OK

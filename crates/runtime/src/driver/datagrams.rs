@@ -57,6 +57,10 @@ fn set_options(socket: BorrowedFd<'_>, family: AddressFamily, options: &Datagram
     if let Some(bytes) = options.send_buffer {
         sockopt::set_socket_send_buffer_size(socket, bytes)?;
     }
+    let is_inet = family == AddressFamily::INET || family == AddressFamily::INET6;
+    if options.transparent && is_inet {
+        options::set_transparent(socket, family == AddressFamily::INET6)?;
+    }
     let set =
         |is_wanted: bool, level, option| if is_wanted { options::set_int(socket, level, option, 1) } else { Ok(()) };
     let (is_ipv4, is_ipv6) = (family == AddressFamily::INET, family == AddressFamily::INET6);

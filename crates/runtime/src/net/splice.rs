@@ -5,7 +5,7 @@
 //! more comes than that, and the next one is spliced, until one is small again. An idle direction has neither pipe nor
 //! memory.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,8 +28,13 @@ const PIPE_BYTES: usize = 256 * 1024;
 /// Pipes that a loop keeps for the next who wants one.
 const PIPES_KEPT_MAX: usize = 16;
 
+/// Pipes that a loop has at most: those of destinations that take nothing hold memory of the kernel and descriptors. The
+/// others' bytes pass through memory, which has a limit of its own.
+const PIPES_MAX: usize = 64;
+
 thread_local! {
     static PIPES: RefCell<Vec<Pipe>> = const { RefCell::new(Vec::new()) };
+    static PIPES_OPEN: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Moves bytes from one stream to another, in one direction.
@@ -161,11 +166,23 @@ struct Pipe {
 }
 
 impl Pipe {
+    /// Errors: the kernel's; `MFILE` when the loop has as many as it may have.
     fn new() -> Result<Pipe, Errno> {
+        if PIPES_OPEN.get() >= PIPES_MAX {
+            return Err(Errno::MFILE);
+        }
         let (output, input) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        PIPES_OPEN.set(PIPES_OPEN.get() + 1);
         // A user may have so much in pipes; then it stays as it is.
         let _ = rustix::pipe::fcntl_setpipe_size(&input, PIPE_BYTES);
         Ok(Pipe { output, input })
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        // At the end of the thread the count may be gone before its pipes.
+        let _ = PIPES_OPEN.try_with(|open| open.set(open.get() - 1));
     }
 }
 

@@ -16,6 +16,8 @@ pub struct DatagramOptions {
     pub peer: Option<SocketAddress>,
     /// Several sockets share `local`, and the kernel divides the senders among them (`SO_REUSEPORT`).
     pub reuse_port: bool,
+    /// `local` may be an address that this machine does not have: `IP_TRANSPARENT`, which needs CAP_NET_ADMIN.
+    pub transparent: bool,
     /// `SO_RCVBUF`, in bytes.
     pub receive_buffer: Option<usize>,
     /// `SO_SNDBUF`, in bytes.

@@ -12,7 +12,7 @@ use std::future::poll_fn;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use gale_base::log_level::Level;
@@ -20,6 +20,7 @@ use gale_base::os_error::OsErrorText;
 use gale_engine::connections::ConnectionInfo;
 use gale_engine::protocol::DatagramReceiver;
 use gale_engine::variables::subject::Subject;
+use gale_engine::worker::CountedConnection;
 use gale_process::{ListenAddress, SocketKind};
 use gale_runtime::{Datagram, DatagramOptions, Received, SocketAddress};
 use hashbrown::HashMap;
@@ -41,6 +42,12 @@ const LEAVING_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long receiving pauses when the worker's memory for buffers is exhausted.
 const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long receiving pauses after an error of the socket's.
+const ERROR_PAUSE: Duration = Duration::from_millis(50);
+
+/// How often it is told at most how many datagrams were lost.
+const TELL_PAUSE: Duration = Duration::from_secs(1);
+
 /// Whose datagram it is: the client and the address that it was sent to.
 pub(super) type Key = (SocketAddress, SocketAddress);
 
@@ -55,8 +62,17 @@ pub(super) struct Receiver {
     is_wildcard: bool,
     sessions: RefCell<HashMap<Key, DatagramInlet>>,
     owners: Owners,
-    is_stopped: Cell<bool>,
+    /// It begins nothing new.
+    is_leaving: Cell<bool>,
+    /// It has been left to others that hear it, too.
+    is_left: Cell<bool>,
+    /// It was told to leave, which it has not looked at yet.
+    has_news: Cell<bool>,
+    /// Who receives.
+    waker: Cell<Option<Waker>>,
     lost: Cell<u64>,
+    /// A task tells how many were lost.
+    is_telling: Cell<bool>,
     itself: Weak<Receiver>,
 }
 
@@ -83,8 +99,12 @@ impl Drop for Opened {
 struct Handle(Rc<Receiver>);
 
 impl DatagramReceiver for Handle {
-    fn stop(&self) {
-        self.0.is_stopped.set(true);
+    fn stop(&self, others_hear_it: bool) {
+        self.0.is_leaving.set(true);
+        self.0.is_left.set(others_hear_it);
+        self.0.owners.leave();
+        self.0.has_news.set(true);
+        self.0.waker.take().into_iter().for_each(Waker::wake);
     }
 }
 
@@ -111,8 +131,12 @@ impl Receiver {
             is_wildcard,
             sessions: RefCell::default(),
             owners,
-            is_stopped: Cell::new(false),
+            is_leaving: Cell::new(false),
+            is_left: Cell::new(false),
+            has_news: Cell::new(false),
+            waker: Cell::new(None),
             lost: Cell::new(0),
+            is_telling: Cell::new(false),
             itself: itself.clone(),
         });
         gale_runtime::spawn(Rc::clone(&receiver).run(inbox));
@@ -122,9 +146,14 @@ impl Receiver {
     async fn run(self: Rc<Self>, mut inbox: Inbox) {
         let receiver = Rc::downgrade(&self);
         let handed = gale_runtime::spawn(async move {
-            while let Some(batch) = inbox.next().await {
-                let Some(receiver) = receiver.upgrade() else { return };
-                receiver.take_handed(batch);
+            let mut take_all = async || {
+                while let Some(batch) = inbox.next().await {
+                    let Some(receiver) = receiver.upgrade() else { return };
+                    receiver.take_handed(batch);
+                }
+            };
+            while gale_runtime::catch_panic(take_all()).await.is_err() {
+                gale_runtime::yield_now().await;
             }
         });
         // A panic may cost datagrams, and never the socket.
@@ -137,11 +166,16 @@ impl Receiver {
     /// Receives until the socket is left and its last session has ended.
     async fn receive_all(&self) {
         loop {
-            if self.is_stopped.get() && self.sessions.borrow().is_empty() {
+            if self.is_leaving.get() && self.sessions.borrow().is_empty() {
                 return;
             }
+            if self.is_left.get() {
+                // The others would miss what is taken here. They hand over what belongs to sessions of this loop.
+                gale_runtime::sleep(LEAVING_LOOK_EVERY).await;
+                continue;
+            }
             let next = poll_fn(|context| self.poll_batches(context));
-            let received = if self.is_stopped.get() {
+            let received = if self.is_leaving.get() {
                 gale_runtime::timeout(LEAVING_LOOK_EVERY, next).await
             } else {
                 Ok(next.await)
@@ -152,11 +186,10 @@ impl Receiver {
                     self.worker.common.complain(&"the memory for buffers is exhausted, datagrams wait");
                     gale_runtime::sleep(MEMORY_PAUSE).await;
                 }
-                // What an answer has met with: nothing that concerns the socket.
+                // It may come up again and again.
                 Ok(Err(error)) => {
-                    let error = OsErrorText(&error);
-                    self.worker.common.error_log().write(Level::Info, None, &format_args!("recvmsg() failed {error}"));
-                    gale_runtime::yield_now().await;
+                    self.worker.common.complain(&format_args!("recvmsg() failed {}", OsErrorText(&error)));
+                    gale_runtime::sleep(ERROR_PAUSE).await;
                 }
                 Err(_) => {}
             }
@@ -165,6 +198,10 @@ impl Receiver {
 
     /// Takes what has come, some batches of it. Ready when there may be more.
     fn poll_batches(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.has_news.take() {
+            return Poll::Ready(Ok(()));
+        }
+        self.waker.set(Some(context.waker().clone()));
         for _ in 0..ROUNDS_MAX {
             let polled = with_batch(|batch| {
                 let polled = self.socket.poll_recv_batch(context, batch);
@@ -224,7 +261,8 @@ impl Receiver {
             Owner::Other(seat) => {
                 self.owners.hand_over(seat, Handed { key, bytes: bytes.to_vec(), stride, times: times + 1 });
             }
-            Owner::Own if self.is_stopped.get() || self.worker.is_draining.get() => self.release_unused(&key),
+            // The address is gone.
+            Owner::Nobody => {}
             Owner::Own => {
                 if !self.begin(&key, bytes, stride) {
                     self.release_unused(&key);
@@ -274,7 +312,10 @@ impl Receiver {
         let generation = stream.generation;
         let listed = Listed::new(&self.worker.table, generation, Rc::clone(&self.address), Some(inlet.clone()));
         let common = Rc::clone(&self.worker.common);
+        // The place of its server, which nobody may take before the session's task has come to it.
+        let place_of_server = CountedConnection::taken(&common);
         let mut session = Box::new(Session::new(configured, common, place, info, Client::Datagrams(client)));
+        session.hold(place_of_server);
         session.log_connected();
         self.sessions.borrow_mut().insert(key.clone(), inlet.clone());
         session.hold(Opened { receiver: self.itself.clone(), key: key.clone(), inlet });
@@ -297,16 +338,25 @@ impl Receiver {
         has_room()
     }
 
-    /// Says how many datagrams were lost, at most once a second.
+    /// Has it told how many datagrams were lost: at once, and then once a second at most.
     fn tell_lost(&self) {
-        let lost = self.lost.get() + self.owners.take_dropped();
-        if lost == 0 {
+        self.lost.set(self.lost.get() + self.owners.take_dropped());
+        if self.lost.get() == 0 || self.is_telling.replace(true) {
             return;
         }
-        self.lost.set(lost);
-        let address = &self.address;
-        if self.worker.common.complain(&format_args!("{lost} datagrams to {address} were lost, there was no room")) {
-            self.lost.set(0);
-        }
+        let receiver = self.itself.clone();
+        gale_runtime::spawn(async move {
+            while let Some(receiver) = receiver.upgrade() {
+                let (lost, address) = (receiver.lost.take(), &receiver.address);
+                if lost == 0 {
+                    receiver.is_telling.set(false);
+                    return;
+                }
+                let message = format_args!("{lost} datagrams to {address} were lost, there was no room");
+                receiver.worker.common.error_log().write(Level::Warn, None, &message);
+                drop(receiver);
+                gale_runtime::sleep(TELL_PAUSE).await;
+            }
+        });
     }
 }

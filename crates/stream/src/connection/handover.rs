@@ -2,11 +2,13 @@
 //!
 //! All loops that hear an address share a table of its sessions, in parts with locks of their own. A loop asks it only
 //! about a client that it does not know itself. What is another loop's waits until the end of a batch and goes there at
-//! once, through a bounded queue: what has no room there is lost, and counted.
+//! once, through a bounded queue: what has no room there is lost, and counted. A loop that leaves the address opens no
+//! session, and hands new clients to one that stays.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 
 use gale_process::ListenAddress;
@@ -19,8 +21,12 @@ use super::datagrams::Key;
 /// How many batches wait for a loop at most.
 const BATCHES_MAX: usize = 64;
 
-/// How many datagrams another loop is given at once at most.
+/// How many datagrams another loop is given at once at most, and how many bytes.
 const BATCH_MAX: usize = 64;
+const BATCH_BYTES_MAX: usize = 256 * 1024;
+
+/// How many bytes wait for a loop at most.
+const WAITING_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// How often a datagram is handed over at most: whose its client is may change meanwhile.
 pub(super) const TIMES_MAX: u8 = 4;
@@ -47,31 +53,53 @@ pub(super) enum Owner {
     Own,
     /// The loop that has this seat.
     Other(usize),
+    /// Nobody, and no loop opens sessions any more.
+    Nobody,
 }
 
 /// Whose sessions are whose.
 struct Table {
     hasher: DefaultHashBuilder,
     parts: [Mutex<HashMap<Key, usize>>; PARTS],
-    /// By seat.
-    loops: Mutex<Vec<Option<mpsc::Sender<Vec<Handed>>>>>,
+    loops: Mutex<Vec<Option<Seat>>>,
+}
+
+/// A loop at the table.
+struct Seat {
+    sender: mpsc::Sender<Vec<Handed>>,
+    /// How many bytes wait for it.
+    waiting_bytes: Arc<AtomicUsize>,
+    is_leaving: bool,
+}
+
+/// What gathers for another loop.
+struct Outgoing {
+    seat: usize,
+    batch: Vec<Handed>,
+    bytes: usize,
 }
 
 /// A loop's handle on the table of an address. Dropped, it gives its seat up.
 pub(super) struct Owners {
     table: Arc<Table>,
     seat: usize,
-    outgoing: RefCell<Vec<(usize, Vec<Handed>)>>,
+    outgoing: RefCell<Vec<Outgoing>>,
+    is_leaving: Cell<bool>,
     dropped: Cell<u64>,
 }
 
 /// Where a loop gets what others hand over.
-pub(super) struct Inbox(mpsc::Receiver<Vec<Handed>>);
+pub(super) struct Inbox {
+    receiver: mpsc::Receiver<Vec<Handed>>,
+    waiting_bytes: Arc<AtomicUsize>,
+}
 
 impl Inbox {
     /// The next batch; none when the loop has given its seat up.
     pub async fn next(&mut self) -> Option<Vec<Handed>> {
-        poll_fn(|context| self.0.poll_recv(context)).await
+        let batch = poll_fn(|context| self.receiver.poll_recv(context)).await?;
+        self.waiting_bytes.fetch_sub(length_of(&batch), Ordering::Relaxed);
+        Some(batch)
     }
 }
 
@@ -95,16 +123,18 @@ impl Owners {
             }
         };
         let (sender, receiver) = mpsc::channel(BATCHES_MAX);
+        let waiting_bytes = Arc::<AtomicUsize>::default();
         let seat = {
             let mut loops = table.loops.lock();
             let free = loops.iter().position(Option::is_none).unwrap_or_else(|| {
                 loops.push(None);
                 loops.len() - 1
             });
-            loops[free] = Some(sender);
+            loops[free] = Some(Seat { sender, waiting_bytes: Arc::clone(&waiting_bytes), is_leaving: false });
             free
         };
-        (Owners { table, seat, outgoing: RefCell::default(), dropped: Cell::new(0) }, Inbox(receiver))
+        let (outgoing, is_leaving, dropped) = (RefCell::default(), Cell::new(false), Cell::new(0));
+        (Owners { table, seat, outgoing, is_leaving, dropped }, Inbox { receiver, waiting_bytes })
     }
 
     fn part(&self, key: &Key) -> &Mutex<HashMap<Key, usize>> {
@@ -116,12 +146,36 @@ impl Owners {
     pub fn claim(&self, key: &Key) -> Owner {
         let mut part = self.part(key).lock();
         match part.get(key) {
+            Some(&seat) if seat == self.seat && self.is_leaving.get() => {
+                part.remove(key);
+                drop(part);
+                self.heir()
+            }
+            None if self.is_leaving.get() => {
+                drop(part);
+                self.heir()
+            }
             Some(&seat) if seat == self.seat => Owner::Own,
             Some(&seat) => Owner::Other(seat),
             None => {
                 part.insert(key.clone(), self.seat);
                 Owner::Own
             }
+        }
+    }
+
+    /// A loop that stays.
+    fn heir(&self) -> Owner {
+        let loops = self.table.loops.lock();
+        let stays = |seat: &Option<Seat>| seat.as_ref().is_some_and(|seat| !seat.is_leaving);
+        loops.iter().position(stays).map_or(Owner::Nobody, Owner::Other)
+    }
+
+    /// This loop opens no session from now on. Its own go on.
+    pub fn leave(&self) {
+        self.is_leaving.set(true);
+        if let Some(seat) = &mut self.table.loops.lock()[self.seat] {
+            seat.is_leaving = true;
         }
     }
 
@@ -135,15 +189,15 @@ impl Owners {
 
     /// Gives the loop at this seat what is its own, with the next [`Owners::flush`] at the latest.
     pub fn hand_over(&self, seat: usize, handed: Handed) {
-        let mut outgoing = self.outgoing.borrow_mut();
-        let place = outgoing.iter().position(|(to, _)| *to == seat).unwrap_or_else(|| {
-            outgoing.push((seat, Vec::new()));
-            outgoing.len() - 1
+        let mut all = self.outgoing.borrow_mut();
+        let place = all.iter().position(|outgoing| outgoing.seat == seat).unwrap_or_else(|| {
+            all.push(Outgoing { seat, batch: Vec::new(), bytes: 0 });
+            all.len() - 1
         });
-        outgoing[place].1.push(handed);
-        if outgoing[place].1.len() >= BATCH_MAX {
-            let (_, batch) = outgoing.swap_remove(place);
-            self.send(seat, batch);
+        all[place].bytes += handed.bytes.len();
+        all[place].batch.push(handed);
+        if all[place].batch.len() >= BATCH_MAX || all[place].bytes >= BATCH_BYTES_MAX {
+            self.send(all.swap_remove(place));
         }
     }
 
@@ -152,13 +206,24 @@ impl Owners {
         if self.outgoing.borrow().is_empty() {
             return;
         }
-        self.outgoing.take().into_iter().for_each(|(seat, batch)| self.send(seat, batch));
+        self.outgoing.take().into_iter().for_each(|outgoing| self.send(outgoing));
     }
 
-    fn send(&self, seat: usize, batch: Vec<Handed>) {
+    fn send(&self, Outgoing { seat, batch, bytes }: Outgoing) {
         let count = batch.len() as u64;
         let loops = self.table.loops.lock();
-        let sent = loops.get(seat).and_then(Option::as_ref).is_some_and(|sender| sender.try_send(batch).is_ok());
+        let sent = loops.get(seat).and_then(Option::as_ref).is_some_and(|seat| {
+            // What one batch is above the bound does not matter.
+            if seat.waiting_bytes.load(Ordering::Relaxed) >= WAITING_BYTES_MAX {
+                return false;
+            }
+            seat.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+            let sent = seat.sender.try_send(batch).is_ok();
+            if !sent {
+                seat.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            }
+            sent
+        });
         if !sent {
             self.dropped.set(self.dropped.get() + count);
         }
@@ -168,6 +233,10 @@ impl Owners {
     pub fn take_dropped(&self) -> u64 {
         self.dropped.take()
     }
+}
+
+fn length_of(batch: &[Handed]) -> usize {
+    batch.iter().map(|handed| handed.bytes.len()).sum()
 }
 
 impl Drop for Owners {
@@ -219,7 +288,39 @@ mod tests {
             one.flush();
         }
         assert_eq!(one.take_dropped(), 4);
-        let batch = inbox.0.try_recv().unwrap().unwrap();
+        let batch = inbox.receiver.try_recv().unwrap().unwrap();
         assert_eq!(batch.iter().map(|handed| handed.key.clone()).collect::<Vec<_>>(), [key(9), key(10)]);
+    }
+
+    #[test]
+    fn bytes_that_wait_are_bounded() {
+        let address = ListenAddress::Inet(([127, 0, 0, 1], 3).into());
+        let (one, _) = Owners::join(&address);
+        let (other, _inbox) = Owners::join(&address);
+        let long = || Handed { bytes: vec![0; 60_000], ..handed(9) };
+        let fit = WAITING_BYTES_MAX / (5 * 60_000) + 1;
+        for _ in 0..fit * 5 {
+            one.hand_over(other.seat, long());
+        }
+        one.flush();
+        assert_eq!(one.take_dropped(), 0);
+        one.hand_over(other.seat, long());
+        one.flush();
+        assert_eq!(one.take_dropped(), 1);
+    }
+
+    #[test]
+    fn a_loop_that_leaves_hands_new_clients_to_one_that_stays() {
+        let address = ListenAddress::Inet(([127, 0, 0, 1], 4).into());
+        let (leaving, _) = Owners::join(&address);
+        let (staying, _) = Owners::join(&address);
+        assert_eq!(leaving.claim(&key(9)), Owner::Own);
+        leaving.leave();
+        // Who asks for a client has no session that could take more.
+        assert_eq!(leaving.claim(&key(9)), Owner::Other(staying.seat));
+        assert_eq!(leaving.claim(&key(10)), Owner::Other(staying.seat));
+        assert_eq!((staying.claim(&key(9)), staying.claim(&key(10))), (Owner::Own, Owner::Own));
+        drop(staying);
+        assert_eq!(leaving.claim(&key(11)), Owner::Nobody);
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_engine::configuration::Configuration;
-use gale_engine::connections::{ConnectionInfo, ConnectionTable, passes_so_far};
+use gale_engine::connections::{ConnectionInfo, ConnectionTable};
 use gale_engine::listen::covers;
 use gale_engine::protocol::{DatagramReceiver, Protocol, ProtocolWorker};
 use gale_engine::tls::TlsStream;
@@ -144,18 +144,17 @@ impl ProtocolWorker for StreamWorker {
     ) {
         let configured = configuration.map_or_else(|| self.configuration(), |own| configured(own));
         let stream = configured.stream();
-        let local = || transport.local_address().ok();
+        let info = ConnectionInfo::arrived(&self.common, remote, Rc::clone(address));
+        let local = || info.local(|| transport.local_address().ok()).cloned();
         let Some(place) = place_of(stream, address, SocketKind::Stream, local) else { return };
         let speaks_tls = stream.addresses[place].listening.ssl;
         let transport = match transport {
             Transport::Plain(socket) if speaks_tls => Transport::Tls(Box::new(TlsStream::new(socket))),
             transport => transport,
         };
-        let info = ConnectionInfo::accepted(remote, Rc::clone(address));
         let listed = Listed::new(&self.table, stream.generation, Rc::clone(address), None);
         let client = Client::Stream(transport);
         let session = Box::new(Session::new(configured, Rc::clone(&self.common), place, info, client));
-        session.set_passes(passes_so_far(&self.common));
         session.log_connected();
         listed.set_task(gale_runtime::spawn(advance::run(session, Rc::clone(&listed))));
     }

@@ -21,6 +21,13 @@ use gale_runtime::{Bytes, Datagram, Moment, ReceiveBatch, SocketAddress, Transmi
 const WAITING_MAX: usize = 64;
 const WAITING_BYTES_MAX: usize = 256 * 1024;
 
+/// How many bytes wait on a loop, those of all clients together: a flood of forged clients must not have 256 KiB each.
+const WAITING_BYTES_OF_LOOP_MAX: usize = 16 * 1024 * 1024;
+
+thread_local! {
+    static WAITING_BYTES: Cell<usize> = const { Cell::new(0) };
+}
+
 /// How many datagrams are received at once: as many as have room in the largest lease, since each may be many that the
 /// kernel has joined.
 const BATCH_COUNT: usize = 16;
@@ -151,7 +158,9 @@ impl DatagramClient {
     /// The next datagram that waits.
     pub fn take(&self) -> Option<Arrived> {
         let arrived = self.0.waiting.borrow_mut().pop_front()?;
-        self.0.waiting_bytes.set(self.0.waiting_bytes.get() - arrived.bytes.len());
+        let length = arrived.bytes.len();
+        self.0.waiting_bytes.set(self.0.waiting_bytes.get() - length);
+        WAITING_BYTES.set(WAITING_BYTES.get() - length);
         Some(arrived)
     }
 
@@ -232,8 +241,7 @@ impl DatagramInlet {
         if let Some(outlet) = &*shared.outlet.borrow() {
             match send_segments(outlet, Transmit::to_peer(bytes), stride) {
                 Ok(()) => shared.forwarded.set(shared.forwarded.get() + bytes.len() as u64),
-                // As in a network, what there is no room for is lost.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) if is_lost(&error) => return false,
                 Err(error) => {
                     shared.failure.set(Some(error));
                     shared.wake();
@@ -243,9 +251,12 @@ impl DatagramInlet {
         }
         let mut waiting = shared.waiting.borrow_mut();
         let waiting_bytes = shared.waiting_bytes.get() + bytes.len();
-        if waiting.len() >= WAITING_MAX || waiting_bytes > WAITING_BYTES_MAX {
+        let of_loop = WAITING_BYTES.get() + bytes.len();
+        let is_full = waiting.len() >= WAITING_MAX || waiting_bytes > WAITING_BYTES_MAX;
+        if is_full || of_loop > WAITING_BYTES_OF_LOOP_MAX {
             return false;
         }
+        WAITING_BYTES.set(of_loop);
         waiting.push_back(Arrived { bytes: Bytes::copy_from_slice(bytes), stride });
         drop(waiting);
         shared.waiting_bytes.set(waiting_bytes);
@@ -263,6 +274,22 @@ impl Shared {
         let max = self.datagrams_max.get();
         if max > 0 && self.datagrams.get() >= max {
             self.is_closed.set(true);
+            // It may be over with that: all answers have come, or none are expected.
+            self.wake();
         }
     }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // At the end of the thread the count may be gone before a session.
+        let _ = WAITING_BYTES.try_with(|all| all.set(all.get() - self.waiting_bytes.get()));
+    }
+}
+
+/// Whether a datagram that could not be sent is lost as it would be in a network: there is no room for it, or it is too
+/// long. That says nothing about whom it was for.
+pub fn is_lost(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory)
+        || matches!(error.raw_os_error(), Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM))
 }

@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
-use gale_engine::connections::ConnectionInfo;
+use gale_engine::connections::{Carried, ConnectionInfo};
 use gale_engine::notes::Notes;
 use gale_engine::tls::TlsStream;
 use gale_engine::transport::Transport;
@@ -65,8 +65,6 @@ pub struct Session {
     /// What went to the client, in bytes.
     sent: Cell<u64>,
     status: Cell<u16>,
-    /// How often its connection was passed to an address.
-    passes: Cell<u32>,
 }
 
 /// The client's end.
@@ -107,7 +105,6 @@ impl Session {
             received: Cell::new(0),
             sent: Cell::new(0),
             status: Cell::new(0),
-            passes: Cell::new(0),
         }
     }
 
@@ -198,10 +195,10 @@ impl Session {
 
     /// How much came from the client so far, in bytes.
     pub fn received(&self) -> u64 {
-        self.received.get()
+        self.datagrams().map_or(self.received.get(), DatagramClient::bytes)
     }
 
-    /// So much has come from the client.
+    /// So much has come from the client, over TCP. (Datagrams are counted where they come in.)
     pub fn count_received(&self, bytes: usize) {
         self.received.set(self.received.get() + bytes as u64);
     }
@@ -216,14 +213,21 @@ impl Session {
         self.sent.set(self.sent.get() + bytes as u64);
     }
 
-    /// How often its connection was passed to an address.
-    pub fn passes(&self) -> u32 {
-        self.passes.get()
+    /// What its connection takes along when it is passed to another address.
+    pub fn take_carried(&mut self) -> Carried {
+        let mut held = self.connection.take_held();
+        held.insert(0, Box::new(std::mem::take(&mut self.held)));
+        Carried {
+            passes: self.connection.passes() + 1,
+            proxied: self.connection.proxied().cloned().map(Box::new),
+            held,
+        }
     }
 
-    /// Its connection was passed so often.
-    pub fn set_passes(&self, passes: u32) {
-        self.passes.set(passes);
+    /// Nobody has taken it.
+    pub fn give_back_carried(&mut self, carried: Carried) {
+        let notes = carried.held.into_iter().find_map(|held| held.downcast().ok());
+        self.held = notes.map(|notes| *notes).unwrap_or_default();
     }
 
     /// How it has ended; 0 as long as it has not.

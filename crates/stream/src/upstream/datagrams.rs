@@ -8,42 +8,41 @@ use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_engine::upstream::connecting::CONNECTING;
 use gale_engine::upstream::{Chosen, Timing};
 use gale_engine::variables::subject::Subject;
-use gale_engine::worker::CountedConnection;
 use gale_runtime::{Datagram, DatagramOptions, Moment, ReceiveBatch, Timer, Transmit};
 
 use super::header;
-use super::pass::{Connected, Failure, count_connection};
+use super::pass::{Connected, Failure};
 use super::rate::Rate;
 use super::settings::ProxySettings;
-use crate::session::datagrams::{Arrived, DatagramClient, send_segments, with_batch};
+use crate::session::datagrams::{Arrived, DatagramClient, is_lost, send_segments, with_batch};
 use crate::session::{self, Session};
 
 /// A server that a session sends datagrams to.
 pub(super) struct Outlet {
     socket: Rc<Datagram>,
     chosen: Chosen,
-    _counted: CountedConnection,
 }
 
-/// Opens a socket to the server.
+/// How long receiving pauses when there is no memory for it.
+const MEMORY_PAUSE: Duration = Duration::from_millis(50);
+
+/// Opens a socket to the server. It has counted as a connection since the session began.
 pub(super) fn open(
     session: &Session,
     settings: &ProxySettings,
     chosen: Chosen,
 ) -> Result<Connected, (Chosen, Failure)> {
-    let counted = match count_connection(session) {
-        Ok(counted) => counted,
-        Err(failure) => return Err((chosen, failure)),
-    };
     let options = settings.connect_options(session);
     let options = DatagramOptions {
         local: options.local,
+        transparent: options.transparent,
         peer: Some(chosen.address().clone()),
         receive_buffer: options.receive_buffer,
         send_buffer: options.send_buffer,
@@ -64,13 +63,33 @@ pub(super) fn open(
             {
                 session.log_bare(Level::Info, format_args!("udp proxy {local} connected to {}", chosen.name()));
             }
-            Ok(Connected::Datagrams(Outlet { socket: Rc::new(socket), chosen, _counted: counted }))
+            Ok(Connected::Datagrams(Outlet { socket: Rc::new(socket), chosen }))
         }
         Err(error) => {
             let (name, text) = (chosen.name(), OsErrorText(&error));
-            session.log(Level::Error, format_args!("connect() to {name} failed {text} while {CONNECTING}"));
-            Err((chosen, Failure::OfServer))
+            if is_of_server(&error, options.local.is_some()) {
+                session.log(Level::Error, format_args!("connect() to {name} failed {text} while {CONNECTING}"));
+                return Err((chosen, Failure::OfServer));
+            }
+            // Another server would do no better.
+            let call = match error.raw_os_error() {
+                Some(libc::EPERM) if options.transparent => "setsockopt(IP_TRANSPARENT)",
+                _ if options.local.is_some() => "bind()",
+                _ => "socket()",
+            };
+            session.log(Level::Crit, format_args!("{call} failed {text} while {CONNECTING}"));
+            Err((chosen, Failure::Final(session::INTERNAL_SERVER_ERROR)))
         }
+    }
+}
+
+/// Whether a socket could not be opened because there is no way to the server, and not because of this machine.
+fn is_of_server(error: &io::Error, is_bound: bool) -> bool {
+    match error.raw_os_error() {
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN | libc::ECONNREFUSED) => true,
+        // A route that forbids it, or a port that is not for us.
+        Some(libc::EACCES) => !is_bound,
+        _ => false,
     }
 }
 
@@ -102,6 +121,7 @@ pub(super) async fn carry(session: &Session, settings: &ProxySettings, outlet: O
         is_forwarding: false,
         sent: 0,
         idle: Timer::after(*settings.timeout.get()),
+        pause: None,
     };
     let end = poll_fn(|context| carrier.poll(context)).await;
     carrier.finish(end)
@@ -124,6 +144,8 @@ struct Carrier<'s> {
     /// How many bytes this task has sent to the server.
     sent: u64,
     idle: Timer,
+    /// There was no memory to receive with.
+    pause: Option<Timer>,
 }
 
 impl Carrier<'_> {
@@ -162,7 +184,8 @@ impl Carrier<'_> {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(error)) => return Err(End::Lost("send() failed", error)),
                 Poll::Pending => {
-                    if !self.upload.is_limited() && !std::mem::replace(&mut self.is_forwarding, true) {
+                    let may_forward = !self.upload.is_limited() && self.header.is_empty();
+                    if may_forward && !std::mem::replace(&mut self.is_forwarding, true) {
                         self.client.forward_to(Rc::clone(&self.socket));
                     }
                     return Ok(());
@@ -179,8 +202,7 @@ impl Carrier<'_> {
             };
             match sent {
                 Ok(()) => self.sent += bytes.len() as u64,
-                // As in a network, what there is no room for is lost.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if is_lost(&error) => {}
                 Err(error) => return Err(End::Lost("send() failed", error)),
             }
             self.upload.note(bytes.len());
@@ -189,15 +211,21 @@ impl Carrier<'_> {
 
     fn send_with_header(&mut self, bytes: &[u8], stride: usize) -> io::Result<()> {
         let (first, rest) = bytes.split_at(bytes.len().min(stride));
-        let mut datagram = std::mem::take(&mut self.header);
-        self.sent += datagram.len() as u64;
-        datagram.extend_from_slice(first);
+        let datagram = [&self.header, first].concat();
         send_segments(&self.socket, Transmit::to_peer(&datagram), datagram.len())?;
+        // If it is lost, the next one has the header.
+        self.sent += std::mem::take(&mut self.header).len() as u64;
         if rest.is_empty() { Ok(()) } else { send_segments(&self.socket, Transmit::to_peer(rest), stride) }
     }
 
     /// Gives the client what the server has answered.
     fn poll_server(&mut self, context: &mut Context<'_>) -> Result<(), End> {
+        if let Some(pause) = &mut self.pause {
+            if pause.poll_expired(context).is_pending() {
+                return Ok(());
+            }
+            self.pause = None;
+        }
         loop {
             if self.download.poll_allowance(context).is_pending() {
                 return Ok(());
@@ -214,6 +242,13 @@ impl Carrier<'_> {
             match received {
                 None => return Ok(()),
                 Some(Ok(())) => {}
+                // Nothing that the server could help.
+                Some(Err(error)) if is_lost(&error) => {
+                    let pause = self.pause.insert(Timer::after(MEMORY_PAUSE));
+                    if pause.poll_expired(context).is_pending() {
+                        return Ok(());
+                    }
+                }
                 Some(Err(error)) => return Err(End::Lost("recv() failed", error)),
             }
             if self.is_answered() {
@@ -262,8 +297,7 @@ impl Carrier<'_> {
 
     fn finish(mut self, end: End) -> u16 {
         let session = self.session;
-        session.count_received(usize::try_from(self.client.bytes()).unwrap_or(usize::MAX));
-        session.attempts.last().bytes_sent = self.sent + self.client.forwarded();
+        self.count_sent();
         let (status, word) = match end {
             End::Done => (session::OK, "done"),
             End::Silent if self.may_end() => (session::OK, "timed out"),
@@ -300,10 +334,21 @@ impl Carrier<'_> {
         status
     }
 
+    fn count_sent(&self) {
+        self.session.attempts.last().bytes_sent = self.sent + self.client.forwarded();
+    }
+
     fn fail(&mut self) {
         if self.chosen.fail() {
             let message = "upstream server temporarily disabled while proxying connection";
             self.session.log(Level::Warn, format_args!("{message}"));
         }
+    }
+}
+
+impl Drop for Carrier<'_> {
+    /// The log knows what was sent, also of a session that is closed from outside.
+    fn drop(&mut self) {
+        self.count_sent();
     }
 }

@@ -37,6 +37,8 @@ pub(super) enum Failure {
 
 /// Passes a session on; the result is its status. The error log knows what went wrong.
 pub async fn pass_on(session: &mut Session, settings: &ProxySettings) -> u16 {
+    // Once a server has it, its memory is free again.
+    let input = std::mem::take(&mut session.input);
     let session: &Session = session;
     session.attempts.begin();
     let pass = settings.pass.as_ref().expect("a server that passes sessions on says where");
@@ -54,7 +56,7 @@ pub async fn pass_on(session: &mut Session, settings: &ProxySettings) -> u16 {
         };
         let failed = match passed {
             Ok(Connected::Stream(server)) => {
-                let is_over = relay::carry(session, settings, server).await;
+                let is_over = relay::carry(session, settings, server, input).await;
                 end_attempt(session);
                 return is_over;
             }
@@ -237,7 +239,7 @@ impl<'s> Attempts<'s> {
 }
 
 /// One more connection, if there may be one more.
-pub(super) fn count_connection(session: &Session) -> Result<CountedConnection, Failure> {
+fn count_connection(session: &Session) -> Result<CountedConnection, Failure> {
     let worker = session.worker();
     CountedConnection::open(worker).ok_or_else(|| {
         worker.complain_of_connections();

@@ -26,11 +26,6 @@ impl Rate {
         self.per_second > 0
     }
 
-    /// Whether the direction waits for its time.
-    pub fn is_delayed(&self) -> bool {
-        self.is_delayed
-    }
-
     /// Ready with how many bytes may pass now, one at least.
     pub fn poll_allowance(&mut self, context: &mut Context<'_>) -> Poll<u64> {
         if !self.is_limited() {

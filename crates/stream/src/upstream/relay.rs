@@ -52,9 +52,9 @@ impl fmt::Display for Side {
 }
 
 /// Carries a session until it is over; the result is its status.
-pub(super) async fn carry(session: &Session, settings: &ProxySettings, server: Server) -> u16 {
-    let client = session.transport().expect("a session over TCP has a connection");
-    let mut relay = Relay::new(session, settings, client, server);
+/// Nobody has taken `input`, what the client has said so far.
+pub(super) async fn carry(session: &Session, settings: &ProxySettings, server: Server, input: Buffer) -> u16 {
+    let mut relay = Relay::new(session, settings, server, input);
     let end = poll_fn(|context| relay.poll(context)).await;
     relay.finish(end);
     session::OK
@@ -73,7 +73,8 @@ struct Relay<'s> {
 }
 
 impl<'s> Relay<'s> {
-    fn new(session: &'s Session, settings: &ProxySettings, client: &'s Transport, mut server: Server) -> Relay<'s> {
+    fn new(session: &'s Session, settings: &ProxySettings, mut server: Server, input: Buffer) -> Relay<'s> {
+        let client = session.transport().expect("a session over TCP has a connection");
         let (upload_rate, download_rate) = settings.rates(session);
         let is_plain = client.plain().is_some() && server.transport.plain().is_some();
         let piece_bytes = settings.piece_bytes();
@@ -84,9 +85,8 @@ impl<'s> Relay<'s> {
         if !header.is_empty() {
             ahead.push(header);
         }
-        if !session.input.is_empty() && ahead.append(session.input.readable()).is_err() {
-            // Without memory it would be lost unseen: the session ends as if the client had been.
-            upload.is_broken = true;
+        if let Some(input) = input.into_lease() {
+            ahead.push(input);
         }
         upload.begin_with(ahead);
         let idle_max = *settings.timeout.get();
@@ -109,7 +109,7 @@ impl<'s> Relay<'s> {
             Ok(false) => {}
             Err(end) => return Poll::Ready(end),
         }
-        if self.upload.rate.is_delayed() || self.download.rate.is_delayed() {
+        if self.upload.waits_for_rate || self.download.waits_for_rate {
             // It waits for its own time: nobody is silent.
             self.idle.set_after(self.idle_max);
         }
@@ -134,9 +134,6 @@ impl<'s> Relay<'s> {
 
     fn poll_upload(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         let Relay { session, client, server, upload, .. } = self;
-        if upload.is_broken {
-            return Err(End::Lost(Side::Client, Act::Reading, io::ErrorKind::OutOfMemory.into()));
-        }
         let polled = upload.poll(context, client, &server.transport);
         session.count_received(upload.take_received());
         match polled {
@@ -249,11 +246,12 @@ fn lost(error: io::Error, act: Act, from: Side, to: Side) -> End {
 struct Direction {
     way: Way,
     rate: Rate,
+    /// Nothing else keeps it from receiving.
+    waits_for_rate: bool,
     /// What was received and not counted yet.
     received: usize,
     /// The source has ended, and the destination has all.
     is_over: bool,
-    is_broken: bool,
 }
 
 /// How bytes pass.
@@ -271,7 +269,7 @@ impl Direction {
         } else {
             Way::Copy { output: Output::new(), piece_bytes, has_ended: false, is_sending: false }
         };
-        Direction { way, rate: Rate::new(rate), received: 0, is_over: false, is_broken: false }
+        Direction { way, rate: Rate::new(rate), waits_for_rate: false, received: 0, is_over: false }
     }
 
     /// Sends this first. It counts as received before.
@@ -289,6 +287,7 @@ impl Direction {
     /// Moves what there is; ready with how much the destination has taken, or with 0 when the source has ended and all
     /// was taken.
     fn poll(&mut self, context: &mut Context<'_>, from: &Transport, to: &Transport) -> Poll<io::Result<usize>> {
+        self.waits_for_rate = false;
         if self.is_over {
             return Poll::Pending;
         }
@@ -316,9 +315,16 @@ impl Direction {
                 }
                 *is_sending = false;
                 if *has_ended {
+                    if let Some(tls) = to.tls() {
+                        // Who is not told would take what it has for cut short. An error comes up with the next byte.
+                        let _ = ready!(tls.poll_goodbye(context));
+                    }
                     return Poll::Ready(Ok(0));
                 }
-                let allowance = ready!(self.rate.poll_allowance(context));
+                let Poll::Ready(allowance) = self.rate.poll_allowance(context) else {
+                    self.waits_for_rate = true;
+                    return Poll::Pending;
+                };
                 let max = usize::try_from(allowance).unwrap_or(usize::MAX).min(*piece_bytes);
                 let mut input = Buffer::new();
                 let count = ready!(from.poll_recv(context, &mut input, max))?;

@@ -118,7 +118,7 @@ async fn edit<T: Send + 'static>(
             request
                 .log(Level::Notice, format_args!("servers of upstream \"{}\" were changed by the API", group.name()));
         }
-        Err(error @ (EditError::NotWritten(_) | EditError::Overloaded(_))) => {
+        Err(error @ (EditError::NotWritten(_) | EditError::Overloaded(_) | EditError::Busy)) => {
             let name = group.name();
             request.log(Level::Error, format_args!("servers of upstream \"{name}\" are not changed: {error}"));
         }
@@ -134,6 +134,7 @@ fn refused(error: EditError) -> Fault {
         EditError::TooMany => Fault::new(400, error.to_string(), "UpstreamTooManyServers"),
         EditError::NotWritten(_) => Fault::new(500, "the state file cannot be written", "StateNotWritten"),
         EditError::Overloaded(error) => overloaded(error),
+        EditError::Busy => Fault::new(503, error.to_string(), "Overloaded"),
     }
 }
 
