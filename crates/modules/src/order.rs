@@ -92,6 +92,7 @@ const MODULES: &[&Module] = &[
     &stream::log::MODULE,
     &stream::proxy::MODULE,
     &stream::upstream::MODULE,
+    &stream::health::MODULE,
     &stream::ssl::MODULE,
     &stream::limit_conn::MODULE,
     &stream::access::MODULE,

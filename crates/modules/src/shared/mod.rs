@@ -9,6 +9,7 @@ pub mod access_log;
 pub(crate) mod append;
 pub(crate) mod base64;
 pub mod geo;
+pub(crate) mod health_check;
 pub mod limit_conn;
 pub(crate) mod limits;
 pub mod log_format;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use gale_config::{Contexts, Custom, Diagnostic, One, OneWith, Statement, Takes, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::upstream::{AddressPass, Bind, plain};
+use gale_engine::upstream::{AddressPass, Bind, PassTarget, TlsTarget, plain};
 use gale_engine::virtual_servers::TlsClientDraft;
 use gale_stream::configuration::builder::InStream;
 use gale_stream::module::StreamPart;
@@ -199,7 +199,14 @@ const ROWS: &[Directive] = tls_client_rows!(
 );
 
 fn proxy_pass(settings: &mut ProxySettings, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    settings.pass = Some(AddressPass::read(builder, statement, settings.pass.is_some(), plain)?);
+    let pass = AddressPass::read(builder, statement, settings.pass.is_some(), plain)?;
+    let group = match &pass {
+        AddressPass::Fixed(TlsTarget { servers: PassTarget::Referred(group), .. }) => Some(*group),
+        _ => None,
+    };
+    let scope = builder.scope;
+    builder.stream_mut().note_pass(scope, group);
+    settings.pass = Some(pass);
     Ok(())
 }
 

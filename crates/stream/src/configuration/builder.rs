@@ -13,7 +13,7 @@ use gale_engine::log::ErrorLog;
 use gale_engine::module::Module;
 use gale_engine::protocol::Protocol;
 use gale_engine::tls::staple::Lookup;
-use gale_engine::upstream::{HasUpstreams, Metric, ResolverDefaults, Upstreams};
+use gale_engine::upstream::{HasUpstreams, Metric, ResolverDefaults, UpstreamId, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
 use gale_engine::virtual_servers::{
     CertificateNames, ServerDraft, ServerTls, TlsBlock, TlsClientDraft, VirtualServers, certificate_names,
@@ -38,6 +38,8 @@ pub struct StreamBuilder {
     pub upstreams: Upstreams<Session>,
     /// What is asked of servers that are spoken to over TLS.
     pub tls_clients: Vec<TlsClientDraft>,
+    /// Where the servers pass sessions to.
+    passes: Vec<(ScopeId, Option<UpstreamId>)>,
     tree: ScopeTree,
     servers: Vec<ServerDraft>,
 }
@@ -78,6 +80,18 @@ impl InStream for Builder {
 }
 
 impl StreamBuilder {
+    /// A server passes sessions to this group, or to what variables say.
+    pub fn note_pass(&mut self, scope: ScopeRef, group: Option<UpstreamId>) {
+        if let ScopeRef::Block(scope) = scope {
+            self.passes.push((scope, group));
+        }
+    }
+
+    /// Where a server passes sessions to, if it does.
+    pub fn pass_of(&self, scope: ScopeId) -> Option<Option<UpstreamId>> {
+        self.passes.iter().find(|(known, _)| *known == scope).map(|(_, group)| *group)
+    }
+
     fn current_server(&mut self, scope: ScopeRef) -> &mut ServerDraft {
         let server = self.servers.iter_mut().find(|server| ScopeRef::Block(server.scope) == scope);
         server.expect("inside of a server block")

@@ -48,6 +48,12 @@ impl StreamConfiguration {
         &self.servers[id.0 as usize]
     }
 
+    /// The server with these settings; none for those of the block itself.
+    pub fn server_of(&self, scope: ScopeId) -> Option<ServerId> {
+        let place = self.servers.iter().position(|server| server.scope == scope)?;
+        u32::try_from(place).ok().map(ServerId)
+    }
+
     /// The settings of a server.
     pub fn scope_of(&self, server: ServerId) -> &Scope {
         self.scope(self.server(server).scope)

@@ -10,6 +10,7 @@ pub mod phases;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use gale_base::log_level::Level;
@@ -20,6 +21,7 @@ use gale_engine::tls::TlsStream;
 use gale_engine::transport::Transport;
 use gale_engine::variables::subject::{Evaluation, Subject, Values};
 use gale_engine::worker::Worker;
+use gale_process::ListenAddress;
 use gale_runtime::{Buffer, SocketAddress};
 
 use self::attempts::Attempts;
@@ -106,6 +108,15 @@ impl Session {
             sent: Cell::new(0),
             status: Cell::new(0),
         }
+    }
+
+    /// A session of our own, without a client: what is said of servers is evaluated with it when nobody comes.
+    pub fn own(configuration: Rc<Configured>, worker: Rc<Worker>, server: ServerId) -> Session {
+        let nowhere = Rc::new(ListenAddress::Unix(PathBuf::new()));
+        let connection = ConnectionInfo::new(0, SocketAddress::Unix(None), nowhere, gale_runtime::now());
+        let mut session = Session::new(configuration, worker, 0, connection, Client::Passed);
+        session.server = server;
+        session
     }
 
     /// The block that it began with.

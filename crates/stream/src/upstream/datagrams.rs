@@ -84,7 +84,7 @@ pub(super) fn open(
 }
 
 /// Whether a socket could not be opened because there is no way to the server, and not because of this machine.
-fn is_of_server(error: &io::Error, is_bound: bool) -> bool {
+pub(super) fn is_of_server(error: &io::Error, is_bound: bool) -> bool {
     match error.raw_os_error() {
         Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN | libc::ECONNREFUSED) => true,
         // A route that forbids it, or a port that is not for us.
