@@ -24,6 +24,10 @@ with_each_driver!(
     requests_that_change_something_take_away_what_is_stored,
     purges_are_by_key_prefix_and_tag,
     a_purge_during_a_fill_wins,
+    a_purge_wins_over_every_request_that_was_sent_before_it,
+    a_purge_of_a_key_with_variants_holds_after_a_restart,
+    a_soft_purge_ends_with_a_304,
+    a_304_about_another_response_is_not_merged,
     users_are_kept_apart,
     clients_have_a_say_only_where_the_rfc_counts,
     slices_are_fetched_and_stored_as_they_are_wanted,
@@ -474,6 +478,113 @@ fn a_purge_during_a_fill_wins(driver: Driver) {
     behind.send("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\ne");
     assert_eq!(outcome(&second.response()), ("MISS", "e"));
     server.stop();
+}
+
+fn a_purge_wins_over_every_request_that_was_sent_before_it(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = by_hand(driver, &backend, "proxy_cache_purge $http_x_purge; proxy_cache_bypass $arg_by;");
+    let get = |path: &str| {
+        let mut client = server.connect();
+        client.send(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n"));
+        (client, accept(&backend).0)
+    };
+    let purge = |path: &str| _ = ask(&mut server.connect(), path, "X-Purge: 1\r\n");
+    let cacheable = "HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 1\r\n\r\na";
+    let is_not_stored = |path: &str| {
+        let (mut client, mut behind) = get(path);
+        behind.send("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nb");
+        assert_eq!(outcome(&client.response()), ("MISS", "b"), "{path}");
+    };
+    // Before anything of the answer has come: alone, with what is stored passed by, and of a key that has variants.
+    for (asked, path) in [("/alone", "/alone"), ("/passed?by=1", "/passed")] {
+        let (mut client, mut behind) = get(asked);
+        purge(path);
+        behind.send(cacheable);
+        assert_eq!(client.response().text(), "a");
+        is_not_stored(path);
+    }
+    let (mut client, mut behind) = get("/varies");
+    purge("/varies");
+    behind.send(cacheable.replace("Content-Length", "Vary: Accept\r\nContent-Length"));
+    assert_eq!(client.response().text(), "a");
+    is_not_stored("/varies");
+    // Two that do not wait for each other.
+    let (mut first, mut behind_first) = get("/both");
+    let (mut second, mut behind_second) = get("/both");
+    purge("/both");
+    behind_first.send(cacheable);
+    behind_second.send(cacheable);
+    assert_eq!((first.response().text(), second.response().text()), ("a", "a"));
+    is_not_stored("/both");
+    server.stop();
+}
+
+fn a_purge_of_a_key_with_variants_holds_after_a_restart(driver: Driver) {
+    let (backend, directory) = (origin(), Directory::new());
+    let more = "proxy_cache_purge $http_x_purge;";
+    let serve = || caching_in(driver, directory.path().to_str().unwrap(), &backend, more).start();
+    let varies = "X-Fields: Cache-Control: max-age=60|Vary: Accept\r\nAccept: a\r\n";
+    let server = serve();
+    assert_eq!(outcome(&ask(&mut server.connect(), "/a", varies)), ("MISS", "1"));
+    directory.wait_until("the response and its mark are stored", |_| files_in(directory.path()).len() == 2);
+    assert_eq!(outcome(&ask(&mut server.connect(), "/a", varies)), ("HIT", "1"));
+    assert_eq!(ask(&mut server.connect(), "/a", "X-Purge: 1\r\n").status, 204);
+    server.stop();
+    let server = serve();
+    assert_eq!(outcome(&ask(&mut server.connect(), "/a", varies)), ("MISS", "2"));
+    server.stop();
+}
+
+fn a_soft_purge_ends_with_a_304(driver: Driver) {
+    let backend = origin();
+    let more = "proxy_cache_purge $http_x_purge; proxy_cache_purge_soft on; proxy_cache_revalidate on;
+        proxy_cache_tag_header Surrogate-Key; proxy_cache_purge_tags $http_x_tags;";
+    let server = caching(driver, &backend, more);
+    let mut client = server.connect();
+    let fields = "X-Fields: Cache-Control: max-age=60|Surrogate-Key: t|ETag: \"x\"\r\n";
+    for (path, tags) in [("/tag", "X-Tags: t\r\n"), ("/key", "")] {
+        let number = backend.asked().len() + 1;
+        let number = number.to_string();
+        assert_eq!(outcome(&ask(&mut client, path, fields)), ("MISS", &*number));
+        assert_eq!(ask(&mut client, path, &format!("X-Purge: 1\r\n{tags}")).status, 204);
+        let renewed = ask(&mut client, path, &format!("X-Status: 304 Not Modified\r\n{fields}"));
+        assert_eq!(outcome(&renewed), ("REVALIDATED", &*number));
+        for _ in 0..4 {
+            assert_eq!(outcome(&ask(&mut server.connect(), path, "")), ("HIT", &*number));
+        }
+    }
+    server.stop();
+}
+
+fn a_304_about_another_response_is_not_merged(driver: Driver) {
+    for (told, more) in [("ETag: \"new\"", ""), ("ETag: \"old\"", "Vary: Accept\r\n")] {
+        let backend = Backend::tcp().serve(move |asked, client| {
+            let is_first = asked.header("X-First").is_some();
+            let response = match asked.header("If-None-Match") {
+                Some(_) => format!("304 Not Modified\r\nCache-Control: max-age=60\r\n{told}\r\n{more}\r\n"),
+                None if is_first => {
+                    "200 OK\r\nCache-Control: max-age=5\r\nAge: 6\r\nETag: \"old\"\r\nContent-Length: 3\r\n\r\nold"
+                        .into()
+                }
+                None => format!("200 OK\r\nCache-Control: max-age=60\r\n{told}\r\n{more}Content-Length: 3\r\n\r\nnew"),
+            };
+            client.send(format!("HTTP/1.1 {response}"));
+            true
+        });
+        let directory = Directory::new();
+        let place = directory.path().to_str().unwrap();
+        let server = caching_in(driver, place, &backend, "proxy_cache_revalidate on;").start();
+        let mut client = server.connect();
+        assert_eq!(outcome(&ask(&mut client, "/a", "X-First: 1\r\n")), ("MISS", "old"));
+        directory.wait_until("it is stored", |_| files_in(directory.path()).len() == 1);
+        let confirmed = ask(&mut client, "/a", "");
+        assert_eq!((outcome(&confirmed), confirmed.header("Vary")), (("REVALIDATED", "old"), None));
+        // All of what is there now.
+        assert_eq!(outcome(&ask(&mut client, "/a", "")), ("MISS", "new"), "{told} {more}");
+        assert_eq!(outcome(&ask(&mut client, "/a", "")), ("HIT", "new"), "{told} {more}");
+        assert_eq!(backend.asked().len(), 3);
+        server.stop();
+    }
 }
 
 fn users_are_kept_apart(driver: Driver) {

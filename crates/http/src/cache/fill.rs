@@ -28,8 +28,8 @@ pub const WINDOW_BYTES: u64 = 1 << 20;
 
 /// See the file's head.
 pub struct Fill {
-    /// What will be stored: the entry's name, once that is known. Variants have another than the key.
-    pub key: Id,
+    /// The sum of the key. A variant's entry has another name.
+    pub primary: Id,
     /// When the server was asked.
     pub began: Moment,
     /// See `Meta::number`.
@@ -86,8 +86,8 @@ pub enum Found {
 
 impl Fill {
     /// One for which a server is about to be asked.
-    pub fn new(key: Id, number: u64, now: Moment) -> Fill {
-        Fill { key, began: now, number, purged: AtomicBool::new(false), state: Mutex::default() }
+    pub fn new(primary: Id, number: u64, now: Moment) -> Fill {
+        Fill { primary, began: now, number, purged: AtomicBool::new(false), state: Mutex::default() }
     }
 
     /// Whether somebody has purged what is being fetched: it is not stored then.

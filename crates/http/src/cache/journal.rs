@@ -1,7 +1,7 @@
 //! The index on disk: a file of records that is read at the start, so that entries are found before their files are.
 //!
 //! ```text
-//!   magic "GALEJRN1" │ record │ record │ …
+//!   magic "GALEJRN2" │ record │ record │ …
 //!   record           length (2) │ kind (1) │ what it says │ CRC-32 of all before (4)
 //! ```
 //!
@@ -12,7 +12,10 @@ use super::index::{Entry, Kind};
 use super::key::Id;
 
 /// How a journal begins.
-pub const MAGIC: &[u8; 8] = b"GALEJRN1";
+pub const MAGIC: &[u8; 8] = b"GALEJRN2";
+
+/// The longest record, in bytes: its length has two of them.
+const RECORD_MAX: usize = u16::MAX as usize;
 
 /// One of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,8 +42,22 @@ pub enum Record {
         /// The names.
         names: Vec<u8>,
     },
-    /// An entry has gone.
-    Gone(Id),
+    /// An entry has gone that had this number.
+    Gone {
+        /// Its name.
+        id: Id,
+        /// See `Meta::number`: a later one of the name stays.
+        number: u64,
+    },
+    /// Entries up to this number that have the key are purged, variants included.
+    PurgedKey {
+        /// The sum of the key.
+        id: Id,
+        /// The number.
+        number: u64,
+        /// They become stale.
+        is_soft: bool,
+    },
     /// Entries up to this number that have the tag are purged.
     PurgedTag {
         /// The tag.
@@ -91,9 +108,15 @@ impl Record {
                 out.extend_from_slice(&number.to_le_bytes());
                 out.extend_from_slice(names);
             }
-            Record::Gone(id) => {
+            Record::Gone { id, number } => {
                 out.push(4);
                 out.extend_from_slice(id);
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+            Record::PurgedKey { id, number, is_soft } => {
+                out.push(if *is_soft { 10 } else { 9 });
+                out.extend_from_slice(id);
+                out.extend_from_slice(&number.to_le_bytes());
             }
             Record::PurgedTag { tag, number, is_soft } => {
                 out.push(if *is_soft { 6 } else { 5 });
@@ -107,6 +130,11 @@ impl Record {
             }
         }
         let length = out.len() - start - 2;
+        debug_assert!(length <= RECORD_MAX, "who makes records bounds what is in them");
+        if length > RECORD_MAX {
+            out.truncate(start);
+            return;
+        }
         out[start..start + 2].copy_from_slice(&(length as u16).to_le_bytes());
         let sum = crc32fast::hash(&out[start..]);
         out.extend_from_slice(&sum.to_le_bytes());
@@ -139,7 +167,8 @@ impl Record {
                 must_revalidate: kind == 2,
             },
             3 => Record::Varies { id: id()?, number: long(16)?, names: body.get(24..)?.to_vec() },
-            4 => Record::Gone(id()?),
+            4 => Record::Gone { id: id()?, number: long(16)? },
+            9 | 10 => Record::PurgedKey { id: id()?, number: long(16)?, is_soft: kind == 10 },
             5 | 6 => Record::PurgedTag { tag: long(0)?, number: long(8)?, is_soft: kind == 6 },
             7 | 8 => Record::PurgedPrefix { number: long(0)?, prefix: body.get(8..)?.to_vec(), is_soft: kind == 8 },
             _ => return None,
@@ -155,7 +184,9 @@ mod tests {
         vec![
             Record::Stored { id: [7; 16], number: 1, size: 2, times: [3, 4, 5, 6], must_revalidate: true },
             Record::Varies { id: [8; 16], number: 9, names: b"accept,x".to_vec() },
-            Record::Gone([9; 16]),
+            Record::Gone { id: [9; 16], number: 10 },
+            Record::PurgedKey { id: [10; 16], number: 11, is_soft: true },
+            Record::PurgedKey { id: [11; 16], number: 12, is_soft: false },
             Record::PurgedTag { tag: 5, number: 6, is_soft: true },
             Record::PurgedPrefix { prefix: b"http://a/".to_vec(), number: 6, is_soft: false },
         ]

@@ -1,5 +1,8 @@
-//! What was purged by prefix and by tag: everything older than the purge. A purge is answered at once, whatever the
+//! What was purged by key, by prefix and by tag: everything older than the purge. A purge is answered at once, whatever the
 //! number of entries; they are found out when they are asked for, and the purger takes their files away.
+//!
+//! Purges of keys are there for what the index cannot tell: files that it does not know, variants, and what is being
+//! fetched. They are forgotten when neither can be any more ([`Purges::forget_keys_until`]).
 //!
 //! Bounded: beyond `PURGES_MAX` the oldest ones are joined into one of everything.
 
@@ -8,6 +11,7 @@ use std::collections::HashMap;
 use parking_lot::RwLock;
 
 use super::journal::Record;
+use super::key::Id;
 
 /// Most purges that are remembered.
 const PURGES_MAX: usize = 10_000;
@@ -38,6 +42,7 @@ pub struct Purges(RwLock<State>);
 #[derive(Default)]
 struct State {
     everything: Purge,
+    keys: HashMap<Id, Purge>,
     tags: HashMap<u64, Purge>,
     prefixes: Vec<(Box<[u8]>, Purge)>,
 }
@@ -65,14 +70,18 @@ impl Purge {
 }
 
 impl Purges {
+    /// All entries up to this number that have the key are purged, variants included.
+    pub fn add_key(&self, key: &Id, number: u64, is_soft: bool) {
+        let mut state = self.0.write();
+        state.keys.entry(*key).or_default().add(number, is_soft);
+        join_oldest(&mut state);
+    }
+
     /// All entries up to this number that have the tag are purged.
     pub fn add_tag(&self, tag: u64, number: u64, is_soft: bool) {
         let mut state = self.0.write();
         state.tags.entry(tag).or_default().add(number, is_soft);
-        if state.tags.len() > PURGES_MAX {
-            let all = std::mem::take(&mut state.tags);
-            all.into_values().for_each(|purge| state.everything.join(purge));
-        }
+        join_oldest(&mut state);
     }
 
     /// All entries up to this number whose keys begin so are purged.
@@ -84,31 +93,46 @@ impl Purges {
             state.prefixes.len() - 1
         });
         state.prefixes[place].1.add(number, is_soft);
-        if state.prefixes.len() > PURGES_MAX {
-            let all = std::mem::take(&mut state.prefixes);
-            all.into_iter().for_each(|(_, purge)| state.everything.join(purge));
-        }
+        join_oldest(&mut state);
     }
 
-    /// What became of an entry.
-    pub fn judge(&self, key: &[u8], tags: &[u64], number: u64) -> Verdict {
+    /// What became of an entry. `primary` is the sum of its key.
+    pub fn judge(&self, primary: &Id, key: &[u8], tags: &[u64], number: u64) -> Verdict {
         let state = self.0.read();
+        let of_key = state.keys.get(primary).map_or(Verdict::Valid, |purge| purge.judge(number));
         let of_tags = tags.iter().filter_map(|tag| state.tags.get(tag)).map(|purge| purge.judge(number));
         let of_prefixes = state.prefixes.iter().filter(|(prefix, _)| key.starts_with(prefix));
         let of_prefixes = of_prefixes.map(|(_, purge)| purge.judge(number));
-        of_tags.chain(of_prefixes).fold(state.everything.judge(number), Verdict::max)
+        of_tags.chain(of_prefixes).fold(of_key.max(state.everything.judge(number)), Verdict::max)
+    }
+
+    /// What became of an entry of which no more than the sum of its key is known.
+    pub fn judge_key(&self, primary: &Id, number: u64) -> Verdict {
+        let state = self.0.read();
+        let of_key = state.keys.get(primary).map_or(Verdict::Valid, |purge| purge.judge(number));
+        of_key.max(state.everything.judge(number))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.read().count()
     }
 
     /// Whether there are any.
     pub fn is_empty(&self) -> bool {
         let state = self.0.read();
-        state.everything.gone == 0 && state.everything.stale == 0 && state.tags.is_empty() && state.prefixes.is_empty()
+        state.everything.gone == 0 && state.everything.stale == 0 && state.count() == 0
     }
 
     /// All of them, for the journal.
     pub fn records(&self) -> Vec<Record> {
         let state = self.0.read();
         let mut records = Vec::new();
+        for (id, purge) in &state.keys {
+            for (number, is_soft) in [(purge.gone, false), (purge.stale, true)].into_iter().filter(|(n, _)| *n > 0) {
+                records.push(Record::PurgedKey { id: *id, number, is_soft });
+            }
+        }
         let tags = state.tags.iter().map(|(tag, purge)| (Some(*tag), &b""[..], *purge));
         let prefixes = state.prefixes.iter().map(|(prefix, purge)| (None, &**prefix, *purge));
         let everything = std::iter::once((None, &b""[..], state.everything));
@@ -123,16 +147,61 @@ impl Purges {
         records
     }
 
-    /// All files have been looked at since this number: what was purged before is gone.
+    /// Keys that were purged for good, and up to which number, if that is below this one; at most so many.
+    pub fn hard_keys_below(&self, number: u64, most: usize) -> Vec<(Id, u64)> {
+        let state = self.0.read();
+        let below = state.keys.iter().filter(|(_, purge)| purge.gone > 0 && purge.gone < number && purge.stale == 0);
+        below.map(|(id, purge)| (*id, purge.gone)).take(most).collect()
+    }
+
+    /// No file of a key is older than this number, nor comes any: it need not be known any more that it was purged.
+    pub fn forget_key(&self, key: &Id, number: u64) {
+        let mut state = self.0.write();
+        if state.keys.get(key).is_some_and(|purge| purge.gone.max(purge.stale) <= number) {
+            state.keys.remove(key);
+        }
+    }
+
+    /// All files have been looked at since this number, and nothing older is coming: what was purged before is gone.
     pub fn forget_hard_until(&self, number: u64) {
         let mut state = self.0.write();
         let is_done = |purge: &Purge| purge.gone <= number && purge.stale == 0;
+        state.keys.retain(|_, purge| !is_done(purge));
         state.tags.retain(|_, purge| !is_done(purge));
         state.prefixes.retain(|(_, purge)| !is_done(purge));
         if is_done(&state.everything) {
             state.everything = Purge::default();
         }
     }
+}
+
+impl State {
+    fn count(&self) -> usize {
+        self.keys.len() + self.tags.len() + self.prefixes.len()
+    }
+}
+
+/// Keeps them within their bound: the older half become one of everything that is as old.
+fn join_oldest(state: &mut State) {
+    if state.count() <= PURGES_MAX {
+        return;
+    }
+    let latest = |purge: &Purge| purge.gone.max(purge.stale);
+    let all = state.keys.values().chain(state.tags.values()).chain(state.prefixes.iter().map(|(_, purge)| purge));
+    let mut numbers: Vec<u64> = all.map(latest).collect();
+    let middle = numbers.len() / 2;
+    let bound = *numbers.select_nth_unstable(middle).1;
+    let everything = &mut state.everything;
+    let mut stays = |purge: &Purge| {
+        let is_old = latest(purge) <= bound;
+        if is_old {
+            everything.join(*purge);
+        }
+        !is_old
+    };
+    state.keys.retain(|_, purge| stays(purge));
+    state.tags.retain(|_, purge| stays(purge));
+    state.prefixes.retain(|(_, purge)| stays(purge));
 }
 
 /// A tag as it is kept.
@@ -153,7 +222,7 @@ mod tests {
         purges.add_tag(7, 100, false);
         purges.add_tag(8, 100, true);
         purges.add_prefix(b"/a", 50, false);
-        let judge = |key: &str, tags: &[u64], number| purges.judge(key.as_bytes(), tags, number);
+        let judge = |key: &str, tags: &[u64], number| purges.judge(&[0; 16], key.as_bytes(), tags, number);
         assert_eq!((judge("/", &[7], 100), judge("/", &[7], 101)), (Verdict::Gone, Verdict::Valid));
         assert_eq!((judge("/", &[8], 100), judge("/", &[8, 7], 100)), (Verdict::Stale, Verdict::Gone));
         assert_eq!((judge("/ab", &[], 50), judge("/b", &[], 50)), (Verdict::Gone, Verdict::Valid));
@@ -167,7 +236,38 @@ mod tests {
         for tag in 0..=PURGES_MAX as u64 {
             purges.add_tag(tag, 5, false);
         }
-        assert_eq!(purges.judge(b"any", &[], 5), Verdict::Gone);
-        assert_eq!(purges.judge(b"any", &[], 6), Verdict::Valid);
+        assert_eq!(purges.judge(&[0; 16], b"any", &[], 5), Verdict::Gone);
+        assert_eq!(purges.judge(&[0; 16], b"any", &[], 6), Verdict::Valid);
+    }
+
+    #[test]
+    fn purges_beyond_the_bound_purge_only_what_is_as_old_as_their_older_half() {
+        let purges = Purges::default();
+        for tag in 1..=PURGES_MAX as u64 + 1 {
+            purges.add_tag(tag, tag, false);
+        }
+        let count = purges.count();
+        assert!(count < PURGES_MAX && count >= PURGES_MAX / 2 - 1, "{count}");
+        assert_eq!(purges.judge(&[0; 16], b"any", &[], PURGES_MAX as u64 / 4), Verdict::Gone);
+        assert_eq!(purges.judge(&[0; 16], b"any", &[], PURGES_MAX as u64 - 10), Verdict::Valid);
+    }
+
+    #[test]
+    fn purges_by_key_are_about_its_variants_too_and_are_forgotten() {
+        let purges = Purges::default();
+        purges.add_key(&[1; 16], 100, false);
+        purges.add_key(&[2; 16], 100, true);
+        let judge = |id: u8, number| purges.judge(&[id; 16], b"/", &[], number);
+        assert_eq!((judge(1, 100), judge(1, 101), judge(3, 1)), (Verdict::Gone, Verdict::Valid, Verdict::Valid));
+        assert_eq!((judge(2, 100), judge(2, 101)), (Verdict::Stale, Verdict::Valid));
+        assert_eq!(purges.records().len(), 2);
+        purges.forget_key(&[1; 16], 99);
+        assert_eq!(judge(1, 100), Verdict::Gone);
+        assert_eq!(purges.hard_keys_below(101, 9), [([1; 16], 100)]);
+        assert!(purges.hard_keys_below(100, 9).is_empty());
+        purges.forget_key(&[1; 16], 100);
+        assert_eq!((judge(1, 100), judge(2, 100)), (Verdict::Valid, Verdict::Stale));
+        purges.forget_key(&[2; 16], 100);
+        assert!(purges.is_empty());
     }
 }

@@ -26,9 +26,9 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::CacheZone;
 use super::format::{self, Unreadable};
-use super::index::{Entry, Kind};
+use super::index::{Entry, Evicted, Kind};
 use super::journal::{MAGIC, Record};
-use super::key::parse_hex;
+use super::key::{id_of, parse_hex};
 use super::purges::Verdict;
 use super::settings::{Pace, PathOptions};
 use super::store;
@@ -51,6 +51,9 @@ const SWEEP_STEP: usize = 512;
 
 /// A file that was not completed, and that nobody has written for so long, belongs to a process that has gone.
 const ABANDONED_AFTER: Duration = Duration::from_secs(300);
+
+/// So many purges are worth a look at every file, whatever `purger` says: what is purged then need not be remembered.
+const PURGES_MANY: usize = 5000;
 
 /// How much of a file the loader reads at first.
 const HEADER_READ: usize = 4096;
@@ -216,18 +219,32 @@ async fn flush_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>, i
     }
 }
 
-/// Appends what has changed to the journal, where that may block.
+/// Appends what has changed to the journal, where that may block. If that fails the manager writes it anew: all that it
+/// would have is in memory, and a record behind a torn one is read by nobody.
 ///
 /// # Errors
 /// The disk's.
 pub fn append_journal(zone: &CacheZone) -> io::Result<()> {
     let _turn = zone.journal_turn();
+    if zone.journal_is_torn() {
+        return Ok(());
+    }
     let changes = zone.take_changes();
     if changes.is_empty() {
         return Ok(());
     }
     let path = zone.place.path.join(JOURNAL_FILE);
-    File::options().append(true).create(true).open(path)?.write_all(&changes)
+    let written = File::options().append(true).create(true).open(path).and_then(|mut file| {
+        let before = file.metadata()?.len();
+        if before == 0 {
+            file.write_all(MAGIC)?;
+        }
+        file.write_all(&changes).inspect_err(|_| _ = file.set_len(before))
+    });
+    if written.is_err() {
+        zone.note_torn_journal();
+    }
+    written
 }
 
 /// Has a pool write what must not be lost, whatever becomes of this process.
@@ -238,6 +255,8 @@ pub fn write_soon(zone: &Arc<CacheZone>) {
 }
 
 fn write_journal(zone: &CacheZone) -> io::Result<()> {
+    // Until it is there, what has changed is nowhere but in memory.
+    zone.note_torn_journal();
     let path = zone.place.path.join(JOURNAL_FILE);
     let new = zone.place.path.join(format!("{JOURNAL_FILE}.new"));
     let _turn = zone.journal_turn();
@@ -288,7 +307,10 @@ async fn manage(context: &Context<CacheService>, zone: &Arc<CacheZone>) {
             if options.min_free > 0 {
                 keep_free(zone, &options).await;
             }
-            if options.purger && !zone.purges.is_empty() {
+            let own = Arc::clone(zone);
+            _ = in_pool(zone, move || own.settle_purges()).await;
+            let has_many = zone.purges.count() >= PURGES_MANY;
+            if options.purger && !zone.purges.is_empty() || has_many {
                 purge_files(context, zone, options.purging).await;
             }
             flush_journal(context, zone, false).await;
@@ -345,6 +367,7 @@ async fn keep_free(zone: &Arc<CacheZone>, options: &PathOptions) {
 
 /// Looks at every file, and removes what was purged.
 async fn purge_files(context: &Context<CacheService>, zone: &Arc<CacheZone>, pace: Pace) {
+    // Purges after this one are about files that the walk may have passed by.
     let number = zone.next_number();
     let mut walk = Walk::new(zone.place.path.clone());
     while !walk.is_done {
@@ -362,7 +385,8 @@ async fn purge_files(context: &Context<CacheService>, zone: &Arc<CacheZone>, pac
             return;
         }
     }
-    zone.purges.forget_hard_until(number);
+    // What was asked for before the purge, and comes now, is judged by it.
+    zone.purges.forget_hard_until(number.min(zone.oldest_in_flight() - 1));
 }
 
 /// A walk through a directory and those below it.
@@ -430,23 +454,21 @@ fn visit(zone: &Arc<CacheZone>, path: &Path, name: &OsStr, purges: bool) -> bool
     }
     let Ok((header, size)) = read_header(path) else { return true };
     let header = match header {
-        Ok(header) => header,
+        Ok(header) if is_whole(&header, size) => header,
         Err(Unreadable::Foreign) => return false,
-        Err(_) => {
-            let _ = store::remove(path);
+        _ => {
+            zone.remove_damaged(
+                &id,
+                || !matches!(read_header(path), Ok((Ok(header), size)) if is_whole(&header, size)),
+            );
             return true;
         }
     };
-    if size != u64::from(header.header_length) + header.body_length {
-        let _ = store::remove(path);
-        return true;
-    }
     let meta = header.meta;
     zone.note_number(meta.number);
-    if zone.purges.judge(&meta.key, &meta.tags, meta.number) == Verdict::Gone {
-        if zone.index.remove(&id, |entry| entry.number <= meta.number).is_some() || purges {
-            let _ = store::remove(path);
-        }
+    if zone.purges.judge(&id_of(&meta.key), &meta.key, &meta.tags, meta.number) == Verdict::Gone {
+        zone.index.remove(&id, |entry| entry.number <= meta.number);
+        zone.remove_file(&Evicted { id, size, number: meta.number });
         return true;
     }
     if purges {
@@ -461,8 +483,13 @@ fn visit(zone: &Arc<CacheZone>, path: &Path, name: &OsStr, purges: bool) -> bool
     let mut entry = Entry::new(id, Kind::Stored, now);
     (entry.number, entry.size) = (meta.number, size);
     entry.set_lifetime(&meta.lifetime);
-    zone.put(entry);
+    zone.put_found(entry);
     true
+}
+
+/// Whether a file has the length that its header says.
+fn is_whole(header: &format::Header, size: u64) -> bool {
+    size == u64::from(header.header_length) + header.body_length
 }
 
 type HeaderRead = (Result<format::Header, Unreadable>, u64);
@@ -495,4 +522,41 @@ fn remove_abandoned(path: &Path, suffix: &[u8]) -> bool {
         let _ = fs::remove_file(path);
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::settings::Place;
+
+    fn zone(directory: &Path) -> Arc<CacheZone> {
+        let place = Place { path: directory.into(), levels: Default::default() };
+        Arc::new(CacheZone::new("one".into(), place, PathOptions::default(), 64 * 1024))
+    }
+
+    #[test]
+    fn a_purge_that_could_not_be_written_is_in_the_journal_that_is_written_next() {
+        let directory = std::env::temp_dir().join(format!("gale-journal-{}", std::process::id()));
+        let journal = directory.join(JOURNAL_FILE);
+        // What is in the way of the file.
+        fs::create_dir_all(&journal).unwrap();
+        let first = zone(&directory);
+        first.set_managed(true);
+        let purge = |tag| first.purge_all([Record::PurgedTag { tag, number: 100, is_soft: false }]);
+        purge(1);
+        assert!(append_journal(&first).is_err() && first.journal_is_long());
+        fs::remove_dir(&journal).unwrap();
+        // Nothing comes behind what is torn.
+        purge(2);
+        append_journal(&first).unwrap();
+        assert!(!journal.exists());
+        write_journal(&first).unwrap();
+        purge(3);
+        append_journal(&first).unwrap();
+        let second = zone(&directory);
+        read_journal_step(&second, 0).unwrap();
+        let judge = |tag| second.purges.judge(&[0; 16], b"/", &[tag], 100);
+        assert_eq!([1, 2, 3, 4].map(judge), [Verdict::Gone, Verdict::Gone, Verdict::Gone, Verdict::Valid]);
+        fs::remove_dir_all(&directory).unwrap();
+    }
 }

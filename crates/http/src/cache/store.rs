@@ -265,38 +265,70 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Replaces the header of an entry, whose body stays: after a 304.
+/// The number of the entry in a file; `None` if there is no file, or none of Gale's that can be read.
 ///
 /// # Errors
 /// The disk's.
-pub fn renew(path: &Path, file: &File, header: &Header, meta: &Meta, number: u32) -> io::Result<u32> {
+pub fn number_of(path: &Path) -> io::Result<Option<u64>> {
+    match open(path) {
+        Ok(opened) => Ok(Some(opened.header.meta.number)),
+        Err(OpenError::Missing | OpenError::Unusable(_)) => Ok(None),
+        Err(OpenError::Io(error)) => Err(error),
+    }
+}
+
+/// Another header for the file of an entry, whose body stays: after a 304.
+pub enum Renewal {
+    /// It fits into the place of the one before.
+    InPlace(Vec<u8>),
+    /// It does not: a copy of the file has it.
+    Copy(Unnamed),
+}
+
+/// Prepares another header for a file that was opened.
+///
+/// # Errors
+/// The disk's.
+pub fn prepare_renewal(path: &Path, opened: &Opened, meta: &Meta, number: u32) -> io::Result<Renewal> {
+    let Opened { header, file, .. } = opened;
     let length = format::header_length(meta);
     if length <= header.header_length {
-        let bytes = format::encode(meta, header.header_length, header.body_length, header.body_crc);
-        let writable = std::fs::File::options().write(true).open(path)?;
-        let (now, then) = (rustix::fs::fstat(&writable)?, file.metadata());
-        if now.st_ino != then.inode {
-            return Err(io::Error::other("another file has taken its place"));
-        }
-        writable.write_all_at(&bytes, 0)?;
-        return Ok(header.header_length);
+        return Ok(Renewal::InPlace(format::encode(meta, header.header_length, header.body_length, header.body_crc)));
     }
     let (copy, temporary) = create(path, number)?;
-    let copied = (|| {
-        copy.write_all_at(&format::encode(meta, length, header.body_length, header.body_crc), 0)?;
-        let mut buffer = vec![0; 256 * 1024];
-        let mut done = 0;
-        while done < header.body_length {
-            let count = buffer.len().min((header.body_length - done) as usize);
-            read_exact(file, &mut buffer[..count], u64::from(header.header_length) + done)?;
-            copy.write_all_at(&buffer[..count], u64::from(length) + done)?;
-            done += count as u64;
-        }
-        std::fs::rename(&temporary, path)
-    })();
-    if let Err(error) = copied {
-        let _ = std::fs::remove_file(&temporary);
-        return Err(error);
+    let unnamed = Unnamed::new(temporary, u64::from(length) + header.body_length);
+    copy.write_all_at(&format::encode(meta, length, header.body_length, header.body_crc), 0)?;
+    let mut buffer = vec![0; 256 * 1024];
+    let mut done = 0;
+    while done < header.body_length {
+        let count = buffer.len().min((header.body_length - done) as usize);
+        read_exact(file, &mut buffer[..count], u64::from(header.header_length) + done)?;
+        copy.write_all_at(&buffer[..count], u64::from(length) + done)?;
+        done += count as u64;
     }
-    Ok(length)
+    Ok(Renewal::Copy(unnamed))
+}
+
+impl Renewal {
+    /// Puts it in place, if the file that was opened is still the one of this name. Returns its length.
+    ///
+    /// # Errors
+    /// The disk's; another file has the name.
+    pub fn publish(self, path: &Path, opened: &Opened) -> io::Result<u64> {
+        let named = std::fs::File::options().write(true).open(path)?;
+        if rustix::fs::fstat(&named)?.st_ino != opened.file.metadata().inode {
+            return Err(io::Error::other("another file has taken its place"));
+        }
+        match self {
+            Renewal::InPlace(header) => {
+                named.write_all_at(&header, 0)?;
+                Ok(header.len() as u64 + opened.header.body_length)
+            }
+            Renewal::Copy(copy) => {
+                let size = copy.size();
+                copy.publish(path)?;
+                Ok(size)
+            }
+        }
+    }
 }

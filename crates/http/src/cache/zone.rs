@@ -4,7 +4,7 @@
 //! tell by [`Disk`] how they fared. What the index has is checked against the file when that is opened, so that neither
 //! a lost nor a foreign file is ever served.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -25,9 +25,10 @@ use super::format::Meta;
 use super::index::{Entry, Evicted, Index, Kind, seconds};
 use super::journal::Record;
 use super::key::{Id, path_of};
+use super::policy::Lifetime;
 use super::purges::{Purges, Verdict};
 use super::settings::{PathOptions, Place};
-use super::store::{self, Unnamed};
+use super::store::{self, OpenError, Opened, Unnamed};
 
 /// Most lists of field names in `Vary` that a cache tells apart.
 const VARY_LISTS_MAX: usize = 4096;
@@ -46,6 +47,9 @@ const WAITING_MAX: usize = 4096;
 
 /// Parts of the table of fills.
 const FILL_SHARDS: usize = 16;
+
+/// How many purges by key are settled in a step.
+const SETTLED_AT_ONCE: usize = 256;
 
 /// How many files may get their names at the same time, or lose them.
 const NAMING_SHARDS: usize = 64;
@@ -69,6 +73,7 @@ pub struct CacheZone {
     pub disk: Disk,
     options: RwLock<Arc<PathOptions>>,
     fills: [Mutex<HashMap<Id, Listed>>; FILL_SHARDS],
+    in_flight: Mutex<InFlight>,
     /// Held by threads of pools while a file gets or loses its name, so that index and directory say the same.
     naming: [Mutex<()>; NAMING_SHARDS],
     vary_lists: RwLock<Vec<Arc<[u8]>>>,
@@ -84,6 +89,22 @@ pub struct CacheZone {
     journal_turn: Mutex<()>,
     is_ready: AtomicBool,
     waiting: Mutex<Vec<Waker>>,
+}
+
+/// All fills that may still be stored, listed or not.
+#[derive(Default)]
+struct InFlight {
+    numbers: BTreeSet<u64>,
+    /// How many there are of each key.
+    keys: HashMap<Id, usize>,
+}
+
+/// What a purge by key has come upon.
+pub struct Purged {
+    /// There was something.
+    pub had_any: bool,
+    /// The purge was noted for the journal: more of the key may be found or come.
+    pub is_noted: bool,
 }
 
 /// What is being fetched under a name.
@@ -102,6 +123,8 @@ struct Journal {
     changes: Vec<u8>,
     /// How many records it has.
     records: u64,
+    /// Something could not be written: its end may be torn, and only all of it anew is right.
+    is_torn: bool,
 }
 
 /// What a cache has done, since the process began.
@@ -210,6 +233,7 @@ impl CacheZone {
             disk: Disk::default(),
             options: RwLock::new(Arc::new(options)),
             fills: Default::default(),
+            in_flight: Mutex::default(),
             naming: [const { Mutex::new(()) }; NAMING_SHARDS],
             vary_lists: RwLock::default(),
             last_number: AtomicU64::new(0),
@@ -283,6 +307,21 @@ impl CacheZone {
         self.last_number.fetch_update(Relaxed, Relaxed, next).map_or(now, |last| now.max(last + 1))
     }
 
+    /// A fill of a key, with a number of its own: what is purged from now on wins over it.
+    fn new_fill(&self, primary: Id, now: Moment) -> Arc<Fill> {
+        let mut in_flight = self.in_flight.lock();
+        // Under the lock: whoever has a later number, and looks, sees this one.
+        let number = self.next_number();
+        in_flight.numbers.insert(number);
+        *in_flight.keys.entry(primary).or_default() += 1;
+        Arc::new(Fill::new(primary, number, now))
+    }
+
+    /// Every fill that may still be stored has this number or a later one.
+    pub fn oldest_in_flight(&self) -> u64 {
+        self.in_flight.lock().numbers.first().copied().unwrap_or(u64::MAX)
+    }
+
     /// There is an entry with this number.
     pub fn note_number(&self, number: u64) {
         self.last_number.fetch_max(number, Relaxed);
@@ -332,7 +371,7 @@ impl CacheZone {
     ///
     /// # Errors
     /// Somebody fetches it.
-    pub fn begin(self: &Arc<Self>, id: Id, now: Moment, age_max: Duration) -> Result<Lead, Arc<Fill>> {
+    pub fn begin(self: &Arc<Self>, primary: &Id, id: Id, now: Moment, age_max: Duration) -> Result<Lead, Arc<Fill>> {
         let mut fills = self.fills_of(&id).lock();
         if let Some(Listed { fill, .. }) = fills.get(&id)
             && now.since(fill.began) < age_max
@@ -345,26 +384,27 @@ impl CacheZone {
         {
             return Err(Arc::clone(fill));
         }
-        let fill = Arc::new(Fill::new(id, self.next_number(), now));
+        let fill = self.new_fill(*primary, now);
         list(&mut fills, id, &fill);
         drop(fills);
         Ok(Lead { zone: Arc::clone(self), fill, id, is_listed: true, has_begun: false })
     }
 
     /// Begins to fetch something that others may be fetching, too.
-    pub fn begin_beside(self: &Arc<Self>, id: Id, now: Moment) -> Lead {
-        match self.begin(id, now, Duration::MAX) {
+    pub fn begin_beside(self: &Arc<Self>, primary: &Id, id: Id, now: Moment) -> Lead {
+        match self.begin(primary, id, now, Duration::MAX) {
             Ok(lead) => lead,
             Err(_) => {
-                let fill = Arc::new(Fill::new(id, self.next_number(), now));
+                let fill = self.new_fill(*primary, now);
                 Lead { zone: Arc::clone(self), fill, id, is_listed: false, has_begun: false }
             }
         }
     }
 
-    /// Whether there is a file, and fresh: what somebody else has fetched a moment ago.
-    pub fn has_fresh(&self, id: &Id, now: u64) -> bool {
-        self.index.with(id, |entry| entry.is_some_and(|entry| entry.kind == Kind::Stored && entry.is_fresh(now)))
+    /// Whether there is a file, and fresh, of another number than this one: what somebody else has fetched a moment ago.
+    pub fn has_fresh(&self, id: &Id, seen: Option<u64>, now: u64) -> bool {
+        let is_new = |entry: &Entry| entry.kind == Kind::Stored && entry.is_fresh(now) && Some(entry.number) != seen;
+        self.index.with(id, |entry| entry.is_some_and(|entry| is_new(entry)))
     }
 
     /// Whether this process manages the directory: it writes the journal.
@@ -391,15 +431,26 @@ impl CacheZone {
         std::mem::take(&mut self.journal.lock().changes)
     }
 
-    /// Whether the journal has much that counts no more.
+    /// A record could not be written, or not all of it.
+    pub fn note_torn_journal(&self) {
+        self.journal.lock().is_torn = true;
+    }
+
+    /// Whether the journal's end may be torn: nothing is to be appended to it.
+    pub fn journal_is_torn(&self) -> bool {
+        self.journal.lock().is_torn
+    }
+
+    /// Whether the journal has to be written anew: its end is torn, or it has much that counts no more.
     pub fn journal_is_long(&self) -> bool {
         let journal = self.journal.lock();
-        journal.records > 2 * self.index.stored() + 10_000 || journal.changes.len() >= CHANGES_MAX
+        journal.is_torn || journal.records > 2 * self.index.stored() + 10_000 || journal.changes.len() >= CHANGES_MAX
     }
 
     /// The journal was written anew, with so many records.
     pub fn note_journal(&self, records: u64) {
-        self.journal.lock().records = records;
+        let mut journal = self.journal.lock();
+        (journal.records, journal.is_torn) = (records, false);
     }
 
     /// An entry as the journal has it.
@@ -418,8 +469,8 @@ impl CacheZone {
         match record {
             Record::Stored { id, number, size, times, must_revalidate } => {
                 self.note_number(number);
-                let known = self.index.with(&id, |entry| entry.is_some_and(|entry| entry.number > number));
-                if !known {
+                let known = self.index.with(&id, |entry| entry.is_some_and(|entry| entry.number >= number));
+                if !known && self.purges.judge_key(&id, number) != Verdict::Gone {
                     let mut entry = Entry::new(id, Kind::Stored, now);
                     (entry.number, entry.size, entry.must_revalidate) = (number, size, must_revalidate);
                     [entry.fresh_until, entry.stale_while_revalidate, entry.stale_if_error, _] = times;
@@ -433,7 +484,14 @@ impl CacheZone {
                 self.note_number(number);
                 self.note_vary(&id, &names, number, now);
             }
-            Record::Gone(id) => _ = self.index.remove(&id, |_| true),
+            Record::Gone { id, number } => _ = self.index.remove(&id, |entry| entry.number <= number),
+            Record::PurgedKey { id, number, is_soft } => {
+                self.note_number(number);
+                self.purges.add_key(&id, number, is_soft);
+                if !is_soft {
+                    self.index.remove(&id, |entry| entry.number <= number);
+                }
+            }
             Record::PurgedTag { tag, number, is_soft } => {
                 self.note_number(number);
                 self.purges.add_tag(tag, number, is_soft);
@@ -448,8 +506,9 @@ impl CacheZone {
     /// Purges all that has a tag, or whose key begins so.
     pub fn purge_all(self: &Arc<Self>, records: impl IntoIterator<Item = Record>) {
         for record in records {
+            self.replay(record.clone(), 0);
+            // Afterwards: a journal that is written anew in between has it from the purges.
             self.note_change(&record);
-            self.replay(record, 0);
         }
     }
 
@@ -508,7 +567,7 @@ impl CacheZone {
     /// Whether what was fetched was neither purged nor overtaken.
     fn is_wanted(&self, fill: &Fill, id: &Id, meta: &Meta) -> bool {
         !fill.is_purged()
-            && self.purges.judge(&meta.key, &meta.tags, meta.number) != Verdict::Gone
+            && self.purges.judge(&fill.primary, &meta.key, &meta.tags, meta.number) != Verdict::Gone
             && self.is_variant_valid(meta)
             && !self.has_file(id, meta.number)
     }
@@ -548,9 +607,18 @@ impl CacheZone {
         self.last_failure.lock().take()
     }
 
-    /// A fill is over: it is looked for no more.
+    /// A fill is over: it is looked for no more, and nothing of it is stored from now on.
     pub fn end(&self, fill: &Fill, id: &Id) {
         unlist(&mut self.fills_of(id).lock(), fill, id);
+        let mut in_flight = self.in_flight.lock();
+        if in_flight.numbers.remove(&fill.number)
+            && let Some(count) = in_flight.keys.get_mut(&fill.primary)
+        {
+            *count -= 1;
+            if *count == 0 {
+                in_flight.keys.remove(&fill.primary);
+            }
+        }
     }
 
     /// The number of a list of field names in `Vary`; `None` if there are too many.
@@ -568,8 +636,12 @@ impl CacheZone {
         })
     }
 
-    /// Notes that what a key stands for depends on these fields. Returns the number that variants' names are made of.
+    /// Notes that what a key stands for depends on these fields. Returns the number that variants' names are made of;
+    /// `None` if that was purged since, or nothing more can be noted.
     pub fn note_vary(self: &Arc<Self>, primary: &Id, names: &[u8], number: u64, now: u64) -> Option<u64> {
+        if self.purges.judge_key(primary, number) == Verdict::Gone {
+            return None;
+        }
         let list = self.vary_list(names)?;
         let known = self.index.with(primary, |entry| match entry {
             Some(entry) if entry.kind == Kind::Varies(list) => Some(entry.number),
@@ -611,18 +683,40 @@ impl CacheZone {
         }
     }
 
-    /// An entry has another lifetime, and a file of another length.
-    pub fn renew(self: &Arc<Self>, id: &Id, meta: &Meta, size: Option<u64>) {
-        let before = self.index.with(id, |entry| {
-            let entry = entry.filter(|entry| entry.kind == Kind::Stored && entry.number == meta.number)?;
-            entry.set_lifetime(&meta.lifetime);
-            Some(entry.clone())
+    /// An entry has another lifetime from now on, before its file says so.
+    pub fn renew(&self, id: &Id, number: u64, lifetime: &Lifetime) {
+        self.index.with(id, |entry| {
+            if let Some(entry) = entry.filter(|entry| entry.kind == Kind::Stored && entry.number == number) {
+                entry.set_lifetime(lifetime);
+            }
         });
-        if let (Some(before), Some(size)) = (before, size)
-            && size != before.size
-        {
-            self.put(Entry { size, ..before });
+    }
+
+    /// Has the file of an entry with this number say what `meta` does, which has another one, where this may block. It
+    /// stays as it is if it has gone, or another one has come.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn renew_file(self: &Arc<Self>, id: &Id, number: u64, meta: &Meta) -> std::io::Result<()> {
+        let path = self.path_of(id);
+        let Ok(opened) = self.open(id) else { return Ok(()) };
+        if opened.header.meta.number != number {
+            return Ok(());
         }
+        // The copy is made before the lock is taken: it may be large.
+        let renewal = store::prepare_renewal(&path, &opened, meta, gale_runtime::random_u64() as u32)?;
+        let _naming = self.naming_of(id).lock();
+        let known = self.index.with(id, |entry| entry.filter(|entry| entry.number == number).cloned());
+        let primary = super::key::id_of(&meta.key);
+        let Some(known) = known.filter(|entry| entry.kind == Kind::Stored) else { return Ok(()) };
+        if self.purges.judge(&primary, &meta.key, &meta.tags, meta.number) == Verdict::Gone {
+            return Ok(());
+        }
+        let size = renewal.publish(&path, &opened)?;
+        let mut entry = Entry { number: meta.number, size, ..known };
+        entry.set_lifetime(&meta.lifetime);
+        self.put(entry);
+        Ok(())
     }
 
     /// A file is not there, or none to be used: the entry goes. The file is nobody's to remove.
@@ -630,30 +724,34 @@ impl CacheZone {
         self.index.remove(id, |entry| entry.kind == Kind::Stored && entry.number == number);
     }
 
-    /// Purges what is stored under a key, and what is being fetched. False if there was nothing.
-    pub fn purge_key(self: &Arc<Self>, id: &Id, is_soft: bool, pool: Option<&ThreadPool>) -> bool {
+    /// An entry is of no use any more: it goes, with its file.
+    pub fn discard(self: &Arc<Self>, id: &Id, number: u64) {
+        let gone = self.index.remove(id, |entry| entry.kind == Kind::Stored && entry.number == number);
+        self.remove_files(gone.as_ref().and_then(Evicted::of).into_iter().collect(), None);
+    }
+
+    /// Purges what is stored under a key, and what is being fetched.
+    pub fn purge_key(self: &Arc<Self>, id: &Id, is_soft: bool, pool: Option<&ThreadPool>) -> Purged {
         let fills = self.fills_of(id).lock();
+        let number = self.next_number();
         let mut was_coming = false;
         for fill in fills.get(id).into_iter().flat_map(|listed| std::iter::once(&listed.fill).chain(&listed.before)) {
-            was_coming |= fill.purge() && !matches!(fill.stage(), Stage::Nothing);
+            let is_news = is_soft || fill.purge();
+            was_coming |= is_news && !matches!(fill.stage(), Stage::Nothing | Stage::Broken);
         }
-        if is_soft {
-            let softened = self.index.with(id, |entry| match entry {
-                Some(entry) if entry.kind == Kind::Stored => {
-                    entry.fresh_until = 0;
-                    true
-                }
-                _ => false,
-            });
-            if softened {
-                return true;
-            }
+        let has_file = |entry: &Entry| matches!(entry.kind, Kind::Stored | Kind::Varies(_));
+        let removed = if is_soft { None } else { self.index.remove(id, has_file) };
+        let had_any = was_coming || removed.is_some() || is_soft && self.has_file(id, 0);
+        // What the index and the table know has gone by now. The number is for the rest: variants, requests whose
+        // answers have not begun, files that nobody knows yet, and this file until it is gone.
+        let is_noted = had_any || self.is_cold() || self.in_flight.lock().keys.contains_key(id);
+        if is_noted {
+            self.purges.add_key(id, number, is_soft);
+            self.note_change(&Record::PurgedKey { id: *id, number, is_soft });
         }
-        let removed = self.index.remove(id, |entry| matches!(entry.kind, Kind::Stored | Kind::Varies(_)));
         drop(fills);
-        let gone = removed.as_ref().and_then(Evicted::of);
-        self.remove_files(gone.into_iter().collect(), pool);
-        removed.is_some() || was_coming
+        self.remove_files(removed.as_ref().and_then(Evicted::of).into_iter().collect(), pool);
+        Purged { had_any, is_noted }
     }
 
     /// Makes room for what is too much for `max_size`: at most so many files. Returns how many went.
@@ -694,7 +792,7 @@ impl CacheZone {
         let turn = self.turn.fetch_add(1, Relaxed) as usize;
         let gone = self.index.evict(turn)?;
         self.counters.evicted.fetch_add(1, Relaxed);
-        self.note_change(&Record::Gone(gone.id));
+        self.note_change(&Record::Gone { id: gone.id, number: gone.number });
         Some(gone)
     }
 
@@ -704,7 +802,7 @@ impl CacheZone {
             return;
         }
         for evicted in &gone {
-            self.note_change(&Record::Gone(evicted.id));
+            self.note_change(&Record::Gone { id: evicted.id, number: evicted.number });
         }
         self.send_to_be_removed(gone, pool);
     }
@@ -722,7 +820,7 @@ impl CacheZone {
 
     /// Removes the file of an entry that has gone, unless another one has come in its place, where this may block. False
     /// if the disk says no.
-    fn remove_file(&self, gone: &Evicted) -> bool {
+    pub fn remove_file(&self, gone: &Evicted) -> bool {
         let _naming = self.naming_of(&gone.id).lock();
         self.has_file(&gone.id, gone.number) || store::remove(&self.path_of(&gone.id)).is_ok()
     }
@@ -731,6 +829,59 @@ impl CacheZone {
     fn has_file(&self, id: &Id, number: u64) -> bool {
         let has_file = |entry: &Entry| matches!(entry.kind, Kind::Stored | Kind::Varies(_)) && entry.number >= number;
         self.index.with(id, |entry| entry.is_some_and(|entry| has_file(entry)))
+    }
+
+    /// Removes a file that cannot be used, where this may block, if it still is so when nobody is writing to it.
+    pub fn remove_damaged(&self, id: &Id, is_damaged: impl FnOnce() -> bool) {
+        let _naming = self.naming_of(id).lock();
+        if is_damaged() {
+            self.index.remove(id, |entry| matches!(entry.kind, Kind::Stored | Kind::Varies(_)));
+            let _ = store::remove(&self.path_of(id));
+        }
+    }
+
+    /// Opens the file of an entry, where this may block.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(&self, id: &Id) -> Result<Opened, OpenError> {
+        let path = self.path_of(id);
+        match store::open(&path) {
+            Err(OpenError::Unusable(_)) => {
+                // Perhaps its header was being renewed. Nobody does that now.
+                let _naming = self.naming_of(id).lock();
+                store::open(&path)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Puts an entry into the index whose file was found, unless there is one of the name already.
+    pub fn put_found(self: &Arc<Self>, entry: Entry) {
+        let _naming = self.naming_of(&entry.id).lock();
+        if !self.has_file(&entry.id, 0) {
+            self.put(entry);
+        }
+    }
+
+    /// Looks at the files of keys that were purged, a few at a time, where that may block: when nothing older is coming
+    /// and the key's own file is gone, nothing finds what is older, variants included, and the purge is forgotten.
+    pub fn settle_purges(&self) {
+        for (id, number) in self.purges.hard_keys_below(self.oldest_in_flight(), SETTLED_AT_ONCE) {
+            let _naming = self.naming_of(&id).lock();
+            let path = self.path_of(&id);
+            let is_gone = match store::number_of(&path) {
+                Ok(Some(found)) if found <= number => {
+                    self.index.remove(&id, |entry| entry.number <= number);
+                    store::remove(&path).is_ok()
+                }
+                Ok(_) => true,
+                Err(_) => false,
+            };
+            if is_gone {
+                self.purges.forget_key(&id, number);
+            }
+        }
     }
 
     fn naming_of(&self, id: &Id) -> &Mutex<()> {
@@ -820,7 +971,7 @@ impl Lead {
     pub fn begin(mut self, id: Id, meta: Arc<Meta>, length: Option<u64>) -> Arc<Fill> {
         self.has_begun = true;
         if self.is_listed && id != self.id {
-            self.zone.end(&self.fill, &self.id);
+            unlist(&mut self.zone.fills_of(&self.id).lock(), &self.fill, &self.id);
         }
         // The latest counts.
         list(&mut self.zone.fills_of(&id).lock(), id, &self.fill);
@@ -832,9 +983,7 @@ impl Lead {
 impl Drop for Lead {
     fn drop(&mut self) {
         if !self.has_begun {
-            if self.is_listed {
-                self.zone.end(&self.fill, &self.id);
-            }
+            self.zone.end(&self.fill, &self.id);
             self.fill.give_up();
         }
     }

@@ -30,9 +30,11 @@ impl Named {
         }
     }
 
+    /// A value without a name in it, or whose quotes do not end, is no list: the directive is about everything then.
     fn add(&mut self, value: Option<&[u8]>) {
-        let names = value.into_iter().flat_map(|value| value.split(|&byte| byte == b','));
-        let mut names = names.map(|name| Box::from(name.trim_ascii().to_ascii_lowercase())).peekable();
+        let names = value.into_iter().flat_map(|value| value.split(|&byte| byte == b',')).map(<[u8]>::trim_ascii);
+        let names = names.filter(|name| !name.is_empty());
+        let mut names = names.map(|name| Box::from(name.to_ascii_lowercase())).peekable();
         match (&mut *self, names.peek()) {
             (Named::All, _) => {}
             (_, None) => *self = Named::All,
@@ -153,7 +155,8 @@ fn seconds(value: Option<&[u8]>) -> Option<u32> {
     Some(text.parse::<u64>().map_or(i32::MAX as u32, |number| number.min(i32::MAX as u64) as u32))
 }
 
-/// The directives of one value: names, and what follows an equals sign, without quotes.
+/// The directives of one value: names, and what follows an equals sign, without quotes. Of a quoted text that does not
+/// end nothing counts.
 struct Directives<'v>(&'v [u8]);
 
 impl<'v> Iterator for Directives<'v> {
@@ -171,7 +174,10 @@ impl<'v> Iterator for Directives<'v> {
             let value = self.0.strip_prefix(b"=").map(|rest| {
                 let rest = rest.trim_ascii_start();
                 let (value, rest) = match rest.strip_prefix(b"\"") {
-                    Some(quoted) => split_at(quoted, b'"'),
+                    Some(quoted) => match memchr::memchr(b'"', quoted) {
+                        Some(end) => (&quoted[..end], &quoted[end + 1..]),
+                        None => (&b""[..], &b""[..]),
+                    },
                     None => {
                         let end = rest.iter().position(|&byte| byte == b',').unwrap_or(rest.len());
                         (rest[..end].trim_ascii(), &rest[end..])
@@ -214,6 +220,14 @@ mod tests {
         assert_eq!(parsed.no_cache, Named::Fields(vec![b"set-cookie".as_slice().into(), b"x-one".as_slice().into()]));
         assert_eq!(parsed.private, Named::All);
         assert_eq!(response("x-no-store, my-max-age=4"), ResponseDirectives::default());
+    }
+
+    #[test]
+    fn a_list_without_names_is_about_everything() {
+        for text in ["private=\"\"", "private=\" , \"", "private=", "private=\"a", "private=\"a, max-age=60"] {
+            assert_eq!(response(text).private, Named::All, "{text}");
+        }
+        assert_eq!(response("private=\"a,,\"").private, Named::Fields(vec![b"a".as_slice().into()]));
     }
 
     #[test]

@@ -202,6 +202,10 @@ fn lifetime(response: &Judged<'_>) -> Result<(Lifetime, LeftOut), NotStored> {
             return Err(NotStored::Expired);
         }
         lifetime.fresh_until = (now + u64::from(seconds)).saturating_sub(age);
+        if u64::from(seconds) <= age {
+            // Not even in this second: max-age=0 means that it is asked about each time.
+            lifetime.fresh_until = lifetime.fresh_until.min(now.saturating_sub(1));
+        }
     } else if directives.no_cache == super::cache_control::Named::All {
         lifetime.fresh_until = now.saturating_sub(1);
     } else if fields.has(ResponseField::Expires) && !ignored.expires {

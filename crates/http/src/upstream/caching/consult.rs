@@ -77,7 +77,7 @@ pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
         entry.is_some_and(|entry| entry.kind == Kind::Stored && entry.number == hot.meta.number && entry.is_fresh(now))
     };
     if !zone.index.with(&id, is_fresh)
-        || judge_purges(&zone, &hot.meta) != Verdict::Valid
+        || judge_purges(&zone, &primary, &hot.meta) != Verdict::Valid
         || !is_still_there(&zone, &id, &hot)
     {
         return None;
@@ -120,6 +120,10 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
     if holds(&settings.bypass, request) || asked.directives.no_store {
         caching.may_store = !asked.directives.no_store;
         caching.zone.counters.bypassed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        if caching.may_store {
+            // From now on a purge wins over what comes.
+            caching.lead = Some(caching.zone.begin_beside(&primary, primary, gale_runtime::now()));
+        }
         prepare_to_ask(request, serving, &caching, CacheStatus::Bypass);
         return Consulted::Ask(Some(caching));
     }
@@ -219,6 +223,8 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
     let began = gale_runtime::now();
     let patience = *settings.lock_timeout.get();
     let mut has_waited = false;
+    // The entry that was of no use.
+    let mut seen = None;
     for _ in 0..LOOKS_MAX {
         let now = gale_runtime::wall_seconds();
         let (uses, is_uncacheable) = match look(request, &mut caching, now) {
@@ -244,7 +250,10 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
                 return Consulted::Answer(Flow::Respond(status));
             }
             Lookup::Entry(entry) => match open(request, serving, &caching, &entry).await {
-                Some(hot) if hot.meta.is_head_only && !request.is_head() => (u64::MAX, false),
+                Some(hot) if hot.meta.is_head_only && !request.is_head() => {
+                    seen = Some(entry.number);
+                    (u64::MAX, false)
+                }
                 Some(hot) => match use_entry(request, serving, &mut caching, &entry, hot, asked, now).await {
                     Used::Answer(flow) => return Consulted::Answer(flow),
                     Used::Ask => {
@@ -262,18 +271,21 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
                         // A mark: there are variants.
                         memory::forget(caching.zone.identity(), &caching.id);
                         let names = hot.meta.variant.to_vec();
-                        caching.zone.note_vary(&caching.id, &names, hot.meta.variant_number, now);
-                        continue;
-                    }
-                    let entry = entry_of(&caching, &hot, now);
-                    caching.zone.put(entry.clone());
-                    match use_entry(request, serving, &mut caching, &entry, hot, asked, now).await {
-                        Used::Answer(flow) => return Consulted::Answer(flow),
-                        Used::Ask => {
-                            prepare_to_ask(request, serving, &caching, CacheStatus::Expired);
-                            return Consulted::Ask(Some(caching));
+                        if caching.zone.note_vary(&caching.id, &names, hot.meta.variant_number, now).is_some() {
+                            continue;
                         }
-                        Used::Gone => continue,
+                        // It was purged.
+                    } else if judge_purges(&caching.zone, &caching.primary, &hot.meta) != Verdict::Gone {
+                        let entry = entry_of(&caching, &hot, now);
+                        caching.zone.put(entry.clone());
+                        match use_entry(request, serving, &mut caching, &entry, hot, asked, now).await {
+                            Used::Answer(flow) => return Consulted::Answer(flow),
+                            Used::Ask => {
+                                prepare_to_ask(request, serving, &caching, CacheStatus::Expired);
+                                return Consulted::Ask(Some(caching));
+                            }
+                            Used::Gone => continue,
+                        }
                     }
                 }
                 (uses, is_uncacheable)
@@ -292,12 +304,12 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
         let moment = gale_runtime::now();
         let locks = *settings.lock.get() && !is_uncacheable;
         if !locks {
-            caching.lead = Some(caching.zone.begin_beside(caching.id, moment));
+            caching.lead = Some(caching.zone.begin_beside(&caching.primary, caching.id, moment));
             break;
         }
-        match caching.zone.begin(caching.id, moment, *settings.lock_age.get()) {
+        match caching.zone.begin(&caching.primary, caching.id, moment, *settings.lock_age.get()) {
             // It has come between the look and now.
-            Ok(lead) if caching.zone.has_fresh(&caching.id, now) => drop(lead),
+            Ok(lead) if caching.zone.has_fresh(&caching.id, seen, now) => drop(lead),
             Ok(lead) => {
                 caching.lead = Some(lead);
                 break;
@@ -314,6 +326,9 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
                 }
             }
         }
+    }
+    if caching.may_store && caching.lead.is_none() {
+        caching.lead = Some(caching.zone.begin_beside(&caching.primary, caching.id, gale_runtime::now()));
     }
     count(&caching.zone.counters.misses);
     prepare_to_ask(request, serving, &caching, CacheStatus::Miss);
@@ -395,7 +410,7 @@ fn serve_coming(
     let fits = is_usable
         && !is_stalled
         && is_for(request, caching, &meta)
-        && judge_purges(&caching.zone, &meta) == Verdict::Valid;
+        && judge_purges(&caching.zone, &caching.primary, &meta) == Verdict::Valid;
     fits.then(|| {
         count(&caching.zone.counters.hits);
         Caching::note(request, CacheStatus::Hit);
@@ -435,7 +450,7 @@ async fn use_entry(
 ) -> Used {
     let settings = &serving.settings.cache;
     let zone = Arc::clone(&caching.zone);
-    let verdict = judge_purges(&zone, &hot.meta);
+    let verdict = judge_purges(&zone, &caching.primary, &hot.meta);
     if verdict == Verdict::Gone {
         if zone.index.remove(&caching.id, |known| known.number == entry.number).is_some() {
             let gone = crate::cache::index::Evicted { id: caching.id, size: entry.size, number: entry.number };
@@ -457,7 +472,8 @@ async fn use_entry(
     let moment = gale_runtime::now();
     caching.stale = Some(Rc::clone(&hot));
     let age_max = if *settings.lock.get() || serves_while_updating { *settings.lock_age.get() } else { Duration::ZERO };
-    match zone.begin(caching.id, moment, if serves_while_updating { Duration::MAX } else { age_max }) {
+    match zone.begin(&caching.primary, caching.id, moment, if serves_while_updating { Duration::MAX } else { age_max })
+    {
         Ok(lead) => {
             caching.lead = Some(lead);
             if serves_while_updating && *settings.background_update.get() {
@@ -476,7 +492,12 @@ async fn use_entry(
             }
             match serve_coming(request, serving, caching, &fill, asked, true) {
                 Some(flow) => Used::Answer(flow),
-                // What it says may have changed since: a 304, for example.
+                // It is not to be stored: nobody waits once more.
+                None if matches!(fill.stage(), Stage::Nothing) && !zone.has_fresh(&caching.id, None, now) => {
+                    caching.lead = Some(zone.begin_beside(&caching.primary, caching.id, gale_runtime::now()));
+                    Used::Ask
+                }
+                // What the index says may have changed since: a 304, for example.
                 None => Used::Gone,
             }
         }
@@ -503,11 +524,11 @@ fn update_in_background(request: &mut Request, caching: &mut Caching, hot: &Rc<H
     subrequest::repeat_in_background(request, update);
 }
 
-/// What was purged by prefix or tag.
-pub(super) fn judge_purges(zone: &CacheZone, meta: &Meta) -> Verdict {
+/// Whether it was purged.
+pub(super) fn judge_purges(zone: &CacheZone, primary: &Id, meta: &Meta) -> Verdict {
     match zone.purges.is_empty() {
         true => Verdict::Valid,
-        false => zone.purges.judge(&meta.key, &meta.tags, meta.number),
+        false => zone.purges.judge(primary, &meta.key, &meta.tags, meta.number),
     }
 }
 
@@ -606,9 +627,9 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
     let pool = pool_of(request);
     let device = likely_device(&path);
     let task = {
-        let (path, zone) = (path.clone(), Arc::clone(zone));
+        let (id, zone) = (caching.id, Arc::clone(zone));
         pool.run_for(device, move || {
-            let opened = store::open(&path);
+            let opened = zone.open(&id);
             zone.disk.note_alive();
             opened
         })

@@ -12,7 +12,7 @@ use super::consult::pool_of;
 use super::serve::Serving;
 use crate::cache::CacheZone;
 use crate::cache::journal::Record;
-use crate::cache::key::id_of;
+use crate::cache::key::{KEY_BYTES_MAX, id_of};
 use crate::cache::memory;
 use crate::cache::purges::tag_hash;
 use crate::cache::services::write_soon;
@@ -32,6 +32,10 @@ pub(super) fn answer(request: &mut Request, serving: Serving<'_>, zone: &Arc<Cac
         write_soon(zone);
         return done(request);
     }
+    if key.len() > KEY_BYTES_MAX {
+        // Nothing has such a key.
+        return Flow::Respond(404);
+    }
     if let Some(prefix) = key.strip_suffix(b"*") {
         let number = zone.next_number();
         zone.purge_all([Record::PurgedPrefix { prefix: prefix.into(), number, is_soft }]);
@@ -40,17 +44,15 @@ pub(super) fn answer(request: &mut Request, serving: Serving<'_>, zone: &Arc<Cac
     }
     let id = id_of(key);
     let pool = pool_of(request);
-    let had_any = zone.purge_key(&id, is_soft, Some(&pool));
+    let purged = zone.purge_key(&id, is_soft, Some(&pool));
+    if purged.is_noted {
+        write_soon(zone);
+    }
     if !is_soft {
         memory::forget(zone.identity(), &id);
     }
-    if !had_any && zone.is_cold() {
-        // There may be a file that nobody knows yet.
-        zone.purge_all([Record::PurgedPrefix { prefix: key.into(), number: zone.next_number(), is_soft }]);
-        write_soon(zone);
-        return done(request);
-    }
-    if had_any { done(request) } else { Flow::Respond(404) }
+    // As long as the index does not know all files, there may be one.
+    if purged.had_any || zone.is_cold() { done(request) } else { Flow::Respond(404) }
 }
 
 fn done(request: &mut Request) -> Flow {

@@ -21,6 +21,7 @@ use crate::cache::policy::freshness::{IgnoredFields, Judged, judge as judge_stor
 use crate::cache::policy::vary::Vary;
 use crate::cache::policy::{NotStored, Storing};
 use crate::cache::purges::tag_hash;
+use crate::cache::services::write_soon;
 use crate::cache::settings::{CacheSettings, holds};
 use crate::cache::store;
 use crate::cache::zone::Lead;
@@ -113,6 +114,14 @@ pub(in crate::upstream) fn revalidate(
     let settings = passing.settings;
     let serving = Serving { settings, rewriter: passing.rewriter, converts_head: false };
     let rules = settings.cache.conformance.get().rules();
+    if is_about_another(&head.fields, &hot.meta.fields, settings.ignored.has(Ignored::VARY)) {
+        // It answers this request, as the server says; the next one gets all of what is there now.
+        let zone = Arc::clone(&caching.zone);
+        zone.discard(&caching.id, hot.meta.number);
+        memory::forget(zone.identity(), &caching.id);
+        drop(caching);
+        return Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Revalidated));
+    }
     let mut meta = hot.meta.clone();
     if rules.updates_fields {
         update_fields(&mut meta.fields, &head.fields);
@@ -126,31 +135,62 @@ pub(in crate::upstream) fn revalidate(
         own => own,
     };
     let zone = Arc::clone(&caching.zone);
-    if let Storing::Store { lifetime, .. } = storing {
+    if let Storing::Store { lifetime, left_out, .. } = storing {
         meta.lifetime = lifetime;
-        let (body, lead) = match &hot.body {
-            HotBody::Memory(bytes) => (HotBody::Memory(bytes.clone()), caching.lead.take()),
-            HotBody::File(file, offset) => (HotBody::File(file.clone(), *offset), None),
+        if !left_out.is_empty() {
+            meta.fields = stored_fields(&meta.fields, &left_out, true);
+        }
+        meta.tags = tags(&settings.cache, &meta.fields);
+        let lead = caching.lead.take();
+        let body = match &hot.body {
+            HotBody::Memory(bytes) => HotBody::Memory(bytes.clone()),
+            HotBody::File(file, offset) => HotBody::File(file.clone(), *offset),
         };
         if let Some(lead) = &lead {
+            // It is as new as the question: what was purged softly before is so no more.
             meta.number = lead.fill().number;
         }
         let fields = Rc::new(meta.fields.clone());
         let seen = std::cell::Cell::new(hot.seen.get());
         let renewed = Rc::new(Hot { meta, fields, body, length: hot.length, size: hot.size, seen });
+        let id = caching.id;
+        memory::forget(zone.identity(), &id);
         match (lead, &renewed.body) {
-            (Some(lead), HotBody::Memory(bytes)) => store_anew(request, lead, caching.id, &renewed, bytes.clone()),
-            _ => {
-                zone.renew(&caching.id, &renewed.meta, None);
-                renew_file(request, &caching, &renewed.meta);
+            (Some(lead), HotBody::Memory(bytes)) => {
+                store_anew(request, lead, id, &renewed, bytes.clone());
+                memory::keep(zone.identity(), id, Rc::clone(&renewed));
             }
+            (Some(lead), HotBody::File(..)) => {
+                // Others use the file as it is until it says the same; whoever waits for the lead finds it fresh.
+                zone.renew(&id, hot.meta.number, &renewed.meta.lifetime);
+                renew_file(request, &zone, id, hot.meta.number, &renewed.meta);
+                drop(lead);
+            }
+            // It was asked beside another request that fetches it.
+            (None, _) => {}
         }
-        memory::keep(zone.identity(), caching.id, Rc::clone(&renewed));
         drop(caching);
         return Some(serve_hot(request, serving, &zone, &renewed, CacheStatus::Revalidated));
     }
     drop(caching);
     Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Revalidated))
+}
+
+/// Whether a 304 is about another response than the one that is stored: it says so by a strong entity tag, or depends on
+/// other fields of the request. (RFC 9111 §4.3.4)
+fn is_about_another(fresh: &FieldList, stored: &FieldList, ignores_vary: bool) -> bool {
+    let tag = |fields: &FieldList| {
+        fields.iter().find(|field| field.name.known() == Some(ResponseField::ETag)).map(|field| field.value.to_vec())
+    };
+    let is_other = tag(fresh).filter(|told| told.starts_with(b"\"")).is_some_and(|told| {
+        let opaque = |tag: Vec<u8>| tag.strip_prefix(b"W/").map(<[u8]>::to_vec).unwrap_or(tag);
+        tag(stored).is_some_and(|stored| opaque(stored) != told)
+    });
+    let vary = |fields: &FieldList| {
+        let values = fields.iter().filter(|field| field.name.known() == Some(ResponseField::Vary));
+        Vary::parse(values.map(|field| &*field.value))
+    };
+    is_other || !ignores_vary && fresh.has(ResponseField::Vary) && vary(fresh) != vary(stored)
 }
 
 /// Stores a small entry once more, with what a 304 has said of it, as if all of it had come: the file of the one before
@@ -170,18 +210,12 @@ fn store_anew(request: &Request, lead: Lead, id: Id, renewed: &Hot, body: Bytes)
 }
 
 /// Has the file's header written anew; if that fails, the next process asks the server once more.
-fn renew_file(request: &Request, caching: &Caching, meta: &Meta) {
-    let (zone, id, meta) = (Arc::clone(&caching.zone), caching.id, meta.clone());
+fn renew_file(request: &Request, zone: &Arc<CacheZone>, id: Id, number: u64, meta: &Meta) {
     let path = zone.path_of(&id);
-    let number = gale_runtime::random_u64() as u32;
+    let (zone, meta) = (Arc::clone(zone), meta.clone());
     let _ = pool_of(request).detach(likely_device(&path).writes(), move || {
-        let Ok(opened) = store::open(&path) else { return };
-        let store::Opened { header, file, .. } = opened;
-        if header.meta.number != meta.number {
-            return;
-        }
-        if let Ok(length) = store::renew(&path, &file, &header, &meta, number) {
-            zone.renew(&id, &meta, Some(u64::from(length) + header.body_length));
+        if let Err(error) = zone.renew_file(&id, number, &meta) {
+            zone.note_store_failure(&path, &error);
         }
     });
 }
@@ -202,8 +236,14 @@ fn update_fields(stored: &mut FieldList, fresh: &FieldList) {
             )
         )
     };
+    // It was as old as that when it came; it is as old as the 304 says now.
+    let is_left = |field: &&Field| field.name.known() != Some(ResponseField::Age);
     let mut fields = FieldList::default();
-    for field in stored.iter().filter(|field| !fresh.iter().any(|new| is_kept(new) && new.name.is_same(&field.name))) {
+    for field in stored
+        .iter()
+        .filter(is_left)
+        .filter(|field| !fresh.iter().any(|new| is_kept(new) && new.name.is_same(&field.name)))
+    {
         fields.push(field.clone());
     }
     for field in fresh.iter().filter(|field| is_kept(field)) {
@@ -250,10 +290,12 @@ pub(in crate::upstream) fn judge(
         return None;
     }
     let is_head_only = request.is_head() && !converts_head(request);
-    if !caching.may_store || !is_buffered || head.status < 200 || head.status == 304 {
+    if !caching.may_store || caching.lead.is_none() {
         return None;
     }
-    if holds(&settings.cache.no_cache, request) {
+    if !is_buffered || head.status < 200 || head.status == 304 || holds(&settings.cache.no_cache, request) {
+        // Whoever waits for it should not wait for the next one, too.
+        caching.zone.note_uncacheable(&caching.id, now);
         return None;
     }
     let (lifetime, vary, left_out) = match judge_fields(request, settings, head.status, fields, now) {
@@ -266,10 +308,7 @@ pub(in crate::upstream) fn judge(
             return None;
         }
     };
-    let lead = match caching.lead.take() {
-        Some(lead) => lead,
-        None => caching.zone.begin_beside(caching.id, gale_runtime::now()),
-    };
+    let lead = caching.lead.take()?;
     let number = lead.fill().number;
     let mut meta = Meta {
         key: (*caching.key).into(),
@@ -285,10 +324,15 @@ pub(in crate::upstream) fn judge(
     let mut id = caching.primary;
     if let Vary::Fields(names) = vary {
         meta.variant = variant_of(request, &names).into();
-        meta.variant_number = note_vary(request, &caching, &names, number, now)?;
+        let Some(noted) = note_vary(request, &caching, &names, number, now) else {
+            caching.zone.note_uncacheable(&caching.id, now);
+            return None;
+        };
+        meta.variant_number = noted;
         id = variant_id(&caching.primary, meta.variant_number, &meta.variant);
     }
     if header_length(&meta) as usize > HEADER_MAX {
+        caching.zone.note_uncacheable(&caching.id, now);
         return None;
     }
     Some(Stored { lead, id, meta: Arc::new(meta) })
@@ -364,7 +408,9 @@ fn invalidate(request: &Request, caching: &Caching, fields: &FieldList) {
     let pool = pool_of(request);
     let purge = |key: &[u8]| {
         let id = id_of(key);
-        caching.zone.purge_key(&id, false, Some(&pool));
+        if caching.zone.purge_key(&id, false, Some(&pool)).is_noted {
+            write_soon(&caching.zone);
+        }
         memory::forget(caching.zone.identity(), &id);
     };
     purge(&caching.key);
