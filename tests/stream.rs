@@ -31,6 +31,7 @@ with_each_driver!(
     a_broken_header_of_the_proxy_protocol_ends_the_session,
     return_sends_a_text_with_variables,
     access_and_limits_refuse_sessions,
+    new_sessions_are_limited_by_their_rate,
     tls_ends_here_and_names_choose_servers,
     garbage_before_tls_ends_the_session,
     servers_are_spoken_to_over_tls,
@@ -323,6 +324,35 @@ fn access_and_limits_refuse_sessions(driver: Driver) {
     // The place is free again.
     let _again = server.connect_tcp(1);
     backend.accept();
+}
+
+fn new_sessions_are_limited_by_their_rate(driver: Driver) {
+    // One session leaks out in a minute: of a few more than may exceed the rate one is rejected, however slow the test is.
+    let text = "limit_session_zone $remote_addr zone=z:64k rate=1r/m;
+        log_format line '$status $limit_session_status $protocol';
+        limit_session zone=z burst=2;
+        server { listen %TCP%; return x; %LOG% }
+        server { listen %TCP2%; limit_session_dry_run on; return x; %LOG% }
+        server { listen %TCP3% udp; return x; %LOG% }";
+    let server = Setup::stream(driver, text).start();
+    for _ in 0..3 {
+        assert_eq!(server.connect_tcp(1).read_to_end(), b"x");
+    }
+    logged(&server, "200 PASSED");
+    assert!((0..10).any(|_| server.connect_tcp(1).read_to_end().is_empty()));
+    logged(&server, "503 REJECTED");
+    server.wait_logged(" by zone \"z\", client: 127.0.0.1, server: ");
+    for _ in 0..10 {
+        assert_eq!(server.connect_tcp(2).read_to_end(), b"x");
+    }
+    logged(&server, "200 REJECTED_DRY_RUN");
+    server.wait_logged("limiting sessions, dry run, excess: ");
+    // Sessions over UDP count, too.
+    for _ in 0..10 {
+        let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.send_to(b"x", server.directory.address(3)).unwrap();
+    }
+    logged(&server, "503 REJECTED UDP");
 }
 
 fn tls_ends_here_and_names_choose_servers(driver: Driver) {
@@ -635,6 +665,13 @@ fn what_cannot_be_is_refused(driver: Driver) {
         ("server { listen 127.0.0.1:1; pass nobody; }", "\"pass\" directive has no addresses"),
         ("server { listen 127.0.0.1:1; access_log x; return x; }", "log format is not specified"),
         ("server { listen 127.0.0.1:1; return x; location / { } }", "\"location\" directive is not allowed here"),
+        ("limit_session_zone $remote_addr rate=1r/s;", "invalid number of arguments in \"limit_session_zone\""),
+        ("server { listen 127.0.0.1:1; limit_session burst=1; return x; }", "must have \"zone\" parameter"),
+        (
+            "limit_session_zone $remote_addr zone=z:64k rate=1r/s;
+             server { listen 127.0.0.1:1; limit_session zone=z nodelay; return x; }",
+            "invalid parameter \"nodelay\"",
+        ),
         ("upstream u { ip_hash; server 127.0.0.1:1; sticky route $x; }", "\"sticky\" directive is not allowed here"),
     ];
     for (text, message) in cases {

@@ -95,6 +95,7 @@ const MODULES: &[&Module] = &[
     &stream::health::MODULE,
     &stream::ssl::MODULE,
     &stream::limit_conn::MODULE,
+    &stream::limit_session::MODULE,
     &stream::access::MODULE,
     &stream::realip::MODULE,
     &stream::geo::MODULE,
@@ -161,7 +162,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
 /// Within each phase of a session, who is asked first.
 const STREAM_PHASES: &[(StreamPhase, &[&Module])] = &[
     (StreamPhase::PostAccept, &[&stream::realip::MODULE]),
-    (StreamPhase::PreAccess, &[&stream::set::MODULE, &stream::limit_conn::MODULE]),
+    (StreamPhase::PreAccess, &[&stream::set::MODULE, &stream::limit_session::MODULE, &stream::limit_conn::MODULE]),
     (StreamPhase::Access, &[&stream::access::MODULE]),
     (StreamPhase::Preread, &[&stream::ssl_preread::MODULE]),
     (StreamPhase::Log, &[&stream::log::MODULE]),

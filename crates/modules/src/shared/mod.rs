@@ -11,6 +11,7 @@ pub(crate) mod base64;
 pub mod geo;
 pub(crate) mod health_check;
 pub mod limit_conn;
+pub(crate) mod limit_req;
 pub(crate) mod limits;
 pub mod log_format;
 pub mod map;

@@ -5,6 +5,7 @@ pub mod core;
 pub mod geo;
 pub mod health;
 pub mod limit_conn;
+pub mod limit_session;
 pub mod log;
 pub mod map;
 pub mod pass;

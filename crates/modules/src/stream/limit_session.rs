@@ -1,0 +1,117 @@
+//! limit_session: how many sessions a key may begin in a time. See [`shared::limit_req`](crate::shared::limit_req).
+//!   limit_session_zone KEY zone=NAME:SIZE rate=N(r/s|r/m);       stream
+//!   limit_session zone=NAME [burst=N];                           stream, server
+//!   limit_session_log_level LEVEL;  limit_session_dry_run on | off;
+//!   $limit_session_status
+//!
+//! Gale's own: nginx counts sessions that are open (`limit_conn`) and not those that begin. A session above the rate and
+//! the burst is closed, none waits: it would keep its connection meanwhile.
+
+use std::any::Any;
+use std::cell::Cell;
+
+use gale_base::log_level::Level;
+use gale_config::{Contexts, Custom, Diagnostic, One, Setting, Takes, slot, values};
+use gale_engine::configuration::Builder;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::variables::Variable;
+use gale_engine::variables::subject::Subject;
+use gale_stream::module::StreamPart;
+use gale_stream::session::phases::{Decide, Flow, Phase};
+use gale_stream::session::{self, Session};
+
+use super::ROW;
+use crate::shared::limit_req::{Judgement, Limit, Limited, REQUEST, add_limit, judge, zone_directive};
+use crate::shared::limits::log_level;
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "stream_limit_session",
+    directives: &[
+        zone_directive::<Session>(
+            Contexts::STREAM,
+            "A zone that counts new sessions by a key, and the rate that each may have.",
+        ),
+        Directive {
+            name: "limit_session",
+            takes: Takes::Between(1, 2),
+            about: "A zone whose rate holds here, and how many sessions may exceed it.",
+            store: &Custom(|conf: &mut Conf, builder, statement| {
+                add_limit(&mut conf.limits, false, builder, statement)
+            }),
+            ..ROW
+        },
+        Directive {
+            name: "limit_session_log_level",
+            default: "error",
+            about: "The level of messages about rejected sessions.",
+            store: &One { parse: log_level, slot: slot!(Conf, log_level) },
+            ..ROW
+        },
+        Directive {
+            name: "limit_session_dry_run",
+            takes: Takes::Flag,
+            default: "off",
+            about: "Whether sessions are only counted.",
+            store: &One { parse: values::flag, slot: slot!(Conf, dry_run) },
+            ..ROW
+        },
+    ],
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    parts: &[&StreamPart {
+        variables: &[Variable::named("limit_session_status", |session: &Session, _, out| {
+            let Some(verdict) = session.shared_note::<Judged>().0.get() else { return false };
+            out.extend_from_slice(verdict);
+            true
+        })],
+        handlers: &[(Phase::PreAccess, &Decide { applies: |conf: &Conf| !conf.limits.get().is_empty(), run: limit })],
+        ..StreamPart::EMPTY
+    }],
+};
+
+impl Limited for Session {
+    const ZONE: &'static str = "limit_session_zone";
+    const LIMIT: &'static str = "limit_session";
+}
+
+#[derive(Default)]
+struct Conf {
+    limits: Setting<Vec<Limit<Session>>>,
+    log_level: Setting<Level>,
+    dry_run: Setting<bool>,
+}
+
+/// What became of the session.
+#[derive(Default)]
+struct Judged(Cell<Option<&'static [u8]>>);
+
+fn limit(session: &mut Session, conf: &Conf) -> Flow {
+    let judgement = judge(session, conf.limits.get());
+    let is_dry_run = *conf.dry_run.get();
+    if let Judgement::Rejected { excess, zone } = &judgement {
+        let dry_run = if is_dry_run { ", dry run" } else { "" };
+        let (whole, rest, name) = (excess / REQUEST, excess % REQUEST, &zone.name);
+        let message = format_args!("limiting sessions{dry_run}, excess: {whole}.{rest:03} by zone \"{name}\"");
+        session.log(*conf.log_level.get(), message);
+    }
+    let (verdict, flow): (&[u8], Flow) = match judgement {
+        Judgement::Unlimited => return Flow::Next,
+        Judgement::Passed | Judgement::Delayed { .. } => (b"PASSED", Flow::Next),
+        Judgement::Rejected { .. } | Judgement::NoRoom if is_dry_run => (b"REJECTED_DRY_RUN", Flow::Next),
+        Judgement::Rejected { .. } | Judgement::NoRoom => (b"REJECTED", Flow::Finish(session::SERVICE_UNAVAILABLE)),
+    };
+    session.shared_note::<Judged>().0.set(Some(verdict));
+    flow
+}
+
+/// A level with limits of its own has none from outside.
+fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, _: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
+    if let Some(parent) = parent.and_then(|parent| parent.downcast_ref::<Conf>()) {
+        conf.limits.inherit(&parent.limits);
+    }
+    if !conf.limits.is_set() {
+        conf.limits.set(Vec::new(), None);
+    }
+    Ok(())
+}
