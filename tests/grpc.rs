@@ -56,7 +56,7 @@ fn read_body(client: &mut Http2, stream: StreamId, text: &[u8]) {
 
 fn a_unary_call_passes_with_its_trailers(driver: Driver) {
     let backend = Backend::tcp();
-    let server = start(driver, &backend, "grpc_set_header X-Own own;");
+    let server = start(driver, &backend, "grpc_set_header X-Own own; add_header X-Added added;");
     let mut client = Http2::unix(&server);
     let stream = client.begin("POST", "/pkg.Service/Method", &GRPC, false);
     client.send(stream, b"question", true);
@@ -70,7 +70,7 @@ fn a_unary_call_passes_with_its_trailers(driver: Driver) {
     upstream.answer_grpc(asked.stream, b"answer");
     let answer = client.answer(stream);
     assert_eq!((answer.status, answer.text()), (200, "answer"));
-    assert_eq!(answer.header("content-type"), Some("application/grpc"));
+    assert_eq!((answer.header("content-type"), answer.header("x-added")), (Some("application/grpc"), Some("added")));
     assert_eq!(answer.trailers, pairs(&[("grpc-status", "0"), ("grpc-message", "fine")]));
     server.stop();
 }

@@ -314,6 +314,10 @@ fn wrong_checks_are_told_in_nginx_s_words(driver: Driver) {
         ("location / { proxy_pass http://a; health_check fails=0; }", "invalid parameter \"fails=0\""),
         ("location / { proxy_pass http://a; health_check uri=x; }", "invalid parameter \"uri=x\""),
         ("location / { proxy_pass http://a; health_check port=70000; }", "invalid parameter \"port=70000\""),
+        (
+            "location / { proxy_pass http://a; proxy_http_version 2; health_check; }",
+            "\"health_check\" cannot be used with \"proxy_http_version 2\"",
+        ),
         ("location / { proxy_pass http://a; health_check type=grpc; }", "invalid parameter \"type=grpc\""),
         ("location / { proxy_pass http://a; health_check fast; }", "invalid parameter \"fast\""),
         ("location / { proxy_pass http://a; health_check persistent; }", "\"persistent\" requires \"mandatory\""),

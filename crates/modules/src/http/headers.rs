@@ -215,7 +215,8 @@ fn add_fields(request: &mut Request, conf: &Conf) {
         let value = added.value.text(request);
         add_field(request, &added.name, &value);
     }
-    request.response.has_trailers = conf.trailers.iter().any(|added| added.always || is_usual);
+    // Those of a server stay.
+    request.response.has_trailers |= conf.trailers.iter().any(|added| added.always || is_usual);
 }
 
 /// An empty value means: leave it out.

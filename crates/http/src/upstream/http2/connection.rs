@@ -53,6 +53,9 @@ const UNSENT_MAX: usize = 256 * 1024;
 /// Data of no more bytes are copied behind their frame's header.
 const COPIED_MAX: usize = 1024;
 
+/// More frames than a head is cut into.
+const CONTINUATIONS_MAX: u32 = 4096;
+
 /// More interim responses than anybody has a use for.
 const INTERIM_MAX: u32 = 32;
 
@@ -137,9 +140,13 @@ impl Http2Connection {
         counted: CountedConnection,
         head_max: usize,
     ) -> Rc<Http2Connection> {
+        // In the measure of RFC 9113 §10.5.1 a head is larger than in HTTP/1.
+        let list_max = head_max.saturating_mul(4);
         let limits = Limits {
-            // In the measure of RFC 9113 §10.5.1 a head is larger than in HTTP/1.
-            head: http1::Limits { head_max: head_max.saturating_mul(4), ..http1::Limits::default() },
+            head: http1::Limits { head_max: list_max, ..http1::Limits::default() },
+            // Servers may cut a head as they like.
+            continuations_max: CONTINUATIONS_MAX,
+            block_max: list_max.max(Limits::default().block_max),
             stream_window: STREAM_WINDOW,
             connection_window: CONNECTION_WINDOW,
             floods: floods(),

@@ -22,7 +22,7 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::request::configuration::HttpConfiguration;
 use gale_http::request::own::{OwnRequest, OwnRequests};
 use gale_http::upstream::client::{ClientConnection, ClientError, ClientRequest, Patience, note_answer};
-use gale_protocol::request::Method;
+use gale_protocol::request::{Method, Version};
 use gale_runtime::{Bytes, Moment, now};
 
 use super::matching::{Match, Mismatch, check_status};
@@ -79,6 +79,11 @@ pub(super) fn complete(conf: &Conf, builder: &mut Builder) -> Result<(), Diagnos
         Some(_) => return wrong("\"health_check\" cannot be used with variables in \"proxy_pass\""),
         None => return wrong("\"health_check\" requires \"proxy_pass\" in the same location"),
     };
+    if *conf.version.get() == Version::Http2 {
+        let message = "\"health_check\" cannot be used with \"proxy_http_version 2\"";
+        let hint = "checks speak HTTP/1; give the location of the check its own proxy_http_version";
+        return Err(Diagnostic::emerg(message).at(draft.rules.span).hint(hint));
+    }
     let matches = draft.rules.matches.as_ref().map(|name| Match::find(&conf.matches, name)).transpose()?;
     let id = builder.http_mut().upstreams.add_check(group, draft.rules.before, draft.rules.span);
     let name = format!("health check {} of http upstreams", id.0 + 1);
