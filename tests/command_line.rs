@@ -343,7 +343,7 @@ fn the_list_of_missing_directives_names_none_that_is_there() {
     let missing = run(&directory, &["directives", "--missing"]);
     assert!(missing.success);
     let words: Vec<&str> = missing.stdout.split([' ', '\n']).collect();
-    assert!(words.contains(&"proxy_store"), "{}", missing.stdout);
+    assert!(words.contains(&"image_filter"), "{}", missing.stdout);
     assert!(!words.contains(&"listen"), "{}", missing.stdout);
     assert!(missing.stdout.contains(" are missing\n"));
 }
