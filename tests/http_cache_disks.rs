@@ -30,8 +30,13 @@ fn origin() -> Serving {
         let number = count.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
         let size = asked.target.split_once("size=").map_or(0, |(_, size)| size.parse().unwrap());
         let body = format!("{number}{}", ".".repeat(size));
-        let fields = format!("Cache-Control: max-age=600\r\nSurrogate-Key: t\r\nContent-Length: {}\r\n", body.len());
-        client.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\n{body}"));
+        let fields = "Cache-Control: max-age=600\r\nSurrogate-Key: t\r\n";
+        if asked.target.starts_with("/chunked") {
+            let chunk = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+            client.send(format!("HTTP/1.1 200 OK\r\n{fields}Transfer-Encoding: chunked\r\n\r\n{chunk}"));
+        } else {
+            client.send(format!("HTTP/1.1 200 OK\r\n{fields}Content-Length: {}\r\n\r\n{body}", body.len()));
+        }
         true
     })
 }
@@ -106,6 +111,13 @@ fn the_cache_is_no_larger_than_it_may_be(driver: Driver) {
         server.get(&format!("/{number}?size=10000"));
     }
     directory.wait_until("it is full", |_| stored(directory.path()).0 >= 15);
+    // For what is larger than all of it nothing makes room, whether it says how long it is or not.
+    for path in ["/large?size=300000", "/chunked/large?size=300000"] {
+        for _ in 0..2 {
+            let response = server.get(path);
+            assert!(response.header("X-Cache") == Some("MISS") && response.body.len() > 300_000, "{path}");
+        }
+    }
     server.stop();
     let (count, bytes) = stored(directory.path());
     assert!(bytes <= 200 * 1024 && count >= 15, "{count} {bytes}");

@@ -11,7 +11,8 @@
 //! A fill belongs to the cache: whoever made it may leave. Readers are on any loop and keep their own pace; none delays
 //! another. What feeds it decides how far it runs ahead ([`Fill::poll_room`]).
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
@@ -50,7 +51,8 @@ struct State {
     progress: Option<Moment>,
     /// The furthest that anybody has read.
     fastest: u64,
-    waiting: Vec<(u64, Waker)>,
+    /// By ticket: thousands may wait for one piece.
+    waiting: HashMap<u64, Waker>,
     feeder: Option<Waker>,
     next_reader: u64,
     readers: usize,
@@ -136,8 +138,7 @@ impl Fill {
     /// Somebody waits no longer.
     pub fn leave(&self, ticket: u64) {
         let mut state = self.state.lock();
-        let place = state.waiting.iter().position(|(waiting, _)| *waiting == ticket);
-        let waker = place.map(|place| state.waiting.swap_remove(place));
+        let waker = state.waiting.remove(&ticket);
         drop(state);
         drop(waker);
     }
@@ -214,7 +215,7 @@ impl Fill {
             gone.extend(state.window.pop_front());
             state.window_start = end;
         }
-        let wakers: Vec<Waker> = state.waiting.drain(..).map(|(_, waker)| waker).collect();
+        let wakers: Vec<Waker> = state.waiting.drain().map(|(_, waker)| waker).collect();
         drop(state);
         drop(gone);
         wakers.into_iter().for_each(Waker::wake);
@@ -301,7 +302,7 @@ impl Fill {
         let mut state = self.state.lock();
         change(&mut state);
         let feeder = state.feeder.take();
-        let wakers: Vec<Waker> = state.waiting.drain(..).map(|(_, waker)| waker).chain(feeder).collect();
+        let wakers: Vec<Waker> = state.waiting.drain().map(|(_, waker)| waker).chain(feeder).collect();
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -309,9 +310,9 @@ impl Fill {
 
 impl State {
     fn wait(&mut self, ticket: u64, context: &Context<'_>) {
-        match self.waiting.iter_mut().find(|(waiting, _)| *waiting == ticket) {
-            Some((_, waker)) => waker.clone_from(context.waker()),
-            None => self.waiting.push((ticket, context.waker().clone())),
+        match self.waiting.entry(ticket) {
+            Entry::Occupied(mut waiting) => waiting.get_mut().clone_from(context.waker()),
+            Entry::Vacant(place) => _ = place.insert(context.waker().clone()),
         }
     }
 }

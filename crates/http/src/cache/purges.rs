@@ -2,7 +2,7 @@
 //! number of entries; they are found out when they are asked for, and the purger takes their files away.
 //!
 //! Purges of keys are there for what the index cannot tell: files that it does not know, variants, and what is being
-//! fetched. They are forgotten when neither can be any more ([`Purges::forget_keys_until`]).
+//! fetched. They are forgotten when neither can be any more ([`Purges::hard_keys_below`]).
 //!
 //! Bounded: beyond `PURGES_MAX` the oldest ones are joined into one of everything.
 

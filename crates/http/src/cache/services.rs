@@ -345,23 +345,15 @@ async fn sweep_inactive(context: &Context<CacheService>, zone: &Arc<CacheZone>, 
     }
 }
 
-/// `min_free`
+/// `min_free`: removes as much as is missing, and looks again when the manager comes next.
 async fn keep_free(zone: &Arc<CacheZone>, options: &PathOptions) {
+    let (least, most) = (options.min_free, options.manager.files);
     loop {
-        let path = zone.place.path.clone();
-        let free = in_pool(zone, move || rustix::fs::statvfs(&path).map(|stat| stat.f_bavail * stat.f_frsize)).await;
-        let Ok(Ok(free)) = free else { return };
-        if free >= options.min_free {
-            return;
+        let own = Arc::clone(zone);
+        match in_pool(zone, move || own.free_space(least, most)).await {
+            Ok(Ok(true)) => sleep(options.manager.sleep).await,
+            _ => return,
         }
-        let mut went = 0;
-        while went < options.manager.files && zone.evict_one() {
-            went += 1;
-        }
-        if went == 0 {
-            return;
-        }
-        sleep(options.manager.sleep).await;
     }
 }
 

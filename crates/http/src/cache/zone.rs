@@ -726,7 +726,15 @@ impl CacheZone {
 
     /// An entry is of no use any more: it goes, with its file.
     pub fn discard(self: &Arc<Self>, id: &Id, number: u64) {
+        let fills = self.fills_of(id).lock();
+        for fill in fills.get(id).into_iter().flat_map(|listed| std::iter::once(&listed.fill).chain(&listed.before)) {
+            if fill.number == number {
+                // It is whole, and about to get its name.
+                fill.purge();
+            }
+        }
         let gone = self.index.remove(id, |entry| entry.kind == Kind::Stored && entry.number == number);
+        drop(fills);
         self.remove_files(gone.as_ref().and_then(Evicted::of).into_iter().collect(), None);
     }
 
@@ -778,6 +786,25 @@ impl CacheZone {
             count += 1;
         }
         Some(room)
+    }
+
+    /// `min_free`, where this may block: removes files as long as less is free, at most so many. True if there is more to
+    /// do; what was removed and is still being read is free when that ends.
+    pub fn free_space(&self, least: u64, most: u64) -> std::io::Result<bool> {
+        let stat = rustix::fs::statvfs(&self.place.path)?;
+        let needed = least.saturating_sub(stat.f_bavail * stat.f_frsize);
+        let (mut count, mut removed) = (0, 0);
+        while removed < needed {
+            if count == most {
+                return Ok(true);
+            }
+            let Some(gone) = self.take_victim() else { return Ok(false) };
+            if !self.remove_file(&gone) {
+                return Ok(false);
+            }
+            (count, removed) = (count + 1, removed + gone.size);
+        }
+        Ok(false)
     }
 
     /// Takes one entry out, and has a pool remove its file. False if there is none.

@@ -67,6 +67,8 @@ pub struct HttpBuilder {
     pub upstreams: Upstreams<Request>,
     /// Directories for temporary files that modules want.
     pub temp_paths: Vec<Setting<TempPath>>,
+    /// The directories of caches, with their zones: none has two.
+    pub cache_directories: Vec<(std::path::PathBuf, bstr::BString)>,
     /// What is asked of servers that are spoken to over TLS.
     pub tls_clients: Vec<TlsClientDraft>,
     /// Files of keys that modules want.

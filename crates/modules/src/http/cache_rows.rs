@@ -195,6 +195,12 @@ pub(crate) fn cache_path(builder: &mut Builder, statement: &Statement) -> Result
     if declared.declared().is_some() {
         return Err(Diagnostic::emerg(format!("duplicate zone \"{}\"", size.name)).at(statement.span));
     }
+    let directories = &mut builder.http_mut().cache_directories;
+    if let Some((_, other)) = directories.iter().find(|(known, _)| *known == path) {
+        let message = format!("the same path name \"{}\" is used by zone \"{other}\"", path.display());
+        return Err(Diagnostic::emerg(message).at(directory.span));
+    }
+    directories.push((path.clone(), size.name.clone()));
     let place = Place { path: path.clone(), levels: levels.clone() };
     let shown = [path.as_os_str().as_encoded_bytes(), b" ", &levels[..]].concat();
     let made = options.clone();

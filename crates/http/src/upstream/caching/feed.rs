@@ -157,7 +157,8 @@ impl Feed {
         let mut may_store = true;
         loop {
             let fill = Arc::clone(&self.ending.fill);
-            if fill.is_purged() {
+            if fill.is_purged() || fill.received() > self.ending.zone.options().max_size {
+                // Nobody wants it, or there is never room for it.
                 may_store = false;
             }
             if !may_store && let Some(given_up) = storing.take() {

@@ -293,7 +293,13 @@ pub(in crate::upstream) fn judge(
     if !caching.may_store || caching.lead.is_none() {
         return None;
     }
-    if !is_buffered || head.status < 200 || head.status == 304 || holds(&settings.cache.no_cache, request) {
+    let is_too_large = head.length.is_some_and(|length| length > caching.zone.options().max_size);
+    if !is_buffered
+        || is_too_large
+        || head.status < 200
+        || head.status == 304
+        || holds(&settings.cache.no_cache, request)
+    {
         // Whoever waits for it should not wait for the next one, too.
         caching.zone.note_uncacheable(&caching.id, now);
         return None;
