@@ -1,5 +1,5 @@
-//! An issuer of certificates, written from RFC 8555 (and 8737, 9773): it checks what it is told, looks whether names are
-//! served where a test says, and fails as a test wants.
+//! An issuer of certificates, written from RFC 8555 (and 8737, 9773): it checks what it is told, looks whether names
+//! are served where a test says, and fails as a test wants.
 
 #![allow(dead_code, reason = "every test program uses a part of it")]
 

@@ -1,8 +1,8 @@
 //! Answers to the challenges of certificate issuers, for whichever event loop or process is asked.
 //!
-//! Who obtains a certificate presents an [`Answer`] and keeps the guard while the issuer looks. The loops of its process
-//! find it in memory. Where two processes serve at the same time (an upgrade, for example) only one of them obtains
-//! certificates, so answers are files of the issuer's state directory, too, which the other one looks into.
+//! Who obtains a certificate presents an [`Answer`] and keeps the guard while the issuer looks. The loops of its
+//! process find it in memory. Where two processes serve at the same time (an upgrade, for example) only one of them
+//! obtains certificates, so answers are files of the issuer's state directory, too, which the other one looks into.
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Requests to issuers are signed: JSON Web Signatures (RFC 7515) in their flattened form, as RFC 8555, section 6.2, has
-//! them. A signature with a long RSA key takes milliseconds, so nothing here belongs on an event loop.
+//! Requests to issuers are signed: JSON Web Signatures (RFC 7515) in their flattened form, as RFC 8555, section 6.2,
+//! has them. A signature with a long RSA key takes milliseconds, so nothing here belongs on an event loop.
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{
