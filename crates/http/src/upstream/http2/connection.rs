@@ -65,7 +65,7 @@ const PONG_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a server may do what costs more than it is worth is counted anew after so long.
 const BUDGET_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Servers take turns: there is no order among the requests of different clients.
+/// Streams take turns: there is no order among the requests of different clients.
 const PRIORITY: Priority = Priority { urgency: 3, incremental: true };
 
 /// See the file's head.

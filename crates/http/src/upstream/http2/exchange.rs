@@ -137,7 +137,7 @@ impl Shared {
                 end => End::Malformed(Malformed(end.text())),
             }));
         }
-        // The one who took the rest of the request may not have waited for this one's silence before.
+        // While the client still sends, a server may be silent.
         if is_done && heading.silence.poll_expired(context).is_ready() {
             self.connection.suspect();
             return Poll::Ready(Err(End::Silent));
