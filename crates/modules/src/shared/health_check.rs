@@ -1,5 +1,5 @@
 //! health_check: what active checks of http and stream have in common: their parameters, which peer is asked when, and
-//! what is told of the answers. How a peer is asked is the protocol's ([`Asks`]).
+//! what is told of the answers. How a peer is asked is the protocol's (`Asks`).
 //!   health_check [interval=TIME] [jitter=TIME] [fails=N] [passes=N] [match=NAME] [port=N] [mandatory [persistent]]
 //!
 //! A service of the process asks, with a task for each peer. What the checks come to is the engine's to keep and to act
