@@ -6,7 +6,7 @@
 //!       └── the client leaves: the rest of the body ───────────────► the same task reads it to its end first
 //! ```
 //!
-//! A disk that fails, or does not keep up for [`DISK_PATIENCE`], costs the file alone: the client gets the response.
+//! A disk that fails, or does not keep up for a while, costs the file alone: the client gets the response.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
