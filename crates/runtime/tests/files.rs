@@ -147,40 +147,6 @@ fn a_file_that_changes_while_it_is_open_is_left_to_the_pool() {
     });
 }
 
-/// How many pages of the file the kernel has in memory, which it tells since Linux 6.5. Only asks.
-fn cached_pages(file: &std::fs::File) -> Option<u64> {
-    const CACHESTAT: libc::c_long = 451;
-    let (range, mut counts) = ([0_u64; 2], [0_u64; 5]);
-    // SAFETY: cachestat(2) reads `struct cachestat_range`, two numbers, and fills `struct cachestat`, five.
-    let code = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &range, &mut counts, 0) };
-    (code == 0).then_some(counts[0])
-}
-
-#[test]
-fn as_long_as_nothing_is_known_of_memory_a_hole_between_two_pages_is_found() {
-    let directory = Directory::new();
-    run(async {
-        let hole = (5 << 16) + 8 * 4096..(5 << 16) + 10 * 4096;
-        // No other file of this process has so many parts, so nothing is known of a file that had its number before.
-        let path = directory.file_read_before("file", &pattern(1 << 20));
-        let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
-        let descriptor = std::fs::File::open(directory.path("file")).unwrap();
-        descriptor.sync_all().unwrap();
-        rustix::fs::fadvise(&descriptor, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-        // Page by page, so that the kernel has no reason to read more.
-        rustix::fs::fadvise(&descriptor, 0, None, rustix::fs::Advice::Random).unwrap();
-        for page in (0..1 << 20).step_by(4096).filter(|page| !hole.contains(page)) {
-            std::os::unix::fs::FileExt::read_exact_at(&descriptor, &mut [0; 4096], page).unwrap();
-        }
-        let has = |offset| matches!(file.look(offset, 1).unwrap(), CachedRead::Found(_));
-        if !has(5 << 16) || !has((6 << 16) - 1) || cached_pages(&descriptor) != Some(254) {
-            return eprintln!("skipped: the kernel has more or less in memory than it was asked for");
-        }
-        assert!(!file.is_resident(0, 1 << 20).unwrap(), "asking has the kernel read it, so it is asked once");
-        assert!(file.is_resident(0, 5 << 16).unwrap());
-    });
-}
-
 #[test]
 fn where_reads_cannot_be_refused_only_files_in_memory_are_read_on_the_loop() {
     run(async {

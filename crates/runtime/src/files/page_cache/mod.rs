@@ -333,6 +333,9 @@ impl File {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     #[test]
@@ -376,5 +379,40 @@ mod tests {
         let rest = (file.metadata().size - last * GRANULE) as usize;
         file.note_found(&cache, last * GRANULE, length, rest);
         assert!(is_known(last));
+    }
+
+    /// How many pages of the file the kernel has in memory, which it tells since Linux 6.5. Only asks.
+    fn cached_pages(file: &std::fs::File) -> Option<u64> {
+        const CACHESTAT: libc::c_long = 451;
+        let (range, mut counts) = ([0_u64; 2], [0_u64; 5]);
+        // SAFETY: cachestat(2) reads `struct cachestat_range`, two numbers, and fills `struct cachestat`, five.
+        let code = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &range, &mut counts, 0) };
+        (code == 0).then_some(counts[0])
+    }
+
+    /// What is asked here depends on no device's condition, which other tests of the process change.
+    #[test]
+    fn a_hole_between_two_pages_is_found_where_all_of_a_part_is_asked_for() {
+        let path = std::env::temp_dir().join(format!("gale-hole-{}", std::process::id()));
+        std::fs::write(&path, vec![b'x'; 2 * GRANULE as usize]).expect("room");
+        let descriptor = std::fs::File::open(&path).expect("it was written");
+        std::fs::remove_file(&path).expect("it is there");
+        descriptor.sync_all().expect("room");
+        rustix::fs::fadvise(&descriptor, 0, None, rustix::fs::Advice::DontNeed).expect("a file");
+        // Page by page, so that the kernel has no reason to read more.
+        rustix::fs::fadvise(&descriptor, 0, None, rustix::fs::Advice::Random).expect("a file");
+        let hole = GRANULE + 8 * 4096..GRANULE + 10 * 4096;
+        for page in (0..2 * GRANULE).step_by(4096).filter(|page| !hole.contains(page)) {
+            descriptor.read_exact_at(&mut [0; 4096], page).expect("so long a file");
+        }
+        let file = File::from_std(descriptor.try_clone().expect("a descriptor")).expect("a file");
+        let before = cached_pages(&descriptor);
+        let ends = [GRANULE, 2 * GRANULE - 1].map(|offset| file.probe(offset).expect("a file"));
+        let parts = [0, GRANULE].map(|begin| file.probe_whole(begin, begin + GRANULE).expect("a file"));
+        let pages = 2 * GRANULE / 4096 - 2;
+        if before != Some(pages) || cached_pages(&descriptor) < before {
+            return eprintln!("skipped: the kernel has more or less in memory than it was asked for");
+        }
+        assert_eq!((ends, parts), ([true, true], [true, false]));
     }
 }
