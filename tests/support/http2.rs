@@ -19,6 +19,19 @@ pub trait Carrier: Read + Write {}
 
 impl<T: Read + Write> Carrier for T {}
 
+/// Reads what comes next; false at the end.
+#[track_caller]
+pub fn read_piece(carrier: &mut impl Read, buffer: &mut Vec<u8>) -> bool {
+    let mut piece = [0; 16 * 1024];
+    let count = match carrier.read(&mut piece) {
+        Ok(count) => count,
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("nothing came in time"),
+        Err(_) => 0,
+    };
+    buffer.extend_from_slice(&piece[..count]);
+    count > 0
+}
+
 /// What came on a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
@@ -281,11 +294,8 @@ impl Http2 {
                 let payload = std::mem::replace(&mut self.buffer, rest).split_off(frame::HEADER_LENGTH);
                 return Some((header.frame_type, header.flags, header.stream, payload));
             }
-            let mut piece = [0; 16 * 1024];
-            match self.carrier.read(&mut piece) {
-                Ok(count @ 1..) => self.buffer.extend_from_slice(&piece[..count]),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("nothing came in time"),
-                Ok(0) | Err(_) => return None,
+            if !read_piece(&mut self.carrier, &mut self.buffer) {
+                return None;
             }
         }
     }
@@ -296,17 +306,10 @@ impl Http2 {
         if self.is_at_end {
             return false;
         }
-        let mut piece = [0; 16 * 1024];
-        let count = match self.carrier.read(&mut piece) {
-            Ok(count) => count,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("nothing came in time"),
-            Err(_) => 0,
-        };
-        if count == 0 {
+        if !read_piece(&mut self.carrier, &mut self.buffer) {
             self.is_at_end = true;
             return false;
         }
-        self.buffer.extend_from_slice(&piece[..count]);
         self.take_events();
         self.flush();
         true

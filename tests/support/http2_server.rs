@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "every test program uses a part of it")]
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use gale_protocol::http2::hpack::Indexing;
 use gale_protocol::http2::settings::id;
 use gale_protocol::http2::{Connection, ErrorCode, Event, Fields, FieldsWriter, Limits, StreamId};
 
+use super::http2::read_piece;
 use super::support::{Backend, DEADLINE};
 
 /// A request as it came.
@@ -231,17 +232,10 @@ impl Http2Server {
         if self.is_at_end {
             return false;
         }
-        let mut piece = [0; 16 * 1024];
-        let count = match self.stream.read(&mut piece) {
-            Ok(count) => count,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("nothing came in time"),
-            Err(_) => 0,
-        };
-        if count == 0 {
+        if !read_piece(&mut self.stream, &mut self.buffer) {
             self.is_at_end = true;
             return false;
         }
-        self.buffer.extend_from_slice(&piece[..count]);
         self.take_events();
         self.flush();
         true

@@ -48,6 +48,23 @@ known_fields! {
     XAccelRedirect "X-Accel-Redirect",
 }
 
+impl ResponseField {
+    /// Whether it is about one connection, or frames a body there: whoever passes a response on has his own (RFC 9110
+    /// §7.6.1). `Content-Length` is not among them.
+    pub fn is_of_connection(self) -> bool {
+        matches!(
+            self,
+            ResponseField::Connection
+                | ResponseField::KeepAlive
+                | ResponseField::ProxyConnection
+                | ResponseField::Te
+                | ResponseField::Trailer
+                | ResponseField::TransferEncoding
+                | ResponseField::Upgrade
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -257,17 +257,6 @@ impl Http1Reader {
 
 /// Whether a field may stand behind a body: not what frames it or belongs to the connection (RFC 9110 §6.5.1).
 fn may_be_trailer(name: &[u8]) -> bool {
-    !matches!(
-        ResponseField::from_name(name),
-        Some(
-            ResponseField::Connection
-                | ResponseField::ContentLength
-                | ResponseField::KeepAlive
-                | ResponseField::ProxyConnection
-                | ResponseField::Te
-                | ResponseField::Trailer
-                | ResponseField::TransferEncoding
-                | ResponseField::Upgrade
-        )
-    )
+    ResponseField::from_name(name)
+        .is_none_or(|field| field != ResponseField::ContentLength && !field.is_of_connection())
 }

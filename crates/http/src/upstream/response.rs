@@ -297,16 +297,8 @@ pub(super) fn copy_head(
         }
         match field.name.known() {
             // The client's connection is another one; its exchange tells how long the body is.
-            Some(
-                ResponseField::Connection
-                | ResponseField::KeepAlive
-                | ResponseField::ProxyConnection
-                | ResponseField::TransferEncoding
-                | ResponseField::Te
-                | ResponseField::Trailer
-                | ResponseField::Upgrade
-                | ResponseField::ContentLength,
-            ) => {}
+            Some(ResponseField::ContentLength) => {}
+            Some(known) if known.is_of_connection() => {}
             Some(ResponseField::ContentType) => {
                 response.content_type.clear();
                 response.content_type.extend_from_slice(&field.value);

@@ -2,7 +2,7 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_store>)
 //!
 //! ```text
-//!  UpstreamBody ── pieces ──► Storing (a temporary file) ── whole ──► task beside the request: the file takes its place
+//!  UpstreamBody ── pieces ──► Storing (a temporary file) ── whole ──► task beside the request: puts the file in place
 //!       └── the client leaves: the rest of the body ───────────────► the same task reads it to its end first
 //! ```
 //!
@@ -24,11 +24,11 @@ use gale_config::Setting;
 use gale_engine::spool::{Spool, SpoolOptions, SpoolPlace};
 use gale_protocol::response::ResponseField;
 use gale_runtime::files::likely_device;
-use gale_runtime::{Bytes, Notify, ThreadPool, Timer, default_pool, timeout};
+use gale_runtime::{Bytes, Notify, ThreadPool, Timer, timeout};
 
 use crate::files::placing::{Content, Target, directory_permissions, place};
 use crate::request::Request;
-use crate::request::files::{find_path, may_lead_out};
+use crate::request::files::{find_path, may_lead_out, pool_of};
 use crate::request::response::FieldList;
 use crate::request::subrequest::{Copy, copy_in_background};
 use crate::upstream::attempt::Passing;
@@ -210,11 +210,6 @@ pub(super) fn begin(
     // Too many in the background: the log says so, and it is not stored.
     copy_in_background(request, move |copy| finish(copy, listener, target, pool))
         .then(|| Box::new(Storing { spool, patience: Timer::new(), is_behind: false, task: Teller(channel) }))
-}
-
-fn pool_of(request: &Request) -> ThreadPool {
-    let options = crate::files::delivery::FileOptions::of(request, &request.scope().core);
-    options.and_then(|options| options.pool).unwrap_or_else(default_pool)
 }
 
 /// Sees to it that what is stored comes to its end, and into its place.

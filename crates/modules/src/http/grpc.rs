@@ -33,7 +33,7 @@ use gale_protocol::request::KnownHeader;
 use crate::http::gateway;
 use crate::http::upstream_head::{SetHeader, append_uri, authority, write_client_fields, write_set_fields};
 use crate::http::upstream_pass::{PassRequests, look_up_status};
-use crate::http::upstream_rows::{self, fix, own_row, row};
+use crate::http::upstream_rows::{self, common_upstream_rows, fix, own_row};
 use crate::shared::append::append;
 use crate::shared::tls_client::tls_client_rows;
 
@@ -42,16 +42,11 @@ const PREFIX: &str = "grpc";
 /// Clients get none of these unless `grpc_pass_header` says so.
 const HIDDEN: &[&str] = &["Date", "Server"];
 
-/// The table, out of its rows.
-macro_rules! table {
-    ([$($row:expr),* $(,)?]) => { &[$($row),*] };
-}
-
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_grpc",
     directives: tls_client_rows!(
-        table(), Request, Conf, [upstream .], "grpc", Contexts::ANYWHERE,
+        common_upstream_rows(Conf, "grpc",), Request, Conf, [upstream .], "grpc", Contexts::ANYWHERE,
         [
             Directive {
                 contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
@@ -70,40 +65,6 @@ pub static MODULE: Module = Module {
                 "A field of the request to the server; empty for none.",
                 &Custom(set_header),
             ),
-            row!(Conf, "grpc", "_bind", Takes::Between(1, 2), "off",
-                "The address that connections to servers come from.", with bind, bind),
-            row!(Conf, "grpc", "_socket_keepalive", Takes::Flag, "off",
-                "Whether the kernel checks connections to servers that are silent (SO_KEEPALIVE).",
-                values flag, socket_keepalive),
-            row!(Conf, "grpc", "_socket_rcvbuf", Takes::Exactly(1), "0",
-                "The kernel's buffer for what servers send (SO_RCVBUF), in bytes.", values size, socket_rcvbuf),
-            row!(Conf, "grpc", "_socket_sndbuf", Takes::Exactly(1), "0",
-                "The kernel's buffer for what is sent to servers (SO_SNDBUF), in bytes.", values size, socket_sndbuf),
-            row!(Conf, "grpc", "_connect_timeout", Takes::Exactly(1), "60s",
-                "How long connecting to a server may take.", values time_ms, connect_timeout),
-            row!(Conf, "grpc", "_send_timeout", Takes::Exactly(1), "60s",
-                "How long a server may take nothing of a request.", values time_ms, send_timeout),
-            row!(Conf, "grpc", "_read_timeout", Takes::Exactly(1), "60s",
-                "How long a server may be silent.", values time_ms, read_timeout),
-            row!(Conf, "grpc", "_request_timeout", Takes::Exactly(1), "0",
-                "How long it may take from the first server that is tried to the end of the response; 0 for ever.",
-                values time_ms, request_timeout),
-            row!(Conf, "grpc", "_buffer_size", Takes::Exactly(1), "4k",
-                "How long the head of a response may be.", values size, buffer_size),
-            row!(Conf, "grpc", "_next_upstream", Takes::AtLeast(1), "error timeout",
-                "What has the next server of a group tried.", with next_upstream, next_upstream),
-            row!(Conf, "grpc", "_next_upstream_tries", Takes::Exactly(1), "0",
-                "How many servers are tried; 0 for all.", values number, next_upstream_tries),
-            row!(Conf, "grpc", "_next_upstream_timeout", Takes::Exactly(1), "0",
-                "For how long servers are tried; 0 for ever.", values time_ms, next_upstream_timeout),
-            row!(Conf, "grpc", "_intercept_errors", Takes::Flag, "off",
-                "Whether error_page is for the errors of servers, too.", values flag, intercept_errors),
-            row!(Conf, "grpc", "_hide_header", Takes::Exactly(1), "",
-                "A field of responses that clients do not get.", many string, hide_header),
-            row!(Conf, "grpc", "_pass_header", Takes::Exactly(1), "",
-                "A field of responses that clients get although they usually do not.", many string, pass_header),
-            row!(Conf, "grpc", "_ignore_headers", Takes::AtLeast(1), "",
-                "Fields of responses that have no effect here.", many_with ignore_headers, ignore_headers),
         ]
     ),
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),

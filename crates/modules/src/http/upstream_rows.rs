@@ -17,9 +17,10 @@ use gale_http::upstream::settings::{Ignored, RetryOn, UpstreamSettings};
 
 pub(crate) use crate::http::core::{send_lowat, size_template, temp_path};
 
-/// The rows of a module whose settings have an [`UpstreamSettings`] called `upstream`, with further rows behind them.
-macro_rules! upstream_rows {
-    ($conf:ty, $prefix:literal, $temp:literal, [$($own:expr),* $(,)?]) => {
+/// The rows of a module whose settings have an [`UpstreamSettings`] called `upstream`, whatever it speaks with servers,
+/// with further rows behind them.
+macro_rules! common_upstream_rows {
+    ($conf:ty, $prefix:literal, [$($own:expr),* $(,)?]) => {
         &[
             $crate::http::upstream_rows::row!($conf, $prefix, "_bind", gale_config::Takes::Between(1, 2), "off",
                 "The address that connections to servers come from.", with bind, bind),
@@ -47,6 +48,23 @@ macro_rules! upstream_rows {
                 "0", "For how long servers are tried; 0 for ever.", values time_ms, next_upstream_timeout),
             $crate::http::upstream_rows::row!($conf, $prefix, "_buffer_size", gale_config::Takes::Exactly(1), "4k",
                 "How long the head of a response may be.", values size, buffer_size),
+            $crate::http::upstream_rows::row!($conf, $prefix, "_intercept_errors", gale_config::Takes::Flag, "off",
+                "Whether error_page is for the errors of servers, too.", values flag, intercept_errors),
+            $crate::http::upstream_rows::row!($conf, $prefix, "_hide_header", gale_config::Takes::Exactly(1), "",
+                "A field of responses that clients do not get.", many string, hide_header),
+            $crate::http::upstream_rows::row!($conf, $prefix, "_pass_header", gale_config::Takes::Exactly(1), "",
+                "A field of responses that clients get although they usually do not.", many string, pass_header),
+            $crate::http::upstream_rows::row!($conf, $prefix, "_ignore_headers", gale_config::Takes::AtLeast(1), "",
+                "Fields of responses that have no effect here.", many_with ignore_headers, ignore_headers),
+            $($own,)*
+        ]
+    };
+}
+
+/// Those, and the rows of a module whose bodies are stored on their way.
+macro_rules! upstream_rows {
+    ($conf:ty, $prefix:literal, $temp:literal, [$($own:expr),* $(,)?]) => {
+        $crate::http::upstream_rows::common_upstream_rows!($conf, $prefix, [
             $crate::http::upstream_rows::row!($conf, $prefix, "_buffers", gale_config::Takes::Exactly(2), "8 4k",
                 "How much of a response may be ahead of its client in memory.", values buffers, buffers),
             $crate::http::upstream_rows::row!($conf, $prefix, "_busy_buffers_size", gale_config::Takes::Exactly(1), "",
@@ -65,8 +83,6 @@ macro_rules! upstream_rows {
                 concat!("Where temporary files of responses are; else ", $temp, "."), with temp_path, temp_path),
             $crate::http::upstream_rows::row!($conf, $prefix, "_ignore_client_abort", gale_config::Takes::Flag, "off",
                 "Whether a request goes on when its client has left.", values flag, ignore_client_abort),
-            $crate::http::upstream_rows::row!($conf, $prefix, "_intercept_errors", gale_config::Takes::Flag, "off",
-                "Whether error_page is for the errors of servers, too.", values flag, intercept_errors),
             $crate::http::upstream_rows::row!($conf, $prefix, "_force_ranges", gale_config::Takes::Flag, "off",
                 "Whether parts of a response can be had although the server offers none.",
                 values flag, force_ranges),
@@ -76,14 +92,8 @@ macro_rules! upstream_rows {
                 "Whether the client's fields are passed on.", values flag, pass_request_headers),
             $crate::http::upstream_rows::row!($conf, $prefix, "_pass_request_body", gale_config::Takes::Flag, "on",
                 "Whether the request's body is passed on.", values flag, pass_request_body),
-            $crate::http::upstream_rows::row!($conf, $prefix, "_hide_header", gale_config::Takes::Exactly(1), "",
-                "A field of responses that clients do not get.", many string, hide_header),
-            $crate::http::upstream_rows::row!($conf, $prefix, "_pass_header", gale_config::Takes::Exactly(1), "",
-                "A field of responses that clients get although they usually do not.", many string, pass_header),
-            $crate::http::upstream_rows::row!($conf, $prefix, "_ignore_headers", gale_config::Takes::AtLeast(1), "",
-                "Fields of responses that have no effect here.", many_with ignore_headers, ignore_headers),
             $($own,)*
-        ]
+        ])
     };
 }
 
@@ -134,7 +144,7 @@ macro_rules! upstream_ssl_rows {
 }
 
 pub(crate) use crate::shared::tls_client::template;
-pub(crate) use {row, upstream_rows, upstream_ssl_rows};
+pub(crate) use {common_upstream_rows, row, upstream_rows, upstream_ssl_rows};
 
 /// A row of a module's own, for every scope.
 pub(crate) const fn own_row(

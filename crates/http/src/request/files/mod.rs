@@ -11,6 +11,7 @@ use std::rc::Rc;
 use bstr::BStr;
 
 use gale_runtime::files::LinkCheck;
+use gale_runtime::{ThreadPool, default_pool};
 
 use crate::files::delivery::{FileOptions, ReadWay};
 use crate::request::Request;
@@ -104,6 +105,11 @@ pub fn link_check(request: &Request, path: &[u8]) -> Option<LinkCheck> {
         Some(_) if from.ends_with(b"/") => Some(LinkCheck { refused, from: from.len() - 1 }),
         _ => Some(LinkCheck { refused, from: 0 }),
     }
+}
+
+/// The pool that works with the files of the request's location: `aio threads=…`.
+pub fn pool_of(request: &Request) -> ThreadPool {
+    FileOptions::of(request, &request.scope().core).and_then(|options| options.pool).unwrap_or_else(default_pool)
 }
 
 impl FileOptions {

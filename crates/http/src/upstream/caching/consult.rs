@@ -11,7 +11,7 @@ use gale_engine::configuration::ZoneRef;
 use gale_protocol::request::{KnownHeader, Method};
 use gale_protocol::response::ResponseField;
 use gale_runtime::files::likely_device;
-use gale_runtime::{Moment, Timer, default_pool, files, timeout};
+use gale_runtime::{Moment, Timer, files, timeout};
 
 use super::receive::{announced_length, hot_of};
 use super::serve::{Serving, serve_fill, serve_hot};
@@ -29,6 +29,7 @@ use crate::cache::settings::{CacheChoice, CachePath, CacheSettings, holds};
 use crate::cache::store::{self, OpenError};
 use crate::cache::zone::Lookup;
 use crate::request::Request;
+use crate::request::files::pool_of;
 use crate::request::phases::Flow;
 use crate::request::subrequest;
 use crate::upstream::settings::RetryOn;
@@ -682,12 +683,6 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
             Err(false)
         }
     }
-}
-
-/// The pool that works with the files of the request's location: `aio threads=…`.
-pub(super) fn pool_of(request: &Request) -> gale_runtime::ThreadPool {
-    let options = crate::files::delivery::FileOptions::of(request, &request.scope().core);
-    options.and_then(|options| options.pool).unwrap_or_else(default_pool)
 }
 
 /// Looks, now and then and only if that cannot wait, whether somebody has removed the file.

@@ -15,7 +15,6 @@ use gale_base::os_error::OsErrorText;
 use gale_runtime::files::{Writer, likely_device};
 use gale_runtime::{Bytes, File, ThreadPool, Timer, timeout};
 
-use super::consult::pool_of;
 use crate::cache::CacheZone;
 use crate::cache::fill::Fill;
 use crate::cache::format::{self, MAGIC, Meta};
@@ -23,6 +22,7 @@ use crate::cache::key::Id;
 use crate::cache::store;
 use crate::cache::zone::total;
 use crate::request::Request;
+use crate::request::files::pool_of;
 use crate::request::subrequest::{Copy, copy_in_background};
 use crate::upstream::answering::Answering;
 use crate::upstream::attempt::receive_failure;

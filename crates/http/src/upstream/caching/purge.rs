@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use gale_runtime::Bytes;
 
-use super::consult::pool_of;
 use super::serve::Serving;
 use crate::cache::CacheZone;
 use crate::cache::journal::Record;
@@ -18,6 +17,7 @@ use crate::cache::purges::tag_hash;
 use crate::cache::services::write_soon;
 use crate::request::Request;
 use crate::request::body::Body;
+use crate::request::files::pool_of;
 use crate::request::phases::Flow;
 
 /// Purges what the request names.

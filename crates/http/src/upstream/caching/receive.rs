@@ -8,7 +8,7 @@ use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
 use gale_runtime::files::likely_device;
 
-use super::consult::{pool_of, settings_use, variant_of};
+use super::consult::{settings_use, variant_of};
 use super::feed;
 use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot};
 use super::{CacheNote, CacheStatus, Caching};
@@ -27,6 +27,7 @@ use crate::cache::store;
 use crate::cache::zone::Lead;
 use crate::request::Request;
 use crate::request::body::Body;
+use crate::request::files::pool_of;
 use crate::request::phases::Flow;
 use crate::request::response::{Field, FieldList};
 use crate::upstream::answering::Answering;
@@ -379,20 +380,11 @@ fn converts_head(request: &Request) -> bool {
 fn stored_fields(fields: &FieldList, left_out: &[Box<[u8]>], keeps_length: bool) -> FieldList {
     let mut stored = FieldList::with_capacity(fields.len());
     for field in fields.iter() {
-        let is_of_connection = matches!(
-            field.name.known(),
-            Some(
-                ResponseField::Connection
-                    | ResponseField::KeepAlive
-                    | ResponseField::ProxyConnection
-                    | ResponseField::TransferEncoding
-                    | ResponseField::Te
-                    | ResponseField::Trailer
-                    | ResponseField::Upgrade
-                    | ResponseField::ProxyAuthenticate
-                    | ResponseField::ProxyAuthenticationInfo
-            )
-        ) || field.name.known() == Some(ResponseField::ContentLength) && !keeps_length;
+        let is_of_connection = field.name.known().is_some_and(|known| {
+            known.is_of_connection()
+                || matches!(known, ResponseField::ProxyAuthenticate | ResponseField::ProxyAuthenticationInfo)
+                || known == ResponseField::ContentLength && !keeps_length
+        });
         if !is_of_connection && !left_out.iter().any(|name| name.eq_ignore_ascii_case(&field.name)) {
             stored.push(field.clone());
         }
