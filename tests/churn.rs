@@ -1,8 +1,8 @@
-//! Clients that come and go without a pause while the server changes under them: reloads, other worker processes, killed
-//! ones. Nobody is refused or reset, and no descriptor stays behind.
+//! Clients that come and go without a pause while the server changes under them: reloads, other worker processes,
+//! killed ones. Nobody is refused or reset, and no descriptor stays behind.
 //!
-//! A short connection is opened, asks once, and is read to its end: whole answer, then the end, or it counts as lost. Only a
-//! connection that a killed process may have accepted can be lost.
+//! A short connection is opened, asks once, and is read to its end: whole answer, then the end, or it counts as lost.
+//! Only a connection that a killed process may have accepted can be lost.
 
 mod support;
 
@@ -245,8 +245,8 @@ fn short_connection(address: SocketAddr) -> Result<(), Lost> {
     }
 }
 
-/// Connects. That this machine has no port left for the moment, because others on it have so many connections, too, says
-/// nothing about the server.
+/// Connects. That this machine has no port left for the moment, because others on it have so many connections, too,
+/// says nothing about the server.
 fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
     let begin = Instant::now();
     loop {

@@ -1,9 +1,9 @@
 //! Wrong configurations, and the complete output of `-t` for each: `golden/*.golden`.
 //!
 //! A case begins with `======== NAME`, the text of `gale.conf` follows, then any number of further files, each after
-//! `-------- file NAME`, and after `-------- output` what the program prints. `%DIR%` stands for the directory that holds
-//! the files. After an intended change, `GALE_GOLDEN=write cargo test -p gale --test configuration -- --nocapture` writes
-//! what the program prints now, and shows what has changed.
+//! `-------- file NAME`, and after `-------- output` what the program prints. `%DIR%` stands for the directory that
+//! holds the files. After an intended change, `GALE_GOLDEN=write cargo test -p gale --test configuration --
+//! --nocapture` writes what the program prints now, and shows what has changed.
 //!
 //! Lines that a message may quote name files without `%DIR%`: the carets would be as long as the directory's real name.
 

@@ -194,8 +194,8 @@ fn pieces_take_the_rung_that_does_not_wait(driver: Driver) {
     let hot = ask("auto_sendfile", false);
     assert_eq!((hot("sendfile_bytes"), hot("pool"), hot("blocking")), (size as u64, 0, 0));
     for way in ["auto", "auto_sendfile", "threads", "one", "variable"] {
-        // Where it is asked for twice, the kernel, having been asked, may have it the second time. A page that somebody has
-        // in hands stays in memory, or goes between a look and the read: then it is tried again.
+        // Where it is asked for twice, the kernel, having been asked, may have it the second time. A page that somebody
+        // has in hands stays in memory, or goes between a look and the read: then it is tried again.
         let went_cold = (0..50).any(|_| {
             let cold = ask(way, true);
             let was_read_elsewhere = way == "auto_sendfile" || cold("pool") > 0;

@@ -1,8 +1,10 @@
-//! The configurations under `examples/` give the same answers on nginx and on Gale, to the requests recorded beside them.
+//! The configurations under `examples/` give the same answers on nginx and on Gale, to the requests recorded beside
+//! them.
 //!
-//! Both servers run the same text in the same folder; only the address, the names of temporary files and the driver are put
-//! in. What may differ: the servers' names, the time of day, the bytes of a compression (not what they stand for), and what a
-//! 304 says of the answer that the client has: on Gale what that one said, on nginx what it would be without filters.
+//! Both servers run the same text in the same folder; only the address, the names of temporary files and the driver are
+//! put in. What may differ: the servers' names, the time of day, the bytes of a compression (not what they stand for),
+//! and what a 304 says of the answer that the client has: on Gale what that one said, on nginx what it would be without
+//! filters.
 
 mod support;
 

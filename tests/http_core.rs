@@ -1,5 +1,5 @@
-//! What the core of http is told by directives that have no other place: symbolic links, browsers of the past, errors that lead
-//! to errors, variables of the connection; and that no path leads out of its root.
+//! What the core of http is told by directives that have no other place: symbolic links, browsers of the past, errors
+//! that lead to errors, variables of the connection; and that no path leads out of its root.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! Files over real sockets: of every size, whole and in parts, to fast, slow and vanishing clients, and whatever else a path
-//! may lead to.
+//! Files over real sockets: of every size, whole and in parts, to fast, slow and vanishing clients, and whatever else a
+//! path may lead to.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! Filters over real sockets: fields that are added before and behind the body, and bodies that are compressed, inflated and
-//! changed on their way.
+//! Filters over real sockets: fields that are added before and behind the body, and bodies that are compressed,
+//! inflated and changed on their way.
 
 mod support;
 
@@ -513,7 +513,8 @@ fn last_modified_of_add_header_goes_with_the_file_s_when_the_body_changes(driver
     server.stop();
 }
 
-/// A cache updates what has the same validators (RFC 9111 §4.3.4), so a 304 has the ones that a filter left (RFC 9110 §15.4.5).
+/// A cache updates what has the same validators (RFC 9111 §4.3.4), so a 304 has the ones that a filter left (RFC 9110
+/// §15.4.5).
 fn a_304_says_of_the_body_what_the_200_said(driver: Driver) {
     let locations = "root %DIR%/files; sub_filter a b; ssi_last_modified on; sub_filter_last_modified on;
         location /none/ { alias %DIR%/files/; sub_filter_last_modified off; }

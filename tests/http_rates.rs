@@ -1,4 +1,5 @@
-//! How fast responses go out: `limit_rate` and `limit_rate_after`. Only that nothing is faster than allowed is measured.
+//! How fast responses go out: `limit_rate` and `limit_rate_after`. Only that nothing is faster than allowed is
+//! measured.
 
 mod support;
 

@@ -1,9 +1,9 @@
 //! 20,000 idle connections are served, kept, and leave nothing behind.
 //!
-//! All workers of a server are one process, which has a descriptor for each connection. Where the limit does not let one
-//! process have so many (20,000 descriptors are not enough for 20,000 connections, and only the privilege to raise limits
-//! helps), a second server gets the rest, at the same time; the output says so. Clients are in processes of their own for the
-//! same reason, one for each server.
+//! All workers of a server are one process, which has a descriptor for each connection. Where the limit does not let
+//! one process have so many (20,000 descriptors are not enough for 20,000 connections, and only the privilege to raise
+//! limits helps), a second server gets the rest, at the same time; the output says so. Clients are in processes of
+//! their own for the same reason, one for each server.
 
 mod support;
 
@@ -27,7 +27,8 @@ const WARM_UP_COUNT: usize = 500;
 const DESCRIPTORS_BESIDE: usize = 300;
 /// How much of what the connections cost may stay, in pages that the allocator has used in part.
 const KEPT_SHARE_MAX: f64 = 0.2;
-/// What each worker process may keep besides, in bytes, however many they were: queues that have been long once, buffers.
+/// What each worker process may keep besides, in bytes, however many they were: queues that have been long once,
+/// buffers.
 const KEPT_BY_EACH_MAX: u64 = 1024 * 1024;
 /// How much of it as many connections once more may add: what is left behind by each would show here.
 const ADDED_SHARE_MAX: f64 = 0.1;
@@ -35,7 +36,8 @@ const ADDED_SHARE_MAX: f64 = 0.1;
 /// One at a time: each takes all descriptors.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// How many descriptors a process can have, after the limit has been raised as far as it goes. All that are started inherit it.
+/// How many descriptors a process can have, after the limit has been raised as far as it goes. All that are started
+/// inherit it.
 fn descriptors_possible() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let wanted = (COUNT + DESCRIPTORS_BESIDE) as u64;

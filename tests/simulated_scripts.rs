@@ -1,5 +1,5 @@
-//! Scripts of a configuration in a simulated world: what is put together from variables and groups is what a plain model
-//! says, and a file that is slow to be looked at delays nobody else.
+//! Scripts of a configuration in a simulated world: what is put together from variables and groups is what a plain
+//! model says, and a file that is slow to be looked at delays nobody else.
 
 mod simulated;
 

@@ -327,7 +327,8 @@ fn access_and_limits_refuse_sessions(driver: Driver) {
 }
 
 fn new_sessions_are_limited_by_their_rate(driver: Driver) {
-    // One session leaks out in a minute: of a few more than may exceed the rate one is rejected, however slow the test is.
+    // One session leaks out in a minute: of a few more than may exceed the rate one is rejected, however slow the test
+    // is.
     let text = "limit_session_zone $remote_addr zone=z:64k rate=1r/m;
         log_format line '$status $limit_session_status $protocol';
         limit_session zone=z burst=2;

@@ -1,7 +1,8 @@
-//! check: what it costs to read and check a large configuration (`-t`), which start, reload and respawn begin with, too.
+//! check: what it costs to read and check a large configuration (`-t`), which start, reload and respawn begin with,
+//! too.
 //!
-//! Instructions in user space, counted by callgrind: the same in every run, whatever else the machine does. nginx is told
-//! to take as large hash tables as it needs.
+//! Instructions in user space, counted by callgrind: the same in every run, whatever else the machine does. nginx is
+//! told to take as large hash tables as it needs.
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! cpu: CPU time per request of every server, and how far each is from the floor.
 //!
-//! All servers run from the beginning and are asked in turn, the floors first. Ratios are computed round by round, because
-//! what disturbs a round disturbs all of it.
+//! All servers run from the beginning and are asked in turn, the floors first. Ratios are computed round by round,
+//! because what disturbs a round disturbs all of it.
 
 use serde::Serialize;
 

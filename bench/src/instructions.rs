@@ -1,8 +1,9 @@
 //! instructions: user-space instructions per request, counted exactly by callgrind.
 //!
-//! A server runs as one process under valgrind and is asked twice, for few and for many requests; the difference is free
-//! of what starting and stopping cost. It is stopped while requests are put before it, so that it always finds as many
-//! at once, as a saturated worker does, and never fewer by chance. Every answer is checked. Kernel work is not counted.
+//! A server runs as one process under valgrind and is asked twice, for few and for many requests; the difference is
+//! free of what starting and stopping cost. It is stopped while requests are put before it, so that it always finds as
+//! many at once, as a saturated worker does, and never fewer by chance. Every answer is checked. Kernel work is not
+//! counted.
 //!
 //! valgrind must see all system calls, so Gale is built anew for it, with the C library's. Versions of valgrind that do
 //! not know `openat2` have Gale open files in a pool; with io_uring its threads then never run, and there is no figure.
@@ -257,8 +258,8 @@ fn whole_batches(requests: u32) -> u32 {
     requests.next_multiple_of(BATCH)
 }
 
-/// Instructions per request, and bytes of the body as they were sent. Of what is compared the median of some: threads that
-/// look about by the clock make a percent or two.
+/// Instructions per request, and bytes of the body as they were sent. Of what is compared the median of some: threads
+/// that look about by the clock make a percent or two.
 fn difference(options: &Options, candidate: &Candidate, case: Case) -> Result<(f64, usize), String> {
     let asked = Asked {
         path: &|_| case.path.to_owned(),

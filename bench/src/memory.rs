@@ -64,9 +64,9 @@ fn kernel_kib_now() -> u64 {
     slabs + ["KernelStack:", "PageTables:", "Percpu:"].iter().map(|name| field(&meminfo, name)).sum::<u64>()
 }
 
-/// What the objects in use take of the slabs; `None` where the kernel tells nobody but root, or nobody at all. Slabs that
-/// are partly free serve new objects before there are new slabs, so the slabs' own size depends on what was there before.
-/// (Whole pages are not among them: tables of descriptors, rings.)
+/// What the objects in use take of the slabs; `None` where the kernel tells nobody but root, or nobody at all. Slabs
+/// that are partly free serve new objects before there are new slabs, so the slabs' own size depends on what was there
+/// before. (Whole pages are not among them: tables of descriptors, rings.)
 fn objects_kib() -> Option<u64> {
     // What a core keeps for itself counts as in use, until the caches are shrunk.
     for cache in fs::read_dir("/sys/kernel/slab").ok()?.flatten() {

@@ -82,8 +82,8 @@ impl Process {
         tree
     }
 
-    /// Number of its open descriptors. Linux tells it as a size since 6.2; counting them makes the kernel remember an inode
-    /// for each, a kilobyte that a reading of its memory would find.
+    /// Number of its open descriptors. Linux tells it as a size since 6.2; counting them makes the kernel remember an
+    /// inode for each, a kilobyte that a reading of its memory would find.
     pub fn descriptors(self) -> usize {
         let directory = format!("/proc/{}/fd", self.id);
         match fs::metadata(&directory).map_or(0, |metadata| metadata.len()) {

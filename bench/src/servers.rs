@@ -1,8 +1,9 @@
 //! servers: the programs that are compared, the configuration that each gets, how they are started and ended.
 //!
-//! Every server runs without an access log, in a folder of its own, and answers the same three addresses: `/return` with two bytes, `/file` with a file of 1 KiB, and (nginx and Gale) `/generation` with the
-//! number of its configuration. Only processes that this harness started are ended. Invariant: a `Running` has
-//! answered correctly once.
+//! Every server runs without an access log, in a folder of its own, and answers the same three addresses: `/return`
+//! with two bytes, `/file` with a file of 1 KiB, and (nginx and Gale) `/generation` with the number of its
+//! configuration. Only processes that this harness started are ended. Invariant: a `Running` has answered correctly
+//! once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -385,8 +386,8 @@ impl Running {
         Ok(())
     }
 
-    /// Ends it with this signal and waits until it has ended by itself. valgrind lets no other thread run while one waits
-    /// in `io_uring_enter`, so somebody calls now and then.
+    /// Ends it with this signal and waits until it has ended by itself. valgrind lets no other thread run while one
+    /// waits in `io_uring_enter`, so somebody calls now and then.
     pub fn end(mut self, signal: Signal) -> Result<(), String> {
         const CALL_INTERVAL: Duration = Duration::from_millis(100);
         send_signal(self.root, signal)?;
@@ -439,9 +440,9 @@ pub fn letters(length: usize) -> Vec<u8> {
     (0..length).map(|index| b'a' + (index % 23) as u8).collect()
 }
 
-/// Writes a file whose next reads leave its time of access alone, as one that was read before: the read that writes it waits
-/// for the disk, which is no part of what is measured with everything in memory. (Under valgrind it may never come to its
-/// end: a thread that waits in `io_uring_enter` keeps valgrind from running the others.)
+/// Writes a file whose next reads leave its time of access alone, as one that was read before: the read that writes it
+/// waits for the disk, which is no part of what is measured with everything in memory. (Under valgrind it may never
+/// come to its end: a thread that waits in `io_uring_enter` keeps valgrind from running the others.)
 fn write_read_before(path: &Path, content: &[u8]) -> std::io::Result<()> {
     fs::write(path, content)?;
     let read_at = SystemTime::now() + Duration::from_secs(3600);

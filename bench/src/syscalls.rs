@@ -160,8 +160,8 @@ impl Whose {
 /// The name of Gale's thread that looks at the loops.
 const WATCHDOG: &str = "watchdog";
 
-/// Calls of these names during one run, and "other". perf counts them as long as the command that it starts, the client,
-/// lasts.
+/// Calls of these names during one run, and "other". perf counts them as long as the command that it starts, the
+/// client, lasts.
 pub fn count_with_perf(
     case: &Case,
     server: &Running,

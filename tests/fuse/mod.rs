@@ -1,8 +1,8 @@
-//! A file system in user space that is as broken as a test wants: the kernel's protocol (fuse(4)), as much of it as a server
-//! of static files needs.
+//! A file system in user space that is as broken as a test wants: the kernel's protocol (fuse(4)), as much of it as a
+//! server of static files needs.
 //!
-//! All files lie in its root, are 200,000 bytes long by what it says, and are told apart by the first letter of their names:
-//! `g` is well, `e` fails with EIO from the middle on, `s` is shorter than it says, `h` is never read.
+//! All files lie in its root, are 200,000 bytes long by what it says, and are told apart by the first letter of their
+//! names: `g` is well, `e` fails with EIO from the middle on, `s` is shorter than it says, `h` is never read.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -22,8 +22,8 @@ pub struct Received {
 const LAST_CHUNK: &[u8] = b"<last chunk>";
 
 impl Received {
-    /// Takes received bytes apart. `heads` tells which of the requests asked for a head only. Panics when the framing is
-    /// broken.
+    /// Takes received bytes apart. `heads` tells which of the requests asked for a head only. Panics when the framing
+    /// is broken.
     pub fn new(mut rest: &[u8], heads: &[bool]) -> Received {
         let mut received = Received::default();
         while !rest.is_empty() {

@@ -1,5 +1,5 @@
-//! Slow work at will: the directive `test_pool` has a thread of a pool connect to a Unix socket of the test and wait there
-//! until it is let go. So a test knows that a task has begun, and decides when it ends.
+//! Slow work at will: the directive `test_pool` has a thread of a pool connect to a Unix socket of the test and wait
+//! there until it is let go. So a test knows that a task has begun, and decides when it ends.
 
 use std::fs;
 use std::io::{ErrorKind, Read};

@@ -11,8 +11,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 use super::DEADLINE;
 use super::directory::wait_readable_any;
 
-/// Daemons and workers whose parent has died become children of the test program, which can then wait for them wherever it
-/// runs: not every process 1 of a container does.
+/// Daemons and workers whose parent has died become children of the test program, which can then wait for them wherever
+/// it runs: not every process 1 of a container does.
 pub(super) fn adopt_orphans() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| rustix::process::set_child_subreaper(Some(rustix::process::getpid())).expect("a prctl"));
@@ -110,7 +110,8 @@ pub fn forget_peak_memory(pid: Pid) {
     fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("ours");
 }
 
-/// What a process has allocated and written to, in bytes: without what it maps of files, which comes as it is looked at.
+/// What a process has allocated and written to, in bytes: without what it maps of files, which comes as it is looked
+/// at.
 pub fn anonymous_memory(pid: Pid) -> u64 {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
     kib_of(&rollup, "Anonymous:") * 1024

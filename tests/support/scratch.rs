@@ -1,4 +1,5 @@
-//! A directory that goes away with the test: for the unit tests of the crates, too, which include this file by its path.
+//! A directory that goes away with the test: for the unit tests of the crates, too, which include this file by its
+//! path.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -54,8 +54,8 @@ fn bench(args: &[String]) -> ExitCode {
     }
 }
 
-/// The runtime alone, where nearly all `unsafe` is: the tests that drop futures and streams in every state are what this is
-/// for. The kernel's own writes are not seen, but whoever touches what was freed is, and what leaks.
+/// The runtime alone, where nearly all `unsafe` is: the tests that drop futures and streams in every state are what
+/// this is for. The kernel's own writes are not seen, but whoever touches what was freed is, and what leaks.
 fn sanitize(args: &[String]) -> ExitCode {
     let Some(host) = host() else {
         eprintln!("xtask sanitize: rustc does not say what it compiles for");

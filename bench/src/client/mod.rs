@@ -2,8 +2,8 @@
 //!
 //! `wrk` is what others measure with; its HTTP parser makes it slower than the servers that it measures, so that with
 //! one core each it is the limit. `lean` is our own and looks at nothing but the number of bytes, so that the server's
-//! core is saturated. `h2load` speaks HTTP/2. `load` checks every byte and `idle` only holds connections. Invariant: figures are of a run
-//! that asked for something.
+//! core is saturated. `h2load` speaks HTTP/2. `load` checks every byte and `idle` only holds connections. Invariant:
+//! figures are of a run that asked for something.
 
 mod h2load;
 pub mod idle;

@@ -1,7 +1,7 @@
 //! confine: a control group with little memory and a slow disk, in version 1 or 2, and a disk with a tiny queue.
 //!
-//! Whatever is not to be had is left out and named. Everything is removed when this is dropped; processes that were put in
-//! must have ended by then.
+//! Whatever is not to be had is left out and named. Everything is removed when this is dropped; processes that were put
+//! in must have ended by then.
 
 use std::fs;
 use std::os::linux::fs::MetadataExt;

@@ -1,4 +1,5 @@
-//! data_set: files of 4 MiB with random bytes, more of them than fit into the server's memory; and a tree of small ones.
+//! data_set: files of 4 MiB with random bytes, more of them than fit into the server's memory; and a tree of small
+//! ones.
 //!
 //! They are written once, can be dropped from memory before each run, and are removed at the end.
 

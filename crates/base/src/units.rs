@@ -54,7 +54,8 @@ pub fn parse_offset(text: &[u8]) -> Option<u64> {
     scaled(text, scale_of_suffix(text))
 }
 
-/// Parses a time with millisecond resolution: `ms s m h d w`, combined from the largest unit to the smallest (`1h 30m`).
+/// Parses a time with millisecond resolution: `ms s m h d w`, combined from the largest unit to the smallest (`1h
+/// 30m`).
 ///
 /// A number without a unit counts seconds. As in nginx, months and years exist only for times
 /// [in seconds](parse_time_seconds).

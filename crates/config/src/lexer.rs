@@ -21,8 +21,8 @@ use crate::statement::Word;
 use bstr::{BString, ByteSlice};
 
 /// The longest word as it is spelled in a file, without quotes: nginx reads files through a buffer of 4096 bytes that
-/// has to hold the word and its end (and in some positions one byte more, which is not imitated). Comments have no limit
-/// here; in nginx they have the same.
+/// has to hold the word and its end (and in some positions one byte more, which is not imitated). Comments have no
+/// limit here; in nginx they have the same.
 pub const WORD_BYTES_MAX: usize = 4095;
 
 /// A piece of a text.

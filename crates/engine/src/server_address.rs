@@ -1,7 +1,7 @@
 //! The address of a server as directives take it: `192.0.2.1`, `[2001:db8::1]:53`, `name:53`, `unix:/path`.
 //!
-//! Only reads the text; a name is looked up by whoever asked. Errors are nginx's, without the place: `invalid port`, to be
-//! followed by `in resolver "…"`.
+//! Only reads the text; a name is looked up by whoever asked. Errors are nginx's, without the place: `invalid port`, to
+//! be followed by `in resolver "…"`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;

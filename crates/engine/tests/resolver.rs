@@ -31,8 +31,8 @@ fn run<T>(main: impl Future<Output = T>) -> T {
     EventLoop::new(options).unwrap().run(main)
 }
 
-/// A free port of an address that no other program has: UDP and TCP take their ports independently, and a server wants the
-/// same of both. (All of 127.0.0.0/8 is this machine; 127.64.0.0/10 has room for every process number.)
+/// A free port of an address that no other program has: UDP and TCP take their ports independently, and a server wants
+/// the same of both. (All of 127.0.0.0/8 is this machine; 127.64.0.0/10 has room for every process number.)
 fn any_port() -> SocketAddress {
     let [_, b, c, d] = std::process::id().to_be_bytes();
     SocketAddress::Inet(SocketAddr::from(([127, 64 | b, c, d], 0)))

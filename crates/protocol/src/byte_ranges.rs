@@ -1,8 +1,8 @@
 //! The `Range` field: which parts of a response are asked for.
 //! (RFC 9110 §14; <https://nginx.org/en/docs/http/ngx_http_core_module.html#max_ranges>)
 //!
-//! Ranges keep the order in which they were asked for, overlapping or not, but several that are together longer than the
-//! whole get the whole: what a request makes a server send is bounded by what is there.
+//! Ranges keep the order in which they were asked for, overlapping or not, but several that are together longer than
+//! the whole get the whole: what a request makes a server send is bounded by what is there.
 
 use std::ops::Range;
 

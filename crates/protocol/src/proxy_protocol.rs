@@ -6,8 +6,8 @@
 //! 2:  CR LF CR LF NUL CR LF QUIT LF | version, command | family, transport | length | addresses | TLVs
 //! ```
 //!
-//! Stricter than nginx: addresses must be of the family that the header names, and an unknown command is refused. Invariant:
-//! whatever the bytes, parsing reads no further than [`LENGTH_MAX`].
+//! Stricter than nginx: addresses must be of the family that the header names, and an unknown command is refused.
+//! Invariant: whatever the bytes, parsing reads no further than [`LENGTH_MAX`].
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -49,8 +49,8 @@ impl Environment {
     pub fn current() -> Rc<Environment> {
         let current = CURRENT.get();
         assert!(!current.is_null(), "called on a thread without a running event loop");
-        // SAFETY: the pointer came from an `Rc` that `Entered` holds until it has replaced the pointer; the count goes up
-        // before the new `Rc` exists.
+        // SAFETY: the pointer came from an `Rc` that `Entered` holds until it has replaced the pointer; the count goes
+        // up before the new `Rc` exists.
         unsafe {
             Rc::increment_strong_count(current);
             Rc::from_raw(current)
@@ -151,9 +151,10 @@ pub fn secret_u64() -> u64 {
     }
 }
 
-/// Waits until the connections of the current loop that were closed owe their peers nothing any more: with io_uring a short
-/// answer that a full socket did not take leaves later (see [`crate::Stream::try_send`]), and would be lost with the loop. A
-/// peer that takes nothing ends that by itself only over TCP, after a minute, so whoever waits sets a bound.
+/// Waits until the connections of the current loop that were closed owe their peers nothing any more: with io_uring a
+/// short answer that a full socket did not take leaves later (see [`crate::Stream::try_send`]), and would be lost with
+/// the loop. A peer that takes nothing ends that by itself only over TCP, after a minute, so whoever waits sets a
+/// bound.
 pub async fn all_sent() {
     poll_fn(|cx| Environment::with(|environment| environment.driver.poll_all_sent(cx))).await;
 }

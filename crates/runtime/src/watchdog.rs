@@ -1,15 +1,15 @@
 //! The watchdog: a thread that looks at the loops, says what holds one up, and has the others take what waits for it.
 //!
-//! It looks every 5 ms and sleeps when all loops have been idle for a second; the first turn after that wakes it. A turn
-//! of 5 ms is suspect and its thread is looked at closely (procfs and its processor clock); one of 10 ms is a stall, is
-//! looked at again and filed. Loops do nothing for it but store when a turn began and what it is at.
+//! It looks every 5 ms and sleeps when all loops have been idle for a second; the first turn after that wakes it. A
+//! turn of 5 ms is suspect and its thread is looked at closely (procfs and its processor clock); one of 10 ms is a
+//! stall, is looked at again and filed. Loops do nothing for it but store when a turn began and what it is at.
 //!
 //! While a loop stalls, the kernel goes on to queue connections on sockets that only this loop accepts from
 //! (SO_REUSEPORT), and may have told it alone of one on a shared socket. At every look another loop that listens on the
 //! same address is asked to take what waits; see `ListenerDriver::accept_for_another`.
 //!
-//! It never waits for a loop, refuses to guess when procfs is not readable (the stall is then counted but not filed), and
-//! leaves loops in virtual time alone.
+//! It never waits for a loop, refuses to guess when procfs is not readable (the stall is then counted but not filed),
+//! and leaves loops in virtual time alone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,8 +24,8 @@ use crate::inbox::{self, Inbox, Remote};
 use crate::stall::watched::{WatchedListener, has_connection, monotonic_nanos};
 use crate::stall::{STALL_THRESHOLD, Sample, StallKind, Turns, judge};
 
-/// How often the loops are looked at. A stall is over 10 ms long, so each is seen while it lasts unless the watchdog itself
-/// has to wait for a processor.
+/// How often the loops are looked at. A stall is over 10 ms long, so each is seen while it lasts unless the watchdog
+/// itself has to wait for a processor.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// A turn of this age is looked at closely, so that there is something to compare with when it becomes a stall.
@@ -301,8 +301,8 @@ impl WatchedLoop {
         Some(stall(inbox, kind, at, age, false))
     }
 
-    /// A long turn is over. If it was a stall that was not filed in time, it is judged by how it was seen first, and what it
-    /// was at then is told: most stalls are that short.
+    /// A long turn is over. If it was a stall that was not filed in time, it is judged by how it was seen first, and
+    /// what it was at then is told: most stalls are that short.
     fn end(&self, suspect: Suspect) -> Option<Stall> {
         let turns: &Turns = &self.inbox.turns;
         let nanos = turns.ended_stall(suspect.began)?;

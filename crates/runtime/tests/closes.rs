@@ -1,5 +1,5 @@
-//! Where files are closed: by a thread of the pool where that may wait, whoever lets go of the last one. A process of its
-//! own, for it has the default pool to itself.
+//! Where files are closed: by a thread of the pool where that may wait, whoever lets go of the last one. A process of
+//! its own, for it has the default pool to itself.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Ten thousand half-finished requests beside fast clients: nothing is lost, nobody hangs. A program of its own, because it
-//! takes nearly all descriptors that a process may have.
+//! Ten thousand half-finished requests beside fast clients: nothing is lost, nobody hangs. A program of its own,
+//! because it takes nearly all descriptors that a process may have.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Accepting and reading when the process has no descriptors left. A program of its own, because the limit is the process's.
+//! Accepting and reading when the process has no descriptors left. A program of its own, because the limit is the
+//! process's.
 
 mod common;
 

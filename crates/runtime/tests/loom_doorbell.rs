@@ -4,8 +4,8 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p gale-runtime --test loom_doorbell --release --target-dir target/loom
 //! ```
 //!
-//! Bounded by what loom can go through: two senders, three messages. Protocols that are wrong show that it finds what it
-//! is to find.
+//! Bounded by what loom can go through: two senders, three messages. Protocols that are wrong show that it finds what
+//! it is to find.
 #![cfg(loom)]
 
 #[path = "../src/inbox/doorbell.rs"]
@@ -60,8 +60,8 @@ impl<P: Protocol> Inbox<P> {
         }
     }
 
-    /// As a loop does: what is there, then sleep. A loop that sleeps is one that comes to this point a little later; only
-    /// when there is nobody left who could ring does it matter that nobody has.
+    /// As a loop does: what is there, then sleep. A loop that sleeps is one that comes to this point a little later;
+    /// only when there is nobody left who could ring does it matter that nobody has.
     fn receive(&self, count: usize, mut senders: Vec<JoinHandle<()>>) -> Vec<u32> {
         let mut received = Vec::new();
         loop {

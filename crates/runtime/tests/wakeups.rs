@@ -1,6 +1,6 @@
-//! No wake-up is lost, with real threads and in real time: calls, wakers and results of thread pools, one at a time (the loop
-//! sleeps before each) and many at once. Which orders of events there are, `loom_doorbell.rs` tries; this tries the rest of
-//! the way, down to the eventfd and the driver.
+//! No wake-up is lost, with real threads and in real time: calls, wakers and results of thread pools, one at a time
+//! (the loop sleeps before each) and many at once. Which orders of events there are, `loom_doorbell.rs` tries; this
+//! tries the rest of the way, down to the eventfd and the driver.
 
 mod common;
 

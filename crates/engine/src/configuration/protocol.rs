@@ -38,8 +38,8 @@ impl dyn Protocol {
 
 /// Receives datagrams from one socket for a protocol, until it is dropped.
 pub trait DatagramReceiver {
-    /// What comes from now on begins nothing new; what has begun goes on. Others that hear the same socket may take over
-    /// what comes.
+    /// What comes from now on begins nothing new; what has begun goes on. Others that hear the same socket may take
+    /// over what comes.
     fn stop(&self, others_hear_it: bool);
 }
 

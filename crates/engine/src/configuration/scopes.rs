@@ -60,8 +60,8 @@ impl ScopeTree {
     }
 
     /// Completes every scope, parents first: what it did not say it takes from its parent, and the block itself from
-    /// the defaults. `places` are the contexts whose directives write into scopes; `has_part` says whether a module that
-    /// has none of them has settings nevertheless.
+    /// the defaults. `places` are the contexts whose directives write into scopes; `has_part` says whether a module
+    /// that has none of them has settings nevertheless.
     ///
     /// # Errors
     /// What a module finds wrong with the settings of a scope.

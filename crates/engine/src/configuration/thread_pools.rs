@@ -1,9 +1,9 @@
 //! The thread pools of a configuration: which there are, found by name, and how large they are.
 //!
-//! A pool belongs to the process. One of the same name goes on over a reload, with the limits that the newest configuration
-//! says; one that no configuration has any more finishes its tasks and ends, and nobody waits for that. Building makes the
-//! pools and changes none that is in use: that is left to [`ThreadPools::apply`]. No thread starts before there is work.
-//! (<https://nginx.org/en/docs/ngx_core_module.html#thread_pool>)
+//! A pool belongs to the process. One of the same name goes on over a reload, with the limits that the newest
+//! configuration says; one that no configuration has any more finishes its tasks and ends, and nobody waits for that.
+//! Building makes the pools and changes none that is in use: that is left to [`ThreadPools::apply`]. No thread starts
+//! before there is work. (<https://nginx.org/en/docs/ngx_core_module.html#thread_pool>)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,8 +27,8 @@ struct Limits {
 }
 
 impl ThreadPools {
-    /// The pools of these settings, and `default` if it is not among them. The numbers count for each event loop, as nginx's
-    /// count for each worker process; the pool serves all of them and has the sum.
+    /// The pools of these settings, and `default` if it is not among them. The numbers count for each event loop, as
+    /// nginx's count for each worker process; the pool serves all of them and has the sum.
     pub fn new(settings: &[ThreadPoolSettings], workers: usize) -> ThreadPools {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
         let implicit = ThreadPoolSettings::default();
@@ -50,7 +50,8 @@ impl ThreadPools {
         self.pools.iter().map(|(pool, _)| pool).find(|pool| pool.name().as_bytes() == name)
     }
 
-    /// From now on the pools have the limits of this configuration, unless a later one has been applied. Does not block.
+    /// From now on the pools have the limits of this configuration, unless a later one has been applied. Does not
+    /// block.
     pub fn apply(&self) {
         static APPLIED: Mutex<u64> = Mutex::new(0);
         let mut applied = APPLIED.lock();

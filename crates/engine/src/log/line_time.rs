@@ -68,14 +68,15 @@ pub enum Zone {
     Gmt,
 }
 
-/// A time in a format of the C library's `strftime`, in English; `None` when that is empty, or longer than nginx's bound.
+/// A time in a format of the C library's `strftime`, in English; `None` when that is empty, or longer than nginx's
+/// bound.
 pub fn format_time(format: &[u8], seconds: u64, zone: Zone) -> Option<Vec<u8>> {
     const TEXT_MAX: usize = 2048;
     let format = CString::new(format).ok()?;
     let seconds = libc::time_t::try_from(seconds).ok()?;
     let mut text = vec![0_u8; TEXT_MAX];
-    // SAFETY: all bytes zero is a valid `tm`, whose pointer is not followed before the library has set it; the pointers are
-    // to live values of the right type, the format ends with NUL, and no more than the length of `text` is written.
+    // SAFETY: all bytes zero is a valid `tm`, whose pointer is not followed before the library has set it; the pointers
+    // are to live values of the right type, the format ends with NUL, and no more than the length of `text` is written.
     let length = unsafe {
         let mut parts: libc::tm = std::mem::zeroed();
         match zone {

@@ -1,7 +1,8 @@
 //! What name servers have said, for as long as it may be believed.
 //!
-//! Bound: a number of entries. At it, what is not believed any more goes, and if that makes too little room, the quarter that
-//! was not asked for the longest; so an entry costs a constant time in the mean, whoever chooses the names.
+//! Bound: a number of entries. At it, what is not believed any more goes, and if that makes too little room, the
+//! quarter that was not asked for the longest; so an entry costs a constant time in the mean, whoever chooses the
+//! names.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -1,8 +1,8 @@
 //! DNS messages: a question to bytes, bytes to the answer of that question. (RFC 1035 §4)
 //!
-//! Sees neither sockets nor clocks. What is not the answer to the question that was asked is an [`Offence`], with nginx's
-//! words; an answer that says "no" is an answer. Whatever the bytes are, the work is bounded: names are followed as far as
-//! the library lets compression go, aliases and records as far as the constants say.
+//! Sees neither sockets nor clocks. What is not the answer to the question that was asked is an [`Offence`], with
+//! nginx's words; an answer that says "no" is an answer. Whatever the bytes are, the work is bounded: names are
+//! followed as far as the library lets compression go, aliases and records as far as the constants say.
 
 use std::fmt;
 use std::net::IpAddr;

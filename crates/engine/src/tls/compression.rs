@@ -1,7 +1,7 @@
 //! Compressed certificates (RFC 8879): `ssl_certificate_compression`.
 //!
-//! Chains are compressed when a configuration is read, never by a handshake. The library asks by what it would send; what
-//! is not known then is sent as it is.
+//! Chains are compressed when a configuration is read, never by a handshake. The library asks by what it would send;
+//! what is not known then is sent as it is.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -58,7 +58,8 @@ pub(super) fn compress(chain: &[CertificateDer<'_>]) -> Option<Compressed> {
     Some(compressed)
 }
 
-/// The message `Certificate` of version 1.3 without its header (RFC 8446, section 4.4.2): no context, and no extensions.
+/// The message `Certificate` of version 1.3 without its header (RFC 8446, section 4.4.2): no context, and no
+/// extensions.
 fn message_of(chain: &[CertificateDer<'_>]) -> Vec<u8> {
     let length = |bytes: usize| [(bytes >> 16) as u8, (bytes >> 8) as u8, bytes as u8];
     let entries: Vec<u8> =

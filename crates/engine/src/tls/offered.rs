@@ -1,4 +1,5 @@
-//! What a client's first message offers, as text: `$ssl_ciphers`, `$ssl_curves`, `$ssl_sigalgs`, and a fingerprint of it.
+//! What a client's first message offers, as text: `$ssl_ciphers`, `$ssl_curves`, `$ssl_sigalgs`, and a fingerprint of
+//! it.
 //!
 //! Names are OpenSSL's; numbers that have none are written in hexadecimal digits, as nginx does.
 

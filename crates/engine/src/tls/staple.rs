@@ -1,7 +1,7 @@
 //! A certificate with what its issuer's responder says of it, for clients that ask (`ssl_stapling`).
 //!
-//! Who fetches it is a service ([`super::ocsp`]); a handshake takes what is there, or nothing. What was fetched lives on
-//! over reloads, as long as it is good.
+//! Who fetches it is a service ([`super::ocsp`]); a handshake takes what is there, or nothing. What was fetched lives
+//! on over reloads, as long as it is good.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

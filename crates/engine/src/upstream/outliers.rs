@@ -1,10 +1,10 @@
 //! Outlier ejection: a peer whose errors or times stand out from those of its group gets no requests for a while.
 //! (`outlier_ejection`, which nginx does not have)
 //!
-//! `max_fails` judges a peer by itself and at once; this compares it with the others over some seconds, so that what all
-//! of them suffer from, a database that is slow, ejects nobody. No more than a share of the group is set aside, fewer
-//! than three peers with enough requests are not compared, and a peer that is set aside again and again stays away for
-//! longer.
+//! `max_fails` judges a peer by itself and at once; this compares it with the others over some seconds, so that what
+//! all of them suffer from, a database that is slow, ejects nobody. No more than a share of the group is set aside,
+//! fewer than three peers with enough requests are not compared, and a peer that is set aside again and again stays
+//! away for longer.
 //!
 //! Workers count for themselves, and only in groups that have the directive.
 

@@ -3,8 +3,8 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_api_module.html#http_upstreams_http_upstream_name_servers_>)
 //!
 //! Changes follow the group's name over a reload, unless the reload alters the group's `server` lines. A group with a
-//! `state` file has them there, too: the file is written before a change counts. Servers whose names are asked for again
-//! and again (`resolve`) are the configuration's alone.
+//! `state` file has them there, too: the file is written before a change counts. Servers whose names are asked for
+//! again and again (`resolve`) are the configuration's alone.
 
 use std::collections::HashMap;
 use std::fmt;

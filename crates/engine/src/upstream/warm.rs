@@ -138,8 +138,8 @@ pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey, knowledge: Knowl
     }
 }
 
-/// Keeps a connection warm, or parks it for all workers if there are as many warm ones as may be. False if it was closed
-/// instead.
+/// Keeps a connection warm, or parks it for all workers if there are as many warm ones as may be. False if it was
+/// closed instead.
 pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: IdleConnection) -> bool {
     if !worker.with_note(|warm: &mut WarmConnections| warm.make_room(pool)) {
         return cool(worker, pool, key, connection);

@@ -1,11 +1,11 @@
 //! Zones: state that all workers share under a name (`zone=NAME:SIZE`).
 //!
 //! A zone belongs to the process. One of the same name, kind and size goes on over a reload, and ends with the last
-//! configuration that has it; it does not outlive the process, unlike nginx's, whose workers are processes. It takes no more
-//! memory than its size says ([`table`]). Keys are spread over shards by a hash that nobody outside can predict; whoever
-//! touches an entry holds the lock of its shard for a few steps of arithmetic: no waiting, no input or output, no calls of
-//! anything that others have written. If such a section panics all the same, its shard is emptied: losing counters is better
-//! than counting on with wrong ones.
+//! configuration that has it; it does not outlive the process, unlike nginx's, whose workers are processes. It takes no
+//! more memory than its size says ([`table`]). Keys are spread over shards by a hash that nobody outside can predict;
+//! whoever touches an entry holds the lock of its shard for a few steps of arithmetic: no waiting, no input or output,
+//! no calls of anything that others have written. If such a section panics all the same, its shard is emptied: losing
+//! counters is better than counting on with wrong ones.
 
 mod names;
 pub mod table;
@@ -40,7 +40,8 @@ pub struct Key<'k> {
     hash: u32,
 }
 
-/// How to find an entry again in a later section. Whoever holds it has seen to it that the entry is not removed meanwhile.
+/// How to find an entry again in a later section. Whoever holds it has seen to it that the entry is not removed
+/// meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket {
     shard: usize,

@@ -10,8 +10,8 @@
 //!
 //! An entry takes one block, which has room for the value and the first bytes of the key, and one more for each further
 //! `KEY_MORE_BYTES` of the key. All of it is allocated when the shard is made and never grows; what was never used is
-//! never touched, so the system gives no memory for it. Who the newest and the oldest are is up to the caller: finding an
-//! entry does not move it.
+//! never touched, so the system gives no memory for it. Who the newest and the oldest are is up to the caller: finding
+//! an entry does not move it.
 
 use super::Key;
 

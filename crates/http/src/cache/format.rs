@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Numbers are little-endian. A header is read only if it is whole, its sum fits, and the lengths in it agree with each
-//! other; a file only if its length is that of header and body. Everything else is *foreign* (it does not begin with the
-//! magic: nginx's, say, and nobody's to touch) or *damaged*.
+//! other; a file only if its length is that of header and body. Everything else is *foreign* (it does not begin with
+//! the magic: nginx's, say, and nobody's to touch) or *damaged*.
 
 use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;

@@ -1,5 +1,5 @@
-//! What was purged by key, by prefix and by tag: everything older than the purge. A purge is answered at once, whatever the
-//! number of entries; they are found out when they are asked for, and the purger takes their files away.
+//! What was purged by key, by prefix and by tag: everything older than the purge. A purge is answered at once, whatever
+//! the number of entries; they are found out when they are asked for, and the purger takes their files away.
 //!
 //! Purges of keys are there for what the index cannot tell: files that it does not know, variants, and what is being
 //! fetched. They are forgotten when neither can be any more ([`Purges::hard_keys_below`]).

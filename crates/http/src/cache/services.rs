@@ -5,8 +5,9 @@
 //!                                                                            asks for, write the journal, purge files
 //! ```
 //!
-//! All of it is done in steps of a pool, as large as the path's parameters say, with pauses between them. A process that
-//! has not got the lock (an upgrade; a second server by mistake) uses the files and leaves the rest to the one that has.
+//! All of it is done in steps of a pool, as large as the path's parameters say, with pauses between them. A process
+//! that has not got the lock (an upgrade; a second server by mistake) uses the files and leaves the rest to the one
+//! that has.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, ReadDir};

@@ -1,8 +1,8 @@
 //! Files of entries: opened, checked and written where that may block.
 //!
-//! A file comes to be beside its place and gets its name when it is whole. What is opened is an entry only if its header
-//! is whole, its key is the one that was asked for, and its length fits; the sum of a body is checked whenever all of it
-//! is read at once. Nothing here runs on a loop.
+//! A file comes to be beside its place and gets its name when it is whole. What is opened is an entry only if its
+//! header is whole, its key is the one that was asked for, and its length fits; the sum of a body is checked whenever
+//! all of it is read at once. Nothing here runs on a loop.
 
 use std::io::{self, IoSlice};
 use std::os::unix::fs::FileExt;

@@ -401,7 +401,8 @@ impl CacheZone {
         }
     }
 
-    /// Whether there is a file, and fresh, of another number than this one: what somebody else has fetched a moment ago.
+    /// Whether there is a file, and fresh, of another number than this one: what somebody else has fetched a moment
+    /// ago.
     pub fn has_fresh(&self, id: &Id, seen: Option<u64>, now: u64) -> bool {
         let is_new = |entry: &Entry| entry.kind == Kind::Stored && entry.is_fresh(now) && Some(entry.number) != seen;
         self.index.with(id, |entry| entry.is_some_and(|entry| is_new(entry)))
@@ -528,8 +529,8 @@ impl CacheZone {
         self.remove_files(gone, None);
     }
 
-    /// Gives what was fetched its name, and puts it into the index, where this may block; not if it was purged or a later
-    /// one has come meanwhile.
+    /// Gives what was fetched its name, and puts it into the index, where this may block; not if it was purged or a
+    /// later one has come meanwhile.
     ///
     /// # Errors
     /// The disk's.
@@ -788,8 +789,8 @@ impl CacheZone {
         Some(room)
     }
 
-    /// `min_free`, where this may block: removes files as long as less is free, at most so many. True if there is more to
-    /// do; what was removed and is still being read is free when that ends.
+    /// `min_free`, where this may block: removes files as long as less is free, at most so many. True if there is more
+    /// to do; what was removed and is still being read is free when that ends.
     pub fn free_space(&self, least: u64, most: u64) -> std::io::Result<bool> {
         let stat = rustix::fs::statvfs(&self.place.path)?;
         let needed = least.saturating_sub(stat.f_bavail * stat.f_frsize);
@@ -845,8 +846,8 @@ impl CacheZone {
         });
     }
 
-    /// Removes the file of an entry that has gone, unless another one has come in its place, where this may block. False
-    /// if the disk says no.
+    /// Removes the file of an entry that has gone, unless another one has come in its place, where this may block.
+    /// False if the disk says no.
     pub fn remove_file(&self, gone: &Evicted) -> bool {
         let _naming = self.naming_of(&gone.id).lock();
         self.has_file(&gone.id, gone.number) || store::remove(&self.path_of(&gone.id)).is_ok()

@@ -20,7 +20,8 @@ pub(crate) enum Refusal {
     NoMemory,
     /// Which server is meant could not be found out.
     UnknownServer,
-    /// TRACE means nothing to a server without a module for it, and neither does CONNECT where no location makes tunnels.
+    /// TRACE means nothing to a server without a module for it, and neither does CONNECT where no location makes
+    /// tunnels.
     Method,
     /// The head cannot be understood, and so neither can what follows it.
     Head(Offence),

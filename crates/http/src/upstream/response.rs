@@ -123,7 +123,8 @@ pub(super) fn begin(
     begin_body(request, passing, answering, &head, is_buffered, storing)
 }
 
-/// The status that is answered in place of a server's response: where that is an error of which the location has a page.
+/// The status that is answered in place of a server's response: where that is an error of which the location has a
+/// page.
 pub(super) fn intercept(
     request: &mut Request,
     settings: &UpstreamSettings,

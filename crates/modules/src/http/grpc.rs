@@ -5,9 +5,9 @@
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_grpc_module.html>)
 //!
-//! Both bodies pass as they come, and what stands behind them. A client's `grpc-timeout` bounds the waiting. An error of
-//! Gale's own has the same status as in nginx; a client that speaks gRPC gets it without a page, and with `grpc-status`
-//! beside it.
+//! Both bodies pass as they come, and what stands behind them. A client's `grpc-timeout` bounds the waiting. An error
+//! of Gale's own has the same status as in nginx; a client that speaks gRPC gets it without a page, and with
+//! `grpc-status` beside it.
 
 use std::any::Any;
 use std::time::Duration;
@@ -243,8 +243,8 @@ fn speaks_grpc(request: &Request) -> bool {
     })
 }
 
-/// What gRPC calls a status of HTTP, as its clients translate it, and where they would know no better than UNKNOWN, what
-/// Gale means by it. (<https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md>)
+/// What gRPC calls a status of HTTP, as its clients translate it, and where they would know no better than UNKNOWN,
+/// what Gale means by it. (<https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md>)
 fn grpc_status(status: u16) -> u8 {
     const UNKNOWN: u8 = 2;
     const DEADLINE_EXCEEDED: u8 = 4;

@@ -128,7 +128,8 @@ fn part(body: Body, range: &Range<u64>) -> Body {
     }
 }
 
-/// One part of a body that comes once: what is before it is dropped as it comes, and what is behind it is not asked for.
+/// One part of a body that comes once: what is before it is dropped as it comes, and what is behind it is not asked
+/// for.
 struct OnePart {
     inner: Box<dyn BodyStream>,
     /// How many bytes are still before the part.

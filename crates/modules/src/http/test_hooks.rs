@@ -13,8 +13,8 @@
 //!   test_stall FIFO;         location    blocks the whole event loop until somebody writes to the FIFO or closes it
 //!   test_pool NAME SOCKET [DEVICE];
 //!                            location    has a thread of the pool connect to the Unix socket and wait until that is closed
-//!   test_leases [BYTES];     location    tells how many bytes the worker may have on lease, from now on as many as this
-//!   test_pools;              location    tells what the thread pools do
+//!   test_leases [BYTES];     location    tells how many bytes the worker may have on lease, from now on as many as
+//!   this test_pools;              location    tells what the thread pools do
 //!   test_files;              location    tells how files reached the clients
 //!   test_resolve NAME;       location    tells the addresses of a name, or why it has none
 //!

@@ -1,5 +1,5 @@
-//! What heads of requests to servers have in common, in HTTP/1 and HTTP/2: fields that the configuration sets, fields of
-//! the client, and what is asked for.
+//! What heads of requests to servers have in common, in HTTP/1 and HTTP/2: fields that the configuration sets, fields
+//! of the client, and what is asked for.
 //!
 //! Fields of the client's connection, those that its `Connection` lists and `HTTP2-Settings` are not passed on
 //! (RFC 9110 §7.6.1).

@@ -5,8 +5,8 @@
 //!   match NAME { send TEXT; expect [~ | ~*] TEXT; }              stream
 //! (<https://nginx.org/en/docs/stream/ngx_stream_upstream_hc_module.html>)
 //!
-//! What http has of it, too, is in [`shared::health_check`](crate::shared::health_check). A text that is expected is the
-//! beginning of what comes; an expression may match anywhere in it, `proxy_buffer_size` at most.
+//! What http has of it, too, is in [`shared::health_check`](crate::shared::health_check). A text that is expected is
+//! the beginning of what comes; an expression may match anywhere in it, `proxy_buffer_size` at most.
 
 use std::any::Any;
 use std::rc::Rc;

@@ -4,8 +4,8 @@
 //!   limit_session_log_level LEVEL;  limit_session_dry_run on | off;
 //!   $limit_session_status
 //!
-//! Gale's own: nginx counts sessions that are open (`limit_conn`) and not those that begin. A session above the rate and
-//! the burst is closed, none waits: it would keep its connection meanwhile.
+//! Gale's own: nginx counts sessions that are open (`limit_conn`) and not those that begin. A session above the rate
+//! and the burst is closed, none waits: it would keep its connection meanwhile.
 
 use std::any::Any;
 use std::cell::Cell;

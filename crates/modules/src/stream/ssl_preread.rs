@@ -3,8 +3,8 @@
 //!   $ssl_preread_protocol, $ssl_preread_server_name, $ssl_preread_alpn_protocols
 //! (<https://nginx.org/en/docs/stream/ngx_stream_ssl_preread_module.html>)
 //!
-//! The message may come in several segments and records. What is no such message passes unseen: it is somebody else's to
-//! refuse it.
+//! The message may come in several segments and records. What is no such message passes unseen: it is somebody else's
+//! to refuse it.
 
 use gale_config::{One, Setting, Takes, slot, values};
 use gale_engine::module::{ConfType, Directive, Module};

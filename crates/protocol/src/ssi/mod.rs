@@ -9,7 +9,8 @@
 //! Knows how a command is written, and no command. Text is never copied: events refer to the piece; only the beginning
 //! of an opening that a piece ended with, and that turned out to be text, comes as text of its own. What is kept is one
 //! command: its name, [`PARAMETERS_MAX`] parameters with names of [`NAME_MAX`] bytes and values of a bound of the
-//! caller's, and a message. The states are nginx's, also where they are strange: what follows a mistake is passed over up to `-->`.
+//! caller's, and a message. The states are nginx's, also where they are strange: what follows a mistake is passed over
+//! up to `-->`.
 
 pub mod text;
 

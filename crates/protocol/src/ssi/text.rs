@@ -4,8 +4,8 @@
 
 use bstr::BStr;
 
-/// Appends `text` to `out` with `variable` appending the values of variables, whose names come in lower case. The error is
-/// nginx's message.
+/// Appends `text` to `out` with `variable` appending the values of variables, whose names come in lower case. The error
+/// is nginx's message.
 pub fn evaluate(text: &[u8], out: &mut Vec<u8>, mut variable: impl FnMut(&[u8], &mut Vec<u8>)) -> Result<(), String> {
     let mut at = 0;
     while let Some(&byte) = text.get(at) {

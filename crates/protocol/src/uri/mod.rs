@@ -67,8 +67,8 @@ impl Target {
     }
 }
 
-/// Splits a reference that stands in a document or in a response into a decoded path and arguments. It need not begin with
-/// "/" and is not normalised. `None` if it is empty, has a NUL, or a ".." segment, be it encoded.
+/// Splits a reference that stands in a document or in a response into a decoded path and arguments. It need not begin
+/// with "/" and is not normalised. `None` if it is empty, has a NUL, or a ".." segment, be it encoded.
 pub fn split_unsafe(reference: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let mark = memchr::memchr(b'?', reference);
     let (path, args) = match mark {
@@ -104,8 +104,8 @@ pub fn split_in(input: &[u8], range: Range32) -> Result<Target, Offence> {
     }
 }
 
-/// The target in origin form that begins at `start` and ends before a space, and where it ends: only for one whose path is
-/// plain and that has no fragment. `None` for everything else, the wrong included.
+/// The target in origin form that begins at `start` and ends before a space, and where it ends: only for one whose path
+/// is plain and that has no fragment. `None` for everything else, the wrong included.
 pub(crate) fn split_plain_until_space(input: &[u8], start: usize) -> Option<(Target, usize)> {
     if input.get(start) != Some(&b'/') {
         return None;

@@ -34,8 +34,8 @@ const CHUNK: u32 = 1 << CHUNK_BITS;
 const CHUNK_BITS: u32 = 8;
 
 /// A table of values named by [`Key`]s. It grows by chunks, so that nothing is ever copied (at a hundred thousand
-/// connections that would hold up the loop), and gives empty chunks back but for a spare one. Insertion reuses the place
-/// freed last in the chunk that had room last (its cache lines are warm).
+/// connections that would hold up the loop), and gives empty chunks back but for a spare one. Insertion reuses the
+/// place freed last in the chunk that had room last (its cache lines are warm).
 pub(crate) struct Slots<T> {
     chunks: Vec<Chunk<T>>,
     /// The chunks that may have room, each once; the last is used next.

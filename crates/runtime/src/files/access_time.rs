@@ -1,18 +1,20 @@
 //! The time of access of a file: reading may write it, and that may wait.
 //!
-//! The kernel notes when a file was read; with `relatime`, which is the default of all mounts, not every time but once after
-//! each change and then once a day (mount(8)). On a disk that is a transaction, and while the journal has no room whoever
-//! begins one waits: in `sendfile` as in a read that must not wait (`RWF_NOWAIT`), also in one that is refused, and also when
-//! everything is in memory. So a read that will write the time of access is the pool's. Those that follow write nothing.
+//! The kernel notes when a file was read; with `relatime`, which is the default of all mounts, not every time but once
+//! after each change and then once a day (mount(8)). On a disk that is a transaction, and while the journal has no room
+//! whoever begins one waits: in `sendfile` as in a read that must not wait (`RWF_NOWAIT`), also in one that is refused,
+//! and also when everything is in memory. So a read that will write the time of access is the pool's. Those that follow
+//! write nothing.
 //!
-//! When the next one will is told by the times that the file had when it was opened or last read by a pool. Where its mount
-//! writes nothing (`noatime`, read-only) it is of no concern. There are more reasons for not writing, as the attribute `A` of
-//! a file and a file system that is frozen: so a read in a pool after which nothing has changed says that of its file, for a
-//! while. On a mount with `strictatime` every read writes.
+//! When the next one will is told by the times that the file had when it was opened or last read by a pool. Where its
+//! mount writes nothing (`noatime`, read-only) it is of no concern. There are more reasons for not writing, as the
+//! attribute `A` of a file and a file system that is frozen: so a read in a pool after which nothing has changed says
+//! that of its file, for a while. On a mount with `strictatime` every read writes.
 //!
-//! A change that comes while a file is open, as of a log that grows while it is sent, makes a read write once more. So what is
-//! known is believed for [`BELIEVED`] only, and then the file is looked at again, which waits for nothing. One that has changed
-//! is likely to go on: for a while all its reads are the pool's. (Until that is found out a read on a loop may write.)
+//! A change that comes while a file is open, as of a log that grows while it is sent, makes a read write once more. So
+//! what is known is believed for [`BELIEVED`] only, and then the file is looked at again, which waits for nothing. One
+//! that has changed is likely to go on: for a while all its reads are the pool's. (Until that is found out a read on a
+//! loop may write.)
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -31,8 +33,8 @@ const TICK_MAX: Duration = Duration::from_secs(1);
 /// How long it is not asked again after a read that has written nothing although it was due.
 const LEFT_ALONE_TIME: Duration = Duration::from_secs(60);
 
-/// How long it is believed that a file is as it was seen last: to look again takes a fiftieth of the time in which 64 KiB are
-/// copied, and whoever reads them that often does so for longer.
+/// How long it is believed that a file is as it was seen last: to look again takes a fiftieth of the time in which 64
+/// KiB are copied, and whoever reads them that often does so for longer.
 const BELIEVED: Duration = Duration::from_millis(100);
 
 /// How long a file is taken for one that changes after it was seen to.

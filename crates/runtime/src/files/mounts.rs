@@ -1,12 +1,12 @@
-//! What file systems are like: in memory, on disks of our own, or such that an open, a stat or a read may wait for another
-//! machine or process, whatever the kernel has cached (FUSE, NFS and the like). Known by device.
+//! What file systems are like: in memory, on disks of our own, or such that an open, a stat or a read may wait for
+//! another machine or process, whatever the kernel has cached (FUSE, NFS and the like). Known by device.
 //!
 //! Mount points cannot be told from paths without walking them, so: while the mount table names no file system that
-//! waits, which is the common case, nothing needs to be asked; otherwise a path is resolved first (from the kernel's cache)
-//! and its device looked up here. The table is read again, off the loop, when a few seconds have passed.
+//! waits, which is the common case, nothing needs to be asked; otherwise a path is resolved first (from the kernel's
+//! cache) and its device looked up here. The table is read again, off the loop, when a few seconds have passed.
 //!
-//! For the pools' fairness a guess is enough: the device that is mounted where the path, as it is written, begins. Where it
-//! is wrong (behind a symbolic link, after a mount a moment ago) a task stands in another device's line.
+//! For the pools' fairness a guess is enough: the device that is mounted where the path, as it is written, begins.
+//! Where it is wrong (behind a symbolic link, after a mount a moment ago) a task stands in another device's line.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -29,7 +29,8 @@ enum Kind {
     Asynchronous,
     /// Another machine or a user process.
     Remote,
-    /// What its layers wait for. They may lie on anything mounted here, so it counts as remote while something remote is.
+    /// What its layers wait for. They may lie on anything mounted here, so it counts as remote while something remote
+    /// is.
     Layered,
 }
 
@@ -44,9 +45,9 @@ pub(crate) enum AccessTimes {
     Always,
 }
 
-/// File systems by type (proc(5), mountinfo) and magic number (statfs(2)); the latter is for devices that the mount table
-/// does not name. A type with a subtype, as `fuse.sshfs`, counts by what precedes the dot. (autofs, which every systemd
-/// mounts somewhere, holds no files; walking through it is not answered from the cache.)
+/// File systems by type (proc(5), mountinfo) and magic number (statfs(2)); the latter is for devices that the mount
+/// table does not name. A type with a subtype, as `fuse.sshfs`, counts by what precedes the dot. (autofs, which every
+/// systemd mounts somewhere, holds no files; walking through it is not answered from the cache.)
 const FILE_SYSTEMS: [(&str, u64, Kind); 28] = [
     ("tmpfs", 0x0102_1994, Kind::Memory),
     ("devtmpfs", 0x0102_1994, Kind::Memory),
@@ -111,8 +112,8 @@ pub(crate) fn lies_in_memory(device: u64) -> bool {
     kind(device) == Some(Kind::Memory)
 }
 
-/// Which reads write a file's time of access, where that may wait for a disk of this machine: on this mount (`mnt_id` of
-/// statx(2)), or as far as the device tells. Where nothing is known, as most mounts do.
+/// Which reads write a file's time of access, where that may wait for a disk of this machine: on this mount (`mnt_id`
+/// of statx(2)), or as far as the device tells. Where nothing is known, as most mounts do.
 pub(crate) fn access_times(mount: Option<u64>, device: u64) -> AccessTimes {
     let by_mount = |mount| ACCESS_TIMES.read().as_ref()?.get(&mount).copied();
     if let Some(known) = mount.and_then(by_mount) {

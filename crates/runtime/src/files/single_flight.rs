@@ -6,8 +6,9 @@
 //!      └──────────┘                      it waits for something; whoever is woken next polls it
 //! ```
 //!
-//! The first who joins begins it, everybody else waits for the same one. It belongs to all who wait: it goes on when the first one
-//! leaves, and is dropped with the last. The result is handed out for as long as somebody waits for it, and is no cache.
+//! The first who joins begins it, everybody else waits for the same one. It belongs to all who wait: it goes on when
+//! the first one leaves, and is dropped with the last. The result is handed out for as long as somebody waits for it,
+//! and is no cache.
 //!
 //! No lock is held while the computation is polled, begun or dropped, nor while anybody is woken.
 
@@ -73,8 +74,8 @@ impl<K: Eq + Hash + Clone, T> SingleFlight<K, T> {
         Arc::new(SingleFlight { shards: std::array::from_fn(|_| Mutex::default()), hasher: RandomState::new() })
     }
 
-    /// Takes part in the computation of this key: one that is in flight, or the one that `begin` makes. Says whether it was in
-    /// flight.
+    /// Takes part in the computation of this key: one that is in flight, or the one that `begin` makes. Says whether it
+    /// was in flight.
     pub fn join(self: &Arc<Self>, key: K, begin: impl FnOnce() -> Computation<T>) -> (Joined<K, T>, bool) {
         let mut flights = self.shard(&key).lock();
         let flight = flights.entry(key).or_insert_with_key(|key| {

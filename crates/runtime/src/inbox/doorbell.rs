@@ -1,7 +1,7 @@
 //! The doorbell of a loop: how others learn whether it must be woken, and how it goes to sleep without missing anybody.
 //!
-//! It holds no messages and wakes nobody itself, which makes it small enough to be checked in every order of events that
-//! the memory model allows (`tests/loom_doorbell.rs`).
+//! It holds no messages and wakes nobody itself, which makes it small enough to be checked in every order of events
+//! that the memory model allows (`tests/loom_doorbell.rs`).
 //!
 //! ```text
 //!   sender, when its message lies in the queue       loop
@@ -12,13 +12,13 @@
 //!                                                    e  if pending.swap(false): take everything from the queue
 //! ```
 //!
-//! Whoever writes a flag also reads what was there before, so all that is done to it stands in one order, and each sees what
-//! was done before those that precede it. (A plain store would be no cheaper: it would have to be sequentially consistent,
-//! which is the same instruction on x86.) If `2` comes before `a`, `a` has seen `1`, and `b` does not wait. If it comes
-//! between `a` and `d`, somebody rings: the first one who does finds the flag set, and one ring wakes for all. If it comes
-//! after that and before `d`, `d` has seen `1`, and `e` takes the message. (With a plain store in `d` it might not: then a
-//! second sender, who has not rung because the first one did, would be forgotten.) In `e` the flag is cleared before the
-//! queue is emptied, so a message that comes later sets it again.
+//! Whoever writes a flag also reads what was there before, so all that is done to it stands in one order, and each sees
+//! what was done before those that precede it. (A plain store would be no cheaper: it would have to be sequentially
+//! consistent, which is the same instruction on x86.) If `2` comes before `a`, `a` has seen `1`, and `b` does not wait.
+//! If it comes between `a` and `d`, somebody rings: the first one who does finds the flag set, and one ring wakes for
+//! all. If it comes after that and before `d`, `d` has seen `1`, and `e` takes the message. (With a plain store in `d`
+//! it might not: then a second sender, who has not rung because the first one did, would be forgotten.) In `e` the flag
+//! is cleared before the queue is emptied, so a message that comes later sets it again.
 
 // The module above chooses the atomics: the standard library's in the program, loom's in the test.
 use super::{AtomicBool, Ordering};

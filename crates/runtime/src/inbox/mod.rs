@@ -1,8 +1,8 @@
 //! The inbox: how other threads reach a loop. Calls (bounded) and wakes of its tasks.
 //!
-//! Who is to be woken, and when, is the doorbell's business (`inbox/doorbell.rs`). The bell is an eventfd, which the driver has
-//! among its events. The write is an edge for epoll whenever it happens, also before the wait begins, so it is never lost;
-//! nobody reads the eventfd.
+//! Who is to be woken, and when, is the doorbell's business (`inbox/doorbell.rs`). The bell is an eventfd, which the
+//! driver has among its events. The write is an edge for epoll whenever it happens, also before the wait begins, so it
+//! is never lost; nobody reads the eventfd.
 
 mod doorbell;
 
@@ -173,8 +173,8 @@ impl Inbox {
     }
 }
 
-/// An operation outside of a loop in virtual time (in a thread pool) that keeps its clock from moving. Loops in real time
-/// have no use for the count and do not keep it.
+/// An operation outside of a loop in virtual time (in a thread pool) that keeps its clock from moving. Loops in real
+/// time have no use for the count and do not keep it.
 pub(crate) struct Outside(Option<Arc<Inbox>>);
 
 impl Outside {

@@ -1,7 +1,7 @@
 //! Taking turns in accepting, as nginx's `accept_mutex` has it: of the loops of a process, one at a time listens.
 //!
-//! A token and no lock: nobody waits for it, a loop tries and listens or does not. It refuses to let a loop that is held up
-//! keep the others from accepting: its token may be taken away, so whoever holds it looks before each use.
+//! A token and no lock: nobody waits for it, a loop tries and listens or does not. It refuses to let a loop that is
+//! held up keep the others from accepting: its token may be taken away, so whoever holds it looks before each use.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -22,8 +22,8 @@ impl AcceptMutex {
         AcceptMutex { holder: AtomicUsize::new(0) }
     }
 
-    /// Takes the token for the current loop; true if it has it now. Succeeds when nobody has it, and when the loop that has
-    /// it stalls or has ended.
+    /// Takes the token for the current loop; true if it has it now. Succeeds when nobody has it, and when the loop that
+    /// has it stalls or has ended.
     pub fn try_take(&self) -> bool {
         let own = own_number();
         let holder = self.holder.load(Ordering::Acquire);
@@ -46,7 +46,8 @@ impl AcceptMutex {
         self.holder.compare_exchange(own_number(), 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Gives the token back for a while, and if the current loop had it, has the others try at once: every loop makes a turn.
+    /// Gives the token back for a while, and if the current loop had it, has the others try at once: every loop makes a
+    /// turn.
     pub fn hand_over(&self) {
         if self.release() {
             inbox::call_all(|| ());

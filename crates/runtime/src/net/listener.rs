@@ -42,9 +42,9 @@ impl Listener {
 
     /// The next connection and its peer.
     ///
-    /// Errors are the listening socket's or the process's (EMFILE, ENFILE, ENOBUFS, ENOMEM): the caller pauses by a timer
-    /// and polls again. Failures of a single connection (ECONNABORTED and the like) are skipped. Not polling is a pause:
-    /// connections wait in the kernel, nothing spins.
+    /// Errors are the listening socket's or the process's (EMFILE, ENFILE, ENOBUFS, ENOMEM): the caller pauses by a
+    /// timer and polls again. Failures of a single connection (ECONNABORTED and the like) are skipped. Not polling is a
+    /// pause: connections wait in the kernel, nothing spins.
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddress)>> {
         self.environment.driver.poll_accept(self.key, cx).map_ok(|(socket, peer)| self.stream(socket, peer))
     }
@@ -70,8 +70,8 @@ impl Listener {
         (Stream::attach(Rc::clone(&self.environment), socket, Fresh::Accepted), peer)
     }
 
-    /// Stops being told of connections until the next `poll_accept`. On a shared socket this matters: the kernel tells one
-    /// waiting loop of each connection and must not choose one that does not accept.
+    /// Stops being told of connections until the next `poll_accept`. On a shared socket this matters: the kernel tells
+    /// one waiting loop of each connection and must not choose one that does not accept.
     pub fn pause(&self) {
         self.environment.driver.pause_listener(self.key);
     }

@@ -28,8 +28,8 @@ const PIPE_BYTES: usize = 256 * 1024;
 /// Pipes that a loop keeps for the next who wants one.
 const PIPES_KEPT_MAX: usize = 16;
 
-/// Pipes that a loop has at most: those of destinations that take nothing hold memory of the kernel and descriptors. The
-/// others' bytes pass through memory, which has a limit of its own.
+/// Pipes that a loop has at most: those of destinations that take nothing hold memory of the kernel and descriptors.
+/// The others' bytes pass through memory, which has a limit of its own.
 const PIPES_MAX: usize = 64;
 
 thread_local! {

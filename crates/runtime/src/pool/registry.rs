@@ -26,8 +26,8 @@ pub fn default_pool() -> ThreadPool {
     DEFAULT.get_or_init(|| ThreadPool::new(DEFAULT_NAME, DEFAULT_THREADS, DEFAULT_QUEUE_MAX)).clone()
 }
 
-/// The pool of this name if there is one, with the limits that it has; otherwise a new one with these. It lasts as long as
-/// somebody has it.
+/// The pool of this name if there is one, with the limits that it has; otherwise a new one with these. It lasts as long
+/// as somebody has it.
 pub fn named_pool(name: &str, threads: usize, queue_max: usize) -> ThreadPool {
     if name == DEFAULT_NAME {
         return default_pool();

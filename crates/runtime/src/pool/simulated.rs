@@ -1,5 +1,5 @@
-//! Pools in a simulated world: the same queues and the same counting, but threads that are only events. When one comes, how
-//! long it takes and so in which order tasks end is chance; tasks run on the loop's own thread.
+//! Pools in a simulated world: the same queues and the same counting, but threads that are only events. When one comes,
+//! how long it takes and so in which order tasks end is chance; tasks run on the loop's own thread.
 //!
 //! A world has its own queue for every pool that its loop uses, so that nothing outside of it can change the run.
 

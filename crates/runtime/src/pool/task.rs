@@ -24,8 +24,8 @@ use crate::inbox::Outside;
 
 /// What the queue and the threads know of a task.
 pub(super) trait Job: Send + Sync {
-    /// Runs it, or drops it when nobody wants it any more. Calls `freed` in between the end of the task and the delivery
-    /// of its result, so that who gets that finds the thread free. Never panics.
+    /// Runs it, or drops it when nobody wants it any more. Calls `freed` in between the end of the task and the
+    /// delivery of its result, so that who gets that finds the thread free. Never panics.
     fn execute(&self, freed: &mut dyn FnMut(Ended));
     /// Ends it before it began.
     fn refuse(&self, error: PoolError);
@@ -79,8 +79,8 @@ impl QueueEntry {
     }
 }
 
-/// The result of a task to come. Dropped before, it takes the task with it: one that has not begun never does, and leaves
-/// the queue's count at once.
+/// The result of a task to come. Dropped before, it takes the task with it: one that has not begun never does, and
+/// leaves the queue's count at once.
 #[must_use = "the task is cancelled when its result is dropped"]
 pub struct PoolTask<T> {
     stage: Stage<T>,

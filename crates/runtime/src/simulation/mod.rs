@@ -1,8 +1,9 @@
 //! A simulated world: what a loop's environment is made of when nothing in it is real.
 //!
-//! [`EventLoop::simulated`](crate::EventLoop::simulated) runs on it. Time is virtual; connections, files and thread pools
-//! are in memory and on the loop's own thread; chance decides how long things take, in which order they happen and what
-//! goes wrong ([`Faults`]). The same seed gives the same run to the last byte, which [`Simulation::trace_hash`] proves.
+//! [`EventLoop::simulated`](crate::EventLoop::simulated) runs on it. Time is virtual; connections, files and thread
+//! pools are in memory and on the loop's own thread; chance decides how long things take, in which order they happen
+//! and what goes wrong ([`Faults`]). The same seed gives the same run to the last byte, which
+//! [`Simulation::trace_hash`] proves.
 //!
 //! It refuses to touch the machine: no socket, no thread, no file of the system. (The descriptors that it hands out are
 //! names: empty files in memory, so that whatever owns a socket owns one here, too.) Nothing outside of the loop's

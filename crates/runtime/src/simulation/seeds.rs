@@ -11,8 +11,8 @@ const REPEATED: u64 = 5;
 /// Runs `test` in a world of each of `count` seeds, without faults until it sets some. `GALE_SEEDS` in the environment
 /// replaces the count; `GALE_SEED` runs that seed alone. Some seeds are run twice, and both runs must be the same.
 ///
-/// A seed that fails is printed with the last events of its world and with the command that runs it again, and the panic
-/// goes on.
+/// A seed that fails is printed with the last events of its world and with the command that runs it again, and the
+/// panic goes on.
 pub fn each_seed(count: u64, test: impl Fn(&Simulation)) {
     let number = |name| env::var(name).ok().map(|text| text.parse::<u64>().unwrap_or_else(|_| panic!("{name}={text}")));
     let seeds = match number("GALE_SEED") {

@@ -34,7 +34,8 @@ impl SocketAddress {
         }
     }
 
-    /// The address that a socket is bound to. Errors: those of getsockname(2); `Unsupported` when it is of another family.
+    /// The address that a socket is bound to. Errors: those of getsockname(2); `Unsupported` when it is of another
+    /// family.
     pub fn bound_to(socket: impl AsFd) -> io::Result<Self> {
         SocketAddress::from_kernel(Some(rustix::net::getsockname(socket)?))
     }
@@ -102,8 +103,8 @@ impl SocketAddress {
     }
 }
 
-/// The path, or the abstract name with its NUL byte; `None` if there is none. (Not by rustix, whose conversion panics when a path
-/// fills the address to its last byte, which bind(2) allows anybody: unix(7), BUGS.)
+/// The path, or the abstract name with its NUL byte; `None` if there is none. (Not by rustix, whose conversion panics
+/// when a path fills the address to its last byte, which bind(2) allows anybody: unix(7), BUGS.)
 fn unix_name(address: &[u8]) -> Option<&[u8]> {
     match address.get(offset_of!(libc::sockaddr_un, sun_path)..)? {
         [] | [0] => None,

@@ -1,8 +1,8 @@
-//! Stalls: every turn of a loop is timed into a histogram; a turn over 10 ms is a stall, is counted, and is filed by what
-//! held it up. The filing is the watchdog's ([`crate::watchdog`]); this file has the figures and the judgement.
+//! Stalls: every turn of a loop is timed into a histogram; a turn over 10 ms is a stall, is counted, and is filed by
+//! what held it up. The filing is the watchdog's ([`crate::watchdog`]); this file has the figures and the judgement.
 //!
-//! The loop's thread writes the times and what it is at, the watchdog's thread what it filed; anybody reads. Plain loads
-//! and stores, no locked instructions.
+//! The loop's thread writes the times and what it is at, the watchdog's thread what it filed; anybody reads. Plain
+//! loads and stores, no locked instructions.
 
 pub(crate) mod watched;
 

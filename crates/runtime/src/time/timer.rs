@@ -180,7 +180,8 @@ pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Outp
 struct Node {
     /// When to fire.
     deadline: Moment,
-    /// Where it is linked: `level * SLOTS + slot`. The wheel looks at it when that slot begins, at or before the deadline.
+    /// Where it is linked: `level * SLOTS + slot`. The wheel looks at it when that slot begins, at or before the
+    /// deadline.
     head: Option<HeadIndex>,
     previous: u32,
     next: u32,
@@ -189,8 +190,8 @@ struct Node {
 
 type HeadIndex = u16;
 
-/// The wheel of one loop. Level n has 64 slots of 64^n ticks each; a node lies in the level of the highest digit in which
-/// its tick differs from the present one, so everything in level n comes before everything in level n+1.
+/// The wheel of one loop. Level n has 64 slots of 64^n ticks each; a node lies in the level of the highest digit in
+/// which its tick differs from the present one, so everything in level n comes before everything in level n+1.
 pub(crate) struct Wheel {
     nodes: Slots<Node>,
     heads: [u32; SLOTS * LEVELS],
@@ -228,9 +229,9 @@ impl Wheel {
         let elapsed = self.elapsed;
         let node = self.node(key);
         let is_earlier = deadline < std::mem::replace(&mut node.deadline, deadline);
-        // Moved later: the node is looked at when its old time comes. Moved earlier: it must be linked anew. Not linked:
-        // the deadline was removed while somebody waits, or nobody does: then the waker has been taken and its task will
-        // poll again.
+        // Moved later: the node is looked at when its old time comes. Moved earlier: it must be linked anew. Not
+        // linked: the deadline was removed while somebody waits, or nobody does: then the waker has been taken and its
+        // task will poll again.
         match node.head {
             None if deadline != Moment::NEVER && node.waker.is_some() => self.link(key.index),
             Some(head) if is_earlier && due_tick(deadline) < begin_of(head, elapsed) => {
@@ -241,7 +242,8 @@ impl Wheel {
         }
     }
 
-    /// Links the node and has `waker` woken when it is due; returns a displaced waker, to be dropped outside of the borrow.
+    /// Links the node and has `waker` woken when it is due; returns a displaced waker, to be dropped outside of the
+    /// borrow.
     fn arm(&mut self, key: Key, deadline: Moment, waker: &Waker) -> Option<Waker> {
         self.set(key, deadline);
         let node = self.node(key);

@@ -4,8 +4,8 @@
 //! opened it. Several loops may hear the same address, and which of them the kernel gives a client's next datagram to
 //! changes with their number: what is another loop's goes there (`handover.rs`).
 //!
-//! Sessions count as connections. Where there is no room for one more, those over UDP that have been silent longest end,
-//! and if there are none the datagram is lost: a flood of forged addresses takes no connection from anybody else.
+//! Sessions count as connections. Where there is no room for one more, those over UDP that have been silent longest
+//! end, and if there are none the datagram is lost: a flood of forged addresses takes no connection from anybody else.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;

@@ -141,8 +141,8 @@ impl Owners {
         &self.table.parts[self.table.hasher.hash_one(key) as usize % PARTS]
     }
 
-    /// Who has this client's session. Nobody's is this loop's from now on: two loops that hear a client at once must not
-    /// open a session each.
+    /// Who has this client's session. Nobody's is this loop's from now on: two loops that hear a client at once must
+    /// not open a session each.
     pub fn claim(&self, key: &Key) -> Owner {
         let mut part = self.part(key).lock();
         match part.get(key) {

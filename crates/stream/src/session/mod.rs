@@ -1,7 +1,7 @@
 //! A session: a client's connection over TCP, or what a client sends from one port over UDP, with the answers.
 //!
-//! A session belongs to the task that runs it. Its module's state is in its notes, never in the session itself. It holds
-//! the stream block that it began with to its end, whatever is reloaded meanwhile.
+//! A session belongs to the task that runs it. Its module's state is in its notes, never in the session itself. It
+//! holds the stream block that it began with to its end, whatever is reloaded meanwhile.
 
 pub mod attempts;
 pub mod configuration;

@@ -1,8 +1,8 @@
 //! Carries bytes both ways between a client and its server.
 //!
-//! Each direction is on its own: it waits for its source, its destination or its rate, and the other one goes on. In the
-//! clear bytes pass by a [`Splice`], which costs no memory while nothing comes; over TLS, and with a rate, piece by piece
-//! through memory.
+//! Each direction is on its own: it waits for its source, its destination or its rate, and the other one goes on. In
+//! the clear bytes pass by a [`Splice`], which costs no memory while nothing comes; over TLS, and with a rate, piece by
+//! piece through memory.
 
 use std::fmt;
 use std::future::poll_fn;

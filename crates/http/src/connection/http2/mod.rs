@@ -13,8 +13,8 @@
 //! with bytes in hand. A response counts as sent when its last frame was built: no more than [`writing::BUILT_MAX`]
 //! bytes wait behind that. Nobody holds a borrow of a state while a request is worked on.
 //!
-//! Bounded are: the streams at once (`http2_max_concurrent_streams`), what clients send before it is read (the windows),
-//! what waits to be sent, reads of files ([`writing::READS_MAX`]), and how often a client may be a nuisance
+//! Bounded are: the streams at once (`http2_max_concurrent_streams`), what clients send before it is read (the
+//! windows), what waits to be sent, reads of files ([`writing::READS_MAX`]), and how often a client may be a nuisance
 //! (`http2_flood_limits`).
 
 mod body;

@@ -1,8 +1,8 @@
 //! WebSockets over HTTP/2 (RFC 8441): a client asks with an extended CONNECT for what HTTP/1 has an upgrade for.
 //!
-//! The request becomes one of HTTP/1, as section 5 has it: a GET with `Upgrade` and `Connection`, and a key. So whatever a
-//! configuration says of upgrades holds, `$http_upgrade` included, and servers behind need know nothing of HTTP/2. The
-//! answer's 101 becomes 200 again; a success that is no tunnel must not look like one.
+//! The request becomes one of HTTP/1, as section 5 has it: a GET with `Upgrade` and `Connection`, and a key. So
+//! whatever a configuration says of upgrades holds, `$http_upgrade` included, and servers behind need know nothing of
+//! HTTP/2. The answer's 101 becomes 200 again; a success that is no tunnel must not look like one.
 
 use std::io;
 

@@ -1,9 +1,9 @@
-//! How much a client may send of a body before it is read, on a connection that is long and fast: the window grows to the
-//! product of bandwidth and delay.
+//! How much a client may send of a body before it is read, on a connection that is long and fast: the window grows to
+//! the product of bandwidth and delay.
 //!
 //! A window that is used up within a few round trips keeps its client waiting; one that is larger costs memory when
-//! whoever reads becomes slow. So it doubles when half of it was *read* in less than [`ROUND_TRIPS`] round trips, and only
-//! then; a client alone cannot make it grow.
+//! whoever reads becomes slow. So it doubles when half of it was *read* in less than [`ROUND_TRIPS`] round trips, and
+//! only then; a client alone cannot make it grow.
 
 use std::time::Duration;
 

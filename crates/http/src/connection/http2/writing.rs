@@ -264,7 +264,8 @@ impl State {
         Ok(Some(sent.end_stream))
     }
 
-    /// Builds what stands behind the data where that is more than a flag: trailers, or the reset of a malformed request.
+    /// Builds what stands behind the data where that is more than a flag: trailers, or the reset of a malformed
+    /// request.
     fn build_end(&mut self, stream: &Stream, response: &mut Response) -> Built {
         if stream.malformed().is_none() {
             let trailers = std::mem::take(&mut response.trailers);

@@ -1,6 +1,7 @@
 //! Files that are asked for: opened and looked at through a cache, as `open_file_cache` says.
 //!   open_file_cache off | max=N [inactive=TIME];       http, server, location
-//!   open_file_cache_valid TIME;  open_file_cache_min_uses N;  open_file_cache_errors on|off;  open_file_cache_events on|off;
+//!   open_file_cache_valid TIME;  open_file_cache_min_uses N;  open_file_cache_errors on|off;  open_file_cache_events
+//!   on|off;
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#open_file_cache>)
 //!
 //! | `open_file_cache` | what is kept | how long it is believed |

@@ -1,8 +1,8 @@
 //! Brings what a server sends into a fill, and into a file: a task that goes on without the client who was first.
 //!
 //! The server is read as fast as the disk writes. A disk that is behind slows it for [`DISK_PATIENCE`] at most; then
-//! nothing is stored any more, and the server is as fast as the fastest client. Without clients that is the end; as long
-//! as it is stored, it goes on without any.
+//! nothing is stored any more, and the server is as fast as the fastest client. Without clients that is the end; as
+//! long as it is stored, it goes on without any.
 
 use std::future::poll_fn;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! Requests that purge: `proxy_cache_purge`. By key; with an asterisk at the key's end, by prefix; by tags.
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache_purge>)
 //!
-//! The index decides, so the answer comes at once: 204 where there was something, or where there may have been (prefixes
-//! and tags), 404 where there was nothing. What is coming at that moment is purged, too.
+//! The index decides, so the answer comes at once: 204 where there was something, or where there may have been
+//! (prefixes and tags), 404 where there was nothing. What is coming at that moment is purged, too.
 
 use std::sync::Arc;
 

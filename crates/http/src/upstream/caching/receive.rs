@@ -177,8 +177,8 @@ pub(in crate::upstream) fn revalidate(
     Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Revalidated))
 }
 
-/// Whether a 304 is about another response than the one that is stored: it says so by a strong entity tag, or depends on
-/// other fields of the request. (RFC 9111 §4.3.4)
+/// Whether a 304 is about another response than the one that is stored: it says so by a strong entity tag, or depends
+/// on other fields of the request. (RFC 9111 §4.3.4)
 fn is_about_another(fresh: &FieldList, stored: &FieldList, ignores_vary: bool) -> bool {
     let tag = |fields: &FieldList| {
         fields.iter().find(|field| field.name.known() == Some(ResponseField::ETag)).map(|field| field.value.to_vec())

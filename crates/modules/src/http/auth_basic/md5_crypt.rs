@@ -1,4 +1,5 @@
-//! The MD5 forms of crypt(3), by Poul-Henning Kamp: `$1$SALT$HASH`, and Apache's `$apr1$`, which differs in that word only.
+//! The MD5 forms of crypt(3), by Poul-Henning Kamp: `$1$SALT$HASH`, and Apache's `$apr1$`, which differs in that word
+//! only.
 //!
 //! No library for it is kept well; the digest itself is one's.
 

@@ -1,12 +1,12 @@
 //! Idle connections: a receive that has got nothing for a whole period gives way to a poll.
 //!
 //! An armed receive costs the kernel about 870 bytes, a poll 270. There is no timer per connection: time is counted in
-//! periods, a receive remembers the one in which it was armed or got something, and when a new period begins all slots are
-//! looked at, so many per turn. Without armed receives nothing is looked at and nobody is woken for it. Periods are
+//! periods, a receive remembers the one in which it was armed or got something, and when a new period begins all slots
+//! are looked at, so many per turn. Without armed receives nothing is looked at and nobody is woken for it. Periods are
 //! counted in a byte: who is looked at in each need not remember more.
 //!
-//! The poll also tells of an end that the receive has missed: from Linux 6.17 on, until that was mended, of a Unix socket's
-//! that comes right behind data (<https://github.com/axboe/liburing/issues/1549>).
+//! The poll also tells of an end that the receive has missed: from Linux 6.17 on, until that was mended, of a Unix
+//! socket's that comes right behind data (<https://github.com/axboe/liburing/issues/1549>).
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -56,8 +56,8 @@ impl Sweep {
         self.period.get()
     }
 
-    /// Ends the receives of some idle connections (`found` gets each) and returns how long to wait at most, for the sake of
-    /// the others. `None` = as long as it pleases. `may_arm` = receives may be submitted before the wait.
+    /// Ends the receives of some idle connections (`found` gets each) and returns how long to wait at most, for the
+    /// sake of the others. `None` = as long as it pleases. `may_arm` = receives may be submitted before the wait.
     pub fn run(
         &self,
         may_arm: bool,

@@ -1,10 +1,10 @@
 //! Whether calls on a loop that should not wait did.
 //!
-//! Two readings of the clock cost what a small call does. So a call only leaves a mark of its device, and the length of the turn,
-//! which is known anyway, says whether one of its calls can have waited. After a long turn calls are timed one by one, for a
-//! while. A call that takes long has not always waited, either: on a busy machine the thread may have been held up. The
-//! kernel's count of a thread's voluntary switches tells the two apart; it is asked for once in a turn whose calls are timed.
-//! What took so long that every client has noticed is taken to have waited in any case.
+//! Two readings of the clock cost what a small call does. So a call only leaves a mark of its device, and the length of
+//! the turn, which is known anyway, says whether one of its calls can have waited. After a long turn calls are timed
+//! one by one, for a while. A call that takes long has not always waited, either: on a busy machine the thread may have
+//! been held up. The kernel's count of a thread's voluntary switches tells the two apart; it is asked for once in a
+//! turn whose calls are timed. What took so long that every client has noticed is taken to have waited in any case.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -89,8 +89,8 @@ impl LoopCalls {
         if has_waited { Verdict::Waited } else { Verdict::Long }
     }
 
-    /// The turn is over. Returns the devices, a bit each, of calls of which nobody else has judged how they went, and how the
-    /// turn did.
+    /// The turn is over. Returns the devices, a bit each, of calls of which nobody else has judged how they went, and
+    /// how the turn did.
     #[inline]
     pub(super) fn end_turn(&self, began: Moment, ended: Moment) -> (u64, Verdict) {
         let called = self.called.replace(0);
