@@ -17,11 +17,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use authority::Authority;
-use issuer::{AcmeServer, Fault, Place, TakesAll};
+use issuer::{AcmeServer, Fault, Place};
 use scratch::Scratch;
 use serde_json::json;
 use support::{Driver, Server, Setup, http_configuration, with_each_driver};
-use tls::Tls;
+use tls::{AnyCertificate, Tls};
 
 with_each_driver!(
     a_certificate_is_obtained_over_http_whatever_other_requests_get,
@@ -85,7 +85,7 @@ fn start(setup: Setup, acme: &AcmeServer) -> Server {
 /// What clients get under this name: the certificate.
 #[track_caller]
 fn shown(server: &Server, name: &str) -> Vec<u8> {
-    let tls = Tls::new(&Authority::new("nobody")).verified_by(Arc::new(TakesAll));
+    let tls = Tls::new(&Authority::new("nobody")).verified_by(Arc::new(AnyCertificate::default()));
     let session = tls.connect(&server.directory.path().join("gale.sock"), name).expect("a handshake");
     session.stream.conn.peer_certificates().expect("a chain")[0].to_vec()
 }
@@ -155,7 +155,7 @@ fn a_certificate_is_obtained_over_tls_whatever_other_handshakes_get(driver: Driv
     let mut client = Tls::new(&acme.authority).client(&path, "a.example");
     assert_eq!(client.ask("GET / HTTP/1.1\r\nHost: a.example\r\n\r\n").status, 400);
     // Nobody is told anything any more.
-    let late = Tls::new(&acme.authority).verified_by(Arc::new(TakesAll)).alpn(&["acme-tls/1"]);
+    let late = Tls::new(&acme.authority).verified_by(Arc::new(AnyCertificate::default())).alpn(&["acme-tls/1"]);
     assert!(late.connect(&path, "a.example").is_err());
     server.stop();
 }

@@ -14,13 +14,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use authority::{Authority, Pair, is_for};
 use rcgen::{IsCa, date_time_ymd};
 use rustix::process::Signal;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::danger::ServerCertVerifier;
 use rustls::compress::{CertDecompressor, DecompressionFailed};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::version::{TLS12, TLS13};
-use rustls::{CertificateCompressionAlgorithm, DigitallySignedStruct, HandshakeKind, ProtocolVersion, SignatureScheme};
+use rustls::{CertificateCompressionAlgorithm, HandshakeKind, ProtocolVersion};
 use support::{Backend, Client, Driver, Server, Setup, with_each_driver};
-use tls::{Session, Tls};
+use tls::{AnyCertificate, Session, Tls};
 
 with_each_driver!(
     both_versions_answer_and_say_what_they_are,
@@ -719,55 +718,15 @@ const OCSP_KEY: &str = include_str!("../crates/engine/tests/ocsp/good.key");
 const OCSP_RESPONSE: &[u8] = include_bytes!("../crates/engine/tests/ocsp/good.forever.response.der");
 const OCSP_REQUEST: &[u8] = include_bytes!("../crates/engine/tests/ocsp/good.request.der");
 
-/// Takes any certificate, and keeps what was stapled to it.
-#[derive(Debug, Default)]
-struct Stapled(std::sync::Mutex<Vec<u8>>);
-
-impl ServerCertVerifier for Stapled {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        ocsp: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        *self.0.lock().unwrap() = ocsp.to_vec();
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
-    }
-}
-
 /// What is stapled to the certificate that a new client gets.
 fn stapled(world: &World, server: &Server) -> Vec<u8> {
-    let verifier = Arc::new(Stapled::default());
+    let verifier = Arc::new(AnyCertificate::default());
     world
         .tls()
         .verified_by(Arc::clone(&verifier) as Arc<dyn ServerCertVerifier>)
         .connect(&socket(server), "good")
         .unwrap();
-    verifier.0.lock().unwrap().clone()
+    verifier.stapled()
 }
 
 /// The next request of OCSP that a responder gets, answered.

@@ -14,17 +14,15 @@ use std::thread::JoinHandle;
 
 use gale_engine::tls::from_base64_url;
 use rcgen::{CertificateSigningRequestParams, SerialNumber};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{
-    ClientConfig, ClientConnection, DigitallySignedStruct, ServerConfig, ServerConnection, SignatureScheme, StreamOwned,
-};
+use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection, StreamOwned};
 use serde_json::{Value, json};
 
 use super::authority::Authority;
 use super::support::{Asked, Client, DEADLINE};
+use super::tls::AnyCertificate;
 
 /// `acmeIdentifier`, critical, and the beginning of what it holds (RFC 8737, section 3).
 const ACME_IDENTIFIER: &[u8] = b"\x06\x08\x2b\x06\x01\x05\x05\x07\x01\x1f\x01\x01\xff\x04\x22\x04\x20";
@@ -537,7 +535,8 @@ fn look_over_http(place: &Place, host: &str, expected: &str) -> Result<(), Strin
 fn look_over_tls(place: &Place, host: &str, expected: &str) -> Result<(), String> {
     let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()));
     let builder = builder.with_safe_default_protocol_versions().expect("versions");
-    let mut config = builder.dangerous().with_custom_certificate_verifier(Arc::new(TakesAll)).with_no_client_auth();
+    let mut config =
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate::default())).with_no_client_auth();
     config.alpn_protocols = vec![b"acme-tls/1".to_vec()];
     let name = ServerName::try_from(host.to_owned()).expect("a name");
     let mut session = ClientConnection::new(Arc::new(config), name).expect("a session");
@@ -551,45 +550,6 @@ fn look_over_tls(place: &Place, host: &str, expected: &str) -> Result<(), String
     match session.alpn_protocol() == Some(b"acme-tls/1") && own.windows(wanted.len()).any(|part| part == wanted) {
         true => Ok(()),
         false => Err("another certificate".to_owned()),
-    }
-}
-
-/// Looks at nobody's certificate.
-#[derive(Debug)]
-pub struct TakesAll;
-
-impl ServerCertVerifier for TakesAll {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
     }
 }
 
