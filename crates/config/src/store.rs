@@ -23,6 +23,11 @@ pub trait Store<Cx>: Sync {
     /// The type of conf that [`apply`](Self::apply) wants; `()` if it wants none and takes any.
     fn conf_type(&self) -> TypeId;
 
+    /// Whether the directive does anything; else it is accepted with a warning.
+    fn has_effect(&self) -> bool {
+        true
+    }
+
     /// Carries a statement out. Its place, block and number of arguments are checked already.
     ///
     /// # Errors
@@ -217,6 +222,10 @@ impl<C: Any, Cx> Store<Cx> for Custom<C, Cx> {
 impl<Cx: Reporter> Store<Cx> for Inert {
     fn conf_type(&self) -> TypeId {
         TypeId::of::<()>()
+    }
+
+    fn has_effect(&self) -> bool {
+        false
     }
 
     fn apply(&self, _: &mut dyn Any, cx: &mut Cx, statement: &Statement) -> Result<(), Diagnostic> {

@@ -95,6 +95,11 @@ impl<Cx> Tables<Cx> {
         name == INCLUDE || self.rows.contains_key(name)
     }
 
+    /// Whether nginx has a directive of that name.
+    pub fn is_of_nginx(&self, name: &str) -> bool {
+        name == INCLUDE || self.nginx_names.contains(&name)
+    }
+
     /// The names that nginx has and these tables do not, in the order of the list.
     pub fn missing(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.nginx_names.iter().copied().filter(|name| !self.contains(name))

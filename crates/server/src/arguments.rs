@@ -46,6 +46,8 @@ pub enum Action {
     VersionAndBuild,
     /// `gale serve`
     Serve(Serve),
+    /// `gale check`
+    Check(Check),
     /// `gale directives`
     Directives {
         /// What nginx has and Gale does not.
@@ -60,8 +62,19 @@ pub enum HelpOf {
     Program,
     /// Those of `gale serve`.
     Serve,
+    /// Those of `gale check`.
+    Check,
     /// Those of `gale directives`.
     Directives,
+}
+
+/// `gale check [FILE] [--json]`
+#[derive(Debug, PartialEq, Eq)]
+pub struct Check {
+    /// The configuration to read.
+    pub file: PathBuf,
+    /// Whether the report is JSON.
+    pub prints_json: bool,
 }
 
 /// `gale serve DIR [--tls] [--listen ADDR] [--print-config]`
@@ -99,6 +112,9 @@ impl Arguments {
         match words.peek().map(|word| word.as_bytes().to_vec()).as_deref() {
             Some(b"serve") if !is_nginx => {
                 arguments.action = Serve::parse(words.skip(1))?;
+            }
+            Some(b"check") if !is_nginx => {
+                arguments.action = Check::parse(words.skip(1))?;
             }
             Some(b"directives") if !is_nginx => {
                 arguments.action = parse_directives(words.skip(1))?;
@@ -218,6 +234,7 @@ impl Arguments {
         match of {
             HelpOf::Program => self.help_of_program(),
             HelpOf::Serve => SERVE_HELP.to_owned(),
+            HelpOf::Check => CHECK_HELP.to_owned(),
             HelpOf::Directives => DIRECTIVES_HELP.to_owned(),
         }
     }
@@ -227,8 +244,8 @@ impl Arguments {
         let own = if self.is_nginx() {
             String::new()
         } else {
-            "       gale serve DIR [--tls] [--listen ADDRESS] [--print-config]\n       gale directives [--missing]\n       \
-             gale serve|directives --help\n"
+            "       gale serve DIR [--tls] [--listen ADDRESS] [--print-config]\n       gale check [FILE] [--json]\n       \
+             gale directives [--missing]\n       gale serve|check|directives --help\n"
                 .to_owned()
         };
         format!(
@@ -285,6 +302,25 @@ impl Serve {
     }
 }
 
+impl Check {
+    fn parse(words: impl Iterator<Item = OsString>) -> Result<Action, String> {
+        let (mut file, mut prints_json) = (None, false);
+        for word in words {
+            match word.as_bytes() {
+                _ if asks_for_help(&word) => return Ok(Action::Help(HelpOf::Check)),
+                b"--json" => prints_json = true,
+                option if option.starts_with(b"-") => {
+                    return Err(format!("gale: invalid option: \"{}\"", word.to_string_lossy()));
+                }
+                _ if file.is_none() => file = Some(absolute(Path::new(&word))),
+                _ => return Err("gale: \"check\" takes one file".to_owned()),
+            }
+        }
+        let file = file.unwrap_or_else(|| PathBuf::from(version::configuration_path(true)));
+        Ok(Action::Check(Check { file, prints_json }))
+    }
+}
+
 fn parse_directives(words: impl Iterator<Item = OsString>) -> Result<Action, String> {
     let mut only_missing = false;
     for word in words {
@@ -312,6 +348,22 @@ Options:
   --listen ADDRESS  : where to listen, as the directive \"listen\" takes it (default: 127.0.0.1:8080)
   --tls             : speak TLS, with a certificate that is made on the spot and that nobody else has signed
   --print-config    : print the configuration that this would use, and exit
+
+";
+
+const CHECK_HELP: &str = "\
+Usage: gale check [FILE] [--json]
+
+Reads a configuration of nginx's and reports which of its directives are the same in gale, which differ and
+how, which are not there, and what in it is unsafe with any server. Only reads the configuration's own files,
+so that one of another machine can be checked, too. The exit status is 0 if gale would take the configuration
+as far as its text tells, else 1.
+
+  FILE          : the configuration (default: /etc/nginx/nginx.conf)
+
+Options:
+  -?,-h,--help  : this help
+  --json        : print the report as JSON
 
 ";
 
@@ -365,6 +417,8 @@ mod tests {
         assert_eq!(parse("gale -s kill").unwrap_err(), "gale: invalid option: \"-s kill\"");
         assert_eq!(parse("gale serve").unwrap_err(), "gale: \"serve\" requires a directory: gale serve DIR");
         assert_eq!(parse("gale serve a b").unwrap_err(), "gale: \"serve\" takes one directory");
+        assert_eq!(parse("gale check a b").unwrap_err(), "gale: \"check\" takes one file");
+        assert_eq!(parse("gale check --x").unwrap_err(), "gale: invalid option: \"--x\"");
     }
 
     #[test]
@@ -373,6 +427,18 @@ mod tests {
         assert_eq!(arguments.configuration_path(), Path::new("/etc/nginx/nginx.conf"));
         assert_eq!(parse("gale").unwrap().configuration_path(), Path::new("/etc/gale/gale.conf"));
         assert!(parse("nginx serve .").is_err());
+    }
+
+    #[test]
+    fn check_takes_a_file_or_nginx_s_own() {
+        let check = |line| match parse(line).unwrap().action {
+            Action::Check(check) => check,
+            other => panic!("{other:?}"),
+        };
+        let own = check("gale check");
+        assert_eq!((own.file.as_path(), own.prints_json), (Path::new("/etc/nginx/nginx.conf"), false));
+        let named = check("gale check --json /srv/x.conf");
+        assert_eq!((named.file.as_path(), named.prints_json), (Path::new("/srv/x.conf"), true));
     }
 
     #[test]

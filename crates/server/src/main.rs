@@ -5,6 +5,7 @@
 
 mod allocator;
 mod arguments;
+mod check;
 mod directives;
 mod quick;
 mod version;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
             print_to(&mut std::io::stderr(), &version::long(arguments.is_nginx()));
             ExitCode::SUCCESS
         }
+        Action::Check(check) => check::print(check),
         Action::Directives { only_missing } => directives::print(*only_missing),
         Action::Serve(serve) => quick::serve(serve),
         Action::Test { prints_texts } => test(&arguments, *prints_texts),

@@ -1,0 +1,132 @@
+//! What differs from nginx, by directive: the rows of the table in `docs/configuration.md`, so that there is one place
+//! where a difference is written down.
+
+use std::collections::HashMap;
+
+use gale_config::{Contexts, Statement};
+
+const PAGE: &str = include_str!("../../../docs/configuration.md");
+
+/// The other protocols of the directives of which the table says `and its likes`.
+const LIKES: &[&str] = &["proxy_", "fastcgi_", "scgi_", "uwsgi_", "grpc_"];
+
+/// Something that differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The directive.
+    pub name: String,
+    /// Arguments that have to be there for it to matter.
+    arguments: Vec<&'static str>,
+    /// Where it matters.
+    contexts: Contexts,
+    /// What differs, in Markdown.
+    pub text: &'static str,
+    /// The page and heading to read on, relative to the documentation's folder.
+    pub more: Option<&'static str>,
+}
+
+impl Difference {
+    fn is_about(&self, statement: &Statement, context: Contexts) -> bool {
+        let has = |wanted: &&str| statement.args.iter().any(|word| word.text == wanted.as_bytes());
+        self.contexts.overlaps(context) && self.arguments.iter().all(has)
+    }
+
+    /// Whether it is about every use of the directive in this context.
+    pub fn is_about_all(&self, context: Contexts) -> bool {
+        self.contexts.overlaps(context) && self.arguments.is_empty()
+    }
+}
+
+/// All of them, by name.
+pub struct Differences(HashMap<String, Vec<Difference>>);
+
+impl Differences {
+    pub fn new() -> Self {
+        let mut by_name: HashMap<_, Vec<_>> = HashMap::new();
+        for difference in difference_rows() {
+            by_name.entry(difference.name.clone()).or_default().push(difference);
+        }
+        Differences(by_name)
+    }
+
+    /// What differs of this statement: the row that is most particular about it.
+    pub fn of(&self, name: &str, statement: &Statement, context: Contexts) -> Option<&Difference> {
+        let rows = self.0.get(name)?.iter().filter(|row| row.is_about(statement, context));
+        rows.max_by_key(|row| (row.arguments.len(), row.contexts != Contexts::ANY))
+    }
+}
+
+/// The rows of the table, one for each name.
+pub fn difference_rows() -> Vec<Difference> {
+    let table = PAGE.split("\n### By directive\n").nth(1).and_then(|rest| rest.split("\n### ").next()).unwrap_or("");
+    table.lines().filter(|line| line.starts_with("| `")).flat_map(row).collect()
+}
+
+fn row(line: &'static str) -> Vec<Difference> {
+    let cells: Vec<&'static str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+    let [names, text, rest @ ..] = &cells[..] else { return Vec::new() };
+    let (names, remark) = names.split_once(" (").unwrap_or((names, ""));
+    let stream = Contexts::STREAM | Contexts::STREAM_SERVER;
+    let contexts = match remark {
+        "`stream`)" => stream,
+        "in `upstream`)" => Contexts::UPSTREAM,
+        _ => Contexts::ANY,
+    };
+    let more = rest.first().and_then(|cell| cell.split_once("](")?.1.split(')').next());
+    let mut differences = Vec::new();
+    // A row about a parameter of a directive (`status_zone` of `resolver`) is about no directive of that name.
+    if names.contains("` of `") {
+        return differences;
+    }
+    for name in names.split('`').skip(1).step_by(2) {
+        let mut words = name.split_ascii_whitespace();
+        let Some(name) = words.next() else { continue };
+        let arguments: Vec<&'static str> = words.filter(|word| *word != "…").collect();
+        let mut add = |name: String| {
+            differences.push(Difference { name, arguments: arguments.clone(), contexts, text, more });
+        };
+        match name.strip_prefix("proxy_").filter(|_| names.ends_with("and its likes")) {
+            Some(rest) => LIKES.iter().for_each(|prefix| add(format!("{prefix}{rest}"))),
+            None => add(name.to_owned()),
+        }
+    }
+    differences
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statement(text: &str) -> Statement {
+        let mut sources = gale_config::Sources::new();
+        let mut files = gale_config::MemoryFiles::new();
+        let parsed = gale_config::parse_text(&mut sources, &mut files, "test", text.into(), "/".as_ref());
+        parsed.statements.into_iter().next().expect("a statement")
+    }
+
+    #[test]
+    fn the_table_of_the_documentation_is_read() {
+        let rows = difference_rows();
+        assert!(rows.len() > 100, "{}", rows.len());
+        assert!(rows.iter().all(|row| !row.text.is_empty() && !row.name.contains(['(', '`', ' '])), "{rows:?}");
+        assert!(rows.iter().any(|row| row.name == "scgi_pass") && rows.iter().any(|row| row.name == "grpc_store"));
+    }
+
+    #[test]
+    fn a_difference_counts_where_it_is_about_the_statement() {
+        let differences = Differences::new();
+        let of = |text: &str, context| {
+            let statement = statement(text);
+            let name = statement.name.text.to_string();
+            differences.of(&name, &statement, context).map(|difference| difference.text)
+        };
+        let plain = of("listen 80;", Contexts::SERVER).expect("listen differs");
+        let proxied = of("listen 80 proxy_protocol;", Contexts::SERVER).expect("with a PROXY header, too");
+        assert_ne!(plain, proxied);
+        assert!(of("return 200;", Contexts::SERVER).expect("return differs").contains("304"));
+        assert!(of("return x;", Contexts::STREAM_SERVER).expect("in stream").contains("60 seconds"));
+        assert!(of("queue 10;", Contexts::UPSTREAM).is_some());
+        assert_eq!(of("server_name a;", Contexts::SERVER).map(|text| text.is_empty()), Some(false));
+        assert_eq!(of("worker_rlimit_sigpending 1;", Contexts::MAIN), None);
+    }
+}

@@ -1,0 +1,125 @@
+//! What parts of a regular expression can match.
+//!
+//! Expressions are PCRE's; those whose syntax the parser here does not know (look-around, back references) are taken to
+//! match nothing of interest, so that nothing is reported that may be wrong.
+
+use regex_syntax::ParserBuilder;
+use regex_syntax::hir::{Class, Hir, HirKind, Look};
+
+/// A regular expression that was understood.
+pub struct Expression(Hir);
+
+/// What a text that some part matches may contain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// A line feed, which ends a field of a header.
+    pub newline: bool,
+    /// A full stop, so that it may be another domain.
+    pub dot: bool,
+}
+
+impl Expression {
+    /// As PCRE would read it, without regard to case if that is said.
+    pub fn parse(text: &[u8], ignores_case: bool) -> Option<Expression> {
+        let text = std::str::from_utf8(text).ok()?;
+        let mut parser = ParserBuilder::new().case_insensitive(ignores_case).utf8(false).build();
+        // nginx knows two more spellings of a name.
+        let text = text.replace("(?'", "(?P<").replace("'", ">");
+        parser.parse(&text).ok().map(Expression)
+    }
+
+    /// The names of its groups.
+    pub fn names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        visit(&self.0, &mut |hir| {
+            if let HirKind::Capture(capture) = hir.kind() {
+                names.extend(capture.name.as_deref().map(str::to_owned));
+            }
+        });
+        names
+    }
+
+    /// What the group of this number, or of this name, may contain.
+    pub fn group(&self, is_it: impl Fn(u32, Option<&str>) -> bool) -> Option<Contents> {
+        let mut found = None;
+        visit(&self.0, &mut |hir| {
+            if let HirKind::Capture(capture) = hir.kind()
+                && is_it(capture.index, capture.name.as_deref())
+            {
+                found = Some(contents(&capture.sub));
+            }
+        });
+        found
+    }
+
+    /// Whether every match ends where the text ends.
+    pub fn is_anchored_at_end(&self) -> bool {
+        let ends = self.0.properties().look_set_suffix();
+        ends.contains(Look::End) || ends.contains(Look::EndLF) || ends.contains(Look::EndCRLF)
+    }
+}
+
+fn contents(hir: &Hir) -> Contents {
+    let mut all = Contents::default();
+    visit(hir, &mut |hir| match hir.kind() {
+        HirKind::Literal(literal) => {
+            all.newline |= literal.0.contains(&b'\n');
+            all.dot |= literal.0.contains(&b'.');
+        }
+        HirKind::Class(class) => {
+            all.newline |= has(class, '\n');
+            all.dot |= has(class, '.');
+        }
+        _ => {}
+    });
+    all
+}
+
+fn has(class: &Class, wanted: char) -> bool {
+    match class {
+        Class::Unicode(class) => class.iter().any(|range| (range.start()..=range.end()).contains(&wanted)),
+        Class::Bytes(class) => class.iter().any(|range| (range.start()..=range.end()).contains(&(wanted as u8))),
+    }
+}
+
+// As deep as the parser lets groups be nested: 250.
+fn visit(hir: &Hir, see: &mut impl FnMut(&Hir)) {
+    see(hir);
+    match hir.kind() {
+        HirKind::Repetition(repetition) => visit(&repetition.sub, see),
+        HirKind::Capture(capture) => visit(&capture.sub, see),
+        HirKind::Concat(parts) | HirKind::Alternation(parts) => parts.iter().for_each(|part| visit(part, see)),
+        HirKind::Empty | HirKind::Literal(_) | HirKind::Class(_) | HirKind::Look(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn first(text: &str) -> Contents {
+        Expression::parse(text.as_bytes(), false).expect(text).group(|number, _| number == 1).expect("a group")
+    }
+
+    #[test]
+    fn what_a_group_matches_is_known() {
+        assert_eq!(first("^/(.*)$"), Contents { newline: false, dot: true });
+        assert_eq!(first("^/([^/]*)"), Contents { newline: true, dot: true });
+        assert_eq!(first("^/([a-z]+)/x"), Contents { newline: false, dot: false });
+        assert_eq!(first(r"^/((?:a|\s)+)"), Contents { newline: true, dot: false });
+        let named = Expression::parse(b"^(?<name>[^.]+)[.]x$", true).expect("an expression");
+        assert_eq!(named.names(), ["name"]);
+        assert_eq!(named.group(|_, name| name == Some("name")), Some(Contents { newline: true, dot: false }));
+    }
+
+    #[test]
+    fn what_ends_with_the_text_is_anchored() {
+        let is = |text: &str| Expression::parse(text.as_bytes(), false).expect(text).is_anchored_at_end();
+        assert!(is("^https://a$") && is("(a$|b$)") && !is("^https://a") && !is("(a$|b)"));
+    }
+
+    #[test]
+    fn what_is_not_understood_says_nothing() {
+        assert!(Expression::parse(b"(?!x)(.*)", false).is_none() && Expression::parse(b"\xff(", false).is_none());
+    }
+}

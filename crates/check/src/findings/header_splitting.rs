@@ -1,0 +1,42 @@
+//! Values with a line feed that a client chose: what follows it is a field, or a request, of the client's.
+
+use super::Check;
+use crate::report::Severity;
+use crate::tree::{Node, Tree};
+use crate::variables::{Variables, names_in};
+
+pub const CHECK: Check = Check {
+    name: "header_splitting",
+    severity: Severity::High,
+    advice: "Use $request_uri, which is as the client sent it, or an expression that matches no line feed: [^/\\s]+ for \
+             [^/]+.",
+    run,
+};
+
+fn run(tree: &Tree<'_>, variables: &Variables<'_, '_>, found: &mut dyn FnMut(usize, String)) {
+    for (number, node) in tree.nodes.iter().enumerate() {
+        let Some(value) = value_in_a_head(node) else { continue };
+        let splits = |name: &&str| variables.contents(name, number).newline;
+        if let Some(name) = names_in(value).find(splits) {
+            let directive = bstr::BStr::new(node.name());
+            found(
+                number,
+                format!("${name} may have a line feed, which would end the field that \"{directive}\" makes"),
+            );
+        }
+    }
+}
+
+/// What of a directive gets into the head of a response or a request.
+fn value_in_a_head<'s>(node: &Node<'s>) -> Option<&'s [u8]> {
+    match node.name() {
+        b"return" => match node.arg(0) {
+            b"301" | b"302" | b"303" | b"307" | b"308" => Some(node.arg(1)),
+            url if node.statement.args.len() == 1 && url.contains(&b':') => Some(url),
+            _ => None,
+        },
+        b"add_header" | b"proxy_set_header" | b"grpc_set_header" => Some(node.arg(1)),
+        b"proxy_pass" => Some(node.arg(0)),
+        _ => None,
+    }
+}

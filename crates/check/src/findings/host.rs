@@ -1,0 +1,29 @@
+//! `proxy_set_header Host $http_host`: the application is told whatever the client wrote.
+
+use bstr::ByteSlice;
+
+use super::Check;
+use crate::report::Severity;
+use crate::tree::Tree;
+use crate::variables::{Variables, names_in};
+
+pub const CHECK: Check = Check {
+    name: "host_spoofing",
+    severity: Severity::Medium,
+    advice: "Use $host: the name that chose the server, which `listen … default_server` with `return 444` can bound.",
+    run,
+};
+
+fn run(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usize, String)) {
+    for directive in ["proxy_set_header", "grpc_set_header", "fastcgi_param", "uwsgi_param", "scgi_param"] {
+        for (number, node) in tree.named(directive) {
+            let is_host = [&b"host"[..], b"http_host"].iter().any(|name| node.arg(0).eq_ignore_ascii_case(name));
+            // A parameter of that name is what CGI wants.
+            let is_host = is_host && !(directive.ends_with("_param") && node.arg(1).trim() == b"$http_host");
+            let of_client = |name: &&str| *name == "http_host" || name.starts_with("arg_");
+            if let Some(name) = names_in(node.arg(1)).find(of_client).filter(|_| is_host) {
+                found(number, format!("the application gets ${name} as its own name, whatever the client wrote"));
+            }
+        }
+    }
+}

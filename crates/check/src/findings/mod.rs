@@ -1,0 +1,61 @@
+//! What is unsafe in a configuration, whichever server reads it: the traps that people have fallen into, a file each.
+
+mod access;
+mod add_header;
+mod alias;
+mod conditions;
+mod header_splitting;
+mod host;
+mod origins;
+mod proxied_address;
+
+use std::cell::RefCell;
+
+use gale_config::Sources;
+
+use crate::report::{Finding, PLACES_MAX, Place, Severity};
+use crate::tree::Tree;
+use crate::variables::Variables;
+
+/// One check. The number that it tells of is a statement's.
+struct Check {
+    name: &'static str,
+    severity: Severity,
+    advice: &'static str,
+    run: fn(&Tree<'_>, &Variables<'_, '_>, &mut dyn FnMut(usize, String)),
+}
+
+const CHECKS: &[&Check] = &[
+    &alias::TRAVERSAL,
+    &header_splitting::CHECK,
+    &proxied_address::CHECK,
+    &host::CHECK,
+    &origins::EXPRESSION,
+    &origins::NO_REFERER,
+    &access::CHECK,
+    &add_header::LOST,
+    &add_header::SEVERAL_LINES,
+    &conditions::CHECK,
+];
+
+/// What the checks find, the worst first; of each check the first [`PLACES_MAX`].
+pub fn find(tree: &Tree<'_>, sources: &Sources) -> Vec<Finding> {
+    let variables = Variables::new(tree);
+    let findings = RefCell::new(Vec::new());
+    for check in CHECKS {
+        let mut count = 0;
+        (check.run)(tree, &variables, &mut |number, message| {
+            let span = tree.nodes[number].statement.span;
+            if count < PLACES_MAX
+                && let Some(place) = Place::of(span, sources)
+            {
+                count += 1;
+                let Check { name, severity, advice, .. } = **check;
+                findings.borrow_mut().push(Finding { check: name, severity, message, advice, place });
+            }
+        });
+    }
+    let mut findings = findings.into_inner();
+    findings.sort_by_key(|finding| finding.severity);
+    findings
+}

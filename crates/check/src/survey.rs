@@ -1,0 +1,84 @@
+//! What becomes of each directive: the tables and the documentation's differences decide.
+
+use std::collections::HashMap;
+
+use bstr::ByteSlice;
+use gale_config::{Diagnostic, Sources, Tables};
+
+use crate::differences::{Difference, Differences};
+use crate::report::{Directive, PLACES_MAX, Place, Problem, Verdict};
+use crate::tree::{Node, Tree};
+
+/// What is said of each name, and why the configuration would be refused besides.
+pub fn survey<Cx>(tree: &Tree<'_>, sources: &Sources, tables: &Tables<Cx>) -> (Vec<Directive>, Vec<Problem>) {
+    let differences = Differences::new();
+    let mut found: HashMap<(Verdict, &[u8], &str), Directive> = HashMap::new();
+    let mut problems = Vec::new();
+    for node in &tree.nodes {
+        let (verdict, difference) = match judge(node, tables, &differences) {
+            Ok(judged) => judged,
+            Err(error) => {
+                if problems.len() < PLACES_MAX {
+                    problems.push(problem(&error, sources));
+                }
+                continue;
+            }
+        };
+        let text = difference.map_or("", |difference| difference.text);
+        let directive = found.entry((verdict, node.name(), text)).or_insert_with(|| Directive {
+            name: node.name().to_str_lossy().into_owned(),
+            verdict,
+            count: 0,
+            text: match verdict {
+                Verdict::Unknown => meant(node, tables),
+                _ => text.to_owned(),
+            },
+            more: difference.and_then(|difference| difference.more),
+            places: Vec::new(),
+        });
+        directive.count += 1;
+        let is_missing = matches!(verdict, Verdict::Missing | Verdict::Unknown);
+        let places_max = if is_missing { PLACES_MAX } else { 1 };
+        if directive.places.len() < places_max {
+            directive.places.extend(Place::of(node.statement.name.span, sources));
+        }
+    }
+    let mut directives: Vec<Directive> = found.into_values().collect();
+    directives
+        .sort_by(|one, other| (one.verdict, &one.name, &one.text).cmp(&(other.verdict, &other.name, &other.text)));
+    (directives, problems)
+}
+
+fn judge<'d, Cx>(
+    node: &Node<'_>,
+    tables: &Tables<Cx>,
+    differences: &'d Differences,
+) -> Result<(Verdict, Option<&'d Difference>), Diagnostic> {
+    let name = node.name().to_str().unwrap_or("");
+    if node.statement.broken.is_none() && !tables.contains(name) {
+        let verdict = if tables.is_of_nginx(name) { Verdict::Missing } else { Verdict::Unknown };
+        return Ok((verdict, None));
+    }
+    let row = tables.find(node.statement, node.context)?.directive;
+    let difference = differences.of(name, node.statement, node.context);
+    let verdict = match difference {
+        _ if !row.store.has_effect() => Verdict::NoEffect,
+        _ if !tables.is_of_nginx(name) => Verdict::Own,
+        Some(_) => Verdict::Different,
+        None => Verdict::Same,
+    };
+    Ok((verdict, difference))
+}
+
+/// What may have been meant, in the words of the configuration's own error.
+fn meant<Cx>(node: &Node<'_>, tables: &Tables<Cx>) -> String {
+    tables.find(node.statement, node.context).err().and_then(|error| error.hint).unwrap_or_default()
+}
+
+fn problem(error: &Diagnostic, sources: &Sources) -> Problem {
+    Problem {
+        message: error.message.clone(),
+        hint: error.hint.clone(),
+        place: error.span.and_then(|span| Place::of(span, sources)),
+    }
+}
