@@ -10,12 +10,13 @@ const PAGE: &str = include_str!("../../../docs/configuration.md");
 /// The other protocols of the directives of which the table says `and its likes`.
 const LIKES: &[&str] = &["proxy_", "fastcgi_", "scgi_", "uwsgi_", "grpc_"];
 
+const STREAM: Contexts = Contexts::STREAM.or(Contexts::STREAM_SERVER);
+
 /// Something that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The directive.
     pub name: String,
-    /// Arguments that have to be there for it to matter.
     arguments: Vec<&'static str>,
     /// Where it matters.
     contexts: Contexts,
@@ -31,9 +32,9 @@ impl Difference {
         self.contexts.overlaps(context) && self.arguments.iter().all(has)
     }
 
-    /// Whether it is about every use of the directive in this context.
-    pub fn is_about_all(&self, context: Contexts) -> bool {
-        self.contexts.overlaps(context) && self.arguments.is_empty()
+    /// Arguments that have to be there for it to matter.
+    pub fn arguments(&self) -> &[&'static str] {
+        &self.arguments
     }
 }
 
@@ -43,7 +44,7 @@ pub struct Differences(HashMap<String, Vec<Difference>>);
 impl Differences {
     pub fn new() -> Self {
         let mut by_name: HashMap<_, Vec<_>> = HashMap::new();
-        for difference in difference_rows() {
+        for difference in rows() {
             by_name.entry(difference.name.clone()).or_default().push(difference);
         }
         Differences(by_name)
@@ -56,8 +57,21 @@ impl Differences {
     }
 }
 
+/// What differs of a directive that may stand in these contexts, in the order of the table.
+pub fn differences(name: &str, contexts: Contexts) -> Vec<Difference> {
+    let mut rows = rows();
+    rows.retain(|row| row.name == name && row.contexts.overlaps(contexts));
+    // A row that is about these contexts alone stands for one about all.
+    if rows.iter().any(|row| row.contexts != Contexts::ANY && contexts.is_subset(row.contexts)) {
+        rows.retain(|row| row.contexts != Contexts::ANY);
+    } else if !contexts.overlaps(Contexts::STREAM | Contexts::STREAM_SERVER | Contexts::STREAM_UPSTREAM) {
+        rows.retain(|row| row.contexts != STREAM);
+    }
+    rows
+}
+
 /// The rows of the table, one for each name.
-pub fn difference_rows() -> Vec<Difference> {
+fn rows() -> Vec<Difference> {
     let table = PAGE.split("\n### By directive\n").nth(1).and_then(|rest| rest.split("\n### ").next()).unwrap_or("");
     table.lines().filter(|line| line.starts_with("| `")).flat_map(row).collect()
 }
@@ -66,9 +80,8 @@ fn row(line: &'static str) -> Vec<Difference> {
     let cells: Vec<&'static str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
     let [names, text, rest @ ..] = &cells[..] else { return Vec::new() };
     let (names, remark) = names.split_once(" (").unwrap_or((names, ""));
-    let stream = Contexts::STREAM | Contexts::STREAM_SERVER;
     let contexts = match remark {
-        "`stream`)" => stream,
+        "`stream`)" => STREAM,
         "in `upstream`)" => Contexts::UPSTREAM,
         _ => Contexts::ANY,
     };
@@ -106,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_table_of_the_documentation_is_read() {
-        let rows = difference_rows();
+        let rows = rows();
         assert!(rows.len() > 100, "{}", rows.len());
         assert!(rows.iter().all(|row| !row.text.is_empty() && !row.name.contains(['(', '`', ' '])), "{rows:?}");
         assert!(rows.iter().any(|row| row.name == "scgi_pass") && rows.iter().any(|row| row.name == "grpc_store"));

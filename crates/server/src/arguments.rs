@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use gale_process::Command;
 
+use crate::directives::Form;
 use crate::version;
 
 /// What the command line asks for.
@@ -49,10 +50,7 @@ pub enum Action {
     /// `gale check`
     Check(Check),
     /// `gale directives`
-    Directives {
-        /// What nginx has and Gale does not.
-        only_missing: bool,
-    },
+    Directives(Form),
 }
 
 /// Whose options are explained.
@@ -245,7 +243,7 @@ impl Arguments {
             String::new()
         } else {
             "       gale serve DIR [--tls] [--listen ADDRESS] [--print-config]\n       gale check [FILE] [--json]\n       \
-             gale directives [--missing]\n       gale serve|check|directives --help\n"
+             gale directives [--missing | --man | --pages DIR]\n       gale serve|check|directives --help\n"
                 .to_owned()
         };
         format!(
@@ -322,15 +320,20 @@ impl Check {
 }
 
 fn parse_directives(words: impl Iterator<Item = OsString>) -> Result<Action, String> {
-    let mut only_missing = false;
-    for word in words {
+    let (mut words, mut form) = (words, Form::Text);
+    while let Some(word) = words.next() {
         match word.as_bytes() {
             _ if asks_for_help(&word) => return Ok(Action::Help(HelpOf::Directives)),
-            b"--missing" => only_missing = true,
+            b"--missing" => form = Form::Missing,
+            b"--man" => form = Form::Manual,
+            b"--pages" => {
+                let directory = words.next().ok_or("gale: option \"--pages\" requires a directory")?;
+                form = Form::Pages(PathBuf::from(directory));
+            }
             _ => return Err(format!("gale: invalid option: \"{}\"", word.to_string_lossy())),
         }
     }
-    Ok(Action::Directives { only_missing })
+    Ok(Action::Directives(form))
 }
 
 /// Where a word of its own asks for help, on the whole command line.
@@ -368,13 +371,15 @@ Options:
 ";
 
 const DIRECTIVES_HELP: &str = "\
-Usage: gale directives [--missing]
+Usage: gale directives [--missing | --man | --pages DIR]
 
 Prints the reference of all directives.
 
 Options:
   -?,-h,--help  : this help
   --missing     : print what nginx has and gale has not
+  --man         : print the manual page gale.conf(5)
+  --pages DIR   : write the reference as pages in Markdown into DIR
 
 ";
 

@@ -48,7 +48,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Action::Check(check) => check::print(check),
-        Action::Directives { only_missing } => directives::print(*only_missing),
+        Action::Directives(form) => directives::print(form),
         Action::Serve(serve) => quick::serve(serve),
         Action::Test { prints_texts } => test(&arguments, *prints_texts),
         Action::Signal(command) => signal(&arguments, *command),
