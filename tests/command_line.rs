@@ -464,3 +464,24 @@ fn debian_s_default_configuration_runs_under_nginx_s_name() {
     }
     server.stop();
 }
+
+#[test]
+fn completion_knows_every_command_and_option() {
+    let directory = Directory::new();
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/completions");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("a completion");
+    let shells = [read("gale.bash"), read("_gale"), read("gale.fish")];
+    for command in [&["--help"][..], &["serve", "--help"], &["check", "--help"], &["directives", "--help"]] {
+        let help = run(&directory, command).stdout;
+        let options = help.lines().filter_map(|line| line.trim_start().strip_prefix('-'));
+        let names = options.filter_map(|line| line.split([' ', ',']).find(|name| *name != "?" && *name != "-?"));
+        let names: Vec<&str> = names.map(|name| name.trim_start_matches('-')).collect();
+        assert!(names.len() > 1, "{help}");
+        for (name, shell) in names.iter().flat_map(|name| shells.iter().map(move |shell| (name, shell))) {
+            let spellings = [format!("-{name}"), format!(" -s {name} "), format!(" -l {name} ")];
+            assert!(spellings.iter().any(|spelling| shell.contains(spelling)), "{name} is missing in\n{shell}");
+        }
+        let command = command.first().filter(|word| !word.starts_with('-'));
+        assert!(shells.iter().all(|shell| command.is_none_or(|command| shell.contains(command))));
+    }
+}

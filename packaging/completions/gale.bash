@@ -1,0 +1,28 @@
+# Completion of gale for bash.
+_gale() {
+    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
+    COMPREPLY=()
+    case $before in
+        -s) mapfile -t COMPREPLY < <(compgen -W "stop quit reopen reload" -- "$word") && return ;;
+        -c | -e) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -f -- "$word") && return ;;
+        -p | --pages) compopt -o filenames && mapfile -t COMPREPLY < <(compgen -d -- "$word") && return ;;
+        -g | --listen) return ;;
+    esac
+    case ${COMP_WORDS[1]} in
+        serve)
+            mapfile -t COMPREPLY < <(compgen -d -W "--tls --listen --print-config --help" -- "$word")
+            ;;
+        check)
+            mapfile -t COMPREPLY < <(compgen -f -W "--json --help" -- "$word")
+            ;;
+        directives)
+            mapfile -t COMPREPLY < <(compgen -W "--missing --man --pages --help" -- "$word")
+            ;;
+        *)
+            local commands="-h -v -V -t -T -q -s -p -e -c -g"
+            [ "$COMP_CWORD" -gt 1 ] || commands="$commands serve check directives"
+            mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$word")
+            ;;
+    esac
+}
+complete -F _gale gale
