@@ -471,7 +471,9 @@ fn completion_knows_every_command_and_option() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/completions");
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("a completion");
     let shells = [read("gale.bash"), read("_gale"), read("gale.fish")];
-    for command in [&["--help"][..], &["serve", "--help"], &["check", "--help"], &["directives", "--help"]] {
+    for command in
+        [&["--help"][..], &["serve", "--help"], &["reload", "--help"], &["check", "--help"], &["directives", "--help"]]
+    {
         let help = run(&directory, command).stdout;
         let options = help.lines().filter_map(|line| line.trim_start().strip_prefix('-'));
         let names = options.filter_map(|line| line.split([' ', ',']).find(|name| *name != "?" && *name != "-?"));

@@ -20,7 +20,7 @@ _gale() {
             ;;
         *)
             local commands="-h -v -V -t -T -q -s -p -e -c -g"
-            [ "$COMP_CWORD" -gt 1 ] || commands="$commands serve check directives"
+            [ "$COMP_CWORD" -gt 1 ] || commands="$commands serve reload check directives"
             mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$word")
             ;;
     esac

@@ -1,7 +1,6 @@
 //! What `main` calls: start, test, signal, or the part that a master gave us.
 
 use gale_base::log_level::Level;
-use std::fmt;
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,7 +11,7 @@ use rustix::process::Pid;
 
 use super::bundle::Bundle;
 use super::daemon::{self, Forked, Waiting};
-use super::errors::{ErrorLog, KeptLog, Report, StderrLog, errno_text, say};
+use super::errors::{ErrorLog, KeptLog, Report, SignalError, StderrLog, errno_text, say};
 use super::helper;
 use super::listen;
 use super::master::{Master, Start};
@@ -127,21 +126,6 @@ impl FromStr for Command {
             "reload" => Ok(Command::Reload),
             _ => Err(()),
         }
-    }
-}
-
-/// Why a signal could not be sent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SignalError {
-    /// nginx's level for it.
-    pub level: Level,
-    /// nginx's words.
-    pub message: String,
-}
-
-impl fmt::Display for SignalError {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "[{}] {}", self.level.name(), self.message)
     }
 }
 

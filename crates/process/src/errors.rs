@@ -65,6 +65,21 @@ impl ErrorLog for KeptLog {
     }
 }
 
+/// Why a signal or an order could not be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignalError {
+    /// nginx's level for it.
+    pub level: Level,
+    /// nginx's words.
+    pub message: String,
+}
+
+impl fmt::Display for SignalError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "[{}] {}", self.level.name(), self.message)
+    }
+}
+
 /// What is wrong with a configuration, or worth a warning.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {

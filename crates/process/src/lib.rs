@@ -16,6 +16,7 @@
 
 mod bundle;
 mod command;
+mod control;
 mod daemon;
 mod errors;
 mod helper;
@@ -39,8 +40,9 @@ mod user;
 mod worker;
 
 pub use bundle::{Bundle, BundleResources, PROTOCOL_VERSION};
-pub use command::{Command, SignalError, inherited_role, run_role, send_signal, start, test};
-pub use errors::{ErrorLog, Report, ReportEntry, ResourceError, StderrLog, errno_text};
+pub use command::{Command, inherited_role, run_role, send_signal, start, test};
+pub use control::{Reloaded, reload};
+pub use errors::{ErrorLog, Report, ReportEntry, ResourceError, SignalError, StderrLog, errno_text};
 pub use listen::{KeepAlive, ListenAddress, ListenSpec, Listener, ListenerHandle, SocketKind, stop_deferring};
 pub use lock_file::{LockFile, LockGuard, LockHandle, TryLockError};
 pub use log_file::{LogFile, LogHandle};

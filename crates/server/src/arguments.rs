@@ -47,6 +47,8 @@ pub enum Action {
     VersionAndBuild,
     /// `gale serve`
     Serve(Serve),
+    /// `gale reload`
+    Reload,
     /// `gale check`
     Check(Check),
     /// `gale directives`
@@ -60,6 +62,8 @@ pub enum HelpOf {
     Program,
     /// Those of `gale serve`.
     Serve,
+    /// Those of `gale reload`.
+    Reload,
     /// Those of `gale check`.
     Check,
     /// Those of `gale directives`.
@@ -110,6 +114,17 @@ impl Arguments {
         match words.peek().map(|word| word.as_bytes().to_vec()).as_deref() {
             Some(b"serve") if !is_nginx => {
                 arguments.action = Serve::parse(words.skip(1))?;
+            }
+            Some(b"reload") if !is_nginx => {
+                words.next();
+                while let Some(word) = words.next() {
+                    arguments.apply(&word, &mut words)?;
+                }
+                arguments.action = match arguments.action {
+                    Action::Start => Action::Reload,
+                    Action::Help(_) => Action::Help(HelpOf::Reload),
+                    _ => return Err("gale: \"reload\" takes the options -c, -e, -g and -p".to_owned()),
+                };
             }
             Some(b"check") if !is_nginx => {
                 arguments.action = Check::parse(words.skip(1))?;
@@ -232,6 +247,7 @@ impl Arguments {
         match of {
             HelpOf::Program => self.help_of_program(),
             HelpOf::Serve => SERVE_HELP.to_owned(),
+            HelpOf::Reload => RELOAD_HELP.to_owned(),
             HelpOf::Check => CHECK_HELP.to_owned(),
             HelpOf::Directives => DIRECTIVES_HELP.to_owned(),
         }
@@ -242,8 +258,9 @@ impl Arguments {
         let own = if self.is_nginx() {
             String::new()
         } else {
-            "       gale serve DIR [--tls] [--listen ADDRESS] [--print-config]\n       gale check [FILE] [--json]\n       \
-             gale directives [--missing | --man | --pages DIR]\n       gale serve|check|directives --help\n"
+            "       gale serve DIR [--tls] [--listen ADDRESS] [--print-config]\n       gale reload [-c filename]\n       \
+             gale check [FILE] [--json]\n       \
+             gale directives [--missing | --man | --pages DIR]\n       gale serve|reload|check|directives --help\n"
                 .to_owned()
         };
         format!(
@@ -354,6 +371,21 @@ Options:
 
 ";
 
+const RELOAD_HELP: &str = "\
+Usage: gale reload [-p prefix] [-c filename] [-g directives]
+
+Has the server read its configuration again, and waits for the result: prints the errors and warnings, and
+exits with 0 if the new configuration is in force, else with 1. Only for root and the user who started the
+server. (gale -s reload sends a signal and does not wait.)
+
+Options:
+  -?,-h,--help   : this help
+  -p prefix      : set prefix path
+  -c filename    : the configuration, which names the pid file
+  -g directives  : set global directives out of configuration file
+
+";
+
 const CHECK_HELP: &str = "\
 Usage: gale check [FILE] [--json]
 
@@ -422,6 +454,7 @@ mod tests {
         assert_eq!(parse("gale -s kill").unwrap_err(), "gale: invalid option: \"-s kill\"");
         assert_eq!(parse("gale serve").unwrap_err(), "gale: \"serve\" requires a directory: gale serve DIR");
         assert_eq!(parse("gale serve a b").unwrap_err(), "gale: \"serve\" takes one directory");
+        assert!(parse("gale reload -t").unwrap_err().starts_with("gale: \"reload\" takes the options"));
         assert_eq!(parse("gale check a b").unwrap_err(), "gale: \"check\" takes one file");
         assert_eq!(parse("gale check --x").unwrap_err(), "gale: invalid option: \"--x\"");
     }
@@ -432,6 +465,14 @@ mod tests {
         assert_eq!(arguments.configuration_path(), Path::new("/etc/nginx/nginx.conf"));
         assert_eq!(parse("gale").unwrap().configuration_path(), Path::new("/etc/gale/gale.conf"));
         assert!(parse("nginx serve .").is_err());
+    }
+
+    #[test]
+    fn reload_takes_the_options_that_find_the_pid_file() {
+        let arguments = parse("gale reload -c /etc/x.conf").unwrap();
+        assert_eq!(arguments.action, Action::Reload);
+        assert_eq!(arguments.configuration_path(), Path::new("/etc/x.conf"));
+        assert_eq!(parse("gale reload --help").unwrap().action, Action::Help(HelpOf::Reload));
     }
 
     #[test]

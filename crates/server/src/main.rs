@@ -11,6 +11,7 @@ mod quick;
 mod version;
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use gale_config::DiskFiles;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Action::Serve(serve) => quick::serve(serve),
         Action::Test { prints_texts } => test(&arguments, *prints_texts),
         Action::Signal(command) => signal(&arguments, *command),
+        Action::Reload => reload(&arguments),
         Action::Start => gale_process::start(Server::new(&ORDER), request(&arguments)),
     }
 }
@@ -112,21 +114,41 @@ fn print_texts(server: &Server) {
     }
 }
 
-/// `-s`: the pid file is where the configuration says.
+/// `-s`
 fn signal(arguments: &Arguments, command: gale_process::Command) -> ExitCode {
-    let request = request(arguments);
-    let settings = match configuration::main_settings(&ORDER, &request, &mut DiskFiles) {
-        Ok(settings) => settings,
-        Err(report) => {
-            eprint!("{}", report.render(&request.program));
-            return ExitCode::FAILURE;
-        }
-    };
-    match gale_process::send_signal(&settings.pid_path, command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{}: {error}", request.program);
+    let sent = pid_path(arguments).map(|path| gale_process::send_signal(&path, command));
+    match sent {
+        Some(Ok(())) => ExitCode::SUCCESS,
+        Some(Err(error)) => {
+            eprintln!("{}: {error}", arguments.program);
             ExitCode::FAILURE
         }
+        None => ExitCode::FAILURE,
     }
+}
+
+/// `gale reload`
+fn reload(arguments: &Arguments) -> ExitCode {
+    let program = &arguments.program;
+    let is_in_force = match pid_path(arguments).map(|path| gale_process::reload(&path)) {
+        Some(Ok(reloaded)) => {
+            eprint!("{}", reloaded.text);
+            reloaded.is_in_force
+        }
+        Some(Err(error)) => {
+            eprintln!("{program}: {error}");
+            return ExitCode::FAILURE;
+        }
+        // The file is not good enough to be asked for.
+        None => false,
+    };
+    let (which, code) = if is_in_force { ("new", ExitCode::SUCCESS) } else { ("old", ExitCode::FAILURE) };
+    eprintln!("{program}: the {which} configuration {} in force", if is_in_force { "is" } else { "stays" });
+    code
+}
+
+/// The pid file is where the configuration says. What keeps it from being understood is printed.
+fn pid_path(arguments: &Arguments) -> Option<PathBuf> {
+    let settings = configuration::main_settings(&ORDER, &request(arguments), &mut DiskFiles);
+    settings.map(|settings| settings.pid_path).map_err(|report| eprint!("{}", report.render(&arguments.program))).ok()
 }

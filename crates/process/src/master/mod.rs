@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!               ┌ signals.rs   what each signal asks for, a new binary included
-//!   one round ──┼ links.rs     what the worker processes and the helper of a reload say
+//!   one round ──┼ control.rs   what the control socket asks for
+//!               ├ links.rs     what the worker processes and the helper of a reload say
 //!               └ deadlines    of whatever has one, in mod.rs
 //!
 //!   workers.rs   worker processes: started, ready, dead, started again
@@ -18,6 +19,7 @@
 //! It parses nothing, resolves nothing, waits for no process. Whatever it opens itself (the pid file, log files on
 //! USR1) is local and small.
 
+mod control;
 mod ending;
 mod links;
 mod logs;
@@ -31,9 +33,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gale_base::log_level::Level;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Pid;
 
+use self::control::Control;
 use self::reload::Reload;
 use self::stop::{LastAccepting, Stop};
 use self::workers::{Respawn, WorkerProcess};
@@ -79,6 +83,7 @@ pub(super) struct Master<P: Program> {
     next_look: Instant,
     reload: Option<Reload>,
     reload_wanted: bool,
+    control: Control,
     respawn: Respawn,
     stop: Option<Stop>,
     /// In a graceful stop.
@@ -114,6 +119,7 @@ impl<P: Program> Master<P> {
             next_look: Instant::now(),
             reload: None,
             reload_wanted: false,
+            control: Control::default(),
             respawn: Respawn { at: None, pause: Duration::ZERO },
             stop: None,
             last_accepting: None,
@@ -131,12 +137,16 @@ impl<P: Program> Master<P> {
     pub fn run(mut self) -> ExitCode {
         // Only cosmetic: the name in `top`.
         let _ = rustix::thread::set_name(c"gale master");
+        if let Err(message) = self.control.begin() {
+            self.log.write(Level::Warn, &message);
+        }
         self.spawn_worker();
         while !self.is_done() {
             self.wait();
             while let Some(arrived) = self.signals.next() {
                 self.handle_signal(&arrived);
             }
+            self.handle_control();
             self.handle_links();
             self.handle_time(Instant::now());
         }
@@ -156,6 +166,7 @@ impl<P: Program> Master<P> {
             _ => None,
         };
         polled.extend(links.chain(helper).map(|link| PollFd::new(link, link.interest())));
+        polled.extend(self.control.polled());
         let timeout = self.next_deadline().map(|at| timespec(at.saturating_duration_since(Instant::now())));
         // An interrupted wait is a short one.
         let _ = rustix::event::poll(&mut polled, timeout.as_ref());

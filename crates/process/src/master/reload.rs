@@ -17,6 +17,7 @@ use rustix::process::{Pid, Resource, Rlimit};
 use super::Master;
 use super::workers::{WorkerPhase, WorkerProcess};
 use crate::bundle::Bundle;
+use crate::control::Ending;
 use crate::errors::{IN_FORCE, OLD_STAYS, Report, errno_text};
 use crate::link::{Link, Message, Received};
 use crate::listen;
@@ -60,11 +61,12 @@ pub(super) enum Reload {
 impl<P: Program> Master<P> {
     pub(super) fn reconfigure(&mut self) {
         if self.stop.is_some() {
-            return;
+            return self.control.refuse_all("the server is stopping\n");
         }
         // In an upgrade, HUP brings the old binary's worker back.
         if self.resting && self.new_binary.is_some() {
             self.resting = false;
+            self.control.answer_waiting(Ending::Done, "the worker process is back\n");
             return self.spawn_worker();
         }
         if self.reload.is_some() || !self.serving_since_start {
@@ -73,6 +75,7 @@ impl<P: Program> Master<P> {
             return;
         }
         self.log.write(Level::Notice, "reconfiguring");
+        self.control.reload_begins();
         self.notifier.reloading();
         let started = self.executable.start(Role::Helper, &self.bundle.request.program, &self.bundle.settings);
         let sent = started.and_then(|(pid, mut link)| {
@@ -97,7 +100,10 @@ impl<P: Program> Master<P> {
 
     pub(super) fn handle_helper(&mut self, received: Received) {
         match received {
-            Received::Message(Message::Log { level, message }) => self.log.write(level, &message),
+            Received::Message(Message::Log { level, message }) => {
+                self.control.say(&self.bundle.request.program, level, &message);
+                self.log.write(level, &message);
+            }
             Received::Message(Message::Refused { report, .. }) => self.reject(report),
             Received::BundleLost { .. } => {
                 let text = "the master process has too many open files to receive the new configuration";
@@ -230,6 +236,7 @@ impl<P: Program> Master<P> {
 
     pub(super) fn finish_commit(&mut self) {
         self.notifier.ready();
+        self.control.reload_ended(Ending::Done, "");
         self.take_up_wanted_reload();
     }
 
@@ -295,6 +302,7 @@ impl<P: Program> Master<P> {
         }
         report.log_to(&*self.log);
         self.log.write(Level::Error, OLD_STAYS);
+        self.control.reload_ended(Ending::Refused, &report.render(&self.bundle.request.program));
         self.notifier.ready();
         self.take_up_wanted_reload();
     }
@@ -308,6 +316,7 @@ impl<P: Program> Master<P> {
 
     pub(super) fn drop_reload(&mut self) {
         self.reload_wanted = false;
+        self.control.refuse_all("the server is stopping\n");
         match self.reload.take() {
             Some(Reload::Helping { pid, .. }) => self.kill(pid, rustix::process::Signal::KILL),
             Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) => {

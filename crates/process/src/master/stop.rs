@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal};
 use super::Master;
 use super::reload::Reload;
 use super::workers::{WorkerPhase, WorkerProcess};
+use crate::control::Ending;
 use crate::errors::{IN_FORCE, OLD_STAYS};
 use crate::link::Message;
 use crate::listen::{self, ListenerHandle};
@@ -96,6 +97,9 @@ impl<P: Program> Master<P> {
             Some(_) => Some((Level::Error, OLD_STAYS)),
             None => None,
         };
+        if let Some((Level::Notice, _)) = end {
+            self.control.reload_ended(Ending::Done, "");
+        }
         self.drop_reload();
         if let Some((level, text)) = end {
             self.log.write(level, text);
