@@ -22,8 +22,8 @@ use gale_engine::module::Order;
 use gale_engine::serve::{Server, Serving};
 use gale_modules::order::ORDER;
 use gale_process::{
-    Account, BuildRequest, ListenAddress, ListenSpec, Listener, ListenerHandle, LockFile, LockHandle, LogFile,
-    LogHandle, Program, ResourceError, Resources, Worker, WorkerSlot,
+    Account, BuildRequest, DataHandle, ListenAddress, ListenSpec, Listener, ListenerHandle, LockFile, LockHandle,
+    LogFile, LogHandle, Program, ResourceError, Resources, Worker, WorkerSlot,
 };
 use gale_runtime::simulation::Simulation;
 use gale_runtime::{EventLoop, LoopOptions, SocketAddress, spawn};
@@ -168,6 +168,10 @@ impl Resources for SimulatedResources<'_> {
     }
 
     fn secret(&mut self, _path: &Path) -> io::Result<Vec<u8>> {
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    fn data_file(&mut self, _path: &Path) -> io::Result<DataHandle> {
         Err(io::ErrorKind::NotFound.into())
     }
 

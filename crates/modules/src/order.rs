@@ -10,10 +10,10 @@ use gale_stream::session::phases::Phase as StreamPhase;
 use crate::http::test_hooks;
 use crate::http::{
     access, acme, addition, api, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core,
-    dav, empty_gif, fastcgi, flv, geo, grpc, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req, log,
-    map, memcached, mirror, mp4, not_modified, postpone, proxy, random_index, range, realip, realpath_root, referer,
-    rewrite, scgi, secure_link, slice, split_clients, ssi, ssl, static_files, stub_status, sub, try_files, tunnel,
-    upstream, userid, uwsgi, v2, variables,
+    dav, empty_gif, fastcgi, flv, geo, geoip, grpc, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req,
+    log, map, memcached, mirror, mp4, not_modified, postpone, proxy, random_index, range, realip, realpath_root,
+    referer, rewrite, scgi, secure_link, slice, split_clients, ssi, ssl, static_files, stub_status, sub, try_files,
+    tunnel, upstream, userid, uwsgi, v2, variables,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -86,6 +86,7 @@ const MODULES: &[&Module] = &[
     &browser::MODULE,
     &map::MODULE,
     &geo::MODULE,
+    &geoip::MODULE,
     &split_clients::MODULE,
     &stream::core::MODULE,
     &stream::variables::COMMON,
@@ -99,6 +100,7 @@ const MODULES: &[&Module] = &[
     &stream::access::MODULE,
     &stream::realip::MODULE,
     &stream::geo::MODULE,
+    &stream::geoip::MODULE,
     &stream::map::MODULE,
     &stream::split_clients::MODULE,
     &stream::return_text::MODULE,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   memfd:   "GALEBNDL"  version u32  manifest length u64  │ manifest (JSON) │ contents of files, back to back
-//!   beside:  descriptors of sockets, logs and lock files; the manifest refers to them by position
+//!   beside:  descriptors of sockets, logs, lock files and data files; the manifest refers to them by position
 //! ```
 //!
 //! A bundle is complete: building from it opens nothing. It is refused as a whole when its version, its lengths or one
@@ -21,6 +21,7 @@ use gale_config::Files;
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::{Deserialize, Serialize};
 
+use super::data_file::{DataFile, DataHandle, Origin};
 use super::errors::ResourceError;
 use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle};
 use super::lock_file::{LockFile, LockHandle};
@@ -32,7 +33,7 @@ use super::text;
 use super::user::Account;
 
 /// Changes with every change of the manifest or of the messages on a link.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 const MAGIC: &[u8; 8] = b"GALEBNDL";
 const HEADER_LENGTH: usize = 8 + 4 + 8;
@@ -50,6 +51,7 @@ pub(super) struct Record {
     pub listeners: Vec<ListenerHandle>,
     pub logs: Vec<LogHandle>,
     pub locks: Vec<LockHandle>,
+    pub data_files: Vec<DataHandle>,
 }
 
 impl Record {
@@ -61,6 +63,11 @@ impl Record {
     /// The lock file of this path.
     pub fn lock(&self, path: &Path) -> Option<&LockHandle> {
         self.locks.iter().find(|lock| lock.path() == path)
+    }
+
+    /// The data file of this path.
+    pub fn data_file(&self, path: &Path) -> Option<&DataHandle> {
+        self.data_files.iter().find(|file| file.path() == path)
     }
 }
 
@@ -124,8 +131,8 @@ impl Bundle {
         })
     }
 
-    /// Replaces sockets, logs and lock files that `previous` holds too by *its* handles, so that the same thing is the
-    /// same `Arc` in both, and the second descriptor of it is closed.
+    /// Replaces sockets, logs, lock files and copies of data files that `previous` holds too by *its* handles, so that the
+    /// same thing is the same `Arc` in both, and the second descriptor of it is closed.
     pub(super) fn adopt(&mut self, previous: &Bundle) {
         let mut known: BTreeMap<u64, Arc<OwnedFd>> = BTreeMap::new();
         for socket in previous.record.listeners.iter().flat_map(|listener| &listener.sockets) {
@@ -157,6 +164,11 @@ impl Bundle {
         for lock in &mut self.record.locks {
             if let Some(old) = previous.record.locks.iter().find(|old| old.is_same_file(lock)) {
                 *lock = Arc::clone(old);
+            }
+        }
+        for file in &mut self.record.data_files {
+            if let Some(old) = previous.record.data_files.iter().find(|old| old.is_same_copy(file)) {
+                *file = Arc::clone(old);
             }
         }
     }
@@ -197,6 +209,7 @@ impl Bundle {
             listeners: self.record.listeners.iter().map(|listener| packer.listener(listener)).collect(),
             logs: self.record.logs.iter().map(|log| packer.log(log)).collect(),
             locks: self.record.locks.iter().map(|lock| packer.lock(lock)).collect(),
+            data_files: self.record.data_files.iter().map(|file| packer.data_file(file)).collect(),
         };
         let json = serde_json::to_vec(&manifest)?;
         let memory = rustix::fs::memfd_create("gale bundle", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -277,6 +290,11 @@ impl Resources for BundleResources<'_> {
         replay(self.record.secrets.get(path), path)
     }
 
+    fn data_file(&mut self, path: &Path) -> io::Result<DataHandle> {
+        let missing = || io::Error::other(missing(&format!("data file \"{}\"", path.display())));
+        self.record.data_file(path).cloned().ok_or_else(missing)
+    }
+
     fn resolve(&mut self, host: &str) -> io::Result<Vec<IpAddr>> {
         match self.record.names.get(host) {
             Some(Ok(addresses)) => Ok(addresses.clone()),
@@ -320,6 +338,7 @@ struct Manifest {
     listeners: Vec<PackedListener>,
     logs: Vec<PackedHandle>,
     locks: Vec<PackedLock>,
+    data_files: Vec<PackedData>,
 }
 
 /// A file: its length in the contents, which are in the manifest's order, or the error number.
@@ -365,6 +384,14 @@ struct PackedLock {
     descriptor: Result<usize, i32>,
 }
 
+/// A copy of a data file: its descriptor, and what it is a copy of.
+#[derive(Serialize, Deserialize)]
+struct PackedData {
+    path: PathText,
+    origin: Origin,
+    descriptor: usize,
+}
+
 fn packed_glob(pattern: &Path, paths: &Result<Vec<PathBuf>, i32>) -> PackedGlob {
     let paths = paths.clone().map(|paths| paths.into_iter().map(PathText).collect());
     PackedGlob { pattern: PathText(pattern.to_owned()), paths }
@@ -407,6 +434,11 @@ impl Packer {
         PackedLock { path: PathText(lock.path().to_owned()), descriptor }
     }
 
+    fn data_file(&mut self, file: &DataFile) -> PackedData {
+        let path = PathText(file.path().to_owned());
+        PackedData { path, origin: *file.origin(), descriptor: self.descriptor(file.memory()) }
+    }
+
     fn descriptor(&mut self, descriptor: &Arc<OwnedFd>) -> usize {
         self.descriptors.push(Arc::clone(descriptor));
         self.descriptors.len() - 1
@@ -424,6 +456,7 @@ impl Unpacker<'_> {
             manifest.listeners.into_iter().map(|listener| self.listener(listener)).collect::<Result<_, _>>()?;
         let logs = manifest.logs.into_iter().map(|log| self.log(log)).collect::<Result<_, _>>()?;
         let locks = manifest.locks.into_iter().map(|lock| self.lock(lock)).collect::<Result<_, _>>()?;
+        let data_files = manifest.data_files.into_iter().map(|file| self.data_file(file)).collect::<Result<_, _>>()?;
         let unglob =
             |glob: PackedGlob| (glob.pattern.0, glob.paths.map(|paths| paths.into_iter().map(|path| path.0).collect()));
         let record = Record {
@@ -435,6 +468,7 @@ impl Unpacker<'_> {
             listeners,
             logs,
             locks,
+            data_files,
         };
         Ok(Bundle { generation: manifest.generation, request: manifest.request, settings: manifest.settings, record })
     }
@@ -471,6 +505,11 @@ impl Unpacker<'_> {
             Err(code) => Err(code),
         };
         Ok(Arc::new(LockFile::received(packed.path.0, descriptor)))
+    }
+
+    fn data_file(&self, packed: PackedData) -> io::Result<DataHandle> {
+        let memory = self.descriptor(packed.descriptor)?;
+        Ok(Arc::new(DataFile::received(packed.path.0, packed.origin, memory)?))
     }
 
     fn descriptor(&self, index: usize) -> io::Result<Arc<OwnedFd>> {

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use gale_config::Files;
 
+use super::data_file::DataHandle;
 use super::errors::ResourceError;
 use super::listen::{ListenSpec, ListenerHandle};
 use super::lock_file::LockHandle;
@@ -41,6 +42,12 @@ pub trait Resources: Files {
     /// # Errors
     /// As `open` and `read` report them.
     fn secret(&mut self, path: &Path) -> io::Result<Vec<u8>>;
+
+    /// Copies a file of data, which may be larger than any text. The same path gives the same handle.
+    ///
+    /// # Errors
+    /// As `open` and `read` report them; EINVAL if it is no regular file, EFBIG if it is too large.
+    fn data_file(&mut self, path: &Path) -> io::Result<DataHandle>;
 
     /// Addresses of a host name.
     ///

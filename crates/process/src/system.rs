@@ -16,6 +16,7 @@ use gale_config::Files;
 use rustix::process::Pid;
 
 use super::bundle::{AccountEntry, Bundle, Record};
+use super::data_file::{DataFile, DataHandle};
 use super::errors::{ErrorLog, ResourceError, errno_text};
 use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle};
 use super::lock_file::{LockFile, LockHandle};
@@ -240,6 +241,15 @@ impl Resources for SystemResources {
         let result = read_bounded(path);
         self.record.secrets.insert(path.to_owned(), recorded(&result));
         result
+    }
+
+    fn data_file(&mut self, path: &Path) -> io::Result<DataHandle> {
+        if let Some(known) = self.record.data_file(path) {
+            return Ok(Arc::clone(known));
+        }
+        let handle = Arc::new(DataFile::copy(path)?);
+        self.record.data_files.push(Arc::clone(&handle));
+        Ok(handle)
     }
 
     fn resolve(&mut self, host: &str) -> io::Result<Vec<IpAddr>> {

@@ -6,6 +6,7 @@
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use gale_config::{Contexts, Diagnostic, Diagnostics, Reporter, Setting, Span, St
 use gale_runtime::DriverChoice;
 
 use super::blocks::{BlockBuilder, BlockDraft, Complete, OpenBlock};
+use super::data_files::DataFiles;
 use super::hosts::Hosts;
 use super::module::{Conf, Module, Order};
 use super::protocol::Protocol;
@@ -25,7 +27,7 @@ use crate::log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSett
 use crate::nginx_names;
 use crate::server_address::HostAddresses;
 use crate::service::{ConfiguredService, ServiceSpec};
-use gale_process::{Account, BuildRequest, ListenSpec, ProcessSettings, ResourceError, Resources};
+use gale_process::{Account, BuildRequest, DataMapping, ListenSpec, ProcessSettings, ResourceError, Resources};
 
 /// Where the settings that are being written belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +94,7 @@ pub struct Builder {
     pub(super) zones: Zones,
     services: Vec<(Span, ServiceSpec)>,
     hosts: Hosts,
+    data_files: DataFiles,
 }
 
 impl Reporter for Builder {
@@ -132,6 +135,7 @@ impl Builder {
             zones: Zones::default(),
             services: Vec::new(),
             hosts: Hosts::default(),
+            data_files: DataFiles::default(),
         }
     }
 
@@ -261,6 +265,17 @@ impl Builder {
         self.needed_pools.push((String::from_utf8_lossy(name).into_owned(), span));
     }
 
+    /// Asks for a file of data, however large. `take` gets what is in it when all of the text is known, or what has
+    /// failed; its error is what is wrong with the file.
+    pub fn data_file(
+        &mut self,
+        path: &[u8],
+        take: impl FnOnce(io::Result<DataMapping>) -> Result<(), Diagnostic> + 'static,
+    ) {
+        let path = self.full_path(path);
+        self.data_files.want(path, Box::new(take));
+    }
+
     /// The addresses of the host name that stands in `directive`, looked up when all of the text is known.
     pub fn host_addresses(&mut self, host: &Word, directive: &'static str) -> HostAddresses {
         // What is no text is not found.
@@ -384,6 +399,8 @@ impl Builder {
         let completes: Vec<Complete> = self.blocks.iter().map(|block| block.complete).collect();
         let drafts = completes.into_iter().map(|complete| complete(self, resources)).collect::<Result<Vec<_>, _>>();
         let drafts = drafts.map_err(|error| self.diagnostics.report(error)).ok()?;
+        let unfit_files = self.data_files.read(resources);
+        self.note(unfit_files);
         if self.diagnostics.has_errors() {
             return None;
         }

@@ -9,6 +9,7 @@
 mod blocks;
 mod builder;
 mod cpu_affinity;
+mod data_files;
 mod hosts;
 mod main_settings;
 pub mod module;

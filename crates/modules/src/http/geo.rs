@@ -35,12 +35,23 @@ impl Forwarding<Request> for Proxies {
     }
 
     fn client(&self, request: &Request, address: IpAddr) -> Option<IpAddr> {
-        let trusts = |address| self.networks.iter().any(|network| network.contains(address));
-        if !trusts(address) {
-            return None;
-        }
-        let fields = request.fields().filter(|(_, name, _)| name.eq_ignore_ascii_case(b"X-Forwarded-For"));
-        let values: Vec<&[u8]> = fields.map(|(_, _, value)| value).collect();
-        forwarded::client(&values, self.is_recursive, trusts).map(|client| client.ip().to_canonical())
+        forwarded_client(request, address, &self.networks, self.is_recursive)
     }
+}
+
+/// The client for whom `address` asks, if it belongs to these networks; with `is_recursive` the last one in
+/// `X-Forwarded-For` that does not belong to them.
+pub(super) fn forwarded_client(
+    request: &Request,
+    address: IpAddr,
+    networks: &[Cidr],
+    is_recursive: bool,
+) -> Option<IpAddr> {
+    let trusts = |address| networks.iter().any(|network| network.contains(address));
+    if !trusts(address) {
+        return None;
+    }
+    let fields = request.fields().filter(|(_, name, _)| name.eq_ignore_ascii_case(b"X-Forwarded-For"));
+    let values: Vec<&[u8]> = fields.map(|(_, _, value)| value).collect();
+    forwarded::client(&values, is_recursive, trusts).map(|client| client.ip().to_canonical())
 }

@@ -18,6 +18,7 @@ pub mod fastcgi;
 pub mod flv;
 mod gateway;
 pub mod geo;
+pub mod geoip;
 pub mod grpc;
 pub mod gunzip;
 pub mod gzip;

@@ -9,6 +9,7 @@ pub mod access_log;
 pub(crate) mod append;
 pub(crate) mod base64;
 pub mod geo;
+pub mod geoip;
 pub mod health_check;
 pub mod limit_conn;
 pub mod limit_req;

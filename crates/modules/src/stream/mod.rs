@@ -3,6 +3,7 @@
 pub mod access;
 pub mod core;
 pub mod geo;
+pub mod geoip;
 pub mod health;
 pub mod limit_conn;
 pub mod limit_session;

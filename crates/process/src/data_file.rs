@@ -1,0 +1,212 @@
+//! Data files: what a configuration reads whole and may be large, such as a database of addresses.
+//!
+//! A data file is copied once, where waiting is allowed, into memory that nobody can change or cut off any more: a
+//! sealed memfd. Its descriptor crosses in the bundle, so that master and worker process have the same memory, and it is
+//! not among the bundle's contents, which are copied. [`DataFile::map`] shows it. What is mapped is never the file on
+//! disk: looking at it waits for no disk, and a file that is cut off meanwhile harms nobody.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use serde::{Deserialize, Serialize};
+
+/// Shared by everything in this process that refers to the data.
+pub type DataHandle = Arc<DataFile>;
+
+/// Largest data file, in bytes: several times as much as the largest databases of addresses.
+const SIZE_MAX: u64 = 2 << 30;
+
+/// What no memory of a data file lacks: it stays as it is and as long as it is.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct DataFile {
+    path: PathBuf,
+    origin: Origin,
+    memory: Arc<OwnedFd>,
+}
+
+/// Which file it is a copy of, and of which state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Origin {
+    device: u64,
+    inode: u64,
+    length: u64,
+    /// Seconds and nanoseconds: when the contents changed, and when anything did.
+    times: [(i64, i64); 2],
+}
+
+impl DataFile {
+    /// Copies the file.
+    ///
+    /// # Errors
+    /// As `open` and `read` report them; EINVAL if it is no regular file, EFBIG if it is too large.
+    pub(super) fn copy(path: &Path) -> io::Result<DataFile> {
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let memory = rustix::fs::memfd_create("gale data", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let mut memory = File::from(memory);
+        if io::copy(&mut file.take(SIZE_MAX + 1), &mut memory)? > SIZE_MAX {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
+        rustix::fs::fcntl_add_seals(&memory, SEALS | SealFlags::SEAL)?;
+        let origin = Origin {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            length: metadata.len(),
+            times: [(metadata.mtime(), metadata.mtime_nsec()), (metadata.ctime(), metadata.ctime_nsec())],
+        };
+        Ok(DataFile { path: path.to_owned(), origin, memory: Arc::new(memory.into()) })
+    }
+
+    /// The data file that another process has copied.
+    ///
+    /// # Errors
+    /// Its memory can still be changed.
+    pub(super) fn received(path: PathBuf, origin: Origin, memory: Arc<OwnedFd>) -> io::Result<DataFile> {
+        if !rustix::fs::fcntl_get_seals(&memory)?.contains(SEALS) {
+            return Err(io::Error::from_raw_os_error(libc::EPERM));
+        }
+        Ok(DataFile { path, origin, memory })
+    }
+
+    /// The path it was copied from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    pub(super) fn memory(&self) -> &Arc<OwnedFd> {
+        &self.memory
+    }
+
+    /// Whether `other` is a copy of the same file in the same state.
+    pub(super) fn is_same_copy(&self, other: &DataFile) -> bool {
+        self.path == other.path && self.origin == other.origin
+    }
+
+    /// The data. It stays for as long as this is held, whatever becomes of the data file.
+    ///
+    /// # Errors
+    /// The kernel has no room for it.
+    pub fn map(&self) -> io::Result<DataMapping> {
+        let length = usize::try_from(rustix::fs::fstat(&self.memory)?.st_size).expect("bounded when it was copied");
+        if length == 0 {
+            return Ok(DataMapping { start: NonNull::dangling(), length });
+        }
+        // Private, because older kernels share no memory that is sealed; nothing is written, so nothing is copied. What
+        // there is of it is in memory already: all of it is looked up at once, here, where waiting is allowed.
+        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
+        // SAFETY: a new mapping at a place that the kernel chooses touches nothing that exists.
+        let start =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ, flags, self.memory.as_fd(), 0) }?;
+        Ok(DataMapping { start: NonNull::new(start.cast()).expect("no mapping is at address 0"), length })
+    }
+}
+
+/// The contents of a data file, in memory.
+#[derive(Debug)]
+pub struct DataMapping {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the memory is read only, for this mapping and, by its seals, for everybody; so any thread may read it.
+unsafe impl Send for DataMapping {}
+// SAFETY: as above.
+unsafe impl Sync for DataMapping {}
+
+impl AsRef<[u8]> for DataMapping {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the mapping is `length` bytes long and stays until this is dropped. The seals, which were set or seen
+        // before, keep its memory as long as it is and unchanged. An empty one is a dangling pointer, which is aligned.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+}
+
+impl Drop for DataMapping {
+    fn drop(&mut self) {
+        if self.length > 0 {
+            // SAFETY: this very mapping, to which no reference is left: they borrow `self`.
+            let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
+            debug_assert!(unmapped.is_ok(), "a mapping that was made can be removed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str, contents: &[u8]) -> Scratch {
+            let path = std::env::temp_dir().join(format!("gale-data-{name}-{}", std::process::id()));
+            std::fs::write(&path, contents).expect("a file");
+            Scratch(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn copy_stays_as_it_was_when_the_file_is_cut_off() {
+        let contents: Vec<u8> = (0..100_000_u32).flat_map(u32::to_le_bytes).collect();
+        let file = Scratch::new("cut", &contents);
+        let data = DataFile::copy(&file.0).expect("a copy");
+        let mapping = data.map().expect("a mapping");
+        File::create(&file.0).expect("cut off").write_all(b"short").expect("written");
+        assert_eq!(mapping.as_ref(), contents);
+        assert!(!DataFile::copy(&file.0).expect("another copy").is_same_copy(&data));
+        drop(data);
+        assert_eq!(mapping.as_ref(), contents);
+    }
+
+    #[test]
+    fn copy_of_an_empty_file_is_empty() {
+        let file = Scratch::new("empty", b"");
+        let data = DataFile::copy(&file.0).expect("a copy");
+        assert!(data.map().expect("a mapping").as_ref().is_empty());
+        assert!(data.is_same_copy(&DataFile::copy(&file.0).expect("another copy")));
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused() {
+        for (path, code) in [("/", libc::EINVAL), ("/dev/zero", libc::EINVAL), ("/does/not/exist", libc::ENOENT)] {
+            let error = DataFile::copy(Path::new(path)).expect_err("no data file");
+            assert_eq!(error.raw_os_error(), Some(code), "{path}");
+        }
+    }
+
+    #[test]
+    fn memory_that_may_change_is_refused() {
+        let file = Scratch::new("received", b"data");
+        let origin = *DataFile::copy(&file.0).expect("a copy").origin();
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let open = Arc::new(rustix::fs::memfd_create("test", flags).expect("a memfd"));
+        let received = DataFile::received(file.0.clone(), origin, Arc::clone(&open));
+        assert_eq!(received.expect_err("not sealed").raw_os_error(), Some(libc::EPERM));
+        rustix::fs::fcntl_add_seals(&open, SEALS).expect("sealed");
+        assert!(DataFile::received(file.0.clone(), origin, open).is_ok());
+    }
+}
