@@ -35,6 +35,8 @@ with_each_driver!(
     tls_ends_here_and_names_choose_servers,
     garbage_before_tls_ends_the_session,
     servers_are_spoken_to_over_tls,
+    servers_are_offered_protocols_above_tls,
+    servers_are_shown_certificates_whose_names_have_variables,
     names_in_first_messages_choose_servers_without_ending_tls,
     a_client_that_says_nothing_is_not_waited_for,
     connections_are_passed_to_listeners_with_what_was_read,
@@ -47,6 +49,7 @@ with_each_driver!(
     what_cannot_be_is_refused,
     the_example_of_databases_runs,
     the_example_of_tls_by_name_runs,
+    sessions_are_logged_at_their_start_where_that_is_wanted,
     redis_is_served,
 );
 
@@ -445,6 +448,53 @@ fn servers_are_spoken_to_over_tls(driver: Driver) {
     logged(&server, "502 0 0");
 }
 
+fn servers_are_offered_protocols_above_tls(driver: Driver) {
+    let authority = Authority::new("The authority");
+    let pair = authority.ecdsa(&["one.test"]);
+    let long = "x".repeat(256);
+    let text = format!(
+        "ssl_certificate %DIR%/one.pem; ssl_certificate_key %DIR%/one.key; proxy_ssl on;
+         map $protocol $long {{ default {long}; }}
+         server {{ listen %TCP%; proxy_pass %TCP3%; proxy_ssl_alpn two one; }}
+         server {{ listen %TCP2%; proxy_pass %TCP3%; }}
+         server {{ listen %UNIX% ssl; ssl_alpn one two; proxy_pass %TCP3%; proxy_ssl_alpn $long $ssl_alpn_protocol two; }}
+         server {{ listen %TCP3% ssl; ssl_alpn one two; return '[$ssl_alpn_protocol]'; }}"
+    );
+    let setup = Setup::stream(driver, &text);
+    let server = setup.file("one.pem", &pair.certificate).file("one.key", &pair.key).start();
+    let path = server.directory.path().join("gale.sock");
+    assert_eq!(server.connect_tcp(1).read_to_end(), b"[one]");
+    assert_eq!(server.connect_tcp(2).read_to_end(), b"[]");
+    // By a variable; what no handshake can carry is left out.
+    assert_eq!(Tls::new(&authority).alpn(&["one"]).client(&path, "one.test").read_to_end(), b"[one]");
+    assert_eq!(Tls::new(&authority).client(&path, "one.test").read_to_end(), b"[two]");
+    let text = format!("server {{ listen 127.0.0.1:1; proxy_pass 127.0.0.1:1; proxy_ssl_alpn {long}; }}");
+    let mut refused = Setup::stream(driver, &text).launch();
+    assert!(!refused.wait_exited().success());
+    assert!(refused.stderr().contains("\"proxy_ssl_alpn\" directive protocol too long"), "{}", refused.stderr());
+}
+
+fn servers_are_shown_certificates_whose_names_have_variables(driver: Driver) {
+    let authority = Authority::new("The authority");
+    let (one, two) = (authority.ecdsa(&["one.test"]), authority.ecdsa(&["two.test"]));
+    let text = "ssl_certificate %DIR%/one.pem; ssl_certificate_key %DIR%/one.key;
+        map $server_addr:$server_port $own { %TCP% one; %TCP2% two; default none; }
+        server { listen %TCP%; listen %TCP2%; listen %UNIX%; proxy_ssl on; proxy_pass %TCP3%;
+                 proxy_ssl_certificate %DIR%/$own.pem; proxy_ssl_certificate_key %DIR%/$own.key; %LOG% }
+        server { listen %TCP3% ssl; ssl_verify_client on; ssl_client_certificate %DIR%/authority.pem;
+                 return $ssl_client_fingerprint; }";
+    let text = format!("{FORMAT}\n{text}");
+    let setup = Setup::stream(driver, &text).file("authority.pem", &authority.pem);
+    let setup = setup.file("one.pem", &one.certificate).file("one.key", &one.key);
+    let server = setup.file("two.pem", &two.certificate).file("two.key", &two.key).start();
+    let [first, second] = [1, 2].map(|number| server.connect_tcp(number).read_to_end());
+    assert_eq!((first.len(), second.len()), (40, 40));
+    assert_ne!(first, second);
+    server.connect().assert_closed();
+    server.wait_logged("cannot load certificate \"");
+    logged(&server, "500 0 0");
+}
+
 fn server_config(pair: &authority::Pair) -> Arc<ServerConfig> {
     let chain = CertificateDer::pem_slice_iter(pair.certificate.as_bytes()).collect::<Result<_, _>>().expect("PEM");
     let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).expect("PEM");
@@ -605,6 +655,45 @@ fn a_reset_reaches_the_other_end(driver: Driver) {
     logged(&server, "200 1 0");
 }
 
+fn sessions_are_logged_at_their_start_where_that_is_wanted(driver: Driver) {
+    let backend = Backend::tcp();
+    let text = format!(
+        "{FORMAT}
+         log_format start 'start $remote_addr $status $bytes_received $ssl_preread_server_name.';
+         access_log %DIR%/start.log start at=start;
+         server {{ listen %UNIX%; ssl_preread on; proxy_pass {0}; access_log %DIR%/both.log start at=start;
+                   access_log %DIR%/both.log line at=end; }}
+         server {{ listen %TCP%; deny all; return x; }}
+         server {{ listen %TCP2%; return x; }}
+         server {{ listen %TCP3% udp; return x; access_log %DIR%/udp.log start at=start if=$remote_addr; }}",
+        backend.address()
+    );
+    let server = Setup::stream(driver, &text).start();
+    let authority = Authority::new("The authority");
+    let mut hello = Vec::new();
+    Tls::new(&authority).session("one.test").write_tls(&mut hello).unwrap();
+    let mut client = server.connect();
+    client.send(&hello);
+    // While it lasts there is the first line alone, which knows what was read ahead.
+    let mut behind = backend.accept();
+    behind.take(hello.len());
+    let line = server.directory.wait_line("both.log", "start ");
+    assert_eq!(line, format!("start unix: 000 {} one.test.", hello.len()));
+    assert_eq!(server.directory.read("both.log").lines().count(), 1);
+    drop(client);
+    behind.assert_closed();
+    server.directory.wait_line("both.log", &format!("200 {} 0 ", hello.len()));
+    // Who is refused does not start.
+    server.connect_tcp(1).assert_closed();
+    server.wait_logged("access forbidden by rule");
+    assert_eq!(server.connect_tcp(2).read_to_end(), b"x");
+    server.directory.wait_line("start.log", "start 127.0.0.1 000 0 -.");
+    assert_eq!(server.directory.read("start.log").lines().count(), 1);
+    let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.send_to(b"x", server.directory.address(3)).unwrap();
+    server.directory.wait_line("udp.log", "start 127.0.0.1 000 1 -.");
+}
+
 fn sessions_survive_a_reload_and_those_of_removed_servers_drain(driver: Driver) {
     let backend = Backend::tcp();
     let address = backend.address();
@@ -673,6 +762,7 @@ fn what_cannot_be_is_refused(driver: Driver) {
              server { listen 127.0.0.1:1; limit_session zone=z nodelay; return x; }",
             "invalid parameter \"nodelay\"",
         ),
+        ("log_format f x; access_log x f at=noon;", "invalid parameter \"at=noon\""),
         ("upstream u { ip_hash; server 127.0.0.1:1; sticky route $x; }", "\"sticky\" directive is not allowed here"),
     ];
     for (text, message) in cases {

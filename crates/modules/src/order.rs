@@ -167,6 +167,7 @@ const STREAM_PHASES: &[(StreamPhase, &[&Module])] = &[
     (StreamPhase::PreAccess, &[&stream::set::MODULE, &stream::limit_session::MODULE, &stream::limit_conn::MODULE]),
     (StreamPhase::Access, &[&stream::access::MODULE]),
     (StreamPhase::Preread, &[&stream::ssl_preread::MODULE]),
+    (StreamPhase::Start, &[&stream::log::MODULE]),
     (StreamPhase::Log, &[&stream::log::MODULE]),
 ];
 

@@ -88,6 +88,17 @@ impl TlsClient {
         Ok(Arc::new(TlsClient { config, config_alone, identity: self.identity, named: None }))
     }
 
+    /// The client for one handshake that offers these protocols above TLS (ALPN). Of a client that needs a certificate
+    /// take the one that has it.
+    pub fn offering(&self, protocols: Vec<Vec<u8>>) -> Arc<TlsClient> {
+        let (mut config, mut config_alone) =
+            (ClientConfig::clone(&self.config), ClientConfig::clone(&self.config_alone));
+        config.alpn_protocols.clone_from(&protocols);
+        config_alone.alpn_protocols = protocols;
+        let (config, config_alone) = (Arc::new(config), Arc::new(config_alone));
+        Arc::new(TlsClient { config, config_alone, identity: self.identity, named: None })
+    }
+
     /// Differs from that of every client that asks for something else.
     pub fn identity(&self) -> &[u8; 32] {
         &self.identity

@@ -18,7 +18,7 @@ use gale_http::request::Request;
 use gale_http::request::files::directory_of;
 use gale_http::request::phases::{Decide, Flow, Phase};
 
-use crate::shared::access_log::{AccessLogs, Logged, directives};
+use crate::shared::access_log::{AccessLogs, Logged, Moment, directives};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -26,7 +26,7 @@ pub static MODULE: Module = Module {
     directives: &directives::<Request>(Contexts::HTTP, Contexts::ANYWHERE, CONDITIONS),
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     parts: &[&HttpPart {
-        handlers: &[(Phase::Log, &Decide { applies: |conf: &Conf| !conf.is_empty(), run: log })],
+        handlers: &[(Phase::Log, &Decide { applies: |conf: &Conf| conf.has(Moment::End), run: log })],
         ..HttpPart::EMPTY
     }],
 };
@@ -53,7 +53,7 @@ impl Logged for Request {
 }
 
 fn log(request: &mut Request, conf: &Conf) -> Flow {
-    conf.write(request);
+    conf.write(request, Moment::End);
     Flow::Next
 }
 

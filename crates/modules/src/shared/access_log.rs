@@ -38,6 +38,9 @@ where
     /// The text of the format `combined`, which a log has that names none; `None` where every log names one.
     const COMBINED: Option<&'static str>;
 
+    /// Whether `at=start` logs subjects when they begin: where they may last for days.
+    const HAS_START: bool = false;
+
     /// What `access_log` does, for the reference.
     const ABOUT: &'static str;
 
@@ -119,11 +122,22 @@ struct Gathering {
     gzip: u32,
 }
 
+/// When a line is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Moment {
+    /// The subject begins.
+    Start,
+    /// It is over.
+    #[default]
+    End,
+}
+
 /// One `access_log`.
 pub(crate) struct Log<S: 'static> {
     pub place: LogPlace<S>,
     pub format: Arc<Format<S>>,
     pub condition: Option<Template<S>>,
+    pub moment: Moment,
 }
 
 /// Where lines go.
@@ -144,8 +158,8 @@ impl<S> Default for AccessLogs<S> {
 
 impl<S> Clone for Log<S> {
     fn clone(&self) -> Log<S> {
-        let Log { place, format, condition } = self;
-        Log { place: place.clone(), format: Arc::clone(format), condition: condition.clone() }
+        let Log { place, format, condition, moment } = self;
+        Log { place: place.clone(), format: Arc::clone(format), condition: condition.clone(), moment: *moment }
     }
 }
 
@@ -168,9 +182,9 @@ impl<S> AccessLogs<S> {
         }
     }
 
-    /// Whether there is a line for anything.
-    pub fn is_empty(&self) -> bool {
-        self.logs().is_empty()
+    /// Whether there is a line for anything at this moment.
+    pub fn has(&self, moment: Moment) -> bool {
+        self.logs().iter().any(|log| log.moment == moment)
     }
 
     /// A block without an `access_log` does what the block around it does. Says whether that is something.
@@ -184,9 +198,9 @@ impl<S> AccessLogs<S> {
 }
 
 impl<S: Logged> AccessLogs<S> {
-    /// Writes the lines of a subject that is over.
-    pub fn write(&self, subject: &S) {
-        for log in self.logs() {
+    /// Writes the lines of a subject that begins or is over.
+    pub fn write(&self, subject: &S, moment: Moment) {
+        for log in self.logs().iter().filter(|log| log.moment == moment) {
             if log.condition.as_ref().is_some_and(|condition| is_false(&condition.evaluate(subject))) {
                 continue;
             }
@@ -231,7 +245,8 @@ impl<S: Logged> AccessLogs<S> {
     pub fn set_default(&mut self, builder: &mut Builder, path: &[u8]) {
         let Some(format) = combined::<S>(builder) else { return };
         let file = builder.log_file(path, None);
-        self.logs = Some(Arc::new([Log { place: LogPlace::File(file, None), format, condition: None }]));
+        let place = LogPlace::File(file, None);
+        self.logs = Some(Arc::new([Log { place, format, condition: None, moment: Moment::End }]));
     }
 }
 
@@ -265,7 +280,7 @@ fn access_log<S: Logged>(
         Some(name) => named_format(conf, builder, name)?,
         None => combined::<S>(builder).ok_or_else(|| statement.error("log format is not specified"))?,
     };
-    let Options { gathering, condition } = options::<S>(builder, statement)?;
+    let Options { gathering, condition, moment } = options::<S>(builder, statement)?;
     let refused = |message: &str| Diagnostic::emerg(message).at(statement.span);
     let place = if path.text.starts_with(b"syslog:") {
         let server = builder.syslog(path)?;
@@ -291,7 +306,7 @@ fn access_log<S: Logged>(
         let hold = gathering.map(|Gathering { hold, .. }| Hold { bytes: hold.bytes.min(HOLD_BYTES_MAX), ..hold });
         LogPlace::File(file, hold)
     };
-    let log = Log { place, format, condition };
+    let log = Log { place, format, condition, moment };
     let earlier = conf.logs.take().unwrap_or_default();
     conf.logs = Some(earlier.iter().cloned().chain([log]).collect());
     Ok(())
@@ -328,10 +343,12 @@ pub(crate) fn combined<S: Logged>(builder: &mut Builder) -> Option<Arc<Format<S>
 struct Options<S: 'static> {
     gathering: Option<Gathering>,
     condition: Option<Template<S>>,
+    moment: Moment,
 }
 
 fn options<S: Logged>(builder: &mut Builder, statement: &Statement) -> Result<Options<S>, Diagnostic> {
     let (mut bytes, mut time, mut gzip, mut condition) = (None, None, 0, None);
+    let mut moment = Moment::End;
     for word in statement.args.iter().skip(2) {
         if let Some(text) = word.text.strip_prefix(b"buffer=") {
             let size = units::parse_size(text).and_then(|size| usize::try_from(size).ok());
@@ -346,6 +363,10 @@ fn options<S: Logged>(builder: &mut Builder, statement: &Statement) -> Result<Op
             let number = number.filter(|number| (1..=9).contains(number));
             gzip = number.ok_or_else(|| invalid(word, "compression level", level))?;
             bytes.get_or_insert(GZIP_BUFFER_BYTES);
+        } else if S::HAS_START && word.text == "at=start" {
+            moment = Moment::Start;
+        } else if S::HAS_START && word.text == "at=end" {
+            moment = Moment::End;
         } else if word.text == "gzip" {
             gzip = GZIP_LEVEL;
             bytes.get_or_insert(GZIP_BUFFER_BYTES);
@@ -358,7 +379,8 @@ fn options<S: Logged>(builder: &mut Builder, statement: &Statement) -> Result<Op
         let message = format!("no buffer is defined for access_log \"{}\"", path.text);
         return Err(Diagnostic::emerg(message).at(path.span));
     }
-    Ok(Options { gathering: bytes.map(|bytes| Gathering { hold: Hold { bytes, time }, gzip }), condition })
+    let gathering = bytes.map(|bytes| Gathering { hold: Hold { bytes, time }, gzip });
+    Ok(Options { gathering, condition, moment })
 }
 
 fn invalid(word: &Word, what: &str, text: &[u8]) -> Diagnostic {

@@ -1,6 +1,7 @@
-//! log: a line for every session. See [`shared::access_log`](crate::shared::access_log).
+//! log: a line for every session, at its end or, which is Gale's own, at its start. See [`shared::access_log`](crate::shared::access_log).
 //!   log_format NAME [escape=default|json|none] STRING ...;                         stream
-//!   access_log off | PATH FORMAT [buffer=SIZE] [gzip[=LEVEL]] [flush=TIME] [if=CONDITION];     stream, server
+//!   access_log off | PATH FORMAT [buffer=SIZE] [gzip[=LEVEL]] [flush=TIME] [if=CONDITION]
+//!              [at=start|end];                                                   stream, server
 //!   open_log_file_cache off | max=N [inactive=TIME] [min_uses=N] [valid=TIME];     stream, server
 //! (<https://nginx.org/en/docs/stream/ngx_stream_log_module.html>)
 //!
@@ -18,7 +19,7 @@ use gale_stream::session::Session;
 use gale_stream::session::phases::{Decide, Flow, Phase};
 
 use super::PLACE;
-use crate::shared::access_log::{AccessLogs, Logged, directives};
+use crate::shared::access_log::{AccessLogs, Logged, Moment, directives};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -26,24 +27,29 @@ pub static MODULE: Module = Module {
     directives: &directives::<Session>(Contexts::STREAM, PLACE, Contexts::NOWHERE),
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     parts: &[&StreamPart {
-        handlers: &[(
-            Phase::Log,
-            &Decide {
-                applies: |logs: &Conf| !logs.is_empty(),
-                run: |session, logs| {
-                    logs.write(session);
-                    Flow::Next
-                },
-            },
-        )],
+        handlers: &[
+            (Phase::Start, &Decide { applies: |logs: &Conf| logs.has(Moment::Start), run: start }),
+            (Phase::Log, &Decide { applies: |logs: &Conf| logs.has(Moment::End), run: end }),
+        ],
         ..StreamPart::EMPTY
     }],
 };
 
 type Conf = AccessLogs<Session>;
 
+fn start(session: &mut Session, logs: &Conf) -> Flow {
+    logs.write(session, Moment::Start);
+    Flow::Next
+}
+
+fn end(session: &mut Session, logs: &Conf) -> Flow {
+    logs.write(session, Moment::End);
+    Flow::Next
+}
+
 impl Logged for Session {
     const COMBINED: Option<&'static str> = None;
+    const HAS_START: bool = true;
     const ABOUT: &'static str =
         "Where sessions are logged, in which format, and which of them; may be repeated. Else nowhere.";
 

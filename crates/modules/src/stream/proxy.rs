@@ -6,24 +6,25 @@
 //!   proxy_next_upstream on | off;  proxy_next_upstream_tries NUMBER;  proxy_next_upstream_timeout TIME;
 //!   proxy_bind ADDRESS [transparent] | off;  proxy_socket_keepalive on | off;
 //!   proxy_socket_rcvbuf SIZE;  proxy_socket_sndbuf SIZE;  proxy_session_drop on | off;
-//!   proxy_ssl on | off;  proxy_ssl_…
+//!   proxy_ssl on | off;  proxy_ssl_alpn PROTOCOL ...;  proxy_ssl_…
 //!                                                                stream, server
 //! (<https://nginx.org/en/docs/stream/ngx_stream_proxy_module.html>)
 
 use std::any::Any;
 use std::sync::Arc;
 
-use gale_config::{Contexts, Custom, Diagnostic, One, OneWith, Statement, Takes, slot, values};
+use gale_config::{Contexts, Custom, Diagnostic, One, OneWith, Statement, Takes, Word, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::upstream::{AddressPass, Bind, PassTarget, TlsTarget, plain};
+use gale_engine::variables::template::Template;
 use gale_engine::virtual_servers::TlsClientDraft;
 use gale_stream::configuration::builder::InStream;
 use gale_stream::module::StreamPart;
 use gale_stream::session::Session;
 use gale_stream::session::phases::Serve;
 use gale_stream::upstream::pass_on;
-use gale_stream::upstream::settings::{ProxySettings, ProxyVersion};
+use gale_stream::upstream::settings::{ALPN_BYTES_MAX, ProxySettings, ProxyVersion};
 
 use super::{PLACE, ROW};
 use crate::shared::size_template;
@@ -195,6 +196,13 @@ const ROWS: &[Directive] = tls_client_rows!(
             store: &One { parse: values::flag, slot: slot!(ProxySettings, ssl) },
             ..ROW
         },
+        Directive {
+            name: "proxy_ssl_alpn",
+            takes: Takes::AtLeast(1),
+            about: "The protocols above TLS that servers are offered (ALPN).",
+            store: &OneWith { parse: alpn, slot: slot!(ProxySettings, tls_alpn) },
+            ..ROW
+        },
     ]
 );
 
@@ -210,6 +218,15 @@ fn proxy_pass(settings: &mut ProxySettings, builder: &mut Builder, statement: &S
     Ok(())
 }
 
+fn alpn(builder: &mut Builder, statement: &Statement) -> Result<Vec<Template<Session>>, Diagnostic> {
+    let is_too_long = |word: &Word| !word.text.contains(&b'$') && word.text.len() > ALPN_BYTES_MAX;
+    if statement.args.iter().any(is_too_long) {
+        return Err(statement.directive_error("protocol too long"));
+    }
+    let variables = builder.variables::<Session>();
+    statement.args.iter().map(|word| variables.template(word)).collect()
+}
+
 fn version(statement: &Statement) -> Result<ProxyVersion, Diagnostic> {
     let versions = [("off", ProxyVersion::Off), ("on", ProxyVersion::Version1), ("v2", ProxyVersion::Version2)];
     values::enumeration(statement, &versions)
@@ -218,6 +235,13 @@ fn version(statement: &Statement) -> Result<ProxyVersion, Diagnostic> {
 fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
     let settings: &mut ProxySettings = conf.downcast_mut().expect("this module's settings");
     if *settings.ssl.get() && settings.pass.is_some() {
+        settings.tls_certificate = match (settings.tls.certificate.get_opt(), settings.tls.key.get_opt()) {
+            (Some(certificate), Some(key)) if settings.tls.names_certificate() => {
+                let variables = builder.variables::<Session>();
+                Some((variables.template(certificate)?, variables.template(key)?))
+            }
+            _ => None,
+        };
         let client = Arc::default();
         settings.tls_client = Some(Arc::clone(&client));
         let draft = TlsClientDraft { settings: settings.tls.clone(), prefix: "proxy", client };

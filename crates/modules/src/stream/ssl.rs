@@ -12,6 +12,7 @@ use gale_engine::tls::TlsStream;
 use gale_engine::tls::settings::TlsSettings;
 use gale_stream::module::StreamPart;
 use gale_stream::session::Session;
+use gale_stream::upstream::settings::ALPN_BYTES_MAX;
 
 use super::{PLACE, ROW};
 use crate::shared::join;
@@ -43,7 +44,7 @@ const OWN: &[Directive] = &[
 ];
 
 fn alpn(statement: &Statement) -> Result<Vec<BString>, Diagnostic> {
-    if statement.args.iter().any(|word| word.text.len() > 255) {
+    if statement.args.iter().any(|word| word.text.len() > ALPN_BYTES_MAX) {
         return Err(statement.directive_error("protocol too long"));
     }
     Ok(statement.args.iter().map(|word| word.text.clone()).collect())

@@ -57,9 +57,13 @@ async fn advance(session: &mut Session) -> Result<(), u16> {
         Box::pin(session.shake_hands()).await?;
     }
     match decide(session, Phase::Preread) {
-        Flow::NeedMore => Box::pin(preread(session)).await,
+        Flow::NeedMore => Box::pin(preread(session)).await?,
+        Flow::Finish(status) => return Err(status),
+        Flow::Next | Flow::PhaseDone => {}
+    }
+    match decide(session, Phase::Start) {
         Flow::Finish(status) => Err(status),
-        Flow::Next | Flow::PhaseDone => Ok(()),
+        Flow::Next | Flow::PhaseDone | Flow::NeedMore => Ok(()),
     }
 }
 

@@ -7,7 +7,7 @@ use std::pin::Pin;
 
 use super::Session;
 
-/// A stage of a session. The handshake of TLS comes behind `Access`, the content behind `Preread`.
+/// A stage of a session. The handshake of TLS comes behind `Access`, the content behind `Start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// The client was accepted, and its header of the PROXY protocol read.
@@ -18,12 +18,14 @@ pub enum Phase {
     Access,
     /// What the client says first is looked at.
     Preread,
+    /// It is about to be served.
+    Start,
     /// The session is over.
     Log,
 }
 
 /// How many phases there are.
-pub const PHASES: usize = 5;
+pub const PHASES: usize = 6;
 
 /// What a handler has decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

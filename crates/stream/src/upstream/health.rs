@@ -121,10 +121,11 @@ impl Asking<'_> {
             self.action.set(SENDING);
             stream.send_all(&mut output).await.map_err(|error| self.failed_call("send()", &error))?;
             self.action.set(SHAKING_HANDS);
-            let client = settings.tls_client.as_ref().and_then(|client| client.get());
-            let client = client.expect("a server that speaks TLS was prepared for it");
+            let client = settings.tls_client(session).await;
+            let client = client.map_err(|failure| CheckError::Local(Some(failure.to_string())))?;
             let name = settings.tls_name(session, question.group);
-            let shaken = TlsStream::connect(stream, client, without_port(&name)).map_err(|fault| self.failed(fault))?;
+            let shaken =
+                TlsStream::connect(stream, &client, without_port(&name)).map_err(|fault| self.failed(fault))?;
             poll_fn(|context| shaken.poll_handshake(context)).await.map_err(|fault| self.failed(fault))?;
             Transport::Tls(Box::new(shaken))
         } else {

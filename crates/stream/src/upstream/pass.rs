@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_engine::transport::Transport;
-use gale_engine::upstream::connecting::{self, CONNECTING, ConnectFailure, shake_hands};
+use gale_engine::upstream::connecting::{self, CONNECTING, ConnectFailure, SHAKING_HANDS, shake_hands};
 use gale_engine::upstream::{Chosen, PassTarget, Retry, Selection, without_port};
 use gale_engine::variables::subject::Subject;
 use gale_engine::worker::CountedConnection;
@@ -226,12 +226,14 @@ impl<'s> Attempts<'s> {
     }
 
     async fn shake_hands(&self, stream: Stream) -> Result<Transport, Failure> {
-        let client = self.settings.tls_client.as_ref().and_then(|client| client.get());
-        let client = client.expect("a server that speaks TLS was prepared for it");
+        let client = self.settings.tls_client(self.session).await.map_err(|failure| {
+            self.session.log(Level::Error, format_args!("{failure} while {SHAKING_HANDS}"));
+            Failure::Final(session::INTERNAL_SERVER_ERROR)
+        })?;
         let name = self.settings.tls_name(self.session, self.target.name(self.session));
         // As in nginx this may take as long again as connecting.
         let timeout = *self.settings.connect_timeout.get();
-        match shake_hands(self.session, client, without_port(&name), stream, timeout).await {
+        match shake_hands(self.session, &client, without_port(&name), stream, timeout).await {
             Ok(stream) => Ok(Transport::Tls(Box::new(stream))),
             Err(_) => Err(Failure::OfServer),
         }

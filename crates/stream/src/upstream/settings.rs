@@ -5,13 +5,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gale_config::Setting;
-use gale_engine::tls::TlsClient;
 use gale_engine::tls::settings::TlsClientSettings;
+use gale_engine::tls::{NamedFailure, TlsClient};
 use gale_engine::upstream::{AddressPass, Bind};
 use gale_engine::variables::template::{SizeTemplate, Template};
 use gale_runtime::ConnectOptions;
 
 use crate::session::Session;
+
+/// How long the name of a protocol above TLS may be (RFC 7301, section 3.1).
+pub const ALPN_BYTES_MAX: usize = 255;
 
 /// See the file's head. The names are those of the directives without `proxy_`.
 #[derive(Default)]
@@ -58,6 +61,10 @@ pub struct ProxySettings {
     pub tls: TlsClientSettings,
     /// The name that a server's certificate is to have; else that of the group.
     pub tls_name: Setting<Template<Session>>,
+    /// The protocols above TLS that servers are offered (ALPN).
+    pub tls_alpn: Setting<Vec<Template<Session>>>,
+    /// The names of the certificate that is shown to servers and of its key, if they have variables.
+    pub tls_certificate: Option<(Template<Session>, Template<Session>)>,
     /// What `tls` comes to; there once the configuration is complete.
     pub tls_client: Option<Arc<OnceLock<Arc<TlsClient>>>>,
 }
@@ -100,6 +107,22 @@ impl ProxySettings {
             setting.get_opt().map_or(0, |rate: &SizeTemplate<Session>| rate.evaluate(session))
         };
         (rate(&self.upload_rate), rate(&self.download_rate))
+    }
+
+    /// What this session asks of servers that are spoken to over TLS.
+    ///
+    /// # Errors
+    /// The certificate that they are to be shown cannot be had.
+    pub async fn tls_client(&self, session: &Session) -> Result<Arc<TlsClient>, NamedFailure> {
+        let client = self.tls_client.as_ref().and_then(|client| client.get());
+        let mut client = Arc::clone(client.expect("a server that speaks TLS was prepared for it"));
+        if let Some((certificate, key)) = self.tls_certificate.as_ref().filter(|_| client.needs_certificate()) {
+            client = client.with_certificate(&certificate.evaluate(session), &key.evaluate(session)).await?;
+        }
+        // Names that no handshake can carry are left out, as in nginx; the empty ones of variables above all.
+        let protocols = self.tls_alpn.get_opt().into_iter().flatten().map(|name| name.evaluate(session));
+        let protocols: Vec<Vec<u8>> = protocols.filter(|name| (1..=ALPN_BYTES_MAX).contains(&name.len())).collect();
+        Ok(if protocols.is_empty() { client } else { client.offering(protocols) })
     }
 
     /// The name of the server for a handshake; `group` is what `proxy_pass` calls it.
