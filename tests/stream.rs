@@ -33,6 +33,7 @@ with_each_driver!(
     access_and_limits_refuse_sessions,
     new_sessions_are_limited_by_their_rate,
     tls_ends_here_and_names_choose_servers,
+    certificates_are_found_by_the_name_that_a_client_asks_for,
     garbage_before_tls_ends_the_session,
     servers_are_spoken_to_over_tls,
     servers_are_offered_protocols_above_tls,
@@ -44,6 +45,7 @@ with_each_driver!(
     a_silent_session_ends,
     a_session_with_a_rate_ends_when_its_receiver_stalls,
     a_reset_reaches_the_other_end,
+    a_client_that_goes_on_sending_gets_all_of_the_answer,
     sessions_survive_a_reload_and_those_of_removed_servers_drain,
     reuseport_serves_http_and_stream,
     what_cannot_be_is_refused,
@@ -391,6 +393,24 @@ fn tls_ends_here_and_names_choose_servers(driver: Driver) {
     logged(&server, "200 300000 300000");
 }
 
+fn certificates_are_found_by_the_name_that_a_client_asks_for(driver: Driver) {
+    let authority = Authority::new("The authority");
+    let (one, other) = (authority.ecdsa(&["one.test"]), authority.ecdsa(&["other.test"]));
+    let text = "server { listen %UNIX% ssl; ssl_certificate %DIR%/$ssl_server_name.pem;
+        ssl_certificate_key %DIR%/$ssl_server_name.key; return $ssl_server_name; %LOG% }";
+    let setup = Setup::stream(driver, &format!("{FORMAT}\n{text}"));
+    let setup = setup.file("one.test.pem", &one.certificate).file("one.test.key", &one.key);
+    let server = setup.file("other.test.pem", &other.certificate).file("other.test.key", &other.key).start();
+    let path = server.directory.path().join("gale.sock");
+    for name in ["one.test", "other.test"] {
+        assert_eq!(Tls::new(&authority).client(&path, name).read_to_end(), name.as_bytes());
+    }
+    // Without a certificate the client is told.
+    assert!(Tls::new(&authority).connect(&path, "none.test").is_err_and(|error| error.to_string().contains("alert")));
+    server.wait_logged("cannot load certificate \"");
+    logged(&server, "500 0 0");
+}
+
 fn garbage_before_tls_ends_the_session(driver: Driver) {
     let authority = Authority::new("The authority");
     let pair = authority.ecdsa(&["one.test"]);
@@ -653,6 +673,30 @@ fn a_reset_reaches_the_other_end(driver: Driver) {
     drop(behind);
     client.assert_closed();
     logged(&server, "200 1 0");
+}
+
+fn a_client_that_goes_on_sending_gets_all_of_the_answer(driver: Driver) {
+    // More than is on its way anywhere, and it goes on slowly: there is something unread when the server has ended.
+    const BYTES: usize = 64 << 20;
+    let backend = Backend::tcp();
+    let text = format!("server {{ listen %TCP%; proxy_pass {}; proxy_upload_rate 1; }}", backend.address());
+    let server = start(driver, &text);
+    let mut client = TcpStream::connect(server.directory.address(1)).unwrap();
+    let mut behind = backend.accept_tcp();
+    let mut sender = client.try_clone().unwrap();
+    let sending = std::thread::spawn(move || {
+        sender.write_all(&vec![b'x'; BYTES])?;
+        sender.shutdown(std::net::Shutdown::Write)
+    });
+    behind.read_exact(&mut [0]).unwrap();
+    // The server answers without reading on, as one does that refuses an upload.
+    behind.write_all(b"answer").unwrap();
+    behind.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).expect("no reset");
+    assert_eq!(answer, b"answer");
+    sending.join().unwrap().expect("no reset");
+    server.wait_logged("upstream disconnected, bytes from/to client:");
 }
 
 fn sessions_are_logged_at_their_start_where_that_is_wanted(driver: Driver) {

@@ -86,5 +86,6 @@ async fn send(session: &mut Session, conf: &Conf) -> u16 {
             }
         }
     }
+    session.linger().await;
     session::OK
 }

@@ -20,6 +20,9 @@ const FIRST_BYTES: usize = 4096;
 /// The alert `unrecognized_name`, fatal, in the clear (RFC 6066, section 3).
 const UNRECOGNIZED_NAME: &[u8] = &[21, 3, 3, 0, 2, 2, 112];
 
+/// The alert `internal_error`, fatal, in the clear (RFC 8446, section 6.2).
+const INTERNAL_ERROR: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
+
 const SHAKING_HANDS: &str = "while SSL handshaking";
 
 impl Session {
@@ -53,7 +56,6 @@ impl Session {
         let server = self.stream().server(self.server()).tls.clone();
         let server = server.or_else(|| self.stream().server(default).tls.clone());
         let server: Arc<TlsServer> = server.ok_or(session::INTERNAL_SERVER_ERROR)?;
-        let names = self.certificate_names();
         let input = std::mem::take(&mut self.input);
         let tls = self.tls().expect("the connection was made for it");
         if server.rejects() {
@@ -65,10 +67,16 @@ impl Session {
         }
         let server = match server.needs_certificates() {
             false => server,
-            true => server.with_certificates(&names).await.map_err(|failure| {
-                self.log(Level::Error, format_args!("{failure} {SHAKING_HANDS}"));
-                session::INTERNAL_SERVER_ERROR
-            })?,
+            true => {
+                // Names of certificates may ask for it.
+                tls.note_server_name(name.as_deref());
+                server.with_certificates(&self.certificate_names()).await.map_err(|failure| {
+                    self.log(Level::Error, format_args!("{failure} {SHAKING_HANDS}"));
+                    // A client that does not take it learns it from the end of the connection.
+                    let _ = tls.socket().try_send_copy(INTERNAL_ERROR, false);
+                    session::INTERNAL_SERVER_ERROR
+                })?
+            }
         };
         let started = tls.start(&server, name.as_deref(), false, input);
         let shaken = match started {

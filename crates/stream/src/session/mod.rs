@@ -6,6 +6,7 @@
 pub mod attempts;
 pub mod configuration;
 pub mod datagrams;
+mod lingering;
 pub mod phases;
 
 use std::cell::{Cell, OnceCell, RefCell};
