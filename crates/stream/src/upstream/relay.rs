@@ -56,8 +56,8 @@ impl fmt::Display for Side {
 pub(super) async fn carry(session: &Session, settings: &ProxySettings, server: Server, input: Buffer) -> u16 {
     let mut relay = Relay::new(session, settings, server, input);
     let end = poll_fn(|context| relay.poll(context)).await;
-    // A client that has ended is read to its end.
-    let may_be_unread = matches!(end, End::Disconnected(Side::Upstream) | End::Lost(Side::Upstream, ..));
+    // What a server has said to its end is to reach a client that is still sending.
+    let may_be_unread = matches!(end, End::Disconnected(Side::Upstream));
     relay.finish(end);
     if may_be_unread {
         session.linger().await;
