@@ -1,4 +1,4 @@
-//! What Gale's crates share: units, HTTP dates, prefix trees, networks, histograms, checksums, words for
+//! What Gale's crates share: units, HTTP dates, prefix trees, networks, histograms, counters, checksums, words for
 //! operating-system errors.
 //!
 //! No I/O, no clock, no `unsafe`: everything here is a function of its arguments. Nothing panics on hostile input.
@@ -11,4 +11,5 @@ pub mod http_date;
 pub mod log_level;
 pub mod os_error;
 pub mod radix;
+pub mod tally;
 pub mod units;

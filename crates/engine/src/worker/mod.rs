@@ -18,7 +18,9 @@ use crate::log::{AccessBuffers, ErrorLog};
 use crate::notes::Notes;
 use crate::resolver::{Resolver, ResolverSettings, Resolvers};
 
-pub use counters::{OwnCounters, Totals, totals};
+pub use counters::{
+    OwnCounters, Totals, reset_connections, reset_requests, totals, totals_by_worker, totals_since_reset,
+};
 pub use limit::{CountedConnection, IdleConnections, ParkedConnection, Search, WorkerConnections};
 
 /// How often the same worker complains at most, as in nginx.
@@ -45,7 +47,7 @@ impl Worker {
         Rc::new(Worker {
             connections: WorkerConnections::new(connections_max),
             access: Rc::default(),
-            counters: OwnCounters::take(),
+            counters: OwnCounters::take(gale_runtime::worker()),
             error_log: RefCell::new(error_log),
             resolvers: RefCell::default(),
             notes: RefCell::default(),

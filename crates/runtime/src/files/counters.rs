@@ -1,11 +1,7 @@
-//! How files reached the clients: figures for a status page. Each loop counts for itself, without locked instructions;
-//! anybody adds the figures up.
+//! How files reached the clients: figures for a status page. Each loop counts for itself ([`Tally`]); anybody adds the
+//! figures up.
 
-use std::cell::OnceCell;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-use parking_lot::Mutex;
+use gale_base::tally::Tally;
 
 /// By what way a piece of a file got to where it is sent from: the rungs of the ladder, the cheapest first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,102 +83,39 @@ pub struct FileCounters {
     pub shared_reads: u64,
 }
 
-/// Of one thread, which alone writes.
-struct Own {
-    pieces: [AtomicU64; Rung::ALL.len()],
-    bytes: [AtomicU64; Rung::ALL.len()],
-    events: [AtomicU64; EVENTS],
-}
+const RUNGS: usize = Rung::ALL.len();
 
-/// All threads that have counted, also those that have ended: a reload makes a few more.
-static ALL: Mutex<Vec<Arc<Own>>> = Mutex::new(Vec::new());
-
-/// Threads that ended before their figures were added to the first one's; see `register`.
-const KEPT_MAX: usize = 64;
-
-thread_local! {
-    static OWN: OnceCell<Arc<Own>> = const { OnceCell::new() };
-}
+/// Pieces by rung, then their bytes by rung, then events.
+static ALL: Tally<{ 2 * RUNGS + EVENTS }> = Tally::new();
 
 /// The figures of all loops since the start of the process.
 pub fn file_counters() -> FileCounters {
-    sum(ALL.lock().iter())
-}
-
-fn sum<'a>(all: impl Iterator<Item = &'a Arc<Own>>) -> FileCounters {
-    let mut total = FileCounters::default();
-    for own in all {
-        for rung in 0..Rung::ALL.len() {
-            total.pieces[rung] += own.pieces[rung].load(Relaxed);
-            total.bytes[rung] += own.bytes[rung].load(Relaxed);
-        }
-        let event = |event: Event| own.events[event as usize].load(Relaxed);
-        total.probe_hits += event(Event::Hit);
-        total.probe_misses += event(Event::Miss);
-        total.unlooked += event(Event::Unlooked);
-        total.pool_hits += event(Event::PoolHit);
-        total.long_calls += event(Event::LongCall);
-        total.mispredictions += event(Event::Misprediction);
-        total.shared_reads += event(Event::Shared);
+    let sums = ALL.sums();
+    let event = |event: Event| sums[2 * RUNGS + event as usize];
+    FileCounters {
+        pieces: std::array::from_fn(|rung| sums[rung]),
+        bytes: std::array::from_fn(|rung| sums[RUNGS + rung]),
+        probe_hits: event(Event::Hit),
+        probe_misses: event(Event::Miss),
+        unlooked: event(Event::Unlooked),
+        pool_hits: event(Event::PoolHit),
+        long_calls: event(Event::LongCall),
+        mispredictions: event(Event::Misprediction),
+        shared_reads: event(Event::Shared),
     }
-    total
 }
 
 /// Counts a piece of so many bytes.
 #[inline]
 pub fn count_piece(rung: Rung, bytes: u64) {
-    with_own(|own| {
-        add(&own.pieces[rung as usize], 1);
-        add(&own.bytes[rung as usize], bytes);
-    });
+    let own = ALL.own();
+    own.add(rung as usize, 1);
+    own.add(RUNGS + rung as usize, bytes);
 }
 
 #[inline]
 pub(crate) fn count_event(event: Event) {
-    with_own(|own| add(&own.events[event as usize], 1));
-}
-
-#[inline]
-fn with_own(f: impl FnOnce(&Own)) {
-    // A thread that ends counts no more.
-    let _ = OWN.try_with(|own| f(own.get_or_init(register)));
-}
-
-#[cold]
-fn register() -> Arc<Own> {
-    let zeros = || [const { AtomicU64::new(0) }; Rung::ALL.len()];
-    let own = Arc::new(Own { pieces: zeros(), bytes: zeros(), events: [const { AtomicU64::new(0) }; EVENTS] });
-    let mut all = ALL.lock();
-    if all.len() >= KEPT_MAX {
-        retire(&mut all);
-    }
-    all.push(Arc::clone(&own));
-    own
-}
-
-/// Adds the figures of threads that have ended together.
-fn retire(all: &mut Vec<Arc<Own>>) {
-    let (ended, running): (Vec<_>, Vec<_>) = all.drain(..).partition(|own| Arc::strong_count(own) == 1);
-    *all = running;
-    let mut ended = ended.into_iter();
-    let Some(first) = ended.next() else { return };
-    for own in ended {
-        let pairs = |of: fn(&Own) -> &[AtomicU64]| {
-            of(&first).iter().zip(of(&own)).for_each(|(to, from)| {
-                add(to, from.load(Relaxed));
-            })
-        };
-        pairs(|own| &own.pieces);
-        pairs(|own| &own.bytes);
-        pairs(|own| &own.events);
-    }
-    all.push(first);
-}
-
-/// Only one thread writes.
-#[inline]
-fn add(counter: &AtomicU64, amount: u64) {
-    counter.store(counter.load(Relaxed) + amount, Relaxed);
+    ALL.own().add(2 * RUNGS + event as usize, 1);
 }
 
 #[cfg(test)]
@@ -191,8 +124,9 @@ mod tests {
 
     #[test]
     fn what_threads_have_counted_is_kept_when_they_have_ended() {
+        const THREADS: u64 = 20;
         let before = file_counters();
-        for _ in 0..2 * KEPT_MAX {
+        for _ in 0..THREADS {
             std::thread::spawn(|| {
                 count_piece(Rung::Ring, 100);
                 count_event(Event::Shared);
@@ -203,9 +137,8 @@ mod tests {
         let after = file_counters();
         let ring = Rung::Ring as usize;
         // Other tests of this program may count, too.
-        assert!(after.pieces[ring] >= before.pieces[ring] + 2 * KEPT_MAX as u64);
-        assert!(after.bytes[ring] >= before.bytes[ring] + 200 * KEPT_MAX as u64);
-        assert!(after.shared_reads >= before.shared_reads + 2 * KEPT_MAX as u64);
-        assert!(ALL.lock().len() <= KEPT_MAX + 1);
+        assert!(after.pieces[ring] >= before.pieces[ring] + THREADS);
+        assert!(after.bytes[ring] >= before.bytes[ring] + 100 * THREADS);
+        assert!(after.shared_reads >= before.shared_reads + THREADS);
     }
 }
