@@ -40,6 +40,7 @@ pub mod server_name;
 pub mod service;
 pub mod spool;
 pub mod tls;
+pub mod traffic;
 pub mod transport;
 pub mod upstream;
 pub mod variables;

@@ -18,6 +18,7 @@ use crate::tls::ocsp::stapling::Stapling;
 use crate::tls::settings::{TlsClientSettings, TlsSettings, VerifyClient};
 use crate::tls::staple::Lookup;
 use crate::tls::{TlsClient, TlsClientLoader, TlsLoader, TlsServer};
+use crate::traffic::ServerZone;
 use crate::variables::subject::Subject;
 use crate::variables::template::Template;
 
@@ -33,6 +34,8 @@ pub struct ServerDraft {
     pub listens: Vec<Listen>,
     /// The certificate that a service obtains for it.
     pub managed: Option<Arc<ManagedCertificate>>,
+    /// `status_zone`: where what it serves is counted.
+    pub zone: Option<Arc<ServerZone>>,
 }
 
 /// The servers behind one address.
@@ -50,7 +53,7 @@ pub type ServerTls = (Option<Arc<TlsServer>>, VerifyClient);
 impl ServerDraft {
     /// A server of which nothing is known.
     pub fn new(scope: ScopeId, span: Span) -> ServerDraft {
-        ServerDraft { scope, span, names: Vec::new(), listens: Vec::new(), managed: None }
+        ServerDraft { scope, span, names: Vec::new(), listens: Vec::new(), managed: None, zone: None }
     }
 
     /// Takes a `listen`.

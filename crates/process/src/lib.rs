@@ -54,3 +54,4 @@ pub use settings::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, Error
 pub use spawn::Role;
 pub use system::SystemResources;
 pub use user::{Account, USER_IGNORED, is_super_user};
+pub use worker::respawned;

@@ -59,6 +59,8 @@ pub(super) enum Message {
     Terminate,
     /// To the worker: connections may wait of which it was not told.
     Look,
+    /// To the worker: so many before it have died and were replaced.
+    Respawned { count: u64 },
     /// To the worker: these logs are now these files, which come with this.
     Reopen { paths: Vec<LogPath> },
     /// From the worker: serving.

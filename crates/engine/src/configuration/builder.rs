@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use gale_config::{Contexts, Diagnostic, Diagnostics, Reporter, Setting, Span, Statement, Tables, Word};
 use gale_runtime::DriverChoice;
@@ -314,6 +314,11 @@ impl Builder {
         self.zones.find(kind, &size.name, Some(size.bytes), span)
     }
 
+    /// What is counted under this name, of this kind: it goes on over a reload.
+    pub fn figures<F: Any + Default + Send + Sync>(&mut self, kind: &'static str, name: &[u8]) -> Arc<F> {
+        self.zones.named.figures(kind, name)
+    }
+
     /// Adds what is to run beside requests, for the directive at `span`. It begins once all event loops use the
     /// configuration.
     ///
@@ -419,7 +424,18 @@ impl Builder {
         let thread_pools = ThreadPools::new(main.thread_pool.get(), process.workers);
         let cpu_affinity = main.worker_cpu_affinity.get_opt().cloned();
         let zones = Arc::new(std::mem::take(&mut self.zones.named));
-        Some(Configuration { process, events, cpu_affinity, thread_pools, error_log, zones, services, protocols })
+        let built = SystemTime::now();
+        Some(Configuration {
+            process,
+            events,
+            cpu_affinity,
+            thread_pools,
+            error_log,
+            zones,
+            services,
+            protocols,
+            built,
+        })
     }
 
     fn complete_main(&mut self) {

@@ -21,6 +21,7 @@ mod zones;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use gale_config::{
     Diagnostic, Diagnostics, DiskFiles, Files, Parsed, Sources, Statement, parse, parse_parameter, parse_text,
@@ -30,6 +31,7 @@ pub use blocks::{BlockBuilder, BlockDraft, Complete};
 pub use builder::{Builder, EventsSettings, ScopeRef, tables};
 pub use cpu_affinity::CpuAffinity;
 pub use main_settings::{MainSettings, ThreadPoolSettings};
+pub use resolver::RESOLVERS;
 pub use scopes::{Confs, ScopeId, ScopeTree, ServerId};
 pub use thread_pools::ThreadPools;
 pub use zones::{ZONE_BYTES_MIN, ZoneRef, ZoneSize};
@@ -60,6 +62,8 @@ pub struct Configuration {
     pub services: Vec<Arc<ConfiguredService>>,
     /// What is served, one for each block such as `http`.
     pub protocols: Vec<Arc<dyn Protocol>>,
+    /// When it was built.
+    pub built: SystemTime,
 }
 
 impl Configuration {

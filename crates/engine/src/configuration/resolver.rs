@@ -2,11 +2,14 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html#resolver>)
 
 use gale_base::units;
-use gale_config::{Diagnostic, Reporter, Statement, Word};
+use gale_config::{Diagnostic, Statement, Word};
 
 use super::builder::Builder;
 use crate::resolver::{NameServer, ResolverSettings};
 use crate::server_address::ServerAddress;
+
+/// What is counted of name servers, by the names of their zones.
+pub const RESOLVERS: &str = "resolver";
 
 /// Where name servers are asked.
 const PORT_DEFAULT: u16 = 53;
@@ -33,8 +36,11 @@ impl ResolverSettings {
             } else if let Some(value) = word.text.strip_prefix(b"ipv6=") {
                 settings.ipv6 = flag(value)?;
             } else if word.text.starts_with(b"status_zone=") {
-                let message = format!("\"{}\" of \"resolver\" is accepted but has no effect", word.text);
-                builder.report(Diagnostic::warn(message).at(word.span));
+                let name = word.text.strip_prefix(b"status_zone=").unwrap_or_default();
+                if name.is_empty() {
+                    return Err(invalid());
+                }
+                settings.zone = Some(builder.figures(RESOLVERS, name));
             } else {
                 settings.servers.push(name_server(builder, word)?);
             }

@@ -170,7 +170,8 @@ impl ZoneSize {
         key: &Word,
         span: Span,
     ) -> Result<Arc<Zone<V>>, Diagnostic> {
-        builder.zones.named.get(kind, &self.name, self.bytes, &key.text, Zone::new).map_err(|error| match error {
+        let held = builder.zones.named.get(kind, &self.name, self.bytes, &key.text, Zone::new);
+        let state: Arc<Zone<V>> = held.map_err(|error| match error {
             ZoneError::OtherKey(earlier) => {
                 let (name, now, earlier) = (&self.name, &key.text, earlier.as_bstr());
                 let message = format!(
@@ -179,7 +180,9 @@ impl ZoneSize {
                 Diagnostic::emerg(message).at(key.span).hint("give the zone another name, or restart")
             }
             ZoneError::NoMemory => self.no_memory(span),
-        })
+        })?;
+        builder.zones.named.add_table(&self.name, state.clone());
+        Ok(state)
     }
 }
 

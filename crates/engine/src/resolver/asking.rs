@@ -45,6 +45,8 @@ pub(super) type Asked = SmallVec<[(Kind, Option<Answer>); 2]>;
 /// What is told while asking.
 pub(super) trait Report {
     fn report(&self, level: Level, message: &dyn std::fmt::Display, server: SocketAddr);
+    /// A server has not answered in time.
+    fn note_silence(&self);
     /// Whether anybody waits for the answer.
     fn is_wanted(&self) -> bool;
 }
@@ -71,7 +73,10 @@ pub(super) async fn ask(
         let deadline = gale_runtime::now() + RESEND_AFTER;
         match ask_server(server, name, asked, deadline, report).await {
             Ok(()) => return true,
-            Err(Silence::Elapsed) => absent = 0,
+            Err(Silence::Elapsed) => {
+                report.note_silence();
+                absent = 0;
+            }
             Err(Silence::Absent) => {
                 absent += 1;
                 // The next one is asked at once, but not round and round.

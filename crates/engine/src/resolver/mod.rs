@@ -16,6 +16,7 @@
 
 mod asking;
 mod cache;
+mod figures;
 mod message;
 mod settings;
 
@@ -35,6 +36,7 @@ use slab::Slab;
 
 use self::asking::{Asked, Report, ask};
 use self::cache::Cache;
+pub use self::figures::{ResolverFigures, ResolverZone};
 use self::message::{Content, DnsName, Kind, Service};
 pub(crate) use self::settings::NameServer;
 pub use self::settings::ResolverSettings;
@@ -148,7 +150,19 @@ struct Servers {
     addresses: Vec<SocketAddr>,
     valid: Option<Duration>,
     kinds: &'static [Kind],
+    counted: Option<Counted>,
 }
+
+/// Where questions and answers are counted: each zone is another.
+struct Counted(Arc<ResolverZone>);
+
+impl PartialEq for Counted {
+    fn eq(&self, other: &Counted) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Counted {}
 
 impl Servers {
     fn of(settings: &ResolverSettings) -> Servers {
@@ -157,7 +171,8 @@ impl Servers {
             (true, false) => &[Kind::A],
             _ => &[Kind::Aaaa],
         };
-        Servers { addresses: settings.servers(), valid: settings.valid, kinds }
+        let counted = settings.zone.clone().map(Counted);
+        Servers { addresses: settings.servers(), valid: settings.valid, kinds, counted }
     }
 }
 
@@ -374,6 +389,9 @@ impl Resolver {
             What::Pointer => &[Kind::Ptr],
         };
         let mut asked: Asked = kinds.iter().map(|&kind| (kind, None)).collect();
+        if let Some(zone) = self.servers.zone() {
+            kinds.iter().for_each(|&kind| zone.count_question(kind));
+        }
         if ask(&self.servers.addresses, first, &key.name, &mut asked, &(self, &**flight)).await {
             flight.land(self.conclude(key, asked));
         }
@@ -389,6 +407,9 @@ impl Resolver {
         let (mut ttl, mut nothing_ttl) = (Duration::MAX, Duration::MAX);
         for (kind, answer) in asked {
             let answer = answer.expect("all have been answered");
+            if let Some(zone) = self.servers.zone() {
+                zone.count_answer(&answer.content);
+            }
             let is_nothing = matches!(answer.content, Content::Nothing | Content::Error(_));
             let ttl = if is_nothing { &mut nothing_ttl } else { &mut ttl };
             // Not kept at all when the zone does not say for how long. (RFC 2308 §5)
@@ -428,6 +449,12 @@ impl Report for (&Resolver, &Flight) {
     fn report(&self, level: Level, message: &dyn fmt::Display, server: SocketAddr) {
         let log = Arc::clone(&self.0.log.borrow());
         log.write(level, None, &format_args!("{message}, resolver: {server}"));
+    }
+
+    fn note_silence(&self) {
+        if let Some(zone) = self.0.servers.zone() {
+            zone.count_silence();
+        }
     }
 
     fn is_wanted(&self) -> bool {

@@ -1,8 +1,10 @@
 //! What a `resolver` directive says; `configuration/resolver.rs` reads it.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::figures::ResolverZone;
 use crate::server_address::HostAddresses;
 
 /// One `resolver` directive.
@@ -15,6 +17,8 @@ pub struct ResolverSettings {
     pub ipv4: bool,
     /// Whether IPv6 addresses are asked for.
     pub ipv6: bool,
+    /// `status_zone=`: where questions and answers are counted.
+    pub zone: Option<Arc<ResolverZone>>,
 }
 
 #[derive(Debug)]
@@ -28,7 +32,7 @@ impl ResolverSettings {
     /// These servers and no parameters.
     pub fn new(servers: impl IntoIterator<Item = SocketAddr>) -> ResolverSettings {
         let servers = servers.into_iter().map(NameServer::Address).collect();
-        ResolverSettings { servers, valid: None, ipv4: true, ipv6: true }
+        ResolverSettings { servers, valid: None, ipv4: true, ipv6: true, zone: None }
     }
 
     /// The name servers' addresses, in order.

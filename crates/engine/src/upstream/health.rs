@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gale_runtime::{Moment, SocketAddress};
 use parking_lot::Mutex;
@@ -98,7 +98,51 @@ pub(super) struct Health {
     ill: AtomicU64,
     /// The serial of the newest configuration whose checks it has passed as far as these were to be passed first.
     passed_all: AtomicU64,
+    /// How many results there were, how many of these said that it is ill, and how often it became ill.
+    checks: AtomicU64,
+    fails: AtomicU64,
+    unhealthy: AtomicU64,
+    /// What the last one said.
+    last_passed: AtomicBool,
     records: Mutex<SmallVec<[Record; 1]>>,
+}
+
+/// What checks of a peer have come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HealthFigures {
+    /// How many results there were.
+    pub checks: u64,
+    /// How many of these said that it is ill.
+    pub fails: u64,
+    /// How often it became ill.
+    pub unhealthy: u64,
+    /// What the last one said; `None` if there was none.
+    pub last_passed: Option<bool>,
+}
+
+impl Health {
+    fn count(&self, has_passed: bool) {
+        self.checks.fetch_add(1, Ordering::Relaxed);
+        self.last_passed.store(has_passed, Ordering::Relaxed);
+        if !has_passed {
+            self.fails.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What checks have come to since they were forgotten last.
+    pub fn figures(&self) -> HealthFigures {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let checks = read(&self.checks);
+        let last_passed = (checks > 0).then(|| self.last_passed.load(Ordering::Relaxed));
+        HealthFigures { checks, fails: read(&self.fails), unhealthy: read(&self.unhealthy), last_passed }
+    }
+
+    /// Forgets the figures.
+    pub fn reset(&self) {
+        [&self.checks, &self.fails, &self.unhealthy]
+            .into_iter()
+            .for_each(|counter| counter.store(0, Ordering::Relaxed));
+    }
 }
 
 /// What one check has found.
@@ -182,6 +226,7 @@ impl Check {
     ) -> HealthChange {
         let plan = self.group.common.health.get().expect("a group with checks has a plan");
         let health = &peer.state.health;
+        health.count(has_passed);
         let was_allowed = plan.allows(health);
         let (was_ill, bit) = (self.finds_ill(peer), 1 << self.place);
         let mut records = health.records.lock();
@@ -202,6 +247,7 @@ impl Check {
             }
             // After the next reload it is not known as a healthy one.
             record.passed = 0;
+            health.unhealthy.fetch_add(1, Ordering::Relaxed);
             health.ill.fetch_or(bit, Ordering::Relaxed);
             return HealthChange::Ill;
         }
@@ -219,7 +265,7 @@ impl Check {
             return HealthChange::None;
         }
         // What it did wrong before was an illness that is over.
-        peer.state.recover();
+        peer.state.recover(now);
         HealthChange::Well
     }
 }

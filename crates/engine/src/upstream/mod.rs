@@ -56,14 +56,16 @@ use balance::Choice;
 pub use balance::{Balance, LeastTime, Metric, Preference};
 pub use bind::Bind;
 use health::HealthPlan;
-pub use health::{BeforeFirstCheck, CHECKS_MAX, Check, CheckId, CheckedPeer, CheckedPeers, HealthChange, Thresholds};
+pub use health::{
+    BeforeFirstCheck, CHECKS_MAX, Check, CheckId, CheckedPeer, CheckedPeers, HealthChange, HealthFigures, Thresholds,
+};
 pub use outliers::OutlierSettings;
 pub use peer::{ServerSettings, Standing};
 use peers::{Moves, Peers, View};
 use plan::{Findings, FixedServer, Found, Plan};
 pub use pool::{ConnectionAge, IdleConnection, KeepaliveSettings, Knowledge, Pool, PoolKey};
 use queue::Queue;
-pub use queue::QueueSettings;
+pub use queue::{QueueFigures, QueueSettings};
 pub use registry::{
     GroupDraft, HasUpstreams, ResolverDefaults, ServerDraft, ServerSource, UpstreamId, UpstreamTable, UpstreamTarget,
     Upstreams,
@@ -72,7 +74,7 @@ use retry_budget::RetryBudget;
 pub use retry_budget::{Retry, RetryBudgetSettings};
 pub use selection::{Chosen, NoPeer, Selection, Timing};
 use servers::Changes;
-pub use servers::{EditError, Editing, GroupServer, PeerReport, SERVERS_MAX};
+pub use servers::{EditError, Editing, GroupServer, PeerReport, ReportedPeers, SERVERS_MAX};
 use state::GroupState;
 pub use sticky::{
     CookieExpires, Learning, ROUTE_LENGTH_MAX, Session, Sessions, Sticky, StickyCookie, StickyLearn, is_same_site,

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use super::balance::{LeastTime, Metric};
 use super::health::Health;
 use super::outliers::{Ejection, Observed};
+use crate::traffic::Traffic;
 
 /// What the configuration says of one `server`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,6 +124,73 @@ pub(super) struct PeerState {
     pub observed: OnceLock<Box<[Padded<Observed>]>>,
     /// Whether it is set aside because it stands out.
     pub ejection: Ejection,
+    /// Its requests, or sessions.
+    pub traffic: Traffic,
+    /// How it has failed.
+    pub failures: Failures,
+}
+
+/// How a peer has failed: rare, so that all workers write here.
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    /// Attempts that came to nothing.
+    attempts: AtomicU64,
+    /// How often they have put it down.
+    downs: AtomicU64,
+    /// Since when it is down, by the loops' clock in nanoseconds; 0 if it is not.
+    down_since: AtomicU64,
+    /// How long it was down before, in milliseconds.
+    downtime: AtomicU64,
+}
+
+/// How a peer has failed until now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct FailureFigures {
+    pub attempts: u64,
+    pub downs: u64,
+    pub down_since: Option<Moment>,
+    pub downtime: Duration,
+}
+
+impl Failures {
+    pub fn note_attempt(&self) {
+        self.attempts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn note_down(&self, now: Moment) {
+        let since = now.as_nanos().max(1);
+        if self.down_since.compare_exchange(0, since, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.downs.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn note_up(&self, now: Moment) {
+        if self.down_since.load(Ordering::Relaxed) > 0 {
+            let since = self.down_since.swap(0, Ordering::Relaxed);
+            let time = now.as_nanos().saturating_sub(since) / 1_000_000;
+            if since > 0 {
+                self.downtime.fetch_add(time, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub fn figures(&self, now: Moment) -> FailureFigures {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let down_since = Some(read(&self.down_since)).filter(|&since| since > 0).map(Moment::from_nanos);
+        let before = Duration::from_millis(read(&self.downtime));
+        FailureFigures {
+            attempts: read(&self.attempts),
+            downs: read(&self.downs),
+            down_since,
+            downtime: before + down_since.map_or(Duration::ZERO, |since| now.since(since)),
+        }
+    }
+
+    pub fn reset(&self) {
+        [&self.attempts, &self.downs, &self.downtime]
+            .into_iter()
+            .for_each(|counter| counter.store(0, Ordering::Relaxed));
+    }
 }
 
 /// The requests that a peer has not answered, where `least_time … inflight` asks for them. Times are in milliseconds.
@@ -172,6 +240,8 @@ impl PeerState {
             health: Health::default(),
             observed: OnceLock::new(),
             ejection: Ejection::default(),
+            traffic: Traffic::default(),
+            failures: Failures::default(),
         }
     }
 
@@ -183,8 +253,9 @@ impl PeerState {
     }
 
     /// It is well again: nothing of its failures counts, and it has its whole weight.
-    pub fn recover(&self) {
+    pub fn recover(&self, now: Moment) {
         self.forget_failures();
+        self.failures.note_up(now);
         self.weight_lost.store(0, Ordering::Relaxed);
     }
 
@@ -361,6 +432,9 @@ impl Peer {
         self.state.checked.store(now.as_nanos(), Ordering::Relaxed);
         self.state.chosen.store(now.as_nanos(), Ordering::Relaxed);
         let ServerSettings { weight, max_fails, .. } = *self.settings;
+        if max_fails > 0 && fails >= max_fails {
+            self.state.failures.note_down(now);
+        }
         let Some(loss) = weight.checked_div(max_fails) else { return false };
         let lose = |lost: u32| Some(lost.saturating_add(loss).min(weight));
         let _ = self.state.weight_lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lose);
@@ -372,6 +446,7 @@ impl Peer {
         let fails = self.state.fails.load(Ordering::Relaxed);
         if fails > 0 && self.state.failed.load(Ordering::Relaxed) < self.state.checked.load(Ordering::Relaxed) {
             self.forget_failures();
+            self.state.failures.note_up(now);
             if self.settings.max_fails > 0 && fails >= self.settings.max_fails {
                 self.state.recovered.store(now.as_nanos(), Ordering::Relaxed);
             }
@@ -381,11 +456,6 @@ impl Peer {
     /// Whether it has done anything wrong that counts.
     pub fn has_failures(&self) -> bool {
         self.state.fails.load(Ordering::Relaxed) > 0
-    }
-
-    /// Its failures that count.
-    pub fn fails(&self) -> u32 {
-        self.state.fails.load(Ordering::Relaxed)
     }
 
     /// Nothing that it did wrong counts any more.

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use gale_runtime::{Moment, now, oneshot, timeout};
@@ -40,11 +40,38 @@ pub(super) struct Queue {
     waiting: AtomicUsize,
     /// Who is to be woken, the first one first. Those that have gone are passed over.
     waiters: Mutex<VecDeque<oneshot::Sender<()>>>,
+    /// How many were turned away because it was full.
+    overflows: AtomicU64,
+}
+
+/// How a queue is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueFigures {
+    /// How many requests wait.
+    pub waiting: usize,
+    /// How many may.
+    pub requests_max: usize,
+    /// How many were turned away because it was full.
+    pub overflows: u64,
 }
 
 impl Queue {
     pub fn new(settings: QueueSettings) -> Queue {
-        Queue { settings, waiting: AtomicUsize::new(0), waiters: Mutex::default() }
+        Queue { settings, waiting: AtomicUsize::new(0), waiters: Mutex::default(), overflows: AtomicU64::new(0) }
+    }
+
+    /// How it is now.
+    pub fn figures(&self) -> QueueFigures {
+        QueueFigures {
+            waiting: self.waiting.load(Ordering::SeqCst),
+            requests_max: self.settings.requests_max,
+            overflows: self.overflows.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Forgets how many were turned away.
+    pub fn reset_figures(&self) {
+        self.overflows.store(0, Ordering::Relaxed);
     }
 
     /// Whether any request waits.
@@ -76,7 +103,10 @@ impl Queue {
 
     fn enter(&self) -> Option<Place<'_>> {
         let enter = |waiting| (waiting < self.settings.requests_max).then_some(waiting + 1);
-        self.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).ok()?;
+        if self.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_err() {
+            self.overflows.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
         let mut place = Place { queue: self, woken: None };
         place.line_up(false);
         Some(place)

@@ -14,6 +14,7 @@ use super::peer::{Peer, Standing};
 use super::peers::{PeerSet, View};
 use super::pool::Pool;
 use super::retry_budget::Retry;
+use crate::traffic::Served;
 
 /// One request's choice among the peers of a group. See [`Upstream::select`](super::Upstream::select).
 pub struct Selection {
@@ -263,6 +264,7 @@ impl Chosen {
             has_error: false,
         };
         let peer = chosen.peer();
+        peer.state.traffic.begin_at(now.as_nanos());
         if balance.counts_requests() {
             peer.state.begin_request(chosen.view.worker);
         }
@@ -372,7 +374,11 @@ impl Chosen {
     }
 
     pub(super) fn fail_at(&mut self, now: Moment) -> bool {
-        if std::mem::replace(&mut self.is_judged, true) || self.view.peers.is_single() {
+        if std::mem::replace(&mut self.is_judged, true) {
+            return false;
+        }
+        self.peer().state.failures.note_attempt();
+        if self.view.peers.is_single() {
             return false;
         }
         self.peer().fail(now)
@@ -403,6 +409,11 @@ impl Chosen {
         }
     }
 
+    /// How it has gone, for the peer's figures.
+    pub fn note_served(&self, served: &Served) {
+        self.peer().state.traffic.note(served);
+    }
+
     fn end_inflight(&mut self, now: Moment, time: Duration) {
         if std::mem::take(&mut self.is_inflight) {
             self.peer().state.end_inflight(now, time);
@@ -424,6 +435,7 @@ impl Drop for Chosen {
             self.end_at(try_now().unwrap_or(self.since));
         }
         let peer = self.peer();
+        peer.state.traffic.end();
         if self.view.common.balance.counts_requests() {
             peer.state.end_request(self.view.worker);
         }

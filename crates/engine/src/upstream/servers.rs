@@ -12,11 +12,15 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use gale_runtime::{PoolError, SocketAddress, default_pool};
+use gale_runtime::{Moment, PoolError, SocketAddress, default_pool};
 
 use super::Group;
-use super::peer::{Peer, ServerSettings, Standing};
+use super::health::HealthFigures;
+use super::peer::{ServerSettings, Standing};
+use super::peers::View;
+use super::queue::QueueFigures;
 use super::state_file;
+use crate::traffic::TrafficFigures;
 
 /// Most servers that a group may have by changes at run time.
 pub const SERVERS_MAX: usize = 65_536;
@@ -256,8 +260,20 @@ pub struct PeerReport {
     pub is_backup: bool,
     /// Whether it gets requests, in the words of nginx's API.
     pub state: &'static str,
-    /// Its failures that count.
-    pub fails: u32,
+    /// Its requests, or sessions.
+    pub traffic: TrafficFigures,
+    /// When it was chosen last.
+    pub chosen: Option<Moment>,
+    /// How many attempts have come to nothing.
+    pub fails: u64,
+    /// How often they have put it down.
+    pub downs: u64,
+    /// Since when it is.
+    pub down_since: Option<Moment>,
+    /// How long it was down, all in all.
+    pub downtime: Duration,
+    /// What checks have come to.
+    pub health: HealthFigures,
 }
 
 impl Group {
@@ -324,27 +340,25 @@ impl Group {
         self.renew(version);
     }
 
-    /// What is known of the peers now.
-    pub fn report(&self) -> Vec<PeerReport> {
+    /// The peers by now, of which something can be told.
+    pub fn reported(&self) -> ReportedPeers {
+        ReportedPeers(self.view_of(0))
+    }
+
+    /// How many requests wait, and how many were turned away, if the group has a queue: with how many may wait.
+    pub fn queue(&self) -> Option<QueueFigures> {
+        self.common.queue.as_ref().map(super::Queue::figures)
+    }
+
+    /// Forgets what was counted of the peers.
+    pub fn reset_figures(&self) {
         let view = self.view_of(0);
-        let now = gale_runtime::now();
-        let report = |peer: &Peer, is_backup: bool| PeerReport {
-            id: peer.server_id,
-            address: Arc::clone(&peer.name),
-            server: Arc::clone(&peer.server),
-            settings: Arc::clone(&peer.settings),
-            is_backup,
-            state: match peer.settings.standing {
-                Standing::Down => "down",
-                Standing::Draining => "draining",
-                Standing::Up if !self.common.is_well(peer) => "unhealthy",
-                Standing::Up if peer.is_failed(now) || self.common.has_ejected(peer, now) => "unavail",
-                Standing::Up => "up",
-            },
-            fails: peer.fails(),
-        };
-        let primary = view.peers.primary.peers.iter().map(|peer| report(peer, false));
-        primary.chain(view.peers.backup.peers.iter().map(|peer| report(peer, true))).collect()
+        for peer in view.peers.primary.peers.iter().chain(&view.peers.backup.peers) {
+            peer.state.traffic.reset();
+            peer.state.failures.reset();
+            peer.state.health.reset();
+        }
+        self.common.queue.iter().for_each(super::Queue::reset_figures);
     }
 
     /// How many idle connections are kept for all workers.
@@ -355,6 +369,54 @@ impl Group {
     /// Whether its method knows backup servers and slow starts.
     pub fn has_backups(&self) -> bool {
         self.plan.balance.has_backups()
+    }
+}
+
+/// The peers of a group at one time. Asking for one after the other leaves room for others in between.
+pub struct ReportedPeers(Arc<View>);
+
+impl ReportedPeers {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.peers.primary.peers.len() + self.0.peers.backup.peers.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What is known of one of them at this moment of the loops' clock.
+    ///
+    /// # Panics
+    /// There are not so many.
+    pub fn report(&self, index: usize, now: Moment) -> PeerReport {
+        let (primary, backup) = (&self.0.peers.primary.peers, &self.0.peers.backup.peers);
+        let is_backup = index >= primary.len();
+        let peer = if is_backup { &backup[index - primary.len()] } else { &primary[index] };
+        let common = &self.0.common;
+        let failures = peer.state.failures.figures(now);
+        PeerReport {
+            id: peer.server_id,
+            address: Arc::clone(&peer.name),
+            server: Arc::clone(&peer.server),
+            settings: Arc::clone(&peer.settings),
+            is_backup,
+            state: match peer.settings.standing {
+                Standing::Down => "down",
+                Standing::Draining => "draining",
+                Standing::Up if !common.is_well(peer) => "unhealthy",
+                Standing::Up if peer.is_failed(now) || common.has_ejected(peer, now) => "unavail",
+                Standing::Up => "up",
+            },
+            traffic: peer.state.traffic.figures(),
+            chosen: peer.state.traffic.chosen().map(Moment::from_nanos),
+            fails: failures.attempts,
+            downs: failures.downs,
+            down_since: failures.down_since,
+            downtime: failures.downtime,
+            health: peer.state.health.figures(),
+        }
     }
 }
 

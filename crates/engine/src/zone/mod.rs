@@ -14,7 +14,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use parking_lot::Mutex;
 
-pub use names::{NamedZones, ZoneError};
+pub use names::{NamedZones, Occupancy, Occupied, ZoneError};
 pub use table::{EntryId, Full, Table};
 
 /// A shard is not made smaller than this: below, keys would fill some shards long before others.
@@ -88,6 +88,19 @@ impl<V> Zone<V> {
         let result = section(guard.table);
         guard.is_done = true;
         result
+    }
+}
+
+impl<V: Send> Occupied for Zone<V> {
+    fn occupancy(&self) -> Occupancy {
+        self.shards.iter().fold(Occupancy::default(), |sum, shard| {
+            let own = shard.0.lock().occupancy();
+            Occupancy {
+                entries: sum.entries + own.entries,
+                bytes_used: sum.bytes_used + own.bytes_used,
+                bytes: sum.bytes + own.bytes,
+            }
+        })
     }
 }
 

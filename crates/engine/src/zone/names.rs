@@ -5,6 +5,7 @@
 //! while requests of before still hold what it was: nobody but the configurations that name a zone keeps it alive.
 
 use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -20,7 +21,34 @@ pub enum ZoneError {
 
 /// The zones that one configuration has.
 #[derive(Default)]
-pub struct NamedZones(Vec<Named>);
+pub struct NamedZones {
+    zones: Vec<Named>,
+    /// How full some of them are.
+    tables: Vec<NamedTable>,
+    /// What is counted, by kind and by name.
+    figures: HashMap<&'static str, NamedFigures>,
+}
+
+type NamedTable = (Box<[u8]>, Arc<dyn Occupied>);
+
+type NamedFigures = BTreeMap<Box<[u8]>, Arc<dyn Any + Send + Sync>>;
+
+/// What can say how full it is.
+pub trait Occupied: Send + Sync {
+    /// How much it holds.
+    fn occupancy(&self) -> Occupancy;
+}
+
+/// How full a zone is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// How many entries it has.
+    pub entries: usize,
+    /// How many bytes these take.
+    pub bytes_used: usize,
+    /// How many bytes there are.
+    pub bytes: usize,
+}
 
 struct Named {
     kind: &'static str,
@@ -49,7 +77,7 @@ impl NamedZones {
     ) -> Result<Arc<Z>, ZoneError> {
         let serving = SERVING.lock().upgrade();
         let is_same = |known: &&Named| known.kind == kind && *known.name == *name && known.bytes == bytes;
-        let known = serving.iter().flat_map(|zones| &zones.0).find(is_same);
+        let known = serving.iter().flat_map(|zones| &zones.zones).find(is_same);
         let zone = match known.and_then(|known| Some((known, Arc::clone(&known.zone).downcast::<Z>().ok()?))) {
             Some((known, _)) if *known.key_text != *key_text => {
                 return Err(ZoneError::OtherKey(known.key_text.clone()));
@@ -61,8 +89,46 @@ impl NamedZones {
                 Arc::new(make(bytes))
             }
         };
-        self.0.push(Named { kind, name: name.into(), bytes, key_text: key_text.into(), zone: zone.clone() });
+        self.zones.push(Named { kind, name: name.into(), bytes, key_text: key_text.into(), zone: zone.clone() });
         Ok(zone)
+    }
+
+    /// What is counted under this name, of this kind and type: what the configuration which serves has counted goes
+    /// on. However often a name is mentioned, it is the same.
+    pub fn figures<F: Any + Default + Send + Sync>(&mut self, kind: &'static str, name: &[u8]) -> Arc<F> {
+        let find = |zones: &NamedZones| {
+            let known = zones.figures.get(kind).and_then(|named| named.get(name))?;
+            Arc::clone(known).downcast::<F>().ok()
+        };
+        if let Some(own) = find(self) {
+            return own;
+        }
+        let serving = SERVING.lock().upgrade();
+        let figures = serving.and_then(|zones| find(&zones)).unwrap_or_default();
+        let named = self.figures.entry(kind).or_default();
+        named.insert(name.into(), figures.clone());
+        figures
+    }
+
+    /// What is counted of this kind, in the order of the names.
+    pub fn figures_of<F: Any + Send + Sync>(&self, kind: &'static str) -> impl Iterator<Item = (&[u8], Arc<F>)> {
+        let named = self.figures.get(kind).into_iter().flatten();
+        named.filter_map(|(name, figures)| Some((&**name, Arc::clone(figures).downcast().ok()?)))
+    }
+
+    /// The zones of this type.
+    pub fn of_type<Z: Any + Send + Sync>(&self) -> impl Iterator<Item = (&[u8], Arc<Z>)> {
+        self.zones.iter().filter_map(|named| Some((&*named.name, Arc::clone(&named.zone).downcast().ok()?)))
+    }
+
+    /// How full this zone is can be asked.
+    pub(crate) fn add_table(&mut self, name: &[u8], table: Arc<dyn Occupied>) {
+        self.tables.push((name.into(), table));
+    }
+
+    /// How full the zones are of which it is known.
+    pub fn tables(&self) -> impl Iterator<Item = (&[u8], Occupancy)> {
+        self.tables.iter().map(|(name, table)| (&**name, table.occupancy()))
     }
 
     /// From now on these are the zones that go on.
@@ -81,6 +147,8 @@ impl NamedZones {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU32;
+
     use super::super::Zone;
     use super::*;
 
@@ -124,6 +192,20 @@ mod tests {
         // Any type goes on.
         let found = third.get("test", b"text", BYTES, b"", |_| Mutex::new(String::new())).unwrap();
         assert!(Arc::ptr_eq(&text, &found) && *found.lock() == BYTES.to_string());
+
+        // Figures go on under their kind, name and type, too.
+        let figures = third.figures::<AtomicU32>("requests", b"one");
+        assert!(Arc::ptr_eq(&figures, &third.figures("requests", b"one")));
+        assert!(!Arc::ptr_eq(&figures, &third.figures("requests", b"two")));
+        let third = Arc::new(third);
+        third.serve();
+        let mut fourth = NamedZones::default();
+        assert!(Arc::ptr_eq(&figures, &fourth.figures("requests", b"one")));
+        assert!(!Arc::ptr_eq(&figures, &fourth.figures("sessions", b"one")));
+        let names = |zones: &NamedZones| -> Vec<Vec<u8>> {
+            zones.figures_of::<AtomicU32>("requests").map(|(name, _)| name.to_vec()).collect()
+        };
+        assert_eq!((names(&third), names(&fourth)), (vec![b"one".to_vec(), b"two".to_vec()], vec![b"one".to_vec()]));
 
         let (address, weak) = (Arc::as_ptr(&zone), Arc::downgrade(&zone));
         drop((first, zone));

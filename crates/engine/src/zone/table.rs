@@ -13,7 +13,7 @@
 //! never touched, so the system gives no memory for it. Who the newest and the oldest are is up to the caller: finding
 //! an entry does not move it.
 
-use super::Key;
+use super::{Key, Occupancy};
 
 /// A place in `blocks`, and one; 0 is none, so that fresh memory needs no writing.
 type Link = u32;
@@ -105,6 +105,12 @@ impl<V> Table<V> {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.entries == 0
+    }
+
+    /// How full it is.
+    pub fn occupancy(&self) -> Occupancy {
+        let bytes = self.blocks_max * BLOCK_COST;
+        Occupancy { entries: self.entries, bytes_used: bytes - self.room() * BLOCK_COST, bytes }
     }
 
     /// The entry with this key.

@@ -14,7 +14,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 
 use gale_runtime::files::GrowingFile;
@@ -36,6 +36,8 @@ pub struct Fill {
     /// See `Meta::number`.
     pub number: u64,
     purged: AtomicBool,
+    /// In which way its request uses the cache.
+    way: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -89,7 +91,24 @@ pub enum Found {
 impl Fill {
     /// One for which a server is about to be asked.
     pub fn new(primary: Id, number: u64, now: Moment) -> Fill {
-        Fill { primary, began: now, number, purged: AtomicBool::new(false), state: Mutex::default() }
+        Fill {
+            primary,
+            began: now,
+            number,
+            purged: AtomicBool::new(false),
+            way: AtomicUsize::new(0),
+            state: Mutex::default(),
+        }
+    }
+
+    /// In which way the request uses the cache that has it fetched: of [`super::zone::WAYS`].
+    pub fn way(&self) -> usize {
+        self.way.load(Relaxed)
+    }
+
+    /// In which way the request uses the cache that has it fetched.
+    pub fn set_way(&self, way: usize) {
+        self.way.store(way, Relaxed);
     }
 
     /// Whether somebody has purged what is being fetched: it is not stored then.

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use bstr::BString;
 use gale_base::os_error::OsErrorText;
+use gale_base::tally::Tally;
 use gale_runtime::files::likely_device;
 use gale_runtime::{Bytes, Moment, ThreadPool, default_pool};
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -130,26 +131,10 @@ struct Journal {
 /// What a cache has done, since the process began.
 #[derive(Default, Debug)]
 pub struct Counters {
-    /// Answered out of the cache.
-    pub hits: AtomicU64,
-    /// Not in there.
-    pub misses: AtomicU64,
-    /// Too old.
-    pub expired: AtomicU64,
-    /// Too old and used.
-    pub stale: AtomicU64,
-    /// Too old and used, since somebody fetches it.
-    pub updating: AtomicU64,
-    /// Too old, and the server says that nothing has changed.
-    pub revalidated: AtomicU64,
-    /// Not looked for.
-    pub bypassed: AtomicU64,
+    /// Requests by what the cache has done for them, and what was stored because of them.
+    pub uses: Uses,
     /// Read while somebody else fetched it.
     pub collapsed: AtomicU64,
-    /// Stored.
-    pub stored: AtomicU64,
-    /// Bytes that were stored.
-    pub stored_bytes: AtomicU64,
     /// Taken out to make room.
     pub evicted: AtomicU64,
     /// What the disk could not do.
@@ -158,6 +143,58 @@ pub struct Counters {
     pub disk_timeouts: AtomicU64,
     /// Files that the loader has found.
     pub loaded: AtomicU64,
+}
+
+/// In how many ways a request may use a cache: as many as nginx has words for.
+pub const WAYS: usize = 7;
+
+/// Uses of a cache, by their way: how many, and their bytes; then what was stored because of them, the same.
+#[derive(Debug, Default)]
+pub struct Uses(Tally<{ 4 * WAYS }>);
+
+/// How often a cache was used in one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UseFigures {
+    /// Responses to clients.
+    pub responses: u64,
+    /// Bytes of their bodies.
+    pub bytes: u64,
+    /// Responses that were stored.
+    pub written: u64,
+    /// Bytes of their files.
+    pub bytes_written: u64,
+}
+
+impl Uses {
+    /// A client has its response.
+    pub fn count(&self, way: usize, bytes: u64) {
+        let own = self.0.own();
+        own.add(4 * way, 1);
+        own.add(4 * way + 1, bytes);
+    }
+
+    /// A response was stored.
+    pub fn count_written(&self, way: usize, bytes: u64) {
+        let own = self.0.own();
+        own.add(4 * way + 2, 1);
+        own.add(4 * way + 3, bytes);
+    }
+
+    /// The figures by way.
+    pub fn figures(&self) -> [UseFigures; WAYS] {
+        let counters = self.0.since_reset();
+        std::array::from_fn(|way| UseFigures {
+            responses: counters[4 * way],
+            bytes: counters[4 * way + 1],
+            written: counters[4 * way + 2],
+            bytes_written: counters[4 * way + 3],
+        })
+    }
+
+    /// What was counted so far counts no more.
+    pub fn reset(&self) {
+        self.0.reset();
+    }
 }
 
 /// How a cache's disk is: whether requests should wait for it at all.
@@ -560,8 +597,7 @@ impl CacheZone {
                 return Ok(());
             }
         }
-        self.counters.stored.fetch_add(1, Relaxed);
-        self.counters.stored_bytes.fetch_add(size, Relaxed);
+        self.counters.uses.count_written(fill.way(), size);
         Ok(())
     }
 

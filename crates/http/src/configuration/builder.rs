@@ -37,6 +37,7 @@ use gale_engine::spool::TempPath;
 use gale_engine::tls::managed::ManagedCertificate;
 use gale_engine::tls::offered;
 use gale_engine::tls::staple::Lookup;
+use gale_engine::traffic::ServerZone;
 use gale_engine::upstream::{HasUpstreams, Metric, ResolverDefaults, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
 use gale_engine::virtual_servers::{
@@ -367,6 +368,11 @@ pub fn listen(builder: &mut Builder, statement: &Statement) -> Result<(), Diagno
     current_server(builder).add_listen(listen, &statement)
 }
 
+/// `status_zone ZONE` of a server. False if it has one.
+pub fn set_server_zone(builder: &mut Builder, zone: Arc<ServerZone>) -> bool {
+    current_server(builder).zone.replace(zone).is_none()
+}
+
 /// `server_name NAME …`
 pub fn server_name(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let names = parse_names::<Request>(builder, statement)?;
@@ -601,6 +607,7 @@ fn finish_servers(
             allows_connect: false,
             http2,
             certificate_names,
+            zone: draft.zone,
         }
     };
     servers.into_iter().zip(tls).zip(certificate_names).map(finish).collect()

@@ -21,6 +21,7 @@ use gale_engine::tls::challenges::{self, Found};
 use gale_engine::tls::ocsp;
 use gale_engine::tls::settings::VerifyClient;
 use gale_engine::tls::{TlsServer, TlsStream, Verdict};
+use gale_engine::traffic::{Shaken, count_handshake};
 use gale_protocol::client_hello::{self, Status, host_of};
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Moment};
@@ -69,6 +70,7 @@ impl HttpConnection {
         begun.unwrap_or_else(|_| {
             if stream.is_tls() {
                 self.log_tls(Level::Info, &"client timed out (110: Connection timed out) while SSL handshaking");
+                self.count_handshake(stream, Shaken::TimedOut);
             }
             false
         })
@@ -114,8 +116,11 @@ impl HttpConnection {
         if let Err(failure) = poll_fn(|context| stream.poll_handshake(context)).await {
             let level = if failure.is_usual() { Level::Info } else { Level::Crit };
             self.log_tls(level, &format_args!("{failure} while SSL handshaking"));
+            self.count_handshake(stream, Shaken::Failed);
             return false;
         }
+        let is_resumed = stream.details(|details| details.is_resumed()) == Some(true);
+        self.count_handshake(stream, if is_resumed { Shaken::Resumed } else { Shaken::Full });
         // The handshake was the answer (RFC 8737, section 3).
         if stream.details(|details| details.alpn() == Some(challenges::ALPN)) == Some(true) {
             return false;
@@ -127,6 +132,17 @@ impl HttpConnection {
             self.set_nodelay(place.core(configuration.http()));
         }
         true
+    }
+
+    /// Counts the end of a handshake, also for the server that the client has named.
+    fn count_handshake(&self, stream: &TlsStream, shaken: Shaken) {
+        let configuration = self.next_configuration();
+        let http = configuration.http();
+        let server = self.place(http).map(|place| {
+            let name = stream.server_name();
+            http.server(server_named(http, place, name.as_deref()))
+        });
+        count_handshake(server.and_then(|server| server.zone.as_deref()), shaken);
     }
 
     fn look_at_first(

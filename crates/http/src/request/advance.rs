@@ -17,6 +17,7 @@ use gale_runtime::Timer;
 use crate::request::Request;
 use crate::request::body::Body;
 use crate::request::configuration::{BoundHandler, HttpConfiguration};
+use crate::request::counting;
 use crate::request::departure::Departure;
 use crate::request::files;
 use crate::request::outcome::{conclude, deny, perform, spend_redirect};
@@ -252,6 +253,7 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
 pub fn log(request: &mut Request) {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
+    counting::end(request, configuration.http());
     for bound in &scope.handlers[Phase::Log as usize] {
         // Nothing waits and nothing is decided any more.
         let _ = bound.handler.decide(request, scope.conf(bound.module));

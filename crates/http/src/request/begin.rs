@@ -12,6 +12,7 @@ use crate::request::Request;
 use crate::request::advance::{self, Step};
 use crate::request::configuration::HttpConfiguration;
 use crate::request::configuration::settings::CoreSettings;
+use crate::request::counting;
 use gale_engine::variables::subject::Subject;
 
 /// Why a request is answered without asking any module.
@@ -37,6 +38,7 @@ pub(crate) fn prepare(request: &mut Request, offence: Option<Offence>) -> Result
     let http = configuration.http();
     let host_is_known = request.parsed.authority.is_some() || matches!(offence, None | Some(Offence::MissingHost));
     let chosen = if host_is_known { choose_server(request, http) } else { Ok(()) };
+    counting::begin(request, http);
     let core = &http.scope(request.scope).core;
     let reading = if offence.is_some() { part_read(request) } else { REQUEST_LINE };
     if let Err(offence) = offence.map_or_else(|| set_path(request, core), Err) {

@@ -9,6 +9,7 @@ pub(crate) mod begin;
 pub mod body;
 pub mod browser;
 pub mod configuration;
+mod counting;
 pub(crate) mod departure;
 pub mod error_page;
 pub mod exchange;
@@ -139,6 +140,12 @@ pub struct Request {
     /// Where it is being passed to, or was last.
     pub(crate) passed_to: Option<PassedTo>,
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
+    /// It counts as one that its server's zone has under way.
+    pub(crate) is_counted: bool,
+    /// Counts what somebody counts of it when it is over.
+    pub(crate) at_end: Option<fn(&Request)>,
+    /// When its response began to leave.
+    pub(crate) answered: Option<Moment>,
     closes_connection: Cell<bool>,
     /// How many subrequests lie between it and the client's request.
     pub(crate) nesting: u8,
@@ -219,6 +226,9 @@ impl Request {
             refusal: None,
             passed_to: None,
             exchange: None,
+            is_counted: false,
+            at_end: None,
+            answered: None,
             closes_connection: Cell::new(false),
             nesting: 0,
             is_in_background: false,
@@ -275,6 +285,9 @@ impl Request {
         self.refusal = None;
         self.passed_to = None;
         self.exchange = None;
+        self.is_counted = false;
+        self.at_end = None;
+        self.answered = None;
         self.closes_connection.set(false);
         self.nesting = 0;
         self.is_in_background = false;
@@ -610,6 +623,16 @@ impl Request {
     /// How much of the response has been sent.
     pub fn sent(&self) -> Sent {
         self.exchange.as_ref().map(|exchange| exchange.sent()).unwrap_or_default()
+    }
+
+    /// How much came from the client, in bytes: the head, and the body once all of it has come. The bytes of a chunked
+    /// body, and those of one that broke off, are not counted.
+    pub fn received(&self) -> u64 {
+        let line = self.parsed.line;
+        if line.is_empty() {
+            return 0;
+        }
+        (self.head.len() - line.start()) as u64 + self.exchange().received()
     }
 
     /// Adds a field behind the response's body. Values of those before it may be asked for by those that follow.

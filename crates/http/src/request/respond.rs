@@ -47,6 +47,7 @@ impl Rest {
 /// Gives the head to the exchange and returns what is to follow, both as the
 /// filters made them. When this returns `None`, all of it has been given.
 pub fn start_response(request: &mut Request, mut body: Body) -> Option<Rest> {
+    request.answered = Some(gale_runtime::now());
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
     let files = match &body {

@@ -36,6 +36,11 @@ impl Configured {
         &self.configuration.error_log
     }
 
+    /// The whole configuration.
+    pub fn whole(&self) -> &Arc<Configuration> {
+        &self.configuration
+    }
+
     /// The thread pools.
     pub fn thread_pools(&self) -> &ThreadPools {
         &self.configuration.thread_pools

@@ -130,6 +130,8 @@ impl Answering {
         let header_time = {
             let mut record = self.records.last();
             record.end(now);
+            record.bytes_sent = self.sent();
+            chosen.note_served(&record.served());
             record.header_time
         };
         chosen.succeed(Timing { header: header_time, response: now.since(self.started) });
@@ -254,6 +256,9 @@ impl Drop for Answering {
         let mut record = self.records.last();
         record.bytes_sent = sent;
         record.end(gale_runtime::now());
+        if let Some(chosen) = &self.chosen {
+            chosen.note_served(&record.served());
+        }
     }
 }
 

@@ -215,13 +215,17 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
                 }
             }
             Err(Failure::OfServer(on, status, action)) => (on, status, action),
-            Err(Failure::Final(status)) => return Flow::Respond(status),
+            Err(Failure::Final(status)) => {
+                chosen.note_served(&records.last().served());
+                return Flow::Respond(status);
+            }
             Err(Failure::Stale) => unreachable!("it was tried anew"),
         };
         records.note(|attempt, now| {
             attempt.status = status;
             attempt.end(now);
         });
+        chosen.note_served(&records.last().served());
         if !matches!(on, RetryOn::HTTP_403 | RetryOn::HTTP_404) {
             tell_of_failure(request, &mut chosen, action);
         }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gale_engine::traffic::Served;
 use gale_runtime::{Bytes, Moment};
 use smallvec::SmallVec;
 
@@ -169,6 +170,17 @@ impl Attempt {
     pub(super) fn connecting_ended(&mut self, now: Moment) {
         if self.connect_time.is_none() && self.response_time.is_none() {
             self.end(now);
+        }
+    }
+
+    /// How it has gone, for the server's figures. What stands for a failure is no response.
+    pub(super) fn served(&self) -> Served {
+        Served {
+            code: self.header_time.map(|_| self.status),
+            received: self.bytes_received,
+            sent: self.bytes_sent,
+            first_byte: self.header_time,
+            whole: self.response_time.filter(|_| self.header_time.is_some()),
         }
     }
 

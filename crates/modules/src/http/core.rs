@@ -13,6 +13,7 @@ use gale_config::{Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, St
 use gale_engine::configuration::{Builder, MainSettings, ScopeRef};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::resolver::ResolverSettings;
+use gale_engine::traffic::Traffic;
 use gale_http::configuration::builder;
 use gale_http::configuration::builder::InHttp;
 use gale_http::configuration::settings::{
@@ -24,6 +25,8 @@ use gale_http::request::files::open_files::{OpenFileCache, Store};
 use gale_http::request::files::thread_pool::PoolName;
 use gale_http::variables::template::{SizeTemplate, Template};
 use gale_runtime::files::RefusedLinks;
+
+use crate::shared::figures;
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -680,6 +683,24 @@ const DIRECTIVES: &[Directive] = &[
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, resolver_timeout) },
     },
     Directive {
+        name: "status_zone",
+        contexts: Contexts::SERVER,
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
+        about: "The zone that the server's requests are counted in.",
+        store: &Custom(|_: &mut (), builder, statement| server_zone(builder, statement)),
+    },
+    Directive {
+        name: "status_zone",
+        contexts: Contexts::LOCATION.or(Contexts::IF_IN_LOCATION),
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
+        about: "The zone that requests are counted in that end here; off for none.",
+        store: &OneWith { parse: location_zone, slot: slot!(CoreSettings, location_zone) },
+    },
+    Directive {
         name: "log_subrequest",
         contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
@@ -1017,6 +1038,18 @@ fn open_file_cache(statement: &Statement) -> Result<OpenFileCache, Diagnostic> {
 fn internal(core: &mut CoreSettings, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     core.internal.set(true, Some(statement.span));
     Ok(())
+}
+
+/// `status_zone ZONE` of a server
+fn server_zone(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let zone = builder.figures(figures::HTTP_SERVERS, &statement.args[0].text);
+    if builder::set_server_zone(builder, zone) { Ok(()) } else { Err(statement.directive_error("is duplicate")) }
+}
+
+/// `status_zone ZONE | off` of a location
+fn location_zone(builder: &mut Builder, statement: &Statement) -> Result<Option<Arc<Traffic>>, Diagnostic> {
+    let name = &statement.args[0].text;
+    Ok((name != "off").then(|| builder.figures(figures::HTTP_LOCATIONS, name)))
 }
 
 /// `types { TYPE EXTENSION ...; }`; several blocks of one level add up.

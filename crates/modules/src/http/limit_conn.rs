@@ -19,7 +19,8 @@ use gale_http::request::Request;
 use gale_http::request::phases::{Decide, Flow, Phase};
 use gale_http::variables::Variable;
 
-use crate::shared::limit_conn::{Limits, append_status, zone_directive};
+use crate::shared::figures;
+use crate::shared::limit_conn::{Counting, Limits, append_status, zone_directive};
 use crate::shared::limits::{log_level, rejection_status};
 
 /// See the file's head.
@@ -76,6 +77,10 @@ pub static MODULE: Module = Module {
 struct Conf {
     limits: Limits<Request>,
     status: Setting<u16>,
+}
+
+impl Counting for Request {
+    const FIGURES: &'static str = figures::HTTP_LIMIT_CONNS;
 }
 
 fn limit(request: &mut Request, conf: &Conf) -> Flow {

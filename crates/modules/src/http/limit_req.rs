@@ -19,7 +19,8 @@ use gale_http::request::Request;
 use gale_http::request::phases::{Decide, Flow, Phase};
 use gale_http::variables::Variable;
 
-use crate::shared::limit_req::{Judgement, Limit, Limited, REQUEST, add_limit, judge, zone_directive};
+use crate::shared::figures;
+use crate::shared::limit_req::{Judgement, Limit, Limited, REQUEST, Verdict, add_limit, judge, zone_directive};
 use crate::shared::limits::{log_level, rejection_status};
 
 /// See the file's head.
@@ -71,7 +72,7 @@ pub static MODULE: Module = Module {
     parts: &[&HttpPart {
         variables: &[Variable::named("limit_req_status", |request, _, out| {
             let Some(verdict) = request.shared_note::<Judged>().0.get() else { return false };
-            out.extend_from_slice(verdict.name());
+            out.extend_from_slice(name(verdict));
             true
         })],
         handlers: &[(Phase::PreAccess, &Decide { applies: |conf: &Conf| !conf.limits.get().is_empty(), run: limit })],
@@ -82,6 +83,7 @@ pub static MODULE: Module = Module {
 impl Limited for Request {
     const ZONE: &'static str = "limit_req_zone";
     const LIMIT: &'static str = "limit_req";
+    const FIGURES: &'static str = figures::HTTP_LIMIT_REQS;
 }
 
 #[derive(Default)]
@@ -92,25 +94,13 @@ struct Conf {
     dry_run: Setting<bool>,
 }
 
-/// What became of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    Passed,
-    Delayed,
-    Rejected,
-    DelayedDryRun,
-    RejectedDryRun,
-}
-
-impl Verdict {
-    fn name(self) -> &'static [u8] {
-        match self {
-            Verdict::Passed => b"PASSED",
-            Verdict::Delayed => b"DELAYED",
-            Verdict::Rejected => b"REJECTED",
-            Verdict::DelayedDryRun => b"DELAYED_DRY_RUN",
-            Verdict::RejectedDryRun => b"REJECTED_DRY_RUN",
-        }
+fn name(verdict: Verdict) -> &'static [u8] {
+    match verdict {
+        Verdict::Passed => b"PASSED",
+        Verdict::Delayed => b"DELAYED",
+        Verdict::Rejected => b"REJECTED",
+        Verdict::DelayedDryRun => b"DELAYED_DRY_RUN",
+        Verdict::RejectedDryRun => b"REJECTED_DRY_RUN",
     }
 }
 
@@ -123,8 +113,8 @@ fn limit(request: &mut Request, conf: &Conf) -> Flow {
     if judged.0.get().is_some() {
         return Flow::Next;
     }
-    let judgement = judge(request, conf.limits.get());
     let is_dry_run = *conf.dry_run.get();
+    let judgement = judge(request, conf.limits.get(), is_dry_run);
     complain(request, conf, &judgement);
     let (verdict, flow) = match judgement {
         Judgement::Unlimited => return Flow::Next,

@@ -57,7 +57,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
         request.header(KnownHeader::Authorization).is_some_and(|value| append_user(value, out))
     }),
     Variable::named("request_id", |request, _, out| append_hex(out, &request.id())),
-    Variable::named("request_length", |request, _, out| append_number(out, request_length(request))),
+    Variable::named("request_length", |request, _, out| append_number(out, request.received())),
     Variable::named("request_time", |request, _, out| append_seconds(out, gale_runtime::now().since(request.started))),
     Variable::named("request_completion", |request, _, out| {
         append(out, if request.exchange().is_complete() { b"OK" } else { b"" })
@@ -186,16 +186,6 @@ fn set_limit_rate(request: &mut Request, value: &[u8]) {
 
 fn append_tcp(request: &Request, out: &mut Vec<u8>, value: fn(&TcpInfo) -> u32) -> bool {
     request.exchange().tcp_info().is_some_and(|info| append_number(out, value(&info).into()))
-}
-
-/// The head, and the body once all of it has come. The bytes of a chunked body, and
-/// those of one that broke off, are not counted.
-fn request_length(request: &Request) -> u64 {
-    let line = request.parsed.line;
-    if line.is_empty() {
-        return 0;
-    }
-    (request.head.len() - line.start()) as u64 + request.exchange().received()
 }
 
 /// Whether the body's length is told by chunks, or would be by the connection's end.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use bstr::{BStr, BString};
 use gale_base::log_level::Level;
+use gale_base::tally::Tally;
 use gale_base::units;
 use gale_config::{Body, Contexts, Custom, Diagnostic, Setting, Statement, Takes};
 use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
@@ -24,7 +25,7 @@ use gale_engine::zone::{Full, Ticket, Zone};
 use super::limits::{invalid_parameter, needs_zone};
 
 /// `limit_conn_zone`, for blocks that stand in `contexts`.
-pub const fn zone_directive<S: Subject>(contexts: Contexts) -> Directive {
+pub const fn zone_directive<S: Counting>(contexts: Contexts) -> Directive {
     Directive {
         name: ZONE,
         contexts,
@@ -67,6 +68,16 @@ struct Counted<S> {
     key_text: BString,
     /// How many subjects each key has under way: one at least.
     counts: Arc<Zone<u32>>,
+    verdicts: Arc<Verdicts>,
+}
+
+/// What became of those that the limits of a zone were for: as [`Verdict`] has it.
+pub type Verdicts = Tally<3>;
+
+/// The zones of subjects of this kind, among the figures of a configuration.
+pub trait Counting: Subject {
+    /// The kind.
+    const FIGURES: &'static str;
 }
 
 impl<S> Default for Limits<S> {
@@ -83,9 +94,12 @@ impl<S> Clone for Limit<S> {
 
 /// What became of a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+pub enum Verdict {
+    /// It may go on.
     Passed,
+    /// There are too many.
     Rejected,
+    /// There are too many, and it goes on.
     RejectedDryRun,
 }
 
@@ -150,6 +164,14 @@ impl<S: Subject> Limits<S> {
         verdict != Verdict::Rejected
     }
 
+    fn verdict(&self, taken: &Take) -> Verdict {
+        match taken {
+            Take::Held(_) => Verdict::Passed,
+            Take::Exceeds | Take::NoRoom if *self.dry_run.get() => Verdict::RejectedDryRun,
+            Take::Exceeds | Take::NoRoom => Verdict::Rejected,
+        }
+    }
+
     /// A place in every zone that has a key for the subject; none when one of them has no more.
     fn take_places(&self, subject: &S) -> Option<Vec<Held>> {
         let mut places = Vec::new();
@@ -165,7 +187,9 @@ impl<S: Subject> Limits<S> {
                 subject.log(Level::Error, message);
                 continue;
             }
-            match zone.take(&key, limit.number) {
+            let taken = zone.take(&key, limit.number);
+            zone.verdicts.own().add(self.verdict(&taken) as usize, 1);
+            match taken {
                 Take::Held(held) => places.push(held),
                 Take::Exceeds => {
                     let dry_run = if *self.dry_run.get() { ", dry run," } else { "" };
@@ -245,7 +269,7 @@ impl<S> Counted<S> {
     }
 }
 
-fn add_zone<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+fn add_zone<S: Counting>(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let (key_word, parameters) = statement.args.split_first().expect("two arguments");
     let key = builder.variables::<S>().template(key_word)?;
     let mut size = None;
@@ -260,6 +284,7 @@ fn add_zone<S: Subject>(_: &mut (), builder: &mut Builder, statement: &Statement
         return Err(statement.error(message));
     }
     let counts = size.state(builder, ZONE, ZONE, key_word, statement.span)?;
-    zone.declare(Counted { name: size.name, key, key_text: key_word.text.clone(), counts });
+    let verdicts = builder.figures(S::FIGURES, &size.name);
+    zone.declare(Counted { name: size.name, key, key_text: key_word.text.clone(), counts, verdicts });
     Ok(())
 }

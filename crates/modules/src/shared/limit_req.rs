@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bstr::{BStr, BString};
 use gale_base::log_level::Level;
+use gale_base::tally::Tally;
 use gale_base::units;
 use gale_config::{Body, Contexts, Custom, Diagnostic, Setting, Statement, Takes};
 use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
@@ -20,6 +21,8 @@ use gale_engine::variables::template::Template;
 use gale_engine::zone::table::KEY_LENGTH_MAX;
 use gale_engine::zone::{EntryId, Full, Key, Table, Ticket, Zone};
 
+use smallvec::SmallVec;
+
 use super::limits::{invalid, invalid_parameter, needs_zone};
 
 /// A subject whose rate may be limited.
@@ -28,6 +31,26 @@ pub trait Limited: Subject {
     const ZONE: &'static str;
     /// What its directives are called.
     const LIMIT: &'static str;
+    /// Its zones' kind, among the figures of a configuration.
+    const FIGURES: &'static str;
+}
+
+/// What became of those whose rate a zone limits: as [`Verdict`] has it.
+pub type Verdicts = Tally<5>;
+
+/// What a limit says of a subject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may go on.
+    Passed,
+    /// It has to wait.
+    Delayed,
+    /// It exceeds the rate.
+    Rejected,
+    /// It would have to wait.
+    DelayedDryRun,
+    /// It exceeds the rate, and goes on.
+    RejectedDryRun,
 }
 
 /// The directive of zones, for blocks that stand in `contexts`.
@@ -72,6 +95,13 @@ pub(crate) struct Rate<S: 'static> {
     /// Thousandths of a request a second.
     rate: u64,
     buckets: Arc<Zone<Bucket>>,
+    verdicts: Arc<Verdicts>,
+}
+
+impl<S> Rate<S> {
+    fn count(&self, verdict: Verdict) {
+        self.verdicts.own().add(verdict as usize, 1);
+    }
 }
 
 /// What is known of one key.
@@ -105,7 +135,32 @@ pub(crate) enum Judgement<'l, S: 'static> {
 }
 
 /// All limits are looked at first; the request counts only if none of them rejects it.
-pub(crate) fn judge<'l, S: Limited>(subject: &S, limits: &'l [Limit<S>]) -> Judgement<'l, S> {
+pub(crate) fn judge<'l, S: Limited>(subject: &S, limits: &'l [Limit<S>], is_dry_run: bool) -> Judgement<'l, S> {
+    let mut asked: SmallVec<[&Rate<S>; 2]> = SmallVec::new();
+    let judgement = ask(subject, limits, &mut asked);
+    let rejected = if is_dry_run { Verdict::RejectedDryRun } else { Verdict::Rejected };
+    let delayed = if is_dry_run { Verdict::DelayedDryRun } else { Verdict::Delayed };
+    match &judgement {
+        // The last one that was asked has had enough; those before it have not counted the subject.
+        Judgement::Rejected { .. } | Judgement::NoRoom => {
+            asked.last().into_iter().for_each(|zone| zone.count(rejected))
+        }
+        Judgement::Delayed { zone: slowest, .. } => {
+            let is_slowest = |zone: &Rate<S>| std::ptr::eq(zone, *slowest);
+            let verdict = |zone| if is_slowest(zone) { delayed } else { Verdict::Passed };
+            asked.iter().for_each(|zone| zone.count(verdict(zone)));
+        }
+        Judgement::Passed | Judgement::Unlimited => asked.iter().for_each(|zone| zone.count(Verdict::Passed)),
+    }
+    judgement
+}
+
+/// What all limits together say; `asked` gets the zones that have a key for the subject.
+fn ask<'l, S: Limited>(
+    subject: &S,
+    limits: &'l [Limit<S>],
+    asked: &mut SmallVec<[&'l Rate<S>; 2]>,
+) -> Judgement<'l, S> {
     let now_ms = gale_runtime::now().as_nanos() / 1_000_000;
     let mut held: Vec<Held<'_, S>> = Vec::new();
     let mut worst: Option<(u64, u64, &Limit<S>)> = None;
@@ -121,6 +176,7 @@ pub(crate) fn judge<'l, S: Limited>(subject: &S, limits: &'l [Limit<S>]) -> Judg
             subject.log(Level::Error, message);
             continue;
         }
+        asked.push(zone);
         let key = zone.buckets.key(&key);
         // Nothing can come between for the last one.
         let counts_now = number + 1 == limits.len();
@@ -310,7 +366,8 @@ fn add_zone<S: Limited>(builder: &mut Builder, statement: &Statement) -> Result<
         return Err(statement.error(message));
     }
     let buckets = size.state(builder, S::ZONE, S::LIMIT, key_word, statement.span)?;
-    zone.declare(Rate { name: size.name, key, key_text: key_word.text.clone(), rate, buckets });
+    let verdicts = builder.figures(S::FIGURES, &size.name);
+    zone.declare(Rate { name: size.name, key, key_text: key_word.text.clone(), rate, buckets, verdicts });
     Ok(())
 }
 

@@ -8,6 +8,7 @@ pub mod access;
 pub mod access_log;
 pub(crate) mod append;
 pub(crate) mod base64;
+pub mod figures;
 pub mod geo;
 pub mod geoip;
 pub mod health_check;

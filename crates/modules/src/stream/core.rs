@@ -10,7 +10,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use gale_config::{Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Takes, slot, values};
+use gale_config::{Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Statement, Takes, slot, values};
 use gale_engine::configuration::{Builder, MainSettings};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::resolver::ResolverSettings;
@@ -20,6 +20,7 @@ use gale_stream::module::StreamPart;
 
 use super::ROW;
 use super::variables::VARIABLES;
+use crate::shared::figures;
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -57,6 +58,14 @@ pub static MODULE: Module = Module {
             takes: Takes::AtLeast(1),
             about: "The host names that the server answers for, where clients name one in a handshake of TLS.",
             store: &Custom(|_: &mut (), builder, statement| builder::server_name(builder, statement)),
+            ..ROW
+        },
+        Directive {
+            name: "status_zone",
+            contexts: Contexts::STREAM_SERVER,
+            takes: Takes::Exactly(1),
+            about: "The zone that the server's sessions are counted in.",
+            store: &Custom(|_: &mut (), builder, statement| server_zone(builder, statement)),
             ..ROW
         },
         Directive {
@@ -116,6 +125,12 @@ pub static MODULE: Module = Module {
     conf: Some(ConfType { merge, ..ConfType::of::<CoreSettings>() }),
     parts: &[&StreamPart { variables: VARIABLES, ..StreamPart::EMPTY }],
 };
+
+/// `status_zone ZONE`
+fn server_zone(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let zone = builder.figures(figures::STREAM_SERVERS, &statement.args[0].text);
+    if builder::set_server_zone(builder, zone) { Ok(()) } else { Err(statement.directive_error("is duplicate")) }
+}
 
 /// `error_log` has a default that is no text: the logs of the main context.
 fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {

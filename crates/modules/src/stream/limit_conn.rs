@@ -16,7 +16,8 @@ use gale_stream::session::phases::{Decide, Flow, Phase};
 use gale_stream::session::{self, Session};
 
 use super::ROW;
-use crate::shared::limit_conn::{Limits, append_status, zone_directive};
+use crate::shared::figures;
+use crate::shared::limit_conn::{Counting, Limits, append_status, zone_directive};
 use crate::shared::limits::log_level;
 
 /// See the file's head.
@@ -54,6 +55,10 @@ pub static MODULE: Module = Module {
         ..StreamPart::EMPTY
     }],
 };
+
+impl Counting for Session {
+    const FIGURES: &'static str = figures::STREAM_LIMIT_CONNS;
+}
 
 fn limit(session: &mut Session, limits: &Limits<Session>) -> Flow {
     if limits.admit(session) { Flow::Next } else { Flow::Finish(session::SERVICE_UNAVAILABLE) }

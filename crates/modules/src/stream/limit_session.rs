@@ -21,6 +21,7 @@ use gale_stream::session::phases::{Decide, Flow, Phase};
 use gale_stream::session::{self, Session};
 
 use super::ROW;
+use crate::shared::figures;
 use crate::shared::limit_req::{Judgement, Limit, Limited, REQUEST, add_limit, judge, zone_directive};
 use crate::shared::limits::log_level;
 
@@ -72,6 +73,7 @@ pub static MODULE: Module = Module {
 impl Limited for Session {
     const ZONE: &'static str = "limit_session_zone";
     const LIMIT: &'static str = "limit_session";
+    const FIGURES: &'static str = figures::STREAM_LIMIT_SESSIONS;
 }
 
 #[derive(Default)]
@@ -86,8 +88,8 @@ struct Conf {
 struct Judged(Cell<Option<&'static [u8]>>);
 
 fn limit(session: &mut Session, conf: &Conf) -> Flow {
-    let judgement = judge(session, conf.limits.get());
     let is_dry_run = *conf.dry_run.get();
+    let judgement = judge(session, conf.limits.get(), is_dry_run);
     if let Judgement::Rejected { excess, zone } = &judgement {
         let dry_run = if is_dry_run { ", dry run" } else { "" };
         let (whole, rest, name) = (excess / REQUEST, excess % REQUEST, &zone.name);

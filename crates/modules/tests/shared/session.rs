@@ -22,7 +22,7 @@ use gale_engine::variables::subject::{Evaluation, Subject, Values};
 use gale_engine::variables::template::Template;
 use gale_engine::variables::{HasVariables, Variable, VariableTable, VariablesDraft};
 use gale_modules::shared::access::{Rule, rule};
-use gale_modules::shared::limit_conn::{Limits, append_status, zone_directive};
+use gale_modules::shared::limit_conn::{Counting, Limits, append_status, zone_directive};
 use gale_modules::shared::log_format::Formats;
 use gale_modules::shared::realip::{self, Trusted, trusted};
 use gale_modules::shared::{geo, map, split_clients};
@@ -65,6 +65,10 @@ impl Session {
         let text = texts.iter().find(|text| text.name == name).expect("a text of this name");
         String::from_utf8(text.text.evaluate(self)).unwrap()
     }
+}
+
+impl Counting for Session {
+    const FIGURES: &'static str = "toy limit_conn";
 }
 
 impl Subject for Session {

@@ -120,7 +120,7 @@ impl<P: Program> Master<P> {
             reload: None,
             reload_wanted: false,
             control: Control::default(),
-            respawn: Respawn { at: None, pause: Duration::ZERO },
+            respawn: Respawn { at: None, pause: Duration::ZERO, count: 0 },
             stop: None,
             last_accepting: None,
             serving_since_start: false,
@@ -212,6 +212,7 @@ impl<P: Program> Master<P> {
         if self.respawn.at.is_some_and(|at| at <= now) {
             self.respawn.at = None;
             if self.stop.is_none() && !self.resting && self.serving_worker().is_none() {
+                self.respawn.count += 1;
                 self.spawn_worker();
             }
         }

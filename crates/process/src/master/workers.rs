@@ -19,7 +19,7 @@ use super::ending::Ending;
 use super::reload::Reload;
 use crate::bundle::Bundle;
 use crate::errors::{IN_FORCE, Report, errno_text, say};
-use crate::link::Link;
+use crate::link::{Link, Message};
 use crate::program::Program;
 use crate::spawn::Role;
 use crate::upgrade;
@@ -60,6 +60,8 @@ pub(super) enum WorkerPhase {
 pub(super) struct Respawn {
     pub at: Option<Instant>,
     pub pause: Duration,
+    /// How often it has come to that.
+    pub count: u64,
 }
 
 impl<P: Program> Master<P> {
@@ -84,7 +86,11 @@ impl<P: Program> Master<P> {
     pub(super) fn start_worker(&self, bundle: &Bundle) -> io::Result<WorkerProcess> {
         let (pid, mut link) = self.executable.start(Role::Worker, &bundle.request.program, &bundle.settings)?;
         self.log.write(Level::Notice, &format!("start worker process {pid}"));
-        let sent = link.send_bundle(bundle);
+        let count = self.respawn.count;
+        let mut sent = link.send_bundle(bundle);
+        if count > 0 {
+            sent = sent.and_then(|()| link.send(&Message::Respawned { count }));
+        }
         if let Err(error) = &sent {
             // Without its link it ends, and SIGCHLD says so.
             self.log.write(Level::Alert, &format!("the bundle could not be sent to worker process {pid}: {error}"));

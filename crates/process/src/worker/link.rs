@@ -4,6 +4,7 @@
 
 use gale_base::log_level::Level;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::logs::{ASK_FOR_LOGS_PAUSE, Reopened};
@@ -11,6 +12,14 @@ use super::{Control, Origin};
 use crate::errors::Report;
 use crate::link::{Message, Received};
 use crate::program::Program;
+
+/// How many worker processes before this one have died and were replaced.
+static RESPAWNED: AtomicU64 = AtomicU64::new(0);
+
+/// How many worker processes have died and were replaced.
+pub fn respawned() -> u64 {
+    RESPAWNED.load(Ordering::Relaxed)
+}
 
 /// Why something did not come through the link.
 pub(super) const NO_ROOM: &str = "the worker process has too many open files to receive more (worker_rlimit_nofile)";
@@ -61,6 +70,7 @@ impl<P: Program> Control<P> {
             }
             Received::Message(Message::Terminate) => self.begin_fast_stop(),
             Received::Message(Message::Look) => self.program.look_for_connections(),
+            Received::Message(Message::Respawned { count }) => RESPAWNED.store(count, Ordering::Relaxed),
             Received::Message(_) => self.log.write(Level::Alert, "unexpected message from the master process"),
         }
     }

@@ -32,6 +32,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags};
 
 use self::event_loops::{Loop, LoopPhase};
+pub use self::link::respawned;
 use self::logs::{Reopened, Reopening};
 use self::reload::Reload;
 use self::retired::{RETIRED_CHECK, Retired};

@@ -13,6 +13,7 @@ use gale_engine::log::ErrorLog;
 use gale_engine::module::Module;
 use gale_engine::protocol::Protocol;
 use gale_engine::tls::staple::Lookup;
+use gale_engine::traffic::ServerZone;
 use gale_engine::upstream::{HasUpstreams, Metric, ResolverDefaults, UpstreamId, Upstreams};
 use gale_engine::variables::{HasVariables, VariablesDraft};
 use gale_engine::virtual_servers::{
@@ -128,6 +129,12 @@ pub fn listen(builder: &mut Builder, statement: &Statement) -> Result<(), Diagno
     builder.stream_mut().current_server(scope).add_listen(listen, statement)
 }
 
+/// `status_zone ZONE`. False if the server has one.
+pub fn set_server_zone(builder: &mut Builder, zone: Arc<ServerZone>) -> bool {
+    let scope = builder.scope;
+    builder.stream_mut().current_server(scope).zone.replace(zone).is_none()
+}
+
 /// `server_name NAME …`
 pub fn server_name(builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let names = parse_names::<Session>(builder, statement)?;
@@ -174,6 +181,7 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
         tls,
         verify_client,
         certificate_names,
+        zone: draft.zone.clone(),
     };
     let servers = servers.iter().zip(tls).zip(certificate_names).map(finish).collect();
     let parts = Parts::in_order(builder);

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
+use gale_engine::traffic::Served;
 use gale_engine::variables::subject::Subject;
 
 use super::listed::Listed;
@@ -15,6 +16,8 @@ use crate::session::{self, Session};
 /// A session that ends when this is dropped, however that comes: its end is logged.
 struct Running {
     session: Box<Session>,
+    /// It counts as one that its server's zone has under way.
+    is_counted: bool,
     /// Taken off the table last.
     _listed: Rc<Listed>,
 }
@@ -28,15 +31,49 @@ impl Drop for Running {
             }
             decide(&mut self.session, Phase::Log);
         }
+        self.count_end();
+    }
+}
+
+impl Running {
+    /// Which server the session is for is known by now: from here on it counts where that says (`status_zone`).
+    fn count_begin(&mut self) {
+        if let Some(zone) = &self.session.stream().server(self.session.server()).zone {
+            self.is_counted = true;
+            zone.traffic.begin();
+        }
+    }
+
+    /// It is over. One that somebody else goes on with has gone well so far.
+    fn count_end(&mut self) {
+        if !self.is_counted {
+            self.count_begin();
+        }
+        let Some(zone) = &self.session.stream().server(self.session.server()).zone else { return };
+        let code = match self.session.status() {
+            0 => session::OK,
+            status => status,
+        };
+        zone.traffic.note(&Served {
+            code: Some(code),
+            received: self.session.received(),
+            sent: self.session.sent(),
+            first_byte: None,
+            whole: Some(gale_runtime::now().since(self.session.connection.accepted)),
+        });
+        zone.traffic.end();
     }
 }
 
 /// Runs a session to its end.
 pub(super) fn run(session: Box<Session>, listed: Rc<Listed>) -> impl Future<Output = ()> {
-    let mut running = Running { session, _listed: listed };
+    let mut running = Running { session, is_counted: false, _listed: listed };
     async move {
         let status = match advance(&mut running.session).await {
-            Ok(()) => serve(&mut running.session).await,
+            Ok(()) => {
+                running.count_begin();
+                serve(&mut running.session).await
+            }
             Err(status) => status,
         };
         running.session.set_status(status);

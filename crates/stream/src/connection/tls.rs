@@ -9,6 +9,7 @@ use gale_base::log_level::Level;
 use gale_engine::tls::ocsp;
 use gale_engine::tls::settings::{TlsSettings, VerifyClient};
 use gale_engine::tls::{TlsServer, Verdict};
+use gale_engine::traffic::{Shaken, count_handshake};
 use gale_engine::variables::subject::Subject;
 use gale_protocol::client_hello::{self, Status};
 
@@ -40,6 +41,7 @@ impl Session {
         let shaken = shaken.unwrap_or_else(|_| {
             let message = "client timed out (110: Connection timed out)";
             self.log(Level::Info, format_args!("{message} {SHAKING_HANDS}"));
+            self.count_handshake(Shaken::TimedOut);
             Err(session::INTERNAL_SERVER_ERROR)
         });
         shaken?;
@@ -86,11 +88,18 @@ impl Session {
         shaken.map_err(|failure| {
             let level = if failure.is_usual() { Level::Info } else { Level::Crit };
             self.log(level, format_args!("{failure} {SHAKING_HANDS}"));
+            self.count_handshake(Shaken::Failed);
             session::INTERNAL_SERVER_ERROR
         })?;
+        let is_resumed = tls.details(|details| details.is_resumed()) == Some(true);
+        self.count_handshake(if is_resumed { Shaken::Resumed } else { Shaken::Full });
         let log = |level, message: &str| self.log(level, format_args!("{message}"));
         Box::pin(ocsp::clients::validate(self.worker(), tls, log)).await;
         Ok(())
+    }
+
+    fn count_handshake(&self, shaken: Shaken) {
+        count_handshake(self.stream().server(self.server()).zone.as_deref(), shaken);
     }
 
     /// The names of the server's certificates and keys, where they have variables.

@@ -5,6 +5,7 @@ use std::cell::{Ref, RefCell, RefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gale_engine::traffic::Served;
 use gale_runtime::Moment;
 use smallvec::SmallVec;
 
@@ -28,6 +29,17 @@ pub struct Attempt {
 }
 
 impl Attempt {
+    /// How it has gone, for the server's figures.
+    pub fn served(&self) -> Served {
+        Served {
+            code: None,
+            received: self.bytes_received,
+            sent: self.bytes_sent,
+            first_byte: self.first_byte_time,
+            whole: self.session_time.filter(|_| self.connect_time.is_some()),
+        }
+    }
+
     /// Its end, of whatever kind.
     pub fn end(&mut self, now: Moment) {
         self.session_time.get_or_insert(now.since(self.started));

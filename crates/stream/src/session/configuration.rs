@@ -14,6 +14,7 @@ use gale_engine::module::SharedConf;
 use gale_engine::resolver::ResolverSettings;
 use gale_engine::tls::TlsServer;
 use gale_engine::tls::settings::VerifyClient;
+use gale_engine::traffic::ServerZone;
 use gale_engine::upstream::UpstreamTable;
 use gale_engine::variables::VariableTable;
 use gale_engine::virtual_servers::{CertificateNames, VirtualServers};
@@ -80,6 +81,8 @@ pub struct Server {
     pub verify_client: VerifyClient,
     /// The names of its certificates and keys, if they have variables.
     pub certificate_names: CertificateNames<Session>,
+    /// `status_zone`: where its sessions are counted.
+    pub zone: Option<Arc<ServerZone>>,
 }
 
 /// What the directives of the core module say.

@@ -350,5 +350,8 @@ impl Drop for Carrier<'_> {
     /// The log knows what was sent, also of a session that is closed from outside.
     fn drop(&mut self) {
         self.count_sent();
+        let mut attempt = self.session.attempts.last();
+        attempt.end(gale_runtime::now());
+        self.chosen.note_served(&attempt.served());
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Server {
     pub header: Vec<u8>,
     /// Where the session belongs in its group.
     pub chosen: Chosen,
-    pub counted: CountedConnection,
+    pub counted: Option<CountedConnection>,
 }
 
 /// Why there is no connection to a server.
@@ -69,6 +69,7 @@ pub async fn pass_on(session: &mut Session, settings: &ProxySettings) -> u16 {
         };
         end_attempt(session);
         let (mut chosen, failure) = failed;
+        chosen.note_served(&session.attempts.last().served());
         if let Failure::Final(status) = failure {
             return status;
         }
@@ -157,7 +158,9 @@ impl<'s> Attempts<'s> {
 
     async fn connect(&self, mut chosen: Chosen) -> Result<Connected, (Chosen, Failure)> {
         match self.connect_to(&mut chosen).await {
-            Ok((transport, header, counted)) => Ok(Connected::Stream(Server { transport, header, chosen, counted })),
+            Ok((transport, header, counted)) => {
+                Ok(Connected::Stream(Server { transport, header, chosen, counted: Some(counted) }))
+            }
             Err(failure) => Err((chosen, failure)),
         }
     }

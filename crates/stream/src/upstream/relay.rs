@@ -77,6 +77,15 @@ struct Relay<'s> {
     has_first_byte: bool,
 }
 
+impl Drop for Relay<'_> {
+    /// The server's figures have it, also if the session is closed from outside.
+    fn drop(&mut self) {
+        let mut attempt = self.session.attempts.last();
+        attempt.end(gale_runtime::now());
+        self.server.chosen.note_served(&attempt.served());
+    }
+}
+
 impl<'s> Relay<'s> {
     fn new(session: &'s Session, settings: &ProxySettings, mut server: Server, input: Buffer) -> Relay<'s> {
         let client = session.transport().expect("a session over TCP has a connection");
@@ -239,7 +248,7 @@ impl<'s> Relay<'s> {
             }
         }
         // A connection that nobody reads to its end would be reset with what is on its way to the client.
-        drop(self.server.counted);
+        drop(self.server.counted.take());
     }
 }
 

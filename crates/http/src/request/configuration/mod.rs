@@ -30,6 +30,7 @@ use gale_engine::log::ErrorLog;
 use gale_engine::module::SharedConf;
 use gale_engine::tls::TlsServer;
 use gale_engine::tls::settings::VerifyClient;
+use gale_engine::traffic::ServerZone;
 use gale_engine::upstream::{Upstream, UpstreamId, UpstreamTable};
 use gale_engine::virtual_servers::{CertificateNames, VirtualServers};
 
@@ -115,6 +116,8 @@ pub struct Server {
     pub allows_connect: bool,
     /// Whether clients that name it are offered HTTP/2: `http2`.
     pub http2: bool,
+    /// `status_zone`: where what it serves is counted.
+    pub zone: Option<Arc<ServerZone>>,
 }
 
 /// What kind of place a scope belongs to.

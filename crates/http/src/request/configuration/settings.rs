@@ -17,6 +17,7 @@ use crate::request::variables::template::{SizeTemplate, Template};
 use gale_base::log_level::Level;
 use gale_engine::log::Target;
 use gale_engine::resolver::ResolverSettings;
+use gale_engine::traffic::Traffic;
 
 pub use gale_engine::spool::TempPath;
 
@@ -58,6 +59,9 @@ pub struct CoreSettings {
     pub reset_timedout_connection: Setting<bool>,
     pub tcp_nodelay: Setting<bool>,
     pub tcp_nopush: Setting<bool>,
+
+    /// `status_zone` of a location; `None` for `off`.
+    pub location_zone: Setting<Option<Arc<Traffic>>>,
 
     // Files.
     pub root: Setting<Root>,

@@ -354,6 +354,7 @@ pub(crate) fn request_in(exchange: &Rc<MockExchange>, scope: Scope) -> Request {
 
 fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
     let server = Server {
+        zone: None,
         scope: ScopeId(0),
         name: Box::default(),
         locations: Locations::default(),
@@ -376,6 +377,7 @@ fn request_between(exchange: Rc<dyn Exchange>, scope: Scope) -> Request {
         generation: 1,
     };
     let configuration = Configured::new(Arc::new(Configuration {
+        built: std::time::SystemTime::UNIX_EPOCH,
         process: ProcessSettings::default(),
         events: EventsSettings::default(),
         cpu_affinity: None,

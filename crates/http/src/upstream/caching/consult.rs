@@ -15,7 +15,7 @@ use gale_runtime::{Moment, Timer, files, timeout};
 
 use super::receive::{announced_length, hot_of};
 use super::serve::{Serving, serve_fill, serve_hot};
-use super::{CacheNote, CacheStatus, Caching, Update, purge};
+use super::{CacheNote, CacheStatus, Caching, Update, count_use, purge};
 use crate::cache::CacheZone;
 use crate::cache::fill::{Fill, Stage};
 use crate::cache::format::Meta;
@@ -84,8 +84,10 @@ pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
         return None;
     }
     zone.index.touch(&id, now);
-    request.notes.put(CacheNote { key: key.into(), ..CacheNote::default() });
-    Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Hit))
+    let note = CacheNote { key: key.into(), zone: Some(Arc::clone(&zone)), ..CacheNote::default() };
+    request.notes.put(note);
+    request.at_end = Some(count_use);
+    Some(serve_hot(request, serving, &hot, CacheStatus::Hit))
 }
 
 /// Asks the cache that the location has.
@@ -115,12 +117,13 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
         return Consulted::Ask(None);
     }
     let primary = id_of(&key);
-    request.notes.put(CacheNote { key: Rc::clone(&key), ..CacheNote::default() });
+    let note = CacheNote { key: Rc::clone(&key), zone: Some(Arc::clone(&zone)), ..CacheNote::default() };
+    request.notes.put(note);
+    request.at_end = Some(count_use);
     let mut caching = Box::new(Caching { zone, primary, key, id: primary, lead: None, may_store: true, stale: None });
     let asked = Directives::of(request, settings.conformance.get().rules());
     if holds(&settings.bypass, request) || asked.directives.no_store {
         caching.may_store = !asked.directives.no_store;
-        caching.zone.counters.bypassed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         if caching.may_store {
             // From now on a purge wins over what comes.
             caching.lead = Some(caching.zone.begin_beside(&primary, primary, gale_runtime::now()));
@@ -299,7 +302,6 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
         if uses < *settings.min_uses.get() || is_beyond_range(request, settings) {
             caching.may_store = false;
             Caching::note(request, CacheStatus::Miss);
-            count(&caching.zone.counters.misses);
             return Consulted::Ask(None);
         }
         let moment = gale_runtime::now();
@@ -331,7 +333,6 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
     if caching.may_store && caching.lead.is_none() {
         caching.lead = Some(caching.zone.begin_beside(&caching.primary, caching.id, gale_runtime::now()));
     }
-    count(&caching.zone.counters.misses);
     prepare_to_ask(request, serving, &caching, CacheStatus::Miss);
     Consulted::Ask(Some(caching))
 }
@@ -413,7 +414,6 @@ fn serve_coming(
         && is_for(request, caching, &meta)
         && judge_purges(&caching.zone, &caching.primary, &meta) == Verdict::Valid;
     fits.then(|| {
-        count(&caching.zone.counters.hits);
         Caching::note(request, CacheStatus::Hit);
         if is_coming || has_waited {
             count(&caching.zone.counters.collapsed);
@@ -461,10 +461,10 @@ async fn use_entry(
         return Used::Gone;
     }
     if entry.is_fresh(now) && verdict == Verdict::Valid && asked.accept_fresh(&hot.meta, now) {
-        return Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Hit));
+        return Used::Answer(serve_hot(request, serving, &hot, CacheStatus::Hit));
     }
     if asked.accept_stale(&hot.meta, now) {
-        return Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale));
+        return Used::Answer(serve_hot(request, serving, &hot, CacheStatus::Stale));
     }
     let may_be_stale = !entry.must_revalidate && !asked.directives.no_cache;
     let until = u64::from(entry.fresh_until).saturating_add(entry.stale_while_revalidate.into());
@@ -479,13 +479,11 @@ async fn use_entry(
             caching.lead = Some(lead);
             if serves_while_updating && *settings.background_update.get() {
                 update_in_background(request, caching, &hot);
-                return Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale));
+                return Used::Answer(serve_hot(request, serving, &hot, CacheStatus::Stale));
             }
             Used::Ask
         }
-        Err(_) if serves_while_updating => {
-            Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Updating))
-        }
+        Err(_) if serves_while_updating => Used::Answer(serve_hot(request, serving, &hot, CacheStatus::Updating)),
         Err(fill) => {
             if !wait_for_head(&fill, *settings.lock_timeout.get(), *settings.lock_age.get()).await {
                 caching.may_store = false;
@@ -555,7 +553,8 @@ fn is_beyond_range(request: &Request, settings: &CacheSettings) -> bool {
 fn prepare_to_ask(request: &mut Request, serving: Serving<'_>, caching: &Caching, status: CacheStatus) {
     let settings = &serving.settings.cache;
     let key = Rc::clone(&caching.key);
-    let mut note = CacheNote { status: Some(status), key, asks_for_whole: true, ..CacheNote::default() };
+    let zone = Some(Arc::clone(&caching.zone));
+    let mut note = CacheNote { status: Some(status), key, zone, asks_for_whole: true, ..CacheNote::default() };
     note.converts_head = serving.converts_head && *settings.convert_head.get() && request.is_head();
     let validators = caching.stale.as_ref().filter(|_| status == CacheStatus::Expired && *settings.revalidate.get());
     // nginx: what was not a success has no validators.

@@ -25,7 +25,7 @@ use crate::cache::key::Id;
 use crate::cache::memory::Hot;
 use crate::cache::policy::Lifetime;
 use crate::cache::settings::CacheSettings;
-use crate::cache::zone::Lead;
+use crate::cache::zone::{Lead, WAYS};
 use crate::request::Request;
 
 pub use consult::{Consulted, consult, try_hit};
@@ -33,7 +33,7 @@ pub(super) use receive::{begin, judge, revalidate, serve_stale, tell_error, tell
 pub use serve::Serving;
 
 /// What a request's variables tell of its cache, and what its module has to know: a note of the request.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct CacheNote {
     /// `$upstream_cache_status`
     pub status: Option<CacheStatus>,
@@ -51,6 +51,17 @@ pub struct CacheNote {
     pub not_stored: Option<crate::cache::policy::NotStored>,
     /// It was read while another request fetched it.
     pub is_collapsed: bool,
+    /// Where its use is counted.
+    zone: Option<Arc<CacheZone>>,
+}
+
+/// Counts how a request has used its cache, when it is over.
+fn count_use(request: &Request) {
+    let Some(CacheNote { status: Some(status), zone: Some(zone), .. }) = request.notes.get::<CacheNote>() else {
+        return;
+    };
+    let sent = request.sent();
+    zone.counters.uses.count(*status as usize, sent.bytes - sent.head_bytes);
 }
 
 /// nginx's words for how a cache was used.
@@ -73,6 +84,17 @@ pub enum CacheStatus {
 }
 
 impl CacheStatus {
+    /// All of them, in the order of a cache's figures.
+    pub const ALL: [CacheStatus; WAYS] = [
+        CacheStatus::Miss,
+        CacheStatus::Bypass,
+        CacheStatus::Expired,
+        CacheStatus::Stale,
+        CacheStatus::Updating,
+        CacheStatus::Revalidated,
+        CacheStatus::Hit,
+    ];
+
     /// As `$upstream_cache_status` has it.
     pub fn name(self) -> &'static str {
         match self {

@@ -67,9 +67,8 @@ pub(in crate::upstream) fn serve_stale(
     if !may {
         return None;
     }
-    let zone = Arc::clone(&caching.zone);
     passing.caching = None;
-    Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale))
+    Some(serve_hot(request, serving, &hot, CacheStatus::Stale))
 }
 
 /// A server failed in the end: `cache_valid 502` keeps others from asking it.
@@ -121,7 +120,7 @@ pub(in crate::upstream) fn revalidate(
         zone.discard(&caching.id, hot.meta.number);
         memory::forget(zone.identity(), &caching.id);
         drop(caching);
-        return Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Revalidated));
+        return Some(serve_hot(request, serving, &hot, CacheStatus::Revalidated));
     }
     let mut meta = hot.meta.clone();
     if rules.updates_fields {
@@ -171,10 +170,10 @@ pub(in crate::upstream) fn revalidate(
             (None, _) => {}
         }
         drop(caching);
-        return Some(serve_hot(request, serving, &zone, &renewed, CacheStatus::Revalidated));
+        return Some(serve_hot(request, serving, &renewed, CacheStatus::Revalidated));
     }
     drop(caching);
-    Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Revalidated))
+    Some(serve_hot(request, serving, &hot, CacheStatus::Revalidated))
 }
 
 /// Whether a 304 is about another response than the one that is stored: it says so by a strong entity tag, or depends
@@ -316,6 +315,9 @@ pub(in crate::upstream) fn judge(
         }
     };
     let lead = caching.lead.take()?;
+    if let Some(status) = request.notes.get::<CacheNote>().and_then(|note| note.status) {
+        lead.fill().set_way(status as usize);
+    }
     let number = lead.fill().number;
     let mut meta = Meta {
         key: (*caching.key).into(),

@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
 
 use gale_protocol::response::ResponseField;
@@ -10,7 +9,6 @@ use gale_runtime::files::{GrowingReader, Grown};
 use gale_runtime::{Bytes, Rung, count_piece};
 
 use super::{CacheStatus, Caching, tell_status};
-use crate::cache::CacheZone;
 use crate::cache::fill::{Fill, Found, Stage};
 use crate::cache::format::Meta;
 use crate::cache::memory::{Hot, HotBody};
@@ -41,23 +39,7 @@ pub struct Serving<'s> {
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// Answers with an entry.
-pub(super) fn serve_hot(
-    request: &mut Request,
-    serving: Serving<'_>,
-    zone: &CacheZone,
-    hot: &Rc<Hot>,
-    status: CacheStatus,
-) -> Flow {
-    let counters = &zone.counters;
-    let counter = match status {
-        CacheStatus::Hit => &counters.hits,
-        CacheStatus::Stale => &counters.stale,
-        CacheStatus::Updating => &counters.updating,
-        CacheStatus::Revalidated => &counters.revalidated,
-        CacheStatus::Expired => &counters.expired,
-        CacheStatus::Miss | CacheStatus::Bypass => &counters.misses,
-    };
-    counter.fetch_add(1, Relaxed);
+pub(super) fn serve_hot(request: &mut Request, serving: Serving<'_>, hot: &Rc<Hot>, status: CacheStatus) -> Flow {
     Caching::note(request, status);
     let flow = serve_head(request, serving, &hot.meta, Rc::clone(&hot.fields), Some(hot.length), true);
     if let Some(flow) = flow {

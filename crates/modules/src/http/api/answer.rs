@@ -14,12 +14,12 @@ const HREF: &str = "https://nginx.org/en/docs/http/ngx_http_api_module.html";
 pub(super) struct Fault {
     status: u16,
     text: String,
-    code: &'static str,
+    code: String,
 }
 
 impl Fault {
-    pub fn new(status: u16, text: impl Into<String>, code: &'static str) -> Fault {
-        Fault { status, text: text.into(), code }
+    pub fn new(status: u16, text: impl Into<String>, code: impl Into<String>) -> Fault {
+        Fault { status, text: text.into(), code: code.into() }
     }
 
     /// What is asked for is not there.
@@ -46,10 +46,21 @@ impl Fault {
     }
 }
 
+/// It is done, and there is nothing to say.
+pub(super) fn send_nothing(request: &mut Request) -> Flow {
+    request.response.status = 204;
+    Flow::Answer(Body::Empty)
+}
+
 pub(super) fn send(request: &mut Request, status: u16, value: &Value) -> Flow {
+    send_text(request, status, value.to_string())
+}
+
+/// The same, of a value that is text by now.
+pub(super) fn send_text(request: &mut Request, status: u16, text: String) -> Flow {
     let head = &mut request.response;
     head.status = status;
     head.content_type = b"application/json".as_slice().into();
     head.set(ResponseField::CacheControl, b"no-cache");
-    Flow::Answer(Body::Bytes(value.to_string().into_bytes().into()))
+    Flow::Answer(Body::Bytes(text.into_bytes().into()))
 }

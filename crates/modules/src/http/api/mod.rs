@@ -2,13 +2,15 @@
 //!   api [write=on|off];          location
 //! (<https://nginx.org/en/docs/http/ngx_http_api_module.html>, version 9; docs/api.yaml has it as OpenAPI)
 //!
-//! So far: `http/upstreams`, the groups of servers, to be read and changed. Who may ask is for the access rules of the
-//! location to say.
+//! `tree` is what can be read and reset, `upstreams` the servers of groups, which can be changed. Who may ask is for the
+//! access rules of the location to say.
 
 mod answer;
+mod tree;
 mod upstreams;
 
 use std::future::poll_fn;
+use std::sync::Arc;
 
 use bstr::ByteSlice;
 use gale_base::log_level::Level;
@@ -20,9 +22,11 @@ use gale_http::request::Request;
 use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
 use gale_http::request::request_body::read_body;
 use gale_protocol::request::Method;
+use gale_runtime::default_pool;
 use serde_json::json;
 
-use answer::{Fault, send};
+use answer::{Fault, send, send_nothing, send_text};
+use tree::{Fields, View};
 
 use crate::shared::limits::invalid_parameter;
 
@@ -113,20 +117,72 @@ async fn answer(request: &mut Request, is_writable: bool) -> Result<Flow, Fault>
     let behind = path.strip_prefix(&*request.scope().name).unwrap_or(&path);
     let parts: Vec<String> =
         behind.split_str("/").filter(|part| !part.is_empty()).map(|part| part.to_str_lossy().into_owned()).collect();
-    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-    let [version, rest @ ..] = parts.as_slice() else {
+    let [version, path @ ..] = parts.as_slice() else {
         return only_read(changes).map(|()| send(request, 200, &json!(VERSIONS.collect::<Vec<_>>())));
     };
     let is_known = version.parse().is_ok_and(|number: u32| VERSIONS.contains(&number));
     if !is_known {
         return Err(Fault::new(404, "unknown version", "UnknownVersion"));
     }
-    match rest {
-        [] => only_read(changes).map(|()| send(request, 200, &json!(["http"]))),
-        ["http"] => only_read(changes).map(|()| send(request, 200, &json!(["upstreams"]))),
-        ["http", "upstreams", rest @ ..] => upstreams::answer(request, rest, changes).await,
-        _ => Err(Fault::path()),
+    let view = view(request);
+    let names: Vec<&str> = path.iter().map(String::as_str).collect();
+    if let [protocol @ ("http" | "stream"), "upstreams", name, "servers", rest @ ..] = names.as_slice() {
+        let is_stream = *protocol == "stream";
+        if is_stream && !view.has_stream() {
+            return Err(Fault::path());
+        }
+        let group = view.group(name, is_stream)?;
+        return upstreams::answer_servers(request, &group, rest).await;
     }
+    match request.method() {
+        Method::Get | Method::Head => read(request, view, path).await,
+        Method::Delete => tree::reset(&view, &names).map(|()| send_nothing(request)),
+        _ => tree::read(&view, &names, &Fields::All).and(Err(Fault::method())),
+    }
+}
+
+/// What there is to tell of now.
+fn view(request: &Request) -> View {
+    View {
+        configuration: Arc::clone(request.configuration().whole()),
+        now: gale_runtime::now(),
+        wall: gale_runtime::wall(),
+        address: request.exchange().local_address().map(ToString::to_string).unwrap_or_default(),
+        leased: [gale_runtime::leased_bytes(), gale_runtime::leased_bytes_max()],
+    }
+}
+
+/// Tells what is at a path: in a thread where that may be much, so that no loop waits for it.
+async fn read(request: &mut Request, view: View, path: &[String]) -> Result<Flow, Fault> {
+    let fields = Fields::of(argument(&request.args, b"fields").as_deref());
+    let is_long = tree::may_be_long(&path.iter().map(String::as_str).collect::<Vec<_>>());
+    let path = path.to_vec();
+    let tell = move || {
+        let path: Vec<&str> = path.iter().map(String::as_str).collect();
+        tree::read(&view, &path, &fields).map(|value| value.to_string())
+    };
+    let text = match is_long {
+        true => default_pool().run(tell).await.map_err(|error| upstreams::overloaded(&error))?,
+        false => tell(),
+    };
+    text.map(|text| send_text(request, 200, text))
+}
+
+/// The value of an argument of the request, decoded.
+fn argument(args: &[u8], name: &[u8]) -> Option<Vec<u8>> {
+    let value = args.split(|&byte| byte == b'&').find_map(|pair| {
+        let (found, value) = pair.split_once_str("=").unwrap_or((pair, b""));
+        (found == name).then_some(value)
+    })?;
+    let mut decoded = Vec::with_capacity(value.len());
+    let mut rest = value;
+    while let [first, behind @ ..] = rest {
+        let digits = behind.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        let byte = digits.filter(|_| *first == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        decoded.push(byte.unwrap_or(*first));
+        rest = if byte.is_some() { &behind[2..] } else { behind };
+    }
+    Some(decoded)
 }
 
 fn only_read(changes: bool) -> Result<(), Fault> {

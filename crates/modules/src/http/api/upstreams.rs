@@ -1,8 +1,9 @@
-//! `http/upstreams`: the groups of servers, and their servers.
+//! `http/upstreams`, `stream/upstreams`: the groups of servers, and their servers.
 //!
 //! ```text
 //!   GET    http/upstreams                     what is known of all groups
 //!   GET    http/upstreams/NAME                … of one
+//!   DELETE http/upstreams/NAME                counts anew
 //!   GET    http/upstreams/NAME/servers        its servers
 //!   POST   http/upstreams/NAME/servers        adds one
 //!   PUT    http/upstreams/NAME/servers        replaces all of them (Gale's own)
@@ -17,38 +18,30 @@ use std::time::Duration;
 use gale_base::log_level::Level;
 use gale_base::units;
 use gale_engine::server_address::ServerAddress;
-use gale_engine::upstream::{EditError, Group, GroupServer, PeerReport, ROUTE_LENGTH_MAX, ServerSettings, Standing};
+use gale_engine::upstream::{
+    EditError, Group, GroupServer, HealthFigures, PeerReport, QueueFigures, ROUTE_LENGTH_MAX, ServerSettings, Standing,
+};
 use gale_http::request::Request;
 use gale_http::request::phases::Flow;
 use gale_protocol::request::Method;
 use gale_runtime::{SocketAddress, default_pool};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::answer::{Fault, send};
-use super::{body, only_read};
+use super::body;
+use super::tree::{View, millis, responses, times};
 
 /// The port of a server without one.
 const PORT_DEFAULT: u16 = 80;
 
-pub(super) async fn answer(request: &mut Request, path: &[&str], changes: bool) -> Result<Flow, Fault> {
-    let [name, rest @ ..] = path else {
-        only_read(changes)?;
-        let declared = request.http().upstreams.declared();
-        let groups = declared.iter().map(|upstream| (upstream.group().name().to_owned(), report(upstream.group())));
-        let groups: Map<String, Value> = groups.collect();
-        return Ok(send(request, 200, &Value::Object(groups)));
-    };
-    let declared = request.http().upstreams.declared();
-    let found = declared.iter().find(|upstream| upstream.group().name() == *name);
-    let group = found.map(|upstream| Arc::clone(upstream.group()));
-    let group = group.ok_or_else(|| Fault::new(404, "upstream not found", "UpstreamNotFound"))?;
-    match rest {
-        [] => only_read(changes).map(|()| send(request, 200, &report(&group))),
-        ["servers"] => servers(request, &group).await,
-        ["servers", id] => {
+/// The servers of a group, behind its name and `servers`.
+pub(super) async fn answer_servers(request: &mut Request, group: &Arc<Group>, path: &[&str]) -> Result<Flow, Fault> {
+    match path {
+        [] => servers(request, group).await,
+        [id] => {
             let id = id.parse().map_err(|_| Fault::new(400, "invalid server ID", "UpstreamBadServerId"))?;
-            server(request, &group, id).await
+            server(request, group, id).await
         }
         _ => Err(Fault::path()),
     }
@@ -138,7 +131,7 @@ fn refused(error: EditError) -> Fault {
     }
 }
 
-fn overloaded(error: &gale_runtime::PoolError) -> Fault {
+pub(super) fn overloaded(error: &gale_runtime::PoolError) -> Fault {
     Fault::new(503, error.to_string(), "Overloaded")
 }
 
@@ -296,25 +289,58 @@ fn seconds(time: Duration) -> String {
 }
 
 /// What is known of a group.
-fn report(group: &Group) -> Value {
-    let peers: Value = group.report().iter().map(describe_peer).collect();
-    json!({ "peers": peers, "keepalive": group.idle_connections(), "zone": group.name() })
+pub(super) fn report(view: &View, group: &Group, is_stream: bool) -> Value {
+    let peers = group.reported();
+    let peers: Value =
+        (0..peers.len()).map(|index| describe_peer(view, &peers.report(index, view.now), is_stream)).collect();
+    let mut described = json!({ "peers": peers, "zombies": 0, "zone": group.name() });
+    if !is_stream {
+        described["keepalive"] = group.idle_connections().into();
+    }
+    if let Some(QueueFigures { waiting, requests_max, overflows }) = group.queue() {
+        described["queue"] = json!({ "size": waiting, "max_size": requests_max, "overflows": overflows });
+    }
+    described
 }
 
-fn describe_peer(peer: &PeerReport) -> Value {
+fn describe_peer(view: &View, peer: &PeerReport, is_stream: bool) -> Value {
+    let figures = &peer.traffic;
+    let HealthFigures { checks, fails, unhealthy, last_passed } = peer.health;
     let mut described = json!({
         "server": &*peer.address,
         "name": String::from_utf8_lossy(&peer.server),
         "backup": peer.is_backup,
         "weight": peer.settings.weight,
         "state": peer.state,
+        "active": figures.processing(),
+        "sent": figures.sent(),
+        "received": figures.received(),
         "fails": peer.fails,
+        "unavail": peer.downs,
+        "health_checks": { "checks": checks, "fails": fails, "unhealthy": unhealthy },
+        "downtime": millis(peer.downtime),
+        "first_byte_times": times(figures.first_byte()),
+        "response_times": times(figures.whole()),
     });
-    if let Some(id) = peer.id {
-        described["id"] = id.into();
+    let mut set = |name: &str, value: Value| described[name] = value;
+    let mean_first_byte = figures.first_byte().mean().map(millis);
+    if is_stream {
+        set("connections", figures.begun().into());
+        mean_first_byte.into_iter().for_each(|mean| set("first_byte_time", mean.into()));
+    } else {
+        set("requests", figures.begun().into());
+        set("responses", responses(figures));
+        mean_first_byte.into_iter().for_each(|mean| set("header_time", mean.into()));
     }
+    figures.whole().mean().into_iter().for_each(|mean| set("response_time", millis(mean).into()));
+    peer.id.into_iter().for_each(|id| set("id", id.into()));
+    peer.down_since.into_iter().for_each(|since| set("downstart", view.wall_of(since).into()));
+    peer.chosen.into_iter().for_each(|chosen| set("selected", view.wall_of(chosen).into()));
     if peer.settings.max_conns > 0 {
-        described["max_conns"] = peer.settings.max_conns.into();
+        set("max_conns", peer.settings.max_conns.into());
+    }
+    if let Some(last_passed) = last_passed {
+        described["health_checks"]["last_passed"] = last_passed.into();
     }
     described
 }

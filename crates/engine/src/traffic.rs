@@ -1,0 +1,408 @@
+//! What has passed by a place that figures are told of: requests or sessions, responses by code, bytes, times; and
+//! handshakes.
+//!
+//! A place is a zone of servers or of locations (`status_zone`), or a peer of a group. Its counters are a [`Tally`]:
+//! whoever is served costs some tens of plain instructions, and nothing that workers share is written.
+//!
+//! Invariant: what has begun and not ended is being processed, so both are counted exactly once, on whichever thread.
+
+use std::time::Duration;
+
+use gale_base::tally::Tally;
+
+/// The codes that are told one by one, ascending. A code that is none of them counts in its class alone: whoever
+/// answers with codes of his own makes the figures no larger.
+const CODES: [u16; 78] = [
+    100, 101, 102, 103, 200, 201, 202, 203, 204, 205, 206, 207, 208, 226, 300, 301, 302, 303, 304, 305, 306, 307, 308,
+    400, 401, 402, 403, 404, 405, 406, 407, 408, 409, 410, 411, 412, 413, 414, 415, 416, 417, 418, 421, 422, 423, 424,
+    425, 426, 428, 429, 431, 444, 449, 451, 460, 463, 464, 494, 495, 496, 497, 498, 499, 500, 501, 502, 503, 504, 505,
+    506, 507, 508, 509, 510, 511, 520, 521, 522,
+];
+
+/// Codes have so many classes: 1xx to 5xx.
+pub const CLASSES: usize = 5;
+
+/// Above the last one, times fall into a bucket without a bound.
+pub const TIME_BUCKETS: usize = 16;
+
+const BEGUN: usize = 0;
+const ENDED: usize = 1;
+const RECEIVED: usize = 2;
+const SENT: usize = 3;
+/// When it was chosen last.
+const CHOSEN: usize = 4;
+/// Times until the first byte: their sum in microseconds, then the buckets.
+const FIRST: usize = 5;
+/// Times until the end.
+const WHOLE: usize = FIRST + 1 + TIME_BUCKETS;
+const OF_CODES: usize = WHOLE + 1 + TIME_BUCKETS;
+/// Codes that are not in the list, by class; then those of no class.
+const OTHERS: usize = OF_CODES + CODES.len();
+const COUNTERS: usize = OTHERS + CLASSES + 1;
+
+/// By code, where it counts: codes below 600.
+static PLACES: [u8; 600] = places();
+
+const fn places() -> [u8; 600] {
+    assert!(COUNTERS <= u8::MAX as usize, "a place has a byte");
+    let mut places = [(OTHERS + CLASSES) as u8; 600];
+    let mut code = 100;
+    while code < 600 {
+        places[code] = (OTHERS + code / 100 - 1) as u8;
+        code += 1;
+    }
+    let mut number = 0;
+    while number < CODES.len() {
+        places[CODES[number] as usize] = (OF_CODES + number) as u8;
+        number += 1;
+    }
+    places
+}
+
+/// See the file's head.
+#[derive(Debug, Default)]
+pub struct Traffic(Tally<COUNTERS>);
+
+/// How something that was served has gone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Served {
+    /// Its code, if there was a response.
+    pub code: Option<u16>,
+    /// Bytes that came from the client, or from the peer.
+    pub received: u64,
+    /// Bytes that went to it.
+    pub sent: u64,
+    /// How long it took until the first byte, if one came.
+    pub first_byte: Option<Duration>,
+    /// How long all of it took.
+    pub whole: Option<Duration>,
+}
+
+impl Traffic {
+    /// It begins.
+    #[inline]
+    pub fn begin(&self) {
+        self.0.own().add(BEGUN, 1);
+    }
+
+    /// It begins, chosen at this moment of the loops' clock.
+    #[inline]
+    pub fn begin_at(&self, nanos: u64) {
+        let own = self.0.own();
+        own.add(BEGUN, 1);
+        own.set(CHOSEN, nanos);
+    }
+
+    /// It is over.
+    #[inline]
+    pub fn end(&self) {
+        self.0.own().add(ENDED, 1);
+    }
+
+    /// How it has gone.
+    #[inline]
+    pub fn note(&self, served: &Served) {
+        let own = self.0.own();
+        own.add(RECEIVED, served.received);
+        own.add(SENT, served.sent);
+        for (place, time) in [(FIRST, served.first_byte), (WHOLE, served.whole)] {
+            if let Some(time) = time {
+                let micros = time.as_micros() as u64;
+                own.add(place, micros);
+                own.add(place + 1 + bucket_of(micros), 1);
+            }
+        }
+        if let Some(code) = served.code {
+            let place = PLACES.get(usize::from(code)).map_or(OTHERS + CLASSES, |&place| usize::from(place));
+            own.add(place, 1);
+        }
+    }
+
+    /// The figures by now.
+    pub fn figures(&self) -> TrafficFigures {
+        let ever = self.0.sums();
+        let processing = ever[BEGUN].saturating_sub(ever[ENDED]);
+        TrafficFigures { processing, counters: self.0.after_reset(ever) }
+    }
+
+    /// When it was chosen last, by the loops' clock; `None` for never.
+    pub fn chosen(&self) -> Option<u64> {
+        Some(self.0.max(CHOSEN)).filter(|&nanos| nanos > 0)
+    }
+
+    /// What was counted so far counts no more.
+    pub fn reset(&self) {
+        self.0.reset();
+    }
+}
+
+/// The bucket for a time in microseconds: the first one whose bound, a power of two of milliseconds, is not below it.
+fn bucket_of(micros: u64) -> usize {
+    let millis = micros.div_ceil(1000);
+    let bits = u64::BITS - millis.saturating_sub(1).leading_zeros();
+    (bits as usize).min(TIME_BUCKETS - 1)
+}
+
+/// What was counted at a place.
+#[derive(Clone, Debug)]
+pub struct TrafficFigures {
+    processing: u64,
+    counters: [u64; COUNTERS],
+}
+
+impl Default for TrafficFigures {
+    fn default() -> TrafficFigures {
+        TrafficFigures { processing: 0, counters: [0; COUNTERS] }
+    }
+}
+
+impl TrafficFigures {
+    /// Adds those of another place.
+    pub fn add(&mut self, other: &TrafficFigures) {
+        self.processing += other.processing;
+        for (sum, counter) in self.counters.iter_mut().zip(&other.counters) {
+            *sum = sum.wrapping_add(*counter);
+        }
+    }
+
+    /// How many are being served.
+    pub fn processing(&self) -> u64 {
+        self.processing
+    }
+
+    /// How many have begun.
+    pub fn begun(&self) -> u64 {
+        self.counters[BEGUN]
+    }
+
+    /// How many have ended.
+    pub fn ended(&self) -> u64 {
+        self.counters[ENDED]
+    }
+
+    /// Bytes that have come.
+    pub fn received(&self) -> u64 {
+        self.counters[RECEIVED]
+    }
+
+    /// Bytes that have gone.
+    pub fn sent(&self) -> u64 {
+        self.counters[SENT]
+    }
+
+    /// How many responses there were.
+    pub fn responses(&self) -> u64 {
+        self.counters[OF_CODES..].iter().sum()
+    }
+
+    /// How many have ended without a response.
+    pub fn discarded(&self) -> u64 {
+        self.ended().saturating_sub(self.responses())
+    }
+
+    /// How many responses there were of each class: 1xx to 5xx.
+    pub fn classes(&self) -> [u64; CLASSES] {
+        let mut classes: [u64; CLASSES] = std::array::from_fn(|class| self.counters[OTHERS + class]);
+        self.codes().for_each(|(code, count)| classes[usize::from(code) / 100 - 1] += count);
+        classes
+    }
+
+    /// How many responses there were of each code that there were any of, as far as they are told one by one.
+    pub fn codes(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
+        let counts = CODES.iter().zip(&self.counters[OF_CODES..]);
+        counts.map(|(&code, &count)| (code, count)).filter(|(_, count)| *count > 0)
+    }
+
+    /// How long it took until the first byte.
+    pub fn first_byte(&self) -> Times<'_> {
+        Times(&self.counters[FIRST..WHOLE])
+    }
+
+    /// How long all of it took.
+    pub fn whole(&self) -> Times<'_> {
+        Times(&self.counters[WHOLE..OF_CODES])
+    }
+}
+
+/// Times, counted in buckets.
+#[derive(Clone, Copy, Debug)]
+pub struct Times<'f>(&'f [u64]);
+
+impl Times<'_> {
+    /// All of them together.
+    pub fn sum(&self) -> Duration {
+        Duration::from_micros(self.0[0])
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.0[1..].iter().sum()
+    }
+
+    /// The mean; nothing if there is none.
+    pub fn mean(&self) -> Option<Duration> {
+        self.0[0].checked_div(self.count()).map(Duration::from_micros)
+    }
+
+    /// For each bound how many are not above it; the last one has no bound.
+    pub fn cumulative(&self) -> impl Iterator<Item = (Option<Duration>, u64)> + '_ {
+        let mut sum = 0;
+        self.0[1..].iter().enumerate().map(move |(bucket, count)| {
+            sum += count;
+            let bound = (bucket < TIME_BUCKETS - 1).then(|| Duration::from_millis(1 << bucket));
+            (bound, sum)
+        })
+    }
+}
+
+/// What became of a handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shaken {
+    /// It is done.
+    Full,
+    /// It has gone on with a session of before.
+    Resumed,
+    /// It has failed.
+    Failed,
+    /// The client took too long.
+    TimedOut,
+}
+
+const HANDSHAKES: usize = 4;
+
+/// Handshakes, counted.
+#[derive(Debug)]
+pub struct Handshakes(Tally<HANDSHAKES>);
+
+/// All handshakes with clients, whether or not their servers have a zone.
+pub static ALL_HANDSHAKES: Handshakes = Handshakes::new();
+
+impl Handshakes {
+    /// None yet.
+    pub const fn new() -> Handshakes {
+        Handshakes(Tally::new())
+    }
+
+    /// One is over.
+    pub fn count(&self, shaken: Shaken) {
+        self.0.own().add(shaken as usize, 1);
+    }
+
+    /// The figures by now.
+    pub fn figures(&self) -> HandshakeFigures {
+        let counters = self.0.since_reset();
+        let of = |shaken: Shaken| counters[shaken as usize];
+        let (reused, timed_out) = (of(Shaken::Resumed), of(Shaken::TimedOut));
+        HandshakeFigures { done: of(Shaken::Full) + reused, reused, failed: of(Shaken::Failed) + timed_out, timed_out }
+    }
+
+    /// What was counted so far counts no more.
+    pub fn reset(&self) {
+        self.0.reset();
+    }
+}
+
+impl Default for Handshakes {
+    fn default() -> Handshakes {
+        Handshakes::new()
+    }
+}
+
+/// How many handshakes there were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HandshakeFigures {
+    /// That are done.
+    pub done: u64,
+    /// Of these, that have gone on with a session of before.
+    pub reused: u64,
+    /// That have failed.
+    pub failed: u64,
+    /// Of these, because the client took too long.
+    pub timed_out: u64,
+}
+
+/// A zone of servers: `status_zone`.
+#[derive(Debug, Default)]
+pub struct ServerZone {
+    /// Their requests, or sessions.
+    pub traffic: Traffic,
+    /// Their handshakes.
+    pub handshakes: Handshakes,
+}
+
+/// Counts the end of a handshake, also for the zone of its server.
+pub fn count_handshake(zone: Option<&ServerZone>, shaken: Shaken) {
+    ALL_HANDSHAKES.count(shaken);
+    if let Some(zone) = zone {
+        zone.handshakes.count(shaken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_told_one_by_one_and_by_class() {
+        assert!(CODES.is_sorted_by(|one, next| one < next));
+        let traffic = Traffic::default();
+        for code in [200, 200, 404, 299, 599, 0, 700, 999, 65535] {
+            traffic.begin();
+            traffic.note(&Served { code: Some(code), ..Served::default() });
+            traffic.end();
+        }
+        traffic.begin();
+        traffic.begin();
+        traffic.end();
+        let figures = traffic.figures();
+        assert_eq!(figures.codes().collect::<Vec<_>>(), [(200, 2), (404, 1)]);
+        assert_eq!((figures.classes(), figures.responses()), ([0, 3, 0, 1, 1], 9));
+        assert_eq!((figures.begun(), figures.ended(), figures.processing(), figures.discarded()), (11, 10, 1, 1));
+        traffic.reset();
+        let figures = traffic.figures();
+        assert_eq!((figures.begun(), figures.responses(), figures.processing()), (0, 0, 1));
+    }
+
+    #[test]
+    fn a_time_is_in_the_first_bucket_whose_bound_is_not_below_it() {
+        for (micros, bucket) in [
+            (0, 0),
+            (1, 0),
+            (1000, 0),
+            (1001, 1),
+            (2000, 1),
+            (2001, 2),
+            (4000, 2),
+            (16_384_000, 14),
+            (16_384_001, 15),
+            (u64::MAX, 15),
+        ] {
+            assert_eq!(bucket_of(micros), bucket, "{micros}");
+        }
+        let traffic = Traffic::default();
+        for millis in [1, 3, 20_000] {
+            let whole = Some(Duration::from_millis(millis));
+            traffic.note(&Served { whole, ..Served::default() });
+        }
+        let figures = traffic.figures();
+        let whole = figures.whole();
+        assert_eq!((whole.count(), whole.sum()), (3, Duration::from_millis(20_004)));
+        let counts: Vec<_> = whole.cumulative().collect();
+        assert_eq!(counts[0], (Some(Duration::from_millis(1)), 1));
+        assert_eq!(counts[2], (Some(Duration::from_millis(4)), 2));
+        assert_eq!((counts[14], counts[15]), ((Some(Duration::from_millis(16_384)), 2), (None, 3)));
+        assert_eq!((figures.first_byte().mean(), figures.first_byte().count()), (None, 0));
+    }
+
+    #[test]
+    fn handshakes_are_counted_by_what_became_of_them() {
+        let zone = ServerZone::default();
+        for shaken in [Shaken::Full, Shaken::Resumed, Shaken::Failed, Shaken::TimedOut] {
+            count_handshake(Some(&zone), shaken);
+        }
+        let expected = HandshakeFigures { done: 2, reused: 1, failed: 2, timed_out: 1 };
+        assert_eq!(zone.handshakes.figures(), expected);
+        zone.handshakes.reset();
+        assert_eq!(zone.handshakes.figures(), HandshakeFigures::default());
+    }
+}

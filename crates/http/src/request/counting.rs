@@ -1,0 +1,51 @@
+//! Counts a client's request where its server and its location say (`status_zone`): when its server is known, and when
+//! it is over, however it ends. Subrequests are parts of it and count nowhere.
+
+use gale_engine::traffic::Served;
+
+use super::Request;
+use super::configuration::HttpConfiguration;
+
+/// The server that the request is for is known.
+pub(super) fn begin(request: &mut Request, http: &HttpConfiguration) {
+    if let Some(zone) = &http.server(request.server).zone {
+        request.is_counted = true;
+        zone.traffic.begin();
+    }
+}
+
+/// It is over.
+pub(super) fn end(request: &mut Request, http: &HttpConfiguration) {
+    if !request.is_main() {
+        return;
+    }
+    if let Some(count) = request.at_end {
+        count(request);
+    }
+    let server = http.server(request.server).zone.as_deref();
+    let location = http.scope(request.scope).core.location_zone.get_opt().and_then(Option::as_deref);
+    if server.is_none() && location.is_none() {
+        return;
+    }
+    let sent = request.sent().bytes;
+    let served = Served {
+        code: (sent > 0).then_some(request.response.status),
+        received: request.received(),
+        sent,
+        first_byte: request.answered.map(|answered| answered.since(request.started)),
+        whole: Some(gale_runtime::now().since(request.started)),
+    };
+    if let Some(zone) = server {
+        // The head of one that was given up was never whole.
+        if !std::mem::take(&mut request.is_counted) {
+            zone.traffic.begin();
+        }
+        zone.traffic.note(&served);
+        zone.traffic.end();
+    }
+    if let Some(zone) = location {
+        zone.begin();
+        zone.note(&served);
+        zone.end();
+    }
+}

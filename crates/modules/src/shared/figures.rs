@@ -1,0 +1,23 @@
+//! What is counted under names: the kinds of zones, as the figures of a configuration have them. Who reads them asks by
+//! kind ([`NamedZones::figures_of`](gale_engine::zone::NamedZones::figures_of)).
+
+/// `status_zone` of a server: [`ServerZone`](gale_engine::traffic::ServerZone).
+pub const HTTP_SERVERS: &str = "http server";
+
+/// `status_zone` of a location: [`Traffic`](gale_engine::traffic::Traffic).
+pub const HTTP_LOCATIONS: &str = "http location";
+
+/// `status_zone` of a server of stream: [`ServerZone`](gale_engine::traffic::ServerZone).
+pub const STREAM_SERVERS: &str = "stream server";
+
+/// `limit_conn_zone`: [`limit_conn::Verdicts`](super::limit_conn::Verdicts).
+pub const HTTP_LIMIT_CONNS: &str = "http limit_conn";
+
+/// `limit_conn_zone` of stream: [`limit_conn::Verdicts`](super::limit_conn::Verdicts).
+pub const STREAM_LIMIT_CONNS: &str = "stream limit_conn";
+
+/// `limit_req_zone`: [`limit_req::Verdicts`](super::limit_req::Verdicts).
+pub const HTTP_LIMIT_REQS: &str = "http limit_req";
+
+/// `limit_session_zone`: [`limit_req::Verdicts`](super::limit_req::Verdicts).
+pub const STREAM_LIMIT_SESSIONS: &str = "stream limit_session";
