@@ -11,9 +11,9 @@ use crate::http::test_hooks;
 use crate::http::{
     access, acme, addition, api, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core,
     dav, empty_gif, fastcgi, flv, geo, geoip, grpc, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req,
-    log, map, memcached, mirror, mp4, not_modified, postpone, proxy, random_index, range, realip, realpath_root,
-    referer, rewrite, scgi, secure_link, slice, split_clients, ssi, ssl, static_files, stub_status, sub, try_files,
-    tunnel, upstream, userid, uwsgi, v2, variables,
+    log, map, memcached, mirror, mp4, not_modified, postpone, prometheus, proxy, random_index, range, realip,
+    realpath_root, referer, rewrite, scgi, secure_link, slice, split_clients, ssi, ssl, static_files, stub_status, sub,
+    try_files, tunnel, upstream, userid, uwsgi, v2, variables,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -69,6 +69,7 @@ const MODULES: &[&Module] = &[
     &tunnel::MODULE,
     &stub_status::MODULE,
     &api::MODULE,
+    &prometheus::MODULE,
     &try_files::MODULE,
     &mirror::MODULE,
     &auth_request::MODULE,
@@ -150,6 +151,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
             &mp4::MODULE,
             &stub_status::MODULE,
             &api::MODULE,
+            &prometheus::MODULE,
             &random_index::MODULE,
             &index::MODULE,
             &autoindex::MODULE,

@@ -8,7 +8,6 @@ const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
 
 use std::cell::Cell;
 use std::io::{ErrorKind, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::rc::Rc;

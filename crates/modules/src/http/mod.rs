@@ -34,6 +34,7 @@ pub mod mirror;
 pub mod mp4;
 pub mod not_modified;
 pub mod postpone;
+pub mod prometheus;
 pub mod proxy;
 pub mod random_index;
 pub mod range;

@@ -1,0 +1,768 @@
+//! What is told: every family of figures, of what, and how one of it is written.
+//!
+//! A family's samples have to stand together, so each of them asks for the figures of everything that it is about; that
+//! is why they are told apart here, and a scrape is made piece by piece.
+
+use std::sync::Arc;
+
+use gale_base::tally::Tally;
+use gale_engine::configuration::{Configuration, RESOLVERS};
+use gale_engine::resolver::{ResolverFigures, ResolverZone};
+use gale_engine::traffic::{ALL_HANDSHAKES, CLASSES, HandshakeFigures, ServerZone, Traffic, TrafficFigures};
+use gale_engine::upstream::{Group, PeerReport, ReportedPeers};
+use gale_engine::worker::{Totals, totals, totals_by_worker};
+use gale_engine::zone::NamedZones;
+use gale_http::cache::zone::CacheZone;
+use gale_http::configuration::HttpConfiguration;
+use gale_http::request::Request;
+use gale_http::upstream::caching::CacheStatus;
+use gale_runtime::stall::StallKind;
+use gale_runtime::{FileCounters, Moment, PoolStatus, Remote, Rung};
+use gale_stream::session::configuration::StreamConfiguration;
+
+use super::text::{Kind, Out, label, seconds};
+use crate::shared::figures::{
+    HTTP_LIMIT_CONNS, HTTP_LIMIT_REQS, HTTP_LOCATIONS, HTTP_SERVERS, STREAM_LIMIT_CONNS, STREAM_LIMIT_SESSIONS,
+    STREAM_SERVERS,
+};
+use crate::shared::{limit_conn, limit_req};
+
+/// Things of a kind, each with its name as a label.
+type Named<F> = Vec<(Box<str>, Arc<F>)>;
+
+/// Whatever figures are told of, as it was when the question came: what a reload removes meanwhile is told to the end.
+pub(super) struct Sources {
+    now: Moment,
+    totals: Totals,
+    workers: Vec<(usize, Totals)>,
+    loops: Vec<(usize, Remote)>,
+    pools: Vec<PoolStatus>,
+    files: FileCounters,
+    http_servers: Named<ServerZone>,
+    http_locations: Named<Traffic>,
+    stream_servers: Named<ServerZone>,
+    caches: Named<CacheZone>,
+    resolvers: Named<ResolverZone>,
+    http_limit_conns: Named<limit_conn::Verdicts>,
+    stream_limit_conns: Named<limit_conn::Verdicts>,
+    http_limit_reqs: Named<limit_req::Verdicts>,
+    stream_limit_sessions: Named<limit_req::Verdicts>,
+    http_groups: Groups,
+    stream_groups: Groups,
+}
+
+impl Sources {
+    pub fn of(request: &Request) -> Sources {
+        let configuration: &Configuration = request.configuration().whole();
+        let zones = &*configuration.zones;
+        let mut workers = totals_by_worker();
+        workers.dedup_by_key(|(worker, _)| *worker);
+        let http = configuration.protocol::<HttpConfiguration>();
+        let stream = configuration.protocol::<StreamConfiguration>();
+        let http_groups = http.iter().flat_map(|http| http.upstreams.declared());
+        let http_groups = Groups::of(http_groups.map(|upstream| Arc::clone(upstream.group())));
+        let stream_groups = stream.iter().flat_map(|stream| stream.upstreams.declared());
+        let stream_groups = Groups::of(stream_groups.map(|upstream| Arc::clone(upstream.group())));
+        Sources {
+            now: gale_runtime::now(),
+            totals: totals(),
+            workers,
+            loops: gale_runtime::watchdog::workers(),
+            pools: gale_runtime::pools(),
+            files: gale_runtime::file_counters(),
+            http_servers: named(zones, HTTP_SERVERS),
+            http_locations: named(zones, HTTP_LOCATIONS),
+            stream_servers: named(zones, STREAM_SERVERS),
+            caches: zones.of_type().map(|(name, cache)| (label(name), cache)).collect(),
+            resolvers: named(zones, RESOLVERS),
+            http_limit_conns: named(zones, HTTP_LIMIT_CONNS),
+            stream_limit_conns: named(zones, STREAM_LIMIT_CONNS),
+            http_limit_reqs: named(zones, HTTP_LIMIT_REQS),
+            stream_limit_sessions: named(zones, STREAM_LIMIT_SESSIONS),
+            http_groups,
+            stream_groups,
+        }
+    }
+}
+
+fn named<F: Send + Sync + 'static>(zones: &NamedZones, kind: &'static str) -> Named<F> {
+    zones.figures_of(kind).map(|(name, figures)| (label(name), figures)).collect()
+}
+
+/// Groups of servers, whose peers are numbered through.
+struct Groups {
+    groups: Vec<(Box<str>, Arc<Group>, ReportedPeers)>,
+    /// How many peers there are before each group.
+    before: Vec<usize>,
+    peers: usize,
+}
+
+impl Groups {
+    fn of(groups: impl Iterator<Item = Arc<Group>>) -> Groups {
+        let groups: Vec<_> = groups
+            .map(|group| {
+                let peers = group.reported();
+                (label(group.name().as_bytes()), group, peers)
+            })
+            .collect();
+        let mut peers = 0;
+        let count = |(.., own): &(_, _, ReportedPeers)| {
+            peers += own.len();
+            peers - own.len()
+        };
+        let before = groups.iter().map(count).collect();
+        Groups { groups, before, peers }
+    }
+
+    /// Calls `write` with the peer of this number and its labels.
+    fn with_peer(&self, number: usize, now: Moment, write: impl FnOnce(&PeerReport, &[(&str, &str)])) {
+        let place = self.before.partition_point(|&before| before <= number) - 1;
+        let (group, _, peers) = &self.groups[place];
+        let peer = peers.report(number - self.before[place], now);
+        let (address, server) = (label(peer.address.as_bytes()), label(&peer.server));
+        let id = peer.id.map(|id| id.to_string()).unwrap_or_default();
+        write(&peer, &[("upstream", group), ("peer", &address), ("server", &server), ("id", &id)]);
+    }
+}
+
+/// A family of figures.
+pub(super) struct Family {
+    /// Its name, without the `_total` of a counter.
+    pub name: &'static str,
+    pub kind: Kind,
+    /// What it is, for people.
+    pub help: &'static str,
+    /// Of how many things there are figures.
+    pub items: fn(&Sources) -> usize,
+    /// Writes those of the thing of this number.
+    pub write: fn(&Sources, usize, &mut Out),
+}
+
+const fn row(
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    items: fn(&Sources) -> usize,
+    write: fn(&Sources, usize, &mut Out),
+) -> Family {
+    Family { name, kind, help, items, write }
+}
+
+fn once(_: &Sources) -> usize {
+    1
+}
+
+const CLASS_NAMES: [&str; CLASSES] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+
+fn classes(figures: &TrafficFigures, name: (&str, &str), out: &mut Out) {
+    for (class, count) in CLASS_NAMES.iter().zip(figures.classes()) {
+        out.sample(&[name, ("code", class)], count);
+    }
+}
+
+/// Responses by code, for servers of http.
+fn codes(figures: &TrafficFigures, name: (&str, &str), out: &mut Out) {
+    for (code, count) in figures.codes() {
+        out.sample(&[name, ("code", &code.to_string())], count);
+    }
+}
+
+fn verdicts<const N: usize>(named: &(Box<str>, Arc<Tally<N>>), names: [&str; N], out: &mut Out) {
+    let (zone, tally) = named;
+    for (verdict, count) in names.iter().zip(tally.since_reset()) {
+        out.sample(&[("zone", zone), ("verdict", verdict)], count);
+    }
+}
+
+const CONN_VERDICTS: [&str; 3] = ["passed", "rejected", "rejected_dry_run"];
+const REQ_VERDICTS: [&str; 5] = ["passed", "delayed", "rejected", "delayed_dry_run", "rejected_dry_run"];
+
+fn handshakes(figures: &HandshakeFigures, labels: &[(&str, &str)], out: &mut Out) {
+    let HandshakeFigures { done, reused, failed, timed_out } = *figures;
+    for (result, count) in
+        [("full", done - reused), ("resumed", reused), ("failed", failed - timed_out), ("timed_out", timed_out)]
+    {
+        out.sample(&[labels, &[("result", result)]].concat(), count);
+    }
+}
+
+fn http_server(sources: &Sources, item: usize) -> (&str, TrafficFigures) {
+    let (name, zone) = &sources.http_servers[item];
+    (name, zone.traffic.figures())
+}
+
+fn http_location(sources: &Sources, item: usize) -> (&str, TrafficFigures) {
+    let (name, zone) = &sources.http_locations[item];
+    (name, zone.figures())
+}
+
+fn stream_server(sources: &Sources, item: usize) -> (&str, TrafficFigures) {
+    let (name, zone) = &sources.stream_servers[item];
+    (name, zone.traffic.figures())
+}
+
+fn http_servers(sources: &Sources) -> usize {
+    sources.http_servers.len()
+}
+
+fn http_locations(sources: &Sources) -> usize {
+    sources.http_locations.len()
+}
+
+fn stream_servers(sources: &Sources) -> usize {
+    sources.stream_servers.len()
+}
+
+fn http_peers(sources: &Sources) -> usize {
+    sources.http_groups.peers
+}
+
+fn stream_peers(sources: &Sources) -> usize {
+    sources.stream_groups.peers
+}
+
+fn http_peer(sources: &Sources, item: usize, write: impl FnOnce(&PeerReport, &[(&str, &str)])) {
+    sources.http_groups.with_peer(item, sources.now, write);
+}
+
+fn stream_peer(sources: &Sources, item: usize, write: impl FnOnce(&PeerReport, &[(&str, &str)])) {
+    sources.stream_groups.with_peer(item, sources.now, write);
+}
+
+fn state(peer: &PeerReport, labels: &[(&str, &str)], out: &mut Out) {
+    for state in ["up", "draining", "down", "unavail", "unhealthy"] {
+        out.sample(&[labels, &[("state", state)]].concat(), u8::from(peer.state == state));
+    }
+}
+
+use Kind::{Counter, Gauge, Histogram, Summary};
+
+/// All families, in the order in which they are told.
+pub(super) static FAMILIES: &[Family] = &[
+    row("gale_build_info", Gauge, "The version that runs.", once, |_, _, out| {
+        out.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
+    }),
+    row("gale_worker_processes_respawned", Counter, "Worker processes that died.", once, |_, _, out| {
+        out.sample(&[], gale_process::respawned());
+    }),
+    row("gale_connections_accepted", Counter, "Connections of clients.", once, |sources, _, out| {
+        out.sample(&[], sources.totals.accepted);
+    }),
+    row("gale_connections", Gauge, "Connections of clients that are open.", once, |sources, _, out| {
+        let totals = &sources.totals;
+        let states = [("reading", totals.reading), ("writing", totals.writing), ("waiting", totals.waiting())];
+        states.into_iter().for_each(|(state, count)| out.sample(&[("state", state)], count));
+    }),
+    row("gale_http_requests", Counter, "Requests of clients.", once, |sources, _, out| {
+        out.sample(&[], sources.totals.requests);
+    }),
+    row(
+        "gale_worker_http_requests",
+        Counter,
+        "Requests of clients, by worker.",
+        |sources| sources.workers.len(),
+        |sources, item, out| {
+            let (worker, totals) = &sources.workers[item];
+            out.sample(&[("worker", &worker.to_string())], totals.requests);
+        },
+    ),
+    row("gale_ssl_handshakes", Counter, "Handshakes with clients.", once, |_, _, out| {
+        handshakes(&ALL_HANDSHAKES.figures(), &[], out);
+    }),
+    // Zones of servers.
+    row("gale_http_server_zone_requests", Counter, "Requests.", http_servers, |sources, item, out| {
+        let (zone, figures) = http_server(sources, item);
+        out.sample(&[("zone", zone)], figures.begun());
+    }),
+    row("gale_http_server_zone_processing", Gauge, "Requests under way.", http_servers, |sources, item, out| {
+        let (zone, figures) = http_server(sources, item);
+        out.sample(&[("zone", zone)], figures.processing());
+    }),
+    row("gale_http_server_zone_responses", Counter, "Responses by class.", http_servers, |sources, item, out| {
+        let (zone, figures) = http_server(sources, item);
+        classes(&figures, ("zone", zone), out);
+    }),
+    row("gale_http_server_zone_responses_by_code", Counter, "Responses.", http_servers, |sources, item, out| {
+        let (zone, figures) = http_server(sources, item);
+        codes(&figures, ("zone", zone), out);
+    }),
+    row(
+        "gale_http_server_zone_discarded",
+        Counter,
+        "Requests without a response.",
+        http_servers,
+        |sources, item, out| {
+            let (zone, figures) = http_server(sources, item);
+            out.sample(&[("zone", zone)], figures.discarded());
+        },
+    ),
+    row("gale_http_server_zone_received_bytes", Counter, "Bytes from clients.", http_servers, |sources, item, out| {
+        let (zone, figures) = http_server(sources, item);
+        out.sample(&[("zone", zone)], figures.received());
+    }),
+    row("gale_http_server_zone_sent_bytes", Counter, "Bytes to clients.", http_servers, |sources, item, out| {
+        let (zone, figures) = http_server(sources, item);
+        out.sample(&[("zone", zone)], figures.sent());
+    }),
+    row(
+        "gale_http_server_zone_first_byte_seconds",
+        Histogram,
+        "Time from the first byte of a request to the first of its response.",
+        http_servers,
+        |sources, item, out| {
+            let (zone, figures) = http_server(sources, item);
+            out.times(&[("zone", zone)], figures.first_byte());
+        },
+    ),
+    row(
+        "gale_http_server_zone_request_seconds",
+        Histogram,
+        "Time from the first byte of a request to the end of its response.",
+        http_servers,
+        |sources, item, out| {
+            let (zone, figures) = http_server(sources, item);
+            out.times(&[("zone", zone)], figures.whole());
+        },
+    ),
+    row("gale_http_server_zone_ssl_handshakes", Counter, "Handshakes.", http_servers, |sources, item, out| {
+        let (name, zone) = &sources.http_servers[item];
+        handshakes(&zone.handshakes.figures(), &[("zone", name)], out);
+    }),
+    // Zones of locations.
+    row("gale_http_location_zone_requests", Counter, "Requests.", http_locations, |sources, item, out| {
+        let (zone, figures) = http_location(sources, item);
+        out.sample(&[("zone", zone)], figures.begun());
+    }),
+    row("gale_http_location_zone_responses", Counter, "Responses by class.", http_locations, |sources, item, out| {
+        let (zone, figures) = http_location(sources, item);
+        classes(&figures, ("zone", zone), out);
+    }),
+    row(
+        "gale_http_location_zone_discarded",
+        Counter,
+        "Requests without a response.",
+        http_locations,
+        |sources, item, out| {
+            let (zone, figures) = http_location(sources, item);
+            out.sample(&[("zone", zone)], figures.discarded());
+        },
+    ),
+    row(
+        "gale_http_location_zone_received_bytes",
+        Counter,
+        "Bytes from clients.",
+        http_locations,
+        |sources, item, out| {
+            let (zone, figures) = http_location(sources, item);
+            out.sample(&[("zone", zone)], figures.received());
+        },
+    ),
+    row("gale_http_location_zone_sent_bytes", Counter, "Bytes to clients.", http_locations, |sources, item, out| {
+        let (zone, figures) = http_location(sources, item);
+        out.sample(&[("zone", zone)], figures.sent());
+    }),
+    row(
+        "gale_http_location_zone_first_byte_seconds",
+        Histogram,
+        "Time from the first byte of a request to the first of its response.",
+        http_locations,
+        |sources, item, out| {
+            let (zone, figures) = http_location(sources, item);
+            out.times(&[("zone", zone)], figures.first_byte());
+        },
+    ),
+    row(
+        "gale_http_location_zone_request_seconds",
+        Histogram,
+        "Time from the first byte of a request to the end of its response.",
+        http_locations,
+        |sources, item, out| {
+            let (zone, figures) = http_location(sources, item);
+            out.times(&[("zone", zone)], figures.whole());
+        },
+    ),
+    // Peers.
+    row("gale_http_peer_state", Gauge, "1 for the state that the peer is in.", http_peers, |sources, item, out| {
+        http_peer(sources, item, |peer, labels| state(peer, labels, out));
+    }),
+    row("gale_http_peer_active", Gauge, "Requests under way.", http_peers, |sources, item, out| {
+        http_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.processing()));
+    }),
+    row("gale_http_peer_requests", Counter, "Requests.", http_peers, |sources, item, out| {
+        http_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.begun()));
+    }),
+    row("gale_http_peer_responses", Counter, "Responses by class.", http_peers, |sources, item, out| {
+        http_peer(sources, item, |peer, labels| {
+            for (class, count) in CLASS_NAMES.iter().zip(peer.traffic.classes()) {
+                out.sample(&[labels, &[("code", class)]].concat(), count);
+            }
+        });
+    }),
+    row("gale_http_peer_received_bytes", Counter, "Bytes from the peer.", http_peers, |sources, item, out| {
+        http_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.received()));
+    }),
+    row("gale_http_peer_sent_bytes", Counter, "Bytes to the peer.", http_peers, |sources, item, out| {
+        http_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.sent()));
+    }),
+    row("gale_http_peer_fails", Counter, "Attempts that came to nothing.", http_peers, |sources, item, out| {
+        http_peer(sources, item, |peer, labels| out.sample(labels, peer.fails));
+    }),
+    row("gale_http_peer_unavailable", Counter, "Times that it was put down.", http_peers, |sources, item, out| {
+        http_peer(sources, item, |peer, labels| out.sample(labels, peer.downs));
+    }),
+    row("gale_http_peer_down_seconds", Counter, "Time that it was down.", http_peers, |sources, item, out| {
+        http_peer(sources, item, |peer, labels| out.sample(labels, seconds(peer.downtime)));
+    }),
+    row("gale_http_peer_health_checks", Counter, "Health checks.", http_peers, |sources, item, out| {
+        http_peer(sources, item, |peer, labels| {
+            let (failed, passed) = (peer.health.fails, peer.health.checks - peer.health.fails.min(peer.health.checks));
+            for (result, count) in [("passed", passed), ("failed", failed)] {
+                out.sample(&[labels, &[("result", result)]].concat(), count);
+            }
+        });
+    }),
+    row(
+        "gale_http_peer_first_byte_seconds",
+        Histogram,
+        "Time until the head of the response was there.",
+        http_peers,
+        |sources, item, out| http_peer(sources, item, |peer, labels| out.times(labels, peer.traffic.first_byte())),
+    ),
+    row(
+        "gale_http_peer_response_seconds",
+        Histogram,
+        "Time until all of the response was there.",
+        http_peers,
+        |sources, item, out| http_peer(sources, item, |peer, labels| out.times(labels, peer.traffic.whole())),
+    ),
+    // Groups.
+    row(
+        "gale_http_upstream_keepalive",
+        Gauge,
+        "Idle connections that all workers may use.",
+        |sources| sources.http_groups.groups.len(),
+        |sources, item, out| {
+            let (name, group, _) = &sources.http_groups.groups[item];
+            out.sample(&[("upstream", name)], group.idle_connections());
+        },
+    ),
+    row(
+        "gale_http_upstream_queue",
+        Gauge,
+        "Requests that wait for a peer.",
+        |sources| sources.http_groups.groups.len(),
+        |sources, item, out| {
+            let (name, group, _) = &sources.http_groups.groups[item];
+            group.queue().into_iter().for_each(|queue| out.sample(&[("upstream", name)], queue.waiting));
+        },
+    ),
+    row(
+        "gale_http_upstream_queue_overflows",
+        Counter,
+        "Requests that found the queue full.",
+        |sources| sources.http_groups.groups.len(),
+        |sources, item, out| {
+            let (name, group, _) = &sources.http_groups.groups[item];
+            group.queue().into_iter().for_each(|queue| out.sample(&[("upstream", name)], queue.overflows));
+        },
+    ),
+    // Limits, caches, name servers.
+    row(
+        "gale_http_limit_req",
+        Counter,
+        "Requests by what limit_req has done with them.",
+        |sources| sources.http_limit_reqs.len(),
+        |sources, item, out| verdicts(&sources.http_limit_reqs[item], REQ_VERDICTS, out),
+    ),
+    row(
+        "gale_http_limit_conn",
+        Counter,
+        "Requests by what limit_conn has done with them.",
+        |sources| sources.http_limit_conns.len(),
+        |sources, item, out| verdicts(&sources.http_limit_conns[item], CONN_VERDICTS, out),
+    ),
+    row(
+        "gale_http_cache_bytes",
+        Gauge,
+        "Bytes of files.",
+        |sources| sources.caches.len(),
+        |sources, item, out| {
+            let (name, cache) = &sources.caches[item];
+            out.sample(&[("cache", name)], cache.index.bytes());
+        },
+    ),
+    row(
+        "gale_http_cache_responses",
+        Counter,
+        "Responses by how the cache was used.",
+        |sources| sources.caches.len(),
+        |sources, item, out| cache_uses(sources, item, out, |figures| figures.responses),
+    ),
+    row(
+        "gale_http_cache_response_bytes",
+        Counter,
+        "Bytes of their bodies.",
+        |sources| sources.caches.len(),
+        |sources, item, out| cache_uses(sources, item, out, |figures| figures.bytes),
+    ),
+    row(
+        "gale_http_cache_written",
+        Counter,
+        "Responses that were stored.",
+        |sources| sources.caches.len(),
+        |sources, item, out| cache_uses(sources, item, out, |figures| figures.written),
+    ),
+    row(
+        "gale_http_cache_written_bytes",
+        Counter,
+        "Bytes of their files.",
+        |sources| sources.caches.len(),
+        |sources, item, out| cache_uses(sources, item, out, |figures| figures.bytes_written),
+    ),
+    row(
+        "gale_http_cache_evicted",
+        Counter,
+        "Entries that made room.",
+        |sources| sources.caches.len(),
+        |sources, item, out| {
+            let (name, cache) = &sources.caches[item];
+            out.sample(&[("cache", name)], cache.counters.evicted.load(std::sync::atomic::Ordering::Relaxed));
+        },
+    ),
+    row(
+        "gale_resolver_questions",
+        Counter,
+        "Questions to name servers.",
+        |sources| sources.resolvers.len(),
+        |sources, item, out| {
+            let (zone, ResolverFigures { names, services, addresses, .. }) = resolver(sources, item);
+            for (kind, count) in [("name", names), ("srv", services), ("addr", addresses)] {
+                out.sample(&[("zone", zone), ("kind", kind)], count);
+            }
+        },
+    ),
+    row(
+        "gale_resolver_answers",
+        Counter,
+        "Their answers.",
+        |sources| sources.resolvers.len(),
+        |sources, item, out| {
+            let (zone, figures) = resolver(sources, item);
+            for (result, count) in [
+                ("noerror", figures.no_error),
+                ("servfail", figures.server_failure),
+                ("nxdomain", figures.not_found),
+                ("notimp", figures.unimplemented),
+                ("refused", figures.refused),
+                ("timedout", figures.timed_out),
+            ] {
+                out.sample(&[("zone", zone), ("result", result)], count);
+            }
+        },
+    ),
+    // Stream.
+    row("gale_stream_server_zone_connections", Counter, "Connections.", stream_servers, |sources, item, out| {
+        let (zone, figures) = stream_server(sources, item);
+        out.sample(&[("zone", zone)], figures.begun());
+    }),
+    row("gale_stream_server_zone_processing", Gauge, "Sessions under way.", stream_servers, |sources, item, out| {
+        let (zone, figures) = stream_server(sources, item);
+        out.sample(&[("zone", zone)], figures.processing());
+    }),
+    row("gale_stream_server_zone_sessions", Counter, "Sessions by class.", stream_servers, |sources, item, out| {
+        let (zone, figures) = stream_server(sources, item);
+        classes(&figures, ("zone", zone), out);
+    }),
+    row(
+        "gale_stream_server_zone_received_bytes",
+        Counter,
+        "Bytes from clients.",
+        stream_servers,
+        |sources, item, out| {
+            let (zone, figures) = stream_server(sources, item);
+            out.sample(&[("zone", zone)], figures.received());
+        },
+    ),
+    row("gale_stream_server_zone_sent_bytes", Counter, "Bytes to clients.", stream_servers, |sources, item, out| {
+        let (zone, figures) = stream_server(sources, item);
+        out.sample(&[("zone", zone)], figures.sent());
+    }),
+    row(
+        "gale_stream_server_zone_session_seconds",
+        Histogram,
+        "Time that sessions have taken.",
+        stream_servers,
+        |sources, item, out| {
+            let (zone, figures) = stream_server(sources, item);
+            out.times(&[("zone", zone)], figures.whole());
+        },
+    ),
+    row("gale_stream_peer_state", Gauge, "1 for the state that the peer is in.", stream_peers, |sources, item, out| {
+        stream_peer(sources, item, |peer, labels| state(peer, labels, out));
+    }),
+    row("gale_stream_peer_active", Gauge, "Sessions under way.", stream_peers, |sources, item, out| {
+        stream_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.processing()));
+    }),
+    row("gale_stream_peer_connections", Counter, "Sessions.", stream_peers, |sources, item, out| {
+        stream_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.begun()));
+    }),
+    row("gale_stream_peer_received_bytes", Counter, "Bytes from the peer.", stream_peers, |sources, item, out| {
+        stream_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.received()));
+    }),
+    row("gale_stream_peer_sent_bytes", Counter, "Bytes to the peer.", stream_peers, |sources, item, out| {
+        stream_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.sent()));
+    }),
+    row("gale_stream_peer_fails", Counter, "Attempts that came to nothing.", stream_peers, |sources, item, out| {
+        stream_peer(sources, item, |peer, labels| out.sample(labels, peer.fails));
+    }),
+    row("gale_stream_peer_unavailable", Counter, "Times that it was put down.", stream_peers, |sources, item, out| {
+        stream_peer(sources, item, |peer, labels| out.sample(labels, peer.downs));
+    }),
+    row(
+        "gale_stream_peer_first_byte_seconds",
+        Histogram,
+        "Time until the first byte had come.",
+        stream_peers,
+        |sources, item, out| stream_peer(sources, item, |peer, labels| out.times(labels, peer.traffic.first_byte())),
+    ),
+    row(
+        "gale_stream_peer_session_seconds",
+        Histogram,
+        "Time that sessions have taken.",
+        stream_peers,
+        |sources, item, out| stream_peer(sources, item, |peer, labels| out.times(labels, peer.traffic.whole())),
+    ),
+    row(
+        "gale_stream_limit_conn",
+        Counter,
+        "Sessions by what limit_conn has done with them.",
+        |sources| sources.stream_limit_conns.len(),
+        |sources, item, out| verdicts(&sources.stream_limit_conns[item], CONN_VERDICTS, out),
+    ),
+    row(
+        "gale_stream_limit_session",
+        Counter,
+        "Sessions by what limit_session has done with them.",
+        |sources| sources.stream_limit_sessions.len(),
+        |sources, item, out| verdicts(&sources.stream_limit_sessions[item], REQ_VERDICTS, out),
+    ),
+    // Gale's own.
+    row(
+        "gale_loop_turn_seconds",
+        Summary,
+        "Turns of an event loop.",
+        |sources| sources.loops.len(),
+        |sources, item, out| {
+            let (worker, remote) = &sources.loops[item];
+            let (worker, turns) = (worker.to_string(), remote.turns());
+            let labels = [("worker", &*worker)];
+            for (name, quantile) in [("0.5", 0.5), ("0.99", 0.99), ("0.999", 0.999)] {
+                out.quantile(&labels, name, turns.quantile(quantile));
+            }
+            out.sum_and_count(&labels, turns.busy(), turns.count());
+        },
+    ),
+    row(
+        "gale_loop_stalls",
+        Counter,
+        "Turns of over 10 ms, by what held them up as far as that was seen.",
+        |sources| sources.loops.len(),
+        |sources, item, out| {
+            let (worker, remote) = &sources.loops[item];
+            let (worker, turns) = (worker.to_string(), remote.turns());
+            for kind in StallKind::ALL {
+                out.sample(&[("worker", &worker), ("kind", &kind.to_string())], turns.filed(kind).count);
+            }
+        },
+    ),
+    row(
+        "gale_loop_longest_turn_seconds",
+        Gauge,
+        "The longest turn.",
+        |sources| sources.loops.len(),
+        |sources, item, out| {
+            let (worker, remote) = &sources.loops[item];
+            out.sample(&[("worker", &worker.to_string())], seconds(remote.turns().longest()));
+        },
+    ),
+    row("gale_pool_running", Gauge, "Tasks that threads of the pool execute.", pools, |sources, item, out| {
+        pool(sources, item, out, |pool| pool.counters.running as u64);
+    }),
+    row("gale_pool_waiting", Gauge, "Tasks that wait for a thread.", pools, |sources, item, out| {
+        pool(sources, item, out, |pool| pool.counters.waiting as u64);
+    }),
+    row("gale_pool_completed", Counter, "Tasks that were executed.", pools, |sources, item, out| {
+        pool(sources, item, out, |pool| pool.counters.completed);
+    }),
+    row("gale_pool_refused", Counter, "Tasks that found the queue full.", pools, |sources, item, out| {
+        pool(sources, item, out, |pool| pool.counters.refused);
+    }),
+    row("gale_pool_wait_seconds", Summary, "How long tasks have waited.", pools, |sources, item, out| {
+        let pool = &sources.pools[item];
+        let name = label(pool.name.as_bytes());
+        let (labels, times) = ([("pool", &*name)], &pool.wait_times);
+        for (name, quantile) in [("0.5", 0.5), ("0.99", 0.99)] {
+            out.quantile(&labels, name, times.quantile(quantile));
+        }
+        out.sum_and_count(&labels, times.sum(), times.count());
+    }),
+    row("gale_shared_bytes", Gauge, "Memory that loops have given each other.", once, |_, _, out| {
+        out.sample(&[], gale_runtime::shared_bytes());
+    }),
+    row("gale_file_pieces", Counter, "Pieces of files by how they got to clients.", once, |sources, _, out| {
+        for (rung, pieces) in Rung::ALL.iter().zip(sources.files.pieces) {
+            out.sample(&[("way", rung.name())], pieces);
+        }
+    }),
+    row("gale_file_bytes", Counter, "Their bytes.", once, |sources, _, out| {
+        for (rung, bytes) in Rung::ALL.iter().zip(sources.files.bytes) {
+            out.sample(&[("way", rung.name())], bytes);
+        }
+    }),
+    row("gale_page_cache_looks", Counter, "Looks into the page cache.", once, |sources, _, out| {
+        let files = &sources.files;
+        for (result, count) in [("hit", files.probe_hits), ("miss", files.probe_misses), ("unlooked", files.unlooked)] {
+            out.sample(&[("result", result)], count);
+        }
+    }),
+];
+
+fn cache_uses(sources: &Sources, item: usize, out: &mut Out, of: fn(&gale_http::cache::zone::UseFigures) -> u64) {
+    let (name, cache) = &sources.caches[item];
+    for (status, figures) in CacheStatus::ALL.iter().zip(cache.counters.uses.figures()) {
+        out.sample(&[("cache", name), ("status", &status.name().to_ascii_lowercase())], of(&figures));
+    }
+}
+
+fn resolver(sources: &Sources, item: usize) -> (&str, ResolverFigures) {
+    let (name, zone) = &sources.resolvers[item];
+    (name, zone.figures())
+}
+
+fn pools(sources: &Sources) -> usize {
+    sources.pools.len()
+}
+
+fn pool(sources: &Sources, item: usize, out: &mut Out, of: fn(&PoolStatus) -> u64) {
+    let pool = &sources.pools[item];
+    // One that was replaced may still be there under its name.
+    if !pool.is_ending {
+        out.sample(&[("pool", &label(pool.name.as_bytes()))], of(pool));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_have_names_of_their_own_and_say_what_they_are() {
+        let mut names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
+        assert!(names.iter().all(|name| name.starts_with("gale_") && !name.ends_with("_total")));
+        assert!(FAMILIES.iter().all(|family| family.help.ends_with('.')));
+        names.sort_unstable();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}

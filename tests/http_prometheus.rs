@@ -1,0 +1,244 @@
+//! `prometheus`: the figures of the server as scrapers read them, in both formats, of few things and of many.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use support::{Backend, Driver, Response, Server, Setup, configuration, with_each_driver};
+
+with_each_driver!(
+    every_line_is_of_the_format_and_figures_are_those_of_the_server,
+    open_metrics_are_told_to_those_that_want_them,
+    hostile_and_long_names_are_escaped_and_bounded,
+    only_reading_is_answered_and_only_where_it_is_allowed,
+    thousands_of_peers_and_zones_are_told_without_a_stall,
+);
+
+/// Only ends a test that hangs.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+const SCRAPED: &str = "server { listen %TCP%; location /metrics { prometheus; } location /api/ { api write=on; } }";
+
+fn scrape(server: &Server, fields: &str) -> Response {
+    let request = format!("GET /metrics HTTP/1.1\r\nHost: h\r\n{fields}\r\n");
+    let response = server.connect_tcp(1).ask(request);
+    assert_eq!(response.status, 200, "{response:?}");
+    response
+}
+
+/// The samples of a scrape, by name and labels. Every line is checked.
+fn samples(text: &str, is_open: bool) -> BTreeMap<String, f64> {
+    let mut samples = BTreeMap::new();
+    let (mut families, mut family) = (BTreeSet::new(), String::new());
+    let text = if is_open { text.strip_suffix("# EOF\n").expect("the end is told") } else { text };
+    assert!(text.ends_with('\n'));
+    for line in text.lines() {
+        if let Some(described) = line.strip_prefix("# HELP ") {
+            family = described.split(' ').next().unwrap().to_owned();
+            assert!(families.insert(family.clone()), "{family} is there twice");
+            continue;
+        }
+        if let Some(typed) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = typed.split_once(' ').unwrap();
+            assert!(name == family && ["counter", "gauge", "histogram", "summary"].contains(&kind), "{line}");
+            assert_eq!(kind == "counter" && !is_open, name.ends_with("_total"), "{line}");
+            continue;
+        }
+        assert!(line.starts_with(family.as_str()), "{line} is none of {family}");
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        let value = value.parse().unwrap_or_else(|_| panic!("{line}"));
+        check_labels(name);
+        assert!(samples.insert(name.to_owned(), value).is_none(), "{name} is there twice");
+    }
+    samples
+}
+
+/// `name{label="value",…}`, where values are escaped.
+fn check_labels(name: &str) {
+    let is_name =
+        |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
+    let Some((metric, labels)) = name.split_once('{') else {
+        return assert!(is_name(name), "{name}");
+    };
+    assert!(is_name(metric), "{name}");
+    let mut rest = labels;
+    loop {
+        let (label, value) = rest.split_once("=\"").unwrap_or_else(|| panic!("{name}"));
+        assert!(is_name(label) && !label.is_empty(), "{name}");
+        let mut end = None;
+        let mut escapes = false;
+        for (place, letter) in value.char_indices() {
+            match letter {
+                _ if std::mem::take(&mut escapes) => assert!("\\\"n".contains(letter), "{name}"),
+                '\\' => escapes = true,
+                '"' => {
+                    end = Some(place);
+                    break;
+                }
+                _ => {}
+            }
+        }
+        rest = &value[end.unwrap_or_else(|| panic!("{name}")) + 1..];
+        match rest.strip_prefix(',') {
+            Some(more) => rest = more,
+            None => return assert_eq!(rest, "}", "{name}"),
+        }
+    }
+}
+
+/// A scrape once that is so: what a loop counts when a response has left may come after it.
+#[track_caller]
+fn eventually(server: &Server, is_so: impl Fn(&BTreeMap<String, f64>) -> bool) -> BTreeMap<String, f64> {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        let samples = samples(scrape(server, "").text(), false);
+        if is_so(&samples) {
+            return samples;
+        }
+        assert!(Instant::now() < end, "{samples:#?}");
+    }
+}
+
+fn every_line_is_of_the_format_and_figures_are_those_of_the_server(driver: Driver) {
+    let backend =
+        Backend::tcp().serve(|_, client| client.try_send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").is_ok());
+    let blocks = format!(
+        "http {{ upstream app {{ server {}; }} {SCRAPED}
+            limit_req_zone $uri zone=rate:64k rate=1000r/s; limit_conn_zone $uri zone=conns:64k;
+            proxy_cache_path %DIR%/cache keys_zone=one:1m;
+            server {{ listen %UNIX%; status_zone site; limit_req zone=rate burst=50 nodelay; limit_conn conns 9;
+                location / {{ status_zone proxied; proxy_pass http://app; }}
+                location /cached {{ proxy_cache one; proxy_cache_valid 1h; proxy_pass http://app; }}
+                location /none {{ return 404; }} }} }}
+         stream {{ server {{ listen %TCP2%; status_zone text; return hello; }} upstream db {{ server 127.0.0.1:1; }} }}",
+        backend.address
+    );
+    let server = Setup::configuration(&configuration(driver, &blocks)).start();
+    let mut client = server.connect();
+    for path in ["/", "/", "/none", "/cached", "/cached"] {
+        client.get(path);
+    }
+    assert_eq!(server.connect_tcp(2).read_to_end(), b"hello");
+    let response = scrape(&server, "");
+    assert_eq!(response.header("Content-Type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    let samples = eventually(&server, |samples| {
+        samples["gale_http_server_zone_request_seconds_count{zone=\"site\"}"] == 5.0
+            && samples["gale_stream_server_zone_sessions_total{zone=\"text\",code=\"2xx\"}"] == 1.0
+    });
+    let peer = format!("upstream=\"app\",peer=\"{0}\",server=\"{0}\",id=\"0\"", backend.address);
+    for (name, value) in [
+        ("gale_http_server_zone_requests_total{zone=\"site\"}".to_owned(), 5.0),
+        ("gale_http_server_zone_processing{zone=\"site\"}".to_owned(), 0.0),
+        ("gale_http_server_zone_responses_total{zone=\"site\",code=\"2xx\"}".to_owned(), 4.0),
+        ("gale_http_server_zone_responses_by_code_total{zone=\"site\",code=\"404\"}".to_owned(), 1.0),
+        ("gale_http_server_zone_request_seconds_bucket{zone=\"site\",le=\"+Inf\"}".to_owned(), 5.0),
+        ("gale_http_location_zone_first_byte_seconds_count{zone=\"proxied\"}".to_owned(), 2.0),
+        (format!("gale_http_peer_requests_total{{{peer}}}"), 3.0),
+        (format!("gale_http_peer_responses_total{{{peer},code=\"2xx\"}}"), 3.0),
+        (format!("gale_http_peer_state{{{peer},state=\"up\"}}"), 1.0),
+        (format!("gale_http_peer_state{{{peer},state=\"down\"}}"), 0.0),
+        (format!("gale_http_peer_response_seconds_count{{{peer}}}"), 3.0),
+        ("gale_http_limit_req_total{zone=\"rate\",verdict=\"passed\"}".to_owned(), 4.0),
+        ("gale_http_limit_conn_total{zone=\"conns\",verdict=\"passed\"}".to_owned(), 4.0),
+        ("gale_http_cache_responses_total{cache=\"one\",status=\"miss\"}".to_owned(), 1.0),
+        ("gale_stream_server_zone_sent_bytes_total{zone=\"text\"}".to_owned(), 5.0),
+        ("gale_worker_processes_respawned_total".to_owned(), 0.0),
+    ] {
+        assert_eq!(samples.get(&name), Some(&value), "{name}");
+    }
+    for name in [
+        "gale_loop_turn_seconds_count{worker=\"1\"}",
+        "gale_http_requests_total",
+        "gale_pool_running{pool=\"default\"}",
+    ] {
+        assert!(samples.contains_key(name), "{name}");
+    }
+    server.stop();
+}
+
+fn open_metrics_are_told_to_those_that_want_them(driver: Driver) {
+    let server =
+        Setup::http(driver, &format!("{SCRAPED} server {{ listen %UNIX%; status_zone site; return 200; }}")).start();
+    server.get("/");
+    let wanted =
+        "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2\r\n";
+    let response = scrape(&server, wanted);
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    assert_eq!(response.header("Content-Type"), Some(content_type));
+    let samples = samples(response.text(), true);
+    assert!(samples.contains_key("gale_http_server_zone_requests_total{zone=\"site\"}"));
+    let plain = scrape(&server, "Accept: text/plain\r\n");
+    assert_eq!(plain.header("Content-Type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    assert!(!plain.text().contains("# EOF"));
+    server.stop();
+}
+
+fn hostile_and_long_names_are_escaped_and_bounded(driver: Driver) {
+    let long = "x".repeat(3000);
+    let text = format!(
+        "{SCRAPED} server {{ listen %UNIX%; status_zone 'a\\\"{{b}}=,\\\\\n'; return 200;
+            location /one {{ status_zone {long}1; return 200; }} location /two {{ status_zone {long}2; return 200; }} }}"
+    );
+    let server = Setup::http(driver, &text).start();
+    let scraped = scrape(&server, "");
+    let samples = samples(scraped.text(), false);
+    assert!(samples.contains_key("gale_http_server_zone_requests_total{zone=\"a\\\"{b}=,\\\\\\n\"}"), "{samples:#?}");
+    let of_locations: Vec<_> =
+        samples.keys().filter(|name| name.starts_with("gale_http_location_zone_requests_total")).collect();
+    assert!(of_locations.len() == 2 && of_locations.iter().all(|name| name.len() < 350), "{of_locations:?}");
+    server.stop();
+}
+
+fn only_reading_is_answered_and_only_where_it_is_allowed(driver: Driver) {
+    let text =
+        "server { listen %UNIX%; location /metrics { prometheus all; } location /closed { deny all; prometheus; } }";
+    let server = Setup::http(driver, text).start();
+    let ask = |method: &str, path: &str| {
+        let mut client = server.connect();
+        client.send(format!("{method} {path} HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"));
+        if method == "HEAD" { client.response_to_head() } else { client.response() }
+    };
+    assert_eq!(ask("POST", "/metrics").status, 405);
+    let head = ask("HEAD", "/metrics");
+    assert_eq!((head.status, head.body.len()), (200, 0));
+    assert_eq!(ask("GET", "/closed").status, 403);
+    server.stop();
+}
+
+fn thousands_of_peers_and_zones_are_told_without_a_stall(driver: Driver) {
+    const ZONES: usize = 5000;
+    const PEERS: usize = 10_000;
+    let zones: String =
+        (0..ZONES).map(|zone| format!("location /{zone} {{ status_zone z{zone}; return 200; }}\n")).collect();
+    let text = format!(
+        "upstream app {{ server 127.0.0.1:1; }} {SCRAPED}
+         server {{ listen %UNIX%; {zones} location / {{ proxy_pass http://app; }} }}"
+    );
+    let server = Setup::http(driver, &text).start();
+    let address = |number: usize| format!("127.1.{}.{}:80", number / 250, number % 250 + 1);
+    let peers: Vec<_> = (0..PEERS).map(|number| json!({ "server": address(number) })).collect();
+    let peers = json!(peers).to_string();
+    let length = peers.len();
+    let request =
+        format!("PUT /api/9/http/upstreams/app/servers HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{peers}");
+    assert_eq!(server.connect_tcp(1).ask(request).status, 200);
+    server.get("/4999");
+    let scraped = scrape(&server, "");
+    let samples = samples(scraped.text(), false);
+    let count = |beginning: &str| samples.keys().filter(|name| name.starts_with(beginning)).count();
+    assert_eq!(count("gale_http_peer_requests_total{"), PEERS);
+    assert_eq!(count("gale_http_location_zone_requests_total{"), ZONES);
+    assert_eq!(samples["gale_http_location_zone_requests_total{zone=\"z4999\"}"], 1.0);
+    // As JSON, too.
+    let all = server.connect_tcp(1).get("/api/9/http/upstreams/app?fields=peers");
+    let all: serde_json::Value = serde_json::from_slice(&all.body).unwrap();
+    assert_eq!(all["peers"].as_array().map(Vec::len), Some(PEERS));
+    // While a client that reads nothing has the next scrape, others are served.
+    let mut slow = server.connect_tcp(1);
+    slow.send("GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n");
+    (0..20).for_each(|_| assert_eq!(server.get("/7").status, 200));
+    drop(slow);
+    server.stop();
+}
