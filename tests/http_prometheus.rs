@@ -123,11 +123,13 @@ fn every_line_is_of_the_format_and_figures_are_those_of_the_server(driver: Drive
     assert_eq!(server.connect_tcp(2).read_to_end(), b"hello");
     let response = scrape(&server, "");
     assert_eq!(response.header("Content-Type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    let peer = format!("upstream=\"app\",peer=\"{0}\",server=\"{0}\",id=\"0\"", backend.address);
     let samples = eventually(&server, |samples| {
         samples["gale_http_server_zone_request_seconds_count{zone=\"site\"}"] == 5.0
+            && samples["gale_http_server_zone_processing{zone=\"site\"}"] == 0.0
+            && samples[&format!("gale_http_peer_response_seconds_count{{{peer}}}")] == 3.0
             && samples["gale_stream_server_zone_sessions_total{zone=\"text\",code=\"2xx\"}"] == 1.0
     });
-    let peer = format!("upstream=\"app\",peer=\"{0}\",server=\"{0}\",id=\"0\"", backend.address);
     for (name, value) in [
         ("gale_http_server_zone_requests_total{zone=\"site\"}".to_owned(), 5.0),
         ("gale_http_server_zone_processing{zone=\"site\"}".to_owned(), 0.0),
@@ -225,6 +227,10 @@ fn thousands_of_peers_and_zones_are_told_without_a_stall(driver: Driver) {
         format!("PUT /api/9/http/upstreams/app/servers HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{peers}");
     assert_eq!(server.connect_tcp(1).ask(request).status, 200);
     server.get("/4999");
+    let end = Instant::now() + DEADLINE;
+    while server.connect_tcp(1).get("/api/9/http/location_zones/z4999?fields=requests").text() != "{\"requests\":1}" {
+        assert!(Instant::now() < end, "it is counted when it is over");
+    }
     let scraped = scrape(&server, "");
     let samples = samples(scraped.text(), false);
     let count = |beginning: &str| samples.keys().filter(|name| name.starts_with(beginning)).count();

@@ -14,7 +14,8 @@
 //! ```
 
 use std::array::from_fn;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Rows of copies, each twice as long as the one before: a thousand threads.
@@ -99,9 +100,9 @@ impl<const N: usize> Own<'_, N> {
     pub fn add(&self, counter: usize, count: u64) {
         let counter = &self.counters[counter];
         if self.is_shared {
-            counter.fetch_add(count, Relaxed);
+            counter.fetch_add(count, Release);
         } else {
-            counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
+            counter.store(counter.load(Relaxed).wrapping_add(count), Release);
         }
     }
 
@@ -140,12 +141,13 @@ impl<const N: usize> Tally<N> {
         self.rows.iter().filter_map(OnceLock::get).flatten().filter_map(|copy| copy.get().map(|copy| &**copy))
     }
 
-    /// What all threads have counted. Of several counters the later ones are read later.
+    /// What all threads have counted. The counters of a thread are read in their order: who sees what it has counted in
+    /// one of them sees in the later ones all that it had counted before.
     pub fn sums(&self) -> [u64; N] {
         let mut sums = [0_u64; N];
         for copy in self.copies() {
             for (sum, counter) in sums.iter_mut().zip(&copy.0) {
-                *sum = sum.wrapping_add(counter.load(Relaxed));
+                *sum = sum.wrapping_add(counter.load(Acquire));
             }
         }
         sums

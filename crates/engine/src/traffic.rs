@@ -25,8 +25,9 @@ pub const CLASSES: usize = 5;
 /// Above the last one, times fall into a bucket without a bound.
 pub const TIME_BUCKETS: usize = 16;
 
-const BEGUN: usize = 0;
-const ENDED: usize = 1;
+// In this order they are read: what ends meanwhile is not counted as ended before it began.
+const ENDED: usize = 0;
+const BEGUN: usize = 1;
 const RECEIVED: usize = 2;
 const SENT: usize = 3;
 /// When it was chosen last.
