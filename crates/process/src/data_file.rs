@@ -11,8 +11,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,8 @@ pub struct DataFile {
     path: PathBuf,
     origin: Origin,
     memory: Arc<OwnedFd>,
+    /// Where it is mapped in this process, if it is.
+    region: Mutex<Weak<Region>>,
 }
 
 /// Which file it is a copy of, and of which state.
@@ -67,7 +70,7 @@ impl DataFile {
             length: metadata.len(),
             times: [(metadata.mtime(), metadata.mtime_nsec()), (metadata.ctime(), metadata.ctime_nsec())],
         };
-        Ok(DataFile { path: path.to_owned(), origin, memory: Arc::new(memory.into()) })
+        Ok(DataFile { path: path.to_owned(), origin, memory: Arc::new(memory.into()), region: Mutex::default() })
     }
 
     /// The data file that another process has copied.
@@ -78,7 +81,7 @@ impl DataFile {
         if !rustix::fs::fcntl_get_seals(&memory)?.contains(SEALS) {
             return Err(io::Error::from_raw_os_error(libc::EPERM));
         }
-        Ok(DataFile { path, origin, memory })
+        Ok(DataFile { path, origin, memory, region: Mutex::default() })
     }
 
     /// The path it was copied from.
@@ -99,14 +102,25 @@ impl DataFile {
         self.path == other.path && self.origin == other.origin
     }
 
-    /// The data. It stays for as long as this is held, whatever becomes of the data file.
+    /// The data. It stays for as long as this is held, whatever becomes of the data file, and it is there once, however
+    /// often it is asked for.
     ///
     /// # Errors
     /// The kernel has no room for it.
     pub fn map(&self) -> io::Result<DataMapping> {
+        let mut known = self.region.lock();
+        if let Some(region) = known.upgrade() {
+            return Ok(DataMapping(region));
+        }
+        let region = Arc::new(self.map_anew()?);
+        *known = Arc::downgrade(&region);
+        Ok(DataMapping(region))
+    }
+
+    fn map_anew(&self) -> io::Result<Region> {
         let length = usize::try_from(rustix::fs::fstat(&self.memory)?.st_size).expect("bounded when it was copied");
         if length == 0 {
-            return Ok(DataMapping { start: NonNull::dangling(), length });
+            return Ok(Region { start: NonNull::dangling(), length });
         }
         // Private, because older kernels share no memory that is sealed; nothing is written, so nothing is copied. What
         // there is of it is in memory already: all of it is looked up at once, here, where waiting is allowed.
@@ -114,31 +128,41 @@ impl DataFile {
         // SAFETY: a new mapping at a place that the kernel chooses touches nothing that exists.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ, flags, self.memory.as_fd(), 0) }?;
-        Ok(DataMapping { start: NonNull::new(start.cast()).expect("no mapping is at address 0"), length })
+        Ok(Region { start: NonNull::new(start.cast()).expect("no mapping is at address 0"), length })
     }
 }
 
 /// The contents of a data file, in memory.
+#[derive(Clone, Debug)]
+pub struct DataMapping(Arc<Region>);
+
+impl AsRef<[u8]> for DataMapping {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+/// A mapping of the kernel's.
 #[derive(Debug)]
-pub struct DataMapping {
+struct Region {
     start: NonNull<u8>,
     length: usize,
 }
 
 // SAFETY: the memory is read only, for this mapping and, by its seals, for everybody; so any thread may read it.
-unsafe impl Send for DataMapping {}
+unsafe impl Send for Region {}
 // SAFETY: as above.
-unsafe impl Sync for DataMapping {}
+unsafe impl Sync for Region {}
 
-impl AsRef<[u8]> for DataMapping {
-    fn as_ref(&self) -> &[u8] {
+impl Region {
+    fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping is `length` bytes long and stays until this is dropped. The seals, which were set or seen
         // before, keep its memory as long as it is and unchanged. An empty one is a dangling pointer, which is aligned.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }
 
-impl Drop for DataMapping {
+impl Drop for Region {
     fn drop(&mut self) {
         if self.length > 0 {
             // SAFETY: this very mapping, to which no reference is left: they borrow `self`.
@@ -175,6 +199,7 @@ mod tests {
         let file = Scratch::new("cut", &contents);
         let data = DataFile::copy(&file.0).expect("a copy");
         let mapping = data.map().expect("a mapping");
+        assert_eq!(mapping.as_ref().as_ptr(), data.map().expect("the same").as_ref().as_ptr());
         File::create(&file.0).expect("cut off").write_all(b"short").expect("written");
         assert_eq!(mapping.as_ref(), contents);
         assert!(!DataFile::copy(&file.0).expect("another copy").is_same_copy(&data));
