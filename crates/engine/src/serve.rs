@@ -39,6 +39,12 @@ use gale_process::{
 /// be finished, so that a task that hangs leaves the time to the logs.
 const POOLS_STOP_TIMEOUT: Duration = Duration::from_millis(300);
 
+/// How long the end of the process waits for the last lines of its logs.
+const LOGS_FINISH_TIMEOUT: Duration = Duration::from_millis(900);
+
+/// The same of a start that has failed.
+const FAILURE_LOG_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How often it is looked whether a protocol that is in no configuration any more can get no connection.
 const RETIRED_LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -114,7 +120,7 @@ impl Program for Server {
 
     fn failure_log(&self, request: &BuildRequest) -> Option<Arc<dyn gale_process::ErrorLog>> {
         let file = LogFile::open(&configuration::failure_log_path(self.order, request)?).ok()?;
-        Some(self.error_log(&[ErrorLogTarget::File(Level::Error, Arc::new(file))]))
+        Some(Arc::new(FailureLog(self.error_log(&[ErrorLogTarget::File(Level::Error, Arc::new(file))]))))
     }
 
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
@@ -168,7 +174,22 @@ impl Program for Server {
     fn finish(&self) {
         // Before the logs, in which the last tasks may have something to say.
         gale_runtime::stop_pools(POOLS_STOP_TIMEOUT);
-        log::finish();
+        log::finish(LOGS_FINISH_TIMEOUT);
+    }
+}
+
+/// The log of a start that has failed. Nobody is served by this process, so its lines are waited for.
+struct FailureLog(Arc<dyn gale_process::ErrorLog>);
+
+impl gale_process::ErrorLog for FailureLog {
+    fn write(&self, level: Level, message: &str) {
+        self.0.write(level, message);
+    }
+}
+
+impl Drop for FailureLog {
+    fn drop(&mut self) {
+        log::finish(FAILURE_LOG_TIMEOUT);
     }
 }
 

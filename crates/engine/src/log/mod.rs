@@ -84,15 +84,12 @@ impl DeferredSyslog {
     }
 }
 
-/// Waits, for a bounded time, until everything that was logged is written.
-pub fn finish() {
-    let deadline = Instant::now() + FINISH_TIME_MAX;
+/// Waits until everything that was logged is written, but no longer than this.
+pub fn finish(time_max: Duration) {
+    let deadline = Instant::now() + time_max;
     named::finish(deadline);
     writer::finish(deadline);
 }
-
-/// How long the end of the process waits for the last lines.
-const FINISH_TIME_MAX: Duration = Duration::from_millis(900);
 
 /// A log file that is opened when the configuration is otherwise complete.
 #[derive(Clone, Debug)]
