@@ -127,6 +127,7 @@ fn every_line_is_of_the_format_and_figures_are_those_of_the_server(driver: Drive
     let samples = eventually(&server, |samples| {
         samples["gale_http_server_zone_request_seconds_count{zone=\"site\"}"] == 5.0
             && samples["gale_http_server_zone_processing{zone=\"site\"}"] == 0.0
+            && samples[&format!("gale_http_peer_responses_total{{{peer},code=\"2xx\"}}")] == 3.0
             && samples[&format!("gale_http_peer_response_seconds_count{{{peer}}}")] == 3.0
             && samples["gale_stream_server_zone_sessions_total{zone=\"text\",code=\"2xx\"}"] == 1.0
     });

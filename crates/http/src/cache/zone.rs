@@ -169,15 +169,15 @@ impl Uses {
     /// A client has its response.
     pub fn count(&self, way: usize, bytes: u64) {
         let own = self.0.own();
-        own.add(4 * way, 1);
         own.add(4 * way + 1, bytes);
+        own.add(4 * way, 1);
     }
 
     /// A response was stored.
     pub fn count_written(&self, way: usize, bytes: u64) {
         let own = self.0.own();
-        own.add(4 * way + 2, 1);
         own.add(4 * way + 3, bytes);
+        own.add(4 * way + 2, 1);
     }
 
     /// The figures by way.

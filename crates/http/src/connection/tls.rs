@@ -211,6 +211,7 @@ impl HttpConnection {
             let message = "SSL_do_handshake() failed (SSL: error:0A0000EA:SSL routines::callback failed) while SSL \
                            handshaking";
             self.log_tls(Level::Info, &message);
+            count_handshake(http.server(server).zone.as_deref(), Shaken::Failed);
             return First::Refused;
         }
         if tls.needs_certificates() {

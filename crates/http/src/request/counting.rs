@@ -1,5 +1,6 @@
 //! Counts a client's request where its server and its location say (`status_zone`): when its server is known, and when
-//! it is over, however it ends. Subrequests are parts of it and count nowhere.
+//! it is over, however it ends. Subrequests are parts of it and do not count
+//! there.
 
 use gale_engine::traffic::Served;
 
@@ -11,6 +12,13 @@ pub(super) fn begin(request: &mut Request, http: &HttpConfiguration) {
     if let Some(zone) = &http.server(request.server).zone {
         request.is_counted = true;
         zone.traffic.begin();
+    }
+}
+
+/// A part of it is over: only what else is counted of a request may be counted of that.
+pub(super) fn end_part(request: &Request) {
+    if let Some(count) = request.at_end.filter(|_| !request.is_in_background) {
+        count(request);
     }
 }
 
@@ -44,8 +52,9 @@ pub(super) fn end(request: &mut Request, http: &HttpConfiguration) {
         zone.traffic.end();
     }
     if let Some(zone) = location {
-        zone.begin();
+        // In this order: who sees that it has begun sees all of it.
         zone.note(&served);
+        zone.begin();
         zone.end();
     }
 }

@@ -181,6 +181,8 @@ pub(crate) struct Shared {
     client: OnceCell<Client>,
     /// How many subrequests are under way.
     pub(crate) subrequests: Cell<u32>,
+    /// Bytes of bodies of subrequests that count as uses of a cache by themselves.
+    pub(crate) counted_bytes: Cell<u64>,
 }
 
 impl Default for Request {
@@ -712,6 +714,7 @@ impl Shared {
         self.id.set(None);
         self.client.take();
         self.subrequests.set(0);
+        self.counted_bytes.set(0);
     }
 }
 

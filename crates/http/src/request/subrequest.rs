@@ -33,6 +33,7 @@ use crate::request::Request;
 use crate::request::advance;
 use crate::request::advance::Step;
 use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
+use crate::request::counting;
 use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
 use crate::request::phases::{LocalBoxFuture, Phase};
 use crate::request::response::ShortText;
@@ -525,6 +526,7 @@ impl Drop for Lent {
             let count = &request.shared.subrequests;
             count.set(count.get() - 1);
         }
+        counting::end_part(&request);
         let worker = Rc::clone(request.worker());
         worker.give_back(request);
     }

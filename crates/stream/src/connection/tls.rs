@@ -65,6 +65,7 @@ impl Session {
             let _ = tls.socket().try_send_copy(UNRECOGNIZED_NAME, false);
             let message = "SSL_do_handshake() failed (SSL: error:0A0000EA:SSL routines::callback failed)";
             self.log(Level::Info, format_args!("{message} {SHAKING_HANDS}"));
+            self.count_handshake(Shaken::Failed);
             return Err(session::INTERNAL_SERVER_ERROR);
         }
         let server = match server.needs_certificates() {

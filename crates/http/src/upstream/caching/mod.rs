@@ -55,13 +55,21 @@ pub struct CacheNote {
     zone: Option<Arc<CacheZone>>,
 }
 
-/// Counts how a request has used its cache, when it is over.
+/// Counts how a request has used its cache, when it is over. What its subrequests have taken from one is theirs.
 fn count_use(request: &Request) {
     let Some(CacheNote { status: Some(status), zone: Some(zone), .. }) = request.notes.get::<CacheNote>() else {
         return;
     };
-    let sent = request.sent();
-    zone.counters.uses.count(*status as usize, sent.bytes - sent.head_bytes);
+    let of_parts = &request.shared.counted_bytes;
+    let bytes = if request.is_main() {
+        let sent = request.sent();
+        (sent.bytes - sent.head_bytes).saturating_sub(of_parts.get())
+    } else {
+        let bytes = request.response.content_length.unwrap_or(0);
+        of_parts.set(of_parts.get() + bytes);
+        bytes
+    };
+    zone.counters.uses.count(*status as usize, bytes);
 }
 
 /// nginx's words for how a cache was used.
