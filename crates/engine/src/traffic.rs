@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use gale_base::tally::Tally;
+use gale_base::tally::{Own, Tally};
 
 /// The codes that are told one by one, ascending. A code that is none of them counts in its class alone: whoever
 /// answers with codes of his own makes the figures no larger.
@@ -79,6 +79,25 @@ pub struct Served {
     pub whole: Option<Duration>,
 }
 
+impl Served {
+    fn count(&self, own: Own<'_, COUNTERS>) {
+        own.add(RECEIVED, self.received);
+        own.add(SENT, self.sent);
+        for (place, time) in [(FIRST, self.first_byte), (WHOLE, self.whole)] {
+            if let Some(time) = time {
+                // Without the 128 bits of `as_micros`.
+                let micros = time.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(time.subsec_micros()));
+                own.add(place, micros);
+                own.add(place + 1 + bucket_of(micros), 1);
+            }
+        }
+        if let Some(code) = self.code {
+            let place = PLACES.get(usize::from(code)).map_or(OTHERS + CLASSES, |&place| usize::from(place));
+            own.add(place, 1);
+        }
+    }
+}
+
 impl Traffic {
     /// It begins.
     #[inline]
@@ -103,20 +122,15 @@ impl Traffic {
     /// How it has gone.
     #[inline]
     pub fn note(&self, served: &Served) {
+        served.count(self.0.own());
+    }
+
+    /// It is over, and has gone like this.
+    #[inline]
+    pub fn finish(&self, served: &Served) {
         let own = self.0.own();
-        own.add(RECEIVED, served.received);
-        own.add(SENT, served.sent);
-        for (place, time) in [(FIRST, served.first_byte), (WHOLE, served.whole)] {
-            if let Some(time) = time {
-                let micros = time.as_micros() as u64;
-                own.add(place, micros);
-                own.add(place + 1 + bucket_of(micros), 1);
-            }
-        }
-        if let Some(code) = served.code {
-            let place = PLACES.get(usize::from(code)).map_or(OTHERS + CLASSES, |&place| usize::from(place));
-            own.add(place, 1);
-        }
+        served.count(own);
+        own.add(ENDED, 1);
     }
 
     /// The figures by now.

@@ -48,8 +48,7 @@ pub(super) fn end(request: &mut Request, http: &HttpConfiguration) {
         if !std::mem::take(&mut request.is_counted) {
             zone.traffic.begin();
         }
-        zone.traffic.note(&served);
-        zone.traffic.end();
+        zone.traffic.finish(&served);
     }
     if let Some(zone) = location {
         // In this order: who sees that it has begun sees all of it.
