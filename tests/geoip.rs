@@ -190,8 +190,8 @@ fn sessions_have_the_variables(driver: Driver) {
 }
 
 fn a_broken_record_is_told_once_and_has_no_value(driver: Driver) {
-    // A map of three rows that ends before the first one; a number in place of a map; a pointer that leads nowhere; a name
-    // of another type; nothing at all.
+    // A map of three rows that ends before the first one; a number in place of a map; a pointer that leads nowhere; a
+    // name of another type; nothing at all.
     let database = countries()
         .broken_network("203.0.113.0/32", &[7 << 5 | 3])
         .broken_network("203.0.113.1/32", &[6 << 5 | 1, 7])

@@ -39,15 +39,28 @@ impl Difference {
 }
 
 /// All of them, by name.
+#[derive(Debug)]
 pub struct Differences(HashMap<String, Vec<Difference>>);
 
 impl Differences {
-    pub fn new() -> Self {
+    /// Reads the table.
+    pub fn read() -> Self {
         let mut by_name: HashMap<_, Vec<_>> = HashMap::new();
         for difference in rows() {
             by_name.entry(difference.name.clone()).or_default().push(difference);
         }
         Differences(by_name)
+    }
+
+    /// What differs of a directive that may stand in these contexts, in the order of the table.
+    pub fn about(&self, name: &str, contexts: Contexts) -> Vec<&Difference> {
+        let mut rows: Vec<_> = self.0.get(name).into_iter().flatten().collect();
+        rows.retain(|row| row.contexts.overlaps(contexts));
+        // A row that is about these contexts alone stands for one about all.
+        if rows.iter().any(|row| row.contexts != Contexts::ANY && contexts.is_subset(row.contexts)) {
+            rows.retain(|row| row.contexts != Contexts::ANY);
+        }
+        rows
     }
 
     /// What differs of this statement: the row that is most particular about it.
@@ -57,17 +70,9 @@ impl Differences {
     }
 }
 
-/// What differs of a directive that may stand in these contexts, in the order of the table.
-pub fn differences(name: &str, contexts: Contexts) -> Vec<Difference> {
-    let mut rows = rows();
-    rows.retain(|row| row.name == name && row.contexts.overlaps(contexts));
-    // A row that is about these contexts alone stands for one about all.
-    if rows.iter().any(|row| row.contexts != Contexts::ANY && contexts.is_subset(row.contexts)) {
-        rows.retain(|row| row.contexts != Contexts::ANY);
-    } else if !contexts.overlaps(Contexts::STREAM | Contexts::STREAM_SERVER | Contexts::STREAM_UPSTREAM) {
-        rows.retain(|row| row.contexts != STREAM);
-    }
-    rows
+/// Where `more` of a difference leads, relative to the documentation's folder.
+pub fn page(more: &str) -> String {
+    if more.starts_with('#') { format!("configuration.md{more}") } else { more.to_owned() }
 }
 
 /// The rows of the table, one for each name.
@@ -127,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_difference_counts_where_it_is_about_the_statement() {
-        let differences = Differences::new();
+        let differences = Differences::read();
         let of = |text: &str, context| {
             let statement = statement(text);
             let name = statement.name.text.to_string();

@@ -18,6 +18,13 @@ pub struct Contents {
     pub dot: bool,
 }
 
+impl Contents {
+    /// What a text may contain that is one of two.
+    pub fn or(self, other: Contents) -> Contents {
+        Contents { newline: self.newline | other.newline, dot: self.dot | other.dot }
+    }
+}
+
 impl Expression {
     /// As PCRE would read it, without regard to case if that is said.
     pub fn parse(text: &[u8], ignores_case: bool) -> Option<Expression> {

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use crate::differences::page;
 use crate::report::{Directive, Place, Report, Severity, Verdict};
 
 /// How wide a column of names is at most.
@@ -69,8 +70,7 @@ impl Report {
                 writeln!(f, "    {}", directive.text.replace('`', ""))?;
             }
             if let Some(more) = directive.more {
-                let page = if more.starts_with('#') { "configuration.md" } else { "" };
-                writeln!(f, "    docs/{page}{more}")?;
+                writeln!(f, "    docs/{}", page(more))?;
             }
         }
         Ok(())

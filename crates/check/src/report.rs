@@ -17,7 +17,7 @@ pub struct Report {
     pub problems: Vec<Problem>,
     /// Each directive that occurs, by what becomes of it and by name.
     pub directives: Vec<Directive>,
-    /// What is unsafe.
+    /// What is unsafe, of each check the first [`PLACES_MAX`].
     pub findings: Vec<Finding>,
 }
 
@@ -119,6 +119,6 @@ pub struct Finding {
     pub message: String,
     /// What to write instead.
     pub advice: &'static str,
-    /// The first places, [`PLACES_MAX`] at most.
+    /// Where it is.
     pub place: Place,
 }

@@ -11,7 +11,7 @@ use crate::tree::{Node, Tree};
 
 /// What is said of each name, and why the configuration would be refused besides.
 pub fn survey<Cx>(tree: &Tree<'_>, sources: &Sources, tables: &Tables<Cx>) -> (Vec<Directive>, Vec<Problem>) {
-    let differences = Differences::new();
+    let differences = Differences::read();
     let mut found: HashMap<(Verdict, &[u8], &str), Directive> = HashMap::new();
     let mut problems = Vec::new();
     for node in &tree.nodes {

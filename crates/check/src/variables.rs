@@ -31,7 +31,7 @@ impl<'t, 's> Variables<'t, 's> {
             for name in expression.names() {
                 let contents = expression.group(|_, of| of == Some(name.as_str())).unwrap_or_default();
                 let all = named.entry(name).or_default();
-                *all = Contents { newline: all.newline | contents.newline, dot: all.dot | contents.dot };
+                *all = all.or(contents);
             }
         }
         Variables { tree, set, named }
@@ -64,8 +64,7 @@ impl<'t, 's> Variables<'t, 's> {
         let values = self.set.get(name.as_bytes()).filter(|_| depth > 0);
         for &number in values.into_iter().flatten() {
             for variable in names_in(self.tree.nodes[number].arg(1)) {
-                let contents = self.contents_within(variable, number, depth - 1);
-                all = Contents { newline: all.newline | contents.newline, dot: all.dot | contents.dot };
+                all = all.or(self.contents_within(variable, number, depth - 1));
             }
         }
         all

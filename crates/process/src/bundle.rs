@@ -131,8 +131,8 @@ impl Bundle {
         })
     }
 
-    /// Replaces sockets, logs, lock files and copies of data files that `previous` holds too by *its* handles, so that the
-    /// same thing is the same `Arc` in both, and the second descriptor of it is closed.
+    /// Replaces sockets, logs, lock files and copies of data files that `previous` holds too by *its* handles, so that
+    /// the same thing is the same `Arc` in both, and the second descriptor of it is closed.
     pub(super) fn adopt(&mut self, previous: &Bundle) {
         let mut known: BTreeMap<u64, Arc<OwnedFd>> = BTreeMap::new();
         for socket in previous.record.listeners.iter().flat_map(|listener| &listener.sockets) {

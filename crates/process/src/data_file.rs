@@ -1,9 +1,9 @@
 //! Data files: what a configuration reads whole and may be large, such as a database of addresses.
 //!
 //! A data file is copied once, where waiting is allowed, into memory that nobody can change or cut off any more: a
-//! sealed memfd. Its descriptor crosses in the bundle, so that master and worker process have the same memory, and it is
-//! not among the bundle's contents, which are copied. [`DataFile::map`] shows it. What is mapped is never the file on
-//! disk: looking at it waits for no disk, and a file that is cut off meanwhile harms nobody.
+//! sealed memfd. Its descriptor crosses in the bundle, so that master and worker process have the same memory, and it
+//! is not among the bundle's contents, which are copied. [`DataFile::map`] shows it. What is mapped is never the file
+//! on disk: looking at it waits for no disk, and a file that is cut off meanwhile harms nobody.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};

@@ -9,8 +9,6 @@ mod host;
 mod origins;
 mod proxied_address;
 
-use std::cell::RefCell;
-
 use gale_config::Sources;
 
 use crate::report::{Finding, PLACES_MAX, Place, Severity};
@@ -41,7 +39,7 @@ const CHECKS: &[&Check] = &[
 /// What the checks find, the worst first; of each check the first [`PLACES_MAX`].
 pub fn find(tree: &Tree<'_>, sources: &Sources) -> Vec<Finding> {
     let variables = Variables::new(tree);
-    let findings = RefCell::new(Vec::new());
+    let mut findings = Vec::new();
     for check in CHECKS {
         let mut count = 0;
         (check.run)(tree, &variables, &mut |number, message| {
@@ -51,11 +49,10 @@ pub fn find(tree: &Tree<'_>, sources: &Sources) -> Vec<Finding> {
             {
                 count += 1;
                 let Check { name, severity, advice, .. } = **check;
-                findings.borrow_mut().push(Finding { check: name, severity, message, advice, place });
+                findings.push(Finding { check: name, severity, message, advice, place });
             }
         });
     }
-    let mut findings = findings.into_inner();
     findings.sort_by_key(|finding| finding.severity);
     findings
 }

@@ -253,7 +253,8 @@ fn is_legacy(file: &[u8], data: &[u8]) -> bool {
     file.to_ascii_lowercase().ends_with(b".dat") || end.contains_str(b"\xff\xff\xff")
 }
 
-/// Looks a subject's address up in a database, if the configuration has it, and does what is to be done with the record.
+/// Looks a subject's address up in a database, if the configuration has it, and does what is to be done with the
+/// record.
 fn with<S: Located>(
     subject: &S,
     database: fn(&Databases<S::Own>) -> &Setting<Database>,

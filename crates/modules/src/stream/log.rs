@@ -1,4 +1,5 @@
-//! log: a line for every session, at its end or, which is Gale's own, at its start. See [`shared::access_log`](crate::shared::access_log).
+//! log: a line for every session, at its end or, which is Gale's own, at its start. See
+//! [`shared::access_log`](crate::shared::access_log).
 //!   log_format NAME [escape=default|json|none] STRING ...;                         stream
 //!   access_log off | PATH FORMAT [buffer=SIZE] [gzip[=LEVEL]] [flush=TIME] [if=CONDITION]
 //!              [at=start|end];                                                   stream, server

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use gale_check::differences;
+use gale_check::Differences;
 use gale_engine::module::Directive;
 
 use super::modules;
@@ -59,24 +59,25 @@ which describes the directives.
 
 /// Writes the page.
 pub fn write(out: &mut impl Write) -> io::Result<()> {
+    let differences = Differences::read();
     out.write_all(HEAD.as_bytes())?;
     for (module, rows) in modules() {
         writeln!(out, ".Ss {}\n.Bl -tag -width Ds", module.name)?;
         for row in rows {
-            item(out, row)?;
+            item(out, row, &differences)?;
         }
         writeln!(out, ".El")?;
     }
     out.write_all(TAIL.as_bytes())
 }
 
-fn item(out: &mut impl Write, row: &Directive) -> io::Result<()> {
+fn item(out: &mut impl Write, row: &Directive, differences: &Differences) -> io::Result<()> {
     writeln!(out, ".It Ic {}\n{}", row.name, line(row.about))?;
     writeln!(out, ".br\nTakes {}; in {}.", row.takes, row.contexts)?;
     if !row.default.is_empty() {
         writeln!(out, ".br\nDefault: {}", line(row.default))?;
     }
-    for difference in differences(row.name, row.contexts) {
+    for difference in differences.about(row.name, row.contexts) {
         writeln!(out, ".br\nDiffers from nginx: {}", line(&difference.text.replace('`', "")))?;
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use gale_check::{Difference, differences};
+use gale_check::{Difference, Differences};
 use gale_engine::module::{Directive, Module};
 
 use super::{documentation, modules};
@@ -14,9 +14,10 @@ const MADE: &str = "<!-- Made by `gale directives --pages`; a test compares it w
 /// Writes the pages into a directory, which is made if it is not there.
 pub fn write(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
+    let differences = Differences::read();
     let mut index: Vec<(&str, &str, String)> = Vec::new();
     for (module, rows) in modules() {
-        fs::write(directory.join(format!("{}.md", module.name)), page(module, &rows))?;
+        fs::write(directory.join(format!("{}.md", module.name)), page(module, &rows, &differences))?;
         index.extend(rows.iter().map(|row| (row.name, module.name, row.contexts.to_string())));
     }
     index.sort();
@@ -27,22 +28,22 @@ pub fn write(directory: &Path) -> io::Result<()> {
     fs::write(directory.join("README.md"), text)
 }
 
-fn page(module: &Module, rows: &[&Directive]) -> String {
+fn page(module: &Module, rows: &[&Directive], differences: &Differences) -> String {
     let mut text = format!("{MADE}# {}\n", module.name);
     for row in rows {
-        section(&mut text, row);
+        section(&mut text, row, differences);
     }
     text
 }
 
-fn section(text: &mut String, row: &Directive) {
+fn section(text: &mut String, row: &Directive, differences: &Differences) {
     text.push_str(&format!("\n## {}\n\n{}\n\n| | |\n|---|---|\n", row.name, row.about));
     if !row.default.is_empty() {
         text.push_str(&format!("| default | `{}` |\n", in_cell(row.default)));
     }
     text.push_str(&format!("| takes | {} |\n| contexts | {} |\n", row.takes, row.contexts));
-    for difference in differences(row.name, row.contexts) {
-        text.push_str(&format!("| in Gale | {} |\n", difference_of(&difference)));
+    for difference in differences.about(row.name, row.contexts) {
+        text.push_str(&format!("| in Gale | {} |\n", difference_of(difference)));
     }
     if let Some(address) = documentation(row) {
         text.push_str(&format!("| in nginx | [documentation]({address}) |\n"));
@@ -54,10 +55,7 @@ fn difference_of(difference: &Difference) -> String {
         [] => String::new(),
         arguments => format!("with `{}`: ", arguments.join(" ")),
     };
-    let more = difference.more.map_or_else(String::new, |more| {
-        let page = if more.starts_with('#') { "configuration.md" } else { "" };
-        format!(" ([more](../{page}{more}))")
-    });
+    let more = difference.more.map_or_else(String::new, |more| format!(" ([more](../{}))", gale_check::page(more)));
     format!("{with}{}{more}", difference.text)
 }
 

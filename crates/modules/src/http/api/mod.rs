@@ -2,8 +2,8 @@
 //!   api [write=on|off];          location
 //! (<https://nginx.org/en/docs/http/ngx_http_api_module.html>, version 9; docs/api.yaml has it as OpenAPI)
 //!
-//! `tree` is what can be read and reset, `upstreams` the servers of groups, which can be changed. Who may ask is for the
-//! access rules of the location to say.
+//! `tree` is what can be read and reset, `upstreams` the servers of groups, which can be changed. Who may ask is for
+//! the access rules of the location to say.
 
 mod answer;
 mod tree;

@@ -1,7 +1,8 @@
 //! prometheus: the figures of the server for Prometheus, and for whoever else reads its format or OpenMetrics.
 //!   prometheus [all];          location
-//! (Gale's own; the directive is Angie's, <https://en.angie.software/angie/docs/configuration/modules/http/http_prometheus/>,
-//! whose templates are not there: all figures are told, in a fixed form.)
+//! (Gale's own; the directive is Angie's,
+//! <https://en.angie.software/angie/docs/configuration/modules/http/http_prometheus/>, whose templates are not there:
+//! all figures are told, in a fixed form.)
 //!
 //! The text is made while it is sent, in pieces that have the share of a turn that bulk has: ten thousand peers hold up
 //! nobody. Who may ask is for the access rules of the location to say.
