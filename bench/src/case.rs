@@ -5,10 +5,12 @@
 //! who was the limit, and how busy the cores were altogether.
 
 use std::process::Command;
+use std::rc::Rc;
 use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::behind::Behind;
 use crate::client::{self, ClientKind, Figures, Headers};
 use crate::location::{self, Page};
 use crate::options::Options;
@@ -34,6 +36,8 @@ pub struct Case {
     pub body_bytes: usize,
     /// One of [`location::PAGES`]: only nginx and Gale know them.
     pub is_page: bool,
+    /// Who answers what the servers pass on.
+    pub behind: Option<Rc<Behind>>,
     pub client: ClientKind,
     /// Event loops of the server, and processes of the client.
     pub workers: usize,
@@ -56,6 +60,7 @@ impl Case {
             is_short: false,
             body_bytes: SMALL_BODY.len(),
             is_page: false,
+            behind: None,
             client,
             workers: 1,
             clients: 1,
@@ -124,6 +129,22 @@ impl Case {
         Case { name, title, path, body_bytes, ..Case::keepalive(options, client, 16) }
     }
 
+    /// A request that is passed on to `behind`, which answers every one with the same.
+    pub fn proxied(
+        options: &Options,
+        client: ClientKind,
+        name: &'static str,
+        path: &'static str,
+        behind: Rc<Behind>,
+        connections: u32,
+    ) -> Case {
+        let body_bytes = behind.body_bytes;
+        let case = Case::keepalive(options, client, connections);
+        let how = if path == "/unbuffered" { "proxied unbuffered" } else { "proxied" };
+        let title = case.title.replace("2-byte answer", &format!("{how}, {body_bytes} bytes"));
+        Case { name, title, path, body_bytes, behind: Some(behind), ..case }
+    }
+
     /// The same with this many workers and two clients, all of them on both cores.
     pub fn on_all_cores(self, options: &Options, workers: usize) -> Case {
         let cores = vec![options.server_core, options.client_core];
@@ -150,6 +171,9 @@ impl Case {
             if is_http2 && matches!(program.kind, Kind::Floor | Kind::Haproxy) {
                 continue; // they speak HTTP/1
             }
+            if program.kind == Kind::Floor && self.is_short && self.behind.is_some() {
+                continue; // a relay does not know where an answer ends
+            }
             if program.kind == Kind::Floor && self.workers > 1 {
                 continue; // it has one thread
             }
@@ -157,11 +181,14 @@ impl Case {
             if program.kind == Kind::Floor && is_ring && self.body_bytes > FLOOR_RING_BODY_MAX {
                 continue; // it sends once, and no more fits into a socket
             }
-            if program.kind == Kind::Haproxy && self.body_bytes > FILE_BYTES {
+            if program.kind == Kind::Haproxy && self.body_bytes > FILE_BYTES && self.behind.is_none() {
                 continue; // it has that one file in memory
             }
             all.push(program.clone());
             let may_cache = program.kind == Kind::Nginx || (program.kind == Kind::Gale && self.name != "file");
+            if self.behind.is_some() {
+                continue; // no file, and nothing to wait for
+            }
             if self.path.starts_with("/file") && may_cache {
                 let label = format!("{} + open_file_cache", program.label);
                 all.push(Program { label, open_file_cache: true, ..program.clone() });
@@ -183,6 +210,7 @@ impl Case {
             floor_body_bytes: self.body_bytes,
             workers: self.workers,
             accepting: Accepting::Shared,
+            behind: self.behind.as_ref().map(|behind| behind.port),
             ..match self.client {
                 _ if self.is_page => location::setting(),
                 ClientKind::H2load(_) => Setting { http: "http2 on;".to_owned(), ..Setting::default() },

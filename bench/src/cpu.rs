@@ -3,15 +3,21 @@
 //! All servers run from the beginning and are asked in turn, the floors first. Ratios are computed round by round,
 //! because what disturbs a round disturbs all of it.
 
+use std::rc::Rc;
+
 use serde::Serialize;
 
 use crate::Measured;
+use crate::behind::Behind;
 use crate::case::{self, Case, Row, Subject};
 use crate::client::ClientKind;
 use crate::location;
 use crate::options::Options;
 use crate::report::{self, Column, Document, Spread, percent};
 use crate::servers::{FILES, Kind, Program, SMALL_BODY};
+
+/// Clients that take 4 MiB at a time through a proxy.
+const PROXIED_LARGE_CONNECTIONS: u32 = 16;
 
 #[derive(Debug, Serialize)]
 struct Table {
@@ -61,6 +67,32 @@ pub fn measure_http2(options: &Options) -> Measured {
     cases.extend(FILES.iter().filter(|(_, _, bytes)| *bytes == 64 << 10).map(of_size));
     let cases = options.chosen_cases(cases)?;
     measure_cases(options, "http2", "CPU time per request: HTTP/2", cases)
+}
+
+/// Through a proxy to a server that answers every request with the same: small, 64 KiB, 4 MiB as it comes and piece by
+/// piece, and a connection of the client's for each request.
+pub fn measure_proxy(options: &Options) -> Measured {
+    let client = options.client.unwrap_or(ClientKind::Wrk);
+    let small = Behind::start(options.client_core, SMALL_BODY.len())?;
+    let (file, large) = (Behind::start(options.client_core, 64 << 10)?, Behind::start(options.client_core, 4 << 20)?);
+    let connections = options.connections[0];
+    let proxied = |name, path, behind: &Rc<Behind>, connections| {
+        Case::proxied(options, client, name, path, Rc::clone(behind), connections)
+    };
+    let short = proxied("short", "/proxied", &small, options.short_connections);
+    let cases = vec![
+        proxied("small", "/proxied", &small, connections),
+        proxied("64k", "/proxied", &file, connections),
+        proxied("4m", "/proxied", &large, PROXIED_LARGE_CONNECTIONS),
+        proxied("4m-unbuffered", "/unbuffered", &large, PROXIED_LARGE_CONNECTIONS),
+        Case {
+            is_short: true,
+            client: ClientKind::Wrk,
+            title: format!("{}, short connections", short.title.replace("keep-alive ", "")),
+            ..short
+        },
+    ];
+    measure_cases(options, "proxy", "CPU time per request: proxied", options.chosen_cases(cases)?)
 }
 
 fn measure_cases(options: &Options, name: &'static str, title: &str, cases: Vec<Case>) -> Measured {

@@ -6,6 +6,7 @@
 //! measure a server that does not answer correctly first.
 
 mod accept;
+mod behind;
 mod burst;
 mod case;
 mod check;
@@ -70,6 +71,7 @@ const MEASUREMENTS: &[Entry] = &[
     ("profile", profile::measure, false),
     ("files", cpu::measure_files, false),
     ("http2", cpu::measure_http2, false),
+    ("proxy", cpu::measure_proxy, false),
     ("burst", burst::measure, false),
     ("stream", stream::measure, false),
     // They write gigabytes.
@@ -90,6 +92,7 @@ fn run(args: &[String]) -> Result<bool, String> {
     match measurement.as_str() {
         // Parts that the harness starts as processes of their own, and the charts of earlier results.
         "floor" => return floor::main(rest).map(|()| true),
+        "relay" => return floor::relay::main(rest).map(|()| true),
         "lean" => return client::lean::main(rest).map(|()| true),
         "charts" => return thread_pools::draw_charts(&Options::parse(rest)?.results).map(|()| true),
         _ => {}

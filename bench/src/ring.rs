@@ -67,6 +67,11 @@ impl Ring {
         self.ring.submitter().register_files_update(0, descriptors).map(|_| ())
     }
 
+    /// Puts a descriptor into the table; the table keeps it open.
+    pub fn use_descriptor(&mut self, place: u32, descriptor: RawFd) -> io::Result<()> {
+        self.ring.submitter().register_files_update(place, &[descriptor]).map(|_| ())
+    }
+
     /// Connections get direct descriptors, whose numbers are the results.
     pub fn accept_all(&mut self, listener: Fd) -> io::Result<()> {
         let accept = opcode::AcceptMulti::new(listener).allocate_file_index(true).build();

@@ -28,6 +28,9 @@ pub const FILES: [(&str, &str, usize); 4] = [
     ("4m", "/file-4m", 4 << 20),
 ];
 
+/// Idle connections that a server keeps to the one behind it: as many as there are clients.
+const PROXIED_IDLE_MAX: u32 = 512;
+
 const START_TIME_LIMIT: Duration = Duration::from_secs(10);
 /// The same under a program that makes it many times slower, with a large configuration.
 const START_TIME_LIMIT_UNDER: Duration = Duration::from_secs(300);
@@ -104,6 +107,8 @@ pub struct Setting {
     pub server: String,
     /// Blocks beside the http block.
     pub blocks: String,
+    /// Where `/proxied` is passed on to, and `/unbuffered` piece by piece: a port of this machine.
+    pub behind: Option<u16>,
 }
 
 impl Default for Setting {
@@ -120,6 +125,7 @@ impl Default for Setting {
             http: String::new(),
             server: String::new(),
             blocks: String::new(),
+            behind: None,
         }
     }
 }
@@ -236,7 +242,10 @@ impl Program {
                     (true, true) => "close-deferred",
                 };
                 let (port, body_bytes) = (port.to_string(), setting.floor_body_bytes.to_string());
-                command.args(["floor", &port, self.floor_driver(), mode, &body_bytes]);
+                match setting.behind {
+                    None => command.args(["floor", &port, self.floor_driver(), mode, &body_bytes]),
+                    Some(behind) => command.args(["relay", &port, self.floor_driver(), &behind.to_string()]),
+                };
             }
             Kind::Nginx | Kind::Gale => {
                 command.arg("-p").arg(directory).arg("-c").arg(directory.join("server.conf"));
@@ -284,38 +293,63 @@ impl Program {
                     Accepting::Mutex => ("", "accept_mutex on; "),
                 };
                 let deferred = if self.deferred { " deferred" } else { "" };
+                let (group, proxied) = setting.behind.map_or_else(Default::default, |behind| {
+                    let pass = "proxy_pass http://behind; proxy_http_version 1.1; proxy_set_header Connection \"\";";
+                    (
+                        format!("    upstream behind {{ server 127.0.0.1:{behind}; keepalive {PROXIED_IDLE_MAX}; }}\n"),
+                        format!(
+                            "        location = /proxied {{ {pass} }}\n\
+                             \x20       location = /unbuffered {{ {pass} proxy_buffering off; }}\n"
+                        ),
+                    )
+                });
                 format!(
                     "{user}daemon off;\n{alone}worker_processes {workers};\npid {directory}/server.pid;\n\
                      error_log {directory}/error.log notice;\n\
                      events {{ {driver}{mutex}worker_connections {connections_max}; }}\n\
                      http {{\n    access_log off;\n    default_type application/octet-stream;\n    sendfile on;\n\
                      \x20   keepalive_timeout 3600s;\n    keepalive_time 24h;\n    keepalive_requests 1000000000;\n{cache}\
-                     \x20   {http}\n\
+                     \x20   {http}\n{group}\
                      \x20   server {{\n        listen 127.0.0.1:{port}{listen}{deferred};\n        root {directory}/html;\n\
-                     \x20       {server}\n\
+                     \x20       {server}\n{proxied}\
                      \x20       location = /return {{ return 200 \"ok\"; }}\n\
                      \x20       location = /generation {{ return 200 \"{generation}\"; }}\n    }}\n}}\n{blocks}\n"
                 )
             }
             Kind::H2o => {
                 let user = if is_root { "user: root\n" } else { "" };
+                let proxied = setting.behind.map_or_else(String::new, |behind| {
+                    let to = |path: &str| {
+                        format!("      {path}:\n        proxy.reverse.url: http://127.0.0.1:{behind}{path}\n")
+                    };
+                    to("/proxied") + &to("/unbuffered")
+                });
                 format!(
                     "{user}num-threads: {workers}\nmax-connections: {connections_max}\n\
                      listen:\n  host: 127.0.0.1\n  port: {port}\n\
                      http1-request-timeout: 3600\nerror-log: {directory}/error.log\n\
-                     hosts:\n  default:\n    paths:\n      /:\n        file.dir: {directory}/html\n"
+                     hosts:\n  default:\n    paths:\n{proxied}      /:\n        file.dir: {directory}/html\n"
                 )
             }
-            // Its strict limits count two descriptors per connection; here each needs one.
-            Kind::Haproxy => format!(
-                "global\n    nbthread {workers}\n    maxconn {connections_max}\n    no strict-limits\n\
-                 defaults\n    mode http\n    timeout client 3600s\n    timeout http-keep-alive 3600s\n\
-                 \x20   timeout connect 5s\n    timeout server 5s\n\
-                 frontend bench\n    bind 127.0.0.1:{port}\n\
-                 \x20   http-request return status 200 content-type application/octet-stream \
-                 file {directory}/html/file if {{ path /file }}\n\
-                 \x20   http-request return status 200 content-type text/plain string ok\n"
-            ),
+            // Its strict limits count two descriptors per connection; here each needs one, or two where it proxies.
+            Kind::Haproxy => {
+                let (rule, backend) = setting.behind.map_or_else(Default::default, |behind| {
+                    (
+                        "    use_backend behind if { path /proxied /unbuffered }\n",
+                        format!("backend behind\n    http-reuse always\n    server one 127.0.0.1:{behind}\n"),
+                    )
+                });
+                format!(
+                    "global\n    nbthread {workers}\n    maxconn {connections_max}\n    no strict-limits\n\
+                     defaults\n    mode http\n    timeout client 3600s\n    timeout http-keep-alive 3600s\n\
+                     \x20   timeout connect 5s\n    timeout server 5s\n\
+                     frontend bench\n    bind 127.0.0.1:{port}\n\
+                     \x20   http-request return status 200 content-type application/octet-stream \
+                     file {directory}/html/file if {{ path /file }}\n\
+                     \x20   http-request return status 200 content-type text/plain string ok if {{ path /return }}\n\
+                     {rule}{backend}"
+                )
+            }
         }
     }
 }

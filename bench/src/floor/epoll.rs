@@ -113,6 +113,6 @@ fn patiently<T>(connection: &OwnedFd, mut call: impl FnMut() -> rustix::io::Resu
     }
 }
 
-fn key(descriptor: i32) -> epoll::EventData {
+pub(super) fn key(descriptor: i32) -> epoll::EventData {
     epoll::EventData::new_u64(descriptor as u64)
 }

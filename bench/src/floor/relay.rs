@@ -1,0 +1,197 @@
+//! The floor of a proxy: what is received from one side is sent to the other. Each client has a connection of its own to
+//! the server behind, so nothing is looked at but how much was received.
+//!
+//! With epoll the bytes themselves are passed on. With io_uring all received bytes overwrite the same memory, so what is
+//! passed on is what one exchange with the server behind was at the start; this is of use where every exchange is the
+//! same and each side sends in one piece.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use io_uring::types::Fd;
+use rustix::buffer::spare_capacity;
+use rustix::event::{PollFd, PollFlags, epoll, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
+
+use super::epoll::key;
+use super::listen;
+use crate::ring::{Kind, Ring};
+
+/// What is received at once.
+const PIECE_BYTES: usize = 64 * 1024;
+/// Clients at a time, with io_uring.
+const CLIENTS_MAX: u32 = 4096;
+
+/// `relay PORT epoll|io_uring PORT_BEHIND`: passes on until it is killed.
+pub fn main(args: &[String]) -> Result<(), String> {
+    let usage = || "usage: gale-bench relay PORT epoll|io_uring PORT_BEHIND".to_owned();
+    let [port, driver, behind] = args else {
+        return Err(usage());
+    };
+    let (port, behind) = (port.parse().map_err(|_| usage())?, behind.parse().map_err(|_| usage())?);
+    let served = listen(port, false).and_then(|listener| match driver.as_str() {
+        "epoll" => with_epoll(&listener, behind),
+        "io_uring" => with_ring(&listener, behind),
+        _ => Err(io::Error::other(usage())),
+    });
+    served.map_err(|error| format!("relay: {error}"))
+}
+
+fn connect(behind: u16) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(("127.0.0.1", behind))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn with_epoll(listener: &TcpListener, behind: u16) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let listener_key = listener.as_raw_fd();
+    epoll::add(&epoll, listener, key(listener_key), epoll::EventFlags::IN)?;
+    // By descriptor number: the connection, and the number of the one on the other side.
+    let mut connections: Vec<Option<(OwnedFd, usize)>> = Vec::new();
+    let mut events = Vec::with_capacity(512);
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        match epoll::wait(&epoll, spare_capacity(&mut events), None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in events.drain(..) {
+            let descriptor = event.data.u64() as usize;
+            if descriptor == listener_key as usize {
+                accept_pair(listener, behind, &epoll, &mut connections)?;
+            } else if let Some((from, to)) = connections.get(descriptor).and_then(Option::as_ref) {
+                let (to, other) = (*to, connections[*to].as_ref());
+                if !other.is_some_and(|(other, _)| pass(from, other, &mut piece)) {
+                    connections[descriptor] = None;
+                    connections[to] = None;
+                }
+            }
+        }
+    }
+}
+
+fn accept_pair(
+    listener: &TcpListener,
+    behind: u16,
+    epoll: &OwnedFd,
+    connections: &mut Vec<Option<(OwnedFd, usize)>>,
+) -> io::Result<()> {
+    let client = match accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+        Ok(client) => client,
+        Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    let server = connect(behind)?;
+    server.set_nonblocking(true)?;
+    let server = OwnedFd::from(server);
+    let numbers = [client.as_raw_fd(), server.as_raw_fd()].map(|number| number as usize);
+    if connections.len() <= numbers[0].max(numbers[1]) {
+        connections.resize_with(numbers[0].max(numbers[1]) + 1, || None);
+    }
+    for (own, other, connection) in [(numbers[0], numbers[1], client), (numbers[1], numbers[0], server)] {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(epoll, &connection, key(own as i32), flags)?;
+        connections[own] = Some((connection, other));
+    }
+    Ok(())
+}
+
+/// Whether the connection goes on. A short receive has emptied the socket.
+fn pass(from: &OwnedFd, to: &OwnedFd, piece: &mut [u8]) -> bool {
+    loop {
+        let received = match recv(from, &mut *piece, RecvFlags::empty()) {
+            Ok((0, _)) => return false,
+            Ok((received, _)) => received,
+            Err(Errno::AGAIN | Errno::INTR) => return true,
+            Err(_) => return false,
+        };
+        let mut rest = &piece[..received];
+        while !rest.is_empty() {
+            match send(to, rest, SendFlags::NOSIGNAL) {
+                Ok(sent) => rest = &rest[sent..],
+                // No server spends less on a full socket, and there is nobody else to serve meanwhile.
+                Err(Errno::AGAIN) => {
+                    let _ = poll(&mut [PollFd::new(to, PollFlags::OUT)], None);
+                }
+                Err(_) => return false,
+            }
+        }
+        if received < piece.len() {
+            return true;
+        }
+    }
+}
+
+fn with_ring(listener: &TcpListener, behind: u16) -> io::Result<()> {
+    let (request, answer) = exchange_once(behind)?;
+    let (request, answer): (&'static [u8], &'static [u8]) = (request.leak(), answer.leak());
+    // Clients have the first half of the table, which the kernel fills from the front, servers the second.
+    let mut ring = Ring::new(2 * CLIENTS_MAX)?;
+    let listener = Fd(listener.as_raw_fd());
+    let mut answered = vec![0; CLIENTS_MAX as usize];
+    let mut completions = Vec::new();
+    ring.accept_all(listener)?;
+    loop {
+        ring.wait(&mut completions)?;
+        for completion in completions.drain(..) {
+            let number = completion.connection;
+            match completion.kind {
+                Kind::Accept => {
+                    if !completion.goes_on {
+                        ring.accept_all(listener)?;
+                    }
+                    let Ok(client) = u32::try_from(completion.result) else {
+                        continue;
+                    };
+                    if client >= CLIENTS_MAX {
+                        ring.close(client)?;
+                        continue;
+                    }
+                    let server = connect(behind)?;
+                    ring.use_descriptor(CLIENTS_MAX + client, server.as_raw_fd())?; // which keeps it open
+                    answered[client as usize] = 0;
+                    ring.receive_all(client)?;
+                    ring.receive_all(CLIENTS_MAX + client)?;
+                }
+                Kind::Receive if completion.result > 0 => {
+                    if !completion.goes_on {
+                        ring.receive_all(number)?;
+                    }
+                    if number < CLIENTS_MAX {
+                        ring.send(CLIENTS_MAX + number, request)?;
+                        continue;
+                    }
+                    let client = number - CLIENTS_MAX;
+                    let got = &mut answered[client as usize];
+                    *got += completion.result as usize;
+                    if *got >= answer.len() {
+                        *got = 0;
+                        ring.send(client, answer)?;
+                    }
+                }
+                Kind::Receive if number < CLIENTS_MAX => {
+                    ring.close(CLIENTS_MAX + number)?;
+                    ring.close(number)?;
+                }
+                // The other side, a failure of a send, or a close: the client's receive says what is to be done.
+                _ => {}
+            }
+        }
+    }
+}
+
+/// What is asked of the server behind, as long as wrk's requests are, and what it answers.
+fn exchange_once(behind: u16) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    let request = b"GET /proxied HTTP/1.1\r\nHost: 127.0.0.1:00000\r\n\r\n".to_vec();
+    let mut stream = connect(behind)?;
+    stream.write_all(&request)?;
+    let mut answer = vec![0; PIECE_BYTES];
+    // The server behind sends a small answer in one piece.
+    let received = stream.read(&mut answer)?;
+    answer.truncate(received);
+    Ok((request, answer))
+}
