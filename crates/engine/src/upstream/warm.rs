@@ -24,14 +24,18 @@ use crate::worker::{IdleConnections, Search, Worker};
 /// How long a connection stays warm.
 const WARM_TIME: Duration = Duration::from_millis(200);
 
-/// Most warm connections of a worker, of all pools: a search looks at all of them.
-const WARM_MAX: usize = 64;
+/// Most warm connections of a worker, of all pools. Each holds a descriptor and some hundred bytes, for 200 ms at most; a
+/// search in a group of many servers may look at all of its pool. Less than as many as are in use at once has the rest
+/// go through the pool of all workers with each request: with 64, 128 clients cost half as much CPU time again.
+const WARM_MAX: usize = 512;
 
 /// What a worker knows of the connections that it has left idle.
 #[derive(Default)]
 pub(super) struct WarmConnections {
-    /// Those that were used last behind.
-    connections: VecDeque<WarmConnection>,
+    /// Those of each pool that has some or had some a moment ago.
+    pools: Vec<WarmPool>,
+    /// How many there are.
+    count: usize,
     /// A task has them cool down.
     is_cooling: bool,
     /// Where it has parked some.
@@ -40,36 +44,75 @@ pub(super) struct WarmConnections {
     dispensable: Option<Rc<Dispensable>>,
 }
 
+/// The warm connections of one pool.
+struct WarmPool {
+    pool: Pool,
+    /// Those that were used last behind.
+    connections: VecDeque<(PoolKey, IdleConnection)>,
+}
+
 struct WarmConnection {
     pool: Pool,
     key: PoolKey,
     connection: IdleConnection,
 }
 
+impl WarmPool {
+    /// Since when the oldest one is idle.
+    fn idle_since(&self) -> Option<Moment> {
+        self.connections.front().map(|(_, connection)| connection.age.idle_since)
+    }
+}
+
 impl WarmConnections {
+    fn of_pool(&mut self, pool: &Pool) -> Option<&mut WarmPool> {
+        self.pools.iter_mut().find(|warm| warm.pool.is_same(pool))
+    }
+
     /// The connection with this key that was used last.
-    fn take(&mut self, pool: &Pool, key: &PoolKey) -> Option<WarmConnection> {
-        let found = self.connections.iter().rposition(|warm| warm.key == *key && warm.pool.is_same(pool))?;
-        self.connections.remove(found)
+    fn take(&mut self, pool: &Pool, key: &PoolKey) -> Option<IdleConnection> {
+        let warm = self.of_pool(pool)?;
+        let found = warm.connections.iter().rposition(|(own, _)| own == key)?;
+        let (_, connection) = warm.connections.remove(found)?;
+        self.count -= 1;
+        Some(connection)
     }
 
-    /// The oldest one, if it has been idle for so long at this time.
-    fn take_cold(&mut self, now: Moment) -> Option<WarmConnection> {
-        let oldest = self.connections.front()?;
-        if now.since(oldest.connection.age.idle_since) < WARM_TIME { None } else { self.connections.pop_front() }
-    }
-
-    /// Whether there is room for one more of this pool. One more than the pool may have closes the one that has been
-    /// idle for longest; here, of the warm ones.
-    fn make_room(&mut self, pool: &Pool) -> bool {
-        let of_pool = self.connections.iter().filter(|other| other.pool.is_same(pool)).count();
-        if of_pool + pool.own_len() >= pool.connections_max() {
-            let Some(oldest) = self.connections.iter().position(|other| other.pool.is_same(pool)) else {
-                return false;
-            };
-            self.connections.remove(oldest);
+    /// The one that has been idle for longest, if it has been for so long at this time.
+    fn take_oldest(&mut self, until: Option<Moment>) -> Option<WarmConnection> {
+        let oldest = self.pools.iter_mut().filter(|warm| warm.idle_since().is_some());
+        let oldest = oldest.min_by_key(|warm| warm.idle_since())?;
+        if until.is_some_and(|until| oldest.idle_since() > Some(until)) {
+            return None;
         }
-        self.connections.len() < WARM_MAX
+        let (key, connection) = oldest.connections.pop_front()?;
+        self.count -= 1;
+        Some(WarmConnection { pool: oldest.pool.clone(), key, connection })
+    }
+
+    /// The place for one more connection of this pool, if there is room. One more than the pool may have closes the one
+    /// that has been idle for longest; here, of the warm ones.
+    fn make_room(&mut self, pool: &Pool) -> Option<usize> {
+        let index = match self.pools.iter().position(|warm| warm.pool.is_same(pool)) {
+            Some(index) => index,
+            None => {
+                self.pools.push(WarmPool { pool: pool.clone(), connections: VecDeque::new() });
+                self.pools.len() - 1
+            }
+        };
+        let warm = &mut self.pools[index];
+        if warm.connections.len() + pool.own_len() >= pool.connections_max() {
+            warm.connections.pop_front()?;
+            self.count -= 1;
+        }
+        (self.count < WARM_MAX).then_some(index)
+    }
+
+    /// Adds a connection where room was made, and says whether a task has to be started that lets them cool down.
+    fn keep(&mut self, room: usize, key: PoolKey, connection: IdleConnection) -> bool {
+        self.pools[room].connections.push_back((key, connection));
+        self.count += 1;
+        !std::mem::replace(&mut self.is_cooling, true)
     }
 
     /// Remembers where connections are parked.
@@ -78,6 +121,12 @@ impl WarmConnections {
             self.parked_in.retain(|parked_in| parked_in.own_len() > 0);
             self.parked_in.push(pool.downgrade());
         }
+    }
+
+    /// Forgets the pools of which nothing is warm, and says whether others are left.
+    fn forget_empty_pools(&mut self) -> bool {
+        self.pools.retain(|warm| !warm.connections.is_empty());
+        !self.pools.is_empty()
     }
 }
 
@@ -88,7 +137,7 @@ impl IdleConnections for Dispensable {
     fn search(&self) -> Search {
         let has_some = self.0.upgrade().is_some_and(|worker| {
             worker.with_note(|warm: &mut WarmConnections| {
-                !warm.connections.is_empty() || warm.parked_in.iter().any(|pool| pool.own_len() > 0)
+                warm.count > 0 || warm.parked_in.iter().any(|pool| pool.own_len() > 0)
             })
         });
         if has_some { Search::Found } else { Search::InVain(None) }
@@ -101,7 +150,7 @@ impl IdleConnections for Dispensable {
             let is_parked_closed =
                 worker.with_note(|warm: &mut WarmConnections| warm.parked_in.iter().any(WeakPool::close_oldest_own));
             if !is_parked_closed {
-                let oldest = worker.with_note(|warm: &mut WarmConnections| warm.connections.pop_front());
+                let oldest = worker.with_note(|warm: &mut WarmConnections| warm.take_oldest(None));
                 if oldest.is_none() {
                     return;
                 }
@@ -127,7 +176,7 @@ fn register(worker: &Rc<Worker>) {
 /// A warm connection with this key that is still idle.
 pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey, knowledge: Knowledge) -> Option<IdleConnection> {
     loop {
-        let WarmConnection { connection, .. } = worker.with_note(|warm: &mut WarmConnections| warm.take(pool, key))?;
+        let connection = worker.with_note(|warm: &mut WarmConnections| warm.take(pool, key))?;
         let is_idle = match knowledge {
             Knowledge::Driver => connection.transport.is_idle(),
             Knowledge::Kernel => connection.transport.is_idle() && !connection.transport.socket().has_input(),
@@ -141,14 +190,10 @@ pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey, knowledge: Knowl
 /// Keeps a connection warm, or parks it for all workers if there are as many warm ones as may be. False if it was
 /// closed instead.
 pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: IdleConnection) -> bool {
-    if !worker.with_note(|warm: &mut WarmConnections| warm.make_room(pool)) {
+    let Some(room) = worker.with_note(|warm: &mut WarmConnections| warm.make_room(pool)) else {
         return cool(worker, pool, key, connection);
-    }
-    let was_cooling = worker.with_note(|warm: &mut WarmConnections| {
-        warm.connections.push_back(WarmConnection { pool: pool.clone(), key, connection });
-        std::mem::replace(&mut warm.is_cooling, true)
-    });
-    if !was_cooling {
+    };
+    if worker.with_note(|warm: &mut WarmConnections| warm.keep(room, key, connection)) {
         register(worker);
         spawn(cool_down(Rc::downgrade(worker)));
     }
@@ -173,12 +218,15 @@ async fn cool_down(worker: Weak<Worker>) {
     loop {
         sleep(WARM_TIME).await;
         let Some(worker) = worker.upgrade() else { return };
-        while let Some(cold) = worker.with_note(|warm: &mut WarmConnections| warm.take_cold(now())) {
-            let WarmConnection { pool, key, connection } = cold;
+        loop {
+            // Nothing is idle since before the clock began.
+            let until = Moment::from_nanos(now().as_nanos().saturating_sub(WARM_TIME.as_nanos() as u64));
+            let cold = worker.with_note(|warm: &mut WarmConnections| warm.take_oldest(Some(until)));
+            let Some(WarmConnection { pool, key, connection }) = cold else { break };
             cool(&worker, &pool, key, connection);
         }
         let is_done = worker.with_note(|warm: &mut WarmConnections| {
-            warm.is_cooling = !warm.connections.is_empty();
+            warm.is_cooling = warm.forget_empty_pools();
             !warm.is_cooling
         });
         if is_done {
