@@ -258,6 +258,17 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             || self.sockets.has_input(connection.socket().as_fd())
     }
 
+    fn may_have_input(&self, key: Key) -> bool {
+        let is_told = {
+            let mut connections = self.connections.borrow_mut();
+            let connection = connections.get_mut(key).expect("an open stream owns its slot");
+            // The receive that is in flight gets what comes, and the end.
+            let is_quiet = connection.busy.as_ref().is_none_or(|busy| !busy.has_input()) && !connection.hung_up;
+            is_quiet && connection.in_flight.has(Op::Recv)
+        };
+        !is_told && self.has_input(key)
+    }
+
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.send_posted_by(key);
         {
