@@ -2,6 +2,7 @@
 //!
 //! Only finds where the parts are; what a head makes of them is its own affair.
 
+use super::block;
 use super::scan::skip_text;
 use crate::Range32;
 
@@ -15,9 +16,8 @@ pub(super) struct FieldLine {
 /// once from front to back. Everything else is for the thorough way.
 #[inline]
 pub(super) fn find_usual(input: &[u8], start: usize) -> Option<(FieldLine, usize)> {
-    let name_length = input.get(start..)?.iter().position(|&byte| NAME[byte as usize] != VALID)?;
-    let name_end = start + name_length;
-    if name_length == 0 || input[name_end] != b':' {
+    let name_end = skip_valid(input, start)?;
+    if name_end == start || input[name_end] != b':' {
         return None;
     }
     let value_start = name_end + 1 + usize::from(input.get(name_end + 1) == Some(&b' '));
@@ -28,6 +28,19 @@ pub(super) fn find_usual(input: &[u8], start: usize) -> Option<(FieldLine, usize
     }
     let field = FieldLine { name: Range32::new(start, name_end), value: Range32::new(value_start, value_end) };
     Some((field, value_end + 2))
+}
+
+/// The first byte at or behind `from` that is none of those that nearly all names are made of, if there is one.
+#[inline]
+fn skip_valid(input: &[u8], from: usize) -> Option<usize> {
+    let rest = input.get(from..)?;
+    // Most names are shorter than a block.
+    let skipped = match rest.first_chunk::<{ block::BYTES }>() {
+        Some(block) => block::usual_in_names(block).trailing_ones() as usize,
+        None => 0,
+    };
+    let rest = &rest[skipped..];
+    Some(from + skipped + rest.iter().position(|&byte| NAME[byte as usize] != VALID)?)
 }
 
 /// Without spaces and tabs at both ends: RFC 9110 §5.5.
@@ -69,3 +82,22 @@ pub(super) static NAME: [u8; 256] = {
     }
     classes
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_of_a_name_at_every_place() {
+        for length in 0..40 {
+            for place in 0..length {
+                for byte in 0..=255u8 {
+                    let mut text = vec![b'a'; length];
+                    text[place] = byte;
+                    let expected = (NAME[byte as usize] != VALID).then_some(place);
+                    assert_eq!(skip_valid(&text, 0), expected, "byte {byte:#x} at {place} of {length}");
+                }
+            }
+        }
+    }
+}

@@ -3,6 +3,7 @@
 //! Strict about everything that decides where a message ends (RFC 9112 §6 and §11.2), as lenient as
 //! nginx elsewhere.
 
+mod block;
 mod chunked;
 mod connection;
 mod field_line;

@@ -4,6 +4,8 @@
 //! tab, and 0x7f is no part of a head: a bare CR, a NUL or an escape sequence is reported where it
 //! stands. Invariant: what was clean is never looked at again.
 
+use super::block;
+
 /// What the search found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LineEnd {
@@ -42,12 +44,12 @@ pub(super) fn find_line_end(input: &[u8], from: usize) -> LineEnd {
 pub(crate) fn skip_text(input: &[u8], from: usize) -> usize {
     let mut at = from;
     let mut rest = &input[from..];
-    while let Some((block, tail)) = rest.split_first_chunk::<32>() {
-        // Without early exit this becomes two vector comparisons.
-        if !block.iter().fold(true, |clean, &byte| clean & (byte >= 0x20) & (byte != 0x7f)) {
-            break;
+    while let Some((block, tail)) = rest.split_first_chunk::<{ block::BYTES }>() {
+        let found = block::controls(block);
+        if found != 0 {
+            return at + found.trailing_zeros() as usize;
         }
-        at += 32;
+        at += block::BYTES;
         rest = tail;
     }
     while let Some((word, tail)) = rest.split_first_chunk::<8>() {
