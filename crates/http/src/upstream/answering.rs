@@ -15,7 +15,7 @@ use crate::upstream::exclusive::Exclusive;
 use crate::upstream::http2::Shared;
 use crate::upstream::receiving::{BodyRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::record::Records;
-use crate::upstream::sending::SendError;
+use crate::upstream::sending::{RequestBody, SendError};
 use crate::upstream::settings::UpstreamSettings;
 
 /// See the file's head.
@@ -42,28 +42,47 @@ pub(super) enum Carrier {
 /// What is known while the head of a response is waited for.
 #[derive(Default)]
 pub(super) struct Heading {
-    /// How long the server may be silent from now on.
+    /// How long the server may be silent.
     pub silence: Timer,
+    /// That time begins anew, before the next wait.
+    pub is_heard: bool,
     /// Sending has failed.
     pub broken: Option<io::Error>,
 }
 
 impl Answering {
     /// A request that has begun to be sent.
-    pub fn begin(request: &Request, passing: &Passing<'_>, records: &Rc<Records>, carrier: Carrier) -> Box<Answering> {
+    #[inline]
+    pub fn begin(
+        request: &Request,
+        passing: &Passing<'_>,
+        records: &Rc<Records>,
+        carrier: impl FnOnce() -> Carrier,
+    ) -> Box<Answering> {
         // Nothing is connected where a connection is used again.
         records.note(|attempt, now| {
             attempt.connect_time.get_or_insert(now.since(attempt.started));
         });
         let started = records.last().started;
         Box::new(Answering {
-            carrier,
+            carrier: carrier(),
             chosen: None,
             upstream: passing.upstream.clone(),
             records: Rc::clone(records),
             started,
             is_authenticated: request.header(KnownHeader::Authorization).is_some_and(authenticates_connection),
         })
+    }
+
+    /// Frames an empty body, too, where a protocol tells its end.
+    ///
+    /// # Errors
+    /// No memory for buffers.
+    pub fn frame_end(&mut self, body: &RequestBody) -> io::Result<()> {
+        match &mut self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive.sending.frame_end(body),
+            Carrier::Shared(_) => Ok(()),
+        }
     }
 
     /// Sends on, and reads until the head is there.

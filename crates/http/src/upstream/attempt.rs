@@ -328,24 +328,26 @@ async fn attempt(
     may_reuse: bool,
     progress: &mut Progress,
 ) -> Result<(Box<Answering>, UpstreamHead), Failure> {
-    let (carrier, is_reused) = match &passing.wire {
+    let is_reused;
+    let mut answering = match &passing.wire {
         Wire::Alone(wire) => {
             let idle = may_reuse.then(|| take_idle(request, passing, chosen)).flatten();
             let connection = match idle {
                 Some(connection) => connection,
                 None => Box::pin(connect(request, passing, chosen, records)).await?,
             };
-            let is_reused = connection.is_reused;
-            let begun = Exclusive::begin(passing, wire, connection).map_err(|_| failed_for_memory(request))?;
-            (Carrier::Exclusive(begun), is_reused)
+            is_reused = connection.is_reused;
+            let carrier = || Carrier::Exclusive(Exclusive::begin(passing, wire, connection));
+            let mut answering = Answering::begin(request, passing, records, carrier);
+            answering.frame_end(&passing.body).map_err(|_| failed_for_memory(request))?;
+            answering
         }
         Wire::Http2(head) => {
             let begun = Box::pin(share(request, passing, head, chosen, records, progress)).await?;
-            let is_reused = begun.is_reused;
-            (Carrier::Shared(Box::new(begun)), is_reused)
+            is_reused = begun.is_reused;
+            Answering::begin(request, passing, records, || Carrier::Shared(Box::new(begun)))
         }
     };
-    let mut answering = Answering::begin(request, passing, records, carrier);
     let mut heading = Heading::default();
     let found = poll_fn(|context| answering.poll_head(request, passing.settings, &mut heading, context)).await;
     let sent = answering.sent();

@@ -39,15 +39,14 @@ pub(super) struct Exclusive {
 }
 
 impl Exclusive {
-    /// Begins to send a request.
-    ///
-    /// # Errors
-    /// No memory for buffers.
-    pub fn begin(passing: &Passing<'_>, wire: &Alone<'_>, connection: Connection) -> io::Result<Exclusive> {
-        let send_timeout = *passing.settings.send_timeout.get();
-        let sending =
-            Sending::new(wire.head.clone(), &passing.body, wire.framing, send_timeout).with_end(&passing.body)?;
-        Ok(Exclusive { connection: Some(connection), sending, reader: (wire.reader)() })
+    /// Begins to send a request. It is large, so it is made where it stays.
+    #[inline]
+    pub fn begin(passing: &Passing<'_>, wire: &Alone<'_>, connection: Connection) -> Exclusive {
+        Exclusive {
+            connection: Some(connection),
+            sending: Sending::new(wire.head.clone(), &passing.body, wire.framing, *passing.settings.send_timeout.get()),
+            reader: (wire.reader)(),
+        }
     }
 
     /// Sends on, and reads until the head is there.
@@ -72,11 +71,11 @@ impl Exclusive {
             if heading.broken.is_none() && !sending.is_done() {
                 match sending.poll(request, &connection.stream, context) {
                     Poll::Pending => {}
-                    Poll::Ready(Ok(())) => heading.silence.set_after(read_timeout),
+                    Poll::Ready(Ok(())) => heading.is_heard = true,
                     // The server may have said why before it closed the connection.
                     Poll::Ready(Err(SendError::Server(error))) => {
                         heading.broken = Some(error);
-                        heading.silence.set_after(read_timeout);
+                        heading.is_heard = true;
                         sending.give_up();
                     }
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Send(error))),
@@ -95,10 +94,13 @@ impl Exclusive {
                 }
                 Poll::Ready(Ok(count)) => {
                     records.last().bytes_received += count as u64;
-                    heading.silence.set_after(read_timeout);
+                    heading.is_heard = true;
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Receiving(error))),
                 Poll::Pending => {
+                    if std::mem::take(&mut heading.is_heard) {
+                        heading.silence.set_after(read_timeout);
+                    }
                     let waits = sending.is_done() || heading.broken.is_some();
                     if waits && heading.silence.poll_expired(context).is_ready() {
                         return Poll::Ready(Err(heading.broken.take().map_or(End::Silent, End::Sending)));

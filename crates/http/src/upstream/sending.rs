@@ -272,6 +272,7 @@ impl Pieces {
 
 impl Sending {
     /// A request from its first byte on.
+    #[inline]
     pub fn new(head: Bytes, body: &RequestBody, framing: &'static dyn BodyFraming, time_max: Duration) -> Sending {
         let output = Output::new();
         Sending {
@@ -287,12 +288,12 @@ impl Sending {
     }
 
     /// Frames an empty body, too: for protocols in which its end is told.
-    pub fn with_end(mut self, body: &RequestBody) -> io::Result<Sending> {
+    pub fn frame_end(&mut self, body: &RequestBody) -> io::Result<()> {
         if self.pieces.has_ended() && !matches!(body, RequestBody::Client) && self.framing.tells_end() {
             self.output.push(std::mem::take(&mut self.head));
             self.framing.end(&[], &mut self.output)?;
         }
-        Ok(self)
+        Ok(())
     }
 
     /// Whether all of it has left.
