@@ -23,7 +23,7 @@ pub struct Difference {
     /// What differs, in Markdown.
     pub text: &'static str,
     /// The page and heading to read on, relative to the documentation's folder.
-    pub more: Option<&'static str>,
+    pub more: Option<String>,
 }
 
 impl Difference {
@@ -70,11 +70,6 @@ impl Differences {
     }
 }
 
-/// Where `more` of a difference leads, relative to the documentation's folder.
-pub fn page(more: &str) -> String {
-    if more.starts_with('#') { format!("configuration.md{more}") } else { more.to_owned() }
-}
-
 /// The rows of the table, one for each name.
 fn rows() -> Vec<Difference> {
     let table = PAGE.split("\n### By directive\n").nth(1).and_then(|rest| rest.split("\n### ").next()).unwrap_or("");
@@ -90,7 +85,9 @@ fn row(line: &'static str) -> Vec<Difference> {
         "in `upstream`)" => Contexts::UPSTREAM,
         _ => Contexts::ANY,
     };
-    let more = rest.first().and_then(|cell| cell.split_once("](")?.1.split(')').next());
+    let link = rest.first().and_then(|cell| cell.split_once("](")?.1.split(')').next());
+    // A heading of the table's own page.
+    let more = link.map(|link| if link.starts_with('#') { format!("configuration.md{link}") } else { link.to_owned() });
     let mut differences = Vec::new();
     // A row about a parameter of a directive (`status_zone` of `resolver`) is about no directive of that name.
     if names.contains("` of `") {
@@ -101,7 +98,7 @@ fn row(line: &'static str) -> Vec<Difference> {
         let Some(name) = words.next() else { continue };
         let arguments: Vec<&'static str> = words.filter(|word| *word != "…").collect();
         let mut add = |name: String| {
-            differences.push(Difference { name, arguments: arguments.clone(), contexts, text, more });
+            differences.push(Difference { name, arguments: arguments.clone(), contexts, text, more: more.clone() });
         };
         match name.strip_prefix("proxy_").filter(|_| names.ends_with("and its likes")) {
             Some(rest) => LIKES.iter().for_each(|prefix| add(format!("{prefix}{rest}"))),

@@ -30,9 +30,7 @@ impl Expression {
     pub fn parse(text: &[u8], ignores_case: bool) -> Option<Expression> {
         let text = std::str::from_utf8(text).ok()?;
         let mut parser = ParserBuilder::new().case_insensitive(ignores_case).utf8(false).build();
-        // nginx knows two more spellings of a name.
-        let text = text.replace("(?'", "(?P<").replace("'", ">");
-        parser.parse(&text).ok().map(Expression)
+        parser.parse(&with_angle_brackets(text)).ok().map(Expression)
     }
 
     /// The names of its groups.
@@ -64,6 +62,17 @@ impl Expression {
         let ends = self.0.properties().look_set_suffix();
         ends.contains(Look::End) || ends.contains(Look::EndLF) || ends.contains(Look::EndCRLF)
     }
+}
+
+/// PCRE has one more spelling of a name than the parser knows: `(?'name'...)`.
+fn with_angle_brackets(text: &str) -> String {
+    let mut pieces = text.split("(?'");
+    let mut out = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        out.push_str("(?P<");
+        out.push_str(&piece.replacen('\'', ">", 1));
+    }
+    out
 }
 
 fn contents(hir: &Hir) -> Contents {
@@ -117,6 +126,8 @@ mod tests {
         let named = Expression::parse(b"^(?<name>[^.]+)[.]x$", true).expect("an expression");
         assert_eq!(named.names(), ["name"]);
         assert_eq!(named.group(|_, name| name == Some("name")), Some(Contents { newline: true, dot: false }));
+        let quoted = Expression::parse(b"^(?'one'[^'.]+)'(?'two'.)", false).expect("an expression");
+        assert_eq!(quoted.names(), ["one", "two"]);
     }
 
     #[test]

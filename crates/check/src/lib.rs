@@ -22,7 +22,7 @@ mod variables;
 
 use gale_config::{Parsed, Sources, Tables};
 
-pub use self::differences::{Difference, Differences, page};
+pub use self::differences::{Difference, Differences};
 pub use self::report::{Directive, Finding, PLACES_MAX, Place, Problem, Report, Severity, Verdict};
 
 /// Reads what was parsed of a configuration whose directives are these tables'.

@@ -2,7 +2,6 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use crate::differences::page;
 use crate::report::{Directive, Place, Report, Severity, Verdict};
 
 /// How wide a column of names is at most.
@@ -69,8 +68,8 @@ impl Report {
             if !directive.text.is_empty() {
                 writeln!(f, "    {}", directive.text.replace('`', ""))?;
             }
-            if let Some(more) = directive.more {
-                writeln!(f, "    docs/{}", page(more))?;
+            if let Some(more) = &directive.more {
+                writeln!(f, "    docs/{more}")?;
             }
         }
         Ok(())

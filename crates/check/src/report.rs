@@ -61,7 +61,7 @@ pub struct Directive {
     pub text: String,
     /// Where to read on, in the documentation's folder.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub more: Option<&'static str>,
+    pub more: Option<String>,
     /// Where it occurs: all places of one that is not there, else the first; [`PLACES_MAX`] at most.
     pub places: Vec<Place>,
 }

@@ -33,7 +33,7 @@ pub fn survey<Cx>(tree: &Tree<'_>, sources: &Sources, tables: &Tables<Cx>) -> (V
                 Verdict::Unknown => meant(node, tables),
                 _ => text.to_owned(),
             },
-            more: difference.and_then(|difference| difference.more),
+            more: difference.and_then(|difference| difference.more.clone()),
             places: Vec::new(),
         });
         directive.count += 1;

@@ -55,7 +55,7 @@ fn difference_of(difference: &Difference) -> String {
         [] => String::new(),
         arguments => format!("with `{}`: ", arguments.join(" ")),
     };
-    let more = difference.more.map_or_else(String::new, |more| format!(" ([more](../{}))", gale_check::page(more)));
+    let more = difference.more.as_ref().map_or_else(String::new, |more| format!(" ([more](../{more}))"));
     format!("{with}{}{more}", difference.text)
 }
 
