@@ -30,7 +30,9 @@ mod servers;
 mod stream;
 mod syscalls;
 mod thread_pools;
+mod tunnels;
 mod under_load;
+mod upstreams;
 
 use std::process::ExitCode;
 
@@ -74,6 +76,8 @@ const MEASUREMENTS: &[Entry] = &[
     ("proxy", cpu::measure_proxy, false),
     ("burst", burst::measure, false),
     ("stream", stream::measure, false),
+    ("tunnels", tunnels::measure, false),
+    ("upstreams", upstreams::measure, false),
     // They write gigabytes.
     ("thread-pools", thread_pools::measure, false),
     ("slow-ranges", thread_pools::files::measure_slow_ranges, false),

@@ -26,12 +26,15 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   respawn       the worker process killed under load; time until served again
   files         CPU time per request of files of 1 KiB, 10 KiB, 64 KiB, 4 MiB: keep-alive and short connections
   proxy         CPU time per proxied request: small, 64 KiB, 4 MiB buffered and not, short connections
+  stream        CPU time per exchange, connection, GiB and datagram that is passed on
+  tunnels       5,000 WebSockets through a proxy: memory, echoes while reloads pass
+  upstreams     two workers and a group: new connections, and latency when half of the servers are late
   burst         the wait of one client for two bytes while others ask for much at one moment
   thread-pools  a slow disk beside a file in memory: nginx and Gale with each value of aio (root for the whole of it)
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
   cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
   charts        draw the charts of thread-pools again from the results that are there; measures nothing
-  all           everything except instructions, lookups, check, profile, files, http2, proxy, stream, burst and the three that need a large disk
+  all           everything except instructions, lookups, check, profile, files, http2, proxy, stream, tunnels, upstreams, burst and the three that need a large disk
 
   --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH
                          the binaries (default: from PATH; gale: target/release/gale)

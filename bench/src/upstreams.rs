@@ -1,0 +1,264 @@
+//! upstreams: what two workers do with one group of servers: how many new connections they need, and how long requests
+//! take when half of the servers answer later.
+//!
+//! nginx keeps idle connections for each worker by itself and has no `least_time` (its commercial edition has).
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use serde::Serialize;
+
+use crate::Measured;
+use crate::case::in_turn;
+use crate::client::{self, ClientKind, Run};
+use crate::options::Options;
+use crate::report::{self, Document, Spread};
+use crate::servers::{Kind, Program, Setting};
+
+const WORKERS: usize = 2;
+const CONNECTIONS: u32 = 64;
+/// How much later half of the servers answer.
+const DELAY: Duration = Duration::from_millis(20);
+const SERVERS: usize = 4;
+
+/// What is asked of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+enum Job {
+    /// One server, and the default of `keepalive`: 32 for each worker.
+    Connections,
+    InTurn,
+    LeastTime,
+}
+
+impl Job {
+    const ALL: [Job; 3] = [Job::Connections, Job::InTurn, Job::LeastTime];
+
+    fn title(self) -> &'static str {
+        match self {
+            Job::Connections => "one server, keepalive 32 (default)",
+            Job::InTurn => "four servers, two answer 20 ms later, in turn",
+            Job::LeastTime => "the same, least_time header",
+        }
+    }
+
+    /// Whether the server has it.
+    fn is_for(self, program: &Program) -> bool {
+        self != Job::LeastTime || program.kind == Kind::Gale
+    }
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Sample {
+    job: Job,
+    /// New connections to the servers for each 1,000 requests.
+    connections: f64,
+    p50_us: f64,
+    p99_us: f64,
+    per_second: f64,
+    errors: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    server: String,
+    job: Job,
+    connections: Spread,
+    p50_us: Spread,
+    p99_us: Spread,
+    per_second: Spread,
+    errors: u64,
+}
+
+/// Measures nginx and Gale with each driver.
+pub fn measure(options: &Options) -> Measured {
+    let programs = options.servers(Some(&["nginx", "gale"]))?;
+    let samples = in_turn(options.rounds, &programs, |program, round| {
+        eprintln!("upstreams: {} round {round}", program.label);
+        Job::ALL.into_iter().filter(|job| job.is_for(program)).map(|job| measure_one(options, program, job)).collect()
+    })?;
+    let samples: Vec<Vec<Vec<Sample>>> = samples;
+    let mut rows = Vec::new();
+    for job in Job::ALL {
+        for (program, rounds) in programs.iter().zip(&samples).filter(|(program, _)| job.is_for(program)) {
+            let own = || rounds.iter().flatten().filter(move |sample| sample.job == job);
+            let spread = |figure: fn(&Sample) -> f64| Spread::of(own().map(figure));
+            rows.push(Row {
+                server: program.label.clone(),
+                job,
+                connections: spread(|sample| sample.connections),
+                p50_us: spread(|sample| sample.p50_us),
+                p99_us: spread(|sample| sample.p99_us),
+                per_second: spread(|sample| sample.per_second),
+                errors: own().map(|sample| sample.errors).sum(),
+            });
+        }
+    }
+    let table = report::table_of(
+        &rows,
+        &[
+            ("group", &|row: &Row| row.job.title().to_owned()),
+            ("server", &|row| row.server.clone()),
+            ("new connections per 1,000", &|row| row.connections.to_string()),
+            ("p50 µs", &|row| row.p50_us.to_string()),
+            ("p99 µs", &|row| row.p99_us.to_string()),
+            ("requests/s", &|row| format!("{:.0}", row.per_second.median)),
+            ("errors", &|row| row.errors.to_string()),
+        ],
+    );
+    let body = format!(
+        "{} rounds of {} s; median (least – greatest). {WORKERS} workers, {CONNECTIONS} clients, all on both cores.\n\n\
+         {table}",
+        options.rounds,
+        options.run_time.as_secs()
+    );
+    let holds = rows.iter().all(|row| row.errors == 0);
+    Ok((Document::new("upstreams", "Two workers and a group of servers", &programs, &body, &rows)?, holds))
+}
+
+fn measure_one(options: &Options, program: &Program, job: Job) -> Result<Sample, String> {
+    let fault = |error: std::io::Error| format!("servers: {error}");
+    let count = if job == Job::Connections { 1 } else { SERVERS };
+    let delay = |number: usize| if number % 2 == 1 { DELAY } else { Duration::ZERO };
+    let servers: Vec<Application> =
+        (0..count).map(|number| Application::start(delay(number))).collect::<Result<_, _>>().map_err(fault)?;
+    let lines: String = servers.iter().map(|server| format!("server {}; ", server.address)).collect();
+    let method = if job == Job::LeastTime { "least_time header; " } else { "" };
+    let idle = if job == Job::Connections { 32 } else { 64 };
+    let cores = vec![options.server_core, options.client_core];
+    let setting = Setting {
+        workers: WORKERS,
+        cores: Some(cores.clone()),
+        http: format!("upstream group {{ zone group 1m; {method}{lines} keepalive {idle}; }}"),
+        server:
+            "location = /group { proxy_pass http://group; proxy_http_version 1.1; proxy_set_header Connection \"\"; }"
+                .to_owned(),
+        ..Setting::default()
+    };
+    let running = program.start(setting)?;
+    let before: u64 = servers.iter().map(Application::accepted).sum();
+    let run = Run {
+        kind: ClientKind::Wrk,
+        addresses: vec![&running.address],
+        path: "/group",
+        headers: &[],
+        connections: CONNECTIONS,
+        is_short: false,
+        run_time: options.run_time,
+        clients: 1,
+        cores: &cores[1..],
+    };
+    let (figures, _) = client::run(&run, None)?;
+    let opened = servers.iter().map(Application::accepted).sum::<u64>() - before;
+    Ok(Sample {
+        job,
+        connections: opened as f64 * 1000.0 / figures.requests as f64,
+        p50_us: figures.latency_p50_us,
+        p99_us: figures.latency_p99_us,
+        per_second: figures.requests_per_second,
+        errors: figures.errors,
+    })
+}
+
+/// A server that answers each request, which comes in one piece, after a while.
+struct Application {
+    address: SocketAddr,
+    accepted: Arc<AtomicU64>,
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Application {
+    fn start(delay: Duration) -> std::io::Result<Application> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let (accepted, is_over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (count, end) = (Arc::clone(&accepted), Arc::clone(&is_over));
+        let thread = std::thread::spawn(move || {
+            if let Err(error) = serve(&listener, delay, &count, &end) {
+                eprintln!("application: {error}");
+            }
+        });
+        Ok(Application { address, accepted, is_over, thread: Some(thread) })
+    }
+
+    fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Application {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(listener: &TcpListener, delay: Duration, accepted: &AtomicU64, is_over: &AtomicBool) -> std::io::Result<()> {
+    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nok";
+    const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+    let epoll: OwnedFd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let key = |descriptor: i32| epoll::EventData::new_u64(descriptor as u64);
+    let listener_key = listener.as_raw_fd();
+    epoll::add(&epoll, listener, key(listener_key), epoll::EventFlags::IN)?;
+    // By descriptor number.
+    let mut connections: Vec<Option<TcpStream>> = Vec::new();
+    // The requests that are still to be answered, in the order of their times.
+    let mut waiting: VecDeque<(Instant, usize)> = VecDeque::new();
+    let mut events = Vec::with_capacity(512);
+    let mut piece = [0; 4096];
+    let answer = |connections: &mut [Option<TcpStream>], place: usize| {
+        if let Some(stream) = &mut connections[place]
+            && stream.write_all(ANSWER).is_err()
+        {
+            connections[place] = None;
+        }
+    };
+    while !is_over.load(Ordering::Acquire) {
+        let next = waiting.front().map_or(LOOK_INTERVAL, |(time, _)| time.saturating_duration_since(Instant::now()));
+        let time_max = next.min(LOOK_INTERVAL);
+        let time_max = Timespec { tv_sec: 0, tv_nsec: time_max.subsec_nanos().into() };
+        match epoll::wait(&epoll, spare_capacity(&mut events), Some(&time_max)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let now = Instant::now();
+        while waiting.front().is_some_and(|(time, _)| *time <= now) {
+            let place = waiting.pop_front().map_or(0, |(_, place)| place);
+            answer(&mut connections, place);
+        }
+        for event in events.drain(..) {
+            let place = event.data.u64() as usize;
+            if place == listener_key as usize {
+                let Ok((stream, _)) = listener.accept() else { continue };
+                accepted.fetch_add(1, Ordering::Relaxed);
+                stream.set_nodelay(true)?;
+                let place = stream.as_raw_fd() as usize;
+                epoll::add(&epoll, &stream, key(place as i32), epoll::EventFlags::IN)?;
+                if connections.len() <= place {
+                    connections.resize_with(place + 1, || None);
+                }
+                connections[place] = Some(stream);
+                continue;
+            }
+            let Some(stream) = connections.get_mut(place).and_then(Option::as_mut) else { continue };
+            match stream.read(&mut piece) {
+                Ok(1..) if delay.is_zero() => answer(&mut connections, place),
+                Ok(1..) => waiting.push_back((now + delay, place)),
+                _ => connections[place] = None,
+            }
+        }
+    }
+    Ok(())
+}
