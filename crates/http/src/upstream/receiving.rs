@@ -25,6 +25,16 @@ pub struct UpstreamHead {
     pub may_have_trailers: bool,
 }
 
+impl UpstreamHead {
+    /// Keeps nothing of the buffer that it came in: it may be there for as long as a tunnel is.
+    pub(super) fn detach(&mut self) {
+        for text in [&mut self.reason, &mut self.upgrade].into_iter().flatten() {
+            *text = Bytes::copy_from_slice(text);
+        }
+        self.fields.detach();
+    }
+}
+
 /// What a reader has found so far of a head.
 #[derive(Debug)]
 pub enum HeadRead {

@@ -66,8 +66,11 @@ pub(super) fn begin(
     request: &mut Request,
     passing: &mut Passing<'_>,
     mut answering: Box<Answering>,
-    head: UpstreamHead,
+    mut head: UpstreamHead,
 ) -> Flow {
+    if head.status == 101 || answering.is_tunnel() {
+        head.detach();
+    }
     if let Some(flow) = caching::revalidate(request, passing, &head) {
         answering.end_early(request);
         return flow;

@@ -142,6 +142,15 @@ impl FieldText {
     }
 }
 
+impl FieldText {
+    /// Keeps no more of somebody else's bytes than it is.
+    fn detach(&mut self) {
+        if let Text::Shared(bytes) = &self.0 {
+            *self = FieldText::from(&**bytes);
+        }
+    }
+}
+
 impl FieldName {
     /// A name in a head that was received, of which the parser knows which it is.
     pub(crate) fn part_of(head: &Bytes, range: Range<usize>, known: Option<ResponseField>) -> FieldName {
@@ -210,6 +219,14 @@ impl FieldList {
     pub(crate) fn push(&mut self, field: Field) {
         self.present |= field.name.known.map_or(0, bit);
         self.fields.push(field);
+    }
+
+    /// Keeps nothing of the head of which they are parts.
+    pub(crate) fn detach(&mut self) {
+        for field in &mut self.fields {
+            field.name.text.detach();
+            field.value.detach();
+        }
     }
 
     pub(super) fn remove(&mut self, known: ResponseField) {
