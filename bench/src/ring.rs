@@ -9,7 +9,7 @@
 //! Invariant: every submitted entry points to memory that is never freed (`&'static`).
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use io_uring::types::{BufRingEntry, Fd, Fixed};
@@ -70,6 +70,26 @@ impl Ring {
     /// Puts a descriptor into the table; the table keeps it open.
     pub fn use_descriptor(&mut self, place: u32, descriptor: RawFd) -> io::Result<()> {
         self.ring.submitter().register_files_update(place, &[descriptor]).map(|_| ())
+    }
+
+    /// What is accepted gets places among the first so many of the table.
+    pub fn accept_into_first(&mut self, places: u32) -> io::Result<()> {
+        /// `struct io_uring_file_index_range` of the kernel.
+        #[repr(C)]
+        struct Range {
+            offset: u32,
+            length: u32,
+            reserved: u64,
+        }
+        /// `IORING_REGISTER_FILE_ALLOC_RANGE`, which the crate has not.
+        const REGISTER_FILE_ALLOC_RANGE: libc::c_uint = 25;
+        let range = Range { offset: 0, length: places, reserved: 0 };
+        let (ring, none): (libc::c_int, libc::c_uint) = (self.ring.as_raw_fd(), 0);
+        // SAFETY: the kernel reads the range, which is there, during the call.
+        let result = unsafe {
+            libc::syscall(libc::SYS_io_uring_register, ring, REGISTER_FILE_ALLOC_RANGE, &raw const range, none)
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     /// Connections get direct descriptors, whose numbers are the results.

@@ -129,8 +129,9 @@ fn pass(from: &OwnedFd, to: &OwnedFd, piece: &mut [u8]) -> bool {
 fn with_ring(listener: &TcpListener, behind: u16) -> io::Result<()> {
     let (request, answer) = exchange_once(behind)?;
     let (request, answer): (&'static [u8], &'static [u8]) = (request.leak(), answer.leak());
-    // Clients have the first half of the table, which the kernel fills from the front, servers the second.
+    // Clients have the first half of the table, servers the second.
     let mut ring = Ring::new(2 * CLIENTS_MAX)?;
+    ring.accept_into_first(CLIENTS_MAX)?;
     let listener = Fd(listener.as_raw_fd());
     let mut answered = vec![0; CLIENTS_MAX as usize];
     let mut completions = Vec::new();
@@ -147,10 +148,6 @@ fn with_ring(listener: &TcpListener, behind: u16) -> io::Result<()> {
                     let Ok(client) = u32::try_from(completion.result) else {
                         continue;
                     };
-                    if client >= CLIENTS_MAX {
-                        ring.close(client)?;
-                        continue;
-                    }
                     let server = connect(behind)?;
                     ring.use_descriptor(CLIENTS_MAX + client, server.as_raw_fd())?; // which keeps it open
                     answered[client as usize] = 0;
