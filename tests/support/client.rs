@@ -258,7 +258,7 @@ impl Client {
 
     /// The next line, without its CR LF.
     #[track_caller]
-    pub(super) fn take_line(&mut self) -> String {
+    pub fn take_line(&mut self) -> String {
         let mut searched = 0;
         loop {
             if let Some(at) = self.buffer[searched..].windows(2).position(|pair| pair == b"\r\n") {

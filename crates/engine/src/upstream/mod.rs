@@ -28,6 +28,7 @@ mod peer;
 mod peers;
 mod plan;
 mod pool;
+mod proxy_header;
 mod queue;
 mod registry;
 mod resolving;
@@ -64,6 +65,7 @@ pub use peer::{ServerSettings, Standing};
 use peers::{Moves, Peers, View};
 use plan::{Findings, FixedServer, Found, Plan};
 pub use pool::{ConnectionAge, IdleConnection, KeepaliveSettings, Knowledge, Pool, PoolKey};
+pub use proxy_header::ProxyVersion;
 use queue::Queue;
 pub use queue::{QueueFigures, QueueSettings};
 pub use registry::{

@@ -18,7 +18,7 @@ use gale_engine::upstream::{
 };
 use gale_engine::worker::CountedConnection;
 use gale_protocol::request::Method;
-use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
+use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Stream};
 
 use crate::request::phases::{CLIENT_LEFT, Flow};
 use crate::request::request_body::log_error;
@@ -380,9 +380,17 @@ async fn attempt(
 }
 
 /// How connections to this server are told apart from others.
-fn pool_key(passing: &Passing<'_>, chosen: &Chosen, local: Option<&SocketAddress>) -> PoolKey {
+fn pool_key(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> PoolKey {
     let user = passing.settings.id;
+    let local = passing.settings.local_address(request);
     let mut made_with = local.map_or(Vec::new(), |local| local.to_string().into_bytes());
+    // A connection that was made for one client carries requests of no other.
+    let header = passing.settings.proxy_header(request);
+    if !header.is_empty() {
+        made_with.push(0);
+        made_with.extend(u32::try_from(header.len()).unwrap_or(u32::MAX).to_be_bytes());
+        made_with.extend(header);
+    }
     if let Some(tls) = &passing.tls {
         made_with.push(0);
         made_with.extend_from_slice(tls.client.identity());
@@ -406,8 +414,7 @@ fn count_connection(request: &Request) -> Result<CountedConnection, Failure> {
 /// An idle connection to the server, if there is one.
 fn take_idle(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> Option<Connection> {
     let pool = chosen.connections()?;
-    let local = passing.settings.local_address(request);
-    let key = pool_key(passing, chosen, local.as_ref());
+    let key = pool_key(request, passing, chosen);
     // What cannot be sent twice does not meet a connection whose end is on its way to the driver.
     let knowledge = if is_idempotent(request) { Knowledge::Driver } else { Knowledge::Kernel };
     let IdleConnection { transport, age, counted } = pool.take(&request.worker().common, &key, knowledge)?;
@@ -421,7 +428,7 @@ async fn connect(
     chosen: &Chosen,
     records: &Rc<Records>,
 ) -> Result<Connection, Failure> {
-    let key = pool_key(passing, chosen, passing.settings.local_address(request).as_ref());
+    let key = pool_key(request, passing, chosen);
     let (stream, counted) = open(request, passing, chosen, records).await?;
     let age = ConnectionAge::new();
     Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: false, counted })
@@ -443,6 +450,10 @@ async fn open(
         // Whether the kernel waits for more is a matter of speed alone.
         let _ = stream.set_nodelay(true);
     }
+    let header = passing.settings.proxy_header(request);
+    if !header.is_empty() {
+        Box::pin(introduce(request, passing.settings, &stream, header)).await?;
+    }
     let stream = match &passing.tls {
         None => Transport::Plain(stream),
         Some(tls) => {
@@ -460,6 +471,26 @@ async fn open(
     Ok((stream, counted))
 }
 
+/// Tells the server who the client is, in the clear, before anything else.
+async fn introduce(
+    request: &Request,
+    settings: &UpstreamSettings,
+    stream: &Stream,
+    header: Vec<u8>,
+) -> Result<(), Failure> {
+    let mut output = Output::new();
+    output.push(header);
+    match gale_runtime::timeout(*settings.send_timeout.get(), stream.send_all(&mut output)).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => {
+            let error = OsErrorText(&error);
+            request.log(Level::Error, format_args!("send() failed {error} while {CONNECTING}"));
+            Err(Failure::OfServer(RetryOn::ERROR, 502, CONNECTING))
+        }
+        Err(_) => Err(timed_out_connecting(request)),
+    }
+}
+
 /// A stream of a connection to the server: of one that there is, or of a new one. Not of the one
 /// that is avoided.
 async fn share(
@@ -471,7 +502,7 @@ async fn share(
     progress: &mut Progress,
 ) -> Result<Shared, Failure> {
     let settings = passing.settings;
-    let key = pool_key(passing, chosen, settings.local_address(request).as_ref());
+    let key = pool_key(request, passing, chosen);
     let place = Place::new(key, chosen.connections());
     let until = gale_runtime::now() + *settings.connect_timeout.get();
     loop {

@@ -166,7 +166,8 @@ impl std::error::Error for ClientError {}
 
 impl ClientConnection {
     /// Connects to a server, over TLS if that is asked for; it counts as one of the worker's connections. A handshake
-    /// may take as long again as connecting.
+    /// may take as long again as connecting. `header` goes before it, in the clear: that of the PROXY protocol, or
+    /// nothing.
     ///
     /// # Errors
     /// There are as many connections as may be, or connecting has failed or took too long.
@@ -174,6 +175,7 @@ impl ClientConnection {
         worker: &Rc<Worker>,
         address: &SocketAddress,
         options: &ConnectOptions,
+        header: Vec<u8>,
         tls: Option<&PassingTls>,
     ) -> Result<ClientConnection, ClientError> {
         let counted = CountedConnection::open(worker).ok_or(ClientError::NoConnections)?;
@@ -184,6 +186,12 @@ impl ClientConnection {
         if address.inet().is_some() {
             // Whether the kernel waits for more is a matter of speed alone.
             let _ = stream.set_nodelay(true);
+        }
+        if !header.is_empty() {
+            let mut output = Output::new();
+            output.push(header);
+            // It fits into the kernel's buffer: of a server that does not take it there is nothing to wait for.
+            stream.send_all(&mut output).await.map_err(|error| ClientError::Failed(Step::Sending, error))?;
         }
         let stream = match tls {
             None => Transport::Plain(stream),

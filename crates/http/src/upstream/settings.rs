@@ -11,7 +11,7 @@ use gale_config::{Diagnostic, Setting};
 use gale_engine::spool::TempPath;
 use gale_engine::tls::TlsClient;
 use gale_engine::tls::settings::TlsClientSettings;
-use gale_engine::upstream::Bind;
+use gale_engine::upstream::{Bind, ProxyVersion};
 use gale_protocol::response::ResponseField;
 use gale_runtime::{ConnectOptions, SocketAddress};
 
@@ -28,6 +28,8 @@ pub struct UpstreamSettings {
     pub id: usize,
     /// The address to connect from.
     pub bind: Setting<Option<Bind<Request>>>,
+    /// Which header of the PROXY protocol servers get.
+    pub proxy_protocol: Setting<ProxyVersion>,
     /// `SO_KEEPALIVE`
     pub socket_keepalive: Setting<bool>,
     /// `SO_RCVBUF` in bytes, 0 for the kernel's.
@@ -300,6 +302,17 @@ impl UpstreamSettings {
     /// The address that connections for this request come from.
     pub fn local_address(&self, request: &Request) -> Option<SocketAddress> {
         self.bind.get_opt()?.as_ref()?.evaluate(request)
+    }
+
+    /// The header of the PROXY protocol that a connection for this request begins with; empty for none.
+    pub fn proxy_header(&self, request: &Request) -> Vec<u8> {
+        match self.proxy_protocol.get_opt() {
+            None | Some(ProxyVersion::Off) => Vec::new(),
+            Some(version) => {
+                let exchange = request.exchange();
+                version.header(request.remote(), exchange.local_address(), exchange.tls())
+            }
+        }
     }
 
     /// How connections are made for this request.

@@ -346,7 +346,7 @@ impl AcmeClient {
         let mut last = AcmeError::NotFound(format!("{} could not be resolved", url.host));
         for address in self.addresses(url).await?.into_iter().take(ADDRESSES_MAX) {
             let address = SocketAddress::Inet(SocketAddr::new(address, url.port));
-            match ClientConnection::open(&self.worker, &address, &options, tls.as_ref()).await {
+            match ClientConnection::open(&self.worker, &address, &options, Vec::new(), tls.as_ref()).await {
                 Ok(connection) => return Ok(connection),
                 Err(error) => last = AcmeError::Unreachable(url.host_field(), error),
             }

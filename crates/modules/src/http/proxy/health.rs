@@ -186,8 +186,9 @@ impl Checks {
                 Some(kept) => kept,
                 None => {
                     let address = self.settings.draft.rules.address(peer);
-                    let connection = ClientConnection::open(&self.worker, &address, &options, tls.as_ref()).await;
-                    Kept { connection: connection.map_err(Failure::Client)?, since: now() }
+                    let header = upstream.proxy_header(request);
+                    let opened = ClientConnection::open(&self.worker, &address, &options, header, tls.as_ref());
+                    Kept { connection: opened.await.map_err(Failure::Client)?, since: now() }
                 }
             };
             match connection.ask(&client_request, patience).await {

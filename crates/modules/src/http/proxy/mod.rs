@@ -2,7 +2,7 @@
 //!   proxy_pass URL;                              location, if in location, limit_except
 //!   proxy_set_header NAME VALUE;  proxy_method METHOD;  proxy_http_version 1.0|1.1|2;  proxy_set_body TEXT;
 //!   proxy_redirect default|off|FROM TO;  proxy_cookie_domain …;  proxy_cookie_path …;  proxy_cookie_flags …;
-//!   proxy_upgrade TOKEN ...|off;  proxy_pass_trailers on|off;
+//!   proxy_upgrade TOKEN ...|off;  proxy_pass_trailers on|off;  proxy_protocol on|off|v2;
 //!   health_check [PARAMETER ...];                location
 //!   match NAME { ... }                           http
 //!   and what all modules have that pass requests on (`upstream_rows.rs`)
@@ -32,6 +32,7 @@ use gale_config::{
 };
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
+use gale_engine::upstream::ProxyVersion;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
@@ -167,6 +168,13 @@ pub static MODULE: Module = Module {
                 "websocket",
                 "Protocols that a client may change to through the proxy without further configuration; off for none.",
                 &One { parse: upgrades, slot: slot!(Conf, upgrades) },
+            ),
+            row(
+                "proxy_protocol",
+                Takes::Exactly(1),
+                "off",
+                "Which header of the PROXY protocol servers get: off, on for version 1, v2.",
+                &One { parse: ProxyVersion::parse, slot: slot!(Conf, upstream.proxy_protocol) },
             ),
             row(
                 "proxy_send_lowat",

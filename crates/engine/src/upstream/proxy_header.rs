@@ -1,0 +1,71 @@
+//! The header of the PROXY protocol that a server gets before anything else: who the client is.
+//! (<https://www.haproxy.org/download/3.2/doc/proxy-protocol.txt>)
+
+use gale_config::{Diagnostic, Statement, values};
+use gale_protocol::proxy_protocol::{CertificateTold, TlsTold, Transport, write_version_1, write_version_2};
+use gale_runtime::SocketAddress;
+
+use crate::tls::{TlsStream, Verdict};
+
+/// `proxy_protocol`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProxyVersion {
+    /// None.
+    #[default]
+    Off,
+    /// A line of text.
+    Version1,
+    /// Binary.
+    Version2,
+}
+
+impl ProxyVersion {
+    /// What a directive says: `off`, `on` for version 1, `v2`.
+    ///
+    /// # Errors
+    /// Another word.
+    pub fn parse(statement: &Statement) -> Result<ProxyVersion, Diagnostic> {
+        let versions = [("off", ProxyVersion::Off), ("on", ProxyVersion::Version1), ("v2", ProxyVersion::Version2)];
+        values::enumeration(statement, &versions)
+    }
+
+    /// The header for a client that has connected over TCP from one address to the other; empty for none. Without two
+    /// addresses of IP it says that nothing is known (version 1), or that the connection is our own (version 2).
+    pub fn header(
+        self,
+        source: &SocketAddress,
+        destination: Option<&SocketAddress>,
+        tls: Option<&TlsStream>,
+    ) -> Vec<u8> {
+        let mut header = Vec::new();
+        let source = source.inet();
+        let destination = destination.and_then(SocketAddress::inet);
+        match self {
+            ProxyVersion::Off => {}
+            ProxyVersion::Version1 => write_version_1(source, destination, &mut header),
+            ProxyVersion::Version2 => {
+                let tls = tls.and_then(told);
+                write_version_2(source, destination, Transport::Stream, tls.as_ref(), &mut header);
+            }
+        }
+        header
+    }
+}
+
+/// What there is to tell of the client's TLS.
+fn told(tls: &TlsStream) -> Option<TlsTold> {
+    tls.details(|details| {
+        let certificate = details.client_certificate();
+        TlsTold {
+            authority: details.server_name().map(<[u8]>::to_vec),
+            alpn: details.alpn().map(<[u8]>::to_vec),
+            version: details.version(),
+            cipher: details.cipher(),
+            common_name: certificate.as_ref().and_then(|certificate| certificate.common_name()),
+            certificate: certificate.map(|_| CertificateTold {
+                is_fresh: !details.is_resumed(),
+                is_good: matches!(details.verdict(), Verdict::Good),
+            }),
+        }
+    })
+}
