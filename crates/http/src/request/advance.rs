@@ -22,6 +22,7 @@ use crate::request::departure::Departure;
 use crate::request::files;
 use crate::request::outcome::{conclude, deny, perform, spend_redirect};
 use crate::request::phases::{CLIENT_LEFT, Decision, Flow, Handler, Phase};
+use crate::request::post_action;
 use crate::request::request_body;
 use gale_engine::variables::subject::Subject;
 
@@ -249,7 +250,7 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
     if request_body::is_refused(request) { Err(413) } else { Ok(()) }
 }
 
-/// Runs the handlers of the log phase.
+/// Runs the handlers of the log phase, and begins what follows a client's request. That is over then.
 pub fn log(request: &mut Request) {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);
@@ -257,5 +258,8 @@ pub fn log(request: &mut Request) {
     for bound in &scope.handlers[Phase::Log as usize] {
         // Nothing waits and nothing is decided any more.
         let _ = bound.handler.decide(request, scope.conf(bound.module));
+    }
+    if scope.core.post_action.is_set() {
+        post_action::begin(request);
     }
 }

@@ -20,6 +20,7 @@ pub mod limit_rate;
 mod outcome;
 pub mod own;
 pub mod phases;
+pub mod post_action;
 pub(crate) mod pump;
 pub mod request_body;
 pub(crate) mod respond;
@@ -339,6 +340,25 @@ impl Request {
         request.is_in_background = self.is_in_background;
         request.phase = Phase::ServerRewrite;
         request
+    }
+
+    /// Forgets what came of it, but for its status, what modules wrote down and when it began.
+    pub(crate) fn begin_anew(&mut self) {
+        let status = self.response.status;
+        self.response.clear();
+        self.response.status = status;
+        // Nobody reads what the client has not sent by now.
+        self.body.get_or_insert_default();
+        self.trailers.get_mut().clear();
+        self.makes_subrequests = false;
+        self.is_error_page = false;
+        self.status_override = None;
+        self.content_type_override = None;
+        self.refusal = None;
+        self.tunnel = None;
+        self.passed_to = None;
+        self.at_end = None;
+        self.redirects_left = REDIRECTS_MAX;
     }
 
     /// Whether it is the client's request, not a subrequest.

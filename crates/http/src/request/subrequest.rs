@@ -23,6 +23,7 @@ use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use gale_protocol::request::Scheme;
@@ -418,6 +419,29 @@ fn complain_of_background(parent: &Request, started: bool) -> bool {
     started
 }
 
+/// Has a request that is over go on in the background, from where `begin` brings it: what it comes to is dropped. There
+/// is a line in the error log when there is too much of that.
+pub(super) fn leave_behind(mut request: Box<Request>, begin: impl FnOnce(&mut Request) -> Step + 'static) {
+    request.exchange = Some(Side::after(&request));
+    request.nesting = 1;
+    request.is_in_background = true;
+    let mut request = Lent { request: Some(request), is_counted: false };
+    let (generation, worker) = (request.http().generation, Rc::clone(request.worker()));
+    let error_log = Arc::clone(request.configuration().error_log());
+    let number = request.connection().number;
+    let started = worker.background.spawn(generation, async move {
+        let step = begin(&mut request);
+        if advance::finish(&mut request, step).await.is_some() {
+            request.log_if_wanted();
+        }
+    });
+    if !started {
+        let most = worker.background.max();
+        let message = format_args!("{most} background subrequests are not enough");
+        error_log.write(Level::Error, Some(number), &message);
+    }
+}
+
 /// A copy of a request that outlives it, where that stands: in the content phase of its location.
 pub struct Copy(Lent);
 
@@ -538,14 +562,23 @@ enum Side {
     /// Beside the client's exchange, which is there longer.
     Of(Rc<dyn Exchange>),
     /// What was known of the client, which may have left.
-    LeftBehind { connection: Box<ConnectionInfo>, local_address: Option<SocketAddress>, scheme: Scheme },
+    LeftBehind { connection: Box<ConnectionInfo>, local_address: Option<SocketAddress>, scheme: Scheme, over: Over },
+}
+
+/// What came of a client's exchange that is over; nothing, where it may be under way.
+#[derive(Clone, Copy, Default)]
+struct Over {
+    sent: Sent,
+    received: u64,
+    is_complete: bool,
 }
 
 /// What a request of our own has in place of a way to a client.
 pub(crate) fn no_client() -> Rc<dyn Exchange> {
     let nowhere = Rc::new(ListenAddress::Unix(PathBuf::new()));
     let connection = ConnectionInfo::new(0, SocketAddress::Unix(None), nowhere, gale_runtime::now());
-    Rc::new(Side::LeftBehind { connection: Box::new(connection), local_address: None, scheme: Scheme::Http })
+    let connection = Box::new(connection);
+    Rc::new(Side::LeftBehind { connection, local_address: None, scheme: Scheme::Http, over: Over::default() })
 }
 
 impl Side {
@@ -554,10 +587,28 @@ impl Side {
     }
 
     fn left_behind(parent: &Request) -> Rc<dyn Exchange> {
+        Side::leave(parent, Over::default())
+    }
+
+    /// For what follows a request that is over.
+    fn after(request: &Request) -> Rc<dyn Exchange> {
+        let exchange = request.exchange();
+        let over = Over { sent: exchange.sent(), received: exchange.received(), is_complete: exchange.is_complete() };
+        Side::leave(request, over)
+    }
+
+    fn leave(parent: &Request, over: Over) -> Rc<dyn Exchange> {
         let exchange = parent.exchange();
         let local_address = exchange.local_address().cloned();
         let scheme = exchange.scheme();
-        Rc::new(Side::LeftBehind { connection: Box::new(exchange.connection().copy()), local_address, scheme })
+        Rc::new(Side::LeftBehind { connection: Box::new(exchange.connection().copy()), local_address, scheme, over })
+    }
+
+    fn over(&self) -> Over {
+        match self {
+            Side::Of(_) => Over::default(),
+            Side::LeftBehind { over, .. } => *over,
+        }
     }
 
     fn client(&self) -> Option<&Rc<dyn Exchange>> {
@@ -635,7 +686,7 @@ impl Exchange for Side {
     }
 
     fn received(&self) -> u64 {
-        0
+        self.over().received
     }
 
     /// A part of a response is none.
@@ -653,10 +704,10 @@ impl Exchange for Side {
     }
 
     fn is_complete(&self) -> bool {
-        false
+        self.over().is_complete
     }
 
     fn sent(&self) -> Sent {
-        self.client().map(|client| client.sent()).unwrap_or_default()
+        self.client().map_or_else(|| self.over().sent, |client| client.sent())
     }
 }

@@ -23,6 +23,7 @@ use gale_http::configuration::settings::{
 use gale_http::module::HttpPart;
 use gale_http::request::files::open_files::{OpenFileCache, Store};
 use gale_http::request::files::thread_pool::PoolName;
+use gale_http::request::post_action::PostAction;
 use gale_http::variables::template::{SizeTemplate, Template};
 use gale_runtime::files::RefusedLinks;
 
@@ -572,6 +573,15 @@ const DIRECTIVES: &[Directive] = &[
         store: &One { parse: values::flag, slot: slot!(CoreSettings, recursive_error_pages) },
     },
     Directive {
+        name: "post_action",
+        contexts: Contexts::ANYWHERE.or(Contexts::IF_IN_LOCATION),
+        takes: Takes::Exactly(1),
+        body: Body::None,
+        default: "",
+        about: "A path or named location that is asked in the background when a request is over.",
+        store: &One { parse: post_action, slot: slot!(CoreSettings, post_action) },
+    },
+    Directive {
         name: "msie_padding",
         contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
@@ -1096,6 +1106,17 @@ fn early_hints(core: &mut CoreSettings, builder: &mut Builder, statement: &State
     }
     core.early_hints.set(texts, Some(statement.span));
     Ok(())
+}
+
+/// `post_action URI|@NAME`
+fn post_action(statement: &Statement) -> Result<PostAction, Diagnostic> {
+    let text = &statement.args[0].text;
+    Ok(match text.strip_prefix(b"@") {
+        // As in nginx: whatever is no path is a location's name.
+        None if !text.starts_with(b"/") => PostAction::Named(text.as_slice().into()),
+        None => PostAction::Path(text.as_slice().into()),
+        Some(name) => PostAction::Named(name.into()),
+    })
 }
 
 /// `error_page CODE ... [=[RESPONSE]] URI`

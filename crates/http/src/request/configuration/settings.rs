@@ -13,6 +13,7 @@ use hashbrown::HashMap;
 
 use crate::files::open_files::OpenFileCache;
 use crate::request::files::thread_pool::PoolName;
+use crate::request::post_action::PostAction;
 use crate::request::variables::template::{SizeTemplate, Template};
 use gale_base::log_level::Level;
 use gale_engine::log::Target;
@@ -113,6 +114,7 @@ pub struct CoreSettings {
     // Logs.
     pub log_not_found: Setting<bool>,
     pub log_subrequest: Setting<bool>,
+    pub post_action: Setting<PostAction>,
     pub error_log: Setting<Vec<(Level, Target)>>,
 }
 
