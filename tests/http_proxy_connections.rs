@@ -1,0 +1,255 @@
+//! proxy: which connections to servers are used again, how long a request may take, and what is told of the servers that
+//! were tried.
+
+#[path = "support/answers.rs"]
+mod answers;
+mod support;
+
+use answers::{KEEPALIVE, scripted};
+use support::{Backend, Driver, Setup, with_each_driver};
+
+with_each_driver!(
+    a_connection_is_kept_only_where_the_response_leaves_it_clean,
+    a_request_has_no_more_time_than_its_whole_may_take,
+    a_connection_that_stands_for_a_user_is_not_used_again,
+    a_post_does_not_meet_a_connection_that_has_been_closed,
+    variables_tell_of_every_server_that_was_tried,
+    what_goes_wrong_is_logged_in_nginx_words,
+);
+
+fn a_connection_is_kept_only_where_the_response_leaves_it_clean(driver: Driver) {
+    let backend = scripted(&[
+        ("/close-field", "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"),
+        ("/1.0", "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"),
+        ("/more", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"),
+        (
+            "/more-chunked",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong",
+        ),
+        ("/more-204", "HTTP/1.1 204 OK\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"),
+        ("/more-304", "HTTP/1.1 304 OK\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"),
+        ("/kept", "HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nKeep-Alive: timeout=60\r\nContent-Length: 2\r\n\r\nok"),
+        ("/near", "HTTP/1.1 200 OK\r\nKeep-Alive: timeout=1\r\nContent-Length: 2\r\n\r\nok"),
+    ]);
+    let setup = Setup::http(driver, KEEPALIVE);
+    let server = setup.replace("ADDRESS", &backend.address).start();
+    let mut client = server.connect();
+    let mut connections = 1;
+    for target in ["/close-field", "/1.0", "/more", "/more-chunked", "/more-204", "/more-304", "/near"] {
+        let response = client.get(target);
+        assert!([200, 204, 304].contains(&response.status) && ["ok", ""].contains(&response.text()), "{target}");
+        connections += 1;
+        let response = client.get("/kept");
+        assert_eq!((response.status, response.text()), (200, "ok"), "{target}");
+        assert_eq!(response.header("Keep-Alive"), None);
+        assert_eq!(client.get("/kept").text(), "ok", "{target}");
+        assert_eq!(backend.connection_count(), connections, "{target}");
+        assert_eq!(client.get("/kept").text(), "ok", "{target}");
+    }
+    server.stop();
+}
+
+fn variables_tell_of_every_server_that_was_tried(driver: Driver) {
+    let backend = scripted(&[
+        (
+            "/",
+            "HTTP/1.1 200 OK\r\nX-Own: o\r\nSet-Cookie: a=1; Path=/\r\nSet-Cookie: b=2\r\nContent-Length: 2\r\n\r\nok",
+        ),
+        ("/503", "HTTP/1.1 503 No\r\nContent-Length: 2\r\n\r\nno"),
+        ("/accel", "HTTP/1.1 200 OK\r\nX-Accel-Redirect: /\r\nContent-Length: 0\r\n\r\n"),
+        ("/chunked", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Sum: 7\r\n\r\n"),
+    ]);
+    let setup = Setup::http(
+        driver,
+        "log_format v '$uri|$upstream_addr|$upstream_status|$upstream_response_length|$upstream_http_x_own|'
+             '$upstream_cookie_a|$upstream_cookie_b|$upstream_trailer_x_sum|$upstream_bytes_received|'
+             '$upstream_connect_time|$upstream_header_time|$upstream_response_time|$upstream_bytes_sent';
+         access_log %DIR%/v.log v;
+         upstream two { server unix:%DIR%/none; server ADDRESS; } upstream none { server unix:%DIR%/none; }
+         server { listen %UNIX%; location / { proxy_pass http://ADDRESS; } location /two/ { proxy_pass http://two/; }
+             location /none/ { error_page 502 /; proxy_pass http://none/; } location /local { return 200 ok; } }",
+    );
+    let server = setup.replace("ADDRESS", &backend.address).start();
+    let mut client = server.connect();
+    let own = format!("{}/none", server.directory.path().display());
+    let address = &backend.address;
+    for (target, uri, addresses, statuses, lengths, rest) in [
+        ("/", "/", address.clone(), "200", "2", "|o|1|2|-|92|"),
+        ("/503", "/503", address.clone(), "503", "2", "|-|-|-|-|"),
+        ("/chunked", "/chunked", address.clone(), "200", "2", "|-|-|-|7|"),
+        ("/two/", "/two/", format!("unix:{own}, {address}"), "502, 200", "0, 2", "|o|1|2|-|0, 92|"),
+        ("/none/", "/", format!("unix:{own} : {address}"), "502 : 200", "0 : 2", "|o|1|2|-|"),
+        ("/accel", "/", format!("{address} : {address}"), "200 : 200", "0 : 2", "|o|1|2|-|"),
+        ("/local", "/local", "-".into(), "-", "-", "|-|-|-|-|-|-|-|-|-"),
+    ] {
+        client.get(target);
+        let line = server.directory.wait_line("v.log", &format!("{uri}|{addresses}|{statuses}|"));
+        let expected = format!("{uri}|{addresses}|{statuses}|{lengths}{rest}");
+        assert!(line.starts_with(&expected) || rest.contains("|-|"), "{target}: {line} for {expected}");
+        server.directory.write("v.log", "");
+        let times: Vec<&str> = line.split('|').skip(9).take(3).collect();
+        let count = statuses.split([',', ':']).count();
+        for time in times {
+            let parts: Vec<&str> = time.split([',', ':']).map(str::trim).collect();
+            assert_eq!(parts.len(), count, "{target}: {line}");
+            let is_time = |part: &&str| *part == "-" || part.parse::<f64>().is_ok_and(|time| time < 30.0);
+            assert!(parts.iter().all(is_time), "{target}: {line}");
+        }
+    }
+    server.stop();
+}
+
+fn what_goes_wrong_is_logged_in_nginx_words(driver: Driver) {
+    let backend = scripted(&[
+        ("/closed", "CLOSE"),
+        ("/head", "HTTP/1.1 200 OK\r\nX: yCLOSE"),
+        ("/none", "garbage\r\n\r\nCLOSE"),
+        ("/field", "HTTP/1.1 200 OK\r\nX y\r\n\r\nCLOSE"),
+        ("/lengths", "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nabCLOSE"),
+        ("/length", "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\nabCLOSE"),
+        ("/both", "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nCLOSE"),
+        ("/coding", "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nCLOSE"),
+        ("/status", "HTTP/1.1 20 OK\r\n\r\nCLOSE"),
+        ("/101", "HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\nCLOSE"),
+        ("/short", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nheCLOSE"),
+        ("/chunk", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhelXXXXCLOSE"),
+        ("/no-last", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\nCLOSE"),
+    ]);
+    let setup = Setup::server(driver, "location / { proxy_pass http://ADDRESS; }");
+    let server = setup.replace("ADDRESS", &backend.address).start();
+    const READING: &str = "while reading response header from upstream";
+    for (target, message) in [
+        ("/closed", format!("upstream prematurely closed connection {READING}")),
+        ("/head", format!("upstream prematurely closed connection {READING}")),
+        ("/none", format!("upstream sent no valid HTTP/1.0 header {READING}")),
+        ("/field", format!("upstream sent invalid header: \"X\\x20...\" {READING}")),
+        (
+            "/lengths",
+            format!(
+                "upstream sent duplicate header line: \"Content-Length: 2\", previous value: \
+            \"Content-Length: 1\" {READING}"
+            ),
+        ),
+        ("/length", format!("upstream sent invalid \"Content-Length\" header: \"Content-Length: x\" {READING}")),
+        (
+            "/both",
+            format!("upstream sent \"Content-Length\" and \"Transfer-Encoding\" headers at the same time {READING}"),
+        ),
+        ("/coding", format!("upstream sent unknown \"Transfer-Encoding\": \"gzip\" {READING}")),
+        ("/status", String::new()),
+        ("/101", format!("upstream sent unexpected \"101 Switching Protocols\" {READING}")),
+    ] {
+        let response = server.get(target);
+        assert_eq!(response.status, 502, "{target}");
+        let tail = format!(
+            ", client: unix:, server: , request: \"GET {target} HTTP/1.1\", upstream: \"http://{}{target}\", host: \"localhost\"",
+            backend.address
+        );
+        let line = server.wait_logged(&tail);
+        assert!(line.contains(&message), "{target}: {line}");
+        assert!(line.contains("[error]"), "{target}: {line}");
+    }
+    for (target, message) in [
+        ("/short", "upstream prematurely closed connection while reading upstream"),
+        ("/chunk", "upstream sent invalid chunked response while reading upstream"),
+        ("/no-last", "upstream prematurely closed connection while reading upstream"),
+    ] {
+        let mut client = server.connect();
+        client.send(format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+        let rest = client.read_to_end();
+        let text = String::from_utf8_lossy(&rest);
+        assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && !text.ends_with("0\r\n\r\n"), "{target}: {text}");
+        let line = server.wait_logged(&format!("\"GET {target} HTTP/1.1\", upstream: \"http://"));
+        assert!(line.contains(message), "{target}: {line}");
+    }
+    // A server that is not there.
+    let (mut server, nobody) = (server, Backend::tcp());
+    let address = nobody.address().to_owned();
+    drop(nobody);
+    server.reload_http(driver, &format!("server {{ listen %UNIX%; location / {{ proxy_pass http://{address}; }} }}"));
+    assert_eq!(server.get("/refused").status, 502);
+    let line = server.wait_logged("\"GET /refused HTTP/1.1\"");
+    assert!(line.contains("connect() failed (111: Connection refused) while connecting to upstream"), "{line}");
+    server.stop();
+}
+
+fn a_request_has_no_more_time_than_its_whole_may_take(driver: Driver) {
+    let backend = Backend::tcp();
+    let setup = Setup::server(driver, "location / { proxy_request_timeout 1s; proxy_pass http://ADDRESS; }");
+    let server = setup.replace("ADDRESS", backend.address()).start();
+    // Without a head.
+    let mut client = server.connect();
+    client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    let mut peer = backend.accept();
+    peer.request();
+    assert_eq!(client.response().status, 504);
+    assert!(peer.is_at_end());
+    server.wait_logged("upstream timed out (110: Connection timed out) while passing the request on");
+    // In the middle of a body, though it might be silent for longer.
+    client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    let mut peer = backend.accept();
+    peer.request();
+    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf");
+    client.head();
+    assert_eq!(client.read_to_end(), b"half");
+    assert!(peer.is_at_end());
+    server.wait_logged("upstream timed out (110: Connection timed out) while reading upstream");
+    server.stop();
+}
+
+fn a_connection_that_stands_for_a_user_is_not_used_again(driver: Driver) {
+    let backend = Backend::tcp();
+    let setup = Setup::http(
+        driver,
+        "upstream u { server ADDRESS; } server { listen %UNIX%; location / { proxy_pass http://u; } }",
+    );
+    let server = setup.replace("ADDRESS", backend.address()).start();
+    for (credentials, challenge, is_kept) in [
+        ("", "", true),
+        ("Authorization: Basic eDp5\r\n", "WWW-Authenticate: Basic realm=NTLM\r\n", true),
+        ("Authorization: ntlm TlRMTVNTUAAB\r\n", "", false),
+        ("Authorization: Negotiate YII=\r\n", "", false),
+        ("", "WWW-Authenticate: Basic realm=x\r\nWWW-Authenticate: NTLM TlRMTVNTUAAC\r\n", false),
+        ("", "WWW-Authenticate: Negotiate\r\n", false),
+    ] {
+        let mut client = server.connect();
+        client.send(format!("GET / HTTP/1.1\r\nHost: h\r\n{credentials}\r\n"));
+        let mut peer = backend.accept();
+        peer.request();
+        peer.send(format!("HTTP/1.1 200 OK\r\n{challenge}Content-Length: 2\r\n\r\nok"));
+        assert_eq!(client.response().text(), "ok");
+        if is_kept {
+            client.send("GET /again HTTP/1.1\r\nHost: h\r\n\r\n");
+            assert_eq!(peer.request().target, "/again", "{credentials}{challenge}");
+            peer.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok");
+            assert_eq!(client.response().text(), "ok");
+        }
+        assert!(peer.is_at_end(), "{credentials}{challenge}");
+    }
+    server.stop();
+}
+
+fn a_post_does_not_meet_a_connection_that_has_been_closed(driver: Driver) {
+    let backend = Backend::tcp();
+    let setup = Setup::http(
+        driver,
+        "upstream u { server ADDRESS; } server { listen %UNIX%; location / { proxy_pass http://u; } }",
+    );
+    let server = setup.replace("ADDRESS", backend.address()).start();
+    let mut client = server.connect();
+    for _ in 0..20 {
+        client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        let mut peer = backend.accept();
+        peer.request();
+        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        assert_eq!(client.response().text(), "ok");
+        // The worker's driver need not have heard of it when the next request comes.
+        peer.close_both();
+        client.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nbody");
+        let mut peer = backend.accept();
+        assert_eq!(peer.request().body, b"body");
+        peer.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok");
+        assert_eq!(client.response().text(), "ok");
+    }
+    server.stop();
+}
