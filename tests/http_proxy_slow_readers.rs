@@ -1,0 +1,60 @@
+//! Many clients that do not read what a fast server sends: the server is free early, memory is bounded, and nothing is
+//! lost.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use support::{Backend, Client, DEADLINE, Driver, Setup, resident_memory, with_each_driver};
+
+with_each_driver!(servers_are_free_long_before_clients_that_do_not_read);
+
+/// How many clients there are at once.
+const CLIENTS: usize = 200;
+
+/// What each of them asks for: more than the buffers of sockets and the server's own take.
+const BODY: usize = 2 << 20;
+
+/// How much the worker process may grow, all in all: some 36 KiB of buffers for each client (`proxy_buffers`,
+/// `proxy_buffer_size`), pieces on their way to and from files, what the allocator keeps, and what a debug build has
+/// beside that. Their bodies are 400 MiB.
+const GROWTH_MAX: u64 = 64 << 20;
+
+fn servers_are_free_long_before_clients_that_do_not_read(driver: Driver) {
+    let body: Arc<[u8]> = (0..BODY).map(|at| (at % 251) as u8).collect();
+    let (ended, endings) = channel();
+    let sent = Arc::clone(&body);
+    let backend = Backend::tcp().serve(move |_, client| {
+        client.send(format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", sent.len()));
+        client.send(&sent);
+        // All of it was read, and the connection is closed.
+        client.assert_closed();
+        ended.send(()).expect("somebody counts");
+        false
+    });
+    let text = format!(
+        "proxy_temp_path %DIR%/proxy; server {{ listen %TCP%; location / {{ proxy_pass http://{}; }} }}",
+        backend.address
+    );
+    let server = Setup::http(driver, &text).replace("worker_connections 128", "worker_connections 1024").start();
+    let worker = server.worker();
+    let (before, _) = resident_memory(worker);
+    let address = server.directory.address(1);
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| Client::tcp_with_small_buffer(address)).collect();
+    clients.iter_mut().for_each(|client| client.send("GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
+    for number in 0..CLIENTS {
+        endings.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("only {number} connections to the server ended"));
+    }
+    let (_, most) = resident_memory(worker);
+    assert!(most < before + GROWTH_MAX, "from {before} to {most} bytes");
+    // Somebody else is served meanwhile.
+    let mut other = Client::tcp(address);
+    assert_eq!(other.get("/").body.len(), BODY);
+    // A few of them take what they have asked for; the others leave.
+    for mut client in clients.into_iter().step_by(20) {
+        let response = client.response();
+        assert!(response.status == 200 && response.body[..] == body[..]);
+    }
+    server.stop();
+}
