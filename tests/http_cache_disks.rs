@@ -13,6 +13,7 @@ use support::{Backend, Client, Directory, Driver, Response, Server, Serving, Set
 with_each_driver!(
     entries_are_found_after_a_restart_and_after_a_crash,
     purges_hold_after_a_restart,
+    purges_that_were_answered_hold_after_a_crash,
     the_cache_is_no_larger_than_it_may_be,
     what_nobody_asks_for_goes,
     a_second_server_on_the_same_directory_is_told_so,
@@ -102,6 +103,29 @@ fn purges_hold_after_a_restart(driver: Driver) {
     let server = setup().start();
     assert_eq!(outcome(&server.get("/a")), ("MISS", "2"));
     server.stop();
+}
+
+fn purges_that_were_answered_hold_after_a_crash(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let server = caching(driver, directory.path(), "", &backend).start();
+    server.wait_logged("0 entries");
+    for (number, purge) in ["X-Purge: 1\r\nX-Tags: t\r\n", "X-Purge: 1\r\n"].into_iter().enumerate() {
+        let before = (2 * number + 1).to_string();
+        assert_eq!(outcome(&server.get("/a")), ("MISS", &*before));
+        // The file has its name, and no purge takes it away in time.
+        directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+        assert_eq!(outcome(&server.get("/a")), ("HIT", &*before));
+        let worker = server.worker();
+        assert_eq!(ask(&mut server.connect(), "/a", purge).status, 204);
+        rustix::process::kill_process(worker, Signal::KILL).unwrap();
+        server.wait_logged_times("entries, ", number + 2);
+        let after = (2 * number + 2).to_string();
+        assert_eq!(outcome(&server.get("/a")), ("MISS", &*after));
+        directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+        assert_eq!(ask(&mut server.connect(), "/a", purge).status, 204);
+    }
+    let mut server = server;
+    server.end(Signal::TERM);
 }
 
 fn the_cache_is_no_larger_than_it_may_be(driver: Driver) {

@@ -22,7 +22,7 @@ use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_engine::service::{Context, Service};
 use gale_runtime::files::likely_device;
-use gale_runtime::{default_pool, sleep};
+use gale_runtime::{default_pool, sleep, timeout};
 use rustix::fs::{FlockOperation, flock};
 
 use super::CacheZone;
@@ -228,7 +228,7 @@ async fn flush_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>, i
 pub fn append_journal(zone: &CacheZone) -> io::Result<()> {
     let _turn = zone.journal_turn();
     if zone.journal_is_torn() {
-        return Ok(());
+        return Err(io::Error::other("the journal has to be written anew"));
     }
     let changes = zone.take_changes();
     if changes.is_empty() {
@@ -255,12 +255,33 @@ pub fn write_soon(zone: &Arc<CacheZone>) {
     let _ = default_pool().detach(likely_device(&zone.place.path).writes(), move || drop(append_journal(&own)));
 }
 
+/// As [`write_soon`], and waits for that, but no longer than `patience`: the disk may hang. False if it is not written
+/// then; the manager writes it in any case.
+pub async fn write_now(zone: &Arc<CacheZone>, patience: Duration) -> bool {
+    if !zone.disk.may_try(gale_runtime::now()) {
+        return false;
+    }
+    let own = Arc::clone(zone);
+    let task = default_pool().run_for(likely_device(&zone.place.path).writes(), move || {
+        let written = append_journal(&own);
+        own.disk.note_alive();
+        written
+    });
+    match timeout(patience, task).await {
+        Ok(written) => matches!(written, Ok(Ok(()))),
+        Err(_) => {
+            zone.disk.note_silent(gale_runtime::now());
+            false
+        }
+    }
+}
+
 fn write_journal(zone: &CacheZone) -> io::Result<()> {
-    // Until it is there, what has changed is nowhere but in memory.
-    zone.note_torn_journal();
     let path = zone.place.path.join(JOURNAL_FILE);
     let new = zone.place.path.join(format!("{JOURNAL_FILE}.new"));
     let _turn = zone.journal_turn();
+    // Until it is there, what has changed is nowhere but in memory.
+    zone.note_torn_journal();
     // What changes from here on follows.
     drop(zone.take_changes());
     let mut file = io::BufWriter::with_capacity(1 << 20, File::create(&new)?);
@@ -541,8 +562,7 @@ mod tests {
         fs::remove_dir(&journal).unwrap();
         // Nothing comes behind what is torn.
         purge(2);
-        append_journal(&first).unwrap();
-        assert!(!journal.exists());
+        assert!(append_journal(&first).is_err() && !journal.exists());
         write_journal(&first).unwrap();
         purge(3);
         append_journal(&first).unwrap();

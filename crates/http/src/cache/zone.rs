@@ -450,6 +450,11 @@ impl CacheZone {
         self.journal.lock().is_written = is_managed;
     }
 
+    /// Whether this process writes the journal.
+    pub fn is_managed(&self) -> bool {
+        self.journal.lock().is_written
+    }
+
     /// Notes a change for the journal.
     fn note_change(&self, record: &Record) {
         let mut journal = self.journal.lock();

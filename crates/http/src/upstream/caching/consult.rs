@@ -106,7 +106,7 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
     let Some(key) = settings.key.get_opt() else { return Consulted::Ask(None) };
     let key: Rc<[u8]> = key.template.text(request).into_owned().into();
     if holds(&settings.purge, request) {
-        return Consulted::Answer(purge::answer(request, serving, &zone, &key));
+        return Consulted::Answer(purge::answer(request, serving, &zone, &key).await);
     }
     if !settings.takes(request.method()) {
         request.notes.put(CacheNote { key, ..CacheNote::default() });

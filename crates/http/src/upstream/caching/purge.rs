@@ -2,10 +2,12 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache_purge>)
 //!
 //! The index decides, so the answer comes at once: 204 where there was something, or where there may have been
-//! (prefixes and tags), 404 where there was nothing. What is coming at that moment is purged, too.
+//! (prefixes and tags), 404 where there was nothing. What is coming at that moment is purged, too. An answer waits for the
+//! journal, no longer than for any use of the disk, so that what was answered holds if the process dies.
 
 use std::sync::Arc;
 
+use gale_base::log_level::Level;
 use gale_runtime::Bytes;
 
 use super::serve::Serving;
@@ -14,14 +16,15 @@ use crate::cache::journal::Record;
 use crate::cache::key::{KEY_BYTES_MAX, id_of};
 use crate::cache::memory;
 use crate::cache::purges::tag_hash;
-use crate::cache::services::write_soon;
+use crate::cache::services::write_now;
+use crate::cache::settings::CacheSettings;
 use crate::request::Request;
 use crate::request::body::Body;
 use crate::request::files::pool_of;
 use crate::request::phases::Flow;
 
 /// Purges what the request names.
-pub(super) fn answer(request: &mut Request, serving: Serving<'_>, zone: &Arc<CacheZone>, key: &[u8]) -> Flow {
+pub(super) async fn answer(request: &mut Request, serving: Serving<'_>, zone: &Arc<CacheZone>, key: &[u8]) -> Flow {
     let settings = &serving.settings.cache;
     let is_soft = *settings.purge_soft.get();
     let tags = settings.purge_tags.get_opt().map(|tags| tags.evaluate(request)).unwrap_or_default();
@@ -29,7 +32,7 @@ pub(super) fn answer(request: &mut Request, serving: Serving<'_>, zone: &Arc<Cac
     if words.peek().is_some() {
         let number = zone.next_number();
         zone.purge_all(words.map(|word| Record::PurgedTag { tag: tag_hash(word), number, is_soft }));
-        write_soon(zone);
+        write(request, settings, zone).await;
         return done(request);
     }
     if key.len() > KEY_BYTES_MAX {
@@ -39,20 +42,28 @@ pub(super) fn answer(request: &mut Request, serving: Serving<'_>, zone: &Arc<Cac
     if let Some(prefix) = key.strip_suffix(b"*") {
         let number = zone.next_number();
         zone.purge_all([Record::PurgedPrefix { prefix: prefix.into(), number, is_soft }]);
-        write_soon(zone);
+        write(request, settings, zone).await;
         return done(request);
     }
     let id = id_of(key);
     let pool = pool_of(request);
     let purged = zone.purge_key(&id, is_soft, Some(&pool));
     if purged.is_noted {
-        write_soon(zone);
+        write(request, settings, zone).await;
     }
     if !is_soft {
         memory::forget(zone.identity(), &id);
     }
     // As long as the index does not know all files, there may be one.
     if purged.had_any || zone.is_cold() { done(request) } else { Flow::Respond(404) }
+}
+
+/// Has the journal say so, and waits for that as long as for any use of the disk.
+async fn write(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone>) {
+    if zone.is_managed() && !write_now(zone, *settings.disk_timeout.get()).await {
+        let message = format_args!("a purge of cache \"{}\" holds, and is not in its journal yet", zone.name);
+        request.log(Level::Warn, message);
+    }
 }
 
 fn done(request: &mut Request) -> Flow {
