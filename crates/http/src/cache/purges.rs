@@ -113,15 +113,17 @@ impl Purges {
         of_key.max(state.everything.judge(number))
     }
 
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.0.read().count()
-    }
-
     /// Whether there are any.
     pub fn is_empty(&self) -> bool {
         let state = self.0.read();
         state.everything.gone == 0 && state.everything.stale == 0 && state.count() == 0
+    }
+
+    /// How many there are that a look at every file carries out: those that are not soft alone.
+    pub fn count_hard(&self) -> usize {
+        let state = self.0.read();
+        let named = state.keys.values().chain(state.tags.values()).chain(state.prefixes.iter().map(|(_, purge)| purge));
+        named.chain([&state.everything]).filter(|purge| purge.gone > 0).count()
     }
 
     /// All of them, for the journal.
@@ -163,15 +165,19 @@ impl Purges {
     }
 
     /// All files have been looked at since this number, and nothing older is coming: what was purged before is gone.
+    /// What is stale is there for as long as somebody asks for it, so soft purges stay.
     pub fn forget_hard_until(&self, number: u64) {
         let mut state = self.0.write();
-        let is_done = |purge: &Purge| purge.gone <= number && purge.stale == 0;
-        state.keys.retain(|_, purge| !is_done(purge));
-        state.tags.retain(|_, purge| !is_done(purge));
-        state.prefixes.retain(|(_, purge)| !is_done(purge));
-        if is_done(&state.everything) {
-            state.everything = Purge::default();
-        }
+        let stays = |purge: &mut Purge| {
+            if purge.gone <= number {
+                purge.gone = 0;
+            }
+            purge.gone > 0 || purge.stale > 0
+        };
+        state.keys.retain(|_, purge| stays(purge));
+        state.tags.retain(|_, purge| stays(purge));
+        state.prefixes.retain_mut(|(_, purge)| stays(purge));
+        stays(&mut state.everything);
     }
 }
 
@@ -218,7 +224,6 @@ mod tests {
     #[test]
     fn purges_are_about_what_is_older() {
         let purges = Purges::default();
-        assert!(purges.is_empty());
         purges.add_tag(7, 100, false);
         purges.add_tag(8, 100, true);
         purges.add_prefix(b"/a", 50, false);
@@ -228,6 +233,24 @@ mod tests {
         assert_eq!((judge("/ab", &[], 50), judge("/b", &[], 50)), (Verdict::Gone, Verdict::Valid));
         purges.forget_hard_until(100);
         assert_eq!((judge("/", &[7], 100), judge("/", &[8], 100)), (Verdict::Valid, Verdict::Stale));
+    }
+
+    #[test]
+    fn a_look_at_every_file_leaves_only_what_is_soft() {
+        let purges = Purges::default();
+        purges.add_tag(7, 100, false);
+        purges.add_tag(7, 90, true);
+        purges.add_tag(8, 100, true);
+        purges.add_prefix(b"/a", 120, false);
+        assert_eq!(purges.count_hard(), 2);
+        purges.forget_hard_until(110);
+        // Nothing is left for another look but what is younger than the last one.
+        assert_eq!(purges.count_hard(), 1);
+        let judge = |key: &str, tags: &[u64], number| purges.judge(&[0; 16], key.as_bytes(), tags, number);
+        assert_eq!((judge("/", &[7], 90), judge("/", &[7], 91)), (Verdict::Stale, Verdict::Valid));
+        assert_eq!((judge("/", &[8], 100), judge("/a", &[], 120)), (Verdict::Stale, Verdict::Gone));
+        purges.forget_hard_until(120);
+        assert_eq!((purges.count_hard(), purges.records().len()), (0, 2));
     }
 
     #[test]
@@ -246,7 +269,7 @@ mod tests {
         for tag in 1..=PURGES_MAX as u64 + 1 {
             purges.add_tag(tag, tag, false);
         }
-        let count = purges.count();
+        let count = purges.0.read().count();
         assert!((PURGES_MAX / 2 - 1..PURGES_MAX).contains(&count), "{count}");
         assert_eq!(purges.judge(&[0; 16], b"any", &[], PURGES_MAX as u64 / 4), Verdict::Gone);
         assert_eq!(purges.judge(&[0; 16], b"any", &[], PURGES_MAX as u64 - 10), Verdict::Valid);
@@ -268,6 +291,6 @@ mod tests {
         purges.forget_key(&[1; 16], 100);
         assert_eq!((judge(1, 100), judge(2, 100)), (Verdict::Valid, Verdict::Stale));
         purges.forget_key(&[2; 16], 100);
-        assert!(purges.is_empty());
+        assert!(purges.records().is_empty());
     }
 }

@@ -54,6 +54,7 @@ const SWEEP_STEP: usize = 512;
 const ABANDONED_AFTER: Duration = Duration::from_secs(300);
 
 /// So many purges are worth a look at every file, whatever `purger` says: what is purged then need not be remembered.
+/// Soft ones are none of them: a look finds nothing to do for them, and would be repeated for ever.
 const PURGES_MANY: usize = 5000;
 
 /// How much of a file the loader reads at first.
@@ -331,8 +332,8 @@ async fn manage(context: &Context<CacheService>, zone: &Arc<CacheZone>) {
             }
             let own = Arc::clone(zone);
             _ = in_pool(zone, move || own.settle_purges()).await;
-            let has_many = zone.purges.count() >= PURGES_MANY;
-            if options.purger && !zone.purges.is_empty() || has_many {
+            let hard = zone.purges.count_hard();
+            if options.purger && hard > 0 || hard >= PURGES_MANY {
                 purge_files(context, zone, options.purging).await;
             }
             flush_journal(context, zone, false).await;
