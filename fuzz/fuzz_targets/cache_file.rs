@@ -1,0 +1,68 @@
+//! The header of a stored response, and a cache's journal: whatever bytes are on the disk, reading them ends within
+//! them, what is read is written as it was, and one bit more or less is noticed.
+#![no_main]
+
+use gale_http::cache::format::{HEADER_MAX, Unreadable, decode, encode, header_length};
+use gale_http::cache::journal::Record;
+use libfuzzer_sys::fuzz_target;
+
+/// Where the sum of a header stands, and its fixed part ends.
+const CRC: std::ops::Range<usize> = 92..96;
+
+fuzz_target!(|data: &[u8]| {
+    read_header(data);
+    // With a length and a sum that fit, as a file that somebody has made by hand.
+    if (CRC.end..=HEADER_MAX).contains(&data.len()) {
+        let mut sealed = data.to_vec();
+        sealed[..8].copy_from_slice(b"GALECACH");
+        sealed[8..12].copy_from_slice(&1_u32.to_le_bytes());
+        sealed[12..16].copy_from_slice(&(data.len() as u32).to_le_bytes());
+        sealed[CRC].fill(0);
+        let sum = crc32fast::hash(&sealed);
+        sealed[CRC].copy_from_slice(&sum.to_le_bytes());
+        read_header(&sealed);
+    }
+    read_records(data);
+    // The same for a record.
+    if let Ok(length) = u16::try_from(data.len()) {
+        let mut sealed = [&length.to_le_bytes(), data].concat();
+        sealed.extend_from_slice(&crc32fast::hash(&sealed).to_le_bytes());
+        read_records(&sealed);
+    }
+});
+
+fn read_header(bytes: &[u8]) {
+    let header = match decode(bytes) {
+        Ok(header) => header,
+        Err(Unreadable::Longer(length)) => return assert!(length > bytes.len() && length <= HEADER_MAX),
+        Err(Unreadable::Foreign | Unreadable::Damaged) => return,
+    };
+    let length = header.header_length as usize;
+    assert!(length <= bytes.len());
+    for at in [0, CRC.start, length - 1] {
+        let mut changed = bytes.to_vec();
+        changed[at] ^= 1;
+        assert!(decode(&changed).is_err(), "{at}");
+    }
+    // What was read fits into a header that is made for it, and is the same again.
+    let again_length = header_length(&header.meta);
+    let written = encode(&header.meta, again_length, header.body_length, header.body_crc);
+    if written.len() > HEADER_MAX {
+        return;
+    }
+    let again = decode(&written).expect("what was written");
+    assert_eq!(encode(&again.meta, again_length, again.body_length, again.body_crc), written);
+    assert_eq!((again.body_length, again.body_crc), (header.body_length, header.body_crc));
+}
+
+fn read_records(bytes: &[u8]) {
+    let mut rest = bytes;
+    while let Some(record) = Record::read(&mut rest) {
+        let mut written = Vec::new();
+        record.write(&mut written);
+        let mut again = &written[..];
+        assert_eq!(Record::read(&mut again), Some(record));
+        assert!(again.is_empty());
+    }
+    assert!(bytes.ends_with(rest));
+}
