@@ -10,6 +10,7 @@ use support::{Asked, Backend, Client, Directory, Driver, Response, Server, Servi
 with_each_driver!(
     a_response_is_stored_and_found_by_its_key,
     what_may_not_be_stored_is_not,
+    what_has_not_changed_for_long_is_fresh_for_a_part_of_that,
     a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round,
     parts_and_conditions_are_answered_out_of_the_cache,
     variants_are_told_apart_by_the_fields_that_vary_names,
@@ -146,6 +147,33 @@ fn what_may_not_be_stored_is_not(driver: Driver) {
     assert_eq!(outcome(&ask(&mut client, "/no", FRESH)).0, "MISS");
     assert_eq!(outcome(&ask(&mut client, "/no?by=1", FRESH)).0, "BYPASS");
     server.stop();
+}
+
+fn what_has_not_changed_for_long_is_fresh_for_a_part_of_that(driver: Driver) {
+    let backend = origin();
+    let unchanged = "X-Fields: Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
+    let server = caching(driver, &backend, "proxy_cache_heuristic 10%;");
+    let rows = [("/a", unchanged, "HIT"), ("/b", "", "MISS"), ("/c", "X-Fields: Last-Modified: yesterday\r\n", "MISS")];
+    for (path, fields, second) in rows {
+        assert_eq!(outcome(&ask(&mut server.connect(), path, fields)).0, "MISS", "{path}");
+        assert_eq!(outcome(&ask(&mut server.connect(), path, fields)).0, second, "{path}");
+    }
+    server.stop();
+    for (value, wrong) in [
+        ("10", "10"),
+        ("0%", "0%"),
+        ("101%", "101%"),
+        ("x%", "x%"),
+        ("on", "on"),
+        ("off max=1d", "max=1d"),
+        ("10% max=x", "max=x"),
+        ("10% least=1d", "least=1d"),
+    ] {
+        let setup = caching_in(driver, "%DIR%/cache", &backend, &format!("proxy_cache_heuristic {value};"));
+        let mut server = setup.argument("-t").launch();
+        assert!(!server.wait_exited().success(), "{value}");
+        assert!(server.stderr().contains(&format!("invalid value \"{wrong}\"")), "{value}: {}", server.stderr());
+    }
 }
 
 fn a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round(driver: Driver) {

@@ -12,6 +12,7 @@ use gale_protocol::request::Method;
 
 use super::key::Levels;
 use super::policy::Conformance;
+use super::policy::freshness::Heuristic;
 use super::zone::CacheZone;
 use crate::request::Request;
 use crate::request::variables::template::{Template, any_is_true};
@@ -123,6 +124,8 @@ pub struct CacheSettings {
     pub key: Setting<CacheKey>,
     /// `cache_valid`
     pub valid: Setting<Vec<Vec<Valid>>>,
+    /// `cache_heuristic`
+    pub heuristic: Setting<Option<Heuristic>>,
     /// `cache_methods`: bits of [`Method`].
     pub methods: Setting<u32>,
     /// `cache_min_uses`

@@ -14,6 +14,7 @@ use gale_engine::spool::TempPath;
 use gale_http::cache::CacheZone;
 use gale_http::cache::key::Levels;
 use gale_http::cache::policy::Conformance;
+use gale_http::cache::policy::freshness::Heuristic;
 use gale_http::cache::services::CacheService;
 use gale_http::cache::settings::{CacheChoice, CacheKey, CachePath, PathOptions, Place, Valid, method_bit};
 use gale_http::configuration::builder::InHttp;
@@ -41,6 +42,9 @@ macro_rules! upstream_cache_rows {
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_valid", gale_config::Takes::AtLeast(1), "",
                 "For how long responses of some status are fresh if they do not say so.",
                 many cache_valid, upstream.cache.valid),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_heuristic", gale_config::Takes::Between(1, 2), "off",
+                "For how long responses are fresh that only say when they were changed: a part of the time since then.",
+                values_of cache_heuristic, upstream.cache.heuristic),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_methods", gale_config::Takes::AtLeast(1), "GET HEAD",
                 "The methods of requests that the cache may answer.", with cache_methods, upstream.cache.methods),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_min_uses", gale_config::Takes::Exactly(1), "1",
@@ -310,6 +314,29 @@ pub(crate) fn cache_use_stale(builder: &mut Builder, statement: &Statement) -> R
 pub(crate) fn cache_conformance(statement: &Statement) -> Result<Conformance, Diagnostic> {
     let choices = [("mixed", Conformance::Mixed), ("nginx", Conformance::Nginx), ("rfc9111", Conformance::Rfc9111)];
     values::enumeration(statement, &choices)
+}
+
+/// The longest time that heuristics give, unless the configuration says otherwise: a day, as RFC 9111 §4.2.2 draws a
+/// line there for warnings of old.
+const HEURISTIC_SECONDS_MAX: u32 = 86_400;
+
+/// `proxy_cache_heuristic off | PERCENT% [max=TIME];`
+pub(crate) fn cache_heuristic(statement: &Statement) -> Result<Option<Heuristic>, Diagnostic> {
+    let [first, rest @ ..] = &statement.args[..] else { unreachable!("it takes at least one") };
+    let invalid = |word: &Word| Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span);
+    if &**first.text == b"off" {
+        return rest.first().map_or(Ok(None), |word| Err(invalid(word)));
+    }
+    let percent =
+        first.text.strip_suffix(b"%").and_then(units::parse_number).filter(|percent| (1..=100).contains(percent));
+    let percent =
+        percent.ok_or_else(|| invalid(first).hint("a share of the time since the last change: 1% to 100%"))?;
+    let mut seconds_max = HEURISTIC_SECONDS_MAX;
+    if let Some(word) = rest.first() {
+        let time = word.text.strip_prefix(b"max=").and_then(units::parse_time_seconds).ok_or_else(|| invalid(word))?;
+        seconds_max = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+    }
+    Ok(Some(Heuristic { percent: percent as u32, seconds_max }))
 }
 
 /// `proxy_store on|off|PATH;`

@@ -1,7 +1,8 @@
 //! Whether a response is stored, and for how long it is fresh. (RFC 9111 §3, §4.2)
 //!
 //! ```text
-//!   X-Accel-Expires  ►  CDN-Cache-Control, Cache-Control  ►  Expires  ►  proxy_cache_valid      the first that says
+//!   X-Accel-Expires  ►  CDN-Cache-Control, Cache-Control  ►  Expires  ►  proxy_cache_valid  ►  proxy_cache_heuristic
+//!                                                                                             the first that says
 //! ```
 
 use gale_base::http_date;
@@ -42,8 +43,19 @@ pub struct Judged<'r> {
     pub ignored: IgnoredFields,
     /// What `proxy_cache_valid` says of the status, in seconds.
     pub valid: Option<u32>,
+    /// What `proxy_cache_heuristic` says.
+    pub heuristic: Option<Heuristic>,
     /// Whose rules count.
     pub rules: Rules,
+}
+
+/// For how long a response is fresh that says nothing of it, by how long it had not changed when it came. (§4.2.2)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heuristic {
+    /// So many percent of that time.
+    pub percent: u32,
+    /// At most so long, in seconds.
+    pub seconds_max: u32,
 }
 
 /// What becomes of a response.
@@ -215,7 +227,11 @@ fn lifetime(response: &Judged<'_>) -> Result<(Lifetime, LeftOut), NotStored> {
             return Err(NotStored::Expired);
         }
     } else {
-        let seconds = response.valid.filter(|&seconds| seconds > 0).ok_or(NotStored::NoLifetime)?;
+        let seconds = match response.valid {
+            Some(seconds) => Some(seconds),
+            None => heuristic(response, &directives).map(|seconds| seconds.saturating_sub(initial_age)),
+        };
+        let seconds = seconds.filter(|&seconds| seconds > 0).ok_or(NotStored::NoLifetime)?;
         lifetime.fresh_until = now + u64::from(seconds);
     }
     if directives.no_cache == super::cache_control::Named::All {
@@ -224,6 +240,20 @@ fn lifetime(response: &Judged<'_>) -> Result<(Lifetime, LeftOut), NotStored> {
     }
     let is_useless = lifetime.fresh_until < now && lifetime.stale_if_error == 0 && !has_validator(fields);
     if is_useless { Err(NotStored::Expired) } else { Ok((lifetime, left_out)) }
+}
+
+/// For how long a response is taken for fresh that does not say so itself, counted from when it was made. (§4.2.2)
+fn heuristic(response: &Judged<'_>, directives: &ResponseDirectives) -> Option<u32> {
+    let Heuristic { percent, seconds_max } = response.heuristic?;
+    // RFC 9110 §15.1; of others the server has to say that they may be stored.
+    let is_usual = matches!(response.status, 200 | 203 | 204 | 206 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501);
+    if !is_usual && !directives.public {
+        return None;
+    }
+    let changed = http_date::parse(values(response.fields, ResponseField::LastModified).next()?)?;
+    let made = date(response.fields).unwrap_or(response.now).min(response.now);
+    let seconds = made.checked_sub(changed)?.saturating_mul(percent.into()) / 100;
+    Some(u32::try_from(seconds).unwrap_or(u32::MAX).min(seconds_max))
 }
 
 /// What of a response's directives counts: those of `CDN-Cache-Control` where it is there. (RFC 9213 §2.2)

@@ -1,7 +1,7 @@
 //! RFC 9111 and its kin, a row per rule: the section, the situation, what the RFC expects, what nginx does, and what
 //! Gale does by default. The figures are the seconds for which a response is fresh; a reason is why it is not stored.
 
-use super::freshness::{IgnoredFields, Judged, judge};
+use super::freshness::{Heuristic, IgnoredFields, Judged, judge};
 use super::{Conformance, NotStored, Storing, current_age};
 use crate::request::response::{Field, FieldList};
 
@@ -27,19 +27,25 @@ struct Row {
     fields: &'static [&'static str],
     authorization: bool,
     valid: Option<u32>,
+    heuristic: Option<Heuristic>,
     rfc: Is,
     nginx: Is,
     mixed: Is,
 }
 
 const fn row(section: &'static str, fields: &'static [&'static str], rfc: Is, nginx: Is, mixed: Is) -> Row {
-    Row { section, status: 200, fields, authorization: false, valid: None, rfc, nginx, mixed }
+    Row { section, status: 200, fields, authorization: false, valid: None, heuristic: None, rfc, nginx, mixed }
 }
 
 /// A rule that all agree on.
 const fn all(section: &'static str, fields: &'static [&'static str], is: Is) -> Row {
     row(section, fields, is, is, is)
 }
+
+/// 1000 seconds before the response comes.
+const UNCHANGED: &str = "Last-Modified: Sun, 06 Nov 1994 08:32:57 GMT";
+
+const TENTH: Option<Heuristic> = Some(Heuristic { percent: 10, seconds_max: 86_400 });
 
 #[rustfmt::skip]
 const ROWS: &[Row] = &[
@@ -91,6 +97,23 @@ const ROWS: &[Row] = &[
         Fresh(60), Not(NoStore), Fresh(60)),
     Row { valid: Some(30), ..all("nginx: cache_valid", &[], Fresh(30)) },
     Row { valid: Some(30), ..all("nginx: fields count before cache_valid", &["Cache-Control: max-age=60"], Fresh(60)) },
+    all("9111 4.2.2: heuristics are off", &[UNCHANGED], Not(NoLifetime)),
+    Row { heuristic: TENTH, ..all("9111 4.2.2: a part of the time that it has not changed", &[UNCHANGED], Fresh(100)) },
+    Row { heuristic: Some(Heuristic { percent: 10, seconds_max: 40 }), ..all("9111 4.2.2: the part has a bound",
+        &[UNCHANGED], Fresh(40)) },
+    Row { heuristic: TENTH, ..row("9111 4.2.2: the time counts from Date, and the age does",
+        &[UNCHANGED, "Date: Sun, 06 Nov 1994 08:49:27 GMT", "Age: 9"], Fresh(89), Fresh(90), Fresh(90)) },
+    Row { heuristic: TENTH, ..all("9111 4.2.2: nothing says when it changed", &[], Not(NoLifetime)) },
+    Row { heuristic: TENTH, ..all("9111 4.2.2: it changed just now",
+        &["Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT"], Not(NoLifetime)) },
+    Row { heuristic: TENTH, ..all("9111 4.2.2: it will have changed",
+        &["Last-Modified: Sun, 06 Nov 1994 08:50:37 GMT"], Not(NoLifetime)) },
+    Row { heuristic: TENTH, ..all("9111 4.2.2: what says how long it is fresh", &[UNCHANGED, "Cache-Control: max-age=9"],
+        Fresh(9)) },
+    Row { heuristic: TENTH, valid: Some(30), ..all("cache_valid counts before heuristics", &[UNCHANGED], Fresh(30)) },
+    Row { heuristic: TENTH, valid: Some(0), ..all("cache_valid 0 forbids them", &[UNCHANGED], Not(NoLifetime)) },
+    Row { heuristic: TENTH, status: 302, ..all("9110 15.1: a status that is for no cache", &[UNCHANGED], Not(NoLifetime)) },
+    Row { heuristic: TENTH, status: 302, ..all("9111 4.2.2: public", &[UNCHANGED, "Cache-Control: public"], Fresh(100)) },
     all("nginx: X-Accel-Expires counts before all", &["X-Accel-Expires: 7", "Cache-Control: no-store"], Fresh(7)),
     all("nginx: X-Accel-Expires as a moment", &["X-Accel-Expires: @784111787"], Fresh(10)),
     all("nginx: X-Accel-Expires: 0", &["X-Accel-Expires: 0", "Cache-Control: max-age=60"], Not(AccelExpires)),
@@ -114,6 +137,7 @@ fn outcome(row: &Row, conformance: Conformance) -> Is {
         has_authorization: row.authorization,
         ignored: IgnoredFields::default(),
         valid: row.valid,
+        heuristic: row.heuristic,
         rules: conformance.rules(),
     });
     match storing {
@@ -149,6 +173,7 @@ fn fields_that_are_ignored_say_nothing() {
         has_authorization: false,
         ignored,
         valid: Some(9),
+        heuristic: None,
         rules: Conformance::Nginx.rules(),
     };
     assert!(matches!(judge(&judged), Storing::Store { lifetime, .. } if lifetime.fresh_until == NOW + 9));
@@ -165,6 +190,7 @@ fn what_is_stale_may_be_used_as_long_as_it_says() {
             has_authorization: false,
             ignored: IgnoredFields::default(),
             valid: None,
+            heuristic: None,
             rules: conformance.rules(),
         };
         match judge(&judged) {

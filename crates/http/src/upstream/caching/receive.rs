@@ -268,6 +268,7 @@ fn judge_fields(request: &Request, settings: &UpstreamSettings, status: u16, fie
             vary: ignored.has(Ignored::VARY),
         },
         valid: cache.valid_for(status),
+        heuristic: cache.heuristic.get_opt().copied().flatten(),
         rules: cache.conformance.get().rules(),
     })
 }
