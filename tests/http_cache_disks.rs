@@ -14,6 +14,7 @@ with_each_driver!(
     entries_are_found_after_a_restart_and_after_a_crash,
     purges_hold_after_a_restart,
     purges_that_were_answered_hold_after_a_crash,
+    a_purge_waits_only_so_long_for_a_disk_that_hangs,
     the_cache_is_no_larger_than_it_may_be,
     what_nobody_asks_for_goes,
     a_second_server_on_the_same_directory_is_told_so,
@@ -126,6 +127,28 @@ fn purges_that_were_answered_hold_after_a_crash(driver: Driver) {
     }
     let mut server = server;
     server.end(Signal::TERM);
+}
+
+fn a_purge_waits_only_so_long_for_a_disk_that_hangs(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let setup = caching(driver, directory.path(), "", &backend);
+    let server = setup.replace("proxy_cache_disk_timeout 60s", "proxy_cache_disk_timeout 100ms").start();
+    server.wait_logged("0 entries");
+    assert_eq!(outcome(&server.get("/a")), ("MISS", "1"));
+    directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+    // A pipe in its place: whoever opens it to write waits for a reader.
+    let (pipe, journal) = (directory.path().join("pipe"), directory.path().join(".gale.journal"));
+    let rights = rustix::fs::Mode::from_raw_mode(0o666);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rights, 0).unwrap();
+    rustix::fs::chmod(&pipe, rights).unwrap();
+    std::fs::rename(&pipe, &journal).unwrap();
+    assert_eq!(ask(&mut server.connect(), "/", "X-Purge: 1\r\nX-Tags: t\r\n").status, 204);
+    server.wait_logged("a purge of cache \"one\" holds, and is not in its journal yet");
+    assert_eq!(outcome(&server.get("/a")), ("MISS", "2"));
+    // The disk answers again.
+    let reader = std::fs::File::open(&journal).unwrap();
+    server.stop();
+    drop(reader);
 }
 
 fn the_cache_is_no_larger_than_it_may_be(driver: Driver) {
