@@ -29,6 +29,7 @@ with_each_driver!(
     a_reload_brings_another_certificate,
     plain_http_is_answered_with_400_and_garbage_with_an_alert,
     a_handshake_may_come_byte_by_byte_and_after_a_proxy_header,
+    servers_are_told_of_the_clients_session_by_the_proxy_protocol,
     large_answers_and_large_requests_are_whole,
     pipelined_requests_and_closed_connections_end_in_order,
     a_handshake_that_is_refused_says_so,
@@ -279,6 +280,24 @@ fn plain_http_is_answered_with_400_and_garbage_with_an_alert(driver: Driver) {
     let page = world.server(driver, "error_page 497 =200 /page; location /page { return 200 \"page $request_uri\"; }");
     assert_eq!(page.get("/here").text(), "page /here");
     page.stop();
+    server.stop();
+}
+
+fn servers_are_told_of_the_clients_session_by_the_proxy_protocol(driver: Driver) {
+    let world = World::new();
+    let told = "$proxy_protocol_addr $proxy_protocol_tlv_authority $proxy_protocol_tlv_alpn \
+                $proxy_protocol_tlv_ssl_version $proxy_protocol_tlv_ssl_verify";
+    let text = format!(
+        "server {{ listen %TCP% ssl; {OWN} location / {{ proxy_protocol v2; proxy_pass http://%TCP2%; }} }}
+         server {{ listen %TCP2% proxy_protocol; return 200 \"{told}\"; }}"
+    );
+    let server = world.http(driver, &text).start();
+    let session = world.tls().alpn(&["http/1.1"]).session("example.com");
+    let socket = std::net::TcpStream::connect(server.directory.address(1)).unwrap();
+    let own = socket.local_addr().unwrap().ip();
+    let mut client = Client::above(rustls::StreamOwned::new(session, socket));
+    // No certificate was shown, so none is good.
+    assert_eq!(client.get("/").text(), format!("{own} example.com http/1.1 TLSv1.3 1"));
     server.stop();
 }
 
