@@ -19,7 +19,10 @@ const MODIFIED: &str = "Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 
 /// A server whose location `/` has `text` in it besides its backend.
 fn store(driver: Driver, backend: &Backend, text: &str) -> Server {
-    let text = format!("root %DIR%/html; location / {{ proxy_pass http://{}; {text} }}", backend.address());
+    let text = format!(
+        "root %DIR%/html; proxy_temp_path %DIR%/temp; location / {{ proxy_pass http://{}; {text} }}",
+        backend.address()
+    );
     Setup::server(driver, &text).start()
 }
 
@@ -37,7 +40,7 @@ fn wait_for(server: &Server, name: &str, contents: &[u8]) {
 fn a_response_becomes_the_file_of_its_uri(driver: Driver) {
     let backend = Backend::tcp();
     let text = format!(
-        "root %DIR%/html; location / {{ try_files $uri @fetch; }}
+        "root %DIR%/html; proxy_temp_path %DIR%/temp; location / {{ try_files $uri @fetch; }}
          location @fetch {{ proxy_store on; proxy_store_access group:r all:r; proxy_pass http://{}; }}",
         backend.address()
     );
@@ -69,7 +72,10 @@ fn files_are_where_the_path_says_and_nowhere_else(driver: Driver) {
         client.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{}", asked.target.len(), asked.target));
         true
     });
-    let text = format!("location / {{ proxy_pass http://{}; proxy_store %DIR%/own/$arg_name; }}", backend.address);
+    let text = format!(
+        "proxy_temp_path %DIR%/temp; location / {{ proxy_pass http://{}; proxy_store %DIR%/own/$arg_name; }}",
+        backend.address
+    );
     let server = Setup::server(driver, &text).start();
     let mut client = server.connect();
     for path in ["/?name=../../escaped", "/?name=", "/?name=x/", "/?name=a/../../b", "/x?name=plain"] {
@@ -132,7 +138,10 @@ fn a_file_that_cannot_be_written_costs_the_client_nothing(driver: Driver) {
         client.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
         true
     });
-    let text = format!("location / {{ proxy_pass http://{}; proxy_store %DIR%/file/in$uri; }}", backend.address);
+    let text = format!(
+        "proxy_temp_path %DIR%/temp; location / {{ proxy_pass http://{}; proxy_store %DIR%/file/in$uri; }}",
+        backend.address
+    );
     let server = Setup::server(driver, &text).file("file", "is no directory").start();
     assert_eq!(server.connect().get("/x").text(), "ok");
     server.wait_logged("while storing a response");
