@@ -4,8 +4,10 @@ mod support;
 
 use std::collections::HashSet;
 use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
 
-use support::{DEADLINE, Driver, Server, Setup, stream_configuration, with_each_driver};
+use support::{DEADLINE, Directory, Driver, Server, Setup, stream_configuration, with_each_driver};
 
 with_each_driver!(
     datagrams_pass_both_ways_and_are_counted,
@@ -24,6 +26,7 @@ with_each_driver!(
     an_address_to_send_from_that_is_not_there_is_no_failure_of_the_server,
     foreign_addresses_can_be_sent_from,
     a_datagram_that_is_too_long_is_no_failure_of_the_server,
+    truncated_datagrams_are_told_and_not_passed_on,
     a_session_that_is_closed_from_outside_is_logged_with_its_bytes,
     clients_are_served_while_loops_leave,
     sessions_survive_a_reload,
@@ -382,6 +385,33 @@ fn a_datagram_that_is_too_long_is_no_failure_of_the_server(driver: Driver) {
     assert!(bytes.starts_with(b"\r\n\r\n\0\r\nQUIT\n") && bytes.ends_with(b"two"), "the header goes first");
     behind.send_to(b"answer", from).unwrap();
     assert_eq!(text(&client), "answer");
+}
+
+/// Datagrams between Unix sockets may be longer than any of UDP.
+fn truncated_datagrams_are_told_and_not_passed_on(driver: Driver) {
+    let own = Directory::new();
+    let bind = |name: &str| {
+        let path = own.path().join(name);
+        let socket = UnixDatagram::bind(&path).expect("a socket");
+        // The worker may be somebody else.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).expect("ours");
+        socket.set_read_timeout(Some(DEADLINE)).expect("an option");
+        socket
+    };
+    let (behind, client) = (bind("behind"), bind("client"));
+    let path = own.path().join("behind");
+    let text = format!("server {{ listen unix:%DIR%/own.sock udp; proxy_pass unix:{}; }}", path.display());
+    let server = start(driver, &text);
+    client.connect(server.directory.path().join("own.sock")).unwrap();
+    client.send(&[b'x'; 100_000]).unwrap();
+    server.wait_logged("recvmsg() truncated data: 1 datagrams to unix:");
+    client.send(b"whole").unwrap();
+    let mut bytes = [0; 100];
+    let count = behind.recv(&mut bytes).expect("a datagram");
+    assert_eq!(&bytes[..count], b"whole");
+    // What was lost belongs to no session.
+    server.wait_logged("udp client unix:");
+    server.stop();
 }
 
 fn a_session_that_is_closed_from_outside_is_logged_with_its_bytes(driver: Driver) {

@@ -8,6 +8,7 @@
 //! end, and if there are none the datagram is lost: a flood of forged addresses takes no connection from anybody else.
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,7 +30,7 @@ use super::advance;
 use super::handover::{Handed, Inbox, Owner, Owners, TIMES_MAX};
 use super::listed::Listed;
 use super::worker::{StreamWorker, place_of};
-use crate::session::datagrams::{DatagramClient, DatagramInlet, with_batch};
+use crate::session::datagrams::{DatagramClient, DatagramInlet, PLACE_BYTES, with_batch};
 use crate::session::{Client, Session};
 use crate::upstream::settings::ProxySettings;
 
@@ -71,6 +72,8 @@ pub(super) struct Receiver {
     /// Who receives.
     waker: Cell<Option<Waker>>,
     lost: Cell<u64>,
+    /// How many of those that were lost were longer than the memory for one.
+    truncated: Cell<u64>,
     /// A task tells how many were lost.
     is_telling: Cell<bool>,
     itself: Weak<Receiver>,
@@ -136,6 +139,7 @@ impl Receiver {
             has_news: Cell::new(false),
             waker: Cell::new(None),
             lost: Cell::new(0),
+            truncated: Cell::new(0),
             is_telling: Cell::new(false),
             itself: itself.clone(),
         });
@@ -229,7 +233,8 @@ impl Receiver {
     /// Takes one datagram, or several of one sender.
     fn take(&self, received: &Received, bytes: &[u8]) {
         if received.is_truncated {
-            return self.lost.set(self.lost.get() + 1);
+            // A part of it would be another message than the one that was sent.
+            return self.truncated.set(self.truncated.get() + 1);
         }
         let key = (received.source.clone(), self.local(received));
         self.take_for(key, bytes, received.stride, 0);
@@ -341,19 +346,30 @@ impl Receiver {
     /// Has it told how many datagrams were lost: at once, and then once a second at most.
     fn tell_lost(&self) {
         self.lost.set(self.lost.get() + self.owners.take_dropped());
-        if self.lost.get() == 0 || self.is_telling.replace(true) {
+        let has_news = self.lost.get() > 0 || self.truncated.get() > 0;
+        if !has_news || self.is_telling.replace(true) {
             return;
         }
         let receiver = self.itself.clone();
         gale_runtime::spawn(async move {
             while let Some(receiver) = receiver.upgrade() {
-                let (lost, address) = (receiver.lost.take(), &receiver.address);
-                if lost == 0 {
+                let (lost, truncated, address) = (receiver.lost.take(), receiver.truncated.take(), &receiver.address);
+                if lost == 0 && truncated == 0 {
                     receiver.is_telling.set(false);
                     return;
                 }
-                let message = format_args!("{lost} datagrams to {address} were lost, there was no room");
-                receiver.worker.common.error_log().write(Level::Warn, None, &message);
+                let warn = |message: fmt::Arguments<'_>| {
+                    receiver.worker.common.error_log().write(Level::Warn, None, &message);
+                };
+                if lost > 0 {
+                    warn(format_args!("{lost} datagrams to {address} were lost, there was no room"));
+                }
+                if truncated > 0 {
+                    warn(format_args!(
+                        "recvmsg() truncated data: {truncated} datagrams to {address} were lost, longer than \
+                         {PLACE_BYTES} bytes"
+                    ));
+                }
                 drop(receiver);
                 gale_runtime::sleep(TELL_PAUSE).await;
             }

@@ -31,7 +31,9 @@ thread_local! {
 /// How many datagrams are received at once: as many as have room in the largest lease, since each may be many that the
 /// kernel has joined.
 const BATCH_COUNT: usize = 16;
-const PLACE_BYTES: usize = 64 * 1024;
+
+/// The memory for one datagram. No datagram of UDP is longer; those between Unix sockets may be, and are lost.
+pub const PLACE_BYTES: usize = 64 * 1024;
 
 /// See the file's head.
 pub struct DatagramClient(Rc<Shared>);

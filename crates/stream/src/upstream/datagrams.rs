@@ -21,7 +21,7 @@ use super::header;
 use super::pass::{Connected, Failure};
 use super::rate::Rate;
 use super::settings::ProxySettings;
-use crate::session::datagrams::{Arrived, DatagramClient, is_lost, send_segments, with_batch};
+use crate::session::datagrams::{Arrived, DatagramClient, PLACE_BYTES, is_lost, send_segments, with_batch};
 use crate::session::{self, Session};
 
 /// A server that a session sends datagrams to.
@@ -117,6 +117,7 @@ pub(super) async fn carry(session: &Session, settings: &ProxySettings, outlet: O
         upload: Rate::new(upload_rate),
         download: Rate::new(download_rate),
         answers: 0,
+        truncated: 0,
         last_answer: gale_runtime::now(),
         is_forwarding: false,
         sent: 0,
@@ -139,6 +140,8 @@ struct Carrier<'s> {
     download: Rate,
     /// How many datagrams have come from the server.
     answers: u64,
+    /// How many of them were longer than the memory for one, and are lost.
+    truncated: u64,
     last_answer: Moment,
     is_forwarding: bool,
     /// How many bytes this task has sent to the server.
@@ -274,6 +277,11 @@ impl Carrier<'_> {
                     self.chosen.is_there();
                 }
             }
+            if received.is_truncated {
+                // The server has answered, though the client must not take a part for the whole.
+                self.truncated += 1;
+                continue;
+            }
             // A client that cannot be reached misses it, as it would any other.
             if self.client.send(bytes, received.stride.max(1)).is_ok() {
                 session.count_sent(bytes.len());
@@ -350,6 +358,14 @@ impl Drop for Carrier<'_> {
     /// The log knows what was sent, also of a session that is closed from outside.
     fn drop(&mut self) {
         self.count_sent();
+        if self.truncated > 0 {
+            let truncated = self.truncated;
+            let message = format_args!(
+                "recvmsg() truncated data: {truncated} answers were lost, longer than {PLACE_BYTES} bytes, while \
+                 proxying connection"
+            );
+            self.session.log(Level::Warn, message);
+        }
         let mut attempt = self.session.attempts.last();
         attempt.end(gale_runtime::now());
         self.chosen.note_served(&attempt.served());
