@@ -26,6 +26,7 @@ with_each_driver!(
     the_name_of_the_handshake_chooses_the_server,
     a_client_gets_the_certificate_that_it_can_check,
     a_client_comes_back_to_its_session_also_after_a_reload,
+    a_client_comes_back_to_its_session_after_a_death_and_an_upgrade,
     a_reload_brings_another_certificate,
     plain_http_is_answered_with_400_and_garbage_with_an_alert,
     a_handshake_may_come_byte_by_byte_and_after_a_proxy_header,
@@ -213,6 +214,54 @@ fn a_client_comes_back_to_its_session_also_after_a_reload(driver: Driver) {
         }
     }
     server.stop();
+}
+
+fn a_client_comes_back_to_its_session_after_a_death_and_an_upgrade(driver: Driver) {
+    let world = World::new();
+    let text = format!(
+        "server {{ listen %UNIX% ssl; {OWN} return 200 $ssl_session_reused; }}
+         server {{ listen %TCP% ssl; {OWN} ssl_session_timeout 1d; return 200 $ssl_session_reused; }}"
+    );
+    let mut server = world.http(driver, &text).start();
+    let clients = [world.tls(), Tls::tls12(&world.authority)];
+    let ask = |server: &Server| {
+        let own = socket(server);
+        clients.each_ref().map(|tls| tls.client(&own, "example.com").get("/").text().to_owned())
+    };
+    assert_eq!(ask(&server), [".", "."]);
+    for _ in 0..2 {
+        let worker = server.worker();
+        rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
+        assert!(support::wait_ended(worker));
+        // The socket is the master's, so the next process finds them waiting.
+        assert_eq!(ask(&server), ["r", "r"], "{server}");
+    }
+    // A reload that needs another process.
+    server.reload(&support::http_configuration(driver, &text).replace("events {", "worker_priority 1; events {"));
+    assert_eq!(ask(&server), ["r", "r"], "{server}");
+    let old = server.pid();
+    rustix::process::kill_process(old, Signal::USR2).expect("it runs");
+    server.wait_notified("READY=1");
+    let new = server.pid_in_file();
+    assert_ne!(new, old);
+    rustix::process::kill_process(old, Signal::QUIT).expect("it runs");
+    assert!(server.wait_exited().success(), "{server}");
+    assert_eq!(ask(&server), ["r", "r"], "{server}");
+    assert!(!server.log().contains("cannot be used"), "{server}");
+    // What the secrets came in is closed, and nobody that was started since has it.
+    for process in support::in_directory(server.directory.path()) {
+        let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).expect("it runs").flatten();
+        let mut names = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        assert!(names.all(|name| !name.to_string_lossy().contains("gale secrets")), "{process}");
+    }
+    rustix::process::kill_process(new, Signal::QUIT).expect("it runs");
+    assert!(support::wait_ended(new));
+    server.assert_nothing_left();
+    let text = support::http_configuration(driver, &text);
+    let alone = Setup::configuration(&text.replace("daemon off;", "daemon off; master_process off;"));
+    let alone = alone.file("own.crt", &world.pair.certificate).file("own.key", &world.pair.key).start();
+    assert_eq!(ask(&alone), [".", "."]);
+    assert_eq!(ask(&alone), ["r", "r"]);
 }
 
 fn a_reload_brings_another_certificate(driver: Driver) {

@@ -27,12 +27,12 @@ use crate::connections::{
 };
 use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
 use crate::service::{HeldConfiguration, Services};
-use crate::tls::random;
+use crate::tls::{self, random};
 use crate::worker::Worker;
 use gale_base::log_level::Level;
 use gale_process::{
     BuildRequest, Built, Completion, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile, LoopMain, ProcessSettings,
-    Program, Report, Resources, SocketKind, WorkerSlot,
+    Program, Report, Resources, SecretSeries, SocketKind, WorkerSlot,
 };
 
 /// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to
@@ -165,6 +165,10 @@ impl Program for Server {
         let (_, accepted) = serving.take_over(slot, &configuration);
         accepted.map_err(|error| format!("worker {} cannot accept: {error}", slot.worker))?;
         Ok(serving)
+    }
+
+    fn use_secrets(&self, series: &[SecretSeries]) {
+        tls::use_ticket_keys(series);
     }
 
     fn look_for_connections(&self) {

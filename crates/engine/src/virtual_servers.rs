@@ -221,6 +221,7 @@ pub fn tls_servers(
         });
     }
     builder.note(notes);
+    builder.ticket_lifetimes.extend(found.iter().filter_map(|(tls, _)| tls.as_ref()?.ticket_lifetime()));
     let staples = loader.staples();
     if let (false, Some(first)) = (staples.is_empty(), servers.first()) {
         let name = format!("ssl stapling of {}", block.name);

@@ -33,7 +33,7 @@ use super::text;
 use super::user::Account;
 
 /// Changes with every change of the manifest or of the messages on a link.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 const MAGIC: &[u8; 8] = b"GALEBNDL";
 const HEADER_LENGTH: usize = 8 + 4 + 8;

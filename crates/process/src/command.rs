@@ -18,6 +18,7 @@ use super::master::{Master, Start};
 use super::notify::Notifier;
 use super::pid_file;
 use super::program::{BuildRequest, Built, Program};
+use super::secrets::SecretKeeper;
 use super::settings::ProcessSettings;
 use super::signals::{self, Signals};
 use super::spawn::{self, Executable, Role};
@@ -62,10 +63,10 @@ pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
             let notifier = Notifier::from_environment();
             worker::run_single(program, signals, bundle, configuration, Single { waiting: waiting.take(), notifier })
         }
-        Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind }) => {
+        Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind, secrets }) => {
             let notifier = Notifier::from_environment();
             let waiting = waiting.take();
-            let start = Start { bundle, signals, notifier, waiting, daemonized, old_master, left_behind };
+            let start = Start { bundle, signals, notifier, waiting, daemonized, old_master, left_behind, secrets };
             Master::new(program, executable, start).run()
         }
         Err(report) => {
@@ -156,6 +157,7 @@ enum Prepared<C> {
         daemonized: bool,
         old_master: Option<Pid>,
         left_behind: Vec<Pid>,
+        secrets: SecretKeeper,
     },
 }
 
@@ -173,6 +175,10 @@ fn prepare<P: Program>(
     // Before anything opens a socket: the numbers in the list are the previous binary's.
     let inherited = upgrade::inherited_listeners(&**log);
     let upgraded = inherited.is_some();
+    let secrets = match upgraded {
+        true => SecretKeeper::inherited(|message| log.write(Level::Notice, message)),
+        false => SecretKeeper::default(),
+    };
     let resources =
         SystemResources::new(Arc::clone(log) as Arc<dyn ErrorLog>).with_existing(inherited.unwrap_or_default());
     let fresh = helper::build(program, request, resources)?;
@@ -204,7 +210,7 @@ fn prepare<P: Program>(
     }
     // The master never needs what was built: a respawn and a reload build it elsewhere.
     let daemonized = settings.daemon || upgraded;
-    Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind })
+    Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind, secrets })
 }
 
 fn become_server(settings: &ProcessSettings) -> Result<Signals, String> {

@@ -25,6 +25,7 @@ use super::bundle::{Bundle, PROTOCOL_VERSION};
 use super::errors::Report;
 use super::log_file::LogHandle;
 use super::program::BuildRequest;
+use super::secrets::SecretSeries;
 use super::text;
 
 /// Descriptors in one message: SCM_MAX_FD of Linux.
@@ -34,7 +35,7 @@ const DESCRIPTORS_MAX: usize = 1 << 20;
 /// Few, because a path may have 4 KiB, and JSON may need six bytes for one of them.
 const PATHS_PER_MESSAGE: usize = 4;
 /// Largest packet, in bytes. Reports and log lines are cut down before.
-const PACKET_BYTES_MAX: usize = 160 * 1024;
+pub(super) const PACKET_BYTES_MAX: usize = 160 * 1024;
 /// Packets that wait for a peer which does not read. A bundle of 250,000 descriptors fits.
 const OUTBOX_MAX: usize = 1024;
 /// How long a link waits when the kernel has no memory for a packet, or too many descriptors are on their way.
@@ -61,6 +62,8 @@ pub(super) enum Message {
     Look,
     /// To the worker: so many before it have died and were replaced.
     Respawned { count: u64 },
+    /// To the worker: these are the secrets from now on. They come before the first bundle.
+    Secrets { series: Vec<SecretSeries> },
     /// To the worker: these logs are now these files, which come with this.
     Reopen { paths: Vec<LogPath> },
     /// From the worker: serving.

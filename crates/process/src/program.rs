@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::errors::{ErrorLog, Report};
 use super::resources::Resources;
+use super::secrets::SecretSeries;
 use super::settings::{ErrorLogTarget, ProcessSettings};
 use super::text;
 
@@ -105,6 +106,10 @@ pub trait Program: Send + Sync + Sized + 'static {
     /// # Errors
     /// Why this worker cannot serve. At start this ends the process, at reload it is logged.
     fn start(&self, slot: WorkerSlot, configuration: Arc<Self::Configuration>) -> Result<Self::Worker, String>;
+
+    /// From now on these are the secrets that worker processes have in common: called before the first configuration is
+    /// built, and whenever they change. A series for each of `ProcessSettings::secret_lifetimes`.
+    fn use_secrets(&self, _series: &[SecretSeries]) {}
 
     /// Has every event loop look whether connections wait at sockets that it shares with others: the kernel may have
     /// told of them a process that can do nothing any more. Called about once a second then.

@@ -23,6 +23,7 @@ use super::bundle::Bundle;
 use super::errors::{ErrorLog, errno_text};
 use super::listen::{self, Listener, ListenerHandle};
 use super::pid_file;
+use super::secrets::SecretKeeper;
 use super::spawn::worker_environment;
 
 /// nginx's variable.
@@ -84,7 +85,12 @@ pub(super) fn left_behind() -> Vec<Pid> {
 ///
 /// # Errors
 /// Said in nginx's words.
-pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path, held: &[Pid]) -> Result<Pid, String> {
+pub(super) fn start_new_binary(
+    bundle: &Bundle,
+    pid_path: &Path,
+    held: &[Pid],
+    secrets: &SecretKeeper,
+) -> Result<Pid, String> {
     let mut arguments = env::args_os();
     let name = arguments.next().ok_or("the name of the binary is not known")?;
     let (current, old) = (pid_path, pid_file::old_path(pid_path));
@@ -97,6 +103,8 @@ pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path, held: &[Pid]) -
             errno_text(&error)
         )
     })?;
+    // Without them clients only have to begin anew.
+    let secrets = secrets.to_memory().ok().flatten();
     let sockets: Vec<&Arc<OwnedFd>> = bundle.record.listeners.iter().flat_map(|listener| &listener.sockets).collect();
     let list: String = sockets.iter().map(|socket| format!("{};", socket.as_raw_fd())).collect();
     let mut command = Command::new(path_of_binary(&name));
@@ -105,11 +113,13 @@ pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path, held: &[Pid]) -
     if !held.is_empty() {
         command.env(HELD_VARIABLE, held.iter().map(|pid| format!("{pid};")).collect::<String>());
     }
+    command.envs(secrets.as_ref().map(SecretKeeper::variable));
     // The service manager has to hear from the new master.
     if let Some(socket) = env::var_os("NOTIFY_SOCKET") {
         command.env("NOTIFY_SOCKET", socket);
     }
-    let spawned = with_inheritable(&sockets, || command.spawn());
+    let inherited = sockets.iter().map(|socket| &***socket).chain(&secrets);
+    let spawned = with_inheritable(&inherited.collect::<Vec<_>>(), || command.spawn());
     spawned.map(|child| Pid::from_child(&child)).map_err(|error| {
         let mut message =
             format!("execve() failed while executing new binary process \"{}\"{}", name.display(), errno_text(&error));
@@ -153,7 +163,7 @@ pub(super) fn restore_pid_file(current: &Path, log: &dyn ErrorLog) {
 
 /// Lets descriptors survive an exec for the time of `spawn`. Only one thread of the master starts processes, and one at
 /// a time, so no other child can catch them.
-fn with_inheritable<T>(sockets: &[&Arc<OwnedFd>], spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+fn with_inheritable<T>(sockets: &[&OwnedFd], spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let set_all = |flags| sockets.iter().try_for_each(|socket| rustix::io::fcntl_setfd(socket, flags));
     let result = set_all(FdFlags::empty()).map_err(io::Error::from).and_then(|()| spawn());
     set_all(FdFlags::CLOEXEC)?;

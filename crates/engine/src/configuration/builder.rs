@@ -5,7 +5,7 @@
 //! is opened before the whole text has been understood.
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -27,7 +27,9 @@ use crate::log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSett
 use crate::nginx_names;
 use crate::server_address::HostAddresses;
 use crate::service::{ConfiguredService, ServiceSpec};
-use gale_process::{Account, BuildRequest, DataMapping, ListenSpec, ProcessSettings, ResourceError, Resources};
+use gale_process::{
+    Account, BuildRequest, DataMapping, ListenSpec, ProcessSettings, ResourceError, Resources, SERIES_MAX,
+};
 
 /// Where the settings that are being written belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +81,8 @@ pub struct Builder {
     pub error_log_path: Option<PathBuf>,
     /// Whether an `error_log` of any block is standard error.
     pub logs_to_stderr: bool,
+    /// How long sessions of TLS live that clients keep in tickets, in seconds.
+    pub ticket_lifetimes: BTreeSet<u32>,
     /// Every module, by index.
     pub order: &'static Order,
 
@@ -124,6 +128,7 @@ impl Builder {
             is_test: request.test,
             error_log_path: request.error_log_path.clone(),
             logs_to_stderr: false,
+            ticket_lifetimes: BTreeSet::new(),
             order,
             tables: Rc::new(tables(order)),
             blocks: Vec::new(),
@@ -397,13 +402,15 @@ impl Builder {
     ) -> Option<Configuration> {
         self.understand(statements, syntax_errors)?;
         self.find_syslogs(resources);
-        let process = self.process_settings(resources);
+        let mut process = self.process_settings(resources);
         let events = self.main_conf::<EventsSettings>().cloned().unwrap_or_default();
         let unknown_hosts = self.hosts.resolve(resources);
         self.note(unknown_hosts);
         let completes: Vec<Complete> = self.blocks.iter().map(|block| block.complete).collect();
         let drafts = completes.into_iter().map(|complete| complete(self, resources)).collect::<Result<Vec<_>, _>>();
         let drafts = drafts.map_err(|error| self.diagnostics.report(error)).ok()?;
+        // Sessions with a shorter lifetime than there are series for do with those of longer ones.
+        process.secret_lifetimes = self.ticket_lifetimes.iter().rev().take(SERIES_MAX).rev().copied().collect();
         let unfit_files = self.data_files.read(resources);
         self.note(unfit_files);
         if self.diagnostics.has_errors() {

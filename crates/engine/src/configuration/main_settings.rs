@@ -77,6 +77,7 @@ impl MainSettings {
             shutdown_timeout: self.worker_shutdown_timeout.get_opt().copied(),
             keep_net_raw: false,
             keeps_standard_error: false,
+            secret_lifetimes: Vec::new(),
             error_log: self.error_log.get().iter().map(to_process_log).collect(),
         }
     }

@@ -57,4 +57,5 @@ pub use named::{CertificateCache, NamedFailure};
 pub use server::{TlsLoader, TlsServer};
 pub use staple::responder_of;
 pub use stream::{IdleTls, TlsDetails, TlsStream};
+pub use tickets::use_ticket_keys;
 pub use verify::{Fault, Verdict};

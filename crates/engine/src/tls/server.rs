@@ -73,6 +73,8 @@ pub struct TlsServer {
     signs_slowly: bool,
     /// Its chains, compressed: known to handshakes as long as they are held.
     compressed: Vec<Compressed>,
+    /// How long sessions live that clients keep in tickets of the server's own keys, in seconds.
+    ticket_lifetime: Option<u32>,
 }
 
 /// What makes a server's configuration when the names of its certificates are known.
@@ -99,6 +101,7 @@ impl TlsServer {
             ocsp: None,
             signs_slowly: false,
             compressed: Vec::new(),
+            ticket_lifetime: None,
         })
     }
 
@@ -147,6 +150,12 @@ impl TlsServer {
     /// Whether a handshake with one is as good as one with the other: the certificates and the rules are the same.
     pub fn asks_the_same(&self, other: &TlsServer) -> bool {
         self.identity == other.identity
+    }
+
+    /// How long sessions live, in seconds, that clients keep in tickets whose keys are nobody's but the server's. None
+    /// where there are no such tickets.
+    pub fn ticket_lifetime(&self) -> Option<u32> {
+        self.ticket_lifetime
     }
 
     /// Whether it refuses every handshake: `ssl_reject_handshake`.
@@ -215,6 +224,7 @@ impl TlsServer {
             ocsp: self.ocsp.clone(),
             signs_slowly,
             compressed: self.compressed.clone(),
+            ticket_lifetime: self.ticket_lifetime,
         }))
     }
 }
@@ -363,6 +373,7 @@ impl TlsLoader {
         config.cert_compression_cache = Arc::new(CompressionCache::Disabled);
         config.cert_decompressors = Vec::new();
         sessions.apply(&mut config, identity);
+        let ticket_lifetime = sessions.ticket_lifetime();
         if *settings.early_data.get() {
             config.max_early_data_size = EARLY_DATA_BYTES_MAX;
             // What early data asks for is answered before the client's last message.
@@ -392,6 +403,7 @@ impl TlsLoader {
             ocsp,
             signs_slowly,
             compressed,
+            ticket_lifetime,
         })))
     }
 
@@ -666,7 +678,7 @@ impl SessionSettings {
                 read(word, resources).map_err(|why| failed(format!("open() \"{}\" failed: {why}", word.text)))?;
             files.push(TicketKeys::of_file(&word.text.to_str_lossy(), &text).map_err(failed)?);
         }
-        let keys = if files.is_empty() { TicketKeys::Own } else { TicketKeys::OfFiles(files.into()) };
+        let keys = if files.is_empty() { TicketKeys::own() } else { TicketKeys::OfFiles(files.into()) };
         let has_early_data = *settings.early_data.get();
         Ok(SessionSettings {
             store: match settings.session_cache.get() {
@@ -682,6 +694,11 @@ impl SessionSettings {
             keys: (commanded.session_tickets && !has_early_data).then_some(keys),
             tickets: commanded.tickets,
         })
+    }
+
+    /// See [`TlsServer::ticket_lifetime`].
+    fn ticket_lifetime(&self) -> Option<u32> {
+        matches!(self.keys, Some(TicketKeys::Own(_))).then_some(self.lifetime)
     }
 
     fn apply(&self, config: &mut ServerConfig, identity: Identity) {

@@ -4,10 +4,10 @@
 //! another server, or after a change of these, the handshake is a whole one. (As with nginx's session identifier
 //! context, which has fewer of the rules in it.)
 //!
-//! Keys of tickets live as long as the worker process, over reloads, and change as often as sessions end, once an hour
-//! at least; or they come from `ssl_session_ticket_key`.
+//! Keys of tickets are the master's, which gives them to every worker process and to the binary after this one, and
+//! changes them as often as sessions end, once an hour at least (decision 0041); or they come from
+//! `ssl_session_ticket_key`.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -15,20 +15,12 @@ use std::time::{Duration, SystemTime};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use aws_lc_rs::digest;
 use bstr::BString;
+use gale_process::{Secret, SecretSeries};
 use parking_lot::Mutex;
 use rustls::server::{ProducesTickets, ServerSessionMemoryCache, StoresServerSessions};
 
 /// What a session belongs to: a hash.
 pub type Identity = [u8; 32];
-
-/// How long a key of the process' own encrypts at most.
-const KEY_SECONDS_MAX: u64 = 3600;
-
-/// How many keys are kept for sessions that live equally long: tickets live two days at most, then.
-const KEYS_MAX: usize = 48;
-
-/// For how many lifetimes of sessions there are keys: more than a configuration has, and its predecessors had.
-const LIFETIMES_MAX: usize = 64;
 
 /// nginx's estimate of what a session takes in a shared cache.
 const SESSION_BYTES: u64 = 256;
@@ -47,65 +39,69 @@ impl TicketKey {
         let key = UnboundKey::new(&AES_256_GCM, key).expect("the key is as long as it has to be");
         TicketKey { name, key: LessSafeKey::new(key) }
     }
-
-    fn random() -> Option<TicketKey> {
-        let (mut name, mut key) = ([0; NAME_BYTES], [0; 32]);
-        aws_lc_rs::rand::fill(&mut name).ok()?;
-        aws_lc_rs::rand::fill(&mut key).ok()?;
-        Some(TicketKey::new(name, &key))
-    }
 }
 
-/// The keys of this process for sessions that live equally long.
-struct OwnKeys {
+/// Keys for sessions that live equally long.
+struct KeySeries {
     /// How long these live, in seconds.
     lifetime: u32,
-    /// The newest first.
-    keys: VecDeque<Arc<TicketKey>>,
-    /// When that was made.
-    since: u64,
+    /// With the time from which they encrypt, in seconds since 1970; the oldest first.
+    keys: Vec<(u64, Arc<TicketKey>)>,
 }
 
-static OWN_KEYS: Mutex<Vec<OwnKeys>> = Mutex::new(Vec::new());
+/// The keys that all worker processes have in common, the shortest lifetime first.
+#[derive(Default)]
+pub struct SharedKeys(Mutex<Vec<KeySeries>>);
 
-/// The keys for sessions that live as long.
-fn own_keys<T>(lifetime: u32, use_keys: impl FnOnce(&mut OwnKeys) -> T) -> T {
-    let mut all = OWN_KEYS.lock();
-    let place = all.iter().position(|keys| keys.lifetime == lifetime).unwrap_or_else(|| {
-        if all.len() == LIFETIMES_MAX {
-            all.remove(0);
-        }
-        all.push(OwnKeys { lifetime, keys: VecDeque::new(), since: 0 });
-        all.len() - 1
-    });
-    use_keys(&mut all[place])
+static SHARED_KEYS: SharedKeys = SharedKeys(Mutex::new(Vec::new()));
+
+/// From now on these are the keys of tickets.
+pub fn use_ticket_keys(series: &[SecretSeries]) {
+    SHARED_KEYS.replace(series);
 }
 
-impl OwnKeys {
-    /// The key that encrypts at this time. None where no random number can be had.
-    fn newest(&mut self, now: u64) -> Option<Arc<TicketKey>> {
-        let period = u64::from(self.lifetime).clamp(1, KEY_SECONDS_MAX);
-        if self.keys.is_empty() || now.saturating_sub(self.since) >= period {
-            self.keys.push_front(Arc::new(TicketKey::random()?));
-            // Those of tickets that have not ended, and that of the period which begins.
-            self.keys.truncate((u64::from(self.lifetime) / period) as usize + 2);
-            self.keys.truncate(KEYS_MAX);
-            self.since = now;
-        }
-        self.keys.front().cloned()
+impl SharedKeys {
+    fn replace(&self, series: &[SecretSeries]) {
+        let key = |secret: &Secret| (secret.from, Arc::new(TicketKey::new(secret.name, &secret.key)));
+        let keys = |series: &SecretSeries| KeySeries {
+            lifetime: series.lifetime,
+            keys: series.secrets.iter().map(key).collect(),
+        };
+        let all = series.iter().map(keys).collect();
+        *self.0.lock() = all;
+    }
+
+    /// The key that encrypts at this time, for sessions that live so long. None where the master could make none.
+    fn newest(&self, lifetime: u32, now: u64) -> Option<Arc<TicketKey>> {
+        let all = self.0.lock();
+        let keys = &all.iter().find(|series| series.lifetime >= lifetime).or(all.last())?.keys;
+        // The first one where the clock was put back.
+        let (_, key) = keys.iter().rev().find(|(from, _)| *from <= now).or(keys.first())?;
+        Some(Arc::clone(key))
+    }
+
+    fn named(&self, name: &[u8]) -> Option<Arc<TicketKey>> {
+        let all = self.0.lock();
+        let mut keys = all.iter().flat_map(|series| &series.keys);
+        keys.find(|(_, key)| key.name == name).map(|(_, key)| Arc::clone(key))
     }
 }
 
 /// Where the keys of a server's tickets come from.
 #[derive(Clone)]
 pub enum TicketKeys {
-    /// The process.
-    Own,
+    /// The server itself: see [`SharedKeys`].
+    Own(&'static SharedKeys),
     /// Files; the first one encrypts.
     OfFiles(Arc<[Arc<TicketKey>]>),
 }
 
 impl TicketKeys {
+    /// Those that all worker processes have in common.
+    pub fn own() -> TicketKeys {
+        TicketKeys::Own(&SHARED_KEYS)
+    }
+
     /// A key out of a file.
     ///
     /// # Errors
@@ -119,16 +115,15 @@ impl TicketKeys {
 
     fn newest(&self, lifetime: u32, now: u64) -> Option<Arc<TicketKey>> {
         match self {
-            TicketKeys::Own => own_keys(lifetime, |keys| keys.newest(now)),
+            TicketKeys::Own(shared) => shared.newest(lifetime, now),
             TicketKeys::OfFiles(keys) => keys.first().cloned(),
         }
     }
 
-    fn named(&self, lifetime: u32, name: &[u8]) -> Option<Arc<TicketKey>> {
-        let find = |key: &&Arc<TicketKey>| key.name == name;
+    fn named(&self, name: &[u8]) -> Option<Arc<TicketKey>> {
         match self {
-            TicketKeys::Own => own_keys(lifetime, |keys| keys.keys.iter().find(find).cloned()),
-            TicketKeys::OfFiles(keys) => keys.iter().find(find).cloned(),
+            TicketKeys::Own(shared) => shared.named(name),
+            TicketKeys::OfFiles(keys) => keys.iter().find(|key| key.name == name).cloned(),
         }
     }
 }
@@ -171,7 +166,7 @@ impl Tickets {
     fn decrypt_at(&self, now: u64, ticket: &[u8]) -> Option<Vec<u8>> {
         let (name, rest) = ticket.split_at_checked(NAME_BYTES)?;
         let (nonce, content) = rest.split_first_chunk::<NONCE_LEN>()?;
-        let key = self.keys.named(self.lifetime, name)?;
+        let key = self.keys.named(name)?;
         let mut content = content.to_vec();
         let aad = Aad::from(&self.identity[..]);
         let plain = key.key.open_in_place(Nonce::assume_unique_for_key(*nonce), aad, &mut content).ok()?;
@@ -279,7 +274,8 @@ mod tests {
 
     #[test]
     fn a_ticket_is_good_for_its_server_until_it_is_too_old() {
-        let (one, other) = (tickets(TicketKeys::Own, 1), tickets(TicketKeys::Own, 2));
+        let keys = shared(&[(300, &[0])]);
+        let (one, other) = (tickets(keys.clone(), 1), tickets(keys, 2));
         let now = unix_seconds();
         let ticket = one.encrypt_at(now, b"session").unwrap();
         assert_eq!(one.decrypt_at(now + 300, &ticket).as_deref(), Some(&b"session"[..]));
@@ -293,23 +289,38 @@ mod tests {
         }
     }
 
+    /// Keys for these lifetimes that are in force from these times on.
+    fn shared(all: &[(u32, &[u64])]) -> TicketKeys {
+        let keys: &'static SharedKeys = Box::leak(Box::default());
+        keys.replace(&all.iter().map(|(lifetime, froms)| series(*lifetime, froms)).collect::<Vec<_>>());
+        TicketKeys::Own(keys)
+    }
+
+    fn series(lifetime: u32, froms: &[u64]) -> SecretSeries {
+        let secret = |&from: &u64| Secret { from, name: [lifetime as u8 ^ from as u8; 16], key: [from as u8; 32] };
+        SecretSeries { lifetime, secrets: froms.iter().map(secret).collect() }
+    }
+
     #[test]
-    fn own_keys_change_with_the_lifetime_of_sessions() {
-        let own = |lifetime| Tickets { keys: TicketKeys::Own, identity: [9; 32], lifetime };
-        let key_of = |tickets: &Tickets, now| tickets.encrypt_at(now, b"x").unwrap()[..NAME_BYTES].to_vec();
-        let short = own(7);
-        let start = unix_seconds();
-        let first = short.encrypt_at(start, b"x").unwrap();
-        assert_eq!(key_of(&short, start + 6), first[..NAME_BYTES]);
-        assert_ne!(key_of(&short, start + 7), first[..NAME_BYTES]);
-        assert!(short.decrypt_at(start + 7, &first).is_some());
-        // Of a long lifetime every hour's key is kept.
-        let long = own(5 * 3600);
-        let first = long.encrypt_at(start, b"x").unwrap();
-        for hour in 1..=5 {
-            assert_ne!(key_of(&long, start + hour * 3600), first[..NAME_BYTES]);
-            assert!(long.decrypt_at(start + hour * 3600, &first).is_some(), "{hour}");
-        }
+    fn the_key_of_the_time_encrypts_and_all_decrypt() {
+        let of = |keys: &TicketKeys, lifetime| Tickets { keys: keys.clone(), identity: [9; 32], lifetime };
+        let key_of = |ticket: &[u8]| ticket[..NAME_BYTES].to_vec();
+        let keys = shared(&[(60, &[10, 70]), (300, &[5, 100, 200])]);
+        let (short, long) = (of(&keys, 60), of(&keys, 300));
+        let first = long.encrypt_at(99, b"x").unwrap();
+        assert_eq!(key_of(&first), [44 ^ 5; NAME_BYTES]);
+        assert_eq!(key_of(&long.encrypt_at(100, b"x").unwrap()), [44 ^ 100; NAME_BYTES]);
+        assert!(long.decrypt_at(250, &first).is_some());
+        assert_eq!(key_of(&short.encrypt_at(69, b"x").unwrap()), [60 ^ 10; NAME_BYTES]);
+        // Before any time there is, as after a clock was put back.
+        assert_eq!(key_of(&short.encrypt_at(1, b"x").unwrap()), [60 ^ 10; NAME_BYTES]);
+        // One that has no keys of its own does with those of the next longer lifetime.
+        assert_eq!(key_of(&of(&keys, 61).encrypt_at(99, b"x").unwrap()), [44 ^ 5; NAME_BYTES]);
+        let TicketKeys::Own(own) = keys else { unreachable!() };
+        own.replace(&[series(300, &[100, 200])]);
+        assert!(long.decrypt_at(250, &first).is_none(), "the key is forgotten");
+        own.replace(&[]);
+        assert!(long.encrypt_at(250, b"x").is_none());
     }
 
     #[test]

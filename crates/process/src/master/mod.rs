@@ -46,6 +46,7 @@ use super::daemon::Waiting;
 use super::errors::ErrorLog;
 use super::notify::Notifier;
 use super::program::Program;
+use super::secrets::SecretKeeper;
 use super::signals::{Signals, timespec};
 use super::spawn::Executable;
 
@@ -62,6 +63,8 @@ pub(super) struct Start {
     pub old_master: Option<Pid>,
     /// Dead worker processes of its that the kernel holds.
     pub left_behind: Vec<Pid>,
+    /// What it has left for those that come back.
+    pub secrets: SecretKeeper,
 }
 
 /// See the head of the file.
@@ -73,6 +76,7 @@ pub(super) struct Master<P: Program> {
     log: Arc<dyn ErrorLog>,
     /// The one that was acknowledged last.
     bundle: Box<Bundle>,
+    secrets: SecretKeeper,
     /// Number of the newest bundle.
     generation: u64,
     workers: Vec<WorkerProcess>,
@@ -113,6 +117,7 @@ impl<P: Program> Master<P> {
             generation: start.bundle.generation,
             pid_path: start.bundle.settings.pid_path.clone(),
             bundle: Box::new(start.bundle),
+            secrets: start.secrets,
             workers: Vec::new(),
             held: Vec::new(),
             left_behind: start.left_behind,
@@ -193,7 +198,12 @@ impl<P: Program> Master<P> {
         };
         let links = self.workers.iter().filter_map(|worker| worker.link.as_ref()).chain(helper);
         let retries = links.map(|link| link.retry_at());
-        [reload, kill, self.respawn.at, self.look_at()].into_iter().chain(workers).chain(retries).flatten().min()
+        [reload, kill, self.respawn.at, self.look_at(), self.secrets.next()]
+            .into_iter()
+            .chain(workers)
+            .chain(retries)
+            .flatten()
+            .min()
     }
 
     fn handle_time(&mut self, now: Instant) {
@@ -205,6 +215,9 @@ impl<P: Program> Master<P> {
                 self.kill(worker.pid, rustix::process::Signal::KILL);
             }
             self.workers.iter_mut().for_each(|worker| worker.expect_gone(now));
+        }
+        if self.secrets.next().is_some_and(|at| at <= now) {
+            self.renew_secrets(&[]);
         }
         self.check_ending(now);
         self.check_reload(now);

@@ -128,6 +128,8 @@ impl<P: Program> Master<P> {
             self.reopen(bundle.record.logs.clone());
         }
         bundle.adopt(&self.bundle);
+        // Before the bundle: the first handshake with the new configuration may need them.
+        self.renew_secrets(&bundle.settings.secret_lifetimes);
         let is_reachable = |worker: &WorkerProcess| worker.phase == WorkerPhase::Serving && worker.link.is_some();
         let serving = self.workers.iter().position(is_reachable);
         let in_place = serving.filter(|_| !self.bundle.settings.needs_new_process(&bundle.settings));
@@ -205,6 +207,8 @@ impl<P: Program> Master<P> {
     /// A removed Unix socket can be connected to as long as its file is there, so that goes first.
     pub(super) fn acknowledge(&mut self, bundle: Box<Bundle>) {
         let previous = std::mem::replace(&mut self.bundle, bundle);
+        // Without those that only the old one needed.
+        self.renew_secrets(&[]);
         system::remove_old_socket_files(&previous.addresses(), &self.bundle, &*self.log);
         self.log = self.program.error_log(&self.bundle.error_log_targets());
         for listener in &self.bundle.record.listeners {

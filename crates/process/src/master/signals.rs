@@ -44,7 +44,7 @@ impl<P: Program> Master<P> {
 
     fn change_binary(&mut self) {
         self.log.write(Level::Notice, "changing binary");
-        match upgrade::start_new_binary(&self.bundle, &self.pid_path, &self.all_held()) {
+        match upgrade::start_new_binary(&self.bundle, &self.pid_path, &self.all_held(), &self.secrets) {
             Ok(pid) => {
                 self.log.write(Level::Notice, &format!("start new binary process {pid}"));
                 self.new_binary = Some(pid);

@@ -21,6 +21,7 @@ use crate::bundle::Bundle;
 use crate::errors::{IN_FORCE, Report, errno_text, say};
 use crate::link::{Link, Message};
 use crate::program::Program;
+use crate::secrets::SERIES_MAX;
 use crate::spawn::Role;
 use crate::upgrade;
 
@@ -67,6 +68,7 @@ pub(super) struct Respawn {
 impl<P: Program> Master<P> {
     pub(super) fn spawn_worker(&mut self) {
         self.log.write(Level::Notice, "start worker processes");
+        self.renew_secrets(&[]);
         match self.start_worker(&self.bundle) {
             Ok(worker) => self.workers.push(worker),
             Err(error) => {
@@ -83,11 +85,33 @@ impl<P: Program> Master<P> {
         }
     }
 
+    /// Brings the secrets up to the present, and has secrets for these lifetimes beside those of the configuration.
+    /// Every worker process is told of changes; one that is started is told in any case.
+    pub(super) fn renew_secrets(&mut self, lifetimes: &[u32]) {
+        let mut lifetimes = lifetimes.to_vec();
+        lifetimes.extend(&self.bundle.settings.secret_lifetimes);
+        lifetimes.sort_unstable();
+        lifetimes.dedup();
+        // Those for which much is made anew when they are gone come last.
+        lifetimes.drain(..lifetimes.len().saturating_sub(SERIES_MAX));
+        if self.secrets.renew(&lifetimes) {
+            let message = self.secrets_message();
+            for link in self.workers.iter_mut().filter_map(|worker| worker.link.as_mut()) {
+                // A lost link is seen and logged by the next look at it.
+                let _ = link.send(&message);
+            }
+        }
+    }
+
+    fn secrets_message(&self) -> Message {
+        Message::Secrets { series: self.secrets.series().to_vec() }
+    }
+
     pub(super) fn start_worker(&self, bundle: &Bundle) -> io::Result<WorkerProcess> {
         let (pid, mut link) = self.executable.start(Role::Worker, &bundle.request.program, &bundle.settings)?;
         self.log.write(Level::Notice, &format!("start worker process {pid}"));
         let count = self.respawn.count;
-        let mut sent = link.send_bundle(bundle);
+        let mut sent = link.send(&self.secrets_message()).and_then(|()| link.send_bundle(bundle));
         if count > 0 {
             sent = sent.and_then(|()| link.send(&Message::Respawned { count }));
         }

@@ -70,6 +70,7 @@ impl<P: Program> Control<P> {
             }
             Received::Message(Message::Terminate) => self.begin_fast_stop(),
             Received::Message(Message::Look) => self.program.look_for_connections(),
+            Received::Message(Message::Secrets { series }) => self.program.use_secrets(&series),
             Received::Message(Message::Respawned { count }) => RESPAWNED.store(count, Ordering::Relaxed),
             Received::Message(_) => self.log.write(Level::Alert, "unexpected message from the master process"),
         }

@@ -45,6 +45,7 @@ use super::listen;
 use super::loops::{Events, LoopEvent};
 use super::notify::Notifier;
 use super::program::{Built, Program};
+use super::secrets::SecretKeeper;
 use super::settings::{ProcessSettings, WORKERS_MAX};
 use super::signals::{Arrived, Signal, Signals, timespec};
 
@@ -106,6 +107,8 @@ struct Control<P: Program> {
     retired: Vec<Retired<P::Configuration>>,
     stop: Option<Stop>,
     exit_code: u8,
+    /// `master_process off`: nobody else has secrets for this process.
+    secrets: SecretKeeper,
 }
 
 impl<P: Program> Control<P> {
@@ -141,10 +144,12 @@ impl<P: Program> Control<P> {
             retired: Vec::new(),
             stop: None,
             exit_code: 0,
+            secrets: SecretKeeper::default(),
         })
     }
 
     fn run(mut self) -> ExitCode {
+        self.renew_secrets();
         for worker in 0..worker_count(&self.bundle.settings) {
             if let Err(error) = self.spawn_loop(worker, &Arc::clone(&self.configuration)) {
                 self.fail_to_start(format!("pthread_create() failed{}", errno_text(&error)));
@@ -160,6 +165,9 @@ impl<P: Program> Control<P> {
                 self.handle_event(event);
             }
             self.handle_link();
+            if self.secrets.next().is_some_and(|at| at <= Instant::now()) {
+                self.renew_secrets();
+            }
             self.check_reload();
             self.check_retired();
             self.check_draining();
@@ -218,10 +226,20 @@ impl<P: Program> Control<P> {
             .chain(retry)
             .chain(reopening)
             .chain(self.ask_for_logs_at)
+            .chain(self.secrets.next())
             .chain(draining)
             .chain(expiring)
             .chain(retired)
             .min()
+    }
+
+    /// Without a master the secrets are this process's own.
+    fn renew_secrets(&mut self) {
+        if let Origin::Single(_) = self.origin
+            && self.secrets.renew(&self.bundle.settings.secret_lifetimes)
+        {
+            self.program.use_secrets(self.secrets.series());
+        }
     }
 
     fn handle_signal(&mut self, arrived: &Arrived) {

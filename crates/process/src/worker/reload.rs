@@ -200,6 +200,7 @@ impl<P: Program> Control<P> {
         self.tell_master(&Message::Prepared { generation });
         self.log = self.program.error_log(&bundle.error_log_targets());
         let previous = std::mem::replace(&mut self.bundle, bundle);
+        self.renew_secrets();
         if let Origin::Single(_) = &self.origin {
             // As the master does it: before the last look at the sockets.
             system::remove_old_socket_files(&previous.addresses(), &self.bundle, &*self.log);

@@ -5,6 +5,7 @@
 //! first thread is started.
 
 use gale_base::log_level::Level;
+use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
@@ -29,7 +30,7 @@ const BUNDLE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) fn run<P: Program>(program: P, signals: Signals, mut link: Link) -> ExitCode {
     // Only cosmetic: the name in `ps -L` and `top`.
     let _ = rustix::thread::set_name(c"gale worker");
-    let mut bundle = match link.wait(Instant::now() + BUNDLE_TIMEOUT) {
+    let mut bundle = match wait_for_bundle(&program, &mut link) {
         Ok(Received::Bundle(bundle)) => bundle,
         other => {
             let why = match other {
@@ -63,6 +64,17 @@ pub(crate) fn run<P: Program>(program: P, signals: Signals, mut link: Link) -> E
             let _ = link.drain(Instant::now() + BUNDLE_TIMEOUT);
             program.finish();
             ExitCode::from(EXIT_FATAL)
+        }
+    }
+}
+
+/// The first bundle, or what has come in its place. Secrets come before it.
+fn wait_for_bundle<P: Program>(program: &P, link: &mut Link) -> io::Result<Received> {
+    let deadline = Instant::now() + BUNDLE_TIMEOUT;
+    loop {
+        match link.wait(deadline)? {
+            Received::Message(Message::Secrets { series }) => program.use_secrets(&series),
+            received => return Ok(received),
         }
     }
 }
