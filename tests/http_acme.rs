@@ -15,17 +15,21 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Instant;
 
 use authority::Authority;
 use issuer::{AcmeServer, Fault, Place};
+use rustls::client::danger::ServerCertVerifier;
 use scratch::Scratch;
 use serde_json::json;
-use support::{Driver, Server, Setup, http_configuration, with_each_driver};
+use support::{Backend, DEADLINE, Driver, Server, Setup, http_configuration, with_each_driver};
 use tls::{AnyCertificate, Tls};
 
 with_each_driver!(
     a_certificate_is_obtained_over_http_whatever_other_requests_get,
     a_certificate_is_obtained_over_tls_whatever_other_handshakes_get,
+    a_certificate_is_obtained_over_an_address_of_stream,
+    what_a_responder_says_is_stapled_to_what_was_obtained,
     a_restart_and_a_reload_keep_what_was_obtained,
     a_certificate_is_renewed_when_the_issuer_wants_it,
     a_name_that_cannot_be_verified_is_tried_again_after_a_reload,
@@ -158,6 +162,109 @@ fn a_certificate_is_obtained_over_tls_whatever_other_handshakes_get(driver: Driv
     let late = Tls::new(&acme.authority).verified_by(Arc::new(AnyCertificate::default())).alpn(&["acme-tls/1"]);
     assert!(late.connect(&path, "a.example").is_err());
     server.stop();
+}
+
+fn a_certificate_is_obtained_over_an_address_of_stream(driver: Driver) {
+    let acme = AcmeServer::start();
+    let http = text(&acme, &format!("{USUAL} challenge tls-alpn;"), "");
+    let own = "ssl_certificate %DIR%/own.pem; ssl_certificate_key %DIR%/own.pem;";
+    let blocks = format!(
+        "http {{ client_body_temp_path %DIR%/body; access_log off; {http} }}
+         stream {{
+             log_format line '$status $protocol';
+             server {{
+                 listen %TCP2% ssl default_server; server_name elsewhere.example; {own} ssl_alpn none;
+                 ssl_verify_client on; ssl_client_certificate %DIR%/root.pem;
+                 return hello; access_log %DIR%/access.log line;
+             }}
+             server {{ listen %TCP2% ssl; server_name a.example; ssl_reject_handshake on; }}
+         }}"
+    );
+    let pair = acme.authority.ecdsa(&["elsewhere.example"]);
+    let setup = Setup::configuration(&support::configuration(driver, &blocks)).file("root.pem", &acme.root_pem);
+    let server = setup.file("own.pem", pair.certificate + &pair.key).start();
+    acme.set_place(Place::Tcp(server.directory.address(2)));
+    server.wait_logged(ISSUED);
+    assert_trusted(&server, &acme, "a.example");
+    server.directory.wait_line("access.log", "200 TCP");
+    server.stop();
+}
+
+fn what_a_responder_says_is_stapled_to_what_was_obtained(driver: Driver) {
+    let acme = AcmeServer::start();
+    let later = ("2080-01-01T00:00:00Z", "2080-01-02T00:00:00Z");
+    acme.set_windows(&[("2025-01-01T00:00:00Z", "2025-01-02T00:00:00Z"), later]);
+    let responder = Backend::tcp();
+    let rest = format!(
+        "ssl_stapling on; ssl_stapling_responder http://{}/ocsp; ssl_trusted_certificate %DIR%/authority.pem;
+         ssl_stapling_file %DIR%/none;",
+        responder.address()
+    );
+    let setup = setup(driver, &acme, USUAL, &rest).file("authority.pem", &acme.authority.pem);
+    let mut server = start(setup, &acme);
+    server.wait_logged(ISSUED);
+    assert!(server.stderr().contains("\"ssl_stapling_file\" has no effect beside a certificate that is obtained"));
+    let stapled = |server: &Server| {
+        let verifier = Arc::new(AnyCertificate::default());
+        let tls = Tls::new(&acme.authority).verified_by(Arc::clone(&verifier) as Arc<dyn ServerCertVerifier>);
+        tls.connect(&server.directory.path().join("gale.sock"), "a.example").expect("a handshake");
+        verifier.stapled()
+    };
+    let wait_stapled = |server: &Server, expected: &[u8]| {
+        let deadline = Instant::now() + DEADLINE;
+        while stapled(server) != expected {
+            assert!(Instant::now() < deadline, "{server}");
+            std::thread::yield_now();
+        }
+    };
+    let first = answer_ocsp(&responder);
+    wait_stapled(&server, &first);
+    // Another certificate has nothing of the first one's, and is asked about as soon as it is there.
+    server.reload_http(driver, &text(&acme, USUAL, &rest));
+    server.wait_logged("certificate for \"a.example\" renewed");
+    let second = answer_ocsp(&responder);
+    assert_ne!(first, second);
+    wait_stapled(&server, &second);
+    server.reload_http(driver, &text(&acme, USUAL, ""));
+    assert!(stapled(&server).is_empty(), "this server does not staple");
+    server.stop();
+}
+
+/// The next request of OCSP that a responder gets, answered: the certificate is good. What was answered.
+#[track_caller]
+fn answer_ocsp(responder: &Backend) -> Vec<u8> {
+    let mut asked = responder.accept();
+    let target = asked.request().target;
+    let text = target.strip_prefix("/ocsp/").expect("the path of the directive");
+    let text = text.replace("%2B", "-").replace("%2F", "_").replace("%3D", "");
+    let request = gale_engine::tls::from_base64_url(text.as_bytes()).expect("base64");
+    // The whole, what may be signed, the list, one request: then the certificate's name.
+    let id = (0..4).fold(&request[..], |element, _| &element[2..]);
+    let times = [&b"20250101000000Z"[..], b"20900101000000Z"].map(|time| element(0x18, &[time]));
+    let single = element(0x30, &[id, b"\x80\x00", &times[0], &element(0xa0, &[&times[1]])]);
+    let by = element(0xa2, &[&element(0x04, &[&[1; 20]])]);
+    let told = element(0x30, &[&by, &times[0], &element(0x30, &[&single])]);
+    // ecdsa-with-SHA256, and a signature that nobody looks at.
+    let algorithm = element(0x30, &[b"\x06\x08\x2a\x86\x48\xce\x3d\x04\x03\x02"]);
+    let basic = element(0x30, &[&told, &algorithm, &element(0x03, &[b"\0signed"])]);
+    let kind = b"\x06\x09\x2b\x06\x01\x05\x05\x07\x30\x01\x01";
+    let typed = element(0x30, &[kind, &element(0x04, &[&basic])]);
+    let response = element(0x30, &[b"\x0a\x01\x00", &element(0xa0, &[&typed])]);
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/ocsp-response\r\nContent-Length: {}\r\n\r\n",
+        response.len()
+    );
+    asked.send([head.as_bytes(), &response].concat());
+    asked.finish_sending();
+    response
+}
+
+/// An element of DER.
+fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let content = parts.concat();
+    let length = u8::try_from(content.len()).expect("short");
+    let head: &[u8] = if length < 0x80 { &[tag, length] } else { &[tag, 0x81, length] };
+    [head, &content].concat()
 }
 
 fn a_restart_and_a_reload_keep_what_was_obtained(driver: Driver) {

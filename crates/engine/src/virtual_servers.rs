@@ -222,10 +222,10 @@ pub fn tls_servers(
     }
     builder.note(notes);
     builder.ticket_lifetimes.extend(found.iter().filter_map(|(tls, _)| tls.as_ref()?.ticket_lifetime()));
-    let staples = loader.staples();
-    if let (false, Some(first)) = (staples.is_empty(), servers.first()) {
+    let (staples, managed) = (loader.staples(), loader.managed_staples());
+    if let (false, Some(first)) = (staples.is_empty() && managed.is_empty(), servers.first()) {
         let name = format!("ssl stapling of {}", block.name);
-        builder.add_service(ServiceSpec::per_process(name, Stapling { staples }), first.span)?;
+        builder.add_service(ServiceSpec::per_process(name, Stapling { staples, managed }), first.span)?;
     }
     for (address, virtual_servers) in addresses.iter().zip(virtual_servers).filter(|(address, _)| address.ssl) {
         // What the default server has is for those that have none, unless that only refuses.

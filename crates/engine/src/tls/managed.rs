@@ -21,7 +21,7 @@ use arc_swap::ArcSwapOption;
 use gale_base::os_error::OsErrorText;
 use gale_runtime::default_pool;
 use parking_lot::Mutex;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
@@ -29,6 +29,7 @@ use super::certificate::{Certificate, pem_of};
 use super::compression::{self, Compressed};
 use super::keys::{self, KeyKind};
 use super::load;
+use super::staple::Stapled;
 use super::verify_server::is_for;
 
 /// How many files of a state directory are looked at for an earlier certificate.
@@ -70,6 +71,7 @@ pub struct Current {
     key: String,
     /// The chain for clients that take it compressed: known to handshakes as long as it is held.
     _compressed: Option<Compressed>,
+    stapled: ArcSwapOption<Stapled>,
 }
 
 /// Where a certificate is from.
@@ -229,6 +231,7 @@ impl ManagedCertificate {
             chain: chain_text,
             key: key_text,
             _compressed: compressed,
+            stapled: ArcSwapOption::empty(),
         })
     }
 
@@ -261,6 +264,26 @@ impl Current {
         self.origin == Origin::Issuer
     }
 
+    /// Clients of servers that staple get this response with it, until this time.
+    pub(super) fn staple(&self, response: Vec<u8>, valid_until: u64) {
+        self.stapled.store(Some(Arc::new(Stapled::new(&self.pair, response, valid_until))));
+    }
+
+    /// Until when there is a response; none if there is none.
+    pub(super) fn stapled_until(&self) -> Option<u64> {
+        self.stapled.load().as_ref().map(|stapled| stapled.valid_until)
+    }
+
+    /// The certificate, with a response while that is good.
+    pub(super) fn stapled_pair(&self) -> Arc<CertifiedKey> {
+        self.stapled.load().as_ref().and_then(|stapled| stapled.pair()).unwrap_or_else(|| Arc::clone(&self.pair))
+    }
+
+    /// The chain, its own certificate first.
+    pub(super) fn certificates(&self) -> &[CertificateDer<'static>] {
+        &self.pair.cert
+    }
+
     /// The chain, in PEM.
     pub fn chain(&self) -> &str {
         &self.chain
@@ -285,7 +308,7 @@ impl ResolvesServerCert for ManagedCertificate {
 }
 
 /// Whether a certificate has this name or address.
-fn is_named(certificate: &rustls::pki_types::CertificateDer<'_>, name: &str) -> bool {
+fn is_named(certificate: &CertificateDer<'_>, name: &str) -> bool {
     // A wildcard is good for what it stands for.
     let name = name.replacen('*', "any", 1);
     ServerName::try_from(name).is_ok_and(|name| is_for(certificate, &name))

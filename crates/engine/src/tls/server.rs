@@ -29,7 +29,7 @@ use super::named::{NamedFailure, NamedLoader, Passwords};
 use super::ocsp::clients::{OcspCache, OcspRules};
 use super::random;
 use super::settings::{AsksAbout, SessionCache, TlsSettings, VerifyClient};
-use super::staple::{Lookup, Responder, Staple, StapleLoader};
+use super::staple::{Lookup, ManagedStaple, Responder, Staple, StapleLoader};
 use super::suites;
 use super::tickets::{self, Identity, SessionStore, Sessions, TicketKeys, Tickets};
 use super::verify::{self, ClientRules, Purpose, TakesAny};
@@ -282,6 +282,11 @@ impl TlsLoader {
         self.staples.fetched()
     }
 
+    /// The same of certificates that services obtain.
+    pub fn managed_staples(&mut self) -> Vec<Arc<ManagedStaple>> {
+        self.staples.managed()
+    }
+
     /// As [`TlsLoader::server`], where names of responders are looked up like this, and a service may obtain a
     /// certificate.
     ///
@@ -356,6 +361,9 @@ impl TlsLoader {
         }
         let config_pairs: Vec<_> = choices.iter().map(|(pair, _)| Arc::clone(pair)).collect();
         let mut config = builder.with_cert_resolver(match alone {
+            Some(managed) if *settings.staples.get() => {
+                self.staples.staple_managed(settings, managed, &authorities, lookup, resources, notes)
+            }
             Some(managed) => Arc::clone(managed) as Arc<dyn ResolvesServerCert>,
             None => Arc::new(Pairs::new(choices)),
         });

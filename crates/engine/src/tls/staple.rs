@@ -4,6 +4,7 @@
 //! on over reloads, as long as it is good.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime};
@@ -14,6 +15,7 @@ use gale_config::{Diagnostic, Word};
 use gale_process::Resources;
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
+use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use x509_parser::asn1_rs::Any;
 use x509_parser::certificate::X509Certificate;
@@ -21,6 +23,7 @@ use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::oid_registry::OID_PKIX_ACCESS_DESCRIPTOR_OCSP;
 use x509_parser::prelude::FromDer;
 
+use super::managed::{Current, ManagedCertificate, Origin};
 use super::server::read;
 use super::settings::TlsSettings;
 use super::verify;
@@ -109,6 +112,7 @@ pub fn responder_of(certificate: &[u8]) -> Option<String> {
 #[derive(Default)]
 pub(super) struct StapleLoader {
     known: HashMap<(Vec<u8>, Responder, bool), Arc<Staple>>,
+    managed: Vec<Arc<ManagedStaple>>,
     files: HashMap<Vec<u8>, Vec<u8>>,
 }
 
@@ -116,6 +120,41 @@ impl StapleLoader {
     /// Those that a service has to fetch.
     pub fn fetched(&mut self) -> Vec<Arc<Staple>> {
         self.known.drain().map(|(_, staple)| staple).collect()
+    }
+
+    /// The same of certificates that services obtain.
+    pub fn managed(&mut self) -> Vec<Arc<ManagedStaple>> {
+        std::mem::take(&mut self.managed)
+    }
+
+    /// What the settings say of a certificate that a service obtains: nothing is known of it yet.
+    pub fn staple_managed(
+        &mut self,
+        settings: &TlsSettings,
+        certificate: &Arc<ManagedCertificate>,
+        authorities: &[CertificateDer<'static>],
+        lookup: &Lookup,
+        resources: &mut dyn Resources,
+        notes: &mut Vec<Diagnostic>,
+    ) -> Arc<ManagedStaple> {
+        if let Some(file) = settings.stapling_file.get_opt() {
+            let message = "\"ssl_stapling_file\" has no effect beside a certificate that is obtained";
+            notes.push(Diagnostic::warn(message).at(file.span));
+        }
+        let responder = settings.stapling_responder.get_opt().and_then(|word| {
+            let found = Responder::of_setting(word, lookup, resources);
+            let ignored = |why| Diagnostic::warn(format!("{why} in OCSP responder \"{}\"", word.text)).at(word.span);
+            found.map_err(|why| notes.push(ignored(why))).ok()
+        });
+        let staple = Arc::new(ManagedStaple {
+            certificate: Arc::clone(certificate),
+            responder,
+            authorities: authorities.to_vec(),
+            lookup: lookup.clone(),
+            verifies: *settings.verifies_stapling.get(),
+        });
+        self.managed.push(Arc::clone(&staple));
+        staple
     }
 
     /// What the settings say of a certificate; none, and a note, where nothing can be had. `authorities` are where its
@@ -143,8 +182,7 @@ impl StapleLoader {
             Ok(None)
         };
         let Some((own, others)) = pair.cert.split_first() else { return Ok(None) };
-        let is_issuer = |candidate: &&CertificateDer<'_>| verify::has_issued(candidate, own);
-        let Some(issuer) = others.iter().find(is_issuer).or_else(|| authorities.iter().find(is_issuer)) else {
+        let Some(issuer) = issuer_of(own, others, authorities) else {
             return ignore(format!("issuer certificate not found for certificate \"{name}\""));
         };
         let found = match settings.stapling_responder.get_opt() {
@@ -193,6 +231,64 @@ impl StapleLoader {
     }
 }
 
+/// The issuer of a certificate, in its chain or among authorities.
+fn issuer_of<'c>(
+    own: &CertificateDer<'_>,
+    others: &'c [CertificateDer<'static>],
+    authorities: &'c [CertificateDer<'static>],
+) -> Option<&'c CertificateDer<'static>> {
+    others.iter().chain(authorities).find(|candidate| verify::has_issued(candidate, own))
+}
+
+/// A certificate that a service obtains, with what is said of it: it is asked for anew with every certificate.
+pub struct ManagedStaple {
+    certificate: Arc<ManagedCertificate>,
+    /// Who is asked, whatever certificates say.
+    responder: Option<Responder>,
+    authorities: Vec<CertificateDer<'static>>,
+    lookup: Lookup,
+    verifies: bool,
+}
+
+impl ManagedStaple {
+    /// What an issuer has made, once there is something.
+    pub fn current(&self) -> Option<Arc<Current>> {
+        self.certificate.current().filter(|current| current.origin != Origin::SelfSigned)
+    }
+
+    /// Where the status of this one comes from.
+    ///
+    /// # Errors
+    /// Why from nowhere, in nginx's words.
+    pub fn source(&self, current: &Current) -> Result<StapleSource, String> {
+        let name = self.certificate.name();
+        let (own, others) = current.certificates().split_first().ok_or("no certificate")?;
+        let Some(issuer) = issuer_of(own, others, &self.authorities) else {
+            return Err(format!("issuer certificate not found for certificate \"{name}\""));
+        };
+        let responder = match (&self.responder, responder_of(own)) {
+            (Some(responder), _) => responder.clone(),
+            (None, None) => return Err(format!("no OCSP responder URL in the certificate \"{name}\"")),
+            (None, Some(url)) => Responder::parse(&url)
+                .map_err(|why| format!("{why} in OCSP responder \"{url}\" in the certificate \"{name}\""))?,
+        };
+        let (certificate, issuer, lookup) = (own.to_vec(), issuer.to_vec(), self.lookup.clone());
+        Ok(StapleSource { certificate, issuer, responder, lookup, verifies: self.verifies, name: name.into() })
+    }
+}
+
+impl fmt::Debug for ManagedStaple {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ManagedStaple({:?})", self.certificate)
+    }
+}
+
+impl ResolvesServerCert for ManagedStaple {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.certificate.current().map(|current| current.stapled_pair())
+    }
+}
+
 /// How names of responders are looked up: as the server's `resolver` says, if it has one.
 pub type Lookup = Option<(Arc<ResolverSettings>, Duration)>;
 
@@ -220,9 +316,24 @@ pub struct StapleSource {
     pub name: Box<str>,
 }
 
-struct Stapled {
+/// A certificate with a response.
+pub(super) struct Stapled {
     pair: Arc<CertifiedKey>,
-    valid_until: u64,
+    /// Until when the response is good, in seconds since 1970.
+    pub valid_until: u64,
+}
+
+impl Stapled {
+    /// This certificate with this response.
+    pub fn new(bare: &Arc<CertifiedKey>, response: Vec<u8>, valid_until: u64) -> Stapled {
+        let pair = Arc::new(CertifiedKey { ocsp: Some(response), ..CertifiedKey::clone(bare) });
+        Stapled { pair, valid_until }
+    }
+
+    /// Both, while the response is good.
+    pub fn pair(&self) -> Option<Arc<CertifiedKey>> {
+        (self.valid_until >= wall_seconds()).then(|| Arc::clone(&self.pair))
+    }
 }
 
 /// What was fetched in this process: by certificate and responder, with the time until it is good.
@@ -265,8 +376,7 @@ impl Staple {
     }
 
     fn put(&self, response: Vec<u8>, valid_until: u64) {
-        let pair = Arc::new(CertifiedKey { ocsp: Some(response), ..CertifiedKey::clone(&self.bare) });
-        self.stapled.store(Some(Arc::new(Stapled { pair, valid_until })));
+        self.stapled.store(Some(Arc::new(Stapled::new(&self.bare, response, valid_until))));
     }
 
     /// Until when there is a response; none if there is none.
@@ -276,9 +386,6 @@ impl Staple {
 
     /// The certificate, with a response while that is good.
     pub(super) fn pair(&self) -> Arc<CertifiedKey> {
-        match &*self.stapled.load() {
-            Some(stapled) if stapled.valid_until >= wall_seconds() => Arc::clone(&stapled.pair),
-            _ => Arc::clone(&self.bare),
-        }
+        self.stapled.load().as_ref().and_then(|stapled| stapled.pair()).unwrap_or_else(|| Arc::clone(&self.bare))
     }
 }

@@ -6,6 +6,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use gale_base::log_level::Level;
+use gale_engine::tls::challenges::{self, Found};
 use gale_engine::tls::ocsp;
 use gale_engine::tls::settings::{TlsSettings, VerifyClient};
 use gale_engine::tls::{TlsServer, Verdict};
@@ -25,6 +26,24 @@ const UNRECOGNIZED_NAME: &[u8] = &[21, 3, 3, 0, 2, 2, 112];
 const INTERNAL_ERROR: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
 
 const SHAKING_HANDS: &str = "while SSL handshaking";
+
+/// What is looked at of a client's first message.
+#[derive(Default)]
+struct FirstMessage {
+    /// The name of the server that it wants.
+    name: Option<Vec<u8>>,
+    /// It is an issuer of certificates that asks who is there.
+    asks_challenge: bool,
+}
+
+/// Who answers an issuer's question about this name: this process, or another one with the same state.
+async fn challenge_server(name: &[u8]) -> Option<Arc<TlsServer>> {
+    match challenges::tls_server(name) {
+        Found::Known(server) => Some(server),
+        Found::Ask => challenges::tls_server_elsewhere(name).await,
+        Found::Nothing => None,
+    }
+}
 
 impl Session {
     /// Shakes hands with the client; the error is the status that the session ends with.
@@ -50,7 +69,13 @@ impl Session {
 
     async fn handshake(&mut self) -> Result<(), u16> {
         // What has come so far is no bytes of the session's.
-        let name = self.read_first_message().await?;
+        let FirstMessage { name, asks_challenge } = self.read_first_message().await?;
+        if asks_challenge
+            && let Some(name) = &name
+            && let Some(server) = challenge_server(name).await
+        {
+            return Err(self.answer_challenge(&server, name).await);
+        }
         if let Some(name) = &name {
             self.choose_server(name);
         }
@@ -99,6 +124,28 @@ impl Session {
         Ok(())
     }
 
+    /// The handshake is the answer (RFC 8737, section 3), whatever servers want of their clients. The result is the
+    /// status that the session ends with.
+    async fn answer_challenge(&mut self, server: &Arc<TlsServer>, name: &[u8]) -> u16 {
+        let input = std::mem::take(&mut self.input);
+        let tls = self.tls().expect("the connection was made for it");
+        let shaken = match tls.start(server, Some(name), false, input) {
+            Ok(()) => poll_fn(|context| tls.poll_handshake(context)).await,
+            failed => failed,
+        };
+        match shaken {
+            Ok(()) => {
+                self.count_handshake(Shaken::Full);
+                session::OK
+            }
+            Err(failure) => {
+                self.log(Level::Info, format_args!("{failure} {SHAKING_HANDS}"));
+                self.count_handshake(Shaken::Failed);
+                session::INTERNAL_SERVER_ERROR
+            }
+        }
+    }
+
     fn count_handshake(&self, shaken: Shaken) {
         count_handshake(self.stream().server(self.server()).zone.as_deref(), shaken);
     }
@@ -112,13 +159,17 @@ impl Session {
         names.map(|(certificate, key)| (certificate.evaluate(self), key.evaluate(self))).collect()
     }
 
-    /// Reads until the client's first message is whole, or is none. The name that it asks for, if any.
-    async fn read_first_message(&mut self) -> Result<Option<Vec<u8>>, u16> {
+    /// Reads until the client's first message is whole, or is none.
+    async fn read_first_message(&mut self) -> Result<FirstMessage, u16> {
         loop {
             match client_hello::parse(self.input.readable()) {
-                Status::Complete(hello) => return Ok(hello.server_name().map(client_hello::host_of)),
+                Status::Complete(hello) => {
+                    let name = hello.server_name().map(client_hello::host_of);
+                    let asks_challenge = hello.alpn_protocols().any(|protocol| protocol == challenges::ALPN);
+                    return Ok(FirstMessage { name, asks_challenge });
+                }
                 // The library says what is wrong with it.
-                Status::Malformed => return Ok(None),
+                Status::Malformed => return Ok(FirstMessage::default()),
                 Status::NeedMore => {}
             }
             let mut input = std::mem::take(&mut self.input);

@@ -3,11 +3,11 @@
 //! As with nginx a response is fetched again five minutes before it ends, in an hour at the latest, and in five minutes
 //! at the earliest; and five minutes after a failure.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ use gale_runtime::wall_seconds;
 use super::message::{self, CertificateId, CertificateStatus};
 use super::responder;
 use crate::service::{Context, Service};
-use crate::tls::staple::{Staple, StapleSource};
+use crate::tls::managed::Current;
+use crate::tls::staple::{ManagedStaple, Staple, StapleSource};
 use crate::worker::Worker;
 
 /// How many responders are asked at a time.
@@ -36,19 +37,40 @@ const PAUSE_MAX: u64 = 3600;
 pub struct Stapling {
     /// Each once.
     pub staples: Vec<Arc<Staple>>,
+    /// Those of certificates that services obtain.
+    pub managed: Vec<Arc<ManagedStaple>>,
+}
+
+/// A certificate, and when it is asked about next.
+struct Item<'s> {
+    of: Asked<'s>,
+    due: Cell<u64>,
+}
+
+/// What is asked about.
+enum Asked<'s> {
+    /// A certificate that stays.
+    One(&'s Staple),
+    /// One that is replaced by the next, and which it was last.
+    Managed(&'s ManagedStaple, RefCell<Weak<Current>>),
 }
 
 impl Service for Stapling {
     async fn run(context: Context<Stapling>) {
         let staples = context.settings();
-        let due: Vec<Cell<u64>> = staples.staples.iter().map(|staple| Cell::new(first_due(staple))).collect();
+        let now = wall_seconds();
+        let one = |staple: &'_ Arc<Staple>| first_due(staple.valid_until(), now);
+        let items = staples.staples.iter().map(|staple| Item { of: Asked::One(staple), due: Cell::new(one(staple)) });
+        let managed = staples.managed.iter();
+        let managed = managed.map(|staple| Item { of: Asked::Managed(staple, RefCell::default()), due: Cell::new(0) });
+        let items: Vec<Item<'_>> = items.chain(managed).collect();
         while !context.is_stopping() {
             let now = wall_seconds();
-            let wanted: Vec<usize> = (0..due.len()).filter(|&index| due[index].get() <= now).collect();
+            let wanted: Vec<&Item<'_>> = items.iter().filter(|item| item.is_due(now)).collect();
             let next = Cell::new(0);
             let lane = async || {
-                while let Some(&index) = wanted.get(next.replace(next.get() + 1)) {
-                    due[index].set(refresh(&staples.staples[index], &context).await);
+                while let Some(item) = wanted.get(next.replace(next.get() + 1)) {
+                    item.due.set(item.refresh(&context).await);
                 }
             };
             if !wanted.is_empty() {
@@ -71,23 +93,60 @@ async fn all(mut futures: Vec<Pin<Box<dyn Future<Output = ()> + '_>>>) {
 }
 
 /// When a response is fetched first: at once, unless an earlier configuration has fetched one.
-fn first_due(staple: &Staple) -> u64 {
-    let now = wall_seconds();
-    staple.valid_until().map_or(0, |valid_until| next_due(valid_until, now).min(now + PAUSE_MIN))
+fn first_due(valid_until: Option<u64>, now: u64) -> u64 {
+    valid_until.map_or(0, |valid_until| next_due(valid_until, now).min(now + PAUSE_MIN))
 }
 
 fn next_due(valid_until: u64, now: u64) -> u64 {
     valid_until.saturating_sub(PAUSE_MIN).min(now + PAUSE_MAX).max(now + PAUSE_MIN)
 }
 
-/// Fetches a response; says when the next one is due.
-async fn refresh(staple: &Arc<Staple>, context: &Context<Stapling>) -> u64 {
-    let Some(source) = &staple.source else { return u64::MAX };
+impl Item<'_> {
+    /// Whether it is to be asked about. A certificate that has just been obtained is.
+    fn is_due(&self, now: u64) -> bool {
+        if let Asked::Managed(staple, last) = &self.of {
+            let Some(current) = staple.current() else { return false };
+            let mut last = last.borrow_mut();
+            if last.as_ptr() != Arc::as_ptr(&current) {
+                *last = Arc::downgrade(&current);
+                self.due.set(first_due(current.stapled_until(), now));
+            }
+        }
+        self.due.get() <= now
+    }
+
+    /// Fetches a response; says when the next one is due.
+    async fn refresh(&self, context: &Context<Stapling>) -> u64 {
+        match &self.of {
+            Asked::One(staple) => match &staple.source {
+                Some(source) => {
+                    refresh(source, context, |response, valid_until| staple.set(response, valid_until)).await
+                }
+                None => u64::MAX,
+            },
+            Asked::Managed(staple, last) => {
+                // If there is another one by now, that is due.
+                let Some(current) = last.borrow().upgrade() else { return 0 };
+                match staple.source(&current) {
+                    Ok(source) => {
+                        refresh(&source, context, |response, valid_until| current.staple(response, valid_until)).await
+                    }
+                    Err(why) => {
+                        context.log(Level::Warn, format!("\"ssl_stapling\" ignored, {why}"));
+                        u64::MAX
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn refresh(source: &StapleSource, context: &Context<Stapling>, set: impl FnOnce(Vec<u8>, u64)) -> u64 {
     let fetched = fetch(context.worker(), source).await;
     let now = wall_seconds();
     match fetched {
         Ok((response, valid_until)) => {
-            staple.set(response, valid_until);
+            set(response, valid_until);
             next_due(valid_until, now)
         }
         Err(message) => {
