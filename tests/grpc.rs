@@ -30,6 +30,8 @@ with_each_driver!(
     addresses_come_from_variables_and_unix_sockets,
     requests_of_http1_are_passed_on,
     calls_pass_over_tls,
+    checks_ask_by_the_protocol_of_grpc_for_that,
+    a_check_without_the_protocol_goes_by_the_status_of_the_call,
     a_call_that_was_not_looked_at_goes_to_another_connection,
     a_real_client_and_server_understand_each_other,
 );
@@ -201,6 +203,82 @@ fn a_deadline_ends_the_waiting(driver: Driver) {
     assert_eq!((answer.status, answer.header("grpc-status")), (504, Some("4")));
     upstream.read_until(|upstream| upstream.asked[&asked.stream].reset == Some(ErrorCode::CANCEL));
     assert_eq!(asked.header("grpc-timeout"), Some("200m"));
+    server.stop();
+}
+
+const SERVING: &[u8] = b"\0\0\0\0\x02\x08\x01";
+const NOT_SERVING: &[u8] = b"\0\0\0\0\x02\x08\x02";
+
+fn checks_ask_by_the_protocol_of_grpc_for_that(driver: Driver) {
+    let backend = Backend::tcp();
+    let check = "health_check interval=10ms mandatory keepalive_time=1h type=grpc grpc_service=pkg.Service;";
+    let server = start(driver, &backend, &format!("{check} grpc_set_header X-Own own; grpc_read_timeout 1h;"));
+    // All checks have a connection of their own, which is kept.
+    let mut checks = Http2Server::accept(&backend);
+    let first = checks.whole_request();
+    assert_eq!((first.method.as_str(), first.path.as_str()), ("POST", "/grpc.health.v1.Health/Check"));
+    assert_eq!(first.body, b"\0\0\0\0\x0d\x0a\x0bpkg.Service");
+    let mut headers = first.headers.clone();
+    headers.sort();
+    let expected = [("content-type", "application/grpc"), ("host", "u"), ("te", "trailers"), ("x-own", "own")];
+    assert_eq!(headers, pairs(&expected));
+    let mut client = Http2::unix(&server);
+    let mut call = || {
+        let stream = client.begin("POST", "/a/b", &GRPC, true);
+        let answer = client.answer(stream);
+        (answer.status, answer.header("grpc-status").map(str::to_owned))
+    };
+    let refused = (502, Some("14".to_owned()));
+    assert_eq!(call(), refused, "it was not checked yet");
+    checks.answer_grpc(first.stream, SERVING);
+    // A later check has come when the earlier one was noted.
+    let mut held = checks.whole_request();
+    server.wait_logged("peer is healthy, health check \"\" of peer ");
+    for (status, fields, message, told) in [
+        (200, &[][..], Some(NOT_SERVING), "the service is not serving while checking gRPC status, health check"),
+        (200, &[("grpc-status", "5")], None, "unexpected gRPC status \"5\" while checking gRPC status"),
+        (503, &[], None, "unexpected status 503 while checking gRPC status"),
+        (200, &[("grpc-status", "0")], None, "the service is not serving while checking"),
+        (200, &[], None, "no \"grpc-status\" in the response while checking"),
+    ] {
+        match message {
+            Some(message) => checks.answer_grpc(held.stream, message),
+            None => checks.respond(held.stream, status, fields, true),
+        }
+        held = checks.whole_request();
+        server.wait_logged(told);
+        assert_eq!(call(), refused);
+    }
+    server.wait_logged("peer is unhealthy while checking gRPC status, health check \"\" of peer ");
+    // A connection that the server closes is no failure of a check: it is asked on another one.
+    checks.close();
+    let mut checks = Http2Server::accept(&backend);
+    let again = checks.whole_request();
+    checks.answer_grpc(again.stream, SERVING);
+    checks.whole_request();
+    server.wait_logged_times("peer is healthy", 2);
+    let stream = client.begin("POST", "/a/b", &GRPC, true);
+    let mut calls = Http2Server::accept(&backend);
+    let asked = calls.whole_request();
+    calls.answer_grpc(asked.stream, b"answer");
+    assert_eq!(client.answer(stream).text(), "answer");
+    server.stop();
+}
+
+fn a_check_without_the_protocol_goes_by_the_status_of_the_call(driver: Driver) {
+    let backend = Backend::tcp();
+    let check = "health_check interval=10ms mandatory type=grpc grpc_status=unimplemented;";
+    let server = start(driver, &backend, check);
+    // Each check has a connection of its own, which ends with it.
+    for _ in 0..2 {
+        let mut checks = Http2Server::accept(&backend);
+        let asked = checks.whole_request();
+        assert_eq!(asked.body, [0; 5]);
+        checks.respond(asked.stream, 200, &[("grpc-status", "12")], true);
+        checks.read_to_end();
+    }
+    server.wait_logged("peer is healthy");
+    assert!(!server.log().contains("unhealthy"), "{server}");
     server.stop();
 }
 

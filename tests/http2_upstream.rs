@@ -36,6 +36,7 @@ with_each_driver!(
     heads_keep_what_is_theirs_and_lose_what_is_the_connection_s,
     a_body_of_the_configuration_s_own_and_a_stored_one_are_sent,
     another_server_is_tried,
+    checks_speak_the_version_of_the_location,
     trailers_and_early_hints_pass_if_they_may,
 );
 
@@ -528,6 +529,37 @@ fn a_body_of_the_configuration_s_own_and_a_stored_one_are_sent(driver: Driver) {
     assert_eq!((&asked.body[..], asked.header("content-length")), (&b"hello"[..], Some("5")));
     upstream.answer(asked.stream, "b");
     assert_eq!(client.response().text(), "b");
+    server.stop();
+}
+
+fn checks_speak_the_version_of_the_location(driver: Driver) {
+    let backend = Backend::tcp();
+    let check = "health_check interval=10ms uri=/health keepalive_time=1h match=fine; proxy_set_header X-Own own;";
+    let setup = setup(driver, &backend, "keepalive 8;", check);
+    let setup = setup.replace("upstream u", "match fine { status 200; body ~ fine; header X-A = b; } upstream u");
+    let server = setup.start();
+    let mut checks = Http2Server::accept(&backend);
+    let first = checks.whole_request();
+    assert_eq!((first.method.as_str(), first.path.as_str()), ("GET", "/health"));
+    assert_eq!((first.header("host"), first.header("x-own")), (Some("u"), Some("own")));
+    checks.respond(first.stream, 200, &[("x-a", "b")], false);
+    checks.send(first.stream, b"all is fine", true);
+    // They go on with one connection, beside that of requests.
+    let held = checks.whole_request();
+    assert_eq!(held.stream, 3);
+    let mut client = Http2::unix(&server);
+    let stream = client.begin("GET", "/", &[], true);
+    let mut requests = Http2Server::accept(&backend);
+    let asked = requests.request();
+    requests.answer(asked.stream, "answer");
+    assert_eq!(client.answer(stream).text(), "answer");
+    checks.answer(held.stream, "no good");
+    let held = checks.whole_request();
+    server.wait_logged("unexpected body while checking body, health check \"fine\" of peer");
+    server.wait_logged("peer is unhealthy while checking body");
+    assert_eq!(client.get("/").status, 502);
+    checks.reset(held.stream, ErrorCode::INTERNAL_ERROR);
+    server.wait_logged("upstream rejected request with error 2 while reading response header from upstream");
     server.stop();
 }
 

@@ -59,6 +59,8 @@ pub struct Answer {
     pub head: UpstreamHead,
     /// Its body, or as much of it as was wanted.
     pub body: Vec<u8>,
+    /// The fields behind the body, if HTTP/2 is spoken and the body is whole.
+    pub trailers: Vec<(Bytes, Bytes)>,
     /// How long it took until the head was there.
     pub header_time: Duration,
 }
@@ -103,7 +105,7 @@ pub enum ClientError {
 pub struct ClientConnection {
     stream: Transport,
     input: Buffer,
-    _counted: CountedConnection,
+    counted: CountedConnection,
 }
 
 impl Step {
@@ -209,7 +211,12 @@ impl ClientConnection {
                 Transport::Tls(Box::new(session))
             }
         };
-        Ok(ClientConnection { stream, input: Buffer::new(), _counted: counted })
+        Ok(ClientConnection { stream, input: Buffer::new(), counted })
+    }
+
+    /// What another version of HTTP is spoken on.
+    pub(super) fn into_parts(self) -> (Transport, CountedConnection) {
+        (self.stream, self.counted)
     }
 
     /// Whether the server has neither closed it nor sent anything of its own accord.
@@ -276,7 +283,7 @@ impl Conversation<'_> {
             }
         };
         let may_be_used_again = is_whole && self.reader.keeps_alive() && !self.has_ended && connection.input.is_empty();
-        Ok((Answer { head, body, header_time }, may_be_used_again))
+        Ok((Answer { head, body, trailers: Vec::new(), header_time }, may_be_used_again))
     }
 
     async fn send(&self, connection: &ClientConnection) -> Result<(), ClientError> {

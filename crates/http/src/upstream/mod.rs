@@ -45,5 +45,5 @@ pub mod store;
 mod tunnel;
 
 pub use attempt::{Alone, Passing, PassingTls, Wire, pass_on};
-pub use http2::Http2Request;
+pub use http2::{Http2Client, Http2Request};
 pub use response::{AccelCharset, HeadRewriter, KeepHead, USUALLY_HIDDEN};

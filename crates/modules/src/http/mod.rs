@@ -10,6 +10,7 @@ pub mod autoindex;
 pub mod browser;
 mod cache_rows;
 pub mod charset;
+mod checking;
 pub mod client_body;
 pub mod core;
 pub mod dav;

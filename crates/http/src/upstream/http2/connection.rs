@@ -4,7 +4,7 @@
 //! connection on which a server was silent for too long is asked for a sign of life (PING) before it gets another
 //! stream, and closed without one.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::rc::{Rc, Weak};
@@ -74,6 +74,8 @@ pub(in crate::upstream) struct Http2Connection {
     pub number: u64,
     pub(super) place: Place,
     worker: Weak<Worker>,
+    /// Somebody holds it, also while nothing is under way, and closes it.
+    is_kept: Cell<bool>,
     state: RefCell<State>,
     /// There is room for a stream again, or never will be: whoever waits for that looks again.
     pub(super) news: Rc<Notify>,
@@ -175,6 +177,7 @@ impl Http2Connection {
             number,
             place,
             worker: Rc::downgrade(worker),
+            is_kept: Cell::new(false),
             state: RefCell::new(state),
             news: Rc::new(Notify::new()),
         });
@@ -207,6 +210,11 @@ impl Http2Connection {
             state.age.requests >= settings.requests_max || now().since(state.age.opened) > settings.time_max
         });
         !state.is_lost && !state.is_closing && !is_spent && state.pong_until.is_none()
+    }
+
+    /// From now on it ends when it is closed, and not because nothing is under way.
+    pub(super) fn keep(&self) {
+        self.is_kept.set(true);
     }
 
     /// Has it end when nothing is under way any more.
@@ -347,6 +355,7 @@ impl Http2Connection {
             Some(pool) if self.is_usable(state) && state.codec.check_can_open() != Err(CannotOpen::IdsUsedUp) => {
                 state.age.idle_since + pool.settings().timeout
             }
+            None if self.is_kept.get() && self.is_usable(state) => Moment::NEVER,
             _ => Moment::from_nanos(0),
         };
         // One that is suspected may turn out to be well.

@@ -13,12 +13,14 @@
 //! takes it; what one stream holds never keeps another one from receiving, since the connection's window has room for
 //! all of them.
 
+mod client;
 mod connection;
 mod connections;
 mod exchange;
 mod request;
 mod stream;
 
+pub use client::Http2Client;
 pub(super) use connections::{Found, Place, find};
 pub(super) use exchange::Shared;
 pub use request::Http2Request;

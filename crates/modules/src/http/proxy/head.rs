@@ -133,6 +133,22 @@ pub(super) fn write_check(
     Ok(())
 }
 
+/// The same in HTTP/2.
+///
+/// # Errors
+/// A part of it would be read as something else.
+pub(super) fn http2_check(
+    request: &Request,
+    conf: &Conf,
+    line: &Line<'_>,
+    scheme: &'static str,
+) -> Result<Http2Request, Unwritable> {
+    let authority = authority(request, &conf.set_headers, line.host);
+    let mut head = Http2Request::new(line.method, scheme, &authority, line.uri)?;
+    write_set_fields(request, &conf.set_headers, &mut head)?;
+    Ok(head)
+}
+
 /// The server's name: what the configuration says, and the one in `proxy_pass` otherwise.
 fn write_host(request: &Request, conf: &Conf, line: &Line<'_>, out: &mut Vec<u8>) -> Result<(), Unwritable> {
     let host = conf.set_headers.iter().find(|set| set.known == Some(KnownHeader::Host));

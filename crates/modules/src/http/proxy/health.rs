@@ -1,10 +1,11 @@
 //! `health_check …`: asks the servers of a location's group again and again whether they are well.
 //!   health_check [interval=TIME] [jitter=TIME] [fails=N] [passes=N] [uri=URI] [match=NAME] [port=N]
 //!                [mandatory [persistent]] [keepalive_time=TIME] [type=http];                    location
+//!   health_check … type=grpc [grpc_service=NAME] [grpc_status=CODE];                   location with grpc_pass
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_hc_module.html#health_check>)
 //!
 //! A peer is asked in the way in which the location asks: its fields, version and timeouts. Checks have connections of
-//! their own. What stream has of it, too, is in [`shared::health_check`](crate::shared::health_check).
+//! their own. Those of `type=grpc` are the grpc module's ([`grpc`](crate::http::grpc)). What stream has of it, too, is in [`shared::health_check`](crate::shared::health_check).
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,14 +22,16 @@ use gale_engine::worker::Worker;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::configuration::HttpConfiguration;
 use gale_http::request::own::{OwnRequest, OwnRequests};
-use gale_http::upstream::client::{ClientConnection, ClientError, ClientRequest, Patience, note_answer};
+use gale_http::upstream::client::{ClientError, ClientRequest, note_answer};
+use gale_protocol::http1::request_writer::Unwritable;
 use gale_protocol::request::{Method, Version};
-use gale_runtime::{Bytes, Moment, now};
+use gale_runtime::Bytes;
 
 use super::matching::{Match, Mismatch, check_status};
 use super::target::Pass;
 use super::{Conf, head};
-use crate::http::upstream_rows;
+use crate::http::checking::{self, Asking, Kept, Way};
+use crate::http::{grpc, upstream_rows};
 use crate::shared::health_check::{Asks, CheckLog, Failed, Rules, parameter, run};
 use crate::shared::limits::invalid_parameter;
 use gale_engine::upstream::PassTarget;
@@ -51,20 +54,48 @@ pub(super) fn health_check(conf: &mut Conf, builder: &mut Builder, statement: &S
     let scope = builder.http_scope();
     let server = builder.http_mut().server_of(scope).expect("a location is in a server");
     let (mut uri, mut keepalive_time) = (BString::from("/"), Duration::ZERO);
+    let mut is_grpc = false;
+    let (mut of_http, mut of_grpc) = (None, None);
+    let (mut service, mut status) = (BString::default(), 0);
     let rules = Rules::parse(statement, |word| {
         match parameter(word) {
-            (b"uri", Some(text)) if text.starts_with(b"/") => uri = text.into(),
+            (b"uri", Some(text)) if text.starts_with(b"/") => {
+                uri = text.into();
+                of_http = Some(word.clone());
+            }
             (b"keepalive_time", Some(time)) => {
                 keepalive_time = units::parse_time(time).ok_or_else(|| invalid_parameter(word))?;
             }
-            (b"type", Some(b"http")) => {}
-            (b"type", Some(_)) => return Err(invalid_parameter(word).hint("checks speak http only")),
+            (b"type", Some(b"http")) => is_grpc = false,
+            (b"type", Some(b"grpc")) => is_grpc = true,
+            (b"type", Some(_)) => return Err(invalid_parameter(word).hint("checks speak http or grpc")),
+            (b"grpc_service", Some(name)) => {
+                service = name.into();
+                of_grpc = Some(word.clone());
+            }
+            (b"grpc_status", Some(text)) => {
+                status = grpc::parse_status(text).ok_or_else(|| invalid_parameter(word))?;
+                of_grpc = Some(word.clone());
+            }
             _ => return Ok(false),
         }
         Ok(true)
     })?;
-    conf.check = Some(Draft { rules, server, scope, uri, keepalive_time });
-    Ok(())
+    if let Some(word) = of_grpc.filter(|_| !is_grpc) {
+        return Err(invalid_parameter(&word).hint("it needs \"type=grpc\""));
+    }
+    if !is_grpc {
+        conf.check = Some(Draft { rules, server, scope, uri, keepalive_time });
+        return Ok(());
+    }
+    for (name, word) in [("uri", &of_http), ("match", &rules.matches)] {
+        if let Some(word) = word {
+            let message = format!("\"{name}\" cannot be used with \"type=grpc\"");
+            return Err(Diagnostic::emerg(message).at(word.span));
+        }
+    }
+    let draft = grpc::Draft { rules, server, scope, keepalive_time, service, status };
+    if grpc::keep(builder, draft) { Ok(()) } else { Err(statement.directive_error("is duplicate")) }
 }
 
 /// Has the check of a location done, when its settings are complete.
@@ -79,11 +110,6 @@ pub(super) fn complete(conf: &Conf, builder: &mut Builder) -> Result<(), Diagnos
         Some(_) => return wrong("\"health_check\" cannot be used with variables in \"proxy_pass\""),
         None => return wrong("\"health_check\" requires \"proxy_pass\" in the same location"),
     };
-    if *conf.version.get() == Version::Http2 {
-        let message = "\"health_check\" cannot be used with \"proxy_http_version 2\"";
-        let hint = "checks speak HTTP/1; give the location of the check its own proxy_http_version";
-        return Err(Diagnostic::emerg(message).at(draft.rules.span).hint(hint));
-    }
     let matches = draft.rules.matches.as_ref().map(|name| Match::find(&conf.matches, name)).transpose()?;
     let id = builder.http_mut().upstreams.add_check(group, draft.rules.before, draft.rules.span);
     let name = format!("health check {} of http upstreams", id.0 + 1);
@@ -120,12 +146,6 @@ struct Checks {
     check: Check,
     requests: OwnRequests,
     worker: Rc<Worker>,
-}
-
-/// A connection that is kept from check to check, and when it was made.
-struct Kept {
-    connection: ClientConnection,
-    since: Moment,
 }
 
 /// Why a check was not passed.
@@ -166,39 +186,18 @@ impl Checks {
         let configuration = Rc::clone(request.configuration());
         let conf: &Conf = configuration.http().scope(self.settings.draft.scope).conf_of().expect("its proxy settings");
         let upstream = &conf.upstream;
-        let options = upstream.connect_options(request);
-        let (send, read) = (*upstream.send_timeout.get(), *upstream.read_timeout.get());
-        let patience = Patience { send, read, whole: send.saturating_add(read) };
-        let client_request = ClientRequest {
-            method: Method::Get,
-            bytes: self.head(request, conf)?,
-            head_max: upstream.head_max(),
-            body_max: self.settings.matches.as_ref().map_or(0, |matches| matches.body_max()),
-        };
+        let asking = self.asking(request, conf)?;
         let target = conf.pass.as_ref().and_then(Pass::known).expect("a group that is known");
-        let tls = target.is_tls.then(|| upstream_rows::tls(request, upstream, &target.host));
-        let keepalive_time = self.settings.draft.keepalive_time;
-        let is_fresh = |kept: &Kept| now().since(kept.since) < keepalive_time && kept.connection.is_idle();
-        let mut used = kept.take().filter(is_fresh);
-        let (answer, connection, since) = loop {
-            let is_reused = used.is_some();
-            let Kept { connection, since } = match used.take() {
-                Some(kept) => kept,
-                None => {
-                    let address = self.settings.draft.rules.address(peer);
-                    let header = upstream.proxy_header(request);
-                    let opened = ClientConnection::open(&self.worker, &address, &options, header, tls.as_ref());
-                    Kept { connection: opened.await.map_err(Failure::Client)?, since: now() }
-                }
-            };
-            match connection.ask(&client_request, patience).await {
-                Ok((answer, connection)) => break (answer, connection, since),
-                // The server may have closed it a moment ago.
-                Err(ClientError::Closed(_) | ClientError::Failed(..)) if is_reused => {}
-                Err(error) => return Err(Failure::Client(error)),
-            }
+        let way = Way {
+            worker: &self.worker,
+            address: self.settings.draft.rules.address(peer),
+            options: upstream.connect_options(request),
+            header: upstream.proxy_header(request),
+            tls: target.is_tls.then(|| upstream_rows::tls(request, upstream, &target.host)),
+            patience: checking::patience(upstream),
+            keepalive_time: self.settings.draft.keepalive_time,
         };
-        *kept = connection.filter(|_| !keepalive_time.is_zero()).map(|connection| Kept { connection, since });
+        let answer = way.ask(&asking, kept).await.map_err(Failure::Client)?;
         note_answer(request, Arc::clone(&peer.name), &answer);
         let result = match &self.settings.matches {
             None => check_status(&answer),
@@ -207,17 +206,25 @@ impl Checks {
         result.map_err(Failure::Mismatch)
     }
 
-    fn head(&self, request: &mut OwnRequest, conf: &Conf) -> Result<Bytes, Failure> {
+    /// The request, in the version of the location.
+    fn asking(&self, request: &mut OwnRequest, conf: &Conf) -> Result<Asking, Failure> {
         let target = conf.pass.as_ref().and_then(Pass::known).expect("a group that is known");
         // Variables may ask for it.
         request.notes.put(Arc::clone(target));
         let uri = &self.settings.draft.uri;
         let line = head::Line { method: b"GET", uri, host: &target.host, version: *conf.version.get() };
+        let head_max = conf.upstream.head_max();
+        let body_max = self.settings.matches.as_ref().map_or(0, |matches| matches.body_max());
+        let unwritable = |error: Unwritable| Failure::Request(error.to_string());
+        if line.version == Version::Http2 {
+            let scheme = if target.is_tls { "https" } else { "http" };
+            let head = head::http2_check(request, conf, &line, scheme).map_err(unwritable)?;
+            return Ok(Asking::Http2 { head, body: None, head_max, body_max });
+        }
         let mut text = Vec::with_capacity(256);
         let keeps_alive = !self.settings.draft.keepalive_time.is_zero();
-        let written = head::write_check(request, conf, &line, keeps_alive, &mut text);
-        written.map_err(|error| Failure::Request(error.to_string()))?;
-        Ok(Bytes::from(text))
+        head::write_check(request, conf, &line, keeps_alive, &mut text).map_err(unwritable)?;
+        Ok(Asking::Http1(ClientRequest { method: Method::Get, bytes: Bytes::from(text), head_max, body_max }))
     }
 
     /// Takes down what a check has come to.

@@ -1,6 +1,7 @@
 //! grpc: passes requests to gRPC servers, over HTTP/2.
 //!   grpc_pass ADDRESS;                                  location, if in location
 //!   grpc_set_header NAME VALUE;
+//!   health_check … type=grpc …;                         location (`health.rs`)
 //!   and a part of what all modules have that pass requests on (`upstream_rows.rs`), with grpc_ssl_…
 //!                                                       http, server, location
 //! (<https://nginx.org/en/docs/http/ngx_http_grpc_module.html>)
@@ -8,6 +9,10 @@
 //! Both bodies pass as they come, and what stands behind them. A client's `grpc-timeout` bounds the waiting. An error
 //! of Gale's own has the same status as in nginx; a client that speaks gRPC gets it without a page, and with
 //! `grpc-status` beside it.
+
+mod health;
+
+pub(in crate::http) use self::health::{Draft, keep, parse_status};
 
 use std::any::Any;
 use std::time::Duration;
@@ -93,6 +98,8 @@ struct Conf {
     /// Not inherited: what answers a location is its own.
     pass: Option<AddressPass<Request>>,
     set_headers: Vec<SetHeader>,
+    /// Not inherited, as `pass` is not.
+    check: Option<Draft>,
 }
 
 fn grpc_pass(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
@@ -138,7 +145,8 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
         upstream_rows::prepare_tls(settings, builder, PREFIX)?;
     }
     let hidden: Vec<&str> = HIDDEN.iter().chain(USUALLY_HIDDEN).copied().collect();
-    upstream_rows::complete(settings, builder, false, PREFIX, "grpc", &hidden)
+    upstream_rows::complete(settings, builder, false, PREFIX, "grpc", &hidden)?;
+    health::complete(conf, builder)
 }
 
 /// Passes a request on. An error is the status that answers it.

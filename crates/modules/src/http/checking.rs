@@ -1,0 +1,114 @@
+//! How health checks of http ask a peer: over a connection of their own, which may be kept from one check to the next.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use gale_engine::worker::Worker;
+use gale_http::upstream::client::{Answer, ClientConnection, ClientError, ClientRequest, Patience};
+use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::{Http2Client, Http2Request, PassingTls};
+use gale_runtime::{Bytes, ConnectOptions, Moment, SocketAddress, now};
+
+/// A connection that is kept from check to check, and when it was made.
+pub(crate) struct Kept {
+    connection: Connection,
+    since: Moment,
+}
+
+enum Connection {
+    Http1(ClientConnection),
+    Http2(Http2Client),
+}
+
+/// What a peer is asked.
+pub(crate) enum Asking {
+    Http1(ClientRequest),
+    Http2 {
+        head: Http2Request,
+        body: Option<Bytes>,
+        /// How long the response's head may be, in bytes.
+        head_max: usize,
+        /// How much of its body is kept, in bytes.
+        body_max: usize,
+    },
+}
+
+/// Where a peer is asked, and how.
+pub(crate) struct Way<'w> {
+    pub worker: &'w Rc<Worker>,
+    pub address: SocketAddress,
+    pub options: ConnectOptions,
+    /// What goes before everything else, in the clear: the header of the PROXY protocol, or nothing.
+    pub header: Vec<u8>,
+    pub tls: Option<PassingTls>,
+    pub patience: Patience,
+    /// How long a connection is used again.
+    pub keepalive_time: Duration,
+}
+
+/// How long what may take, as the settings say.
+pub(crate) fn patience(settings: &UpstreamSettings) -> Patience {
+    let (send, read) = (*settings.send_timeout.get(), *settings.read_timeout.get());
+    Patience { send, read, whole: send.saturating_add(read) }
+}
+
+impl Way<'_> {
+    /// Asks the peer, on the connection that was kept if that is still good.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    pub async fn ask(&self, asking: &Asking, kept: &mut Option<Kept>) -> Result<Answer, ClientError> {
+        let is_fresh = |kept: &Kept| now().since(kept.since) < self.keepalive_time && kept.connection.is_idle();
+        let mut used = kept.take().filter(is_fresh);
+        let (answer, connection, since) = loop {
+            let is_reused = used.is_some();
+            let Kept { connection, since } = match used.take() {
+                Some(kept) => kept,
+                None => Kept { connection: self.open(asking).await?, since: now() },
+            };
+            match connection.ask(asking, self.patience).await {
+                Ok((answer, connection)) => break (answer, connection, since),
+                // The server may have closed it a moment ago.
+                Err(ClientError::Closed(_) | ClientError::Failed(..)) if is_reused => {}
+                Err(error) => return Err(error),
+            }
+        };
+        *kept = connection.filter(|_| !self.keepalive_time.is_zero()).map(|connection| Kept { connection, since });
+        Ok(answer)
+    }
+
+    async fn open(&self, asking: &Asking) -> Result<Connection, ClientError> {
+        let header = self.header.clone();
+        let opened = ClientConnection::open(self.worker, &self.address, &self.options, header, self.tls.as_ref()).await?;
+        Ok(match asking {
+            Asking::Http1(_) => Connection::Http1(opened),
+            Asking::Http2 { head_max, .. } => {
+                Connection::Http2(Http2Client::begin(self.worker, &self.address, opened, *head_max))
+            }
+        })
+    }
+}
+
+impl Connection {
+    fn is_idle(&self) -> bool {
+        match self {
+            Connection::Http1(connection) => connection.is_idle(),
+            Connection::Http2(connection) => connection.is_idle(),
+        }
+    }
+
+    /// The answer, and the connection if it may carry another request.
+    async fn ask(self, asking: &Asking, patience: Patience) -> Result<(Answer, Option<Connection>), ClientError> {
+        match (self, asking) {
+            (Connection::Http1(connection), Asking::Http1(request)) => {
+                let (answer, connection) = connection.ask(request, patience).await?;
+                Ok((answer, connection.map(Connection::Http1)))
+            }
+            (Connection::Http2(connection), Asking::Http2 { head, body, body_max, .. }) => {
+                let answer = connection.ask(head, body.clone(), *body_max, patience).await?;
+                Ok((answer, Some(Connection::Http2(connection))))
+            }
+            (Connection::Http1(_) | Connection::Http2(_), _) => unreachable!("a check has one version"),
+        }
+    }
+}
