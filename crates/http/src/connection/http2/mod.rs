@@ -24,7 +24,6 @@ mod request;
 mod shutdown;
 mod stream;
 mod websocket;
-mod windows;
 mod writing;
 
 use std::cell::RefCell;

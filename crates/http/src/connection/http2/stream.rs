@@ -9,14 +9,13 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use gale_protocol::http1::response::wire_status;
-use gale_protocol::http2::{ErrorCode, Refusal, StreamId};
+use gale_protocol::http2::{ErrorCode, Refusal, StreamId, WindowGrowth};
 use gale_protocol::request::Scheme;
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress, TaskId, TcpInfo};
 use smallvec::SmallVec;
 
 use super::body::{Piece, RequestBody};
 use super::head::{write_fields, write_head};
-use super::windows::{Growth, READ_WINDOW};
 use super::writing::BUILT_MAX;
 use super::{Http2, State};
 use crate::connection::output::COPIED_MAX;
@@ -29,6 +28,9 @@ use crate::request::exchange::{
 use crate::request::server_field::server_field;
 use gale_engine::connections::ConnectionInfo;
 use gale_engine::tls::TlsStream;
+
+/// The least window of a body that is being read, in bytes.
+const READ_WINDOW: u32 = 64 * 1024;
 
 /// See the file's head.
 pub(super) struct Stream {
@@ -45,7 +47,7 @@ pub(super) struct Stream {
 struct StreamState {
     body: RequestBody,
     /// How the window of the body grows, once something of it was read.
-    growth: Option<Growth>,
+    growth: Option<WindowGrowth>,
     response: Response,
     gone: Option<Gone>,
     /// Who wants to know of any change.
@@ -351,7 +353,7 @@ impl Stream {
             return;
         }
         let window = self.connection.stream_window.max(READ_WINDOW);
-        state.growth = Some(Growth::new(window, gale_runtime::now()));
+        state.growth = Some(WindowGrowth::new(window, gale_runtime::now().as_nanos()));
         connection.codec.grow_stream_window(self.id, window);
     }
 
@@ -366,7 +368,7 @@ impl Stream {
     fn grow_window(&self, connection: &mut State, state: &mut StreamState, read: usize) {
         let round_trip = || self.tcp_info().map(|info| Duration::from_micros(info.rtt.into()));
         if let Some(growth) = &mut state.growth
-            && let Some(window) = growth.note_read(read, gale_runtime::now(), round_trip)
+            && let Some(window) = growth.note_read(read, gale_runtime::now().as_nanos(), round_trip)
         {
             connection.codec.grow_stream_window(self.id, window);
             connection.codec.grow_connection_window(window.saturating_mul(2));

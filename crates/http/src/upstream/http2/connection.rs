@@ -1,6 +1,7 @@
 //! The task of a connection to a server: it receives frames for all streams, and sends theirs.
 //!
-//! Windows are charged when a frame is built, for streams with bytes in hand; streams that have some take turns. A
+//! Windows are charged when a frame is built, for streams with bytes in hand; streams that have some take turns. Those
+//! of the server grow while clients take what comes as fast as it does (`windows.rs`). A
 //! connection on which a server was silent for too long is asked for a sign of life (PING) before it gets another
 //! stream, and closed without one.
 
@@ -26,17 +27,9 @@ use gale_runtime::{Buffer, Bytes, Moment, Notify, Output, Timer, now};
 use super::connections::{self, Place};
 use super::request::Http2Request;
 use super::stream::{Head, Lost, Stream, StreamEnd};
+use super::windows::{CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, Windows};
 use crate::upstream::http1::fields;
 use crate::upstream::receiving::UpstreamHead;
-
-/// Most streams of a connection at once, whatever its server allows: their windows bound what it may send.
-const STREAMS_MAX: usize = 128;
-
-/// How much of a response a server may send before its client takes it, in bytes.
-const STREAM_WINDOW: u32 = 256 * 1024;
-
-/// The same for all streams together: so much that none keeps another one waiting.
-const CONNECTION_WINDOW: u32 = STREAM_WINDOW * STREAMS_MAX as u32;
 
 /// How much is received at once, in bytes: a frame with its header, or a record of TLS.
 const RECEIVE_BYTES: usize = 17 * 1024;
@@ -89,6 +82,8 @@ struct State {
     scheduler: Scheduler,
     /// Those that a closed window keeps from sending.
     blocked: Vec<StreamId>,
+    /// The server's windows.
+    windows: Windows,
     /// Frames that were built last.
     frames: Vec<u8>,
     /// Frames before them, with the bytes of bodies.
@@ -159,6 +154,7 @@ impl Http2Connection {
             streams: VecDeque::new(),
             scheduler: Scheduler::new(),
             blocked: Vec::new(),
+            windows: Windows::default(),
             frames: Vec::new(),
             output: Output::new(),
             age: ConnectionAge::new(),
@@ -262,6 +258,7 @@ impl Http2Connection {
         if let Some(piece) = &piece {
             let state = &mut *self.state.borrow_mut();
             state.codec.release(stream.id, piece.len());
+            state.grow_window(stream, piece.len());
             if state.codec.has_control() {
                 state.wake();
             }
@@ -297,7 +294,12 @@ impl Http2Connection {
     }
 
     fn poll(&self, transport: &Transport, input: &mut Buffer, context: &mut Context<'_>) -> Poll<Lost> {
-        self.state.borrow_mut().enter(context);
+        {
+            let state = &mut *self.state.borrow_mut();
+            state.enter(context);
+            let round_trip = || transport.tcp_info().ok().map(|info| Duration::from_micros(info.rtt.into()));
+            state.windows.measure(round_trip);
+        }
         let polled = self.poll_all(transport, input, context);
         let has_become_idle = {
             let state = &mut *self.state.borrow_mut();
@@ -654,6 +656,28 @@ impl State {
         }
     }
 
+    /// Opens a stream's window further where it keeps its server waiting.
+    fn grow_window(&mut self, stream: &Stream, taken: usize) {
+        let windows = &mut self.windows;
+        let grown = stream.with(|own| match &mut own.window {
+            Some(window) if own.end.is_none() => windows.note_read(window, taken, now().as_nanos()),
+            _ => None,
+        });
+        if let Some((window, of_connection)) = grown {
+            self.codec.grow_connection_window(of_connection);
+            self.codec.grow_stream_window(stream.id, window);
+        }
+    }
+
+    /// Forgets a stream, the one at this place.
+    fn forget(&mut self, place: usize) {
+        if let Some(stream) = self.streams.remove(place)
+            && let Some(window) = stream.with(|own| own.window.take())
+        {
+            self.windows.forget(window);
+        }
+    }
+
     /// A stream may have something to send.
     fn resume(&mut self, stream: &Rc<Stream>) {
         let was_listed = stream.with(|own| std::mem::replace(&mut own.is_listed, true));
@@ -669,7 +693,7 @@ impl State {
             return;
         }
         let Ok(place) = self.streams.binary_search_by_key(&stream.id, |stream| stream.id) else { return };
-        self.streams.remove(place);
+        self.forget(place);
         self.scheduler.remove(stream.id);
         self.blocked.retain(|&id| id != stream.id);
         if self.streams.is_empty() {
@@ -793,7 +817,7 @@ impl State {
         if stream.with(|own| own.is_over())
             && let Ok(place) = self.streams.binary_search_by_key(&id, |stream| stream.id)
         {
-            self.streams.remove(place);
+            self.forget(place);
             self.age.idle_since = now();
             self.has_become_idle = self.streams.is_empty();
         }

@@ -19,6 +19,7 @@ mod connections;
 mod exchange;
 mod request;
 mod stream;
+mod windows;
 
 pub use client::Http2Client;
 pub(super) use connections::{Found, Place, find};

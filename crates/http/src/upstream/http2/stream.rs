@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::task::{Context, Waker};
 
-use gale_protocol::http2::{ConnectionFault, ErrorCode, StreamFault, StreamId};
+use gale_protocol::http2::{ConnectionFault, ErrorCode, StreamFault, StreamId, WindowGrowth};
 use gale_runtime::{Buffer, Bytes, Lease, Output};
 
+use super::windows::Windows;
 use crate::request::response::FieldList;
 use crate::upstream::receiving::UpstreamHead;
 
@@ -44,6 +45,8 @@ pub(super) struct State {
     pub sent: u64,
     /// What came, in bytes.
     pub received: u64,
+    /// How much more the server may send.
+    pub window: Option<WindowGrowth>,
 }
 
 /// A head that came.
@@ -122,7 +125,8 @@ impl Incoming {
 impl Stream {
     /// A stream whose request has begun with a head of so many bytes, which is all of it or not.
     pub fn new(id: StreamId, head_bytes: u64, is_whole: bool) -> Stream {
-        let state = State { sent: head_bytes, has_sent_all: is_whole, ..State::default() };
+        let window = Some(Windows::begin(gale_runtime::now().as_nanos()));
+        let state = State { sent: head_bytes, has_sent_all: is_whole, window, ..State::default() };
         Stream { id, state: RefCell::new(state) }
     }
 
