@@ -371,7 +371,9 @@ impl Fields {
         let value_start = self.text.len();
         self.text.extend_from_within(authority.as_range());
         let (name, value) = (Range32::new(start, start + 4), Range32::new(value_start, self.text.len()));
-        self.push_field(name, value, Some(KnownHeader::Host), limits)
+        // It came as no field, and is none of those that are counted (`max_headers`).
+        let limits = http1::Limits { headers_max: limits.headers_max.saturating_add(1), ..limits.clone() };
+        self.push_field(name, value, Some(KnownHeader::Host), &limits)
     }
 
     /// One cookie field of several: RFC 9113 §8.2.3.

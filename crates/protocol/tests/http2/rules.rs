@@ -412,6 +412,11 @@ fn sizes_10_5_1() {
     check("path", request(&[GET[0], GET[1], (":path", &format!("/{long}")), GET[3]]), Answer(414));
     let many: Vec<_> = std::iter::repeat_n(("x", "y"), 1000).collect();
     check("fields", get_with(&many), Answer(494));
+    let three = Limits { head: gale_protocol::http1::Limits { headers_max: 3, ..Default::default() }, ..limits() };
+    // `:authority` is none of them, though it is a field to those who read the request.
+    check_with(three.clone(), "as many fields as may be", get_with(&[("a", "b"), ("c", "d"), ("e", "f")]), Fine);
+    let four = [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")];
+    check_with(three, "one field too many", get_with(&four), Answer(494));
     let crumbs: Vec<_> = std::iter::repeat_n(("cookie", "y"), 800).collect();
     let few = Limits { head: gale_protocol::http1::Limits { headers_max: 700, ..Default::default() }, ..limits() };
     check_with(few, "cookies", get_with(&crumbs), Answer(494));
