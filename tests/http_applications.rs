@@ -1,7 +1,16 @@
 //! Real applications behind Gale, where Debian's packages are installed: PHP-FPM, uWSGI with Python, memcached, and the
-//! example `application` in Python and in Node. Without one of them its test says so and passes.
+//! examples `application` in Python and in Node and `http2`, whose gRPC service the test plays. Without one of them its
+//! test says so and passes.
 
+#[path = "support/authority.rs"]
+mod authority;
+#[path = "support/http2.rs"]
+mod http2;
+#[path = "support/http2_server.rs"]
+mod http2_server;
 mod support;
+#[path = "support/tls.rs"]
+mod tls;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,7 +18,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use support::{DEADLINE, Directory, Driver, Setup, with_each_driver};
+use authority::Authority;
+use http2::Http2;
+use http2_server::Http2Server;
+use rustls::version::TLS13;
+use support::{Backend, DEADLINE, Directory, Driver, Setup, with_each_driver};
+use tls::{Session, Tls};
 
 with_each_driver!(
     php_fpm_answers,
@@ -17,6 +31,7 @@ with_each_driver!(
     memcached_answers,
     an_application_in_python_survives_the_death_of_a_server,
     an_application_in_node_survives_the_death_of_a_server,
+    the_example_over_http2_runs,
 );
 
 /// A program of a package, ended with the test.
@@ -273,5 +288,70 @@ fn survives_the_death_of_a_server(driver: Driver, interpreter: &Path, script: &s
     while answering() != both {
         assert!(Instant::now() < deadline, "both answer again");
     }
+    server.stop();
+}
+
+/// A site, an area for members, a WebSocket and a gRPC service on one connection of HTTP/2.
+fn the_example_over_http2_runs(driver: Driver) {
+    let Some(python) = find(&["python3"]) else { return };
+    let mut command = Command::new(python);
+    command.arg(format!("{EXAMPLE}/application.py")).arg("0");
+    let (_application, line) = Program::start_and_hear(&mut command, "listening on ");
+    let application = format!("127.0.0.1:{}", line.trim().rsplit(' ').next().expect("a port"));
+    let greeter = Backend::tcp();
+    let folder = format!("{EXAMPLE}/../http2");
+    let text = std::fs::read_to_string(format!("{folder}/gale.conf")).expect("a configuration");
+    let text = text
+        .replace("127.0.0.1:3001", &application)
+        .replace("127.0.0.1:50051", greeter.address())
+        .replace("listen 127.0.0.1:8443 ssl", "listen %UNIX% ssl")
+        .replace("error_log stderr notice", "error_log %DIR%/error.log notice")
+        .replace("/tmp/http2.pid", "%DIR%/pid")
+        .replace("worker_processes auto", "worker_processes 1")
+        .replace("events {", &format!("events {{ use {};", driver.name()));
+    let (authority, members) = (Authority::new("The site's"), Authority::new("Members"));
+    let (ecdsa, rsa) = (authority.ecdsa(&["localhost"]), authority.rsa(&["localhost"]));
+    let ada = members.ecdsa(&["Ada"]);
+    let mut setup = Setup::configuration(&text).argument("-p").argument("%DIR%");
+    for (name, contents) in [
+        ("certificates/ecdsa.crt", ecdsa.certificate.as_bytes()),
+        ("certificates/ecdsa.key", ecdsa.key.as_bytes()),
+        ("certificates/rsa.crt", rsa.certificate.as_bytes()),
+        ("certificates/rsa.key", rsa.key.as_bytes()),
+        ("certificates/members.crt", members.pem.as_bytes()),
+        ("site/index.html", &std::fs::read(format!("{folder}/site/index.html")).expect("a page")),
+    ] {
+        setup = setup.file(name, contents);
+    }
+    let server = setup.start();
+    let path = server.directory.path().join("gale.sock");
+    let connect = |tls: Tls| -> Session { tls.alpn(&["h2"]).connect(&path, "localhost").expect("a session") };
+
+    let mut checks = Http2Server::accept(&greeter);
+    let asked = checks.whole_request();
+    assert_eq!(asked.path, "/grpc.health.v1.Health/Check");
+    checks.answer_grpc(asked.stream, b"\0\0\0\0\x02\x08\x01");
+
+    // Who can check signatures of RSA alone gets the other certificate, and is nobody for the members.
+    let mut stranger = Tls::rsa_only(&authority).client(&path, "localhost");
+    let ask = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    assert_eq!(stranger.ask(ask("/")).status, 200);
+    assert_eq!(stranger.ask(ask("/members/")).status, 403);
+
+    let mut client = Http2::above(connect(Tls::with(&authority, &[&TLS13], Some(&ada))));
+    assert!(client.get("/").text().contains("<h1>Over HTTP/2</h1>"));
+    assert_eq!(client.get("/members/").text(), "hello CN=Ada\n");
+    let call = client.begin("POST", "/example.Greeter/Hello", &[("te", "trailers")], false);
+    client.send(call, b"Ada", true);
+    let mut calls = Http2Server::accept(&greeter);
+    let asked = calls.whole_request();
+    assert_eq!((asked.path.as_str(), &asked.body[..]), ("/example.Greeter/Hello", &b"Ada"[..]));
+    calls.answer_grpc(asked.stream, b"hello Ada");
+    assert_eq!(client.answer(call).text(), "hello Ada");
+    let socket = client.connect("websocket", "/socket", &[("sec-websocket-version", "13")]);
+    client.read_until(|client| client.answers.get(&socket).is_some_and(|answer| answer.status == 200));
+    client.send(socket, &[0x81, 0x82, 1, 2, 3, 4, b'h' ^ 1, b'i' ^ 2], false);
+    client.read_until(|client| client.answers[&socket].body == [0x81, 2, b'h', b'i']);
+    drop(client);
     server.stop();
 }
