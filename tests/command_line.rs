@@ -299,6 +299,35 @@ fn serve_serves_a_directory_until_it_is_interrupted() {
 }
 
 #[test]
+fn serve_shows_the_dashboard_if_asked_to() {
+    let directory = Directory::new();
+    directory.write("site/index.html", "hello");
+    let address = directory.address(1);
+    let mut child = support::binary(false)
+        .args(["serve", &directory.replaced("%DIR%/site"), "--dashboard", "--listen", &address.to_string()])
+        .current_dir(directory.path())
+        .stderr(directory.create("stderr"))
+        .spawn()
+        .expect("the binary starts");
+    let line = directory.wait_line("stderr", "the dashboard is at ");
+    assert!(line.contains(&format!("http://{address}/dashboard/, for this machine alone")), "{line}");
+    let mut client = support::Client::tcp(address);
+    assert_eq!(client.get("/").text(), "hello");
+    assert!(client.get("/dashboard/").text().contains("<title>Gale</title>"));
+    let figures = client.get("/dashboard/figures");
+    assert!(figures.text().contains("\"http/server_zones\":{\"site\":{"), "{figures:?}");
+    assert!(figures.text().ends_with("\"write\":false}"));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::INT).expect("it runs");
+    assert!(child.wait().expect("it ends").success(), "{}", directory.read("stderr"));
+    let printed = run(&directory, &["serve", "%DIR%/site", "--dashboard", "--listen", "%TCP%", "--print-config"]);
+    assert!(
+        printed.stdout.contains("allow ::1;\n            allow unix:;\n            deny all;"),
+        "{}",
+        printed.stdout
+    );
+}
+
+#[test]
 fn serve_tells_what_is_no_directory() {
     let directory = Directory::new();
     let expected = "gale: [emerg] \"%DIR%/none\" is not a directory\n";

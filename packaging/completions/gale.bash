@@ -10,7 +10,7 @@ _gale() {
     esac
     case ${COMP_WORDS[1]} in
         serve)
-            mapfile -t COMPREPLY < <(compgen -d -W "--tls --listen --print-config --help" -- "$word")
+            mapfile -t COMPREPLY < <(compgen -d -W "--tls --dashboard --listen --print-config --help" -- "$word")
             ;;
         check)
             mapfile -t COMPREPLY < <(compgen -f -W "--json --help" -- "$word")

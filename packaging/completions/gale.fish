@@ -13,6 +13,7 @@ complete -c gale -n "not __fish_seen_subcommand_from $commands" -s e -r -d "erro
 complete -c gale -n "not __fish_seen_subcommand_from $commands" -s c -r -d configuration
 complete -c gale -n "not __fish_seen_subcommand_from $commands" -s g -x -d "global directives"
 complete -c gale -n "__fish_seen_subcommand_from serve" -l tls -d "a certificate that is made on the spot"
+complete -c gale -n "__fish_seen_subcommand_from serve" -l dashboard -d "show what the server does"
 complete -c gale -n "__fish_seen_subcommand_from serve" -l listen -x -d "where to listen"
 complete -c gale -n "__fish_seen_subcommand_from serve" -l print-config -d "print the configuration"
 complete -c gale -n "__fish_seen_subcommand_from check" -l json -d "the report as JSON"

@@ -10,10 +10,10 @@ use gale_stream::session::phases::Phase as StreamPhase;
 use crate::http::test_hooks;
 use crate::http::{
     access, acme, addition, api, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core,
-    dav, empty_gif, fastcgi, flv, geo, geoip, grpc, gunzip, gzip, gzip_static, headers, index, limit_conn, limit_req,
-    log, map, memcached, mirror, mp4, not_modified, postpone, prometheus, proxy, random_index, range, realip,
-    realpath_root, referer, rewrite, scgi, secure_link, slice, split_clients, ssi, ssl, static_files, stub_status, sub,
-    try_files, tunnel, upstream, userid, uwsgi, v2, variables,
+    dashboard, dav, empty_gif, fastcgi, flv, geo, geoip, grpc, gunzip, gzip, gzip_static, headers, index, limit_conn,
+    limit_req, log, map, memcached, mirror, mp4, not_modified, postpone, prometheus, proxy, random_index, range,
+    realip, realpath_root, referer, rewrite, scgi, secure_link, slice, split_clients, ssi, ssl, static_files,
+    stub_status, sub, try_files, tunnel, upstream, userid, uwsgi, v2, variables,
 };
 #[cfg(feature = "test-hooks")]
 use crate::test_service;
@@ -70,6 +70,7 @@ const MODULES: &[&Module] = &[
     &stub_status::MODULE,
     &api::MODULE,
     &prometheus::MODULE,
+    &dashboard::MODULE,
     &try_files::MODULE,
     &mirror::MODULE,
     &auth_request::MODULE,
@@ -152,6 +153,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
             &stub_status::MODULE,
             &api::MODULE,
             &prometheus::MODULE,
+            &dashboard::MODULE,
             &random_index::MODULE,
             &index::MODULE,
             &autoindex::MODULE,

@@ -79,7 +79,7 @@ pub struct Check {
     pub prints_json: bool,
 }
 
-/// `gale serve DIR [--tls] [--listen ADDR] [--print-config]`
+/// `gale serve DIR [--tls] [--dashboard] [--listen ADDR] [--print-config]`
 #[derive(Debug, PartialEq, Eq)]
 pub struct Serve {
     /// The directory to serve.
@@ -88,6 +88,8 @@ pub struct Serve {
     pub listen: String,
     /// With a certificate that is made on the spot.
     pub tls: bool,
+    /// With the dashboard below /dashboard/.
+    pub has_dashboard: bool,
     /// Only print the configuration.
     pub prints_configuration: bool,
 }
@@ -258,7 +260,7 @@ impl Arguments {
         let own = if self.is_nginx() {
             String::new()
         } else {
-            "       gale serve DIR [--tls] [--listen ADDRESS] [--print-config]\n       gale reload [-c filename]\n       \
+            "       gale serve DIR [--tls] [--dashboard] [--listen ADDRESS] [--print-config]\n       gale reload [-c filename]\n       \
              gale check [FILE] [--json]\n       \
              gale directives [--missing | --man | --pages DIR]\n       gale serve|reload|check|directives --help\n"
                 .to_owned()
@@ -295,7 +297,7 @@ impl Serve {
         let mut words = words;
         let mut directory = None;
         let mut listen = SERVE_ADDRESS.to_owned();
-        let (mut tls, mut prints_configuration) = (false, false);
+        let (mut tls, mut has_dashboard, mut prints_configuration) = (false, false, false);
         while let Some(word) = words.next() {
             match word.as_bytes() {
                 _ if asks_for_help(&word) => return Ok(Action::Help(HelpOf::Serve)),
@@ -304,6 +306,7 @@ impl Serve {
                     listen = address.ok_or("gale: option \"--listen\" requires an address")?;
                 }
                 b"--tls" => tls = true,
+                b"--dashboard" => has_dashboard = true,
                 b"--print-config" => prints_configuration = true,
                 option if option.starts_with(b"-") => {
                     return Err(format!("gale: invalid option: \"{}\"", word.to_string_lossy()));
@@ -313,7 +316,8 @@ impl Serve {
             }
         }
         let directory = directory.ok_or("gale: \"serve\" requires a directory: gale serve DIR")?;
-        Ok(Action::Serve(Serve { directory: absolute(&directory), listen, tls, prints_configuration }))
+        let directory = absolute(&directory);
+        Ok(Action::Serve(Serve { directory, listen, tls, has_dashboard, prints_configuration }))
     }
 }
 
@@ -359,7 +363,7 @@ fn asks_for_help(word: &OsStr) -> bool {
 }
 
 const SERVE_HELP: &str = "\
-Usage: gale serve DIR [--tls] [--listen ADDRESS] [--print-config]
+Usage: gale serve DIR [--tls] [--dashboard] [--listen ADDRESS] [--print-config]
 
 Serves the files of a directory until it is interrupted.
 
@@ -367,6 +371,7 @@ Options:
   -?,-h,--help      : this help
   --listen ADDRESS  : where to listen, as the directive \"listen\" takes it (default: 127.0.0.1:8080)
   --tls             : speak TLS, with a certificate that is made on the spot and that nobody else has signed
+  --dashboard       : show what the server does below /dashboard/, to this machine alone
   --print-config    : print the configuration that this would use, and exit
 
 ";

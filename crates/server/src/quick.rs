@@ -46,8 +46,13 @@ pub fn serve(serve: &Serve) -> ExitCode {
     };
     let directory = serve.directory.display().to_string();
     let scheme = if serve.tls { "https" } else { "http" };
-    let announce =
-        move |address: String| eprintln!("gale: serving {directory} at {scheme}://{address}/ (stop with Ctrl-C)");
+    let has_dashboard = serve.has_dashboard;
+    let announce = move |address: String| {
+        eprintln!("gale: serving {directory} at {scheme}://{address}/ (stop with Ctrl-C)");
+        if has_dashboard {
+            eprintln!("gale: the dashboard is at {scheme}://{address}/dashboard/, for this machine alone");
+        }
+    };
     gale_process::start(Server::new(&ORDER).announcing(announce), request)
 }
 
@@ -61,6 +66,19 @@ fn own_certificate() -> Result<(String, String), rcgen::Error> {
     let made = rcgen::generate_simple_self_signed(names)?;
     Ok((made.cert.pem(), made.signing_key.serialize_pem()))
 }
+
+/// The dashboard, and a zone that has it show what is served. Wherever the server listens, only its own machine may see
+/// it.
+const DASHBOARD: &str = "        status_zone site;
+
+        location /dashboard/ {
+            dashboard;
+            allow 127.0.0.0/8;
+            allow ::1;
+            allow unix:;
+            deny all;
+        }
+";
 
 fn configuration(serve: &Serve) -> Result<String, rcgen::Error> {
     let quoted = |text: &[u8]| quote(text).to_string();
@@ -102,9 +120,10 @@ http {{
         listen {listen}{ssl};
 {certificate}        root {directory};
         index index.html;
-    }}
+{dashboard}    }}
 }}
 ",
+        dashboard = if serve.has_dashboard { DASHBOARD } else { "" },
         types = MIME_TYPES.trim_end().replace('\n', "\n    "),
     ))
 }

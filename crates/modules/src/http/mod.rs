@@ -13,6 +13,7 @@ pub mod charset;
 mod checking;
 pub mod client_body;
 pub mod core;
+pub mod dashboard;
 pub mod dav;
 pub mod empty_gif;
 pub mod fastcgi;

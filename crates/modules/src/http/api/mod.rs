@@ -23,7 +23,7 @@ use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase}
 use gale_http::request::request_body::read_body;
 use gale_protocol::request::Method;
 use gale_runtime::default_pool;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use answer::{Fault, send, send_nothing, send_text};
 use tree::{Fields, View};
@@ -98,23 +98,50 @@ impl Handler for Api {
     fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn std::any::Any) -> LocalBoxFuture<'a, Flow> {
         let is_writable = conf_of(conf).is_writable;
         Box::pin(async move {
-            match answer(request, is_writable).await {
-                Ok(flow) => flow,
-                Err(fault) => fault.send(request),
-            }
+            let behind = behind_location(request).to_vec();
+            answer(request, &behind, is_writable).await
         })
     }
 }
 
-/// What is asked for, behind the location's name.
-async fn answer(request: &mut Request, is_writable: bool) -> Result<Flow, Fault> {
+/// The path behind the location's name.
+pub(super) fn behind_location(request: &Request) -> &[u8] {
+    request.uri.strip_prefix(&*request.scope().name).unwrap_or(&request.uri)
+}
+
+/// Answers as the API does whose path goes on with `behind`.
+pub(super) async fn answer(request: &mut Request, behind: &[u8], is_writable: bool) -> Flow {
+    match find(request, behind, is_writable).await {
+        Ok(flow) => flow,
+        Err(fault) => fault.send(request),
+    }
+}
+
+/// Answers with all that the dashboard shows, as one object whose names are the API's paths, and `write`: whether the
+/// API beside it takes changes.
+pub(super) async fn answer_all(request: &mut Request, is_writable: bool) -> Flow {
+    if !matches!(request.method(), Method::Get | Method::Head) {
+        return Fault::method().send(request);
+    }
+    let view = view(request);
+    let tell = move || {
+        let mut all = tree::dashboard(&view);
+        all.insert("write".to_owned(), is_writable.into());
+        Value::Object(all).to_string()
+    };
+    match default_pool().run(tell).await {
+        Ok(text) => send_text(request, 200, text),
+        Err(error) => upstreams::overloaded(&error).send(request),
+    }
+}
+
+/// What is asked for.
+async fn find(request: &mut Request, behind: &[u8], is_writable: bool) -> Result<Flow, Fault> {
     let changes = match request.method() {
         Method::Get | Method::Head => false,
         Method::Post | Method::Put | Method::Patch | Method::Delete if is_writable => true,
         _ => return Err(Fault::method()),
     };
-    let path = request.uri.clone();
-    let behind = path.strip_prefix(&*request.scope().name).unwrap_or(&path);
     let parts: Vec<String> =
         behind.split_str("/").filter(|part| !part.is_empty()).map(|part| part.to_str_lossy().into_owned()).collect();
     let [version, path @ ..] = parts.as_slice() else {

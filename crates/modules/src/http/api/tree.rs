@@ -168,6 +168,36 @@ pub(super) fn read(view: &View, path: &[&str], fields: &Fields) -> Result<Value,
     Ok(fields.keep(value))
 }
 
+/// What the dashboard shows, each by its path.
+const OF_DASHBOARD: &[&[&str]] = &[
+    &["nginx"],
+    &["processes"],
+    &["connections"],
+    &["ssl"],
+    &["workers"],
+    &["resolvers"],
+    &["http", "requests"],
+    &["http", "server_zones"],
+    &["http", "location_zones"],
+    &["http", "upstreams"],
+    &["http", "caches"],
+    &["http", "limit_reqs"],
+    &["http", "limit_conns"],
+    &["stream", "server_zones"],
+    &["stream", "upstreams"],
+    &["stream", "limit_conns"],
+    &["gale", "loops"],
+    &["gale", "pools"],
+    &["gale", "memory"],
+    &["gale", "files"],
+];
+
+/// All that the dashboard shows: what is not there, as `stream` may not be, is left out.
+pub(super) fn dashboard(view: &View) -> Map<String, Value> {
+    let told = OF_DASHBOARD.iter().filter_map(|path| Some((path.join("/"), read(view, path, &Fields::All).ok()?)));
+    told.collect()
+}
+
 /// Has what is counted at this path begin anew.
 pub(super) fn reset(view: &View, path: &[&str]) -> Result<(), Fault> {
     let zones = &view.configuration.zones;

@@ -1,0 +1,278 @@
+//! `dashboard`: the page, what it consists of and what it asks for; and the page itself in a browser, where one is
+//! installed.
+
+mod support;
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::{Backend, Directory, Driver, Response, Server, Serving, Setup, with_each_driver};
+
+with_each_driver!(
+    the_page_and_its_parts_are_served_with_a_strict_policy,
+    a_part_that_has_not_changed_is_not_sent_again,
+    nothing_else_is_below_the_location,
+    figures_are_those_of_the_api,
+    servers_are_changed_only_where_that_is_allowed,
+    access_rules_hold_for_all_of_it,
+    a_browser_shows_the_traffic_and_names_as_text,
+);
+
+/// Only ends a test that hangs.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' \
+                      data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// What the page consists of, behind the location's name.
+const PARTS: [(&str, &str); 8] = [
+    ("", "text/html; charset=utf-8"),
+    ("main.js", "text/javascript; charset=utf-8"),
+    ("sections.js", "text/javascript; charset=utf-8"),
+    ("figures.js", "text/javascript; charset=utf-8"),
+    ("table.js", "text/javascript; charset=utf-8"),
+    ("chart.js", "text/javascript; charset=utf-8"),
+    ("style.css", "text/css; charset=utf-8"),
+    ("icon.svg", "image/svg+xml"),
+];
+
+const SITE: &str = "server { listen %UNIX%; status_zone site; location / { return 200 hello; }
+     location /dashboard/ { dashboard; } location /changing/ { dashboard write=on; } }";
+
+fn ask(server: &Server, method: &str, path: &str, fields: &str, body: &str) -> Response {
+    let length = body.len();
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n{fields}\r\n{body}");
+    server.connect().ask(request)
+}
+
+fn json_of(response: &Response) -> Value {
+    assert_eq!(response.header("Content-Type"), Some("application/json"), "{response:?}");
+    serde_json::from_slice(&response.body).expect("JSON")
+}
+
+fn the_page_and_its_parts_are_served_with_a_strict_policy(driver: Driver) {
+    let server = Setup::http(driver, SITE).start();
+    for (name, content_type) in PARTS {
+        let response = server.get(&format!("/dashboard/{name}"));
+        assert_eq!((response.status, response.header("Content-Type")), (200, Some(content_type)), "{name}");
+        assert_eq!(response.header("Content-Security-Policy"), Some(POLICY), "{name}");
+        assert_eq!(response.header("X-Content-Type-Options"), Some("nosniff"));
+        assert_eq!(response.header("Referrer-Policy"), Some("no-referrer"));
+        assert_eq!(response.header("Cache-Control"), Some("no-cache"));
+        let text = response.text();
+        // Nothing from elsewhere, and nothing that the policy forbids or that makes markup of text. The SVG's name
+        // space is one.
+        let text = text.replace("http://www.w3.org/2000/svg", "");
+        for word in ["http:", "https:", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", " style="] {
+            assert!(!text.contains(word), "{name} has {word}");
+        }
+        let head = server.connect().ask(format!("GET /dashboard/{name} HTTP/1.0\r\n\r\n"));
+        assert_eq!(head.body.len(), response.body.len());
+    }
+    let page = server.get("/dashboard/");
+    for (name, _) in PARTS.iter().filter(|(name, _)| ["main.js", "style.css", "icon.svg"].contains(name)) {
+        assert!(page.text().contains(&format!("\"{name}\"")), "{name}");
+    }
+    let redirect = server.get("/dashboard");
+    assert_eq!(redirect.status, 301);
+    assert!(redirect.header("Location").is_some_and(|location| location.ends_with("/dashboard/")), "{redirect:?}");
+    server.stop();
+}
+
+fn a_part_that_has_not_changed_is_not_sent_again(driver: Driver) {
+    let server = Setup::http(driver, SITE).start();
+    let mut tags = Vec::new();
+    for (name, _) in PARTS {
+        let path = format!("/dashboard/{name}");
+        let tag = server.get(&path).header("ETag").expect("a tag").to_owned();
+        let again = ask(&server, "GET", &path, &format!("If-None-Match: {tag}\r\n"), "");
+        assert_eq!((again.status, again.body.len(), again.header("ETag")), (304, 0, Some(tag.as_str())));
+        let other = ask(&server, "GET", &path, "If-None-Match: \"other\"\r\n", "");
+        assert_eq!((other.status, other.body.is_empty()), (200, false));
+        tags.push(tag);
+    }
+    tags.sort();
+    tags.dedup();
+    assert_eq!(tags.len(), PARTS.len(), "each has its own");
+    server.stop();
+}
+
+fn nothing_else_is_below_the_location(driver: Driver) {
+    let server = Setup::http(driver, SITE).start();
+    let paths =
+        ["none", "index.html", "main.js/", "main.js.map", "page/main.js", "figures/", "api", "MAIN.JS", "%2e%2e%2fx"];
+    for name in paths {
+        let response = server.get(&format!("/dashboard/{name}"));
+        let expected = if name.starts_with("%2e") { (200, true) } else { (404, false) };
+        assert_eq!((response.status, response.text() == "hello"), expected, "{name}");
+    }
+    for (method, path) in [("POST", ""), ("PUT", "main.js"), ("DELETE", "style.css"), ("POST", "figures")] {
+        assert_eq!(ask(&server, method, &format!("/dashboard/{path}"), "", "").status, 405, "{method} {path}");
+    }
+    server.stop();
+}
+
+fn figures_are_those_of_the_api(driver: Driver) {
+    let server = Setup::http(driver, SITE).start();
+    server.get("/");
+    let end = Instant::now() + DEADLINE;
+    let figures = loop {
+        let response = server.get("/dashboard/figures");
+        assert_eq!(response.header("Cache-Control"), Some("no-cache"));
+        assert_eq!(response.header("X-Content-Type-Options"), Some("nosniff"));
+        let figures = json_of(&response);
+        if figures["http/server_zones"]["site"]["responses"]["codes"]["200"].as_u64() > Some(1) {
+            break figures;
+        }
+        assert!(Instant::now() < end, "{figures:#}");
+    };
+    // Each as at its own path, whichever numbers have changed since.
+    let kinds = |value: &Value| value.as_object().map(|fields| fields.keys().cloned().collect::<Vec<_>>());
+    let all = figures.as_object().expect("an object");
+    for (path, told) in all.iter().filter(|(path, _)| *path != "write") {
+        let own = json_of(&server.get(&format!("/dashboard/api/9/{path}")));
+        assert_eq!((kinds(told), told.is_array()), (kinds(&own), own.is_array()), "{path}");
+    }
+    assert!(all.len() >= 16 && !all.contains_key("stream/upstreams"), "{:?}", kinds(&figures));
+    assert_eq!(figures["write"], false);
+    assert_eq!(json_of(&server.get("/changing/figures"))["write"], true);
+    assert_eq!(json_of(&server.get("/dashboard/api/9/http/server_zones?fields=")), json!(["site"]));
+    assert_eq!(server.get("/dashboard/api/10").status, 404);
+    server.stop();
+}
+
+fn servers_are_changed_only_where_that_is_allowed(driver: Driver) {
+    let text = format!("upstream app {{ server 127.0.0.1:1; }} {SITE}");
+    let server = Setup::http(driver, &text).start();
+    let path = "api/9/http/upstreams/app/servers/0";
+    let refused = ask(&server, "PATCH", &format!("/dashboard/{path}"), "", "{\"drain\":true}");
+    assert_eq!((refused.status, &json_of(&refused)["error"]["code"]), (405, &json!("MethodDisabled")));
+    let changed = ask(&server, "PATCH", &format!("/changing/{path}"), "", "{\"drain\":true,\"weight\":7}");
+    assert_eq!((changed.status, &json_of(&changed)["drain"]), (200, &json!(true)));
+    let peer = &json_of(&server.get("/dashboard/figures"))["http/upstreams"]["app"]["peers"][0];
+    assert_eq!((&peer["state"], &peer["weight"]), (&json!("draining"), &json!(7)));
+    server.stop();
+}
+
+fn access_rules_hold_for_all_of_it(driver: Driver) {
+    let text = "server { listen %UNIX%; listen %TCP%;
+         location /dashboard/ { dashboard; allow unix:; deny all; } }";
+    let server = Setup::http(driver, text).start();
+    for path in ["", "main.js", "figures", "api/9/nginx", "none"] {
+        let path = format!("/dashboard/{path}");
+        let expected = if path.ends_with("none") { 404 } else { 200 };
+        assert_eq!((server.get(&path).status, server.connect_tcp(1).get(&path).status), (expected, 403), "{path}");
+    }
+    assert_eq!(server.get("/other/").status, 404, "nothing is told where nobody asked for it");
+    server.stop();
+}
+
+/// A backend that answers everything.
+fn answering() -> Serving {
+    Backend::tcp().serve(|_, client| client.try_send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").is_ok())
+}
+
+/// What would be an element, and would say so on the console, if it became markup.
+const HOSTILE: &str = "<img src=x onerror=console.error(1)>\\\"'&lt;b id=hostile>";
+
+fn a_browser_shows_the_traffic_and_names_as_text(driver: Driver) {
+    let Some(browser) = browser() else {
+        eprintln!("no Chromium is installed: the page is not looked at");
+        return;
+    };
+    let backend = answering();
+    let text = format!(
+        "upstream \"{HOSTILE}\" {{ server {}; }}
+         server {{ listen %TCP%; status_zone site-of-the-test;
+             location / {{ status_zone \"{HOSTILE}\"; proxy_pass \"http://{HOSTILE}\"; }}
+             location /dashboard/ {{ dashboard write=on; }} }}",
+        backend.address
+    );
+    let server = Setup::http(driver, &text).start();
+    let mut client = server.connect_tcp(1);
+    (0..7).for_each(|_| assert_eq!(client.get("/").status, 200));
+    let url = format!("http://{}/dashboard/", server.directory.address(1));
+    let end = Instant::now() + DEADLINE;
+    // The page asks twice in this time of its own; what a loop counts may come after its answer.
+    let page = loop {
+        let (page, console) = look(browser, &url);
+        assert!(console.is_empty(), "the page has trouble: {console:#?}");
+        if row(&page, "site-of-the-test").is_some_and(|cells| requests(&cells) > 7) {
+            break page;
+        }
+        assert!(Instant::now() < end, "{page}");
+    };
+    let name = HOSTILE.replace("\\\"", "\"");
+    let escaped = name.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    assert!(!page.contains("<img") && !page.contains("<b id"), "{page}");
+    assert!(page.contains(&format!("<h3>{escaped}</h3>")), "the group: {page}");
+    assert!(row(&page, &escaped).is_some_and(|cells| cells[2] == "7"), "the location: {page}");
+    let peer = row(&page, &backend.address).expect("the server of the group");
+    assert_eq!(peer[1], "up", "{peer:?}");
+    assert!(page.contains(&format!("aria-label=\"Drain {}\"", backend.address)), "what can be changed has a button");
+    server.stop();
+}
+
+/// How many requests a row of a zone tells of: those for the page itself among them.
+fn requests(cells: &[String]) -> u64 {
+    cells[2].replace(',', "").parse().unwrap_or_default()
+}
+
+fn browser() -> Option<&'static Path> {
+    let paths = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
+    paths.into_iter().map(Path::new).find(|path| path.exists())
+}
+
+/// The page as it is after some time, and what it has said on the console.
+fn look(browser: &Path, url: &str) -> (String, Vec<String>) {
+    let directory = Directory::new();
+    let mut child = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"])
+        .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
+        .args(["--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", directory.path().join("profile").display()))
+        .arg(url)
+        .env("HOME", directory.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(directory.create("console"))
+        .spawn()
+        .expect("the browser starts");
+    let mut stdout = child.stdout.take().expect("a pipe");
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut page = Vec::new();
+        let read = stdout.read_to_end(&mut page).map(|_| String::from_utf8_lossy(&page).into_owned());
+        // Nobody hears it any more if the browser hung.
+        let _ = sender.send(read);
+    });
+    let page = receiver.recv_timeout(DEADLINE);
+    if page.is_err() {
+        child.kill().expect("it is ours");
+    }
+    child.wait().expect("it is ours");
+    let page = page.unwrap_or_else(|_| panic!("the browser hangs: {}", directory.read("console")));
+    let page = page.expect("a pipe can be read");
+    let console = directory.read("console");
+    (page, console.lines().filter(|line| line.contains("CONSOLE")).map(str::to_owned).collect())
+}
+
+/// The texts of the cells of the row that begins with this name, as they are written in HTML.
+fn row(page: &str, name: &str) -> Option<Vec<String>> {
+    let row = page.split("<tr>").find(|row| {
+        let first = row.split_once("</th>").map(|(first, _)| text_of(first));
+        row.starts_with("<th scope=\"row\"") && first.as_deref() == Some(name)
+    })?;
+    let row = row.split("</tr>").next()?;
+    Some(row.split_inclusive("</th>").flat_map(|part| part.split("</td>")).map(text_of).collect())
+}
+
+/// Without its markup.
+fn text_of(html: &str) -> String {
+    let parts = html.split('<').map(|part| part.split_once('>').map_or(part, |(_, text)| text));
+    parts.collect::<String>().trim().to_owned()
+}
