@@ -79,7 +79,8 @@ impl Way<'_> {
 
     async fn open(&self, asking: &Asking) -> Result<Connection, ClientError> {
         let header = self.header.clone();
-        let opened = ClientConnection::open(self.worker, &self.address, &self.options, header, self.tls.as_ref()).await?;
+        let opened =
+            ClientConnection::open(self.worker, &self.address, &self.options, header, self.tls.as_ref()).await?;
         Ok(match asking {
             Asking::Http1(_) => Connection::Http1(opened),
             Asking::Http2 { head_max, .. } => {
