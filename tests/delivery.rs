@@ -87,6 +87,16 @@ fn evict(path: &Path) {
     }
 }
 
+/// Evicts a file that can be evicted, however long somebody else has its pages in hands.
+fn evict_whole(path: &Path) {
+    let file = File::open(path).expect("there");
+    let is_evicted = (0..1000).any(|_| {
+        evict(path);
+        resident_pages(&file) == 0
+    });
+    assert!(is_evicted, "{} stays in memory", path.display());
+}
+
 /// How many pages of a file of ours are in memory; 0 where that is not told.
 fn resident_pages(file: &File) -> usize {
     let length = file.metadata().expect("there").len() as usize;
@@ -244,12 +254,11 @@ fn a_pool_that_is_not_there_is_an_error_of_its_request(driver: Driver) {
 fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Driver) {
     let text = "location /none/ { alias %DIR%/files/; aio threads=none; location /none/zip/ { alias %DIR%/files/; gzip on; gzip_types *; }
             location /none/page/ { alias %DIR%/files/; error_page 503 @busy; }
-            location /none/circle/ { alias %DIR%/files/; recursive_error_pages on; error_page 503 /none/circle/cold; } }
+            location /none/circle/ { alias %DIR%/files/; recursive_error_pages on; error_page 503 /none/circle/circle; } }
         location @busy { return 503 busy; }
         location = /hold { test_pool none %DIR%/gate; }";
     let setup = setup(driver, text).replace("worker_processes 2;", "worker_processes 1;");
     let server = setup.file("files/hot", "hot").file("files/cold", pattern(200_000)).start();
-    let path = server.directory.path().join("files/cold");
     let gate_path = server.directory.path().join("gate");
     let gate = UnixListener::bind(&gate_path).expect("a socket");
     std::fs::set_permissions(&gate_path, PermissionsExt::from_mode(0o777)).expect("ours");
@@ -257,9 +266,17 @@ fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Dr
     let mut held = server.connect();
     held.send("GET /hold HTTP/1.1\r\nHost: h\r\n\r\n");
     let (task, _) = gate.accept().expect("a task");
-    if !can_evict(&path) {
+    // A file for each request: what a refused one has asked to be read may come long after its response.
+    let cold = |name: &str| {
+        let path = server.directory.path().join("files").join(name);
+        std::fs::write(&path, pattern(200_000)).expect("written");
+        File::open(&path).and_then(|file| file.sync_all()).expect("on the disk");
+        evict_whole(&path);
+    };
+    if !can_evict(&server.directory.path().join("files/cold")) {
         return eprintln!("skipped: nothing can be evicted from memory here");
     }
+    cold("cold");
     let mut refused = server.connect();
     let response = refused.get("/none/cold");
     assert_eq!((response.status, response.header("Last-Modified"), response.header("ETag")), (503, None, None));
@@ -268,20 +285,21 @@ fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Dr
     assert!(line.contains("[error]") && line.contains("request: \"GET /none/cold HTTP/1.1\""), "{line}");
     assert_eq!(refused.get("/none/hot").text(), "hot", "on the same connection");
     // What is read to be compressed is read there, too.
-    evict(&path);
-    let response = refused.ask("GET /none/zip/cold HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\n\r\n");
+    cold("zipped");
+    let response = refused.ask("GET /none/zip/zipped HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\n\r\n");
     assert_eq!((response.status, response.header("Content-Encoding")), (503, None));
     // A status of our own is answered as any other; a page that cannot be read either comes to an end.
-    evict(&path);
-    let response = refused.get("/none/page/cold");
+    cold("page");
+    let response = refused.get("/none/page/page");
     assert_eq!((response.status, response.text()), (503, "busy"));
-    evict(&path);
+    cold("circle");
     // What it has asked to be read may have come meanwhile.
-    assert!(matches!(refused.get("/none/circle/cold").status, 500 | 503));
+    assert!(matches!(refused.get("/none/circle/circle").status, 500 | 503));
     // What has begun to leave can only break off.
-    read_beginning(&path, 65_536);
+    cold("begun");
+    read_beginning(&server.directory.path().join("files/begun"), 65_536);
     let mut begun = server.connect();
-    begun.send("GET /none/cold HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+    begun.send("GET /none/begun HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
     assert_eq!(begun.head().header("Content-Length"), Some("200000"));
     let received = begun.read_to_end();
     assert!(received.len() < 200_000 && pattern(200_000).starts_with(&received), "{}", received.len());
