@@ -29,10 +29,11 @@ impl ProxyVersion {
         values::enumeration(statement, &versions)
     }
 
-    /// The header for a client that has connected over TCP from one address to the other; empty for none. Without two
+    /// The header for a client that has come from one address to the other, over TCP or UDP; empty for none. Without two
     /// addresses of IP it says that nothing is known (version 1), or that the connection is our own (version 2).
     pub fn header(
         self,
+        transport: Transport,
         source: &SocketAddress,
         destination: Option<&SocketAddress>,
         tls: Option<&TlsStream>,
@@ -45,7 +46,7 @@ impl ProxyVersion {
             ProxyVersion::Version1 => write_version_1(source, destination, &mut header),
             ProxyVersion::Version2 => {
                 let tls = tls.and_then(told);
-                write_version_2(source, destination, Transport::Stream, tls.as_ref(), &mut header);
+                write_version_2(source, destination, transport, tls.as_ref(), &mut header);
             }
         }
         header

@@ -12,6 +12,7 @@ use gale_engine::spool::TempPath;
 use gale_engine::tls::TlsClient;
 use gale_engine::tls::settings::TlsClientSettings;
 use gale_engine::upstream::{Bind, ProxyVersion};
+use gale_protocol::proxy_protocol::Transport;
 use gale_protocol::response::ResponseField;
 use gale_runtime::{ConnectOptions, SocketAddress};
 
@@ -310,7 +311,7 @@ impl UpstreamSettings {
             None | Some(ProxyVersion::Off) => Vec::new(),
             Some(version) => {
                 let exchange = request.exchange();
-                version.header(request.remote(), exchange.local_address(), exchange.tls())
+                version.header(Transport::Stream, request.remote(), exchange.local_address(), exchange.tls())
             }
         }
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use gale_config::{Contexts, Custom, Diagnostic, One, OneWith, Statement, Takes, Word, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_engine::upstream::{AddressPass, Bind, PassTarget, TlsTarget, plain};
+use gale_engine::upstream::{AddressPass, Bind, PassTarget, ProxyVersion, TlsTarget, plain};
 use gale_engine::variables::template::Template;
 use gale_engine::virtual_servers::TlsClientDraft;
 use gale_stream::configuration::builder::InStream;
@@ -24,7 +24,7 @@ use gale_stream::module::StreamPart;
 use gale_stream::session::Session;
 use gale_stream::session::phases::Serve;
 use gale_stream::upstream::pass_on;
-use gale_stream::upstream::settings::{ALPN_BYTES_MAX, ProxySettings, ProxyVersion};
+use gale_stream::upstream::settings::{ALPN_BYTES_MAX, ProxySettings};
 
 use super::{PLACE, ROW};
 use crate::shared::size_template;
@@ -142,7 +142,7 @@ const ROWS: &[Directive] = tls_client_rows!(
             name: "proxy_protocol",
             default: "off",
             about: "Which header of the PROXY protocol servers get: off, on for version 1, v2.",
-            store: &One { parse: version, slot: slot!(ProxySettings, protocol) },
+            store: &One { parse: ProxyVersion::parse, slot: slot!(ProxySettings, protocol) },
             ..ROW
         },
         Directive {
@@ -225,11 +225,6 @@ fn alpn(builder: &mut Builder, statement: &Statement) -> Result<Vec<Template<Ses
     }
     let variables = builder.variables::<Session>();
     statement.args.iter().map(|word| variables.template(word)).collect()
-}
-
-fn version(statement: &Statement) -> Result<ProxyVersion, Diagnostic> {
-    let versions = [("off", ProxyVersion::Off), ("on", ProxyVersion::Version1), ("v2", ProxyVersion::Version2)];
-    values::enumeration(statement, &versions)
 }
 
 fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {

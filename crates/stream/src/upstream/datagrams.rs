@@ -17,7 +17,6 @@ use gale_engine::upstream::{Chosen, Timing};
 use gale_engine::variables::subject::Subject;
 use gale_runtime::{Datagram, DatagramOptions, Moment, ReceiveBatch, Timer, Transmit};
 
-use super::header;
 use super::pass::{Connected, Failure};
 use super::rate::Rate;
 use super::settings::ProxySettings;
@@ -113,7 +112,7 @@ pub(super) async fn carry(session: &Session, settings: &ProxySettings, outlet: O
         client,
         socket: Rc::clone(&outlet.socket),
         chosen: outlet.chosen,
-        header: header::header(session, *settings.protocol.get()),
+        header: settings.proxy_header(session),
         upload: Rate::new(upload_rate),
         download: Rate::new(download_rate),
         answers: 0,

@@ -16,7 +16,6 @@ use gale_engine::worker::CountedConnection;
 use gale_runtime::{Buffer, Bytes, ConnectOptions, ConnectStep, DatagramOptions, Output, SocketAddress};
 
 use super::datagrams::is_of_server;
-use super::header;
 use super::settings::ProxySettings;
 use crate::session::Session;
 
@@ -113,7 +112,7 @@ impl Asking<'_> {
             step => CheckError::Local(Some(format!("{step} failed {}", OsErrorText(&failed.error)))),
         })?;
         let mut output = Output::new();
-        let header = header::header(session, *settings.protocol.get());
+        let header = settings.proxy_header(session);
         if !header.is_empty() {
             output.push(header);
         }
@@ -173,7 +172,7 @@ impl Asking<'_> {
             CheckError::Local(Some(format!("socket() failed {}", OsErrorText(&error))))
         })?;
         self.action.set(SENDING);
-        let mut datagram = header::header(session, *settings.protocol.get());
+        let mut datagram = settings.proxy_header(session);
         datagram.extend_from_slice(question.send.as_deref().unwrap_or_default());
         socket.send(&datagram).map_err(|error| self.failed_call("send()", &error))?;
         self.action.set(READING);

@@ -8,14 +8,12 @@
 //!  relay       bytes both ways, each direction on its own, with its rate
 //!  datagrams   or datagrams both ways
 //!
-//!  header      the PROXY protocol's, as servers get it
 //!  health      a question to a server, for active health checks
 //! ```
 //!
 //! Groups of servers and the choice among them are the engine's (`gale_engine::upstream`).
 
 mod datagrams;
-mod header;
 pub mod health;
 mod pass;
 mod rate;

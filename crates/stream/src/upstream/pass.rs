@@ -12,8 +12,8 @@ use gale_engine::variables::subject::Subject;
 use gale_engine::worker::CountedConnection;
 use gale_runtime::{Moment, Output, Stream};
 
-use super::settings::{ProxySettings, ProxyVersion};
-use super::{datagrams, header, relay};
+use super::settings::ProxySettings;
+use super::{datagrams, relay};
 use crate::session::{self, Session};
 
 /// A server that a session is connected to.
@@ -178,12 +178,12 @@ impl<'s> Attempts<'s> {
             // Whether the kernel waits for more is a matter of speed alone.
             let _ = stream.set_nodelay(true);
         }
-        let version = *settings.protocol.get();
+        let header = settings.proxy_header(session);
         let (transport, header) = if *settings.ssl.get() {
-            self.send_header(&stream, version).await?;
+            self.send_header(&stream, header).await?;
             (self.shake_hands(stream).await?, Vec::new())
         } else {
-            (Transport::Plain(stream), header::header(session, version))
+            (Transport::Plain(stream), header)
         };
         let time = {
             let mut attempt = session.attempts.last();
@@ -202,8 +202,7 @@ impl<'s> Attempts<'s> {
     }
 
     /// The header goes in the clear, before the handshake.
-    async fn send_header(&self, stream: &Stream, version: ProxyVersion) -> Result<(), Failure> {
-        let header = header::header(self.session, version);
+    async fn send_header(&self, stream: &Stream, header: Vec<u8>) -> Result<(), Failure> {
         if header.is_empty() {
             return Ok(());
         }

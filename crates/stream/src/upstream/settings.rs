@@ -7,8 +7,10 @@ use std::time::Duration;
 use gale_config::Setting;
 use gale_engine::tls::settings::TlsClientSettings;
 use gale_engine::tls::{NamedFailure, TlsClient};
-use gale_engine::upstream::{AddressPass, Bind};
+use gale_engine::upstream::{AddressPass, Bind, ProxyVersion};
+use gale_engine::variables::subject::Subject;
 use gale_engine::variables::template::{SizeTemplate, Template};
+use gale_protocol::proxy_protocol::Transport;
 use gale_runtime::ConnectOptions;
 
 use crate::session::Session;
@@ -69,19 +71,13 @@ pub struct ProxySettings {
     pub tls_client: Option<Arc<OnceLock<Arc<TlsClient>>>>,
 }
 
-/// `proxy_protocol`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ProxyVersion {
-    /// None.
-    #[default]
-    Off,
-    /// A line of text.
-    Version1,
-    /// Binary.
-    Version2,
-}
-
 impl ProxySettings {
+    /// The header of the PROXY protocol that servers get for this session; empty for none.
+    pub fn proxy_header(&self, session: &Session) -> Vec<u8> {
+        let transport = if session.datagrams().is_some() { Transport::Datagram } else { Transport::Stream };
+        self.protocol.get().header(transport, session.remote(), session.local_address(), session.tls())
+    }
+
     /// How connections are made for this session.
     pub fn connect_options(&self, session: &Session) -> ConnectOptions {
         let bind = self.bind.get_opt().and_then(Option::as_ref);
