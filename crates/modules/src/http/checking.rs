@@ -1,13 +1,129 @@
-//! How health checks of http ask a peer: over a connection of their own, which may be kept from one check to the next.
+//! What health checks of http have in common, whatever they ask: the service, and how a peer is asked, over a connection
+//! of their own, which may be kept from one check to the next.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use bstr::BStr;
+use gale_base::log_level::Level;
+use gale_config::Diagnostic;
+use gale_engine::configuration::{Builder, Configuration, ScopeId, ServerId};
+use gale_engine::service::{Context, Service, ServiceSpec};
+use gale_engine::upstream::{Check, CheckId, CheckedPeer, UpstreamId};
 use gale_engine::worker::Worker;
+use gale_http::configuration::builder::InHttp;
+use gale_http::request::configuration::HttpConfiguration;
+use gale_http::request::own::{OwnRequest, OwnRequests};
 use gale_http::upstream::client::{Answer, ClientConnection, ClientError, ClientRequest, Patience};
 use gale_http::upstream::settings::UpstreamSettings;
 use gale_http::upstream::{Http2Client, Http2Request, PassingTls};
 use gale_runtime::{Bytes, ConnectOptions, Moment, SocketAddress, now};
+
+use crate::shared::health_check::{Asks, CheckLog, Failed, Rules, run};
+
+/// What is asked of the peers of a location's group, and what is made of their answers.
+pub(crate) trait Question: Send + Sync + 'static {
+    /// The parameters that all checks have.
+    fn rules(&self) -> &Rules;
+
+    /// Where the check stands.
+    fn location(&self) -> (ServerId, ScopeId);
+
+    /// The name of the `match`; empty for none.
+    fn matches(&self) -> &BStr {
+        BStr::new("")
+    }
+
+    /// Asks a peer once.
+    fn ask(
+        &self,
+        worker: &Rc<Worker>,
+        peer: &CheckedPeer,
+        request: &mut OwnRequest,
+        kept: &mut Option<Kept>,
+    ) -> impl Future<Output = Result<(), Failure>>;
+}
+
+/// Why a check was not passed.
+pub(crate) enum Failure {
+    /// There is no answer.
+    Client(ClientError),
+    /// The request cannot be made.
+    Request(String),
+    /// The answer is not what it should be.
+    Answer(Failed),
+}
+
+/// Has the peers of this group asked.
+pub(crate) fn add<Q: Question>(builder: &mut Builder, group: UpstreamId, question: Q) -> Result<(), Diagnostic> {
+    let Rules { before, span, .. } = *question.rules();
+    let id = builder.http_mut().upstreams.add_check(group, before, span);
+    let name = format!("health check {} of http upstreams", id.0 + 1);
+    builder.add_service(ServiceSpec::per_process(name, HealthCheck { id, question }), span)
+}
+
+/// The service.
+struct HealthCheck<Q> {
+    id: CheckId,
+    question: Q,
+}
+
+impl<Q: Question> Service for HealthCheck<Q> {
+    async fn run(context: Context<HealthCheck<Q>>) {
+        let Some(configuration) = context.configuration::<Configuration>() else { return };
+        let settings = context.settings();
+        let http: Arc<HttpConfiguration> = configuration.protocol().expect("a part of an http block");
+        let (server, scope) = settings.question.location();
+        let asks = Checks {
+            check: http.upstreams.check(settings.id).clone(),
+            requests: OwnRequests::new(context.worker(), configuration, server, scope),
+            worker: Rc::clone(context.worker()),
+            settings,
+        };
+        drop(http);
+        run(&context, asks).await;
+    }
+}
+
+/// What the checks of a service have in common.
+struct Checks<Q> {
+    settings: Arc<HealthCheck<Q>>,
+    check: Check,
+    requests: OwnRequests,
+    worker: Rc<Worker>,
+}
+
+impl<Q: Question> Asks for Checks<Q> {
+    type Kept = Option<Kept>;
+
+    fn check(&self) -> &Check {
+        &self.check
+    }
+
+    fn rules(&self) -> &Rules {
+        self.settings.question.rules()
+    }
+
+    async fn ask(&self, peer: &CheckedPeer, kept: &mut Option<Kept>) {
+        let question = &self.settings.question;
+        let mut request = self.requests.begin();
+        let result = question.ask(&self.worker, peer, &mut request, kept).await;
+        let (log, matches) = (&request.scope().error_log, question.matches());
+        let log = CheckLog { log, check: &self.check, peer, matches };
+        let result = match result {
+            Ok(()) => Ok(()),
+            // It says nothing about the peer.
+            Err(Failure::Client(ClientError::NoConnections)) => return self.worker.complain_of_connections(),
+            Err(Failure::Request(error)) => {
+                return log.write(Level::Error, &format_args!("{error} while preparing a request to an upstream"));
+            }
+            Err(Failure::Client(error)) => Err(Failed { text: error.to_string(), action: error.step().text() }),
+            Err(Failure::Answer(failed)) => Err(failed),
+        };
+        log.note(result, question.rules().thresholds);
+    }
+}
 
 /// A connection that is kept from check to check, and when it was made.
 pub(crate) struct Kept {

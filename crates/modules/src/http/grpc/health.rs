@@ -8,29 +8,25 @@
 //! proxy module's, which gives what is written here to this one.
 
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
-use bstr::{BStr, BString};
-use gale_base::log_level::Level;
+use bstr::BString;
 use gale_config::Diagnostic;
-use gale_engine::configuration::{Builder, Configuration, ScopeId, ServerId};
-use gale_engine::service::{Context, Service, ServiceSpec};
-use gale_engine::upstream::{AddressPass, Check, CheckId, CheckedPeer, PassTarget};
+use gale_engine::configuration::{Builder, ScopeId, ServerId};
+use gale_engine::upstream::{AddressPass, CheckedPeer, PassTarget};
 use gale_engine::worker::Worker;
 use gale_http::configuration::builder::InHttp;
-use gale_http::request::configuration::HttpConfiguration;
-use gale_http::request::own::{OwnRequest, OwnRequests};
+use gale_http::request::own::OwnRequest;
 use gale_http::upstream::Http2Request;
-use gale_http::upstream::client::{Answer, ClientError};
+use gale_http::upstream::client::Answer;
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_runtime::Bytes;
 
 use super::{Conf, MODULE};
-use crate::http::checking::{self, Asking, Kept, Way};
+use crate::http::checking::{self, Asking, Failure, Kept, Question, Way};
 use crate::http::upstream_head::{authority, write_set_fields};
 use crate::http::upstream_rows;
-use crate::shared::health_check::{Asks, CheckLog, Failed, Rules, run};
+use crate::shared::health_check::{Failed, Rules};
 
 /// The method that is called.
 const PATH: &[u8] = b"/grpc.health.v1.Health/Check";
@@ -108,124 +104,57 @@ pub(super) fn complete(conf: &Conf, builder: &mut Builder) -> Result<(), Diagnos
         }
         None => return wrong("\"health_check\" with \"type=grpc\" requires \"grpc_pass\" in the same location"),
     };
-    let id = builder.http_mut().upstreams.add_check(group, draft.rules.before, draft.rules.span);
-    let name = format!("health check {} of http upstreams", id.0 + 1);
-    builder.add_service(ServiceSpec::per_process(name, HealthCheck { id, draft: draft.clone() }), draft.rules.span)
+    checking::add(builder, group, draft.clone())
 }
 
-/// The service.
-struct HealthCheck {
-    id: CheckId,
-    draft: Draft,
-}
-
-impl Service for HealthCheck {
-    async fn run(context: Context<HealthCheck>) {
-        let Some(configuration) = context.configuration::<Configuration>() else { return };
-        let settings = context.settings();
-        let http: Arc<HttpConfiguration> = configuration.protocol().expect("a part of an http block");
-        let asks = Checks {
-            check: http.upstreams.check(settings.id).clone(),
-            requests: OwnRequests::new(context.worker(), configuration, settings.draft.server, settings.draft.scope),
-            worker: Rc::clone(context.worker()),
-            settings,
-        };
-        drop(http);
-        run(&context, asks).await;
-    }
-}
-
-/// What the checks of a service have in common.
-struct Checks {
-    settings: Arc<HealthCheck>,
-    check: Check,
-    requests: OwnRequests,
-    worker: Rc<Worker>,
-}
-
-/// Why a check was not passed.
-enum Failure {
-    /// There is no answer.
-    Client(ClientError),
-    /// The request cannot be made.
-    Request(String),
-    /// The answer is not what it should be.
-    Answer(String),
-}
-
-impl Asks for Checks {
-    type Kept = Option<Kept>;
-
-    fn check(&self) -> &Check {
-        &self.check
-    }
-
+impl Question for Draft {
     fn rules(&self) -> &Rules {
-        &self.settings.draft.rules
+        &self.rules
     }
 
-    async fn ask(&self, peer: &CheckedPeer, kept: &mut Option<Kept>) {
-        let request = self.requests.begin();
-        let result = self.check_once(peer, &request, kept).await;
-        self.take(peer, &request, result);
+    fn location(&self) -> (ServerId, ScopeId) {
+        (self.server, self.scope)
     }
-}
 
-impl Checks {
-    async fn check_once(
+    async fn ask(
         &self,
+        worker: &Rc<Worker>,
         peer: &CheckedPeer,
-        request: &OwnRequest,
+        request: &mut OwnRequest,
         kept: &mut Option<Kept>,
     ) -> Result<(), Failure> {
         let configuration = Rc::clone(request.configuration());
-        let draft = &self.settings.draft;
-        let conf: &Conf = configuration.http().scope(draft.scope).conf_of().expect("its grpc settings");
+        let conf: &Conf = configuration.http().scope(self.scope).conf_of().expect("its grpc settings");
         let Some(AddressPass::Fixed(target)) = &conf.pass else { unreachable!("it has passed the configuration") };
-        let head = self.head(request, conf, &target.authority, target.tls_host.is_some());
+        let head = head(request, conf, &target.authority, target.tls_host.is_some());
         let asking = Asking::Http2 {
             head: head.map_err(|error| Failure::Request(error.to_string()))?,
-            body: Some(question(&draft.service)),
+            body: Some(question(&self.service)),
             head_max: conf.upstream.head_max(),
             body_max: BODY_MAX,
         };
         let way = Way {
-            worker: &self.worker,
-            address: draft.rules.address(peer),
+            worker,
+            address: self.rules.address(peer),
             options: conf.upstream.connect_options(request),
             header: conf.upstream.proxy_header(request),
             tls: target.tls_host.as_ref().map(|host| upstream_rows::tls(request, &conf.upstream, host)),
             patience: checking::patience(&conf.upstream),
-            keepalive_time: draft.keepalive_time,
+            keepalive_time: self.keepalive_time,
         };
         let answer = way.ask(&asking, kept).await.map_err(Failure::Client)?;
-        judge(&answer, draft.status).map_err(Failure::Answer)
+        let failed = |what| Failure::Answer(Failed { text: format!("{what} while {CHECKING}"), action: CHECKING });
+        judge(&answer, self.status).map_err(failed)
     }
+}
 
-    fn head(&self, request: &OwnRequest, conf: &Conf, host: &[u8], is_tls: bool) -> Result<Http2Request, Unwritable> {
-        let scheme = if is_tls { "https" } else { "http" };
-        let mut head = Http2Request::new(b"POST", scheme, &authority(request, &conf.set_headers, host), PATH)?;
-        head.push(b"content-type", b"application/grpc")?;
-        head.push(b"te", b"trailers")?;
-        write_set_fields(request, &conf.set_headers, &mut head)?;
-        Ok(head)
-    }
-
-    /// Takes down what a check has come to.
-    fn take(&self, peer: &CheckedPeer, request: &OwnRequest, result: Result<(), Failure>) {
-        let log = CheckLog { log: &request.scope().error_log, check: &self.check, peer, matches: BStr::new("") };
-        let result = match result {
-            Ok(()) => Ok(()),
-            // It says nothing about the peer.
-            Err(Failure::Client(ClientError::NoConnections)) => return self.worker.complain_of_connections(),
-            Err(Failure::Request(error)) => {
-                return log.write(Level::Error, &format_args!("{error} while preparing a request to an upstream"));
-            }
-            Err(Failure::Client(error)) => Err(Failed { text: error.to_string(), action: error.step().text() }),
-            Err(Failure::Answer(what)) => Err(Failed { text: format!("{what} while {CHECKING}"), action: CHECKING }),
-        };
-        log.note(result, self.settings.draft.rules.thresholds);
-    }
+fn head(request: &OwnRequest, conf: &Conf, host: &[u8], is_tls: bool) -> Result<Http2Request, Unwritable> {
+    let scheme = if is_tls { "https" } else { "http" };
+    let mut head = Http2Request::new(b"POST", scheme, &authority(request, &conf.set_headers, host), PATH)?;
+    head.push(b"content-type", b"application/grpc")?;
+    head.push(b"te", b"trailers")?;
+    write_set_fields(request, &conf.set_headers, &mut head)?;
+    Ok(head)
 }
 
 /// What is being done when an answer is looked at.

@@ -5,34 +5,32 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_hc_module.html#health_check>)
 //!
 //! A peer is asked in the way in which the location asks: its fields, version and timeouts. Checks have connections of
-//! their own. Those of `type=grpc` are the grpc module's ([`grpc`](crate::http::grpc)). What stream has of it, too, is in [`shared::health_check`](crate::shared::health_check).
+//! their own. Those of `type=grpc` are the grpc module's ([`grpc`](crate::http::grpc)). Both have
+//! [`checking`] in common; what stream has of it, too, is in [`shared::health_check`](crate::shared::health_check).
 
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bstr::{BStr, BString};
-use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{Diagnostic, Statement};
-use gale_engine::configuration::{Builder, Configuration, ScopeId, ServerId};
-use gale_engine::service::{Context, Service, ServiceSpec};
-use gale_engine::upstream::{Check, CheckId, CheckedPeer};
+use gale_engine::configuration::{Builder, ScopeId, ServerId};
+use gale_engine::upstream::CheckedPeer;
 use gale_engine::worker::Worker;
 use gale_http::configuration::builder::InHttp;
-use gale_http::request::configuration::HttpConfiguration;
-use gale_http::request::own::{OwnRequest, OwnRequests};
-use gale_http::upstream::client::{ClientError, ClientRequest, note_answer};
+use gale_http::request::own::OwnRequest;
+use gale_http::upstream::client::{ClientRequest, note_answer};
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_protocol::request::{Method, Version};
 use gale_runtime::Bytes;
 
-use super::matching::{Match, Mismatch, check_status};
+use super::matching::{Match, check_status};
 use super::target::Pass;
 use super::{Conf, head};
-use crate::http::checking::{self, Asking, Kept, Way};
+use crate::http::checking::{self, Asking, Failure, Kept, Question, Way};
 use crate::http::{grpc, upstream_rows};
-use crate::shared::health_check::{Asks, CheckLog, Failed, Rules, parameter, run};
+use crate::shared::health_check::{Failed, Rules, parameter};
 use crate::shared::limits::invalid_parameter;
 use gale_engine::upstream::PassTarget;
 
@@ -111,110 +109,69 @@ pub(super) fn complete(conf: &Conf, builder: &mut Builder) -> Result<(), Diagnos
         None => return wrong("\"health_check\" requires \"proxy_pass\" in the same location"),
     };
     let matches = draft.rules.matches.as_ref().map(|name| Match::find(&conf.matches, name)).transpose()?;
-    let id = builder.http_mut().upstreams.add_check(group, draft.rules.before, draft.rules.span);
-    let name = format!("health check {} of http upstreams", id.0 + 1);
-    let service = HealthCheck { id, draft: draft.clone(), matches };
-    builder.add_service(ServiceSpec::per_process(name, service), draft.rules.span)
+    checking::add(builder, group, HealthCheck { draft: draft.clone(), matches })
 }
 
-/// The service.
+/// What is asked of a peer, and has to come.
 struct HealthCheck {
-    id: CheckId,
     draft: Draft,
     matches: Option<Arc<Match>>,
 }
 
-impl Service for HealthCheck {
-    async fn run(context: Context<HealthCheck>) {
-        let Some(configuration) = context.configuration::<Configuration>() else { return };
-        let settings = context.settings();
-        let http: Arc<HttpConfiguration> = configuration.protocol().expect("a part of an http block");
-        let asks = Checks {
-            check: http.upstreams.check(settings.id).clone(),
-            requests: OwnRequests::new(context.worker(), configuration, settings.draft.server, settings.draft.scope),
-            worker: Rc::clone(context.worker()),
-            settings,
-        };
-        drop(http);
-        run(&context, asks).await;
-    }
-}
-
-/// What the checks of a service have in common.
-struct Checks {
-    settings: Arc<HealthCheck>,
-    check: Check,
-    requests: OwnRequests,
-    worker: Rc<Worker>,
-}
-
-/// Why a check was not passed.
-enum Failure {
-    /// There is no answer.
-    Client(ClientError),
-    /// The answer is not what it should be.
-    Mismatch(Mismatch),
-    /// The request cannot be made.
-    Request(String),
-}
-
-impl Asks for Checks {
-    type Kept = Option<Kept>;
-
-    fn check(&self) -> &Check {
-        &self.check
-    }
-
+impl Question for HealthCheck {
     fn rules(&self) -> &Rules {
-        &self.settings.draft.rules
+        &self.draft.rules
     }
 
-    async fn ask(&self, peer: &CheckedPeer, kept: &mut Option<Kept>) {
-        let mut request = self.requests.begin();
-        let result = self.check_once(peer, &mut request, kept).await;
-        self.take(peer, &request, result);
+    fn location(&self) -> (ServerId, ScopeId) {
+        (self.draft.server, self.draft.scope)
     }
-}
 
-impl Checks {
-    async fn check_once(
+    fn matches(&self) -> &BStr {
+        self.matches.as_ref().map_or(BStr::new(""), |matches| matches.name())
+    }
+
+    async fn ask(
         &self,
+        worker: &Rc<Worker>,
         peer: &CheckedPeer,
         request: &mut OwnRequest,
         kept: &mut Option<Kept>,
     ) -> Result<(), Failure> {
         let configuration = Rc::clone(request.configuration());
-        let conf: &Conf = configuration.http().scope(self.settings.draft.scope).conf_of().expect("its proxy settings");
+        let conf: &Conf = configuration.http().scope(self.draft.scope).conf_of().expect("its proxy settings");
         let upstream = &conf.upstream;
         let asking = self.asking(request, conf)?;
         let target = conf.pass.as_ref().and_then(Pass::known).expect("a group that is known");
         let way = Way {
-            worker: &self.worker,
-            address: self.settings.draft.rules.address(peer),
+            worker,
+            address: self.draft.rules.address(peer),
             options: upstream.connect_options(request),
             header: upstream.proxy_header(request),
             tls: target.is_tls.then(|| upstream_rows::tls(request, upstream, &target.host)),
             patience: checking::patience(upstream),
-            keepalive_time: self.settings.draft.keepalive_time,
+            keepalive_time: self.draft.keepalive_time,
         };
         let answer = way.ask(&asking, kept).await.map_err(Failure::Client)?;
         note_answer(request, Arc::clone(&peer.name), &answer);
-        let result = match &self.settings.matches {
+        let result = match &self.matches {
             None => check_status(&answer),
             Some(matches) => matches.check(&answer, request),
         };
-        result.map_err(Failure::Mismatch)
+        result.map_err(|mismatch| Failure::Answer(Failed { text: mismatch.to_string(), action: mismatch.action() }))
     }
+}
 
+impl HealthCheck {
     /// The request, in the version of the location.
     fn asking(&self, request: &mut OwnRequest, conf: &Conf) -> Result<Asking, Failure> {
         let target = conf.pass.as_ref().and_then(Pass::known).expect("a group that is known");
         // Variables may ask for it.
         request.notes.put(Arc::clone(target));
-        let uri = &self.settings.draft.uri;
+        let uri = &self.draft.uri;
         let line = head::Line { method: b"GET", uri, host: &target.host, version: *conf.version.get() };
         let head_max = conf.upstream.head_max();
-        let body_max = self.settings.matches.as_ref().map_or(0, |matches| matches.body_max());
+        let body_max = self.matches.as_ref().map_or(0, |matches| matches.body_max());
         let unwritable = |error: Unwritable| Failure::Request(error.to_string());
         if line.version == Version::Http2 {
             let scheme = if target.is_tls { "https" } else { "http" };
@@ -222,25 +179,8 @@ impl Checks {
             return Ok(Asking::Http2 { head, body: None, head_max, body_max });
         }
         let mut text = Vec::with_capacity(256);
-        let keeps_alive = !self.settings.draft.keepalive_time.is_zero();
+        let keeps_alive = !self.draft.keepalive_time.is_zero();
         head::write_check(request, conf, &line, keeps_alive, &mut text).map_err(unwritable)?;
         Ok(Asking::Http1(ClientRequest { method: Method::Get, bytes: Bytes::from(text), head_max, body_max }))
-    }
-
-    /// Takes down what a check has come to.
-    fn take(&self, peer: &CheckedPeer, request: &OwnRequest, result: Result<(), Failure>) {
-        let matches = self.settings.matches.as_ref().map_or(BStr::new(""), |matches| matches.name());
-        let log = CheckLog { log: &request.scope().error_log, check: &self.check, peer, matches };
-        let result = match result {
-            Ok(()) => Ok(()),
-            // It says nothing about the peer.
-            Err(Failure::Client(ClientError::NoConnections)) => return self.worker.complain_of_connections(),
-            Err(Failure::Request(error)) => {
-                return log.write(Level::Error, &format_args!("{error} while preparing a request to an upstream"));
-            }
-            Err(Failure::Client(error)) => Err(Failed { text: error.to_string(), action: error.step().text() }),
-            Err(Failure::Mismatch(mismatch)) => Err(Failed { text: mismatch.to_string(), action: mismatch.action() }),
-        };
-        log.note(result, self.settings.draft.rules.thresholds);
     }
 }
