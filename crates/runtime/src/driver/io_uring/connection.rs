@@ -10,7 +10,7 @@
 //!   kept alive ────────────► Multishot ─ data ───► reader, and goes on
 //!                                │ unread data, or the reader wants more than a buffer   ─► Ending ──► direct receive
 //!                                │ nothing for some seconds                               ─► EndingIdle ──► poll
-//!   no buffers, or more is wanted than they hold ──────────────────────────────────────► poll, direct receive
+//!   no buffers, or more is wanted than they hold, now or the last time ────────────────► poll, direct receive
 //! ```
 //!
 //! While a receive is in flight nobody receives directly: the kernel may have bytes in a buffer already.
@@ -59,6 +59,9 @@ pub(super) struct Connection {
     pub is_on_ring: bool,
     /// Something was received, so this is a connection that is kept alive.
     pub has_received: bool,
+    /// Its reader last wanted more than a buffer holds, and so probably will again: bodies are received directly into
+    /// their destination. Pieces of a buffer each cost a copy, and the end of the receive that made them.
+    pub has_bodies: bool,
     /// There is a request for it.
     pub is_requested: bool,
     /// Its stream has gone; it is closed when what the driver sends has left.
@@ -148,6 +151,7 @@ impl Connection {
             hung_up: false,
             is_on_ring: false,
             has_received: false,
+            has_bodies: false,
             is_requested: false,
             is_closing: false,
             is_reset: false,

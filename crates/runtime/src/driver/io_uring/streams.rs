@@ -262,9 +262,10 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         let is_told = {
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
-            // The receive that is in flight gets what comes, and the end.
+            // The receive or the poll that is in flight is told of what comes, and of the end.
             let is_quiet = connection.busy.as_ref().is_none_or(|busy| !busy.has_input()) && !connection.hung_up;
-            is_quiet && connection.in_flight.has(Op::Recv)
+            let is_polled = connection.in_flight.has(Op::Readable) && !connection.readable;
+            is_quiet && (connection.in_flight.has(Op::Recv) || is_polled)
         };
         !is_told && self.has_input(key)
     }
@@ -294,10 +295,11 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         if let Some(received) = self.take_received(key, into, max) {
             return Poll::Ready(received);
         }
+        let buffer_bytes = self.receive_options().buffer_bytes;
         let op = {
-            let buffer_bytes = self.receive_options().buffer_bytes;
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
+            connection.has_bodies |= max > buffer_bytes;
             // What the receive in flight gets comes first.
             if connection.in_flight.has(Op::Recv) {
                 // A body or a tunnel: received piece by piece into its destination, when somebody wants it.
@@ -314,7 +316,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             }
             // One of the two waits, never both: what an earlier call wanted and is not in flight yet is forgotten.
             connection.wanted.remove(Op::Recv);
-            if max <= buffer_bytes && !connection.in_flight.has(Op::Readable) {
+            if !connection.has_bodies && !connection.in_flight.has(Op::Readable) {
                 connection.wanted.remove(Op::Readable);
                 Op::Recv
             } else {
@@ -324,6 +326,8 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         self.attempt(key, cx, op, |connection| {
             let received = self.sockets.receive(connection.socket().as_fd(), into, max)?;
             connection.has_received |= received > 0;
+            // All that came is less than a buffer holds: the next may be received on the ring again.
+            connection.has_bodies &= max > buffer_bytes || received == max;
             // As in the other driver.
             connection.readable = received == max || received == 0 || connection.hung_up;
             Ok(received)
