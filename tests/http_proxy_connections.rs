@@ -1,5 +1,5 @@
-//! proxy: which connections to servers are used again, how long a request may take, and what is told of the servers that
-//! were tried.
+//! proxy: which connections to servers are used again, how long a request may take, and what is told of the servers
+//! that were tried.
 
 #[path = "support/answers.rs"]
 mod answers;

@@ -6,6 +6,7 @@
 //! measure a server that does not answer correctly first.
 
 mod accept;
+mod application;
 mod behind;
 mod burst;
 mod case;

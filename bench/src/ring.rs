@@ -72,7 +72,7 @@ impl Ring {
         self.ring.submitter().register_files_update(place, &[descriptor]).map(|_| ())
     }
 
-    /// What is accepted gets places among the first so many of the table.
+    /// Accepted connections get places among the first so many of the table.
     pub fn accept_into_first(&mut self, places: u32) -> io::Result<()> {
         /// `struct io_uring_file_index_range` of the kernel.
         #[repr(C)]

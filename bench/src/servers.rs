@@ -6,8 +6,11 @@
 //! once.
 
 use std::fs;
+use std::net::TcpListener;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -492,8 +495,15 @@ fn fresh_directory(label: &str) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// A port that nobody listens on now.
+/// Below those that Linux gives to clients by default.
+const PORTS: Range<u16> = 20_000..32_000;
+
+/// A port that nobody listens on now, and that the kernel gives to no client.
 pub fn free_port() -> Result<u16, String> {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0");
-    listener.and_then(|listener| listener.local_addr()).map(|a| a.port()).map_err(|error| format!("port: {error}"))
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    let mut ports = (0..PORTS.len() as u32).map(|_| {
+        let number = std::process::id().wrapping_mul(97).wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed));
+        PORTS.start + (number % PORTS.len() as u32) as u16
+    });
+    ports.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()).ok_or_else(|| "no free port".to_owned())
 }

@@ -5,20 +5,15 @@
 //! message. What is measured is what bytes cost on their way; nobody looks at frames, proxies do not either.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gale_base::histogram::Histogram;
-use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
-use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::Measured;
+use crate::application::{Application, Job};
 use crate::case::in_turn;
 use crate::client::load;
 use crate::memory::Memory;
@@ -101,7 +96,7 @@ pub fn measure(options: &Options) -> Measured {
 }
 
 fn measure_one(options: &Options, program: &Program) -> Result<Readings, String> {
-    let echo = Echo::start().map_err(|error| format!("echo: {error}"))?;
+    let echo = Application::start(Job::Echo).map_err(|error| format!("application: {error}"))?;
     let location = format!(
         "location = /tunnel {{ proxy_pass http://{}; proxy_http_version 1.1; proxy_set_header Upgrade $http_upgrade; \
          proxy_set_header Connection upgrade; proxy_read_timeout 1h; }}",
@@ -205,84 +200,4 @@ fn echo_while(tunnels: &mut [TcpStream], mut goes_on: impl FnMut() -> bool) -> R
     let snapshot = latency.snapshot();
     let us = |share: f64| snapshot.quantile(share).as_secs_f64() * 1e6;
     Ok(Echoes { count, p50_us: us(0.5), p99_us: us(0.99), max_us })
-}
-
-/// The application: answers the first request of a connection with a 101, and sends back what comes then.
-struct Echo {
-    address: SocketAddr,
-    is_over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Echo {
-    fn start() -> std::io::Result<Echo> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        listener.set_nonblocking(true)?;
-        let (address, is_over) = (listener.local_addr()?, Arc::<AtomicBool>::default());
-        let end = Arc::clone(&is_over);
-        let thread = std::thread::spawn(move || {
-            if let Err(error) = serve(&listener, &end) {
-                eprintln!("echo: {error}");
-            }
-        });
-        Ok(Echo { address, is_over, thread: Some(thread) })
-    }
-}
-
-impl Drop for Echo {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// One thread for all, level-triggered.
-fn serve(listener: &TcpListener, is_over: &AtomicBool) -> std::io::Result<()> {
-    const SWITCH: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-        Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
-    const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    let epoll: OwnedFd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let key = |descriptor: i32| epoll::EventData::new_u64(descriptor as u64);
-    let listener_key = listener.as_raw_fd();
-    epoll::add(&epoll, listener, key(listener_key), epoll::EventFlags::IN)?;
-    // By descriptor number: the connection, and whether it is a tunnel by now.
-    let mut connections: Vec<Option<(TcpStream, bool)>> = Vec::new();
-    let mut events = Vec::with_capacity(512);
-    let mut piece = [0; 4096];
-    while !is_over.load(Ordering::Acquire) {
-        match epoll::wait(&epoll, spare_capacity(&mut events), Some(&LOOK_INTERVAL)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        for event in events.drain(..) {
-            let descriptor = event.data.u64() as usize;
-            if descriptor == listener_key as usize {
-                let Ok((stream, _)) = listener.accept() else { continue };
-                stream.set_nodelay(true)?;
-                let descriptor = stream.as_raw_fd();
-                epoll::add(&epoll, &stream, key(descriptor), epoll::EventFlags::IN)?;
-                if connections.len() <= descriptor as usize {
-                    connections.resize_with(descriptor as usize + 1, || None);
-                }
-                connections[descriptor as usize] = Some((stream, false));
-                continue;
-            }
-            let Some((stream, is_tunnel)) = connections.get_mut(descriptor).and_then(Option::as_mut) else { continue };
-            let written = match stream.read(&mut piece) {
-                Ok(count @ 1..) if *is_tunnel => stream.write_all(&piece[..count]),
-                Ok(1..) => {
-                    *is_tunnel = true;
-                    stream.write_all(SWITCH)
-                }
-                Ok(0) => Err(std::io::ErrorKind::UnexpectedEof.into()),
-                Err(error) => Err(error),
-            };
-            if written.is_err() {
-                connections[descriptor] = None;
-            }
-        }
-    }
-    Ok(())
 }

@@ -3,21 +3,12 @@
 //!
 //! nginx keeps idle connections for each worker by itself and has no `least_time` (its commercial edition has).
 
-use std::collections::VecDeque;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
-use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::Measured;
+use crate::application::{Application, Job as Work};
 use crate::case::in_turn;
 use crate::client::{self, ClientKind, Run};
 use crate::options::Options;
@@ -128,8 +119,10 @@ fn measure_one(options: &Options, program: &Program, job: Job) -> Result<Sample,
     let fault = |error: std::io::Error| format!("servers: {error}");
     let count = if job == Job::Connections { 1 } else { SERVERS };
     let delay = |number: usize| if number % 2 == 1 { DELAY } else { Duration::ZERO };
-    let servers: Vec<Application> =
-        (0..count).map(|number| Application::start(delay(number))).collect::<Result<_, _>>().map_err(fault)?;
+    let servers: Vec<Application> = (0..count)
+        .map(|number| Application::start(Work::Answer(delay(number))))
+        .collect::<Result<_, _>>()
+        .map_err(fault)?;
     let lines: String = servers.iter().map(|server| format!("server {}; ", server.address)).collect();
     let method = if job == Job::LeastTime { "least_time header; " } else { "" };
     let idle = if job == Job::Connections { 32 } else { 64 };
@@ -166,99 +159,4 @@ fn measure_one(options: &Options, program: &Program, job: Job) -> Result<Sample,
         per_second: figures.requests_per_second,
         errors: figures.errors,
     })
-}
-
-/// A server that answers each request, which comes in one piece, after a while.
-struct Application {
-    address: SocketAddr,
-    accepted: Arc<AtomicU64>,
-    is_over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Application {
-    fn start(delay: Duration) -> std::io::Result<Application> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
-        let (accepted, is_over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let (count, end) = (Arc::clone(&accepted), Arc::clone(&is_over));
-        let thread = std::thread::spawn(move || {
-            if let Err(error) = serve(&listener, delay, &count, &end) {
-                eprintln!("application: {error}");
-            }
-        });
-        Ok(Application { address, accepted, is_over, thread: Some(thread) })
-    }
-
-    fn accepted(&self) -> u64 {
-        self.accepted.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Application {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn serve(listener: &TcpListener, delay: Duration, accepted: &AtomicU64, is_over: &AtomicBool) -> std::io::Result<()> {
-    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nok";
-    const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-    let epoll: OwnedFd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let key = |descriptor: i32| epoll::EventData::new_u64(descriptor as u64);
-    let listener_key = listener.as_raw_fd();
-    epoll::add(&epoll, listener, key(listener_key), epoll::EventFlags::IN)?;
-    // By descriptor number.
-    let mut connections: Vec<Option<TcpStream>> = Vec::new();
-    // The requests that are still to be answered, in the order of their times.
-    let mut waiting: VecDeque<(Instant, usize)> = VecDeque::new();
-    let mut events = Vec::with_capacity(512);
-    let mut piece = [0; 4096];
-    let answer = |connections: &mut [Option<TcpStream>], place: usize| {
-        if let Some(stream) = &mut connections[place]
-            && stream.write_all(ANSWER).is_err()
-        {
-            connections[place] = None;
-        }
-    };
-    while !is_over.load(Ordering::Acquire) {
-        let next = waiting.front().map_or(LOOK_INTERVAL, |(time, _)| time.saturating_duration_since(Instant::now()));
-        let time_max = next.min(LOOK_INTERVAL);
-        let time_max = Timespec { tv_sec: 0, tv_nsec: time_max.subsec_nanos().into() };
-        match epoll::wait(&epoll, spare_capacity(&mut events), Some(&time_max)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let now = Instant::now();
-        while waiting.front().is_some_and(|(time, _)| *time <= now) {
-            let place = waiting.pop_front().map_or(0, |(_, place)| place);
-            answer(&mut connections, place);
-        }
-        for event in events.drain(..) {
-            let place = event.data.u64() as usize;
-            if place == listener_key as usize {
-                let Ok((stream, _)) = listener.accept() else { continue };
-                accepted.fetch_add(1, Ordering::Relaxed);
-                stream.set_nodelay(true)?;
-                let place = stream.as_raw_fd() as usize;
-                epoll::add(&epoll, &stream, key(place as i32), epoll::EventFlags::IN)?;
-                if connections.len() <= place {
-                    connections.resize_with(place + 1, || None);
-                }
-                connections[place] = Some(stream);
-                continue;
-            }
-            let Some(stream) = connections.get_mut(place).and_then(Option::as_mut) else { continue };
-            match stream.read(&mut piece) {
-                Ok(1..) if delay.is_zero() => answer(&mut connections, place),
-                Ok(1..) => waiting.push_back((now + delay, place)),
-                _ => connections[place] = None,
-            }
-        }
-    }
-    Ok(())
 }

@@ -1,5 +1,5 @@
-//! Documents with commands: the same is found however a document comes in pieces, what is kept is bounded, and what is no
-//! command is text. Values and expressions are evaluated without a panic.
+//! Documents with commands: the same is found however a document comes in pieces, what is kept is bounded, and what is
+//! no command is text. Values and expressions are evaluated without a panic.
 #![no_main]
 
 use gale_protocol::ssi::text::{Expression, evaluate};

@@ -1,9 +1,9 @@
-//! The floor of a proxy: what is received from one side is sent to the other. Each client has a connection of its own to
-//! the server behind, so nothing is looked at but how much was received.
+//! The floor of a proxy: what is received from one side is sent to the other. Each client has a connection of its own
+//! to the server behind, so nothing is looked at but how much was received.
 //!
-//! With epoll the bytes themselves are passed on. With io_uring all received bytes overwrite the same memory, so what is
-//! passed on is what one exchange with the server behind was at the start; this is of use where every exchange is the
-//! same and each side sends in one piece.
+//! With epoll the bytes themselves are passed on. With io_uring all received bytes overwrite the same memory, so what
+//! is passed on is what one exchange with the server behind was at the start; this is of use where every exchange is
+//! the same and each side sends in one piece.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -181,7 +181,7 @@ fn with_ring(listener: &TcpListener, behind: u16) -> io::Result<()> {
     }
 }
 
-/// What is asked of the server behind, as long as wrk's requests are, and what it answers.
+/// The request to the server behind, as long as those of wrk, and its answer.
 fn exchange_once(behind: u16) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let request = b"GET /proxied HTTP/1.1\r\nHost: 127.0.0.1:00000\r\n\r\n".to_vec();
     let mut stream = connect(behind)?;

@@ -49,8 +49,8 @@ pub struct ProcessSettings {
     pub keep_net_raw: bool,
     /// Somebody logs to standard error: it stays what it is, and does not become the first log file.
     pub keeps_standard_error: bool,
-    /// For how long worker processes have to be able to read what they have made with a secret that all of them have, in
-    /// seconds, in ascending order: one of [`crate::SERIES_MAX`] series of secrets for each.
+    /// For how long worker processes have to be able to read what they have made with a secret that all of them have,
+    /// in seconds, in ascending order: one of [`crate::SERIES_MAX`] series of secrets for each.
     pub secret_lifetimes: Vec<u32>,
     /// `error_log` of the main context. Files must have been opened with `Resources::log_file`.
     pub error_log: Vec<ErrorLogSetting>,

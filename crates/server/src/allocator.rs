@@ -15,12 +15,12 @@ use libmimalloc_sys::{
 #[global_allocator]
 static ALLOCATOR: Mimalloc = Mimalloc;
 
-/// mimalloc, asked for aligned memory only where that is more than it gives anyway: its way to aligned memory is longer,
-/// and above a kilobyte it takes more memory than is asked for and looks for an aligned place in it.
+/// mimalloc, asked for aligned memory only where that is more than it gives anyway: its way to aligned memory is
+/// longer, and above a kilobyte it takes more memory than is asked for and looks for an aligned place in it.
 struct Mimalloc;
 
-/// Every block is aligned to this many bytes if it has as many (`MI_MAX_ALIGN_SIZE` of mimalloc's types.h), and to a word
-/// if it is smaller.
+/// Every block is aligned to this many bytes if it has as many (`MI_MAX_ALIGN_SIZE` of mimalloc's types.h), and to a
+/// word if it is smaller.
 const ALIGNED_ANYWAY: usize = 16;
 
 fn is_aligned_anyway(layout: Layout) -> bool {
@@ -28,8 +28,8 @@ fn is_aligned_anyway(layout: Layout) -> bool {
 }
 
 // SAFETY: what mimalloc's functions return is memory of the size that was asked for, or null; it is aligned as the
-// function was told, or as `is_aligned_anyway` says. `mi_free` and both ways to grow take what any of them has returned.
-// A layout's size and alignment are valid for mimalloc: the alignment is a power of two.
+// function was told, or as `is_aligned_anyway` says. `mi_free` and both ways to grow take what any of them has
+// returned. A layout's size and alignment are valid for mimalloc: the alignment is a power of two.
 unsafe impl GlobalAlloc for Mimalloc {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -127,7 +127,7 @@ impl StapleLoader {
         std::mem::take(&mut self.managed)
     }
 
-    /// What the settings say of a certificate that a service obtains: nothing is known of it yet.
+    /// The settings of a certificate that a service obtains, of which nothing is known yet.
     pub fn staple_managed(
         &mut self,
         settings: &TlsSettings,
@@ -251,7 +251,7 @@ pub struct ManagedStaple {
 }
 
 impl ManagedStaple {
-    /// What an issuer has made, once there is something.
+    /// The certificate of an issuer, once there is one.
     pub fn current(&self) -> Option<Arc<Current>> {
         self.certificate.current().filter(|current| current.origin != Origin::SelfSigned)
     }

@@ -29,8 +29,8 @@ impl ProxyVersion {
         values::enumeration(statement, &versions)
     }
 
-    /// The header for a client that has come from one address to the other, over TCP or UDP; empty for none. Without two
-    /// addresses of IP it says that nothing is known (version 1), or that the connection is our own (version 2).
+    /// The header for a client that has come from one address to the other, over TCP or UDP; empty for none. Without
+    /// two addresses of IP it says that nothing is known (version 1), or that the connection is our own (version 2).
     pub fn header(
         self,
         transport: Transport,

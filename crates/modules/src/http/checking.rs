@@ -1,5 +1,5 @@
-//! What health checks of http have in common, whatever they ask: the service, and how a peer is asked, over a connection
-//! of their own, which may be kept from one check to the next.
+//! What health checks of http have in common, whatever they ask: the service, and how a peer is asked, over a
+//! connection of their own, which may be kept from one check to the next.
 
 use std::rc::Rc;
 use std::sync::Arc;

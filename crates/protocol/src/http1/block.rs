@@ -1,7 +1,7 @@
 //! Sixteen bytes that are looked at together: which of them are of some kind, a bit for each.
 //!
-//! In a register where the processor has them for sure (SSE2 is part of x86-64), and one after the other elsewhere: some
-//! seven instructions for the block instead of as many for a byte.
+//! In a register where the processor has them for sure (SSE2 is part of x86-64), and one after the other elsewhere:
+//! some seven instructions for the block instead of as many for a byte.
 
 /// How many they are.
 pub(super) const BYTES: usize = 16;

@@ -2,8 +2,8 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache_purge>)
 //!
 //! The index decides, so the answer comes at once: 204 where there was something, or where there may have been
-//! (prefixes and tags), 404 where there was nothing. What is coming at that moment is purged, too. An answer waits for the
-//! journal, no longer than for any use of the disk, so that what was answered holds if the process dies.
+//! (prefixes and tags), 404 where there was nothing. What is coming at that moment is purged, too. An answer waits for
+//! the journal, no longer than for any use of the disk, so that what was answered holds if the process dies.
 
 use std::sync::Arc;
 

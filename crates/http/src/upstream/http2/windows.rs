@@ -10,7 +10,8 @@ use gale_protocol::http2::WindowGrowth;
 /// Most streams of a connection at once, whatever its server allows: their windows bound what it may send.
 pub(super) const STREAMS_MAX: usize = 128;
 
-/// How much of a response a server may send before its client takes it, in bytes, until that turns out to be too little.
+/// How much of a response a server may send before its client takes it, in bytes, until that turns out to be too
+/// little.
 pub(super) const STREAM_WINDOW: u32 = 256 * 1024;
 
 /// The same for all streams together, before any has grown.

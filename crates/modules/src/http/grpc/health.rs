@@ -4,8 +4,8 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_hc_module.html#health_check>,
 //! <https://github.com/grpc/grpc/blob/master/doc/health-checking.md>)
 //!
-//! A peer is asked as calls go to it: over TLS, with the fields and timeouts of the location. The directive's row is the
-//! proxy module's, which gives what is written here to this one.
+//! A peer is asked as calls go to it: over TLS, with the fields and timeouts of the location. The directive's row is
+//! the proxy module's, which gives what is written here to this one.
 
 use std::rc::Rc;
 use std::time::Duration;
