@@ -20,7 +20,7 @@ use gale_engine::service::{self, Service, ServiceSpec};
 use gale_engine::transport::Transport;
 use gale_engine::worker::Worker;
 use gale_modules::order::ORDER;
-use gale_process::{Account, ListenAddress, ListenSpec, ListenerHandle, Resources, Worker as _};
+use gale_process::{Account, ListenAddress, ListenSpec, ListenerHandle, Resources, Successor, Worker as _};
 use gale_runtime::simulation::{Faults, Simulation, each_seed};
 use gale_runtime::{Buffer, Moment, Output, SocketAddress, Stream, sleep};
 use simulated::{SLOT, Site};
@@ -159,7 +159,7 @@ impl ProtocolWorker for EchoWorker {
         self.connections.set_task(number, gale_runtime::spawn(session.run()));
     }
 
-    fn drain(self: Rc<Self>) {
+    fn drain(self: Rc<Self>, _: Option<&Successor>) {
         self.connections.drain();
     }
 
@@ -321,7 +321,7 @@ fn a_service_of_a_protocol_runs_as_long_as_its_block_is_there() {
         serving.settled();
         sleep(Duration::from_secs(5)).await;
         assert_eq!(PULSES.take(), 1);
-        serving.drain().await;
+        serving.drain(None).await;
         sleep(Duration::from_secs(100)).await;
         assert_eq!(PULSES.take(), 0);
     });
@@ -358,7 +358,7 @@ fn a_protocol_is_drained_with_the_worker() {
         let stream = Stream::connect(&echo_address()).await.expect("the echo listens");
         assert_eq!(echoed(&stream, b"one").await.as_deref(), Some(&b"one"[..]));
         serving.stop_accepting(true).await;
-        serving.drain().await;
+        serving.drain(None).await;
         assert!(is_closed(&stream).await && serving.connections() == 0);
     });
 }

@@ -23,7 +23,7 @@ use crate::configuration::protocol::{DatagramReceiver, ProtocolWorker};
 use crate::configuration::{self, Configuration, Texts};
 use crate::connections::{
     Acceptor, DrainingListener, QUEUED_WAIT_MAX, accept_late, accept_options, accept_queued, leave_accept_mutex,
-    set_receivers,
+    serve_arrivals, set_receivers,
 };
 use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
 use crate::service::{HeldConfiguration, Services};
@@ -31,8 +31,8 @@ use crate::tls::{self, random};
 use crate::worker::Worker;
 use gale_base::log_level::Level;
 use gale_process::{
-    BuildRequest, Built, Completion, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile, LoopMain, ProcessSettings,
-    Program, Report, Resources, SecretSeries, SocketKind, WorkerSlot,
+    Arrivals, BuildRequest, Built, Completion, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile, LoopMain,
+    ProcessSettings, Program, Report, Resources, SecretSeries, SocketKind, Successor, WorkerSlot,
 };
 
 /// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to
@@ -159,6 +159,7 @@ impl Program for Server {
             retired: Rc::default(),
             accepting: Vec::new(),
             receiving: Vec::new(),
+            arriving: Vec::new(),
             slot,
             services: Services::default(),
         };
@@ -261,6 +262,8 @@ pub struct Serving {
     retired: Rc<RefCell<Vec<Rc<dyn ProtocolWorker>>>>,
     accepting: Vec<Accepting>,
     receiving: Vec<Receiving>,
+    /// Take over the idle connections of other processes.
+    arriving: Vec<TaskId>,
     slot: WorkerSlot,
     /// What runs beside the connections.
     services: Services,
@@ -382,7 +385,7 @@ impl Serving {
 
     /// A protocol ends with its last connection. Until then it holds its configuration, and no longer.
     fn retire(&self, gone: Rc<dyn ProtocolWorker>) {
-        Rc::clone(&gone).drain();
+        Rc::clone(&gone).drain(None);
         self.retired.borrow_mut().push(Rc::clone(&gone));
         let retired = Rc::downgrade(&self.retired);
         gale_runtime::spawn(async move {
@@ -532,6 +535,7 @@ impl gale_process::Worker for Serving {
 
     fn stop_accepting(&mut self, is_last: bool) -> Completion {
         self.services.stop();
+        self.arriving.drain(..).for_each(gale_runtime::abort);
         let accepting = std::mem::take(&mut self.accepting);
         accepting.iter().for_each(Accepting::stop);
         // Unless the server ends, another process has the sockets by now.
@@ -545,7 +549,7 @@ impl gale_process::Worker for Serving {
             let left: Vec<DrainingListener> = accepting.into_iter().map(leave).collect();
             if is_last {
                 // Everybody else need not wait for them.
-                protocols.into_iter().for_each(|protocol| protocol.drain());
+                protocols.into_iter().for_each(|protocol| protocol.drain(None));
                 accept_late(&worker, &left, None).await;
             }
             let until = gale_runtime::now() + QUEUED_WAIT_MAX;
@@ -558,11 +562,11 @@ impl gale_process::Worker for Serving {
         })
     }
 
-    fn drain(&mut self) -> Completion {
+    fn drain(&mut self, successor: Option<&Successor>) -> Completion {
         // The drain may take its time, and the end of the process none.
         self.worker.access.flush();
         let protocols = self.workers();
-        protocols.iter().for_each(|protocol| Rc::clone(protocol).drain());
+        protocols.iter().for_each(|protocol| Rc::clone(protocol).drain(successor));
         self.services.stop();
         let services_ended = self.services.ended();
         let worker = Rc::clone(&self.worker);
@@ -575,6 +579,11 @@ impl gale_process::Worker for Serving {
             // In vain for peers that take nothing; `worker_shutdown_timeout` may be shorter, and ends the loop then.
             let _ = gale_runtime::timeout(LAST_ANSWERS_WAIT_MAX, gale_runtime::all_sent()).await;
         })
+    }
+
+    fn receive(&mut self, arrivals: &Arrivals) {
+        let task = gale_runtime::spawn(serve_arrivals(Rc::clone(&self.worker), arrivals.clone()));
+        self.arriving.push(task);
     }
 
     fn expire(&mut self, configuration: Option<&Arc<Configuration>>) {

@@ -12,6 +12,7 @@ use rustix::process::Pid;
 use super::bundle::Bundle;
 use super::daemon::{self, Forked, Waiting};
 use super::errors::{ErrorLog, KeptLog, Report, SignalError, StderrLog, errno_text, say};
+use super::handover::Arrivals;
 use super::helper;
 use super::listen;
 use super::master::{Master, Start};
@@ -63,10 +64,20 @@ pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
             let notifier = Notifier::from_environment();
             worker::run_single(program, signals, bundle, configuration, Single { waiting: waiting.take(), notifier })
         }
-        Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind, secrets }) => {
+        Ok(Prepared::Master {
+            executable,
+            bundle,
+            signals,
+            daemonized,
+            old_master,
+            left_behind,
+            secrets,
+            arrivals,
+        }) => {
             let notifier = Notifier::from_environment();
             let waiting = waiting.take();
-            let start = Start { bundle, signals, notifier, waiting, daemonized, old_master, left_behind, secrets };
+            let start =
+                Start { bundle, signals, notifier, waiting, daemonized, old_master, left_behind, secrets, arrivals };
             Master::new(program, executable, start).run()
         }
         Err(report) => {
@@ -158,6 +169,7 @@ enum Prepared<C> {
         old_master: Option<Pid>,
         left_behind: Vec<Pid>,
         secrets: SecretKeeper,
+        arrivals: Option<Arrivals>,
     },
 }
 
@@ -175,6 +187,7 @@ fn prepare<P: Program>(
     // Before anything opens a socket: the numbers in the list are the previous binary's.
     let inherited = upgrade::inherited_listeners(&**log);
     let upgraded = inherited.is_some();
+    let arrivals = if upgraded { Arrivals::inherited() } else { None };
     let secrets = match upgraded {
         true => SecretKeeper::inherited(|message| log.write(Level::Notice, message)),
         false => SecretKeeper::default(),
@@ -210,7 +223,7 @@ fn prepare<P: Program>(
     }
     // The master never needs what was built: a respawn and a reload build it elsewhere.
     let daemonized = settings.daemon || upgraded;
-    Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind, secrets })
+    Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind, secrets, arrivals })
 }
 
 fn become_server(settings: &ProcessSettings) -> Result<Signals, String> {

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bundle::{Bundle, PROTOCOL_VERSION};
 use super::errors::Report;
+use super::handover::{Arrivals, Successor};
 use super::log_file::LogHandle;
 use super::program::BuildRequest;
 use super::secrets::SecretSeries;
@@ -56,6 +57,10 @@ pub(super) enum Message {
     Taken,
     /// To the worker: drain and exit. `is_last`: nobody else accepts at its sockets then.
     Quit { is_last: bool },
+    /// To the worker: idle connections can be passed on by the socket that comes with this. Comes before `Quit`.
+    Successor,
+    /// To the worker: idle connections come by the socket that comes with this.
+    Arrivals,
     /// To the worker: exit.
     Terminate,
     /// To the worker: connections may wait of which it was not told.
@@ -99,6 +104,8 @@ pub(super) enum Received {
         generation: u64,
     },
     Reopened(Vec<(PathBuf, OwnedFd)>),
+    Successor(Successor),
+    Arrivals(Arrivals),
     /// As with a bundle.
     ReopenedLost,
 }
@@ -156,6 +163,15 @@ impl Link {
     /// The link is lost.
     pub fn send(&mut self, message: &Message) -> io::Result<()> {
         self.enqueue(message, Vec::new())?;
+        self.flush()
+    }
+
+    /// Sends a message with the descriptor that it is about.
+    ///
+    /// # Errors
+    /// The link is lost.
+    pub fn send_with(&mut self, message: &Message, descriptor: &Arc<OwnedFd>) -> io::Result<()> {
+        self.enqueue(message, vec![Arc::clone(descriptor)])?;
         self.flush()
     }
 
@@ -375,6 +391,17 @@ impl Link {
             (Message::Reopen { paths }, None) if paths.len() == descriptors.arrived.len() => {
                 let paths = paths.into_iter().map(|path| path.0);
                 Ok(Some(Received::Reopened(paths.zip(descriptors.arrived).collect())))
+            }
+            // Without it connections are closed that could have been passed.
+            (Message::Successor | Message::Arrivals, None) if descriptors.truncated => Ok(None),
+            (message @ (Message::Successor | Message::Arrivals), None) => {
+                let Some(socket) = descriptors.arrived.into_iter().next() else {
+                    return Err(broken("a message without its descriptor"));
+                };
+                Ok(Some(match message {
+                    Message::Successor => Received::Successor(Successor::new(socket)),
+                    _ => Received::Arrivals(Arrivals::new(socket)),
+                }))
             }
             (Message::Reopen { .. }, None) => Err(broken("paths and descriptors differ in number")),
             (message, None) => Ok(Some(Received::Message(message))),

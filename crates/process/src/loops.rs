@@ -16,6 +16,7 @@ use std::thread;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
+use super::handover::{Arrivals, Successor};
 use super::program::{Completion, LoopMain, Program, Worker, WorkerSlot};
 
 /// Orders that wait for one loop. Each is sent once in a reload or a stop, and reloads do not overlap; orders to reopen
@@ -31,7 +32,9 @@ pub(super) enum Order<C> {
     /// Every loop has carried out the last change.
     Settled,
     /// Stop accepting and finish what there is. `is_last` as in [`Worker::stop_accepting`].
-    Drain { is_last: bool },
+    Drain { is_last: bool, successor: Option<Successor> },
+    /// Serve what comes there, too.
+    Receive(Arrivals),
     /// Close what still holds this configuration or an older one; without one, everything.
     Expire { configuration: Option<Arc<C>> },
     /// Write out what is gathered for the log files: they are about to be opened again.
@@ -130,6 +133,7 @@ pub(super) fn spawn<P: Program>(
                 report: Arc::clone(&report),
                 announced: false,
                 serving: None,
+                successor: None,
                 unsettled: Vec::new(),
             });
             program.run_loop(worker, configuration, main)
@@ -192,6 +196,8 @@ struct LoopController<P: Program> {
     report: Arc<dyn Fn(LoopEvent) + Send + Sync>,
     announced: bool,
     serving: Option<P::Worker>,
+    /// Who takes idle connections, once it drains.
+    successor: Option<Successor>,
     unsettled: Vec<(Settles, Completion)>,
 }
 
@@ -231,11 +237,12 @@ impl<P: Program> LoopController<P> {
     /// Goes on with what orders have begun, and reports what has come to its end. Changes stand before a stop, which
     /// has no end while connections still come by them: those that wait at sockets that were left.
     fn settle(&mut self, context: &mut Context<'_>) {
-        let LoopController { report, serving, unsettled, .. } = self;
+        let LoopController { report, serving, unsettled, successor, .. } = self;
+        let successor = successor.as_ref();
         let mut changes = 0;
         unsettled.retain_mut(|(settles, quiet)| {
             if let (Settles::DrainAgain, 0, Some(worker)) = (*settles, changes, &mut *serving) {
-                (*settles, *quiet) = (Settles::Drain, worker.drain());
+                (*settles, *quiet) = (Settles::Drain, worker.drain(successor));
             }
             while *settles != Settles::DrainAgain && quiet.as_mut().poll(context).is_ready() {
                 match (*settles, &mut *serving) {
@@ -244,7 +251,7 @@ impl<P: Program> LoopController<P> {
                         return false;
                     }
                     (Settles::Stop, Some(worker)) => {
-                        (*settles, *quiet) = (Settles::Drain, worker.drain());
+                        (*settles, *quiet) = (Settles::Drain, worker.drain(successor));
                         report(LoopEvent::Draining);
                     }
                     (Settles::Drain, Some(_)) if changes > 0 => *settles = Settles::DrainAgain,
@@ -271,13 +278,15 @@ impl<P: Program> LoopController<P> {
             // A loop that could not start has nothing to change over or to drain.
             (Order::Commit(Change { number, .. }), None) => (self.report)(LoopEvent::Committed { number }),
             (Order::Settled, serving) => serving.iter_mut().for_each(Worker::settled),
-            (Order::Drain { is_last }, Some(worker)) => {
+            (Order::Drain { is_last, successor }, Some(worker)) => {
+                self.successor = successor;
                 self.unsettled.push((Settles::Stop, worker.stop_accepting(is_last)));
             }
             (Order::Drain { .. }, None) => {
                 (self.report)(LoopEvent::Draining);
                 (self.report)(LoopEvent::Drained);
             }
+            (Order::Receive(arrivals), serving) => serving.iter_mut().for_each(|worker| worker.receive(&arrivals)),
             (Order::Expire { configuration }, Some(worker)) => worker.expire(configuration.as_ref()),
             (Order::Expire { .. }, None) => {}
             (Order::Reopen, serving) => {

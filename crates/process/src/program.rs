@@ -12,6 +12,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::errors::{ErrorLog, Report};
+use super::handover::{Arrivals, Successor};
 use super::resources::Resources;
 use super::secrets::SecretSeries;
 use super::settings::{ErrorLogTarget, ProcessSettings};
@@ -141,8 +142,12 @@ pub trait Worker: 'static {
     /// [`Worker::drain`] follows.
     fn stop_accepting(&mut self, is_last: bool) -> Completion;
 
-    /// Closes idle connections; resolves when the last connection is closed.
-    fn drain(&mut self) -> Completion;
+    /// Passes idle connections on to `successor`, if there is one, and closes those that cannot be passed; resolves when
+    /// the last connection is closed or passed.
+    fn drain(&mut self, successor: Option<&Successor>) -> Completion;
+
+    /// Serves the idle connections that another worker process passes to this one.
+    fn receive(&mut self, _arrivals: &Arrivals) {}
 
     /// The time of `worker_shutdown_timeout` is over: closes exchanges that still hold this configuration or an older
     /// one. Without one it is the end of a drain: closes everything.

@@ -21,6 +21,7 @@ use rustix::process::Pid;
 
 use super::bundle::Bundle;
 use super::errors::{ErrorLog, errno_text};
+use super::handover::Arrivals;
 use super::listen::{self, Listener, ListenerHandle};
 use super::pid_file;
 use super::secrets::SecretKeeper;
@@ -80,17 +81,21 @@ pub(super) fn left_behind() -> Vec<Pid> {
     value.split(';').filter_map(|number| Pid::from_raw(number.parse().ok().filter(|&number| number > 0)?)).collect()
 }
 
+/// What the new binary gets beside the sockets.
+pub(super) struct Inherited<'m> {
+    /// Dead worker processes that the kernel holds.
+    pub held: &'m [Pid],
+    pub secrets: &'m SecretKeeper,
+    /// Where our idle connections come.
+    pub arrivals: Option<&'m Arrivals>,
+}
+
 /// Starts the binary that `argv[0]` now names, on our sockets. The pid file is moved aside before, and back when that
 /// fails.
 ///
 /// # Errors
 /// Said in nginx's words.
-pub(super) fn start_new_binary(
-    bundle: &Bundle,
-    pid_path: &Path,
-    held: &[Pid],
-    secrets: &SecretKeeper,
-) -> Result<Pid, String> {
+pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path, inherited: &Inherited<'_>) -> Result<Pid, String> {
     let mut arguments = env::args_os();
     let name = arguments.next().ok_or("the name of the binary is not known")?;
     let (current, old) = (pid_path, pid_file::old_path(pid_path));
@@ -104,22 +109,24 @@ pub(super) fn start_new_binary(
         )
     })?;
     // Without them clients only have to begin anew.
-    let secrets = secrets.to_memory().ok().flatten();
+    let secrets = inherited.secrets.to_memory().ok().flatten();
     let sockets: Vec<&Arc<OwnedFd>> = bundle.record.listeners.iter().flat_map(|listener| &listener.sockets).collect();
     let list: String = sockets.iter().map(|socket| format!("{};", socket.as_raw_fd())).collect();
     let mut command = Command::new(path_of_binary(&name));
     command.arg0(&name).args(arguments).env_clear().envs(worker_environment(&bundle.settings));
     command.env(VARIABLE, list).env(MASTER_VARIABLE, std::process::id().to_string()).stdin(Stdio::inherit());
-    if !held.is_empty() {
-        command.env(HELD_VARIABLE, held.iter().map(|pid| format!("{pid};")).collect::<String>());
+    if !inherited.held.is_empty() {
+        command.env(HELD_VARIABLE, inherited.held.iter().map(|pid| format!("{pid};")).collect::<String>());
     }
     command.envs(secrets.as_ref().map(SecretKeeper::variable));
+    command.envs(inherited.arrivals.map(Arrivals::variable));
     // The service manager has to hear from the new master.
     if let Some(socket) = env::var_os("NOTIFY_SOCKET") {
         command.env("NOTIFY_SOCKET", socket);
     }
-    let inherited = sockets.iter().map(|socket| &***socket).chain(&secrets);
-    let spawned = with_inheritable(&inherited.collect::<Vec<_>>(), || command.spawn());
+    let arrivals = inherited.arrivals.map(|arrivals| &**arrivals.descriptor());
+    let descriptors = sockets.iter().map(|socket| &***socket).chain(&secrets).chain(arrivals);
+    let spawned = with_inheritable(&descriptors.collect::<Vec<_>>(), || command.spawn());
     spawned.map(|child| Pid::from_child(&child)).map_err(|error| {
         let mut message =
             format!("execve() failed while executing new binary process \"{}\"{}", name.display(), errno_text(&error));

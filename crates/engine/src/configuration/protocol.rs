@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use gale_process::{ListenAddress, ListenerHandle};
+use gale_process::{ListenAddress, ListenerHandle, Successor};
 use gale_runtime::SocketAddress;
 
 use super::Configuration;
@@ -67,8 +67,14 @@ pub trait ProtocolWorker {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Closes idle connections, and every other one when its current exchange is over.
-    fn drain(self: Rc<Self>);
+    /// Passes idle connections on to `successor`, if there is one and that is possible, closes the others of them, and
+    /// the rest when its current exchange is over.
+    fn drain(self: Rc<Self>, successor: Option<&Successor>);
+
+    /// Whether it can go on with a connection that another process has served.
+    fn resumes(&self) -> bool {
+        false
+    }
 
     /// Ready when the last connection has ended, and what is done without one.
     fn poll_closed(&self, context: &mut Context<'_>) -> Poll<()>;

@@ -251,7 +251,7 @@ async fn welcome(worker: &Rc<Worker>, listener: &Listener) {
 }
 
 /// Closes idle connections if there is no room for the one that was just accepted.
-fn make_room(worker: &Worker) {
+pub(super) fn make_room(worker: &Worker) {
     if !worker.connections.has_room() {
         worker.complain_of_connections();
         worker.connections.close_longest_idle();

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use gale_protocol::proxy_protocol::ProxyHeader;
 use gale_runtime::{Moment, SocketAddress};
@@ -53,8 +54,13 @@ impl ConnectionInfo {
 
     /// A connection that this loop was given at this moment, by the kernel or by another address that has passed it on.
     pub fn arrived(worker: &Worker, remote: SocketAddress, listening: Rc<ListenAddress>) -> ConnectionInfo {
-        let info = ConnectionInfo::accepted(remote, listening);
+        let mut info = ConnectionInfo::accepted(remote, listening);
         if let Some((carried, local)) = take_carried(worker) {
+            if let Some(note) = &carried.resumed {
+                info.requests.set(note.requests);
+                let age = u64::try_from(note.age.as_nanos()).unwrap_or(u64::MAX);
+                info.accepted = Moment::from_nanos(info.accepted.as_nanos().saturating_sub(age));
+            }
             let asked = info.asked();
             // They are empty: the connection is new here.
             let _ = asked.carried.set(carried);
@@ -66,6 +72,12 @@ impl ConnectionInfo {
     /// How often it was passed to another address.
     pub fn passes(&self) -> u32 {
         self.asked.get().and_then(|asked| asked.carried.get()).map_or(0, |carried| carried.passes)
+    }
+
+    /// How long it may be idle, if it has come from another process after a request.
+    pub fn resumed_idle_max(&self) -> Option<Duration> {
+        let note = self.asked.get()?.carried.get()?.resumed.as_ref()?;
+        (note.requests > 0).then_some(note.idle_max)
     }
 
     /// What it has brought with it to hold until it ends.

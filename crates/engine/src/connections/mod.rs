@@ -2,6 +2,7 @@
 //! first.
 
 mod acceptor;
+mod arrivals;
 mod background;
 mod info;
 mod passing;
@@ -11,6 +12,7 @@ mod table;
 pub use acceptor::{
     Acceptor, DrainingListener, QUEUED_WAIT_MAX, accept_late, accept_options, accept_queued, leave_accept_mutex,
 };
+pub(crate) use arrivals::serve_arrivals;
 pub use background::BackgroundTasks;
 pub use info::{ConnectionInfo, address_text};
 pub(crate) use passing::set_receivers;

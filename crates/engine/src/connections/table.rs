@@ -117,15 +117,21 @@ impl<C: Connection> ConnectionTable<C> {
         self.worker.connections.wake_waiting();
     }
 
-    /// Closes the connections that `is_chosen` names. It is told whether something has come for one since its task ran.
-    pub fn close_some(&self, is_chosen: impl Fn(&C, bool) -> bool) {
+    /// The connections that `is_chosen` names, with their tasks: aborting one closes the connection. As in
+    /// [`ConnectionTable::close_some`].
+    pub fn some(&self, is_chosen: impl Fn(&C, bool) -> bool) -> Vec<(TaskId, Weak<C>)> {
         let is_chosen = |entry: &Entry<C>| {
             entry.connection.upgrade().is_some_and(|connection| is_chosen(&connection, entry.is_awake()))
         };
-        let chosen_task = |entry: &Entry<C>| entry.task.filter(|_| is_chosen(entry));
-        let tasks: Vec<TaskId> = self.entries.borrow().iter().filter_map(|(_, entry)| chosen_task(entry)).collect();
+        let chosen =
+            |entry: &Entry<C>| Some((entry.task.filter(|_| is_chosen(entry))?, Weak::clone(&entry.connection)));
+        self.entries.borrow().iter().filter_map(|(_, entry)| chosen(entry)).collect()
+    }
+
+    /// Closes the connections that `is_chosen` names. It is told whether something has come for one since its task ran.
+    pub fn close_some(&self, is_chosen: impl Fn(&C, bool) -> bool) {
         // Each abort drops a connection, which takes itself off the list.
-        tasks.into_iter().for_each(gale_runtime::abort);
+        self.some(is_chosen).into_iter().for_each(|(task, _)| gale_runtime::abort(task));
     }
 
     /// Closes idle connections as soon as they may be closed, until none is left that is idle. The busy ones see to

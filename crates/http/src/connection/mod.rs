@@ -10,6 +10,7 @@
 
 mod beginning;
 mod body_wait;
+mod handover;
 pub mod http1;
 mod http2;
 mod lingering;
@@ -66,17 +67,18 @@ impl Connection for HttpConnection {
     /// when `keepalive_min_timeout` has passed, or the grace for a first request. `None` while it is busy.
     fn may_close_at(&self) -> Option<Moment> {
         // One that speaks HTTP/2 ends by itself when the worker does: its client is told before.
+        let kept_until = self.worker().idle_kept_until();
         if !self.is_idle() || self.is_multiplexed.get() && self.worker().is_draining() {
             return None;
         }
         let idle_since = self.idle_since.get();
         if self.info.requests.get() == 0 {
-            return Some(idle_since + FIRST_REQUEST_GRACE);
+            return Some(kept_until.max(idle_since + FIRST_REQUEST_GRACE));
         }
         let configuration = self.worker().configuration();
         let http = configuration.http();
         let min = self.place(http).map_or(Duration::ZERO, |place| *place.core(http).keepalive_min_timeout.get());
-        Some(idle_since + min)
+        Some(kept_until.max(idle_since + min))
     }
 }
 

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use gale_base::http_date;
-use gale_process::{ListenAddress, ListenerHandle};
+use gale_process::{ListenAddress, ListenerHandle, Successor};
 use gale_protocol::http2::Fields;
 use gale_runtime::SocketAddress;
 
 use crate::connection::HttpConnection;
+use crate::connection::handover::pass_idle;
 use crate::connection::http1::Transfer;
 use crate::connection::http2::Http2;
 use crate::request::configuration::HttpConfiguration;
@@ -204,16 +205,29 @@ impl ProtocolWorker for HttpConnections {
             Transport::Plain(socket) if speaks_tls => Transport::Tls(Box::new(TlsStream::new(socket))),
             transport => transport,
         };
+        let resumed_idle_max = info.resumed_idle_max();
+        if resumed_idle_max.is_some() && transport.tls().is_some() {
+            // Its address wants TLS by now.
+            return;
+        }
         let connection = Rc::new(HttpConnection::new(info, transport, Rc::clone(&self), first));
+        resumed_idle_max.into_iter().for_each(|idle_max| connection.resume(idle_max));
         let number = self.table.insert(&connection);
         connection.set_listed(number);
         self.table.set_task(number, gale_runtime::spawn(connection.serve()));
     }
 
-    fn drain(self: Rc<Self>) {
+    fn drain(self: Rc<Self>, successor: Option<&Successor>) {
         self.worker.drain();
-        self.table.drain();
+        match successor {
+            Some(successor) => pass_idle(&self, successor),
+            None => self.table.drain(),
+        }
         self.wake_http2();
+    }
+
+    fn resumes(&self) -> bool {
+        true
     }
 
     fn poll_closed(&self, context: &mut Context<'_>) -> Poll<()> {

@@ -11,6 +11,7 @@ use gale_engine::configuration::{Configuration, ThreadPools};
 use gale_engine::connections::BackgroundTasks;
 use gale_engine::log::ErrorLog;
 use gale_engine::worker::Worker;
+use gale_runtime::Moment;
 
 /// Requests kept for their memory when they are done.
 const SPARE_REQUESTS_MAX: usize = 64;
@@ -60,6 +61,8 @@ pub struct HttpWorker {
     pub(crate) background: Rc<BackgroundTasks>,
     configuration: RefCell<Rc<Configured>>,
     is_draining: Cell<bool>,
+    /// Until then idle connections wait for a request although the worker is on its way out.
+    idle_kept_until: Cell<Moment>,
     #[expect(clippy::vec_box, reason = "a request stays where it is: a kilobyte that is not moved")]
     spare_requests: RefCell<Vec<Box<Request>>>,
 }
@@ -72,6 +75,7 @@ impl HttpWorker {
             common,
             configuration: RefCell::new(configuration),
             is_draining: Cell::new(false),
+            idle_kept_until: Cell::new(Moment::from_nanos(0)),
             spare_requests: RefCell::default(),
         })
     }
@@ -94,6 +98,17 @@ impl HttpWorker {
     /// Whether the worker is on its way out: connections close after the current answer.
     pub fn is_draining(&self) -> bool {
         self.is_draining.get()
+    }
+
+    /// Until when idle connections may not be closed for want of something better: a moment long past, unless
+    /// [`HttpWorker::keep_idle_until`] was called.
+    pub(crate) fn idle_kept_until(&self) -> Moment {
+        self.idle_kept_until.get()
+    }
+
+    /// Has the worker on its way out wait so long for requests on idle connections.
+    pub(crate) fn keep_idle_until(&self, until: Moment) {
+        self.idle_kept_until.set(until);
     }
 
     /// From now on the worker is on its way out.

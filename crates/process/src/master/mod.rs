@@ -44,6 +44,7 @@ use self::workers::{Respawn, WorkerProcess};
 use super::bundle::Bundle;
 use super::daemon::Waiting;
 use super::errors::ErrorLog;
+use super::handover::{Arrivals, Successor};
 use super::notify::Notifier;
 use super::program::Program;
 use super::secrets::SecretKeeper;
@@ -65,6 +66,8 @@ pub(super) struct Start {
     pub left_behind: Vec<Pid>,
     /// What it has left for those that come back.
     pub secrets: SecretKeeper,
+    /// Where its idle connections come.
+    pub arrivals: Option<Arrivals>,
 }
 
 /// See the head of the file.
@@ -100,6 +103,10 @@ pub(super) struct Master<P: Program> {
     /// Where our pid file is; in an upgrade, aside of it.
     pid_path: PathBuf,
     new_binary: Option<Pid>,
+    /// Who takes the idle connections of our worker processes: the new binary.
+    successor: Option<Successor>,
+    /// Where those of the old binary come.
+    arrivals: Option<Arrivals>,
     /// WINCH: no worker process is wanted.
     resting: bool,
     failed: bool,
@@ -133,6 +140,8 @@ impl<P: Program> Master<P> {
             daemonized: start.daemonized,
             old_master: start.old_master,
             new_binary: None,
+            successor: None,
+            arrivals: start.arrivals,
             resting: false,
             failed: false,
         }

@@ -4,9 +4,10 @@
 //! new binary is here, because nothing else begins one.
 
 use super::Master;
+use crate::handover;
 use crate::program::Program;
 use crate::signals::{Arrived, Signal};
-use crate::upgrade;
+use crate::upgrade::{self, Inherited};
 use gale_base::log_level::Level;
 
 impl<P: Program> Master<P> {
@@ -44,10 +45,14 @@ impl<P: Program> Master<P> {
 
     fn change_binary(&mut self) {
         self.log.write(Level::Notice, "changing binary");
-        match upgrade::start_new_binary(&self.bundle, &self.pid_path, &self.all_held(), &self.secrets) {
+        // Without it idle connections are closed instead of being passed on.
+        let (successor, arrivals) = handover::pair().ok().unzip();
+        let inherited = Inherited { held: &self.all_held(), secrets: &self.secrets, arrivals: arrivals.as_ref() };
+        match upgrade::start_new_binary(&self.bundle, &self.pid_path, &inherited) {
             Ok(pid) => {
                 self.log.write(Level::Notice, &format!("start new binary process {pid}"));
                 self.new_binary = Some(pid);
+                self.successor = successor;
             }
             Err(message) => self.log.write(Level::Alert, &message),
         }

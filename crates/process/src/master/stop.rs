@@ -12,7 +12,8 @@ use super::reload::Reload;
 use super::workers::{WorkerPhase, WorkerProcess};
 use crate::control::Ending;
 use crate::errors::{IN_FORCE, OLD_STAYS};
-use crate::link::Message;
+use crate::handover::{self, Successor};
+use crate::link::{Link, Message};
 use crate::listen::{self, ListenerHandle};
 use crate::program::Program;
 use crate::{pid_file, system};
@@ -110,19 +111,41 @@ impl<P: Program> Master<P> {
 
     /// Tells every worker process that is not leaving already. Returns those that could only be told by signal.
     fn tell_to_leave(&mut self, message: &Message, signal: Signal) -> Vec<Pid> {
-        self.send_away(|worker| worker.phase != WorkerPhase::Leaving, message, signal)
+        let successor = self.successor.clone();
+        self.send_away(|worker| worker.phase != WorkerPhase::Leaving, message, signal, successor.as_ref())
     }
 
+    /// The other worker processes leave, and pass what they can to this one.
     pub(super) fn retire_all_but(&mut self, pid: Pid) {
-        self.send_away(|worker| worker.pid != pid, &Message::Quit { is_last: false }, Signal::QUIT);
+        let successor = self.worker_mut(pid).and_then(|worker| {
+            let (successor, arrivals) = handover::pair().ok()?;
+            worker.link.as_mut()?.send_with(&Message::Arrivals, arrivals.descriptor()).ok()?;
+            // It has loops that serve: they will look there.
+            arrivals.announce();
+            Some(successor)
+        });
+        let quit = Message::Quit { is_last: false };
+        self.send_away(|worker| worker.pid != pid, &quit, Signal::QUIT, successor.as_ref());
     }
 
     /// Tells those chosen; by signal when the link is gone. Returns these.
-    fn send_away(&mut self, is_chosen: impl Fn(&WorkerProcess) -> bool, message: &Message, signal: Signal) -> Vec<Pid> {
+    fn send_away(
+        &mut self,
+        is_chosen: impl Fn(&WorkerProcess) -> bool,
+        message: &Message,
+        signal: Signal,
+        successor: Option<&Successor>,
+    ) -> Vec<Pid> {
         let mut unreachable = Vec::new();
         for worker in self.workers.iter_mut().filter(|worker| is_chosen(worker)) {
             worker.phase = WorkerPhase::Leaving;
-            if worker.link.as_mut().is_none_or(|link| link.send(message).is_err()) {
+            let tell = |link: &mut Link| {
+                if let Some(successor) = successor {
+                    link.send_with(&Message::Successor, successor.descriptor())?;
+                }
+                link.send(message)
+            };
+            if worker.link.as_mut().is_none_or(|link| tell(link).is_err()) {
                 unreachable.push(worker.pid);
             }
         }

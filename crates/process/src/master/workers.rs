@@ -115,6 +115,9 @@ impl<P: Program> Master<P> {
         if count > 0 {
             sent = sent.and_then(|()| link.send(&Message::Respawned { count }));
         }
+        if let Some(arrivals) = &self.arrivals {
+            sent = sent.and_then(|()| link.send_with(&Message::Arrivals, arrivals.descriptor()));
+        }
         if let Err(error) = &sent {
             // Without its link it ends, and SIGCHLD says so.
             self.log.write(Level::Alert, &format!("the bundle could not be sent to worker process {pid}: {error}"));
@@ -219,7 +222,7 @@ impl<P: Program> Master<P> {
         if is_helper {
             self.reject(Report::new(Level::Emerg, format!("reload helper {pid} died")));
         } else if self.new_binary == Some(pid) {
-            self.new_binary = None;
+            (self.new_binary, self.successor) = (None, None);
             upgrade::restore_pid_file(&self.pid_path, &*self.log);
             self.move_pid_file();
             if std::mem::take(&mut self.resting) && self.stop.is_none() {

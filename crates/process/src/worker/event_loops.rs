@@ -113,6 +113,7 @@ impl<P: Program> Control<P> {
         if self.stop.is_none() && self.starting == 0 {
             self.started = true;
             self.tell_settled();
+            self.receive_arrivals();
             self.redirect_standard_error();
             let generation = self.bundle.generation;
             self.tell_master(&Message::Ready { generation });
@@ -132,6 +133,14 @@ impl<P: Program> Control<P> {
             if !each.handle.order(Order::Settled) {
                 self.log.write(Level::Alert, &format!("worker {} takes no orders", each.worker));
             }
+        }
+    }
+
+    /// Has the loops serve the idle connections that others pass on, once all of them serve.
+    pub(super) fn receive_arrivals(&self) {
+        let Some(arrivals) = self.arrivals.as_ref().filter(|_| self.started) else { return };
+        for each in self.loops.iter().filter(|each| each.phase == LoopPhase::Serving) {
+            each.handle.order(Order::Receive(arrivals.clone()));
         }
     }
 

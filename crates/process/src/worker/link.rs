@@ -63,6 +63,11 @@ impl<P: Program> Control<P> {
                 self.ask_for_logs_at = Some(Instant::now() + ASK_FOR_LOGS_PAUSE);
             }
             Received::Reopened(logs) => self.begin_reopening(Reopened::ByMaster(logs)),
+            Received::Successor(successor) => self.successor = Some(successor),
+            Received::Arrivals(arrivals) => {
+                self.arrivals = Some(arrivals);
+                self.receive_arrivals();
+            }
             Received::Message(Message::Quit { is_last }) => {
                 self.begin_graceful_stop(is_last);
                 // If it had begun before, the master may not have been there to hear the end of it.

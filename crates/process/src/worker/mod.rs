@@ -40,6 +40,7 @@ use self::stop::{LOOPS_STOP_TIMEOUT, Stop};
 use super::bundle::Bundle;
 use super::daemon::Waiting;
 use super::errors::{ErrorLog, Report, errno_text};
+use super::handover::{Arrivals, Successor};
 use super::link::{Link, Message};
 use super::listen;
 use super::loops::{Events, LoopEvent};
@@ -105,6 +106,10 @@ struct Control<P: Program> {
     /// Reopened logs did not come through.
     ask_for_logs_at: Option<Instant>,
     retired: Vec<Retired<P::Configuration>>,
+    /// Who takes idle connections when this process leaves.
+    successor: Option<Successor>,
+    /// Where idle connections of others come.
+    arrivals: Option<Arrivals>,
     stop: Option<Stop>,
     exit_code: u8,
     /// `master_process off`: nobody else has secrets for this process.
@@ -142,6 +147,8 @@ impl<P: Program> Control<P> {
             reopen_wanted: false,
             ask_for_logs_at: None,
             retired: Vec::new(),
+            successor: None,
+            arrivals: None,
             stop: None,
             exit_code: 0,
             secrets: SecretKeeper::default(),

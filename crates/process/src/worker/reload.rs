@@ -266,7 +266,7 @@ impl<P: Program> Control<P> {
     fn settle(&mut self, generation: u64, previous: &Bundle, workers: usize) {
         let until = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
         for each in self.loops.iter_mut().filter(|each| each.phase == LoopPhase::Serving && each.worker >= workers) {
-            each.handle.order(Order::Drain { is_last: false });
+            each.handle.order(Order::Drain { is_last: false, successor: None });
             each.phase = LoopPhase::Draining { until, stopped_accepting: false, expired: false };
         }
         self.tell_settled();

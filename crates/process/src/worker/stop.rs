@@ -61,12 +61,14 @@ impl<P: Program> Control<P> {
         if let Origin::Single(single) = &self.origin {
             single.notifier.stopping();
         }
+        // A binary that knows nothing of this takes nothing.
+        let successor = self.successor.take().filter(|successor| !is_last && successor.is_there());
         let until = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
         self.stop = Some(Stop::Graceful { until });
         for each in &mut self.loops {
             match each.phase {
                 LoopPhase::Serving => {
-                    each.handle.order(Order::Drain { is_last });
+                    each.handle.order(Order::Drain { is_last, successor: successor.clone() });
                     each.phase = LoopPhase::Draining { until, stopped_accepting: false, expired: false };
                 }
                 LoopPhase::SettingUp | LoopPhase::Idle => {

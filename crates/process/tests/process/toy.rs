@@ -17,7 +17,8 @@ use std::time::Duration;
 use gale_base::log_level::Level;
 use gale_process::{
     BuildRequest, Built, Completion, ErrorLog, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ListenAddress,
-    ListenSpec, ListenerHandle, LogHandle, LoopMain, ProcessSettings, Program, Report, Resources, Worker, WorkerSlot,
+    ListenSpec, ListenerHandle, LogHandle, LoopMain, ProcessSettings, Program, Report, Resources, Successor, Worker,
+    WorkerSlot,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -200,7 +201,7 @@ impl Worker for ToyWorker {
         Box::pin(std::future::ready(()))
     }
 
-    fn drain(&mut self) -> Completion {
+    fn drain(&mut self, _: Option<&Successor>) -> Completion {
         Box::pin(Drained)
     }
 

@@ -66,9 +66,25 @@ impl Detached {
 }
 
 impl Detached {
+    /// A stream that has come from another process, with what that had received.
+    pub fn new(socket: OwnedFd, received: Vec<u8>) -> Detached {
+        Detached { socket, received, error: None }
+    }
+
+    /// What was received and nobody has read; `None` if the connection is broken.
+    pub fn received(&self) -> Option<&[u8]> {
+        self.error.is_none().then_some(&self.received)
+    }
+
     /// The socket, if nothing was received that nobody has read.
     pub(super) fn into_idle(self) -> Result<OwnedFd, Detached> {
         if self.received.is_empty() && self.error.is_none() { Ok(self.socket) } else { Err(self) }
+    }
+}
+
+impl AsFd for Detached {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 
@@ -90,6 +106,12 @@ impl Stream {
     /// Errors, with which the connection is closed: a send is under way, so that nobody could tell how much of it will
     /// have left; or the kernel's.
     pub fn detach(self) -> io::Result<Detached> {
+        self.release()
+    }
+
+    /// As [`Stream::detach`], for whoever cannot give the stream away. It is to be dropped then: whatever else it is
+    /// asked panics.
+    pub fn release(&self) -> io::Result<Detached> {
         let Released { socket, received, error } = self.environment.driver.release(self.key)?;
         let ahead = self.ahead.take().map(|ahead| *ahead).unwrap_or(Ahead { bytes: Buffer::new(), error: None });
         let received = [ahead.bytes.readable(), received.readable()].concat();

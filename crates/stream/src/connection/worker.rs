@@ -16,7 +16,7 @@ use gale_engine::protocol::{DatagramReceiver, Protocol, ProtocolWorker};
 use gale_engine::tls::TlsStream;
 use gale_engine::transport::Transport;
 use gale_engine::worker::{IdleConnections, Worker};
-use gale_process::{ListenAddress, ListenerHandle, SocketKind};
+use gale_process::{ListenAddress, ListenerHandle, SocketKind, Successor};
 use gale_runtime::SocketAddress;
 
 use super::advance;
@@ -163,7 +163,7 @@ impl ProtocolWorker for StreamWorker {
         Receiver::start(self, socket, address)
     }
 
-    fn drain(self: Rc<Self>) {
+    fn drain(self: Rc<Self>, _: Option<&Successor>) {
         self.is_draining.set(true);
         self.table.drain();
         self.close_gone_later(u64::MAX);

@@ -230,6 +230,7 @@ impl Session {
         let mut held = self.connection.take_held();
         held.insert(0, Box::new(std::mem::take(&mut self.held)));
         Carried {
+            resumed: None,
             passes: self.connection.passes() + 1,
             proxied: self.connection.proxied().cloned().map(Box::new),
             held,

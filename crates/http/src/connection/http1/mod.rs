@@ -70,6 +70,11 @@ impl State {
         self.transfer.take().map(|transfer| transfer.input).unwrap_or_default()
     }
 
+    /// Whether something has come that nobody has read.
+    pub(super) fn has_input(&self) -> bool {
+        self.transfer.is_some()
+    }
+
     /// The generation of the configuration of the exchange under way, if any.
     pub(super) fn generation(&self) -> Option<u64> {
         self.transfer.as_ref()?.generation.map(NonZeroU64::get)

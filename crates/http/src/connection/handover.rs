@@ -1,0 +1,119 @@
+//! Idle connections on their way out of a worker process whose successor serves already: after an upgrade of the binary,
+//! or where a reload needed another process.
+//!
+//! ```text
+//!   idle, in the clear ──────────────► passed: its next request is the successor's, and the client notices nothing
+//!   idle, over TLS, or told of by a
+//!   proxy ── its next answer says that it closes ──► closed; without a request after some seconds
+//!   HTTP/2 ── GOAWAY (http2/shutdown.rs)
+//! ```
+
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_engine::transport::Transport;
+use gale_process::{IdleNote, Successor};
+use gale_runtime::{Detached, TaskId};
+
+use super::HttpConnection;
+use super::beginning::Beginning;
+use super::worker::HttpConnections;
+
+/// How long a connection that cannot be passed is kept for a request whose answer can say that it closes.
+const KEPT_TIME: Duration = Duration::from_secs(10);
+
+/// How long the successor may take to make room for all.
+const PASSING_TIME: Duration = Duration::from_secs(10);
+
+/// Between two attempts while it has none.
+const PASSING_PAUSE: Duration = Duration::from_millis(2);
+
+/// How many are passed before others have their turn.
+const PASSED_AT_ONCE: usize = 32;
+
+/// Has idle connections passed on, and closes in time what cannot be passed.
+pub(super) fn pass_idle(connections: &Rc<HttpConnections>, successor: &Successor) {
+    connections.worker.keep_idle_until(gale_runtime::now() + KEPT_TIME);
+    let idle = connections.table.some(|connection, is_awake| !is_awake && connection.can_be_passed());
+    let (all, successor) = (Rc::clone(connections), successor.clone());
+    let generation = connections.worker.with_configuration(|configuration| configuration.http().generation);
+    let passing = async move {
+        let until = gale_runtime::now() + PASSING_TIME;
+        let mut passed = 0_usize;
+        for (place, (task, connection)) in idle.into_iter().enumerate() {
+            if place % PASSED_AT_ONCE == PASSED_AT_ONCE - 1 {
+                gale_runtime::yield_now().await;
+            }
+            let Some((note, detached)) = connection.upgrade().and_then(|connection| connection.leave(task)) else {
+                continue;
+            };
+            gale_runtime::abort(task);
+            let Some(received) = detached.received() else { continue };
+            // Whoever is not passed finds the connection closed, as if there were no successor.
+            loop {
+                match successor.pass(detached.as_fd(), &note, received) {
+                    Ok(()) => passed += 1,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock && gale_runtime::now() < until => {
+                        gale_runtime::sleep(PASSING_PAUSE).await;
+                        continue;
+                    }
+                    Err(_) => {}
+                }
+                break;
+            }
+        }
+        if passed > 0 {
+            let message = format!("{passed} idle connections were passed to the new worker process");
+            all.worker.configuration().error_log().write(Level::Notice, None, &message);
+        }
+        all.table.drain();
+    };
+    if !connections.worker.background.spawn(generation, passing) {
+        connections.table.drain();
+    }
+}
+
+impl HttpConnection {
+    /// Whether it is idle and nothing has to be known of it but what an [`IdleNote`] tells.
+    fn can_be_passed(&self) -> bool {
+        let is_new = self.began.get().is_none() && self.info.requests.get() == 0;
+        let is_plain = self.began.get() == Some(Beginning { proxy_protocol: false, ssl: false });
+        matches!(self.stream, Transport::Plain(_))
+            && self.is_idle()
+            && !self.is_multiplexed()
+            && (is_new || is_plain)
+            && self.next_generation().is_none()
+            && !self.http1.borrow().has_input()
+            && self.info.passes() == 0
+    }
+
+    /// Takes its socket out of the loop, if it is still idle. It is to be closed then.
+    fn leave(&self, task: TaskId) -> Option<(IdleNote, Detached)> {
+        if gale_runtime::is_awake(task) || !self.can_be_passed() {
+            return None;
+        }
+        let Transport::Plain(stream) = &self.stream else { return None };
+        let note = IdleNote {
+            listening: (*self.info.listening).clone(),
+            requests: self.info.requests.get(),
+            age: gale_runtime::now().since(self.info.accepted),
+            idle_max: self.idle_left(),
+        };
+        Some((note, stream.release().ok()?))
+    }
+
+    /// How long it may still be idle.
+    fn idle_left(&self) -> Duration {
+        let idle = gale_runtime::now().since(self.idle_since.get());
+        Duration::from_millis(self.idle_max_ms.get().into()).saturating_sub(idle)
+    }
+
+    /// Goes on with a connection that another process has served.
+    pub(super) fn resume(&self, idle_max: Duration) {
+        self.began.set(Some(Beginning { proxy_protocol: false, ssl: false }));
+        self.idle_max_ms.set(u32::try_from(idle_max.as_millis()).unwrap_or(u32::MAX));
+    }
+}
