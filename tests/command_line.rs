@@ -314,6 +314,8 @@ fn serve_shows_the_dashboard_if_asked_to() {
     let mut client = support::Client::tcp(address);
     assert_eq!(client.get("/").text(), "hello");
     assert!(client.get("/dashboard/").text().contains("<title>Gale</title>"));
+    let elsewhere = client.ask("GET /dashboard/figures HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n");
+    assert_eq!(elsewhere.status, 403);
     let figures = client.get("/dashboard/figures");
     assert!(figures.text().contains("\"http/server_zones\":{\"site\":{"), "{figures:?}");
     assert!(figures.text().ends_with("\"write\":false}"));

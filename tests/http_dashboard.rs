@@ -18,6 +18,7 @@ with_each_driver!(
     nothing_else_is_below_the_location,
     figures_are_those_of_the_api,
     servers_are_changed_only_where_that_is_allowed,
+    a_page_of_another_site_changes_nothing,
     access_rules_hold_for_all_of_it,
     a_browser_shows_the_traffic_and_names_as_text,
 );
@@ -155,6 +156,35 @@ fn servers_are_changed_only_where_that_is_allowed(driver: Driver) {
     assert_eq!((changed.status, &json_of(&changed)["drain"]), (200, &json!(true)));
     let peer = &json_of(&server.get("/dashboard/figures"))["http/upstreams"]["app"]["peers"][0];
     assert_eq!((&peer["state"], &peer["weight"]), (&json!("draining"), &json!(7)));
+    server.stop();
+}
+
+/// A browser sends a POST anywhere, with what it knows of its user; but it says from where.
+fn a_page_of_another_site_changes_nothing(driver: Driver) {
+    let text = format!("upstream app {{ zone app 64k; server 127.0.0.1:1; }} {SITE}");
+    let server = Setup::http(driver, &text).start();
+    let path = "/changing/api/9/http/upstreams/app/servers";
+    let post = |fields: &str| {
+        let body = json!({ "server": format!("127.0.0.1:{}", 2 + fields.len()) }).to_string();
+        ask(&server, "POST", path, fields, &body)
+    };
+    for fields in [
+        "Sec-Fetch-Site: cross-site\r\n",
+        "Sec-Fetch-Site: same-site\r\nOrigin: http://h\r\n",
+        "Origin: https://elsewhere.example\r\n",
+        "Origin: http://h.example\r\n",
+        "Origin: null\r\n",
+    ] {
+        let refused = post(&format!("{fields}Content-Type: text/plain\r\n"));
+        assert_eq!((refused.status, &json_of(&refused)["error"]["code"]), (403, &json!("CrossSite")), "{fields}");
+    }
+    // Reading tells another site's page nothing, because its browser does not.
+    assert_eq!(ask(&server, "GET", path, "Sec-Fetch-Site: cross-site\r\n", "").status, 200);
+    for fields in ["", "Origin: http://h\r\n", "Sec-Fetch-Site: same-origin\r\nOrigin: http://proxy\r\n"] {
+        assert_eq!(post(fields).status, 201, "{fields}");
+    }
+    let delete = format!("{path}/0");
+    assert_eq!(ask(&server, "DELETE", &delete, "Origin: http://elsewhere\r\n", "").status, 403);
     server.stop();
 }
 

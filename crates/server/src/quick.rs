@@ -72,6 +72,10 @@ fn own_certificate() -> Result<(String, String), rcgen::Error> {
 const DASHBOARD: &str = "        status_zone site;
 
         location /dashboard/ {
+            # Not under a name that leads here only in somebody else's DNS.
+            if ($host !~* \"^(localhost|[0-9.]+|\\[[0-9a-f:]+\\])$\") {
+                return 403;
+            }
             dashboard;
             allow 127.0.0.0/8;
             allow ::1;

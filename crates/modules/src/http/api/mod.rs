@@ -142,6 +142,9 @@ async fn find(request: &mut Request, behind: &[u8], is_writable: bool) -> Result
         Method::Post | Method::Put | Method::Patch | Method::Delete if is_writable => true,
         _ => return Err(Fault::method()),
     };
+    if changes {
+        check_origin(request)?;
+    }
     let parts: Vec<String> =
         behind.split_str("/").filter(|part| !part.is_empty()).map(|part| part.to_str_lossy().into_owned()).collect();
     let [version, path @ ..] = parts.as_slice() else {
@@ -166,6 +169,25 @@ async fn find(request: &mut Request, behind: &[u8], is_writable: bool) -> Result
         Method::Delete => tree::reset(&view, &names).map(|()| send_nothing(request)),
         _ => tree::read(&view, &names, &Fields::All).and(Err(Fault::method())),
     }
+}
+
+/// Refuses what a page of another site has sent: a browser asks nobody before it sends a POST there, with the passwords
+/// that its user has given for this one. (<https://www.w3.org/TR/fetch-metadata/>; RFC 6454, section 7)
+fn check_origin(request: &Request) -> Result<(), Fault> {
+    let field = |name: &[u8]| {
+        let mut found = request.fields().filter(|(_, found, _)| found.eq_ignore_ascii_case(name));
+        found.next().map(|(_, _, value)| value)
+    };
+    let is_own = match (field(b"sec-fetch-site"), field(b"origin")) {
+        (Some(site), _) => matches!(site, b"same-origin" | b"none"),
+        (None, Some(origin)) => {
+            let authority = origin.split_once_str("://").map(|(_, authority)| authority);
+            authority.zip(field(b"host")).is_some_and(|(origin, host)| origin.eq_ignore_ascii_case(host))
+        }
+        // No browser.
+        (None, None) => true,
+    };
+    if is_own { Ok(()) } else { Err(Fault::new(403, "the request comes from another site", "CrossSite")) }
 }
 
 /// What there is to tell of now.
