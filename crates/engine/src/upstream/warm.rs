@@ -94,19 +94,19 @@ impl WarmConnections {
     /// The place for one more connection of this pool, if there is room. One more than the pool may have closes the one
     /// that has been idle for longest; here, of the warm ones.
     fn make_room(&mut self, pool: &Pool) -> Option<usize> {
-        let index = match self.pools.iter().position(|warm| warm.pool.is_same(pool)) {
-            Some(index) => index,
-            None => {
-                self.pools.push(WarmPool { pool: pool.clone(), connections: VecDeque::new() });
-                self.pools.len() - 1
-            }
-        };
-        let warm = &mut self.pools[index];
-        if warm.connections.len() + pool.own_len() >= pool.connections_max() {
-            warm.connections.pop_front()?;
+        let known = self.pools.iter().position(|warm| warm.pool.is_same(pool));
+        let warm = known.map_or(0, |index| self.pools[index].connections.len());
+        if warm + pool.own_len() >= pool.connections_max() {
+            self.pools[known?].connections.pop_front()?;
             self.count -= 1;
         }
-        (self.count < WARM_MAX).then_some(index)
+        if self.count >= WARM_MAX {
+            return None;
+        }
+        Some(known.unwrap_or_else(|| {
+            self.pools.push(WarmPool { pool: pool.clone(), connections: VecDeque::new() });
+            self.pools.len() - 1
+        }))
     }
 
     /// Adds a connection where room was made, and says whether a task has to be started that lets them cool down.
