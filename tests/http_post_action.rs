@@ -10,6 +10,7 @@ use support::{Backend, Client, Driver, Server, Setup, with_each_driver};
 with_each_driver!(
     what_follows_knows_what_the_request_came_to,
     nobody_waits_for_what_follows,
+    what_follows_has_a_bound_of_its_own,
     a_path_is_found_as_after_a_redirect,
     method_body_and_servers_are_those_of_the_request,
     a_body_that_nobody_has_read_is_not_sent,
@@ -73,6 +74,27 @@ fn nobody_waits_for_what_follows(driver: Driver) {
     }
     drop(client);
     peers.iter_mut().for_each(answer);
+    server.stop();
+}
+
+/// A client that begins one after the other takes no more than a quarter of what connections there are.
+fn what_follows_has_a_bound_of_its_own(driver: Driver) {
+    let backend = Backend::tcp();
+    let text = "limit_conn_zone $server_name zone=one:64k; server { listen %UNIX%; limit_conn one 1; root %DIR%/www;
+         location / { post_action @done; } location @done { proxy_pass http://BACK; } }";
+    let setup = Setup::http(driver, &text.replace("BACK", backend.address())).file("www/page.html", "a page");
+    let server = setup.replace("worker_processes 2;", "worker_processes 1;").start();
+    let mut client = server.connect();
+    for _ in 0..40 {
+        // The one before has its place of `limit_conn` no more.
+        assert_eq!(client.get("/page.html").text(), "a page");
+    }
+    server.wait_logged("32 background subrequests are not enough");
+    let mut peers: Vec<Client> = (0..32).map(|_| backend.accept()).collect();
+    for peer in &mut peers {
+        peer.request();
+        answer(peer);
+    }
     server.stop();
 }
 

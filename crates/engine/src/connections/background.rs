@@ -1,6 +1,6 @@
 //! What a protocol does on one loop without a connection that waits for it: the subrequests of `mirror`.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -14,6 +14,8 @@ use crate::worker::Worker;
 pub struct BackgroundTasks {
     worker: Rc<Worker>,
     tasks: RefCell<Slab<Background>>,
+    /// How many of them a request has left behind.
+    left_behind: Cell<usize>,
     waiting_for_end: RefCell<Vec<Waker>>,
 }
 
@@ -27,12 +29,36 @@ struct Background {
 impl BackgroundTasks {
     /// None are running.
     pub fn new(worker: Rc<Worker>) -> Rc<BackgroundTasks> {
-        Rc::new(BackgroundTasks { worker, tasks: RefCell::default(), waiting_for_end: RefCell::default() })
+        Rc::new(BackgroundTasks {
+            worker,
+            tasks: RefCell::default(),
+            left_behind: Cell::new(0),
+            waiting_for_end: RefCell::default(),
+        })
     }
 
     /// How many tasks there may be: as many as connections.
     pub fn max(&self) -> usize {
         self.worker.connections.max()
+    }
+
+    /// How many tasks requests may have left behind: as many as a quarter of the connections. Each may need a connection
+    /// to a server, and one client can begin many of them, one after the other.
+    pub fn left_behind_max(&self) -> usize {
+        self.max().div_ceil(4)
+    }
+
+    /// As [`BackgroundTasks::spawn`], of what a request leaves behind that has ended for its client.
+    pub fn leave_behind(self: &Rc<Self>, generation: u64, work: impl Future<Output = ()> + 'static) -> bool {
+        if self.left_behind.get() >= self.left_behind_max() {
+            return false;
+        }
+        let left = LeftBehind(Rc::clone(self));
+        self.left_behind.set(self.left_behind.get() + 1);
+        self.spawn(generation, async move {
+            let _left = left;
+            work.await;
+        })
     }
 
     /// Does something that no connection waits for, for an exchange that began with the configuration of that
@@ -71,6 +97,15 @@ impl BackgroundTasks {
         }
         self.waiting_for_end.borrow_mut().push(context.waker().clone());
         Poll::Pending
+    }
+}
+
+/// Counts among those that requests have left behind.
+struct LeftBehind(Rc<BackgroundTasks>);
+
+impl Drop for LeftBehind {
+    fn drop(&mut self) {
+        self.0.left_behind.set(self.0.left_behind.get() - 1);
     }
 }
 

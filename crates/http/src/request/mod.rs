@@ -385,11 +385,16 @@ impl Request {
     /// Drops `value` when the request is over. A subrequest is over with the client's request that it is a part of; a
     /// copy in the background is over by itself. A later value of the same type replaces the earlier one.
     pub fn hold<T: 'static>(&mut self, value: T) {
-        if self.is_main() || self.is_in_background {
+        if self.is_in_background {
             self.notes.put(value);
         } else {
             self.shared.held.borrow_mut().put(value);
         }
+    }
+
+    /// Drops what was to be held until the request is over: it is.
+    pub(super) fn let_go(&self) {
+        self.shared.held.borrow_mut().clear();
     }
 
     /// Begins an exchange: the configuration that it begins with is the one that

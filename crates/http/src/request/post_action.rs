@@ -31,6 +31,8 @@ pub(super) fn begin(request: &mut Request) {
         PostAction::Path(path) => Flow::Redirect { uri: path.to_vec(), args: None },
         PostAction::Named(name) => Flow::Named(name.clone()),
     };
+    // For the client it is over: `limit_conn` has a place again.
+    request.let_go();
     let mut over = request.worker().take_request();
     std::mem::swap(&mut *over, request);
     subrequest::leave_behind(over, move |request| {

@@ -376,14 +376,14 @@ pub fn run_in_background(parent: &Request, target: Target) -> bool {
     request.leave_family();
     let generation = request.http().generation;
     let worker = Rc::clone(request.worker());
-    let started = worker.background.spawn(generation, async move {
+    let started = worker.background.leave_behind(generation, async move {
         let step = advance::advance(&mut request);
         if advance::finish(&mut request, step).await.is_some() {
             request.log_if_wanted();
         }
     });
     if !started {
-        let most = worker.background.max();
+        let most = worker.background.left_behind_max();
         parent.log(Level::Error, format_args!("{most} background subrequests are not enough"));
     }
     started
@@ -429,14 +429,14 @@ pub(super) fn leave_behind(mut request: Box<Request>, begin: impl FnOnce(&mut Re
     let (generation, worker) = (request.http().generation, Rc::clone(request.worker()));
     let error_log = Arc::clone(request.configuration().error_log());
     let number = request.connection().number;
-    let started = worker.background.spawn(generation, async move {
+    let started = worker.background.leave_behind(generation, async move {
         let step = begin(&mut request);
         if advance::finish(&mut request, step).await.is_some() {
             request.log_if_wanted();
         }
     });
     if !started {
-        let most = worker.background.max();
+        let most = worker.background.left_behind_max();
         let message = format_args!("{most} background subrequests are not enough");
         error_log.write(Level::Error, Some(number), &message);
     }

@@ -1112,7 +1112,7 @@ fn early_hints(core: &mut CoreSettings, builder: &mut Builder, statement: &State
 fn post_action(statement: &Statement) -> Result<PostAction, Diagnostic> {
     let text = &statement.args[0].text;
     Ok(match text.strip_prefix(b"@") {
-        // As in nginx: whatever is no path is a location's name.
+        // Whatever is no path is a location's name, also without its @. (In nginx nothing is found then.)
         None if !text.starts_with(b"/") => PostAction::Named(text.as_slice().into()),
         None => PostAction::Path(text.as_slice().into()),
         Some(name) => PostAction::Named(name.into()),
