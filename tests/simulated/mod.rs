@@ -126,7 +126,7 @@ impl<'s> Site<'s> {
             ListenAddress::Unix(path) => SocketAddress::unix(path),
         };
         let sockets = vec![Arc::new(self.simulation.listen(&address)?)];
-        let listener = Arc::new(Listener { spec: spec.clone(), sockets, inherited: false });
+        let listener = Arc::new(Listener { spec: spec.clone(), sockets, opened_by: gale_process::OpenedBy::Us });
         listeners.push(Arc::clone(&listener));
         Ok(listener)
     }

@@ -24,7 +24,7 @@ mod processes;
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -184,7 +184,12 @@ impl Setup {
 
     /// Starts the server without waiting.
     pub fn launch(self) -> Server {
-        let directory = Directory::new();
+        self.launch_in(Directory::new(), &[])
+    }
+
+    /// Starts the server in a directory that is there already, as a service manager starts it who has opened these
+    /// sockets for it (`LISTEN_FDS`), without waiting.
+    pub fn launch_in(self, directory: Directory, sockets: &[OwnedFd]) -> Server {
         for (path, contents) in &self.files {
             directory.write(path, contents);
         }
@@ -193,15 +198,21 @@ impl Setup {
         }
         directory.write("gale.conf", directory.replaced(&self.configuration));
         let notify = directory.notify_socket();
-        let child = self.command(&directory).spawn().expect("the binary starts");
+        let child = self.command(&directory, sockets).spawn().expect("the binary starts");
         Server { directory, child, status: None, notify }
     }
 
     /// The command that starts the binary with `-c` in this directory. Its standard error is the file `stderr` there.
-    fn command(&self, directory: &Directory) -> Command {
+    fn command(&self, directory: &Directory, sockets: &[OwnedFd]) -> Command {
         processes::adopt_orphans();
-        let mut command = binary(self.is_unprivileged);
-        command.arg0(self.program).arg("-c").arg(directory.path().join("gale.conf"));
+        let mut command = match sockets {
+            [] => binary(self.is_unprivileged),
+            _ => activated(sockets),
+        };
+        if sockets.is_empty() {
+            command.arg0(self.program);
+        }
+        command.arg("-c").arg(directory.path().join("gale.conf"));
         for word in &self.arguments {
             command.arg(directory.replaced(word.to_str().expect("arguments of tests are text")));
         }
@@ -260,6 +271,33 @@ pub fn binary(is_unprivileged: bool) -> Command {
     let file = BINARY.get_or_init(|| File::open(PATH).expect("the binary is built"));
     let mut command = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
     command.uid(NOBODY).gid(NOBODY);
+    command
+}
+
+/// The binary under test with these sockets from number 3 on. `LISTEN_PID` is its process number, which only a shell can
+/// know that becomes it.
+fn activated(sockets: &[OwnedFd]) -> Command {
+    /// Beyond the numbers that anything has here.
+    const APART: i32 = 200;
+    let numbers: Vec<i32> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
+    let mut command = Command::new("sh");
+    command.arg("-c").arg("LISTEN_PID=${LISTEN_PID-$$}; export LISTEN_PID; exec \"$@\"").arg("sh");
+    command.arg(env!("CARGO_BIN_EXE_gale")).env("LISTEN_FDS", sockets.len().to_string());
+    let place = move || {
+        // First out of the way of each other.
+        let apart: Vec<i32> =
+            // SAFETY: `fcntl` and `dup2` only change the new process's own table of descriptors.
+            numbers.iter().map(|number| unsafe { libc::fcntl(*number, libc::F_DUPFD_CLOEXEC, APART) }).collect();
+        for (number, from) in (3..).zip(apart) {
+            // SAFETY: as above.
+            if unsafe { libc::dup2(from, number) } < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes these calls and allocates a vector, which the C library allows after a fork.
+    unsafe { command.pre_exec(place) };
     command
 }
 

@@ -8,6 +8,7 @@
 //! A bundle is complete: building from it opens nothing. It is refused as a whole when its version, its lengths or one
 //! of its positions is wrong.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
@@ -23,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::data_file::{DataFile, DataHandle, Origin};
 use super::errors::ResourceError;
-use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle};
+use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle, OpenedBy};
 use super::lock_file::{LockFile, LockHandle};
 use super::log_file::{LogFile, LogHandle};
 use super::program::BuildRequest;
@@ -33,7 +34,7 @@ use super::text;
 use super::user::Account;
 
 /// Changes with every change of the manifest or of the messages on a link.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;
 
 const MAGIC: &[u8; 8] = b"GALEBNDL";
 const HEADER_LENGTH: usize = 8 + 4 + 8;
@@ -180,9 +181,26 @@ impl Bundle {
         self.record.listeners.iter().find(holds).map(|old| &old.spec)
     }
 
-    /// Where this configuration listens.
-    pub(super) fn addresses(&self) -> Vec<ListenAddress> {
-        self.record.listeners.iter().map(|listener| listener.spec.address.clone()).collect()
+    /// Where this configuration listens, but for the sockets of the service manager: their files are not ours.
+    pub(super) fn own_addresses(&self) -> Vec<ListenAddress> {
+        let own = self.record.listeners.iter().filter(|listener| listener.opened_by != OpenedBy::ServiceManager);
+        own.map(|listener| listener.spec.address.clone()).collect()
+    }
+
+    /// Those of `passed` that this configuration does not listen on, after `adopt`.
+    pub(super) fn unused<'p>(&self, passed: &'p [ListenerHandle]) -> impl Iterator<Item = &'p ListenerHandle> {
+        passed.iter().filter(|listener| self.spec_of(listener).is_none())
+    }
+
+    /// With those of `passed` that it does not use: whatever comes next may listen on them.
+    pub(super) fn with_unused(&self, passed: &[ListenerHandle]) -> Cow<'_, Bundle> {
+        let unused: Vec<ListenerHandle> = self.unused(passed).cloned().collect();
+        if unused.is_empty() {
+            return Cow::Borrowed(self);
+        }
+        let mut all = self.clone();
+        all.record.listeners.extend(unused);
+        Cow::Owned(all)
     }
 
     /// Sockets of `previous` that are not in this bundle, after `adopt`.
@@ -367,7 +385,7 @@ struct PackedGlob {
 struct PackedListener {
     spec: ListenSpec,
     sockets: Vec<usize>,
-    inherited: bool,
+    opened_by: OpenedBy,
 }
 
 /// An open file by its path.
@@ -420,7 +438,7 @@ impl Packer {
 
     fn listener(&mut self, listener: &Listener) -> PackedListener {
         let sockets = listener.sockets.iter().map(|socket| self.descriptor(socket)).collect();
-        PackedListener { spec: listener.spec.clone(), sockets, inherited: listener.inherited }
+        PackedListener { spec: listener.spec.clone(), sockets, opened_by: listener.opened_by }
     }
 
     fn log(&mut self, log: &LogFile) -> PackedHandle {
@@ -492,7 +510,7 @@ impl Unpacker<'_> {
 
     fn listener(&self, packed: PackedListener) -> io::Result<ListenerHandle> {
         let sockets = packed.sockets.into_iter().map(|index| self.descriptor(index)).collect::<Result<_, _>>()?;
-        Ok(Arc::new(Listener { spec: packed.spec, sockets, inherited: packed.inherited }))
+        Ok(Arc::new(Listener { spec: packed.spec, sockets, opened_by: packed.opened_by }))
     }
 
     fn log(&self, packed: PackedHandle) -> io::Result<LogHandle> {

@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use rustix::process::Pid;
 
+use super::activation;
 use super::bundle::Bundle;
 use super::daemon::{self, Forked, Waiting};
 use super::errors::{ErrorLog, KeptLog, Report, SignalError, StderrLog, errno_text, say};
 use super::handover::Arrivals;
 use super::helper;
-use super::listen;
+use super::listen::{self, ListenerHandle, OpenedBy};
 use super::master::{Master, Start};
 use super::notify::Notifier;
 use super::pid_file;
@@ -60,9 +61,10 @@ pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
     let log = Arc::new(BootLog { terminal: terminal_log(&request), kept: KeptLog::default() });
     match prepare(&program, request.clone(), &log, &mut waiting) {
         Ok(Prepared::Ended(code)) => code,
-        Ok(Prepared::Single { signals, bundle, configuration }) => {
+        Ok(Prepared::Single { signals, bundle, configuration, passed }) => {
             let notifier = Notifier::from_environment();
-            worker::run_single(program, signals, bundle, configuration, Single { waiting: waiting.take(), notifier })
+            let single = Single { waiting: waiting.take(), notifier, passed };
+            worker::run_single(program, signals, bundle, configuration, single)
         }
         Ok(Prepared::Master {
             executable,
@@ -73,11 +75,22 @@ pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
             left_behind,
             secrets,
             arrivals,
+            passed,
         }) => {
             let notifier = Notifier::from_environment();
             let waiting = waiting.take();
-            let start =
-                Start { bundle, signals, notifier, waiting, daemonized, old_master, left_behind, secrets, arrivals };
+            let start = Start {
+                bundle,
+                signals,
+                notifier,
+                waiting,
+                daemonized,
+                old_master,
+                left_behind,
+                secrets,
+                arrivals,
+                passed,
+            };
             Master::new(program, executable, start).run()
         }
         Err(report) => {
@@ -160,7 +173,7 @@ enum Prepared<C> {
     /// In the process on the terminal: the daemon has said how it went.
     Ended(ExitCode),
     /// `master_process off`
-    Single { signals: Signals, bundle: Bundle, configuration: C },
+    Single { signals: Signals, bundle: Bundle, configuration: C, passed: Vec<ListenerHandle> },
     Master {
         executable: Executable,
         bundle: Bundle,
@@ -170,6 +183,7 @@ enum Prepared<C> {
         left_behind: Vec<Pid>,
         secrets: SecretKeeper,
         arrivals: Option<Arrivals>,
+        passed: Vec<ListenerHandle>,
     },
 }
 
@@ -184,23 +198,26 @@ fn prepare<P: Program>(
     let emerg = |message: String| Report::new(Level::Emerg, message);
     let executable =
         Executable::open().map_err(|error| emerg(format!("open() \"/proc/self/exe\" failed{}", errno_text(&error))))?;
-    // Before anything opens a socket: the numbers in the list are the previous binary's.
+    // Before anything opens a socket: the numbers are the previous binary's, or the service manager's.
     let inherited = upgrade::inherited_listeners(&**log);
     let upgraded = inherited.is_some();
     let arrivals = if upgraded { Arrivals::inherited() } else { None };
+    let existing = inherited.unwrap_or_else(|| activation::passed_listeners(&**log));
+    let is_passed = |listener: &&ListenerHandle| listener.opened_by == OpenedBy::ServiceManager;
+    let passed: Vec<ListenerHandle> = existing.iter().filter(is_passed).cloned().collect();
     let secrets = match upgraded {
         true => SecretKeeper::inherited(|message| log.write(Level::Notice, message)),
         false => SecretKeeper::default(),
     };
-    let resources =
-        SystemResources::new(Arc::clone(log) as Arc<dyn ErrorLog>).with_existing(inherited.unwrap_or_default());
+    let resources = SystemResources::new(Arc::clone(log) as Arc<dyn ErrorLog>).with_existing(existing);
     let fresh = helper::build(program, request, resources)?;
     let (bundle, built) = (fresh.bundle, fresh.built);
     say(&built.warnings.render(&bundle.request().program));
 
-    for listener in bundle.record.listeners.iter().filter(|listener| listener.inherited) {
+    for listener in bundle.record.listeners.iter().filter(|listener| listener.opened_by != OpenedBy::Us) {
         listen::configure_inherited(listener, &**log);
     }
+    activation::tell_unused(&bundle, &passed, &**log);
 
     let settings = bundle.settings().clone();
     if settings.daemon && !upgraded {
@@ -219,11 +236,11 @@ fn prepare<P: Program>(
         emerg(message)
     })?;
     if !settings.master_process {
-        return Ok(Prepared::Single { signals, bundle, configuration: built.configuration });
+        return Ok(Prepared::Single { signals, bundle, configuration: built.configuration, passed });
     }
     // The master never needs what was built: a respawn and a reload build it elsewhere.
     let daemonized = settings.daemon || upgraded;
-    Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind, secrets, arrivals })
+    Ok(Prepared::Master { executable, bundle, signals, daemonized, old_master, left_behind, secrets, arrivals, passed })
 }
 
 fn become_server(settings: &ProcessSettings) -> Result<Signals, String> {

@@ -14,7 +14,9 @@
 //! Invariant: the master holds the bundle that was acknowledged last, complete, so that a worker process can be started
 //! again at any moment without reading a file.
 
+mod activation;
 mod bundle;
+mod claim;
 mod command;
 mod control;
 mod daemon;
@@ -48,7 +50,9 @@ pub use control::{Reloaded, reload};
 pub use data_file::{DataFile, DataHandle, DataMapping};
 pub use errors::{ErrorLog, Report, ReportEntry, ResourceError, SignalError, StderrLog, errno_text};
 pub use handover::{Arrivals, Arrived, IdleNote, Successor};
-pub use listen::{KeepAlive, ListenAddress, ListenSpec, Listener, ListenerHandle, SocketKind, stop_deferring};
+pub use listen::{
+    KeepAlive, ListenAddress, ListenSpec, Listener, ListenerHandle, OpenedBy, SocketKind, stop_deferring,
+};
 pub use lock_file::{LockFile, LockGuard, LockHandle, TryLockError};
 pub use log_file::{LogFile, LogHandle};
 pub use program::{BuildRequest, Built, Completion, LoopMain, Program, Worker, WorkerSlot};

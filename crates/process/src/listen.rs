@@ -125,8 +125,19 @@ pub struct Listener {
     /// configured address is never closed, because the kernel would reset what waits in its queue. Socket `index`
     /// belongs to worker `index % workers`.
     pub sockets: Vec<Arc<OwnedFd>>,
-    /// Came from a previous binary through `NGINX=`.
-    pub inherited: bool,
+    /// Who opened the first of them.
+    pub opened_by: OpenedBy,
+}
+
+/// Who opened a socket, and so has to remove the file of a Unix socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OpenedBy {
+    /// This master, or its helper.
+    Us,
+    /// A previous binary; it came through `NGINX=`.
+    PreviousBinary,
+    /// The service manager, who keeps it open whether we serve or not; it came through `LISTEN_FDS=`.
+    ServiceManager,
 }
 
 impl Listener {
@@ -288,14 +299,25 @@ pub(super) fn detach(null: &OwnedFd, sockets: impl IntoIterator<Item = Arc<Owned
 }
 
 /// Ends listening on the sockets for all processes that have them. A thread that the kernel holds keeps them open, and
-/// who connects to them would wait for ever, and nobody else could listen on the address.
+/// who connects to them would wait for ever, and nobody else could listen on the address. Not on those of the service
+/// manager, who would be cut off from its own sockets.
 pub(super) fn shut_down(listener: &Listener) {
+    if listener.opened_by == OpenedBy::ServiceManager {
+        return;
+    }
     for socket in &listener.sockets {
         // One that does not listen any more has nothing to end. One that takes datagrams keeps its port even so: the
         // kernel answers ENOTCONN, and frees the port of a socket that was bound to it only when the last who has it
         // closes it.
         let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
     }
+}
+
+/// Whether a socket at `[::]` takes connections over IPv4, too, although `spec` wants none, or the other way round: only
+/// whoever opens a socket can choose.
+pub(super) fn differs_in_families(spec: &ListenSpec, socket: &OwnedFd) -> bool {
+    matches!(spec.address, ListenAddress::Inet(SocketAddr::V6(address)) if address.ip().is_unspecified())
+        && rustix::net::sockopt::ipv6_v6only(socket).is_ok_and(|is_only| is_only != spec.ipv6only)
 }
 
 /// What `detach` puts in the place of a socket.
@@ -309,7 +331,7 @@ pub(super) fn socket_identity(socket: &OwnedFd) -> io::Result<u64> {
     Ok(rustix::net::sockopt::socket_cookie(socket)?)
 }
 
-/// Describes a socket that came without a configuration, through `NGINX=`.
+/// Describes a socket that came without a configuration, through `NGINX=` or `LISTEN_FDS=`.
 ///
 /// # Errors
 /// In nginx's words: not a socket, or of a family that we do not know.
@@ -421,6 +443,15 @@ mod tests {
         let spec = inherited_spec(&socket).expect("it is a TCP socket");
         assert_eq!(spec.kind, SocketKind::Stream);
         assert_ne!(spec.address, any_port().address);
+    }
+
+    #[test]
+    fn a_socket_that_takes_other_families_is_recognised() {
+        let spec = ListenSpec::new(ListenAddress::Inet("[::]:0".parse().expect("an address")));
+        let both = ListenSpec { ipv6only: false, ..spec.clone() };
+        let Ok(socket) = open_socket(&both, false, false) else { return }; // no IPv6 here
+        assert!(differs_in_families(&spec, &socket));
+        assert!(!differs_in_families(&both, &socket));
     }
 
     #[test]

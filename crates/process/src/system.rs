@@ -18,7 +18,7 @@ use rustix::process::Pid;
 use super::bundle::{AccountEntry, Bundle, Record};
 use super::data_file::{DataFile, DataHandle};
 use super::errors::{ErrorLog, ResourceError, errno_text};
-use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle};
+use super::listen::{self, ListenAddress, ListenSpec, Listener, ListenerHandle, OpenedBy};
 use super::lock_file::{LockFile, LockHandle};
 use super::log_file::{LogFile, LogHandle};
 use super::program::BuildRequest;
@@ -156,9 +156,9 @@ impl SystemResources {
         };
         let known = self.existing.iter().find(is_there);
         let Some(old) = known else {
-            return Listener { spec: spec.clone(), sockets: Vec::new(), inherited: false };
+            return Listener { spec: spec.clone(), sockets: Vec::new(), opened_by: OpenedBy::Us };
         };
-        if spec.reuseport > 0 && (old.spec.reuseport == 0 || old.inherited) {
+        if spec.reuseport > 0 && (old.spec.reuseport == 0 || old.opened_by != OpenedBy::Us) {
             for socket in &old.sockets {
                 if let Err(error) = listen::share_port(socket) {
                     let why = errno_text(&error);
@@ -167,7 +167,17 @@ impl SystemResources {
                 }
             }
         }
-        Listener { spec: spec.clone(), sockets: old.sockets.clone(), inherited: old.inherited }
+        if old.opened_by == OpenedBy::ServiceManager
+            && old.sockets.iter().any(|socket| listen::differs_in_families(spec, socket))
+        {
+            let (theirs, ours) = if spec.ipv6only { ("off", "on") } else { ("on", "off") };
+            let text = format!(
+                "the socket passed for {} has ipv6only={theirs}, \"listen\" says {ours}, ignored",
+                spec.address
+            );
+            self.log.write(Level::Warn, &text);
+        }
+        Listener { spec: spec.clone(), sockets: old.sockets.clone(), opened_by: old.opened_by }
     }
 
     fn was_open(&self, listener: &Listener) -> bool {
@@ -328,9 +338,11 @@ fn recorded<T: Clone>(result: &io::Result<T>) -> Result<T, i32> {
     }
 }
 
-/// Removes the socket file of a listener that is no longer served.
+/// Removes the socket file of a listener that is no longer served, if it is ours.
 pub(super) fn remove_socket_file(listener: &Listener, log: &dyn ErrorLog) {
-    remove_file_of(&listener.spec.address, log);
+    if listener.opened_by != OpenedBy::ServiceManager {
+        remove_file_of(&listener.spec.address, log);
+    }
 }
 
 fn remove_file_of(address: &ListenAddress, log: &dyn ErrorLog) {

@@ -9,7 +9,7 @@ use std::env;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -20,9 +20,10 @@ use rustix::io::FdFlags;
 use rustix::process::Pid;
 
 use super::bundle::Bundle;
+use super::claim::{CLAIMED_MAX, Claimed};
 use super::errors::{ErrorLog, errno_text};
 use super::handover::Arrivals;
-use super::listen::{self, Listener, ListenerHandle};
+use super::listen::{ListenerHandle, OpenedBy};
 use super::pid_file;
 use super::secrets::SecretKeeper;
 use super::spawn::worker_environment;
@@ -33,34 +34,25 @@ const VARIABLE: &str = "NGINX";
 const MASTER_VARIABLE: &str = "GALE_OLD_MASTER";
 /// The numbers of dead worker processes that the kernel holds, in the same way. They have the sockets, too.
 const HELD_VARIABLE: &str = "GALE_HELD_PROCESSES";
-/// More inherited sockets than this are ignored.
-const INHERITED_MAX: usize = 65536;
+/// Those of the sockets in nginx's variable that are the service manager's, in the same form.
+const PASSED_VARIABLE: &str = "GALE_PASSED_SOCKETS";
 
 /// The sockets that a previous binary left us; none when there was no previous binary.
 pub(super) fn inherited_listeners(log: &dyn ErrorLog) -> Option<Vec<ListenerHandle>> {
     let value = env::var_os(VARIABLE)?;
     let value = value.to_string_lossy().into_owned();
     log.write(Level::Notice, &format!("using inherited sockets from \"{value}\""));
-    let mut listeners: Vec<Listener> = Vec::new();
-    for number in numbers(&value, log) {
-        match claim(number) {
-            Ok((spec, socket)) => {
-                let is_same =
-                    |known: &&mut Listener| (&known.spec.address, known.spec.kind) == (&spec.address, spec.kind);
-                let known = listeners.iter_mut().find(is_same);
-                match known {
-                    // Several sockets of one address: they were opened with `reuseport`.
-                    Some(known) => {
-                        known.sockets.push(socket);
-                        known.spec.reuseport = known.sockets.len();
-                    }
-                    None => listeners.push(Listener { spec, sockets: vec![socket], inherited: true }),
-                }
-            }
-            Err(message) => log.write(Level::Crit, &message),
+    let passed = env::var_os(PASSED_VARIABLE).map(|value| value.to_string_lossy().into_owned());
+    let passed = passed.map(|value| numbers(&value, PASSED_VARIABLE, log)).unwrap_or_default();
+    let mut claimed = Claimed::default();
+    for number in numbers(&value, VARIABLE, log) {
+        let is_passed = passed.contains(&number);
+        let opened_by = if is_passed { OpenedBy::ServiceManager } else { OpenedBy::PreviousBinary };
+        if let Err(message) = claimed.add(number, opened_by) {
+            log.write(Level::Crit, &message);
         }
     }
-    Some(listeners.into_iter().map(Arc::new).collect())
+    Some(claimed.into_listeners())
 }
 
 /// The old binary's master, whose child this process is. None without an upgrade, and when the old master is gone
@@ -90,8 +82,8 @@ pub(super) struct Inherited<'m> {
     pub arrivals: Option<&'m Arrivals>,
 }
 
-/// Starts the binary that `argv[0]` now names, on our sockets. The pid file is moved aside before, and back when that
-/// fails.
+/// Starts the binary that `argv[0]` now names, on the sockets of `bundle`, which has those that the service manager has
+/// passed and nobody listens on, too. The pid file is moved aside before, and back when that fails.
 ///
 /// # Errors
 /// Said in nginx's words.
@@ -112,11 +104,18 @@ pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path, inherited: &Inh
     let secrets = inherited.secrets.to_memory().ok().flatten();
     let sockets: Vec<&Arc<OwnedFd>> = bundle.record.listeners.iter().flat_map(|listener| &listener.sockets).collect();
     let list: String = sockets.iter().map(|socket| format!("{};", socket.as_raw_fd())).collect();
+    let passed = bundle.record.listeners.iter().filter(|listener| listener.opened_by == OpenedBy::ServiceManager);
+    // Further ones for `reuseport` are ours, but what is asked of an address concerns all of its sockets.
+    let passed = passed.flat_map(|listener| &listener.sockets);
+    let passed: String = passed.map(|socket| format!("{};", socket.as_raw_fd())).collect();
     let mut command = Command::new(path_of_binary(&name));
     command.arg0(&name).args(arguments).env_clear().envs(worker_environment(&bundle.settings));
     command.env(VARIABLE, list).env(MASTER_VARIABLE, std::process::id().to_string()).stdin(Stdio::inherit());
     if !inherited.held.is_empty() {
         command.env(HELD_VARIABLE, inherited.held.iter().map(|pid| format!("{pid};")).collect::<String>());
+    }
+    if !passed.is_empty() {
+        command.env(PASSED_VARIABLE, passed);
     }
     command.envs(secrets.as_ref().map(SecretKeeper::variable));
     command.envs(inherited.arrivals.map(Arrivals::variable));
@@ -177,17 +176,17 @@ fn with_inheritable<T>(sockets: &[&OwnedFd], spawn: impl FnOnce() -> io::Result<
     result
 }
 
-fn numbers(value: &str, log: &dyn ErrorLog) -> Vec<RawFd> {
+fn numbers(value: &str, variable: &str, log: &dyn ErrorLog) -> Vec<RawFd> {
     let mut numbers = Vec::new();
     let mut rest = value;
     while let Some(end) = rest.find([':', ';']) {
         match rest[..end].parse::<RawFd>() {
-            Ok(number) if number > 2 && numbers.len() < INHERITED_MAX && !numbers.contains(&number) => {
+            Ok(number) if number > 2 && numbers.len() < CLAIMED_MAX && !numbers.contains(&number) => {
                 numbers.push(number)
             }
             _ => {
                 let text = format!(
-                    "invalid socket number \"{rest}\" in {VARIABLE} environment variable, ignoring the rest of the variable"
+                    "invalid socket number \"{rest}\" in {variable} environment variable, ignoring the rest of the variable"
                 );
                 log.write(Level::Emerg, &text);
                 return numbers;
@@ -196,27 +195,10 @@ fn numbers(value: &str, log: &dyn ErrorLog) -> Vec<RawFd> {
         rest = &rest[end + 1..];
     }
     if !rest.is_empty() {
-        let text = format!("invalid socket number \"{rest}\" in {VARIABLE} environment variable, ignoring");
+        let text = format!("invalid socket number \"{rest}\" in {variable} environment variable, ignoring");
         log.write(Level::Emerg, &text);
     }
     numbers
-}
-
-/// Takes over one descriptor by its number.
-fn claim(number: RawFd) -> Result<(listen::ListenSpec, Arc<OwnedFd>), String> {
-    // SAFETY: only borrowed for a call that fails with EBADF if it is not open.
-    let probe = unsafe { BorrowedFd::borrow_raw(number) };
-    rustix::net::sockopt::socket_type(probe).map_err(|error| {
-        format!("getsockname() of the inherited socket #{number} failed{}", errno_text(&error.into()))
-    })?;
-    // SAFETY: it is an open socket that was there when the process began: this process has opened no socket yet, so
-    // nothing in it owns the number.
-    let socket = unsafe { OwnedFd::from_raw_fd(number) };
-    rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC)
-        .and_then(|()| rustix::io::ioctl_fionbio(&socket, true))
-        .map_err(|error| format!("fcntl() of the inherited socket #{number} failed{}", errno_text(&error.into())))?;
-    let spec = listen::inherited_spec(&socket)?;
-    Ok((spec, Arc::new(socket)))
 }
 
 #[cfg(test)]
@@ -227,10 +209,10 @@ mod tests {
     #[test]
     fn the_list_is_read_as_far_as_it_is_sound() {
         let log = StderrLog { program: "test".into(), level: Level::Emerg };
-        assert_eq!(numbers("6;7:8;", &log), [6, 7, 8]);
-        assert_eq!(numbers("6;x;8;", &log), [6]);
-        assert_eq!(numbers("6;7", &log), [6]);
-        assert_eq!(numbers("6;6;", &log), [6], "one owner each");
-        assert_eq!(numbers("-1;", &log), [0; 0]);
+        assert_eq!(numbers("6;7:8;", VARIABLE, &log), [6, 7, 8]);
+        assert_eq!(numbers("6;x;8;", VARIABLE, &log), [6]);
+        assert_eq!(numbers("6;7", VARIABLE, &log), [6]);
+        assert_eq!(numbers("6;6;", VARIABLE, &log), [6], "one owner each");
+        assert_eq!(numbers("-1;", VARIABLE, &log), [0; 0]);
     }
 }

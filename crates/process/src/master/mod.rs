@@ -45,6 +45,7 @@ use super::bundle::Bundle;
 use super::daemon::Waiting;
 use super::errors::ErrorLog;
 use super::handover::{Arrivals, Successor};
+use super::listen::ListenerHandle;
 use super::notify::Notifier;
 use super::program::Program;
 use super::secrets::SecretKeeper;
@@ -68,6 +69,8 @@ pub(super) struct Start {
     pub secrets: SecretKeeper,
     /// Where its idle connections come.
     pub arrivals: Option<Arrivals>,
+    /// What the service manager has opened for us.
+    pub passed: Vec<ListenerHandle>,
 }
 
 /// See the head of the file.
@@ -80,6 +83,8 @@ pub(super) struct Master<P: Program> {
     /// The one that was acknowledged last.
     bundle: Box<Bundle>,
     secrets: SecretKeeper,
+    /// The sockets of the service manager, used or not: a later configuration may listen on any of them.
+    passed: Vec<ListenerHandle>,
     /// Number of the newest bundle.
     generation: u64,
     workers: Vec<WorkerProcess>,
@@ -125,6 +130,7 @@ impl<P: Program> Master<P> {
             pid_path: start.bundle.settings.pid_path.clone(),
             bundle: Box::new(start.bundle),
             secrets: start.secrets,
+            passed: start.passed,
             workers: Vec::new(),
             held: Vec::new(),
             left_behind: start.left_behind,

@@ -20,10 +20,10 @@ use crate::bundle::Bundle;
 use crate::control::Ending;
 use crate::errors::{IN_FORCE, OLD_STAYS, Report, errno_text};
 use crate::link::{Link, Message, Received};
-use crate::listen;
+use crate::listen::{self, OpenedBy};
 use crate::program::Program;
 use crate::spawn::Role;
-use crate::{pid_file, system};
+use crate::{activation, pid_file, system};
 
 /// Longest time that the helper of a reload may take: names may have to be resolved by slow servers.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -79,7 +79,7 @@ impl<P: Program> Master<P> {
         self.notifier.reloading();
         let started = self.executable.start(Role::Helper, &self.bundle.request.program, &self.bundle.settings);
         let sent = started.and_then(|(pid, mut link)| {
-            link.send_bundle(&self.bundle)?;
+            link.send_bundle(&self.bundle.with_unused(&self.passed))?;
             link.send(&Message::Build { request: self.bundle.request.clone() })?;
             Ok((pid, link))
         });
@@ -127,7 +127,7 @@ impl<P: Program> Master<P> {
         if let Some(Reload::Helping { reopened: true, .. }) = &self.reload {
             self.reopen(bundle.record.logs.clone());
         }
-        bundle.adopt(&self.bundle);
+        bundle.adopt(&self.bundle.with_unused(&self.passed));
         // Before the bundle: the first handshake with the new configuration may need them.
         self.renew_secrets(&bundle.settings.secret_lifetimes);
         let is_reachable = |worker: &WorkerProcess| worker.phase == WorkerPhase::Serving && worker.link.is_some();
@@ -209,13 +209,19 @@ impl<P: Program> Master<P> {
         let previous = std::mem::replace(&mut self.bundle, bundle);
         // Without those that only the old one needed.
         self.renew_secrets(&[]);
-        system::remove_old_socket_files(&previous.addresses(), &self.bundle, &*self.log);
+        system::remove_old_socket_files(&previous.own_addresses(), &self.bundle, &*self.log);
         self.log = self.program.error_log(&self.bundle.error_log_targets());
         for listener in &self.bundle.record.listeners {
-            if let Some(old) = previous.spec_of(listener) {
-                listen::configure(listener, Some(old), &*self.log);
+            match previous.spec_of(listener) {
+                Some(old) => listen::configure(listener, Some(old), &*self.log),
+                // Passed at the start, and used from now on.
+                None if listener.opened_by == OpenedBy::ServiceManager => {
+                    listen::configure_inherited(listener, &*self.log);
+                }
+                None => {}
             }
         }
+        activation::tell_unused(&self.bundle, &self.passed, &*self.log);
         self.move_pid_file();
         self.redirect_standard_error();
     }

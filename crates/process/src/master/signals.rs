@@ -48,7 +48,8 @@ impl<P: Program> Master<P> {
         // Without it idle connections are closed instead of being passed on.
         let (successor, arrivals) = handover::pair().ok().unzip();
         let inherited = Inherited { held: &self.all_held(), secrets: &self.secrets, arrivals: arrivals.as_ref() };
-        match upgrade::start_new_binary(&self.bundle, &self.pid_path, &inherited) {
+        let bundle = self.bundle.with_unused(&self.passed);
+        match upgrade::start_new_binary(&bundle, &self.pid_path, &inherited) {
             Ok(pid) => {
                 self.log.write(Level::Notice, &format!("start new binary process {pid}"));
                 self.new_binary = Some(pid);

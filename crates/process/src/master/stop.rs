@@ -14,7 +14,7 @@ use crate::control::Ending;
 use crate::errors::{IN_FORCE, OLD_STAYS};
 use crate::handover::{self, Successor};
 use crate::link::{Link, Message};
-use crate::listen::{self, ListenerHandle};
+use crate::listen::{self, ListenerHandle, OpenedBy};
 use crate::program::Program;
 use crate::{pid_file, system};
 
@@ -159,7 +159,7 @@ impl<P: Program> Master<P> {
         // As nginx: not while another binary uses the files.
         let shared = self.upgrade_is_running();
         for listener in std::mem::take(&mut self.bundle.record.listeners) {
-            if !shared || (!listener.inherited && self.new_binary.is_none()) {
+            if !shared || (listener.opened_by == OpenedBy::Us && self.new_binary.is_none()) {
                 system::remove_socket_file(&listener, &*self.log);
                 if self.is_any_held() {
                     listen::shut_down(&listener);

@@ -42,7 +42,7 @@ use super::daemon::Waiting;
 use super::errors::{ErrorLog, Report, errno_text};
 use super::handover::{Arrivals, Successor};
 use super::link::{Link, Message};
-use super::listen;
+use super::listen::{self, ListenerHandle};
 use super::loops::{Events, LoopEvent};
 use super::notify::Notifier;
 use super::program::{Built, Program};
@@ -59,6 +59,8 @@ const EXIT_FATAL: u8 = 2;
 pub(super) struct Single {
     pub waiting: Option<Waiting>,
     pub notifier: Notifier,
+    /// The sockets of the service manager, used or not.
+    pub passed: Vec<ListenerHandle>,
 }
 
 /// Who gives the orders.

@@ -10,6 +10,7 @@
 
 use gale_base::log_level::Level;
 use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,11 +23,12 @@ use super::{Control, Event, Origin, worker_count};
 use crate::bundle::Bundle;
 use crate::errors::{IN_FORCE, OLD_STAYS, Report, errno_text};
 use crate::link::Message;
+use crate::listen::{self, OpenedBy};
 use crate::log_file::LogHandle;
 use crate::loops::{Change, Order};
 use crate::program::{BuildRequest, Built, Program, WorkerSlot};
 use crate::system::{self, SystemResources};
-use crate::{helper, listen, pid_file};
+use crate::{activation, helper, pid_file};
 
 /// Longest time that a build may take. `master_process off` may have to wait for slow name servers meanwhile.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(90);
@@ -98,12 +100,13 @@ impl<P: Program> Control<P> {
             return;
         }
         self.log.write(Level::Notice, "reconfiguring");
+        let mut open = self.bundle.record.listeners.clone();
         if let Origin::Single(single) = &self.origin {
             single.notifier.reloading();
+            open.extend(self.bundle.unused(&single.passed).cloned());
         }
         let (program, log) = (Arc::clone(&self.program), Arc::clone(&self.log));
         let request: BuildRequest = self.bundle.request.clone();
-        let open = self.bundle.record.listeners.clone();
         self.generation += 1;
         let generation = self.generation;
         self.build(generation, Vec::new(), move || {
@@ -203,7 +206,7 @@ impl<P: Program> Control<P> {
         self.renew_secrets();
         if let Origin::Single(_) = &self.origin {
             // As the master does it: before the last look at the sockets.
-            system::remove_old_socket_files(&previous.addresses(), &self.bundle, &*self.log);
+            system::remove_old_socket_files(&previous.own_addresses(), &self.bundle, &*self.log);
         }
         let old = std::mem::replace(&mut self.configuration, configuration);
         let expires = self.bundle.settings.shutdown_timeout.map(|timeout| Instant::now() + timeout);
@@ -270,14 +273,27 @@ impl<P: Program> Control<P> {
             each.phase = LoopPhase::Draining { until, stopped_accepting: false, expired: false };
         }
         self.tell_settled();
-        let removed = self.bundle.sockets_removed_since(previous);
+        let mut removed = self.bundle.sockets_removed_since(previous);
+        if let Origin::Single(single) = &self.origin {
+            // They are kept, for a later configuration.
+            let is_passed = |socket: &Arc<OwnedFd>| {
+                single.passed.iter().flat_map(|kept| &kept.sockets).any(|kept| Arc::ptr_eq(kept, socket))
+            };
+            removed.retain(|socket| !is_passed(socket));
+        }
         if let Err(error) = listen::detach(&self.null, removed) {
             self.log.write(Level::Alert, &format!("closing removed listening sockets failed{}", errno_text(&error)));
         }
         if let Origin::Single(single) = &self.origin {
             for listener in &self.bundle.record.listeners {
-                listen::configure(listener, previous.spec_of(listener), &*self.log);
+                match previous.spec_of(listener) {
+                    None if listener.opened_by == OpenedBy::ServiceManager => {
+                        listen::configure_inherited(listener, &*self.log);
+                    }
+                    old => listen::configure(listener, old, &*self.log),
+                }
             }
+            activation::tell_unused(&self.bundle, &single.passed, &*self.log);
             pid_file::change(&previous.settings.pid_path, &self.bundle.settings.pid_path, &*self.log);
             self.log.write(Level::Notice, IN_FORCE);
             single.notifier.ready();
