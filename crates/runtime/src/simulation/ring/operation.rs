@@ -119,7 +119,7 @@ impl Bytes {
                 // SAFETY: the caller's promise.
                 let header = unsafe { &*(address as *const libc::msghdr) };
                 // SAFETY: as above.
-                let slices = unsafe { std::slice::from_raw_parts(header.msg_iov, header.msg_iovlen) };
+                let slices = unsafe { std::slice::from_raw_parts(header.msg_iov, header.msg_iovlen as _) };
                 slices.iter().flat_map(|slice| copy(slice.iov_base.cast(), slice.iov_len)).collect()
             }
         }
