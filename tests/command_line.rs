@@ -197,6 +197,34 @@ fn every_command_explains_its_own_options() {
 }
 
 #[test]
+fn health_of_a_server_is_the_exit_status() {
+    let directory = Directory::new();
+    let help = run(&directory, &["health", "--help"]);
+    assert!(help.success && help.stdout.starts_with("Usage: gale health "), "{help:?}");
+
+    let server = Setup::http(
+        Driver::Epoll,
+        "server { listen %UNIX%; listen %TCP%; location / { return 302 /x; } location /no { return 503; } }",
+    )
+    .start();
+    let healthy = |target: &str| run(&server.directory, &["health", target]);
+    for target in ["%TCP%", "%TCP%/up", "%UNIX%", "%UNIX%:/up"] {
+        let outcome = healthy(target);
+        assert!(outcome.success && outcome.stdout.is_empty() && outcome.stderr.is_empty(), "{target}: {outcome:?}");
+    }
+    for target in ["%TCP%/no", "%UNIX%:/no"] {
+        let outcome = healthy(target);
+        assert_eq!(
+            outcome,
+            failure("gale: not healthy: \"HTTP/1.1 503 Service Temporarily Unavailable\"\n"),
+            "{target}"
+        );
+    }
+    assert_eq!(healthy("%TCP2%"), failure("gale: not healthy: Connection refused (os error 111)\n"));
+    server.stop();
+}
+
+#[test]
 fn the_version_goes_to_standard_error() {
     let directory = Directory::new();
     let version = format!("gale version: gale/{}\n", env!("CARGO_PKG_VERSION"));

@@ -15,12 +15,15 @@ _gale() {
         check)
             mapfile -t COMPREPLY < <(compgen -f -W "--json --help" -- "$word")
             ;;
+        health)
+            mapfile -t COMPREPLY < <(compgen -W "--help" -- "$word")
+            ;;
         directives)
             mapfile -t COMPREPLY < <(compgen -W "--missing --man --pages --help" -- "$word")
             ;;
         *)
             local commands="-h -v -V -t -T -q -s -p -e -c -g"
-            [ "$COMP_CWORD" -gt 1 ] || commands="$commands serve reload check directives"
+            [ "$COMP_CWORD" -gt 1 ] || commands="$commands serve reload check health directives"
             mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$word")
             ;;
     esac

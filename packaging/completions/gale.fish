@@ -1,5 +1,5 @@
 # Completion of gale for fish.
-set -l commands serve reload check directives
+set -l commands serve reload check health directives
 complete -c gale -n "not __fish_seen_subcommand_from $commands" -f -a "$commands"
 complete -c gale -n "not __fish_seen_subcommand_from $commands" -s h -d help
 complete -c gale -n "not __fish_seen_subcommand_from $commands" -s v -d version

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use gale_process::Command;
 
 use crate::directives::Form;
+use crate::health::Health;
 use crate::version;
 
 /// What the command line asks for.
@@ -51,6 +52,8 @@ pub enum Action {
     Reload,
     /// `gale check`
     Check(Check),
+    /// `gale health`
+    Health(Health),
     /// `gale directives`
     Directives(Form),
 }
@@ -66,6 +69,8 @@ pub enum HelpOf {
     Reload,
     /// Those of `gale check`.
     Check,
+    /// Those of `gale health`.
+    Health,
     /// Those of `gale directives`.
     Directives,
 }
@@ -130,6 +135,10 @@ impl Arguments {
             }
             Some(b"check") if !is_nginx => {
                 arguments.action = Check::parse(words.skip(1))?;
+            }
+            Some(b"health") if !is_nginx => {
+                let health = Health::parse(words.skip(1))?;
+                arguments.action = health.map_or(Action::Help(HelpOf::Health), Action::Health);
             }
             Some(b"directives") if !is_nginx => {
                 arguments.action = parse_directives(words.skip(1))?;
@@ -251,6 +260,7 @@ impl Arguments {
             HelpOf::Serve => SERVE_HELP.to_owned(),
             HelpOf::Reload => RELOAD_HELP.to_owned(),
             HelpOf::Check => CHECK_HELP.to_owned(),
+            HelpOf::Health => HEALTH_HELP.to_owned(),
             HelpOf::Directives => DIRECTIVES_HELP.to_owned(),
         }
     }
@@ -261,8 +271,9 @@ impl Arguments {
             String::new()
         } else {
             "       gale serve DIR [--tls] [--dashboard] [--listen ADDRESS] [--print-config]\n       gale reload [-c filename]\n       \
-             gale check [FILE] [--json]\n       \
-             gale directives [--missing | --man | --pages DIR]\n       gale serve|reload|check|directives --help\n"
+             gale check [FILE] [--json]\n       gale health [ADDRESS][/PATH]\n       \
+             gale directives [--missing | --man | --pages DIR]\n       \
+             gale serve|reload|check|health|directives --help\n"
                 .to_owned()
         };
         format!(
@@ -407,6 +418,21 @@ Options:
 
 ";
 
+const HEALTH_HELP: &str = "\
+Usage: gale health [ADDRESS][/PATH]
+
+Asks a server for a page over HTTP. The exit status is 0 if it answers within five seconds, and with a status
+below 400; else it is 1, and the reason is printed.
+
+  ADDRESS       : a port of this machine, HOST:PORT or unix:FILE, with a colon before the path (default:
+                  127.0.0.1:8080)
+  PATH          : the page (default: /)
+
+Options:
+  -?,-h,--help  : this help
+
+";
+
 const DIRECTIVES_HELP: &str = "\
 Usage: gale directives [--missing | --man | --pages DIR]
 
@@ -461,6 +487,9 @@ mod tests {
         assert_eq!(parse("gale serve a b").unwrap_err(), "gale: \"serve\" takes one directory");
         assert!(parse("gale reload -t").unwrap_err().starts_with("gale: \"reload\" takes the options"));
         assert_eq!(parse("gale check a b").unwrap_err(), "gale: \"check\" takes one file");
+        assert_eq!(parse("gale health 80 81").unwrap_err(), "gale: \"health\" takes one address");
+        assert_eq!(parse("gale health x").unwrap_err(), "gale: invalid address \"x\"");
+        assert_eq!(parse("gale health --x").unwrap_err(), "gale: invalid option: \"--x\"");
         assert_eq!(parse("gale check --x").unwrap_err(), "gale: invalid option: \"--x\"");
     }
 

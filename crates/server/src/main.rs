@@ -7,6 +7,7 @@ mod allocator;
 mod arguments;
 mod check;
 mod directives;
+mod health;
 mod quick;
 mod version;
 
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Action::Check(check) => check::print(check),
+        Action::Health(health) => health::ask(health),
         Action::Directives(form) => directives::print(form),
         Action::Serve(serve) => quick::serve(serve),
         Action::Test { prints_texts } => test(&arguments, *prints_texts),
