@@ -446,7 +446,7 @@ fn a_server_that_ends_finishes_what_it_has_begun() {
             sleep(Duration::from_millis(random.below(4000))).await;
             simulation.note("drains", 0, serving.connections());
             serving.stop_accepting(true).await;
-            let quiet = serving.drain();
+            let quiet = serving.drain(None);
             simulation.stop_listening(&address());
             quiet.await;
             assert_eq!(serving.connections(), 0);

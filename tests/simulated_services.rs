@@ -243,7 +243,7 @@ fn drain_waits_for_a_service_that_writes_and_drops_one_that_never_ends() {
     run(services, async |_, serving| {
         seconds(15).await;
         recorded();
-        serving.drain().await;
+        serving.drain(None).await;
         let ends: Vec<(u64, String)> = recorded();
         let expected = [(15, "every ends"), (17, "writes written"), (17, "writes ends"), (20, "stuck ends")];
         assert_eq!(ends, expected.map(|(second, what)| (second, what.to_owned())));
@@ -254,7 +254,7 @@ fn drain_waits_for_a_service_that_writes_and_drops_one_that_never_ends() {
     });
     run(services, async |_, serving| {
         seconds(15).await;
-        let drained = serving.drain();
+        let drained = serving.drain(None);
         recorded();
         serving.expire(None);
         drained.await;
@@ -293,7 +293,7 @@ fn lock_of_a_service_that_is_dropped_is_released_by_the_pool() {
         seconds(5).await;
         let other = Arc::new(LockFile::open(&path).expect("it is there"));
         assert_eq!(simulation.pool_tasks(), 0);
-        let drained = serving.drain();
+        let drained = serving.drain(None);
         serving.expire(None);
         drained.await;
         assert_eq!(simulation.pool_tasks(), 1);
@@ -312,7 +312,7 @@ fn lock_of_which_a_share_is_kept_outlives_the_service() {
         let share = KEPT.take().expect("it is exclusive");
         let other = Arc::new(LockFile::open(&path).expect("it is there"));
         assert!(other.try_lock().is_err());
-        serving.drain().await;
+        serving.drain(None).await;
         seconds(60).await;
         assert!(other.try_lock().is_err());
         drop(share);
@@ -340,12 +340,12 @@ fn exclusive_service_runs_in_one_of_two_servers_whatever_happens() {
                 sleep(Duration::from_millis(random.below(15_000))).await;
                 reload(&old, serving, &services).await;
             }
-            serving.drain().await;
+            serving.drain(None).await;
             recorded();
             seconds(60).await;
             let runs = recorded().iter().filter(|(_, what)| what.starts_with("one ")).count();
             assert!(runs >= 4, "seed {}: the other has not taken over", simulation.seed());
-            second.drain().await;
+            second.drain(None).await;
             assert!(ALIVE.with_borrow(Vec::is_empty));
             assert!(!HAS_OVERLAPPED.get(), "seed {}", simulation.seed());
             seconds(10).await;
