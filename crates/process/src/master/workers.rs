@@ -85,11 +85,15 @@ impl<P: Program> Master<P> {
         }
     }
 
-    /// Brings the secrets up to the present, and has secrets for these lifetimes beside those of the configuration.
+    /// Brings the secrets up to the present, and has secrets for these lifetimes beside those of the configuration and
+    /// of the one that is on its way.
     /// Every worker process is told of changes; one that is started is told in any case.
     pub(super) fn renew_secrets(&mut self, lifetimes: &[u32]) {
         let mut lifetimes = lifetimes.to_vec();
         lifetimes.extend(&self.bundle.settings.secret_lifetimes);
+        if let Some(Reload::Preparing { bundle, .. } | Reload::Replacing { bundle, .. }) = &self.reload {
+            lifetimes.extend(&bundle.settings.secret_lifetimes);
+        }
         lifetimes.sort_unstable();
         lifetimes.dedup();
         // Those for which much is made anew when they are gone come last.
