@@ -191,6 +191,10 @@ pub trait Exchange {
     fn body_is_read(&self) -> bool;
     /// How many bytes of the body have been read.
     fn received(&self) -> u64;
+    /// How many bytes the head had as it came, where that is not its text.
+    fn head_bytes(&self) -> Option<u64> {
+        None
+    }
     /// From now on bytes pass unframed in both directions: after 101, or 2xx to
     /// CONNECT. Call it before [`Exchange::start`].
     fn become_tunnel(&self);

@@ -652,14 +652,16 @@ impl Request {
         self.exchange.as_ref().map(|exchange| exchange.sent()).unwrap_or_default()
     }
 
-    /// How much came from the client, in bytes: the head, and the body once all of it has come. The bytes of a chunked
+    /// How much came from the client, in bytes: the head (in HTTP/2 its block of fields), and the body once all of it has come. The bytes of a chunked
     /// body, and those of one that broke off, are not counted.
     pub fn received(&self) -> u64 {
         let line = self.parsed.line;
         if line.is_empty() {
             return 0;
         }
-        (self.head.len() - line.start()) as u64 + self.exchange().received()
+        let exchange = self.exchange();
+        let text = || (self.head.len() - line.start()) as u64;
+        exchange.head_bytes().unwrap_or_else(text) + exchange.received()
     }
 
     /// Adds a field behind the response's body. Values of those before it may be asked for by those that follow.

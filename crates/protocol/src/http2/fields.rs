@@ -28,6 +28,8 @@ pub struct Fields {
     pub response: ResponseParts,
     /// The trailers, after [`super::Event::Trailers`]. They are not checked for names that mean nothing in trailers.
     pub trailers: Vec<HeaderField>,
+    /// How many bytes the block had as it came, compressed.
+    pub block_bytes: usize,
     /// What the field `priority` of a request says.
     priority: Option<Range32>,
     pseudo: Pseudo,
@@ -134,6 +136,7 @@ impl Fields {
         limits: &Limits,
     ) -> Result<Result<(), Refusal>, ConnectionFault> {
         self.clear();
+        self.block_bytes = block.len();
         decoder.begin_block();
         let list_max = limits.head.head_max;
         let (mut at, mut list_size, mut result) = (0, 0usize, Ok(()));

@@ -24,6 +24,8 @@ pub(super) struct RequestBody {
     /// Nothing more comes.
     is_complete: bool,
     received: u64,
+    /// What the head in front of it had as a block.
+    head_bytes: usize,
     /// The client waits for `100 Continue` before it sends.
     wants_continue: bool,
     /// It is the client's direction of a tunnel.
@@ -43,10 +45,11 @@ pub(super) enum Piece {
 
 impl RequestBody {
     /// The body behind this head.
-    pub fn new(head: &RequestHead, text: &[u8], is_complete: bool) -> RequestBody {
+    pub fn new(head: &RequestHead, text: &[u8], head_bytes: usize, is_complete: bool) -> RequestBody {
         let expects =
             || head.value(text, KnownHeader::Expect).is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue"));
-        RequestBody { is_complete, wants_continue: !is_complete && expects(), ..RequestBody::default() }
+        let wants_continue = !is_complete && expects();
+        RequestBody { is_complete, wants_continue, head_bytes, ..RequestBody::default() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -97,6 +100,10 @@ impl RequestBody {
 
     pub fn received(&self) -> u64 {
         self.received
+    }
+
+    pub fn head_bytes(&self) -> usize {
+        self.head_bytes
     }
 
     /// The next piece. After an error there is nothing but that error.

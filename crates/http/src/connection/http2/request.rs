@@ -92,7 +92,7 @@ impl Http2 {
             client.worker().give_back(request);
             return None;
         }
-        let body = RequestBody::new(&request.parsed, head.readable(), is_complete);
+        let body = RequestBody::new(&request.parsed, head.readable(), fields.block_bytes, is_complete);
         request.set_head(head);
         let stream = Stream::new(Rc::clone(self), id, http.generation, refusal, body);
         request.place = place.index();

@@ -559,6 +559,10 @@ impl Exchange for Stream {
         self.state.borrow().body.received()
     }
 
+    fn head_bytes(&self) -> Option<u64> {
+        Some(self.state.borrow().body.head_bytes() as u64)
+    }
+
     fn become_tunnel(&self) {
         let mut state = self.state.borrow_mut();
         state.body.become_tunnel();
