@@ -19,6 +19,7 @@ with_each_driver!(
     figures_are_those_of_the_api,
     servers_are_changed_only_where_that_is_allowed,
     a_page_of_another_site_changes_nothing,
+    a_group_whose_name_has_a_slash_can_be_changed,
     access_rules_hold_for_all_of_it,
     a_browser_shows_the_traffic_and_names_as_text,
 );
@@ -185,6 +186,26 @@ fn a_page_of_another_site_changes_nothing(driver: Driver) {
     }
     let delete = format!("{path}/0");
     assert_eq!(ask(&server, "DELETE", &delete, "Origin: http://elsewhere\r\n", "").status, 403);
+    server.stop();
+}
+
+fn a_group_whose_name_has_a_slash_can_be_changed(driver: Driver) {
+    let text =
+        format!("upstream a/b {{ zone z 64k; server 127.0.0.1:1; }} upstream a {{ server 127.0.0.1:2; }} {SITE}");
+    let server = Setup::http(driver, &text).start();
+    let servers = "/changing/api/9/http/upstreams/a%2Fb/servers";
+    let changed = ask(&server, "PATCH", &format!("{servers}/0"), "", "{\"drain\":true}");
+    assert_eq!((changed.status, &json_of(&changed)["server"]), (200, &json!("127.0.0.1:1")));
+    let figures = json_of(&server.get("/changing/figures"));
+    let state = |group: &str| figures["http/upstreams"][group]["peers"][0]["state"].clone();
+    assert_eq!((state("a/b"), state("a")), (json!("draining"), json!("up")));
+    assert_eq!(json_of(&server.get("/changing/api/9/http/upstreams/a%2Fb?fields=zone")), json!({ "zone": "a/b" }));
+    // Where the new one is, is told as it can be asked for.
+    let added = ask(&server, "POST", &format!("{servers}/?x"), "", "{\"server\":\"127.0.0.1:3\"}");
+    let place = added.header("Location").expect("a place").to_owned();
+    assert!(added.status == 201 && place.ends_with(&format!("{servers}/1")), "{added:?}");
+    assert_eq!(json_of(&server.get(&format!("{servers}/1")))["server"], "127.0.0.1:3");
+    assert_eq!(server.get("/changing/api/9/http/upstreams/a/b/servers").status, 404);
     server.stop();
 }
 

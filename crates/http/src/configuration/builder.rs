@@ -215,6 +215,13 @@ impl HttpBuilder {
         (draft.kind == ScopeKind::Location && is_plain).then(|| draft.name.as_slice().into())
     }
 
+    /// The name of the location that a scope is, if it stands for all paths below its name.
+    pub fn location_prefix(&self, scope: ScopeId) -> Option<&[u8]> {
+        let draft = self.scope(scope);
+        let is_prefix = draft.kind == ScopeKind::Location && matches!(draft.shape, LocationShape::Prefix);
+        is_prefix.then_some(draft.name.as_slice())
+    }
+
     /// The server that a scope is in, if it is in one.
     pub fn server_of(&self, scope: ScopeId) -> Option<ServerId> {
         self.scope(scope).server

@@ -145,8 +145,7 @@ async fn find(request: &mut Request, behind: &[u8], is_writable: bool) -> Result
     if changes {
         check_origin(request)?;
     }
-    let parts: Vec<String> =
-        behind.split_str("/").filter(|part| !part.is_empty()).map(|part| part.to_str_lossy().into_owned()).collect();
+    let parts = parts(request, behind);
     let [version, path @ ..] = parts.as_slice() else {
         return only_read(changes).map(|()| send(request, 200, &json!(VERSIONS.collect::<Vec<_>>())));
     };
@@ -188,6 +187,63 @@ fn check_origin(request: &Request) -> Result<(), Fault> {
         (None, None) => true,
     };
     if is_own { Ok(()) } else { Err(Fault::new(403, "the request comes from another site", "CrossSite")) }
+}
+
+/// The parts of the path behind the location's name. A slash that came escaped is part of a name; of a path that was
+/// rewritten nobody knows any more how it came.
+fn parts(request: &Request, behind: &[u8]) -> Vec<String> {
+    let sent = as_sent(request.target(), behind);
+    let parts = sent.unwrap_or_else(|| behind.split(|&byte| byte == b'/').map(<[u8]>::to_vec).collect());
+    parts.iter().filter(|part| !part.is_empty()).map(|part| part.to_str_lossy().into_owned()).collect()
+}
+
+/// What stands between the slashes of a request's target, decoded, for the part of the path that `behind` is when it is
+/// decoded and its slashes are merged; none if the target does not end with it.
+///
+/// ```text
+///   target   /api/9/http/upstreams/a%2Fb/servers?x     read from the end: an escape is found by its percent sign,
+///   behind        9/http/upstreams/a/b/servers         which stands nowhere else
+/// ```
+fn as_sent(target: &[u8], behind: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let mut target = target.split(|byte| matches!(byte, b'?' | b'#')).next().unwrap_or_default();
+    let mut behind = behind;
+    let (mut parts, mut part, mut last) = (Vec::new(), Vec::new(), None);
+    while let [before @ .., wanted] = behind {
+        let (byte, is_escaped) = match target {
+            [rest @ .., b'%', high, low] => {
+                target = rest;
+                (u8::from_str_radix(std::str::from_utf8(&[*high, *low]).ok()?, 16).ok()?, true)
+            }
+            [rest @ .., byte] => {
+                target = rest;
+                (*byte, false)
+            }
+            [] => return None,
+        };
+        if byte == *wanted {
+            behind = before;
+        } else if (byte, last) != (b'/', Some(b'/')) {
+            return None;
+        }
+        if byte == b'/' && !is_escaped {
+            parts.push(std::mem::take(&mut part));
+        } else {
+            part.push(byte);
+        }
+        last = Some(byte);
+    }
+    parts.push(part);
+    parts.iter_mut().for_each(|part| part.reverse());
+    parts.reverse();
+    Some(parts)
+}
+
+/// The path as it came, with what is escaped in it, and without a slash at its end.
+fn path_as_sent(request: &Request) -> &[u8] {
+    let target = request.target_in_origin_form();
+    let path = target.split(|byte| matches!(byte, b'?' | b'#')).next().unwrap_or_default();
+    let path = if as_sent(path, &request.uri).is_some() { path } else { &request.uri };
+    path.strip_suffix(b"/").unwrap_or(path)
 }
 
 /// What there is to tell of now.
@@ -254,6 +310,38 @@ async fn body(request: &mut Request) -> Result<Vec<u8>, Fault> {
                 request.log(Level::Crit, format_args!("{error} while reading the request's body"));
                 return Err(Fault::new(500, "internal error", "InternalError"));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::as_sent;
+
+    #[test]
+    fn a_slash_that_came_escaped_is_part_of_a_name() {
+        let parts = |target: &str, behind: &str| -> Option<Vec<String>> {
+            let parts = as_sent(target.as_bytes(), behind.as_bytes())?;
+            Some(parts.into_iter().map(|part| String::from_utf8(part).expect("text")).collect())
+        };
+        for (target, behind, expected) in [
+            ("/api/9/http?fields=a/b", "9/http", Some(vec!["9", "http"])),
+            ("/api/9/a%2fb/servers", "9/a/b/servers", Some(vec!["9", "a/b", "servers"])),
+            ("/api/9/a%2F%2Fb/", "9/a/b/", Some(vec!["9", "a//b", ""])),
+            ("/api//9///x", "9/x", Some(vec!["9", "", "", "x"])),
+            ("/api/9/%2541", "9/%41", Some(vec!["9", "%41"])),
+            ("/api/", "", Some(vec![""])),
+            ("http://host/api/9/a%2Fb", "9/a/b", Some(vec!["9", "a/b"])),
+            // Rewritten, or normalized in another way.
+            ("/other/nginx", "9/nginx", None),
+            ("/api/9/x/../y", "9/y", None),
+            ("9", "/api/9", None),
+            ("*", "9", None),
+            ("/%zz", "zz", None),
+        ] {
+            let found = parts(target, behind);
+            let expected = expected.map(|parts| parts.into_iter().map(str::to_owned).collect());
+            assert_eq!(found, expected, "{target}");
         }
     }
 }

@@ -29,8 +29,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::answer::{Fault, send};
-use super::body;
 use super::tree::{View, millis, responses, times};
+use super::{body, path_as_sent};
 
 /// The port of a server without one.
 const PORT_DEFAULT: u16 = 80;
@@ -54,7 +54,7 @@ async fn servers(request: &mut Request, group: &Arc<Group>) -> Result<Flow, Faul
             let wanted: Wanted = parse(body(request).await?).await?;
             let (address, name, settings) = wanted.server(group)?;
             let added = edit(request, group, move |editing| editing.add(address, name, settings)).await?;
-            let path = request.uri.strip_suffix(b"/").unwrap_or(&request.uri);
+            let path = path_as_sent(request);
             let location = [path, format!("/{}", added.id).as_bytes()].concat();
             let flow = send(request, 201, &describe(&added));
             request.response.location = location;

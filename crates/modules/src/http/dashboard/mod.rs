@@ -12,8 +12,6 @@
 //! its Content-Security-Policy forbids it to. Who may see it is for the access rules of the location to say.
 
 use std::any::Any;
-use std::hash::{DefaultHasher, Hasher};
-use std::sync::LazyLock;
 
 use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes};
 use gale_engine::configuration::Builder;
@@ -23,7 +21,6 @@ use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
 use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
-use gale_http::request::response::ShortText;
 use gale_protocol::request::Method;
 use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
@@ -61,10 +58,11 @@ fn dashboard(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> R
     }
     let scope = builder.http_scope();
     // The page finds its parts by paths that begin with the location's name.
-    let name = builder.http_mut().replaceable_part(scope);
-    if !name.is_some_and(|name| name.ends_with(b"/")) {
-        let error = statement.directive_error("needs a location whose name is a path that ends with a slash");
-        return Err(error.hint("for example: location /dashboard/ { dashboard; }"));
+    let prefix = builder.http_mut().location_prefix(scope);
+    if !prefix.is_some_and(|prefix| prefix.ends_with(b"/")) {
+        let error = "needs a location for all paths below a name that ends with a slash";
+        let hint = "for example: location /dashboard/ { dashboard; }, neither with \"=\" nor with an expression";
+        return Err(statement.directive_error(error).hint(hint));
     }
     conf.is_writable = match statement.args.first() {
         None => false,
@@ -83,27 +81,48 @@ struct File {
     name: &'static str,
     content_type: &'static str,
     contents: &'static [u8],
+    /// Other contents have another one.
+    etag: [u8; 18],
 }
 
-const fn html(name: &'static str, contents: &'static [u8]) -> File {
-    File { name, content_type: "text/html; charset=utf-8", contents }
+impl File {
+    const fn new(name: &'static str, content_type: &'static str, contents: &'static [u8]) -> File {
+        File { name, content_type, contents, etag: etag(contents) }
+    }
 }
 
-const fn script(name: &'static str, contents: &'static [u8]) -> File {
-    File { name, content_type: "text/javascript; charset=utf-8", contents }
-}
+const HTML: &str = "text/html; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// What the page consists of.
-const FILES: &[File] = &[
-    html("", include_bytes!("page/index.html")),
-    script("main.js", include_bytes!("page/main.js")),
-    script("sections.js", include_bytes!("page/sections.js")),
-    script("figures.js", include_bytes!("page/figures.js")),
-    script("table.js", include_bytes!("page/table.js")),
-    script("chart.js", include_bytes!("page/chart.js")),
-    File { name: "style.css", content_type: "text/css; charset=utf-8", contents: include_bytes!("page/style.css") },
-    File { name: "icon.svg", content_type: "image/svg+xml", contents: include_bytes!("page/icon.svg") },
+static FILES: [File; 8] = [
+    File::new("", HTML, include_bytes!("page/index.html")),
+    File::new("main.js", SCRIPT, include_bytes!("page/main.js")),
+    File::new("sections.js", SCRIPT, include_bytes!("page/sections.js")),
+    File::new("figures.js", SCRIPT, include_bytes!("page/figures.js")),
+    File::new("table.js", SCRIPT, include_bytes!("page/table.js")),
+    File::new("chart.js", SCRIPT, include_bytes!("page/chart.js")),
+    File::new("style.css", "text/css; charset=utf-8", include_bytes!("page/style.css")),
+    File::new("icon.svg", "image/svg+xml", include_bytes!("page/icon.svg")),
 ];
+
+/// A sum of the contents (FNV-1a, 64 bits) in quotes. No one gains from two contents with the same: whoever could
+/// choose them has the program.
+const fn etag(contents: &[u8]) -> [u8; 18] {
+    let mut sum: u64 = 0xcbf2_9ce4_8422_2325;
+    let mut at = 0;
+    while at < contents.len() {
+        sum = (sum ^ contents[at] as u64).wrapping_mul(0x0100_0000_01b3);
+        at += 1;
+    }
+    let mut tag = [b'"'; 18];
+    let mut digit = 0;
+    while digit < 16 {
+        tag[1 + digit] = b"0123456789abcdef"[(sum >> (60 - 4 * digit)) as usize & 15];
+        digit += 1;
+    }
+    tag
+}
 
 /// The page may load its own parts and ask for figures, and do nothing else: no other hosts, no inline scripts or
 /// styles, no frames around it.
@@ -179,25 +198,11 @@ fn send(request: &mut Request, file: &'static File) -> Flow {
     let head = &mut request.response;
     head.status = 200;
     head.content_type = file.content_type.as_bytes().into();
-    head.etag = etag(file);
+    head.etag = file.etag.as_slice().into();
     // Asked for again each time, and mostly answered by 304: a page and its parts are of one version of the program.
     head.set(ResponseField::CacheControl, b"no-cache");
     head.add(b"Content-Security-Policy", POLICY.as_bytes());
     head.add(b"X-Content-Type-Options", b"nosniff");
     head.add(b"Referrer-Policy", b"no-referrer");
     Flow::Answer(Body::Bytes(Bytes::from_static(file.contents)))
-}
-
-/// Other contents have another one. What it is made with may change with the compiler, which costs a download.
-fn etag(file: &File) -> ShortText {
-    static OF_FILES: LazyLock<Vec<String>> = LazyLock::new(|| {
-        let of = |file: &File| {
-            let mut hasher = DefaultHasher::new();
-            hasher.write(file.contents);
-            format!("\"{:016x}\"", hasher.finish())
-        };
-        FILES.iter().map(of).collect()
-    });
-    let index = FILES.iter().position(|other| other.name == file.name).expect("one of them");
-    OF_FILES[index].as_bytes().into()
 }
