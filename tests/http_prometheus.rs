@@ -13,6 +13,9 @@ with_each_driver!(
     open_metrics_are_told_to_those_that_want_them,
     hostile_and_long_names_are_escaped_and_bounded,
     only_reading_is_answered_and_only_where_it_is_allowed,
+    templates_make_samples_of_figures_by_their_paths,
+    templates_write_nothing_that_cannot_be_read,
+    a_template_of_that_name_takes_the_place_of_all,
     thousands_of_peers_and_zones_are_told_without_a_stall,
 );
 
@@ -210,6 +213,115 @@ fn only_reading_is_answered_and_only_where_it_is_allowed(driver: Driver) {
     server.stop();
 }
 
+/// What a template answers, without its first line, once it is so.
+fn template(server: &Server, is_so: impl Fn(&str) -> bool) -> String {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        let response = scrape(server, "");
+        assert_eq!(response.header("Content-Type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+        let text = response.text().strip_prefix("# Prometheus template \"mine\"\n").expect("its name").to_owned();
+        if is_so(&text) {
+            return text;
+        }
+        assert!(Instant::now() < end, "{text}");
+    }
+}
+
+fn templates_make_samples_of_figures_by_their_paths(driver: Driver) {
+    let text = "map $p8s_value $state { volatile; default 0; up 1; down 3; }
+         map $p8s_value $kept { default 7; }
+         server { listen %TCP%; location /metrics { prometheus mine; } }
+         prometheus_template mine {
+             'site_requests_total{zone=\"$1\",how=\"a $2 b\"}' $p8s_value
+                 path=~^/http/server_zones/([^/]+)/(requests)$ type=counter 'help=Requests \\\\ of a zone.';
+             'zones' $p8s_value path=/http/server_zones/;
+             'peer_state{peer=\"$peer\",host=\"$host\"}' $state
+                 path=~^/http/upstreams/app/peers/(?<peer>[^/]+)/state$ type=gauge;
+             'site_requests_total{zone=\"$1\",how=\"class\"}' $p8s_value
+                 path=~^/http/server_zones/([^/]+)/responses/2xx$ 'help=Not this.';
+             # A figure is the first row's that it matches.
+             'never{zone=\"$1\"}' $p8s_value path=~/http/server_zones/(.*)/requests$;
+             'backup{peer=\"$1\"}' ${p8s_value} path=~/peers/([^/]+)/backup$;
+             'once{value=\"$p8s_value\",group=\"$1\"}' $kept;
+             'nowhere' $p8s_value;
+             'name' $p8s_value path=/nginx/build;
+             'missing' $p8s_value path=/http/server_zones/none/requests;
+             'loops' $p8s_value path=/gale/loops/;
+             'stalls{loop=\"$1\"}' $p8s_value path=~^/gale/loops/(\\d+)/turns$;
+         }
+         upstream app { server 127.0.0.1:1; server 127.0.0.1:1 down; server 127.0.0.1:2 backup; }
+         server { listen %UNIX%; status_zone site; return 200; } server { listen %TCP2%; status_zone Other; }";
+    let server = Setup::http(driver, text).start();
+    (0..3).for_each(|_| assert_eq!(server.get("/").status, 200));
+    let text = template(&server, |text| text.contains("how=\"class\"} 3"));
+    let (fixed, stalls) = text.split_once("stalls{").expect("the last family");
+    assert_eq!(
+        fixed,
+        "# HELP site_requests_total Requests \\\\ of a zone.\n\
+         # TYPE site_requests_total counter\n\
+         site_requests_total{zone=\"Other\",how=\"a requests b\"} 0\n\
+         site_requests_total{zone=\"site\",how=\"a requests b\"} 3\n\
+         site_requests_total{zone=\"Other\",how=\"class\"} 0\n\
+         site_requests_total{zone=\"site\",how=\"class\"} 3\n\
+         zones 2\n\
+         # TYPE peer_state gauge\n\
+         peer_state{peer=\"127.0.0.1:1\",host=\"h\"} 1\n\
+         peer_state{peer=\"127.0.0.1:1#1\",host=\"h\"} 3\n\
+         peer_state{peer=\"127.0.0.1:2\",host=\"h\"} 1\n\
+         backup{peer=\"127.0.0.1:1\"} 0\n\
+         backup{peer=\"127.0.0.1:1#1\"} 0\n\
+         backup{peer=\"127.0.0.1:2\"} 1\n\
+         once{value=\"\",group=\"\"} 7\n\
+         loops 2\n"
+    );
+    assert!(stalls.starts_with("loop=\"0\"} ") && stalls.lines().count() == 2, "{stalls}");
+    let mut client = server.connect_tcp(1);
+    assert_eq!(client.ask("POST /metrics HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n").status, 405);
+    server.stop();
+}
+
+fn templates_write_nothing_that_cannot_be_read(driver: Driver) {
+    let text = "server { listen %TCP%; location /metrics { prometheus mine; } }
+         map $http_x $x { volatile; default $http_x; }
+         prometheus_template mine {
+             'zone_requests{zone=\"$1\",own=\"\\\\\\\"\"}' $p8s_value
+                 path=~^/http/server_zones/([^$]+)/requests$ 'help=Two\nlines';
+             'given{x=\"$http_x$http_long\"}' $x type=untyped;
+             'given{x=\"too\"}' $http_y;
+         }
+         server { listen %UNIX%; status_zone 'a\\\"{b}=,/\\\\\n'; return 200; }";
+    let server = Setup::http(driver, text).start();
+    let expected = "# HELP zone_requests Two\\nlines\n\
+         zone_requests{zone=\"a\\\"{b}=,/\\\\\\n\",own=\"\\\"\"} 0\n";
+    assert_eq!(template(&server, |_| true), expected);
+    let of = |fields: &str| scrape(&server, fields).text().lines().skip(3).collect::<Vec<_>>().join("\n");
+    assert_eq!(of("X: 5\r\n"), "# TYPE given untyped\ngiven{x=\"5\"} 5");
+    assert_eq!(of("X: 5 6\r\nY: -1e-3\r\n"), "# TYPE given untyped\ngiven{x=\"too\"} -1e-3");
+    assert_eq!(of("X: 0x5\r\nY: five\r\n"), "");
+    assert_eq!(of(&format!("X: 1{}\r\n", "0".repeat(2000))), "", "no number that anybody can hold");
+    let long = of(&format!("X: 5\r\nLong: {}\r\n", "0".repeat(2000)));
+    assert!(long.starts_with("# TYPE given untyped\ngiven{x=\"5000") && long.ends_with("\"} 5"), "{long}");
+    let label = long.split('"').nth(1).expect("a label");
+    assert!(label.len() < 300, "{label}");
+    server.stop();
+}
+
+fn a_template_of_that_name_takes_the_place_of_all(driver: Driver) {
+    let text =
+        "server { listen %TCP%; location /metrics { prometheus all; location /metrics/own { prometheus own; } } }
+         server { listen %UNIX%; location / { prometheus; } }
+         prometheus_template all { 'a' $p8s_value path=/http/requests/total; }
+         prometheus_template own { }";
+    let mut server = Setup::http(driver, text).start();
+    let text = scrape(&server, "").text().to_owned();
+    assert!(text.starts_with("# Prometheus template \"all\"\na ") && text.lines().count() == 2, "{text}");
+    assert_eq!(server.get("/").text().lines().count(), 2);
+    assert_eq!(server.connect_tcp(1).get("/metrics/own").text(), "# Prometheus template \"own\"\n");
+    server.reload_http(driver, SCRAPED);
+    assert!(scrape(&server, "").text().starts_with("# HELP gale_"));
+    server.stop();
+}
+
 fn thousands_of_peers_and_zones_are_told_without_a_stall(driver: Driver) {
     const ZONES: usize = 5000;
     const PEERS: usize = 10_000;
@@ -217,7 +329,10 @@ fn thousands_of_peers_and_zones_are_told_without_a_stall(driver: Driver) {
         (0..ZONES).map(|zone| format!("location /{zone} {{ status_zone z{zone}; return 200; }}\n")).collect();
     let text = format!(
         "upstream app {{ server 127.0.0.1:1; }} {SCRAPED}
-         server {{ listen %UNIX%; {zones} location / {{ proxy_pass http://app; }} }}"
+         prometheus_template mine {{
+             'peer{{peer=\"$1\"}}' $p8s_value path=~^/http/upstreams/app/peers/([^/]+)/requests$;
+             'zone{{zone=\"$1\"}}' $p8s_value path=~^/http/location_zones/([^/]+)/requests$; }}
+         server {{ listen %UNIX%; location /template {{ prometheus mine; }} {zones} location / {{ proxy_pass http://app; }} }}"
     );
     let server = Setup::http(driver, &text).start();
     let address = |number: usize| format!("127.1.{}.{}:80", number / 250, number % 250 + 1);
@@ -238,6 +353,9 @@ fn thousands_of_peers_and_zones_are_told_without_a_stall(driver: Driver) {
     assert_eq!(count("gale_http_peer_requests_total{"), PEERS);
     assert_eq!(count("gale_http_location_zone_requests_total{"), ZONES);
     assert_eq!(samples["gale_http_location_zone_requests_total{zone=\"z4999\"}"], 1.0);
+    let of_template = server.get("/template");
+    assert_eq!(of_template.text().lines().count(), 1 + PEERS + ZONES);
+    assert!(of_template.text().contains("\nzone{zone=\"z4999\"} 1\n"));
     // As JSON, too.
     let all = server.connect_tcp(1).get("/api/9/http/upstreams/app?fields=peers");
     let all: serde_json::Value = serde_json::from_slice(&all.body).unwrap();

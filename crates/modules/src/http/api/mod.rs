@@ -26,7 +26,8 @@ use gale_runtime::default_pool;
 use serde_json::{Value, json};
 
 use answer::{Fault, send, send_nothing, send_text};
-use tree::{Fields, View};
+use tree::Fields;
+pub(super) use tree::{ROOTS, View};
 
 use crate::shared::limits::invalid_parameter;
 
@@ -247,7 +248,7 @@ fn path_as_sent(request: &Request) -> &[u8] {
 }
 
 /// What there is to tell of now.
-fn view(request: &Request) -> View {
+pub(super) fn view(request: &Request) -> View {
     View {
         configuration: Arc::clone(request.configuration().whole()),
         now: gale_runtime::now(),
@@ -255,6 +256,11 @@ fn view(request: &Request) -> View {
         address: request.exchange().local_address().map(ToString::to_string).unwrap_or_default(),
         leased: [gale_runtime::leased_bytes(), gale_runtime::leased_bytes_max()],
     }
+}
+
+/// What is at one of [`ROOTS`], if that is there.
+pub(super) fn read_root(view: &View, root: &[&str]) -> Option<Value> {
+    tree::read(view, root, &Fields::All).ok()
 }
 
 /// Tells what is at a path: in a thread where that may be much, so that no loop waits for it.

@@ -42,7 +42,7 @@ const NGINX_VERSION: &str = "1.31.5";
 const PAGE_BYTES: usize = 4096;
 
 /// What there is to tell of, at one moment.
-pub(super) struct View {
+pub(in crate::http) struct View {
     pub configuration: Arc<Configuration>,
     /// By the loops' clock.
     pub now: Moment,
@@ -168,13 +168,14 @@ pub(super) fn read(view: &View, path: &[&str], fields: &Fields) -> Result<Value,
     Ok(fields.keep(value))
 }
 
-/// What the dashboard shows, each by its path.
-const OF_DASHBOARD: &[&[&str]] = &[
+/// What is told of at once: objects and lists, each by its path.
+pub(in crate::http) const ROOTS: &[&[&str]] = &[
     &["nginx"],
     &["processes"],
     &["connections"],
     &["ssl"],
     &["workers"],
+    &["slabs"],
     &["resolvers"],
     &["http", "requests"],
     &["http", "server_zones"],
@@ -194,7 +195,7 @@ const OF_DASHBOARD: &[&[&str]] = &[
 
 /// All that the dashboard shows: what is not there, as `stream` may not be, is left out.
 pub(super) fn dashboard(view: &View) -> Map<String, Value> {
-    let told = OF_DASHBOARD.iter().filter_map(|path| Some((path.join("/"), read(view, path, &Fields::All).ok()?)));
+    let told = ROOTS.iter().filter_map(|path| Some((path.join("/"), read(view, path, &Fields::All).ok()?)));
     told.collect()
 }
 
@@ -303,7 +304,7 @@ impl View {
     }
 
     /// The group of this name.
-    pub fn group(&self, name: &str, is_stream: bool) -> Result<Arc<Group>, Fault> {
+    pub(super) fn group(&self, name: &str, is_stream: bool) -> Result<Arc<Group>, Fault> {
         let groups = if is_stream { self.stream_groups() } else { self.http_groups() };
         let found = groups.into_iter().find(|group| group.name() == name);
         found.ok_or_else(|| Fault::new(404, "upstream not found", "UpstreamNotFound"))

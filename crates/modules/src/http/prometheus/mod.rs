@@ -1,79 +1,194 @@
 //! prometheus: the figures of the server for Prometheus, and for whoever else reads its format or OpenMetrics.
-//!   prometheus [all];          location
-//! (Gale's own; the directive is Angie's,
-//! <https://en.angie.software/angie/docs/configuration/modules/http/http_prometheus/>, whose templates are not there:
-//! all figures are told, in a fixed form.)
+//!   prometheus [NAME];                                                                       location
+//!   prometheus_template NAME { METRIC $VARIABLE [path=[~]PATH] [type=TYPE] [help=TEXT]; … }   http
+//!   $p8s_value
+//! (Angie's, <https://en.angie.software/angie/docs/configuration/modules/http/http_prometheus/>; paths are those of
+//! Gale's API. Without a template of its name, `prometheus all` and `prometheus` tell all figures in a fixed form,
+//! which is Gale's own.)
 //!
-//! The text is made while it is sent, in pieces that have the share of a turn that bulk has: ten thousand peers hold up
-//! nobody. Who may ask is for the access rules of the location to say.
+//! The fixed form is made while it is sent, in pieces that have the share of a turn that bulk has: ten thousand peers
+//! hold up nobody. Templates are in `template.rs`. Who may ask is for the access rules of the location to say.
 
 mod families;
+mod template;
 mod text;
 
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes};
+use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes, Word};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
-use gale_http::request::phases::{Decide, Flow, Phase};
+use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
+use gale_http::variables::Variable;
 use gale_protocol::request::{KnownHeader, Method};
 use gale_protocol::response::ResponseField;
-use gale_runtime::{Effort, charge_units, poll_units};
+use gale_runtime::{Bytes, Effort, charge_units, default_pool, poll_units};
 
-use crate::shared::limits::invalid_parameter;
+use super::api;
 use families::{FAMILIES, Sources};
+use template::{CurrentValue, Template};
 use text::{Format, Out};
 
 /// See the file's head.
 pub static MODULE: Module = Module {
     name: "http_prometheus",
-    directives: &[Directive {
-        name: "prometheus",
-        contexts: Contexts::LOCATION,
-        takes: Takes::Between(0, 1),
-        body: BlockBody::None,
-        default: "",
-        about: "Answers with the figures of the server, for Prometheus.",
-        store: &Custom(prometheus),
-    }],
-    conf: Some(ConfType::of::<Conf>()),
+    directives: &[
+        Directive {
+            name: "prometheus",
+            contexts: Contexts::LOCATION,
+            takes: Takes::Between(0, 1),
+            body: BlockBody::None,
+            default: "",
+            about: "Answers with figures of the server, for Prometheus: those of a template, or all.",
+            store: &Custom(prometheus),
+        },
+        Directive {
+            name: "prometheus_template",
+            contexts: Contexts::HTTP,
+            takes: Takes::Exactly(1),
+            body: BlockBody::Block,
+            default: "",
+            about: "Families of metrics made of figures, by their paths in the API.",
+            store: &Custom(prometheus_template),
+        },
+    ],
+    conf: Some(ConfType {
+        make: || Box::new(Conf::default()),
+        merge: |conf, outer, _| {
+            let conf = conf.downcast_mut::<Conf>().expect("the module's own");
+            conf.complete(outer.and_then(|outer| outer.downcast_ref()))
+        },
+        complete_main: |_, _| Ok(()),
+    }),
     parts: &[&HttpPart {
-        handlers: &[(Phase::Content, &Decide { applies: |conf: &Conf| conf.is_on, run: |request, _| answer(request) })],
+        variables: &[Variable::named("p8s_value", |request, _, out| CurrentValue::append(request, out))],
+        handlers: &[(Phase::Content, &Prometheus)],
         ..HttpPart::EMPTY
     }],
 };
 
-/// Not inherited, as with all that answers a location.
 #[derive(Default)]
 struct Conf {
-    is_on: bool,
+    /// Those of the `http` block.
+    templates: Arc<BTreeMap<Box<[u8]>, Arc<Template>>>,
+    /// The name that a location wants, if it says one.
+    wanted: Option<Option<Word>>,
+    /// Not inherited, as with all that answers a location.
+    answer: Option<Answer>,
+}
+
+/// What a location tells.
+enum Answer {
+    All,
+    Of(Arc<Template>),
 }
 
 fn prometheus(conf: &mut Conf, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
-    if std::mem::replace(&mut conf.is_on, true) {
+    if conf.wanted.is_some() {
         return Err(statement.directive_error("is duplicate"));
     }
-    match statement.args.first() {
-        Some(word) if word.text != "all" => Err(invalid_parameter(word).hint("the only template is \"all\"")),
-        _ => Ok(()),
+    conf.wanted = Some(statement.args.first().cloned());
+    Ok(())
+}
+
+fn prometheus_template(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    let name = &statement.args[0];
+    let template = Arc::new(Template::read(builder, statement));
+    let templates = Arc::get_mut(&mut conf.templates).expect("shared when all of the text is read");
+    if templates.insert((**name.text).into(), template).is_some() {
+        return Err(Diagnostic::emerg(format!("duplicate Prometheus template \"{}\"", name.text)).at(name.span));
+    }
+    Ok(())
+}
+
+impl Conf {
+    fn complete(&mut self, outer: Option<&Conf>) -> Result<(), Diagnostic> {
+        if let Some(outer) = outer {
+            self.templates = Arc::clone(&outer.templates);
+        }
+        let Some(name) = &self.wanted else { return Ok(()) };
+        let text = name.as_ref().map_or(&b"all"[..], |name| &name.text);
+        let found = self.templates.get(text).map(|found| Answer::Of(Arc::clone(found)));
+        self.answer = match (found, name) {
+            (None, Some(name)) if name.text != "all" => {
+                let error = Diagnostic::emerg(format!("unknown Prometheus template \"{}\"", name.text)).at(name.span);
+                return Err(
+                    error.hint("it is declared by \"prometheus_template\" in \"http\"; \"all\" is there in any case")
+                );
+            }
+            (found, _) => Some(found.unwrap_or(Answer::All)),
+        };
+        Ok(())
     }
 }
 
-fn answer(request: &mut Request) -> Flow {
-    if !matches!(request.method(), Method::Get | Method::Head) {
-        return Flow::Respond(405);
+struct Prometheus;
+
+fn conf_of(conf: &dyn Any) -> &Conf {
+    conf.downcast_ref().expect("a handler's settings are of its module's type")
+}
+
+impl Handler for Prometheus {
+    fn applies(&self, conf: &dyn Any) -> bool {
+        conf_of(conf).answer.is_some()
     }
+
+    fn decide(&self, request: &mut Request, conf: &dyn Any) -> Decision {
+        match &conf_of(conf).answer {
+            _ if !matches!(request.method(), Method::Get | Method::Head) => Decision::Flow(Flow::Respond(405)),
+            Some(Answer::Of(_)) => Decision::MustWait,
+            _ => Decision::Flow(answer(request)),
+        }
+    }
+
+    fn wait<'a>(&'a self, request: &'a mut Request, conf: &'a dyn Any) -> LocalBoxFuture<'a, Flow> {
+        Box::pin(async move {
+            match &conf_of(conf).answer {
+                Some(Answer::Of(template)) => answer_of(request, template).await,
+                _ => answer(request),
+            }
+        })
+    }
+}
+
+/// Answers with what a template makes of the figures.
+async fn answer_of(request: &mut Request, template: &Arc<Template>) -> Flow {
+    let (view, of_task) = (api::view(request), Arc::clone(template));
+    let found = match default_pool().run(move || of_task.gather(&view)).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => {
+            template::report(request, &error);
+            return Flow::Respond(500);
+        }
+        Err(error) => {
+            template::report(request, &error.to_string());
+            return Flow::Respond(503);
+        }
+    };
+    let text = template.write(request, found).await;
+    set_head(request, Format::Prometheus);
+    Flow::Answer(Body::Bytes(Bytes::from(text.into_bytes())))
+}
+
+fn answer(request: &mut Request) -> Flow {
     let accepted = request.fields().filter(|(field, ..)| field.known == Some(KnownHeader::Accept));
     let format = Format::wanted(accepted.map(|(.., value)| value));
     let exposition = Exposition { sources: Sources::of(request), format, family: 0, item: 0, is_over: false };
+    set_head(request, format);
+    Flow::Answer(Body::Stream(Box::new(exposition)))
+}
+
+fn set_head(request: &mut Request, format: Format) {
     let head = &mut request.response;
     head.status = 200;
     head.content_type = format.content_type().as_bytes().into();
     head.set(ResponseField::CacheControl, b"no-cache");
-    Flow::Answer(Body::Stream(Box::new(exposition)))
 }
 
 /// Per byte of text.
