@@ -233,7 +233,7 @@ const HTTP_ALONE: &str = "error_log /log; events { worker_connections 2; }
 fn order() -> &'static Order {
     let mut modules = ORDER.modules.to_vec();
     modules.push(&ECHO);
-    Box::leak(Box::new(Order { modules: modules.leak(), protocols: ORDER.protocols }))
+    Box::leak(Box::new(Order { modules: modules.leak(), protocols: ORDER.protocols, figures: None }))
 }
 
 /// Sends a text and takes as much back; `None` when the connection is closed before.

@@ -19,7 +19,7 @@ use gale_runtime::{LoopOptions, Moment, now, sleep, task_count, yield_now};
 use simulated::{SLOT, Site};
 
 /// No protocol at all: a service needs none.
-static ORDER: Order = Order { modules: &[&core::MODULE, &event::MODULE, &MODULE], protocols: &[] };
+static ORDER: Order = Order { modules: &[&core::MODULE, &event::MODULE, &MODULE], protocols: &[], figures: None };
 
 static MODULE: Module = Module {
     name: "recorded",

@@ -1,5 +1,5 @@
 # Completion of gale for fish.
-set -l commands serve reload check health directives
+set -l commands serve reload top check health directives
 complete -c gale -n "not __fish_seen_subcommand_from $commands" -f -a "$commands"
 complete -c gale -n "not __fish_seen_subcommand_from $commands" -s h -d help
 complete -c gale -n "not __fish_seen_subcommand_from $commands" -s v -d version
@@ -16,6 +16,10 @@ complete -c gale -n "__fish_seen_subcommand_from serve" -l tls -d "a certificate
 complete -c gale -n "__fish_seen_subcommand_from serve" -l dashboard -d "show what the server does"
 complete -c gale -n "__fish_seen_subcommand_from serve" -l listen -x -d "where to listen"
 complete -c gale -n "__fish_seen_subcommand_from serve" -l print-config -d "print the configuration"
+complete -c gale -n "__fish_seen_subcommand_from top" -s c -r -d configuration
+complete -c gale -n "__fish_seen_subcommand_from top" -l url -x -d "where figures are"
+complete -c gale -n "__fish_seen_subcommand_from top" -l interval -x -d "seconds between two questions"
+complete -c gale -n "__fish_seen_subcommand_from top" -l once -d "one page of text"
 complete -c gale -n "__fish_seen_subcommand_from check" -l json -d "the report as JSON"
 complete -c gale -n "__fish_seen_subcommand_from directives" -l missing -d "what nginx has and gale has not"
 complete -c gale -n "__fish_seen_subcommand_from directives" -l man -d "gale.conf(5)"

@@ -100,6 +100,10 @@ impl Program for Server {
         &configuration.process
     }
 
+    fn figures(&self, configuration: &Arc<Configuration>) -> Option<String> {
+        self.order.figures.map(|tell| tell(configuration))
+    }
+
     fn error_log(&self, targets: &[ErrorLogTarget]) -> Arc<dyn gale_process::ErrorLog> {
         let target = |target: &ErrorLogTarget| match target {
             ErrorLogTarget::Stderr(level) => Some((*level, Target::Stderr)),

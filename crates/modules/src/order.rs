@@ -26,6 +26,7 @@ pub static ORDER: Order = Order {
         &HttpOrder { phases: PHASES, filters: FILTERS },
         &StreamOrder { phases: STREAM_PHASES, content: STREAM_CONTENT },
     ],
+    figures: Some(api::figures),
 };
 
 /// Directives and variables are looked up in this order.

@@ -3,6 +3,8 @@
 //! ```text
 //!   gale reload ── "reload\n" ──► master
 //!               ◄── "done\n" or "refused\n", then what the configuration's errors and warnings are; end
+//!   gale top    ── "status\n" ──► master ── the socket itself, over the link ──► worker process
+//!               ◄── "done\n" and the figures, or "refused\n" and why; end
 //! ```
 //!
 //! Its name is abstract and has the master's process number, which the pid file holds: no file is left behind or in the
@@ -14,6 +16,7 @@ use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
+use std::time::Duration;
 
 use gale_base::log_level::Level;
 use rustix::net::sockopt::socket_peercred;
@@ -24,13 +27,22 @@ use super::pid_file;
 
 /// What a master is asked for.
 pub(super) const RELOAD: &[u8] = b"reload\n";
+/// The same: what the worker process has counted.
+pub(super) const STATUS: &[u8] = b"status\n";
 
-/// How a reload has ended.
+/// How long whoever asks for figures waits for the next of them: longer than the worker process takes for those of ten
+/// thousand servers.
+const STATUS_PATIENCE: Duration = Duration::from_secs(20);
+
+/// The most that is read of figures, in bytes. A server of a group has some 1.5 KiB of them, so this is 40,000 servers.
+const STATUS_BYTES_MAX: u64 = 64 << 20;
+
+/// How an order has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// The new configuration is in force.
+    /// For a reload: the new configuration is in force.
     Done,
-    /// The old one stays.
+    /// For a reload: the old one stays.
     Refused,
 }
 
@@ -77,29 +89,76 @@ pub struct Reloaded {
 /// # Errors
 /// There is no such process, it has no control socket, it does not let us, or it ends before the reload does.
 pub fn reload(pid_path: &Path) -> Result<Reloaded, SignalError> {
-    let failed = |message: String| SignalError { level: Level::Error, message };
-    let number = pid_file::read(pid_path).map_err(failed)?;
-    let told = |what: &str, error: &io::Error| {
-        let hint = "\"gale -s reload\" sends a signal and does not wait";
-        failed(format!("{what} the control socket of process {number} failed{}; {hint}", errno_text(error)))
-    };
-    let pid = Pid::from_raw(number).expect("a pid file's number is positive");
-    let connect = || UnixStream::connect_addr(&address(number.cast_unsigned())?);
-    let mut stream = connect().map_err(|error| told("connect() to", &error))?;
-    let peer = socket_peercred(&stream).map_err(|error| told("getsockopt() of", &error.into()))?;
-    if peer.pid != pid || !(peer.uid.is_root() || peer.uid == geteuid()) {
-        return Err(failed(format!("the control socket of process {number} is another's")));
+    let hint = "; \"gale -s reload\" sends a signal and does not wait";
+    let master = Asked::connect(pid_path, hint)?;
+    let (ending, text) = master.order(RELOAD, None, u64::MAX)?;
+    Ok(Reloaded { is_in_force: ending == Ending::Done, text })
+}
+
+/// Asks the master that `pid_path` names for what the worker process has counted: the program's own form, JSON.
+///
+/// # Errors
+/// As for [`reload`]; nobody serves right now, too many ask at once, or the answer is broken off.
+pub fn status(pid_path: &Path) -> Result<String, SignalError> {
+    let master = Asked::connect(pid_path, "")?;
+    let number = master.number;
+    match master.order(STATUS, Some(STATUS_PATIENCE), STATUS_BYTES_MAX)? {
+        (Ending::Done, text) if text.is_empty() => Err(failed(format!("process {number} has told nothing"))),
+        (Ending::Done, text) => Ok(text),
+        (Ending::Refused, text) => Err(failed(format!("process {number} tells no figures: {}", text.trim_end()))),
     }
-    let mut answer = Vec::new();
-    // A master that does not let us closes at once.
-    let _ = stream.write_all(RELOAD);
-    let read = stream.read_to_end(&mut answer);
-    let answer = String::from_utf8_lossy(&answer);
-    let of = |ending: Ending| answer.strip_prefix(ending.line());
-    match (of(Ending::Done), of(Ending::Refused), read) {
-        (Some(text), _, _) => Ok(Reloaded { is_in_force: true, text: text.to_owned() }),
-        (_, Some(text), _) => Ok(Reloaded { is_in_force: false, text: text.to_owned() }),
-        (None, None, Err(error)) if error.kind() != io::ErrorKind::ConnectionReset => Err(told("read() from", &error)),
-        (None, None, _) => Err(failed(format!("process {number} has not answered: it ends, or does not let us"))),
+}
+
+fn failed(message: String) -> SignalError {
+    SignalError { level: Level::Error, message }
+}
+
+/// A master, from the side of whoever gives it an order.
+struct Asked {
+    stream: UnixStream,
+    number: i32,
+    /// What to do instead, behind an error of the socket.
+    hint: &'static str,
+}
+
+impl Asked {
+    fn connect(pid_path: &Path, hint: &'static str) -> Result<Asked, SignalError> {
+        let number = pid_file::read(pid_path).map_err(failed)?;
+        let pid = Pid::from_raw(number).expect("a pid file's number is positive");
+        let connect = || UnixStream::connect_addr(&address(number.cast_unsigned())?);
+        let stream = connect().map_err(|error| told("connect() to", number, &error, hint))?;
+        let peer = socket_peercred(&stream);
+        let peer = peer.map_err(|error| told("getsockopt() of", number, &error.into(), hint))?;
+        if peer.pid != pid || !(peer.uid.is_root() || peer.uid == geteuid()) {
+            return Err(failed(format!("the control socket of process {number} is another's")));
+        }
+        Ok(Asked { stream, number, hint })
     }
+
+    /// Gives the order, and waits for the answer: at most so long for each part of it, and for so many bytes.
+    fn order(self, order: &[u8], patience: Option<Duration>, bytes_max: u64) -> Result<(Ending, String), SignalError> {
+        let Asked { mut stream, number, hint } = self;
+        let mut answer = Vec::new();
+        // A master that does not let us closes at once.
+        let _ = stream.write_all(order);
+        let read = stream.set_read_timeout(patience);
+        let read = read.and_then(|()| stream.take(bytes_max).read_to_end(&mut answer));
+        let is_whole = read.as_ref().is_ok_and(|&count| (count as u64) < bytes_max);
+        let answer = String::from_utf8_lossy(&answer);
+        let of = |ending: Ending| answer.strip_prefix(ending.line()).map(|text| (ending, text.to_owned()));
+        match (of(Ending::Done).or_else(|| of(Ending::Refused)), read) {
+            (Some(_), _) if patience.is_some() && !is_whole => {
+                Err(failed(format!("the answer of process {number} is broken off after {} bytes", answer.len())))
+            }
+            (Some(told), _) => Ok(told),
+            (None, Err(error)) if error.kind() != io::ErrorKind::ConnectionReset => {
+                Err(told("read() from", number, &error, hint))
+            }
+            (None, _) => Err(failed(format!("process {number} has not answered: it ends, or does not let us"))),
+        }
+    }
+}
+
+fn told(what: &str, number: i32, error: &io::Error, hint: &str) -> SignalError {
+    failed(format!("{what} the control socket of process {number} failed{}{hint}", errno_text(error)))
 }

@@ -46,7 +46,7 @@ mod worker;
 
 pub use bundle::{Bundle, BundleResources, PROTOCOL_VERSION};
 pub use command::{Command, inherited_role, run_role, send_signal, start, test};
-pub use control::{Reloaded, reload};
+pub use control::{Reloaded, reload, status};
 pub use data_file::{DataFile, DataHandle, DataMapping};
 pub use errors::{ErrorLog, Report, ReportEntry, ResourceError, SignalError, StderrLog, errno_text};
 pub use handover::{Arrivals, Arrived, IdleNote, Successor};

@@ -67,6 +67,8 @@ pub(super) enum Message {
     Look,
     /// To the worker: so many before it have died and were replaced.
     Respawned { count: u64 },
+    /// To the worker: who is at the other end of the socket that comes with this wants its figures.
+    Status,
     /// To the worker: these are the secrets from now on. They come before the first bundle.
     Secrets { series: Vec<SecretSeries> },
     /// To the worker: these logs are now these files, which come with this.
@@ -108,6 +110,8 @@ pub(super) enum Received {
     Arrivals(Arrivals),
     /// As with a bundle.
     ReopenedLost,
+    /// Who asks for figures; none when there was no room for the descriptor.
+    Status(Option<OwnedFd>),
 }
 
 /// One end of a link.
@@ -182,6 +186,18 @@ impl Link {
     /// The link is lost.
     pub fn send_unless_waiting(&mut self, message: &Message) -> io::Result<()> {
         if self.outbox.is_empty() { self.send(message) } else { Ok(()) }
+    }
+
+    /// Passes on the socket of someone who asks for figures; `false` when the peer has not read what was sent before.
+    ///
+    /// # Errors
+    /// The link is lost.
+    pub fn send_status(&mut self, socket: OwnedFd) -> io::Result<bool> {
+        if !self.outbox.is_empty() {
+            return Ok(false);
+        }
+        self.enqueue(&Message::Status, vec![Arc::new(socket)])?;
+        self.flush().map(|()| true)
     }
 
     /// Sends a line for the log, cut to a bounded length.
@@ -403,6 +419,7 @@ impl Link {
                     _ => Received::Arrivals(Arrivals::new(socket)),
                 }))
             }
+            (Message::Status, None) => Ok(Some(Received::Status(descriptors.arrived.into_iter().next()))),
             (Message::Reopen { .. }, None) => Err(broken("paths and descriptors differ in number")),
             (message, None) => Ok(Some(Received::Message(message))),
         }
@@ -525,6 +542,20 @@ mod tests {
                 _ => panic!("not sent"),
             }
         }
+    }
+
+    #[test]
+    fn who_asks_for_figures_is_passed_on_unless_the_peer_does_not_read() {
+        let socket = || rustix::fs::memfd_create("socket", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+        let (mut ours, theirs) = Link::pair().expect("a socket pair");
+        let mut theirs = Link::new(theirs);
+        assert!(ours.send_status(socket()).expect("the peer lives"));
+        assert!(matches!(theirs.wait(soon()).expect("arrives"), Received::Status(Some(_))));
+        while ours.outbox.is_empty() {
+            ours.send_unless_waiting(&Message::Look).expect("the peer lives");
+        }
+        assert!(!ours.send_status(socket()).expect("the peer lives"));
+        assert_eq!(ours.outbox.len(), 1);
     }
 
     #[test]

@@ -87,6 +87,12 @@ pub trait Program: Send + Sync + Sized + 'static {
     /// The part of a configuration that the process layer acts on.
     fn process_settings<'c>(&self, configuration: &'c Self::Configuration) -> &'c ProcessSettings;
 
+    /// What was counted, for whoever asks over the control socket; `None` for a program that tells nothing. Called in
+    /// a thread of its own, which may take its time.
+    fn figures(&self, _configuration: &Arc<Self::Configuration>) -> Option<String> {
+        None
+    }
+
     /// The log for messages that belong to no connection. Called in the master too, which has no configuration.
     fn error_log(&self, targets: &[ErrorLogTarget]) -> Arc<dyn ErrorLog>;
 

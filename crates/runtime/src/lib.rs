@@ -94,4 +94,4 @@ pub use socket::{
     ReceiveBatch, Received, SocketAddress, TcpInfo, Transmit,
 };
 pub use sync::{Closed, Notified, Notify, mpsc, oneshot};
-pub use time::{ClockChoice, Elapsed, Moment, Timer, sleep, sleep_until, timeout};
+pub use time::{ClockChoice, Elapsed, Moment, Timer, now_anywhere, sleep, sleep_until, timeout};

@@ -4,6 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use gale_process::Command;
 
@@ -50,6 +51,8 @@ pub enum Action {
     Serve(Serve),
     /// `gale reload`
     Reload,
+    /// `gale top`
+    Top(Top),
     /// `gale check`
     Check(Check),
     /// `gale health`
@@ -67,6 +70,8 @@ pub enum HelpOf {
     Serve,
     /// Those of `gale reload`.
     Reload,
+    /// Those of `gale top`.
+    Top,
     /// Those of `gale check`.
     Check,
     /// Those of `gale health`.
@@ -74,6 +79,20 @@ pub enum HelpOf {
     /// Those of `gale directives`.
     Directives,
 }
+
+/// `gale top [--url URL] [--interval SECONDS] [--once]`
+#[derive(Debug, PartialEq, Eq)]
+pub struct Top {
+    /// Where figures are, if not at the control socket.
+    pub url: Option<String>,
+    /// The time between two questions.
+    pub interval: Duration,
+    /// One page of text.
+    pub is_once: bool,
+}
+
+/// How often `gale top` may ask: each answer is put together anew.
+const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 
 /// `gale check [FILE] [--json]`
 #[derive(Debug, PartialEq, Eq)]
@@ -133,6 +152,10 @@ impl Arguments {
                     _ => return Err("gale: \"reload\" takes the options -c, -e, -g and -p".to_owned()),
                 };
             }
+            Some(b"top") if !is_nginx => {
+                words.next();
+                arguments.action = arguments.parse_top(words)?;
+            }
             Some(b"check") if !is_nginx => {
                 arguments.action = Check::parse(words.skip(1))?;
             }
@@ -150,6 +173,34 @@ impl Arguments {
             }
         }
         Ok(arguments)
+    }
+
+    /// What stands behind `top`: its own options, and those that find the pid file.
+    fn parse_top(&mut self, words: impl Iterator<Item = OsString>) -> Result<Action, String> {
+        let mut words = words;
+        let mut top = Top { url: None, interval: Duration::from_secs(1), is_once: false };
+        while let Some(word) = words.next() {
+            match word.as_bytes() {
+                b"--once" => top.is_once = true,
+                b"--url" => {
+                    let url = words.next().and_then(|word| word.into_string().ok());
+                    top.url = Some(url.ok_or("gale: option \"--url\" requires a URL")?);
+                }
+                b"--interval" => {
+                    let seconds = words.next().and_then(|word| word.to_str()?.parse().ok());
+                    let interval = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+                    let interval = interval.filter(|interval| INTERVALS.contains(interval));
+                    top.interval =
+                        interval.ok_or("gale: option \"--interval\" requires a number of seconds from 0.1 to 3600")?;
+                }
+                _ => self.apply(&word, &mut words)?,
+            }
+        }
+        match self.action {
+            Action::Start => Ok(Action::Top(top)),
+            Action::Help(_) => Ok(Action::Help(HelpOf::Top)),
+            _ => Err("gale: \"top\" takes the options --url, --interval, --once, -c, -g and -p".to_owned()),
+        }
     }
 
     /// One word of options.
@@ -259,6 +310,7 @@ impl Arguments {
             HelpOf::Program => self.help_of_program(),
             HelpOf::Serve => SERVE_HELP.to_owned(),
             HelpOf::Reload => RELOAD_HELP.to_owned(),
+            HelpOf::Top => TOP_HELP.to_owned(),
             HelpOf::Check => CHECK_HELP.to_owned(),
             HelpOf::Health => HEALTH_HELP.to_owned(),
             HelpOf::Directives => DIRECTIVES_HELP.to_owned(),
@@ -271,9 +323,10 @@ impl Arguments {
             String::new()
         } else {
             "       gale serve DIR [--tls] [--dashboard] [--listen ADDRESS] [--print-config]\n       gale reload [-c filename]\n       \
+             gale top [-c filename | --url URL] [--interval SECONDS] [--once]\n       \
              gale check [FILE] [--json]\n       gale health [ADDRESS][/PATH]\n       \
              gale directives [--missing | --man | --pages DIR]\n       \
-             gale serve|reload|check|health|directives --help\n"
+             gale serve|reload|top|check|health|directives --help\n"
                 .to_owned()
         };
         format!(
@@ -402,6 +455,24 @@ Options:
 
 ";
 
+const TOP_HELP: &str = "\
+Usage: gale top [-p prefix] [-c filename] [-g directives] [--url URL] [--interval SECONDS] [--once]
+
+Shows what the server does: requests, connections, answers, times, servers of upstream groups, caches, event
+loops and thread pools. It asks over the server's control socket, which is for root and the user who started
+the server, or at a URL. Keys are told on the last line. Without a terminal it prints one page of text.
+
+Options:
+  -?,-h,--help        : this help
+  -p prefix           : set prefix path
+  -c filename         : the configuration, which names the pid file
+  -g directives       : set global directives out of configuration file
+  --url URL           : ask there: a location with \"api\" or with \"dashboard\", http:// alone
+  --interval SECONDS  : ask so often (default: 1)
+  --once              : print one page of text, and exit
+
+";
+
 const CHECK_HELP: &str = "\
 Usage: gale check [FILE] [--json]
 
@@ -507,6 +578,30 @@ mod tests {
         assert_eq!(arguments.action, Action::Reload);
         assert_eq!(arguments.configuration_path(), Path::new("/etc/x.conf"));
         assert_eq!(parse("gale reload --help").unwrap().action, Action::Help(HelpOf::Reload));
+    }
+
+    #[test]
+    fn top_takes_an_interval_and_where_figures_are() {
+        let top = |line| match parse(line).unwrap().action {
+            Action::Top(top) => top,
+            other => panic!("{other:?}"),
+        };
+        let own = top("gale top");
+        assert_eq!((own.url, own.interval, own.is_once), (None, Duration::from_secs(1), false));
+        let other = top("gale top -c /x --once --interval 0.5 --url http://h/api");
+        assert_eq!(
+            (other.url.as_deref(), other.interval.as_millis(), other.is_once),
+            (Some("http://h/api"), 500, true)
+        );
+        for seconds in ["0", "-1", "x", "nan", "inf", "1e9", "0.01"] {
+            let error = parse(&format!("gale top --interval {seconds}")).unwrap_err();
+            assert!(error.contains("from 0.1 to 3600"), "{error}");
+        }
+        assert_eq!(parse("gale top --url").unwrap_err(), "gale: option \"--url\" requires a URL");
+        assert!(parse("gale top -t").unwrap_err().starts_with("gale: \"top\" takes the options"));
+        assert_eq!(parse("gale top x").unwrap_err(), "gale: invalid option: \"x\"");
+        assert_eq!(parse("gale top --help").unwrap().action, Action::Help(HelpOf::Top));
+        assert!(parse("nginx top").is_err());
     }
 
     #[test]

@@ -21,7 +21,7 @@ use gale_engine::serve::Server;
 use gale_modules::order::ORDER;
 use gale_process::BuildRequest;
 
-use self::arguments::{Action, Arguments};
+use self::arguments::{Action, Arguments, Top};
 
 fn main() -> ExitCode {
     allocator::give_back_at_once();
@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         Action::Test { prints_texts } => test(&arguments, *prints_texts),
         Action::Signal(command) => signal(&arguments, *command),
         Action::Reload => reload(&arguments),
+        Action::Top(of) => top(&arguments, of),
         Action::Start => gale_process::start(Server::new(&ORDER), request(&arguments)),
     }
 }
@@ -147,6 +148,26 @@ fn reload(arguments: &Arguments) -> ExitCode {
     let (which, code) = if is_in_force { ("new", ExitCode::SUCCESS) } else { ("old", ExitCode::FAILURE) };
     eprintln!("{program}: the {which} configuration {} in force", if is_in_force { "is" } else { "stays" });
     code
+}
+
+/// `gale top`
+fn top(arguments: &Arguments, of: &Top) -> ExitCode {
+    let source = match &of.url {
+        Some(url) => gale_top::of_url(url),
+        None => {
+            let Some(path) = pid_path(arguments) else { return ExitCode::FAILURE };
+            // The file is read each time: an upgrade puts another process there.
+            Ok(Box::new(move || gale_process::status(&path).map_err(|error| error.message)) as gale_top::Source)
+        }
+    };
+    let options = gale_top::Options { interval: of.interval, is_once: of.is_once };
+    match source.and_then(|source| gale_top::run(source, &options)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{}: {error}", arguments.program);
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// The pid file is where the configuration says. What keeps it from being understood is printed.

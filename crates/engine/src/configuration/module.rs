@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use gale_config::Diagnostic;
 
+use super::Configuration;
 use super::builder::Builder;
 
 /// A row of a directive table, as the engine's builder understands it.
@@ -76,6 +77,8 @@ pub struct Order {
     pub modules: &'static [&'static Module],
     /// What else has an order, by protocol: of each, a list of the protocol's own type.
     pub protocols: &'static [&'static (dyn Any + Send + Sync)],
+    /// Tells all that was counted, for the control socket, in a thread that belongs to no loop.
+    pub figures: Option<fn(&Arc<Configuration>) -> String>,
 }
 
 impl Order {

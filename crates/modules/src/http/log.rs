@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    static ORDER: Order = Order { modules: &[&crate::http::core::MODULE, &MODULE], protocols: &[] };
+    static ORDER: Order = Order { modules: &[&crate::http::core::MODULE, &MODULE], protocols: &[], figures: None };
 
     struct NoFiles;
 

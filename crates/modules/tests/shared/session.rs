@@ -261,7 +261,7 @@ const ROW: Directive = Directive {
     store: &gale_config::Inert,
 };
 
-static ORDER: Order = Order { modules: &[&MODULE], protocols: &[] };
+static ORDER: Order = Order { modules: &[&MODULE], protocols: &[], figures: None };
 
 fn stream_block(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     let mut stream = StreamBuilder::default();

@@ -3,13 +3,15 @@
 //! A reload that is asked for while another goes on begins after it, as with signals; who asked hears of that one.
 
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use gale_base::log_level::Level;
 use rustix::event::{PollFd, PollFlags};
 
 use super::Master;
-use crate::control::{self, Ending, RELOAD};
+use super::workers::WorkerPhase;
+use crate::control::{self, Ending, RELOAD, STATUS};
 use crate::errors::errno_text;
 use crate::program::Program;
 
@@ -30,6 +32,13 @@ struct Client {
     stands: Stands,
 }
 
+/// What is asked for.
+enum Order {
+    Reload,
+    /// Figures, for who is at the other end.
+    Status(UnixStream),
+}
+
 /// How far a client's order is.
 #[derive(PartialEq, Eq)]
 enum Stands {
@@ -39,6 +48,38 @@ enum Stands {
     Waiting,
     /// The reload that goes on is its.
     UnderWay,
+}
+
+/// What a look at a client has brought.
+enum Heard {
+    /// No whole order.
+    Nothing,
+    Reload,
+    Status,
+    /// It has left, or said something else.
+    End,
+}
+
+impl Client {
+    fn hear(&mut self) -> Heard {
+        let Stands::Reading(order) = &mut self.stands else { return Heard::Nothing };
+        let mut buffer = [0; if RELOAD.len() > STATUS.len() { RELOAD.len() } else { STATUS.len() }];
+        match self.stream.read(&mut buffer) {
+            Ok(0) => return Heard::End,
+            Ok(count) => order.extend_from_slice(&buffer[..count]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::Nothing,
+            Err(_) => return Heard::End,
+        }
+        if order == RELOAD {
+            self.stands = Stands::Waiting;
+            return Heard::Reload;
+        }
+        match order {
+            order if order == STATUS => Heard::Status,
+            order if RELOAD.starts_with(order) || STATUS.starts_with(order) => Heard::Nothing,
+            _ => Heard::End,
+        }
+    }
 }
 
 impl Control {
@@ -57,26 +98,24 @@ impl Control {
         listener.chain(clients.map(|client| PollFd::new(&client.stream, PollFlags::IN)))
     }
 
-    /// Takes what has come; returns how many want a reload.
-    fn hear(&mut self) -> usize {
+    /// Takes what has come; returns what is asked for.
+    fn hear(&mut self) -> Vec<Order> {
         self.accept();
-        let mut wanted = 0;
-        self.clients.retain_mut(|client| {
-            let Stands::Reading(order) = &mut client.stands else { return true };
-            let mut buffer = [0; RELOAD.len()];
-            match client.stream.read(&mut buffer) {
-                Ok(0) => return false,
-                Ok(count) => order.extend_from_slice(&buffer[..count]),
-                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+        let mut orders = Vec::new();
+        // At most as many as there may be at once.
+        for mut client in std::mem::take(&mut self.clients) {
+            match client.hear() {
+                Heard::Reload => orders.push(Order::Reload),
+                Heard::Status => {
+                    orders.push(Order::Status(client.stream));
+                    continue;
+                }
+                Heard::Nothing => {}
+                Heard::End => continue,
             }
-            if order == RELOAD {
-                client.stands = Stands::Waiting;
-                wanted += 1;
-                return true;
-            }
-            RELOAD.starts_with(order)
-        });
-        wanted
+            self.clients.push(client);
+        }
+        orders
     }
 
     fn accept(&mut self) {
@@ -141,9 +180,31 @@ impl Control {
 
 impl<P: Program> Master<P> {
     pub(super) fn handle_control(&mut self) {
-        for _ in 0..self.control.hear() {
-            self.log.write(Level::Notice, "reload asked for over the control socket, reconfiguring");
-            self.reconfigure();
+        for order in self.control.hear() {
+            match order {
+                Order::Reload => {
+                    self.log.write(Level::Notice, "reload asked for over the control socket, reconfiguring");
+                    self.reconfigure();
+                }
+                Order::Status(stream) => self.pass_on(stream),
+            }
         }
+    }
+
+    /// Has the worker process tell its figures: the master knows none, and waits for nobody who reads them.
+    fn pass_on(&mut self, stream: UnixStream) {
+        let serving = self.workers.iter_mut().rev().filter(|worker| worker.phase == WorkerPhase::Serving);
+        let link = serving.filter_map(|worker| worker.link.as_mut()).next();
+        let (why, copy) = match (link, stream.try_clone()) {
+            (Some(link), Ok(copy)) => match link.send_status(OwnedFd::from(stream)) {
+                Ok(true) => return,
+                // A lost link is seen and logged by the next look at it.
+                Ok(false) | Err(_) => ("the worker process is busy", Ok(copy)),
+            },
+            (_, Err(error)) => ("the master process has too many open files", Err(error)),
+            (None, copy) => ("no worker process serves", copy),
+        };
+        // Fits into a fresh socket, and is not waited for.
+        let _ = copy.and_then(|mut stream| stream.write_all(format!("{}{why}\n", Ending::Refused.line()).as_bytes()));
     }
 }

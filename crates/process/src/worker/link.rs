@@ -68,6 +68,7 @@ impl<P: Program> Control<P> {
                 self.arrivals = Some(arrivals);
                 self.receive_arrivals();
             }
+            Received::Status(socket) => self.tell_figures(socket),
             Received::Message(Message::Quit { is_last }) => {
                 self.begin_graceful_stop(is_last);
                 // If it had begun before, the master may not have been there to hear the end of it.

@@ -11,6 +11,7 @@
 //!   reload.rs         a new configuration: built, then taken over by every loop
 //!   retired.rs        configurations that were replaced, until nobody holds them
 //!   logs.rs           log files, opened again
+//!   status.rs         the figures, told to whoever asks over the control socket
 //!   stop.rs           the end, graceful or fast
 //! ```
 
@@ -20,6 +21,7 @@ mod logs;
 mod reload;
 mod retired;
 mod start;
+mod status;
 mod stop;
 
 use gale_base::log_level::Level;

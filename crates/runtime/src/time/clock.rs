@@ -77,7 +77,7 @@ const VIRTUAL_WALL_START: Duration = Duration::from_secs(1_000_000_000);
 pub(crate) const VIRTUAL_START_NANOS: u64 = 1_000_000_000;
 
 /// The time of the running loop, or, on a thread without one, that of the system's clock.
-pub(crate) fn now_anywhere() -> Moment {
+pub fn now_anywhere() -> Moment {
     Environment::try_with(|environment| environment.clock.now()).unwrap_or_else(system_now)
 }
 

@@ -11,11 +11,12 @@ mod upstreams;
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bstr::ByteSlice;
 use gale_base::log_level::Level;
 use gale_config::{Body as BlockBody, Contexts, Custom, Diagnostic, Statement, Takes};
-use gale_engine::configuration::Builder;
+use gale_engine::configuration::{Builder, Configuration};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
@@ -254,13 +255,25 @@ pub(super) fn view(request: &Request) -> View {
         now: gale_runtime::now(),
         wall: gale_runtime::wall(),
         address: request.exchange().local_address().map(ToString::to_string).unwrap_or_default(),
-        leased: [gale_runtime::leased_bytes(), gale_runtime::leased_bytes_max()],
+        leased: Some([gale_runtime::leased_bytes(), gale_runtime::leased_bytes_max()]),
     }
 }
 
 /// What is at one of [`ROOTS`], if that is there.
 pub(super) fn read_root(view: &View, root: &[&str]) -> Option<Value> {
     tree::read(view, root, &Fields::All).ok()
+}
+
+/// All that the dashboard shows, for who asks over the control socket: in no loop, and in its own time.
+pub(crate) fn figures(configuration: &Arc<Configuration>) -> String {
+    let view = View {
+        configuration: Arc::clone(configuration),
+        now: gale_runtime::now_anywhere(),
+        wall: SystemTime::now(),
+        address: String::new(),
+        leased: None,
+    };
+    Value::Object(tree::dashboard(&view)).to_string()
 }
 
 /// Tells what is at a path: in a thread where that may be much, so that no loop waits for it.

@@ -50,8 +50,8 @@ pub(in crate::http) struct View {
     pub wall: SystemTime,
     /// Where the question has come in.
     pub address: String,
-    /// What is on lease, which only its loop knows.
-    pub leased: [usize; 2],
+    /// What is on lease, which only its loop knows; none for who asks in no loop.
+    pub leased: Option<[usize; 2]>,
 }
 
 /// `fields=`: what is wanted of each object.
@@ -331,13 +331,15 @@ impl View {
     }
 
     fn memory(&self) -> Value {
-        let [leased, leased_max] = self.leased;
-        json!({
-            "leased_by_this_loop": leased,
-            "leased_by_this_loop_max": leased_max,
+        let mut described = json!({
             "shared": gale_runtime::shared_bytes(),
             "shared_max": gale_runtime::shared_bytes_max(),
-        })
+        });
+        if let Some([leased, leased_max]) = self.leased {
+            described["leased_by_this_loop"] = leased.into();
+            described["leased_by_this_loop_max"] = leased_max.into();
+        }
+        described
     }
 
     /// A moment of the loops' clock, for people.

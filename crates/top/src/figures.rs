@@ -1,0 +1,296 @@
+//! What is read of an answer. A part that is missing is empty, as with other servers that have the API.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// The figures of a server at one moment.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Figures {
+    pub nginx: Option<Program>,
+    pub processes: Processes,
+    pub connections: Connections,
+    pub ssl: Handshakes,
+    #[serde(rename = "http/requests")]
+    pub requests: Requests,
+    #[serde(rename = "http/server_zones")]
+    pub http_servers: BTreeMap<String, Zone>,
+    #[serde(rename = "http/location_zones")]
+    pub http_locations: BTreeMap<String, Zone>,
+    #[serde(rename = "stream/server_zones")]
+    pub stream_servers: BTreeMap<String, Zone>,
+    #[serde(rename = "http/upstreams")]
+    pub http_groups: BTreeMap<String, Group>,
+    #[serde(rename = "stream/upstreams")]
+    pub stream_groups: BTreeMap<String, Group>,
+    #[serde(rename = "http/caches")]
+    pub caches: BTreeMap<String, Cache>,
+    #[serde(rename = "gale/loops")]
+    pub loops: Vec<Loop>,
+    #[serde(rename = "gale/pools")]
+    pub pools: Vec<Pool>,
+    #[serde(rename = "gale/memory")]
+    pub memory: Memory,
+}
+
+impl Figures {
+    /// Reads an answer.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn parse(text: &str) -> Result<Figures, String> {
+        let figures: Result<Figures, _> = serde_json::from_str(text);
+        let figures = figures.map_err(|error| format!("the answer has no figures: {error}"))?;
+        if figures.nginx.is_none() {
+            return Err("the answer has no figures: it does not say what runs".to_owned());
+        }
+        Ok(figures)
+    }
+
+    /// The process that counts.
+    pub fn pid(&self) -> u64 {
+        self.nginx.as_ref().map_or(0, |program| program.pid)
+    }
+
+    /// Every stall of every loop.
+    pub fn stalls(&self) -> u64 {
+        self.loops.iter().map(|each| each.stalls).sum()
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Program {
+    pub version: String,
+    pub build: Option<String>,
+    pub generation: u64,
+    pub pid: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Processes {
+    pub respawned: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Connections {
+    pub accepted: u64,
+    pub active: u64,
+    pub idle: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Handshakes {
+    pub handshakes: u64,
+    pub handshakes_failed: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Requests {
+    pub total: u64,
+    pub current: u64,
+}
+
+/// Of servers and locations; of stream, requests are sessions.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Zone {
+    #[serde(alias = "connections")]
+    pub requests: u64,
+    pub processing: Option<u64>,
+    #[serde(alias = "sessions")]
+    pub responses: Responses,
+    pub received: u64,
+    pub sent: u64,
+    pub first_byte_times: Times,
+    #[serde(alias = "session_times")]
+    pub response_times: Times,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Responses {
+    #[serde(rename = "2xx")]
+    pub successful: u64,
+    #[serde(rename = "3xx")]
+    pub redirecting: u64,
+    #[serde(rename = "4xx")]
+    pub of_client: u64,
+    #[serde(rename = "5xx")]
+    pub of_server: u64,
+}
+
+/// A histogram.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Times {
+    pub count: u64,
+    /// By bounds, how many were not above.
+    pub buckets: BTreeMap<Bound, u64>,
+}
+
+/// In milliseconds; the largest number is no bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Bound(pub u64);
+
+impl TryFrom<String> for Bound {
+    type Error = std::num::ParseIntError;
+
+    fn try_from(text: String) -> Result<Bound, Self::Error> {
+        if text == "inf" { Ok(Bound(u64::MAX)) } else { text.parse().map(Bound) }
+    }
+}
+
+impl Times {
+    /// What has come since an earlier one; all of it, if that has counted something else.
+    pub fn since(&self, earlier: &Times) -> Times {
+        if earlier.count > self.count {
+            return self.clone();
+        }
+        let before = |bound: &Bound| earlier.buckets.get(bound).copied().unwrap_or_default();
+        let buckets = self.buckets.iter().map(|(bound, count)| (*bound, count.saturating_sub(before(bound))));
+        Times { count: self.count - earlier.count, buckets: buckets.collect() }
+    }
+
+    /// Adds what another place has counted.
+    pub fn add(&mut self, other: &Times) {
+        self.count = self.count.saturating_add(other.count);
+        for (bound, count) in &other.buckets {
+            let sum = self.buckets.entry(*bound).or_default();
+            *sum = sum.saturating_add(*count);
+        }
+    }
+
+    /// The bound that so large a part of the times was not above; none without times.
+    pub fn quantile(&self, part: f64) -> Option<Bound> {
+        let wanted = self.count as f64 * part;
+        let found = self.buckets.iter().find(|(_, count)| **count as f64 >= wanted);
+        (self.count > 0).then(|| found.map_or(Bound(u64::MAX), |(bound, _)| *bound))
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Group {
+    pub peers: Vec<Peer>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Peer {
+    pub id: Option<u64>,
+    pub server: String,
+    pub backup: bool,
+    pub weight: u64,
+    pub state: String,
+    pub active: u64,
+    #[serde(alias = "connections")]
+    pub requests: u64,
+    pub responses: Responses,
+    pub fails: u64,
+    pub unavail: u64,
+    pub first_byte_times: Times,
+    pub response_times: Times,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Cache {
+    pub size: u64,
+    pub max_size: Option<u64>,
+    pub cold: bool,
+    pub hit: Use,
+    pub stale: Use,
+    pub updating: Use,
+    pub revalidated: Use,
+    pub miss: Use,
+    pub expired: Use,
+    pub bypass: Use,
+}
+
+impl Cache {
+    /// How many responses came from it.
+    pub fn answered(&self) -> u64 {
+        [&self.hit, &self.stale, &self.updating, &self.revalidated].iter().map(|each| each.responses).sum()
+    }
+
+    /// How many there were.
+    pub fn responses(&self) -> u64 {
+        self.answered() + [&self.miss, &self.expired, &self.bypass].iter().map(|each| each.responses).sum::<u64>()
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Use {
+    pub responses: u64,
+}
+
+/// An event loop.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Loop {
+    pub worker: u64,
+    pub turns: u64,
+    /// In milliseconds.
+    pub busy: u64,
+    /// In microseconds, as those below.
+    pub longest: u64,
+    pub turn_times: Quantiles,
+    pub stalls: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Quantiles {
+    pub p50: u64,
+    pub p99: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Pool {
+    pub name: String,
+    pub threads: u64,
+    pub threads_max: u64,
+    pub running: u64,
+    pub waiting: u64,
+    pub completed: u64,
+    pub refused: u64,
+    pub wait_times: Quantiles,
+    pub run_times: Quantiles,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    pub shared: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_bounds_of_what_came_between() {
+        let times = |text: &str| serde_json::from_str::<Times>(text).unwrap();
+        let early = times(r#"{"count":4,"sum":1,"buckets":{"1":4,"16":4,"inf":4}}"#);
+        let late = times(r#"{"count":104,"sum":1,"buckets":{"1":94,"16":103,"inf":104}}"#);
+        let between = late.since(&early);
+        assert_eq!(between.quantile(0.5), Some(Bound(1)));
+        assert_eq!(between.quantile(0.99), Some(Bound(16)));
+        assert_eq!(between.quantile(1.0), Some(Bound(u64::MAX)));
+        assert_eq!(Times::default().quantile(0.5), None);
+        // Counted anew.
+        assert_eq!(early.since(&late).count, 4);
+        let mut sum = early.clone();
+        sum.add(&early);
+        assert_eq!((sum.count, sum.buckets[&Bound(1)]), (8, 8));
+    }
+}
