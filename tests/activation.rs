@@ -16,6 +16,7 @@ with_each_driver![
     sockets_are_used_for_the_addresses_that_they_have,
     unused_socket_is_told_and_kept_for_a_reload,
     unused_socket_is_kept_over_an_upgrade,
+    reuseport_opens_more_sockets_beside_a_passed_one,
     without_a_master_sockets_are_kept_all_the_same,
     what_cannot_be_listened_on_is_told,
 ];
@@ -150,6 +151,27 @@ fn unused_socket_is_kept_over_an_upgrade(driver: Driver) {
     rustix::process::kill_process(new, Signal::QUIT).expect("it runs");
     assert!(wait_ended(new));
     assert!(server.directory.path().join("passed.sock").exists(), "the file is the manager's");
+}
+
+fn reuseport_opens_more_sockets_beside_a_passed_one(driver: Driver) {
+    let reuseport = HELLO.replace("%TCP%", "%TCP% reuseport");
+    let (_manager, mut server) = Manager::start(driver, &reuseport);
+    let ask_often = |server: &Server| (0..40).for_each(|_| assert_eq!(text_at_tcp(server), "hello"));
+    ask_often(&server);
+    server.reload_http(driver, HELLO);
+    ask_often(&server);
+    server.reload_http(driver, OTHER);
+    server.reload_http(driver, &reuseport);
+    // A new binary has all of them, and none that nobody accepts from.
+    server.signal(Signal::USR2);
+    server.wait_notified("READY=1");
+    let new = server.pid_in_file();
+    server.signal(Signal::QUIT);
+    assert!(server.wait_exited().success(), "{server}");
+    ask_often(&server);
+    rustix::process::kill_process(new, Signal::QUIT).expect("it runs");
+    assert!(wait_ended(new));
+    TcpStream::connect(server.directory.address(1)).expect("the manager still listens");
 }
 
 fn without_a_master_sockets_are_kept_all_the_same(driver: Driver) {
