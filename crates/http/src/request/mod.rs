@@ -35,11 +35,13 @@ pub mod worker;
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bstr::ByteSlice;
+use gale_protocol::Range32;
 use gale_protocol::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_protocol::uri::escape::{Class, escape};
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress};
@@ -92,6 +94,8 @@ pub struct Request {
     pub head: Rc<Buffer>,
     /// Where everything stands in `head`.
     pub parsed: Rc<RequestHead>,
+    /// How much of `head` the client has not sent: fields of our own, at its end.
+    added_to_head: usize,
     /// The normalised path; redirects change it.
     pub uri: Vec<u8>,
     /// What followed the question mark.
@@ -202,6 +206,7 @@ impl Request {
             scope: ScopeId(0),
             head: Rc::default(),
             parsed: Rc::default(),
+            added_to_head: 0,
             uri: Vec::new(),
             args: Vec::new(),
             host: ShortText::new(),
@@ -263,6 +268,7 @@ impl Request {
                 (self.head, self.parsed, self.shared) = Default::default();
             }
         }
+        self.added_to_head = 0;
         self.uri.clear();
         self.args.clear();
         self.host.clear();
@@ -322,6 +328,7 @@ impl Request {
         request.begin(Rc::clone(self.configuration()), exchange, self.server);
         request.head = Rc::clone(&self.head);
         request.parsed = Rc::clone(&self.parsed);
+        request.added_to_head = self.added_to_head;
         request.shared = Rc::clone(&self.shared);
         request.uri = target.uri;
         request.args = target.args;
@@ -467,6 +474,12 @@ impl Request {
         self.is_get_forced
     }
 
+    /// Whether it has started again: with another URI, in a named location, or for a page of an error. The rewriting of a
+    /// server's own rules is none of these.
+    pub fn is_redirected(&self) -> bool {
+        self.redirects_left < REDIRECTS_MAX
+    }
+
     /// Whether the URI is still the one that the client has sent: no redirect and no rewriting has changed it.
     pub fn has_sent_uri(&self) -> bool {
         self.is_uri_as_sent
@@ -594,6 +607,33 @@ impl Request {
         self.parsed.headers.iter().map(move |field| (field, field.name.of_lenient(head), field.value.of_lenient(head)))
     }
 
+    /// From now on the head has this field in place of those that the client has sent by this name, for every module and
+    /// for servers that the request is passed to. An empty value leaves none.
+    ///
+    /// # Errors
+    /// There is no memory within the worker's bound; nothing has changed then.
+    pub fn set_field(&mut self, name: &[u8], value: &[u8]) -> io::Result<()> {
+        if Rc::get_mut(&mut self.head).is_none() {
+            // Subrequests under way keep what they began with.
+            let mut copy = Buffer::new();
+            copy.append(self.head.readable())?;
+            self.head = Rc::new(copy);
+        }
+        let head = Rc::get_mut(&mut self.head).expect("nobody else has it by now");
+        let mut field = None;
+        if !value.is_empty() {
+            let start = head.len();
+            head.append(&[name, value].concat())?;
+            let (middle, end) = (start + name.len(), head.len());
+            self.added_to_head += end - start;
+            let (name, value, known) =
+                (Range32::new(start, middle), Range32::new(middle, end), KnownHeader::from_name(name));
+            field = Some(HeaderField { name, value, known });
+        }
+        Rc::make_mut(&mut self.parsed).replace(head.readable(), name, field);
+        Ok(())
+    }
+
     /// The value of the first field of this kind.
     pub fn header(&self, known: KnownHeader) -> Option<&[u8]> {
         self.parsed.value(self.head.readable(), known)
@@ -660,7 +700,7 @@ impl Request {
             return 0;
         }
         let exchange = self.exchange();
-        let text = || (self.head.len() - line.start()) as u64;
+        let text = || (self.head.len() - self.added_to_head - line.start()) as u64;
         exchange.head_bytes().unwrap_or_else(text) + exchange.received()
     }
 

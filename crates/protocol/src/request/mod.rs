@@ -168,6 +168,20 @@ impl RequestHead {
         self.headers.push(field);
     }
 
+    /// Takes all fields of this name away, in any case, and adds this one behind the others, if there is one. It is not
+    /// judged.
+    pub fn replace(&mut self, input: &[u8], name: &[u8], field: Option<HeaderField>) {
+        self.headers.retain(|own| !own.name.of_lenient(input).eq_ignore_ascii_case(name));
+        self.headers.extend(field);
+        self.known.present = 0;
+        // Backwards, so that the first of a kind is the one that is noted in the end.
+        for (place, field) in self.headers.iter().enumerate().rev() {
+            if let Some(known) = field.known {
+                self.known.note(known, place);
+            }
+        }
+    }
+
     /// The method's text.
     pub fn method_name<'i>(&self, input: &'i [u8]) -> &'i [u8] {
         self.method_range.of(input)
