@@ -11,7 +11,7 @@ use crate::http::test_hooks;
 use crate::http::{
     access, acme, addition, api, auth_basic, auth_request, autoindex, browser, charset, client_body, core as http_core,
     dashboard, dav, empty_gif, fastcgi, flv, geo, geoip, grpc, gunzip, gzip, gzip_static, headers, index, limit_conn,
-    limit_req, log, map, memcached, mirror, mp4, not_modified, postpone, prometheus, proxy, random_index, range,
+    limit_req, log, map, memcached, mirror, mp4, not_modified, otel, postpone, prometheus, proxy, random_index, range,
     realip, realpath_root, referer, rewrite, scgi, secure_link, slice, split_clients, ssi, ssl, static_files,
     stub_status, sub, try_files, tunnel, upstream, userid, uwsgi, v2, variables,
 };
@@ -81,6 +81,7 @@ const MODULES: &[&Module] = &[
     &limit_req::MODULE,
     &realip::MODULE,
     &ssl::MODULE,
+    &otel::MODULE,
     &acme::MODULE,
     &v2::MODULE,
     &rewrite::MODULE,
@@ -122,7 +123,8 @@ const PHASES: &[(Phase, &[&Module])] = &[
     // Issuers of certificates get their answers before anything is asked of clients.
     (Phase::PostRead, &[&acme::MODULE, &realip::MODULE, &client_body::MODULE]),
     (Phase::ServerRewrite, &[&rewrite::MODULE]),
-    (Phase::Rewrite, &[&rewrite::MODULE]),
+    // Before a rewriting leads elsewhere.
+    (Phase::Rewrite, &[&otel::MODULE, &rewrite::MODULE]),
     (
         Phase::PreAccess,
         &[
@@ -163,7 +165,7 @@ const PHASES: &[(Phase, &[&Module])] = &[
             &static_files::MODULE,
         ],
     ),
-    (Phase::Log, &[&log::MODULE]),
+    (Phase::Log, &[&log::MODULE, &otel::MODULE]),
 ];
 
 /// Within each phase of a session, who is asked first.

@@ -159,7 +159,7 @@ fn append_uri(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     append_present(out, &request.uri) || !request.parsed.target.path.is_empty()
 }
 
-fn protocol(request: &Request) -> &[u8] {
+pub(super) fn protocol(request: &Request) -> &[u8] {
     request.parsed.version_range.of_lenient(request.head.readable())
 }
 
@@ -168,7 +168,7 @@ fn host(request: &Request) -> &[u8] {
 }
 
 /// The first name; `.example.com` counts as `example.com`.
-fn server_name(request: &Request) -> &[u8] {
+pub(super) fn server_name(request: &Request) -> &[u8] {
     let name = &*request.server().name;
     name.strip_prefix(b".").unwrap_or(name)
 }
@@ -285,7 +285,7 @@ fn append_sent_trailer(request: &Request, name: &[u8], out: &mut Vec<u8>) -> boo
 }
 
 /// The status of the answer as far as it is known: behind an `error_page` that of the error, before the page has one.
-fn status(request: &Request) -> u16 {
+pub(super) fn status(request: &Request) -> u16 {
     request.status_override.unwrap_or(request.response.status)
 }
 

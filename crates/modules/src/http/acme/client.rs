@@ -5,12 +5,11 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_engine::resolver::ResolverSettings;
 use gale_engine::service::{Context, LockShare};
 use gale_engine::worker::Worker;
 use gale_http::request::response::FieldList;
@@ -26,6 +25,7 @@ use super::jws::{AccountKey, Identity};
 use super::messages::{Directory, Problem, clean, retry_after};
 use super::service::AcmeService;
 use super::url::Url;
+use crate::http::lookup::{self, NameServers};
 
 /// Longest body of a response: a chain of certificates is some ten thousand bytes long.
 const BODY_BYTES_MAX: usize = 256 * 1024;
@@ -39,9 +39,6 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a request may take.
 const PATIENCE: Patience =
     Patience { send: Duration::from_secs(30), read: Duration::from_secs(30), whole: Duration::from_secs(60) };
-
-/// How long a name is looked up where `resolver_timeout` does not say.
-const LOOKUP_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How often a request is sent whose nonce is not taken.
 const NONCES_MAX: usize = 4;
@@ -173,7 +170,7 @@ pub(super) struct Account {
 pub(super) struct AcmeClient {
     worker: Rc<Worker>,
     issuer: Arc<Issuer>,
-    resolver: Option<(Arc<ResolverSettings>, Duration)>,
+    name_servers: Option<NameServers>,
     account: Rc<Account>,
     /// What writes has a share, so that no other process writes meanwhile.
     lock_share: Option<LockShare>,
@@ -183,18 +180,18 @@ pub(super) struct AcmeClient {
 }
 
 impl AcmeClient {
-    /// Names are looked up by `resolver`, or as the system does without.
+    /// Names are looked up by these servers, or as the system does without.
     pub fn new(
         context: &Context<AcmeService>,
         issuer: &Arc<Issuer>,
-        resolver: Option<(Arc<ResolverSettings>, Duration)>,
+        name_servers: Option<NameServers>,
         account: &Rc<Account>,
     ) -> AcmeClient {
         AcmeClient {
             worker: Rc::clone(context.worker()),
             lock_share: context.lock_share(),
             issuer: Arc::clone(issuer),
-            resolver,
+            name_servers,
             account: Rc::clone(account),
             kept: RefCell::default(),
             nonce: RefCell::default(),
@@ -344,7 +341,8 @@ impl AcmeClient {
         };
         let options = ConnectOptions { timeout: Some(CONNECT_TIME_MAX), ..ConnectOptions::default() };
         let mut last = AcmeError::NotFound(format!("{} could not be resolved", url.host));
-        for address in self.addresses(url).await?.into_iter().take(ADDRESSES_MAX) {
+        let found = lookup::addresses(&self.worker, &url.host, self.name_servers.as_ref()).await;
+        for address in found.map_err(AcmeError::NotFound)?.into_iter().take(ADDRESSES_MAX) {
             let address = SocketAddress::Inet(SocketAddr::new(address, url.port));
             match ClientConnection::open(&self.worker, &address, &options, Vec::new(), tls.as_ref()).await {
                 Ok(connection) => return Ok(connection),
@@ -352,30 +350,6 @@ impl AcmeClient {
             }
         }
         Err(last)
-    }
-
-    async fn addresses(&self, url: &Url) -> Result<Vec<IpAddr>, AcmeError> {
-        if let Ok(address) = url.host.parse() {
-            return Ok(vec![address]);
-        }
-        let not_found =
-            |why: &dyn fmt::Display| AcmeError::NotFound(format!("{} could not be resolved ({why})", url.host));
-        match &self.resolver {
-            Some((settings, time_max)) => {
-                let resolved = self.worker.resolver(settings).resolve(url.host.as_bytes(), *time_max).await;
-                resolved.map(|resolved| resolved.found).map_err(|error| not_found(&error))
-            }
-            None => {
-                let host = url.host.clone();
-                let look_up = move || (host.as_str(), 0).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
-                let found = gale_runtime::timeout(LOOKUP_TIME_MAX, default_pool().run(look_up)).await;
-                let found = found.map_err(|_| not_found(&"timed out"))?.map_err(|error| not_found(&error))?;
-                let mut found: Vec<IpAddr> =
-                    found.map_err(|error| not_found(&error))?.into_iter().map(|address| address.ip()).collect();
-                found.dedup();
-                Ok(found)
-            }
-        }
     }
 }
 

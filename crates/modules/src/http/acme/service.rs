@@ -18,12 +18,9 @@ use std::time::Duration;
 use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::configuration::Configuration;
-use gale_engine::resolver::ResolverSettings;
 use gale_engine::service::{Context, Service};
 use gale_engine::tls::keys;
 use gale_engine::tls::managed::{Current, ManagedCertificate, Origin, write_atomically};
-use gale_http::request::configuration::HttpConfiguration;
 use gale_runtime::{default_pool, random_u64, timeout, wall_seconds};
 use serde_json::{Value, json};
 
@@ -31,6 +28,7 @@ use super::client::{Account, AcmeClient, AcmeError};
 use super::issuer::{AccountKeySource, Issuer};
 use super::jws::AccountKey;
 use super::order;
+use crate::http::lookup::name_servers;
 
 /// The pause after the first failure, in seconds.
 const PAUSE_MIN: u64 = 60;
@@ -191,7 +189,7 @@ impl Task {
         let issuer = Arc::clone(&context.settings().issuer);
         let done = match account_of(context, &issuer, account).await {
             Ok(account) => {
-                let client = AcmeClient::new(context, &issuer, resolver(context), &account);
+                let client = AcmeClient::new(context, &issuer, name_servers(context), &account);
                 self.act_with(context, &client).await
             }
             Err(error) => Err(error),
@@ -292,14 +290,6 @@ fn pause_after(failures: u32, error: &AcmeError, random: u64) -> u64 {
     let wanted = error.retry_after().map_or(0, |wanted| wanted.as_secs().min(RETRY_AFTER_MAX) + 1);
     // The issuer knows best, also if it is sooner: it had a reason to refuse.
     if wanted > 0 { wanted } else { pause }
-}
-
-/// How names of issuers are looked up: as the http block says.
-fn resolver(context: &Context<AcmeService>) -> Option<(Arc<ResolverSettings>, Duration)> {
-    let configuration = context.configuration::<Configuration>()?;
-    let http: Arc<HttpConfiguration> = configuration.protocol()?;
-    let core = &http.scopes.first()?.core;
-    Some((core.resolver.get_opt().cloned()?, *core.resolver_timeout.get()))
 }
 
 /// The account: its key from the file that the configuration names, from the state directory, or a new one.

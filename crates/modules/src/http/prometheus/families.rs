@@ -21,6 +21,7 @@ use gale_runtime::{FileCounters, Moment, PoolStatus, Remote, Rung};
 use gale_stream::session::configuration::StreamConfiguration;
 
 use super::text::{Kind, Out, label, seconds};
+use crate::http::otel::SPANS;
 use crate::shared::figures::{
     HTTP_LIMIT_CONNS, HTTP_LIMIT_REQS, HTTP_LOCATIONS, HTTP_SERVERS, STREAM_LIMIT_CONNS, STREAM_LIMIT_SESSIONS,
     STREAM_SERVERS,
@@ -268,6 +269,11 @@ pub(super) static FAMILIES: &[Family] = &[
     ),
     row("gale_ssl_handshakes", Counter, "Handshakes with clients.", once, |_, _, out| {
         handshakes(&ALL_HANDSHAKES.figures(), &[], out);
+    }),
+    row("gale_otel_spans", Counter, "Spans of traces that collectors have taken, or not.", once, |_, _, out| {
+        for (result, count) in ["exported", "dropped"].iter().zip(SPANS.sums()) {
+            out.sample(&[("result", result)], count);
+        }
     }),
     // Zones of servers.
     row("gale_http_server_zone_requests", Counter, "Requests.", http_servers, |sources, item, out| {

@@ -1,0 +1,60 @@
+//! How services find the servers that they ask: as the `resolver` of the http block says, or else as the system does.
+
+use std::net::{IpAddr, ToSocketAddrs};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gale_engine::configuration::Configuration;
+use gale_engine::resolver::ResolverSettings;
+use gale_engine::service::{Context, Service};
+use gale_engine::worker::Worker;
+use gale_http::request::configuration::HttpConfiguration;
+use gale_runtime::default_pool;
+
+/// How long a name is looked up where `resolver_timeout` does not say.
+const LOOKUP_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Name servers, and how long they may take.
+pub(crate) type NameServers = (Arc<ResolverSettings>, Duration);
+
+/// Those of the http block.
+pub(crate) fn name_servers<S: Service>(context: &Context<S>) -> Option<NameServers> {
+    let configuration = context.configuration::<Configuration>()?;
+    let http: Arc<HttpConfiguration> = configuration.protocol()?;
+    let core = &http.scopes.first()?.core;
+    Some((core.resolver.get_opt().cloned()?, *core.resolver_timeout.get()))
+}
+
+/// The addresses of a host, by its name or by its address.
+///
+/// # Errors
+/// Why there are none.
+pub(crate) async fn addresses(
+    worker: &Rc<Worker>,
+    host: &str,
+    name_servers: Option<&NameServers>,
+) -> Result<Vec<IpAddr>, String> {
+    if let Ok(address) = host.parse() {
+        return Ok(vec![address]);
+    }
+    let found = match name_servers {
+        Some((settings, time_max)) => {
+            let resolved = worker.resolver(settings).resolve(host.as_bytes(), *time_max).await;
+            resolved.map(|resolved| resolved.found).map_err(|error| error.to_string())
+        }
+        None => addresses_by_system(host).await,
+    };
+    found.map_err(|why| format!("{host} could not be resolved ({why})"))
+}
+
+async fn addresses_by_system(host: &str) -> Result<Vec<IpAddr>, String> {
+    let host = host.to_owned();
+    let look_up = move || (host.as_str(), 0).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+    let found = gale_runtime::timeout(LOOKUP_TIME_MAX, default_pool().run(look_up)).await;
+    let found = found.map_err(|_| "timed out".to_owned())?.map_err(|error| error.to_string())?;
+    let mut found: Vec<IpAddr> =
+        found.map_err(|error| error.to_string())?.into_iter().map(|address| address.ip()).collect();
+    found.dedup();
+    Ok(found)
+}

@@ -1,0 +1,277 @@
+//! Asks the collector: one message, over the connection of the last one if that is still good.
+//!
+//! Over gRPC the connection speaks HTTP/2, over HTTP it speaks HTTP/1.1
+//! (<https://opentelemetry.io/docs/specs/otlp/>). An answer is bounded in size and time, and garbage is a failure.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use gale_engine::server_address::ServerAddress;
+use gale_engine::service::{Context, Service};
+use gale_http::upstream::client::{Answer, ClientError, ClientRequest, Patience};
+use gale_http::upstream::{Http2Request, PassingTls};
+use gale_protocol::http1::request_writer::{Unwritable, write_field};
+use gale_protocol::request::Method;
+use gale_runtime::{Bytes, ConnectOptions, SocketAddress};
+use prost::Message;
+
+use super::exporter::{Endpoint, Exporter};
+use super::messages::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use crate::http::checking::{Asking, Kept, Way};
+use crate::http::lookup;
+
+/// The method of gRPC.
+const GRPC_PATH: &[u8] = b"/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+
+/// What stands before a message of gRPC: whether it is compressed, and its length.
+const GRPC_PREFIX_BYTES: usize = 5;
+
+/// How long connecting may take, and the handshake again.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// How long the collector may take, in seconds: the default of OpenTelemetry's exporters.
+const ANSWER_SECONDS_MAX: u64 = 10;
+const PATIENCE: Patience = Patience {
+    send: Duration::from_secs(ANSWER_SECONDS_MAX),
+    read: Duration::from_secs(ANSWER_SECONDS_MAX),
+    whole: Duration::from_secs(ANSWER_SECONDS_MAX),
+};
+
+/// A connection is used for so long, as `keepalive_time` has it.
+const CONNECTION_TIME_MAX: Duration = Duration::from_secs(3600);
+
+/// Longest head and longest body of an answer: it has little to say.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+const BODY_BYTES_MAX: usize = 16 * 1024;
+
+/// How many addresses of a name are tried.
+const ADDRESSES_MAX: usize = 8;
+
+/// How much of a collector's own words is shown, in bytes.
+const TOLD_BYTES_MAX: usize = 200;
+
+const USER_AGENT: &str = concat!("Gale/", env!("CARGO_PKG_VERSION"));
+
+/// What a collector has made of a message.
+pub(super) struct Taken {
+    /// How many spans it does not want.
+    pub rejected: u64,
+    /// Why.
+    pub message: String,
+}
+
+/// See the file's head.
+#[derive(Default)]
+pub(super) struct Collector {
+    kept: Option<Kept>,
+    /// Where it was found, as long as it answers.
+    addresses: Vec<SocketAddress>,
+    /// Whose collector it is: other settings have another one.
+    settings: Weak<Exporter>,
+}
+
+impl Collector {
+    /// The collector of these settings.
+    pub fn of(settings: &Arc<Exporter>) -> Collector {
+        Collector { settings: Arc::downgrade(settings), ..Collector::default() }
+    }
+
+    /// Whether it is that of these settings.
+    pub fn is_of(&self, settings: &Arc<Exporter>) -> bool {
+        std::ptr::eq(self.settings.as_ptr(), Arc::as_ptr(settings))
+    }
+
+    /// Sends a message, as the settings say that it is of.
+    ///
+    /// # Errors
+    /// Why the collector has not taken it.
+    pub async fn send<S: Service>(
+        &mut self,
+        context: &Context<S>,
+        settings: &Exporter,
+        message: ExportTraceServiceRequest,
+    ) -> Result<Taken, String> {
+        let asking = asking(settings, &message).map_err(|error| error.to_string())?;
+        if self.addresses.is_empty() {
+            self.addresses = addresses(context, &settings.endpoint).await?;
+        }
+        let mut result = Err("no address".to_owned());
+        for address in &self.addresses {
+            let way = way(context, settings, address)?;
+            match way.ask(&asking, &mut self.kept).await {
+                Ok(answer) => {
+                    result = judge(settings, &answer);
+                    break;
+                }
+                Err(error) => {
+                    let is_connected = !matches!(error, ClientError::NotConnected(..));
+                    result = Err(format!("{}, collector: {}", in_own_words(&error), settings.endpoint.authority));
+                    if is_connected {
+                        break;
+                    }
+                }
+            }
+        }
+        if result.is_err() {
+            self.addresses.clear();
+        }
+        result
+    }
+}
+
+fn in_own_words(error: &ClientError) -> String {
+    error.to_string().replace("upstream", "collector")
+}
+
+fn way<'c, S: Service>(
+    context: &'c Context<S>,
+    settings: &Exporter,
+    address: &SocketAddress,
+) -> Result<Way<'c>, String> {
+    let tls = match &settings.endpoint.tls {
+        None => None,
+        Some(client) => {
+            let client = client.get().map(Arc::clone).ok_or("TLS is not prepared")?;
+            Some(PassingTls { client, name: settings.endpoint.name().into_bytes().into(), certificate: None })
+        }
+    };
+    Ok(Way {
+        worker: context.worker(),
+        address: address.clone(),
+        options: ConnectOptions { timeout: Some(CONNECT_TIME_MAX), ..ConnectOptions::default() },
+        header: Vec::new(),
+        tls,
+        patience: PATIENCE,
+        keepalive_time: CONNECTION_TIME_MAX,
+    })
+}
+
+async fn addresses<S: Service>(context: &Context<S>, endpoint: &Endpoint) -> Result<Vec<SocketAddress>, String> {
+    Ok(match &endpoint.address {
+        ServerAddress::Inet(address) => vec![SocketAddress::Inet(*address)],
+        ServerAddress::Unix(path) => vec![SocketAddress::unix(path)],
+        ServerAddress::Host(host, port) => {
+            let name_servers = lookup::name_servers(context);
+            let found = lookup::addresses(context.worker(), host, name_servers.as_ref()).await?;
+            let found = found.into_iter().take(ADDRESSES_MAX);
+            found.map(|address| SocketAddress::Inet(SocketAddr::new(address, *port))).collect()
+        }
+    })
+}
+
+fn asking(settings: &Exporter, message: &ExportTraceServiceRequest) -> Result<Asking, Unwritable> {
+    let endpoint = &settings.endpoint;
+    let Some(path) = &endpoint.path else {
+        let scheme = if endpoint.tls.is_some() { "https" } else { "http" };
+        let mut head = Http2Request::new(b"POST", scheme, endpoint.authority.as_bytes(), GRPC_PATH)?;
+        head.push(b"content-type", b"application/grpc")?;
+        head.push(b"te", b"trailers")?;
+        head.push(b"grpc-timeout", format!("{ANSWER_SECONDS_MAX}S").as_bytes())?;
+        push_headers(settings, |name, value| head.push(name, value))?;
+        let body = Some(grpc_message(message));
+        return Ok(Asking::Http2 { head, body, head_max: HEAD_BYTES_MAX, body_max: BODY_BYTES_MAX });
+    };
+    let mut text = format!("POST {path} HTTP/1.1\r\nHost: {}\r\n", endpoint.authority).into_bytes();
+    write_field(&mut text, b"Content-Type", b"application/x-protobuf")?;
+    write_field(&mut text, b"Content-Length", message.encoded_len().to_string().as_bytes())?;
+    push_headers(settings, |name, value| write_field(&mut text, name, value))?;
+    text.extend_from_slice(b"\r\n");
+    append(&mut text, message);
+    let (method, bytes) = (Method::Post, Bytes::from(text));
+    Ok(Asking::Http1(ClientRequest { method, bytes, head_max: HEAD_BYTES_MAX, body_max: BODY_BYTES_MAX }))
+}
+
+/// The fields that the configuration has, and who asks, unless it says that.
+fn push_headers(
+    settings: &Exporter,
+    mut push: impl FnMut(&[u8], &[u8]) -> Result<(), Unwritable>,
+) -> Result<(), Unwritable> {
+    if !settings.headers.iter().any(|(name, _)| name == "user-agent") {
+        push(b"user-agent", USER_AGENT.as_bytes())?;
+    }
+    settings.headers.iter().try_for_each(|(name, value)| push(name.as_bytes(), value.as_bytes()))
+}
+
+fn grpc_message(message: &ExportTraceServiceRequest) -> Bytes {
+    let length = message.encoded_len();
+    let mut text = Vec::with_capacity(GRPC_PREFIX_BYTES + length);
+    text.push(0);
+    text.extend_from_slice(&u32::try_from(length).expect("batches are bounded").to_be_bytes());
+    append(&mut text, message);
+    Bytes::from(text)
+}
+
+fn append(text: &mut Vec<u8>, message: &ExportTraceServiceRequest) {
+    message.encode(text).expect("a vector grows");
+}
+
+/// Whether the collector has taken a message, by its answer.
+fn judge(settings: &Exporter, answer: &Answer) -> Result<Taken, String> {
+    let status = answer.head.status;
+    let response = if settings.endpoint.path.is_some() {
+        if !(200..=299).contains(&status) {
+            return Err(format!("unexpected status {status}"));
+        }
+        // It has the spans, whatever else it has to say.
+        ExportTraceServiceResponse::decode(&*answer.body).unwrap_or_default()
+    } else {
+        if status != 200 {
+            return Err(format!("unexpected status {status}"));
+        }
+        grpc_status(answer)?;
+        grpc_response(&answer.body).ok_or("invalid response")?
+    };
+    let told = response.partial_success.unwrap_or_default();
+    let rejected = u64::try_from(told.rejected_spans).unwrap_or(0);
+    Ok(Taken { rejected, message: format!("{rejected} spans rejected ({})", shown(told.error_message.as_bytes())) })
+}
+
+fn grpc_status(answer: &Answer) -> Result<(), String> {
+    // An answer without a body has it in its head.
+    let trailers = answer.trailers.iter().map(|(name, value)| (&name[..], &value[..]));
+    let fields = answer.head.fields.iter().map(|field| (&field.name[..], &field.value[..]));
+    let all: Vec<(&[u8], &[u8])> = trailers.chain(fields).collect();
+    let find = |wanted: &[u8]| all.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| *value);
+    match find(b"grpc-status") {
+        None => Err("no \"grpc-status\" in the response".to_owned()),
+        Some(b"0") => Ok(()),
+        Some(status) => {
+            let message = find(b"grpc-message").unwrap_or_default();
+            Err(format!("gRPC status {} ({})", shown(status), shown(message)))
+        }
+    }
+}
+
+fn grpc_response(body: &[u8]) -> Option<ExportTraceServiceResponse> {
+    let (&[compressed, length @ ..], message) = body.split_first_chunk::<GRPC_PREFIX_BYTES>()?;
+    let is_whole = compressed == 0 && u32::from_be_bytes(length) as usize == message.len();
+    ExportTraceServiceResponse::decode(message).ok().filter(|_| is_whole)
+}
+
+/// A collector's own words, for the log.
+fn shown(text: &[u8]) -> String {
+    text[..text.len().min(TOLD_BYTES_MAX)].escape_ascii().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_response_of_grpc_is_one_whole_message() {
+        assert!(grpc_response(b"\0\0\0\0\0").is_some_and(|response| response.partial_success.is_none()));
+        let response = grpc_response(b"\0\0\0\0\x04\x0a\x02\x08\x05").unwrap();
+        assert_eq!(response.partial_success.unwrap().rejected_spans, 5);
+        for broken in [&b""[..], b"\0\0\0\0", b"\x01\0\0\0\0", b"\0\0\0\0\x01", b"\0\0\0\0\0x", b"\0\0\0\0\x02\x0a\xff"]
+        {
+            assert!(grpc_response(broken).is_none(), "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn words_of_a_collector_are_short_and_without_control_characters() {
+        assert_eq!(shown(b"no\r\n\xff"), "no\\r\\n\\xff");
+        assert_eq!(shown(&[b'x'; 1000]).len(), TOLD_BYTES_MAX);
+    }
+}

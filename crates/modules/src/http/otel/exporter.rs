@@ -1,0 +1,502 @@
+//! `otel_exporter { … }`: the collector that gets traces, and the service that sends them, one for each event loop.
+//!   endpoint ADDRESS;                 [http[s]://]HOST[:PORT] or unix:PATH speak gRPC; with a path, OTLP over HTTP
+//!   interval TIME;                    5s
+//!   batch_size N;                     512
+//!   batch_count N;                    4
+//!   header NAME VALUE;
+//!   trusted_certificate FILE;
+//! (<https://nginx.org/en/docs/ngx_otel_module.html#otel_exporter>)
+//!
+//! A batch is sent when it is full, or at the interval. One is under way at a time, for ten seconds at most; none is
+//! sent a second time, but where the collector had closed the connection. What fails is told once an interval.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+use std::time::Duration;
+
+use bstr::{BStr, BString, ByteSlice};
+use gale_base::log_level::Level;
+use gale_config::{Diagnostic, Setting, Span, Statement, Word, values};
+use gale_engine::configuration::Builder;
+use gale_engine::server_address::ServerAddress;
+use gale_engine::service::{Context, Service, ServiceSpec};
+use gale_engine::tls::TlsClient;
+use gale_engine::tls::settings::{TlsClientSettings, Versions};
+use gale_engine::virtual_servers::TlsClientDraft;
+use gale_engine::worker::totals_by_worker;
+use gale_http::configuration::builder::InHttp;
+use gale_protocol::request::{KnownHeader, Scheme};
+use gale_runtime::{Moment, now, sleep, timeout};
+
+use super::collector::{Collector, Taken};
+use super::messages::{
+    ExportTraceServiceRequest, InstrumentationScope, KeyValue, Resource, ResourceSpans, ScopeSpans, utf8,
+};
+use super::queue::{EXPORTED, Limits, Queue, SPANS};
+use crate::shared::check_row;
+
+/// The port of gRPC where none is named: that of OTLP, and over TLS that of HTTPS, as gRPC has it.
+const PORT_DEFAULT: u16 = 4317;
+
+const INTERVAL_DEFAULT: Duration = Duration::from_secs(5);
+const BATCH_SIZE_DEFAULT: u64 = 512;
+const BATCH_COUNT_DEFAULT: u64 = 4;
+
+/// How many certificates may stand between a collector's and its authority's.
+const VERIFY_DEPTH: u64 = 10;
+
+/// How long a service that is to end goes on for requests that are under way, and for what waits. It has five seconds.
+const END_TIME_MAX: Duration = Duration::from_secs(4);
+
+/// How often it looks then whether there are any.
+const END_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The settings, complete.
+pub(super) struct Exporter {
+    pub endpoint: Endpoint,
+    pub limits: Limits,
+    pub headers: Vec<(String, String)>,
+    interval: Duration,
+    resource: Resource,
+}
+
+/// Where the collector is.
+#[derive(Clone)]
+pub(super) struct Endpoint {
+    pub address: ServerAddress,
+    /// With its port: `Host`, `:authority`.
+    pub authority: String,
+    /// The path of OTLP over HTTP; without one gRPC is spoken.
+    pub path: Option<String>,
+    /// What is asked of the collector, when its files have been read.
+    pub tls: Option<Arc<OnceLock<Arc<TlsClient>>>>,
+}
+
+/// The block while it is read.
+#[derive(Default)]
+pub(super) struct Draft {
+    endpoint: Setting<Word>,
+    interval: Setting<Duration>,
+    batch_size: Setting<u64>,
+    batch_count: Setting<u64>,
+    trusted_certificate: Setting<Word>,
+    headers: Vec<(String, String)>,
+    span: Option<Span>,
+    parsed: Option<Endpoint>,
+}
+
+/// `otel_exporter { … }`
+pub(super) fn exporter_block(builder: &mut Builder, statement: &Statement) -> Result<Draft, Diagnostic> {
+    let mut draft = Draft { span: Some(statement.span), ..Draft::default() };
+    for row in statement.body() {
+        draft.take(builder, row)?;
+    }
+    let missing = || {
+        let end = statement.block_end.unwrap_or(statement.span);
+        Diagnostic::emerg("\"otel_exporter\" requires \"endpoint\"").at(end)
+    };
+    let word = draft.endpoint.take().ok_or_else(missing)?;
+    let mut endpoint = Endpoint::parse(&word.text).map_err(|why| match why {
+        "" => missing(),
+        why => Diagnostic::emerg(format!("{why} in \"{}\"", word.text)).at(word.span),
+    })?;
+    if let Some(tls) = &mut endpoint.tls {
+        let settings = tls_settings(endpoint.path.is_none(), draft.trusted_certificate.take());
+        let client = Arc::clone(tls);
+        builder.http_mut().tls_clients.push(TlsClientDraft { settings, prefix: "otel_exporter", client });
+    }
+    draft.parsed = Some(endpoint);
+    Ok(draft)
+}
+
+impl Draft {
+    fn take(&mut self, builder: &mut Builder, row: &Statement) -> Result<(), Diagnostic> {
+        check_row(row)?;
+        let wrong = |what: &str| row.error(format!("\"{}\" directive of \"otel_exporter\" {what}", row.name.text));
+        match (&**row.name.text, row.args.as_slice()) {
+            (b"endpoint", [word]) => set(&mut self.endpoint, row, Some(word.clone())),
+            (b"interval", [_]) => set(&mut self.interval, row, values::time_ms(row).ok()),
+            (b"batch_size", [_]) => set(&mut self.batch_size, row, positive_size(row)),
+            (b"batch_count", [_]) => set(&mut self.batch_count, row, positive_size(row)),
+            (b"trusted_certificate", [_]) => {
+                let path = crate::shared::ssl::path(builder, row)?;
+                self.trusted_certificate.set(path, Some(row.span));
+                Ok(())
+            }
+            (b"header", [name, value]) => {
+                let name = name.text.to_str_lossy().to_ascii_lowercase();
+                if !is_header_name(&name) {
+                    return Err(wrong("has invalid header name"));
+                }
+                if !value.text.iter().all(|byte| matches!(byte, b' '..=b'~')) {
+                    return Err(wrong("has invalid header value"));
+                }
+                self.headers.push((name, value.text.to_str_lossy().into_owned()));
+                Ok(())
+            }
+            (b"endpoint" | b"interval" | b"batch_size" | b"batch_count" | b"trusted_certificate" | b"header", _) => {
+                let name = &row.name.text;
+                Err(row.error(format!("invalid number of arguments in \"{name}\" directive of \"otel_exporter\"")))
+            }
+            _ => Err(row.error(format!("unknown directive \"{}\" in \"otel_exporter\"", row.name.text))),
+        }
+    }
+
+    /// The settings, when all of the http block is read, and the service that has them. `service_name` is what
+    /// `otel_service_name` says, and whether it was written.
+    pub fn complete(
+        mut self,
+        attributes: &[(BString, BString)],
+        service_name: (&BStr, bool),
+        builder: &mut Builder,
+    ) -> Result<Arc<Exporter>, Diagnostic> {
+        let mut of_resource: BTreeMap<String, String> =
+            attributes.iter().map(|(name, value)| (utf8(name), utf8(value))).collect();
+        let (name, is_written) = service_name;
+        if is_written || !of_resource.contains_key(SERVICE_NAME) {
+            of_resource.insert(SERVICE_NAME.to_owned(), utf8(name));
+        }
+        let attributes = of_resource.iter().map(|(name, value)| KeyValue::text(name, value.as_bytes())).collect();
+        let number = |setting: &mut Setting<u64>, default| {
+            usize::try_from(setting.take().unwrap_or(default)).unwrap_or(usize::MAX)
+        };
+        let exporter = Arc::new(Exporter {
+            endpoint: self.parsed.expect("set when the block was read"),
+            limits: Limits {
+                batch_size: number(&mut self.batch_size, BATCH_SIZE_DEFAULT),
+                batch_count: number(&mut self.batch_count, BATCH_COUNT_DEFAULT),
+            },
+            headers: self.headers,
+            // Zero would be an exporter that does nothing else.
+            interval: self.interval.take().unwrap_or(INTERVAL_DEFAULT).max(Duration::from_millis(1)),
+            resource: Resource { attributes },
+        });
+        let service = ServiceSpec::per_worker("otel exporter", ExportService(Arc::clone(&exporter)));
+        builder.add_service(service, self.span.expect("set when the block was read"))?;
+        Ok(exporter)
+    }
+}
+
+const SERVICE_NAME: &str = "service.name";
+
+fn set<T>(setting: &mut Setting<T>, row: &Statement, value: Option<T>) -> Result<(), Diagnostic> {
+    let wrong = |what| Err(row.error(format!("\"{}\" directive of \"otel_exporter\" {what}", row.name.text)));
+    match value {
+        _ if setting.is_set() => wrong("is duplicate"),
+        None => wrong("invalid value"),
+        Some(value) => {
+            setting.set(value, Some(row.span));
+            Ok(())
+        }
+    }
+}
+
+fn positive_size(row: &Statement) -> Option<u64> {
+    values::size(row).ok().filter(|&size| size > 0)
+}
+
+/// A name that gRPC takes and that does not say how the message is framed.
+fn is_header_name(name: &str) -> bool {
+    let is_framing = matches!(
+        KnownHeader::from_name(name.as_bytes()),
+        Some(
+            KnownHeader::Connection
+                | KnownHeader::ContentLength
+                | KnownHeader::ContentType
+                | KnownHeader::Host
+                | KnownHeader::Te
+                | KnownHeader::TransferEncoding
+                | KnownHeader::Upgrade
+        )
+    );
+    let is_part = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
+    !name.is_empty() && name.bytes().all(is_part) && !is_framing && !name.starts_with("grpc-")
+}
+
+/// What is asked of the collector's server: its certificate is always looked at, as by gRPC.
+fn tls_settings(offers_http2: bool, trusted_certificate: Option<Word>) -> TlsClientSettings {
+    TlsClientSettings {
+        versions: Setting::of(Versions { tls12: true, tls13: true }),
+        ciphers: Setting::of(BString::from("DEFAULT")),
+        tells_name: Setting::of(true),
+        verifies: Setting::of(true),
+        verify_depth: Setting::of(VERIFY_DEPTH),
+        trusted_certificate: trusted_certificate.map_or_else(Setting::new, Setting::of),
+        trusts_system: true,
+        reuses_sessions: Setting::of(true),
+        offers_http2,
+        ..TlsClientSettings::default()
+    }
+}
+
+impl Endpoint {
+    /// Reads one. The error is what is wrong with it; nothing where it is empty.
+    fn parse(text: &[u8]) -> Result<Endpoint, &'static str> {
+        if !text.iter().all(u8::is_ascii_graphic) {
+            return Err("invalid endpoint");
+        }
+        let (is_tls, rest) = match (strip_scheme(text, b"https://"), strip_scheme(text, b"http://")) {
+            (Some(rest), _) => (true, rest),
+            (_, Some(rest)) => (false, rest),
+            _ => (false, text),
+        };
+        let is_unix = rest.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"unix:"));
+        let path = rest.find_byte(b'/').filter(|_| !is_unix);
+        let (server, path) = rest.split_at(path.unwrap_or(rest.len()));
+        if server.is_empty() {
+            return Err("");
+        }
+        let port = match (is_tls, path) {
+            (true, _) => Scheme::Https.default_port(),
+            (false, b"") => PORT_DEFAULT,
+            (false, _) => Scheme::Http.default_port(),
+        };
+        let address = ServerAddress::parse(server, port)?;
+        let authority = match &address {
+            ServerAddress::Inet(address) => address.to_string(),
+            ServerAddress::Host(host, port) => format!("{host}:{port}"),
+            ServerAddress::Unix(_) => "localhost".to_owned(),
+        };
+        let path = (!path.is_empty()).then(|| String::from_utf8_lossy(path).into_owned());
+        Ok(Endpoint { address, authority, path, tls: is_tls.then(Arc::default) })
+    }
+
+    /// The name that a certificate has to be for.
+    pub fn name(&self) -> String {
+        match &self.address {
+            ServerAddress::Inet(address) => address.ip().to_string(),
+            ServerAddress::Host(host, _) => host.clone(),
+            ServerAddress::Unix(_) => "localhost".to_owned(),
+        }
+    }
+}
+
+fn strip_scheme<'t>(text: &'t [u8], scheme: &[u8]) -> Option<&'t [u8]> {
+    let (start, rest) = text.split_at_checked(scheme.len())?;
+    start.eq_ignore_ascii_case(scheme).then_some(rest)
+}
+
+impl Exporter {
+    /// The message that these spans are sent in.
+    fn message(&self, spans: Vec<Vec<u8>>) -> ExportTraceServiceRequest {
+        let scope = InstrumentationScope { name: "gale".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
+        let scope_spans = vec![ScopeSpans { scope: Some(scope), spans }];
+        let resource = Some(self.resource.clone());
+        ExportTraceServiceRequest { resource_spans: vec![ResourceSpans { resource, scope_spans }] }
+    }
+}
+
+/// The service.
+struct ExportService(Arc<Exporter>);
+
+impl Service for ExportService {
+    async fn run(context: Context<ExportService>) {
+        let export = Export::new(context);
+        let context = &export.context;
+        let overdue = async {
+            context.stopping().await;
+            sleep(END_TIME_MAX).await;
+        };
+        either(export.run(), overdue).await;
+        export.end();
+    }
+
+    /// A connection and what waits go on.
+    fn continues(&self, _earlier: &ExportService) -> bool {
+        true
+    }
+}
+
+/// Ready as soon as one of them is.
+async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    poll_fn(|context| match one.as_mut().poll(context) {
+        Poll::Pending => other.as_mut().poll(context),
+        Poll::Ready(()) => Poll::Ready(()),
+    })
+    .await;
+}
+
+/// Sends the spans of one event loop.
+struct Export {
+    context: Context<ExportService>,
+    queue: Rc<Queue>,
+    /// Spans of the batch that is under way.
+    under_way: Cell<usize>,
+    told: Told,
+}
+
+/// What was written to the log, so that it is once an interval at most.
+#[derive(Default)]
+struct Told {
+    failed_at: Cell<Option<Moment>>,
+    dropped_at: Cell<Option<Moment>>,
+    dropped: Cell<u64>,
+}
+
+impl Export {
+    fn new(context: Context<ExportService>) -> Export {
+        let queue = Queue::of(context.worker());
+        // After a panic nobody else has said so.
+        queue.sent();
+        Export { context, queue, under_way: Default::default(), told: Told::default() }
+    }
+
+    async fn run(&self) {
+        let mut collector = Collector::default();
+        let mut due = now() + self.settings().interval;
+        loop {
+            let is_last = self.context.is_stopping() && !has_requests();
+            let is_due = is_last || self.wait(due).await;
+            // A batch that is not full goes once; what comes while it is under way waits again.
+            let mut takes_any = is_due;
+            while self.queue.has_full(self.settings().limits) || std::mem::take(&mut takes_any) {
+                self.send_batch(&mut collector).await;
+            }
+            if is_due {
+                due = now() + self.settings().interval;
+            }
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// Sends the batch that has waited longest, if there is one.
+    async fn send_batch(&self, collector: &mut Collector) {
+        let settings = self.settings();
+        if !collector.is_of(&settings) {
+            // Whoever has changed them wants to see what comes of it.
+            *collector = Collector::of(&settings);
+            self.told.failed_at.set(None);
+        }
+        if let Some(batch) = self.queue.take() {
+            self.under_way.set(batch.spans.len());
+            let sent = collector.send(&self.context, &settings, settings.message(batch.spans)).await;
+            self.note(&settings, sent);
+        }
+        self.tell_dropped(settings.interval);
+    }
+
+    fn settings(&self) -> Arc<Exporter> {
+        Arc::clone(&self.context.settings().0)
+    }
+
+    /// Waits for a full batch, for other settings, or until it is time; false if only a full batch is to be sent.
+    async fn wait(&self, due: Moment) -> bool {
+        let limits = self.settings().limits;
+        if self.context.is_stopping() {
+            // Soon there is nobody to send them any more.
+            let _ = timeout(END_INTERVAL, self.queue.filled(limits)).await;
+            return true;
+        }
+        let news = either(self.queue.filled(limits), self.context.changed());
+        let _ = self.context.unless_stopping(timeout(due.since(now()), news)).await;
+        !self.queue.has_full(limits)
+    }
+
+    /// What has become of the batch that was under way.
+    fn note(&self, settings: &Exporter, sent: Result<Taken, String>) {
+        self.queue.sent();
+        let count = self.under_way.take();
+        let (rejected, failure) = match sent {
+            Ok(Taken { rejected: 0, .. }) => (0, None),
+            Ok(Taken { rejected, message }) => (usize::try_from(rejected).unwrap_or(count).min(count), Some(message)),
+            Err(why) => (count, Some(why)),
+        };
+        SPANS.own().add(EXPORTED, (count - rejected) as u64);
+        if rejected > 0 {
+            self.queue.count_dropped(rejected);
+        }
+        if let Some(why) = failure
+            && is_time(&self.told.failed_at, settings.interval)
+        {
+            self.log(Level::Error, &format_args!("OTel export failure: {why}"));
+        }
+    }
+
+    fn tell_dropped(&self, interval: Duration) {
+        let dropped = self.queue.dropped();
+        if dropped != self.told.dropped.get() && is_time(&self.told.dropped_at, interval) {
+            self.told.dropped.set(dropped);
+            self.log(Level::Notice, &format_args!("OTel dropped records: {dropped}"));
+        }
+    }
+
+    /// What is not sent by now never will be.
+    fn end(&self) {
+        self.queue.sent();
+        self.queue.count_dropped(self.under_way.take());
+        self.queue.clear();
+        self.tell_dropped(Duration::ZERO);
+    }
+
+    fn log(&self, level: Level, message: &dyn Display) {
+        self.context.worker().error_log().write(level, None, message);
+    }
+}
+
+/// Whether so much time has passed; then it begins anew.
+fn is_time(last: &Cell<Option<Moment>>, interval: Duration) -> bool {
+    let now = now();
+    let is_time = last.get().is_none_or(|last| now.since(last) >= interval);
+    if is_time {
+        last.set(Some(now));
+    }
+    is_time
+}
+
+/// Whether requests are under way on this event loop: their spans are still to come.
+fn has_requests() -> bool {
+    let own = gale_runtime::worker();
+    totals_by_worker().iter().any(|(worker, totals)| *worker == own && totals.reading + totals.writing > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(text: &str) -> Result<(bool, String, Option<String>), &'static str> {
+        let endpoint = Endpoint::parse(text.as_bytes())?;
+        Ok((endpoint.tls.is_some(), endpoint.authority, endpoint.path))
+    }
+
+    #[test]
+    fn endpoints_speak_grpc_unless_they_have_a_path() {
+        let grpc = |is_tls, authority: &str| Ok((is_tls, authority.to_owned(), None));
+        assert_eq!(shown("localhost:4317"), grpc(false, "localhost:4317"));
+        assert_eq!(shown("127.0.0.1"), grpc(false, "127.0.0.1:4317"));
+        assert_eq!(shown("HTTP://[::1]:1"), grpc(false, "[::1]:1"));
+        assert_eq!(shown("https://a.example"), grpc(true, "a.example:443"));
+        assert_eq!(shown("unix:/run/collector.sock"), grpc(false, "localhost"));
+        let http = |is_tls, authority: &str, path: &str| Ok((is_tls, authority.to_owned(), Some(path.to_owned())));
+        assert_eq!(shown("http://a.example:4318/v1/traces"), http(false, "a.example:4318", "/v1/traces"));
+        assert_eq!(shown("https://a.example/x?y"), http(true, "a.example:443", "/x?y"));
+        assert_eq!(shown("http://a.example/"), http(false, "a.example:80", "/"));
+    }
+
+    #[test]
+    fn endpoints_that_are_none_are_refused() {
+        for text in ["", "http://", "https:///v1/traces"] {
+            assert_eq!(shown(text), Err(""), "{text}");
+        }
+        assert_eq!(shown("a b"), Err("invalid endpoint"));
+        assert_eq!(shown("http://a/\r\nx"), Err("invalid endpoint"));
+        assert_eq!(shown("a:x"), Err("invalid port"));
+        assert_eq!(shown("[::1"), Err("invalid host"));
+    }
+
+    #[test]
+    fn names_of_fields_are_those_of_grpc() {
+        assert!(["authorization", "x-api-key", "a_b.c", "user-agent"].iter().all(|name| is_header_name(name)));
+        for name in ["", "a b", "a:b", ":path", "\u{e9}", "content-length", "te", "grpc-timeout", "host"] {
+            assert!(!is_header_name(name), "{name}");
+        }
+    }
+}

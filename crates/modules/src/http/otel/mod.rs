@@ -1,0 +1,296 @@
+//! otel: traces of requests, which a collector gets in the background (OpenTelemetry).
+//!   otel_exporter { … }                                        http; see `exporter.rs`
+//!   otel_service_name NAME;                                    http
+//!   otel_resource_attr NAME VALUE;                             http
+//!   otel_trace on | off | $VARIABLE;                           http, server, location
+//!   otel_trace_context extract | inject | propagate | ignore;  http, server, location
+//!   otel_span_name NAME;                                       http, server, location
+//!   otel_span_attr NAME VALUE;                                 http, server, location
+//!   $otel_trace_id, $otel_span_id, $otel_parent_id, $otel_parent_sampled
+//! (<https://nginx.org/en/docs/ngx_otel_module.html>)
+//!
+//! ```text
+//!   head ─► rewrite phase: traced?  ─► … ─► log phase: its span ─► queue ─► exporter ─► collector
+//!           context                                    span        of the loop   a service
+//! ```
+//!
+//! A client's request has a span, subrequests have none. Whether there is one is settled once, in the first location; a
+//! redirect changes nothing. No request ever waits for a collector: a queue that is full drops spans.
+
+mod collector;
+mod context;
+mod exporter;
+mod messages;
+mod queue;
+mod span;
+
+use std::any::Any;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bstr::{BString, ByteSlice};
+use gale_base::log_level::Level;
+use gale_config::{
+    Body as Block, Contexts, Custom, Diagnostic, Many, ManyWith, One, OneWith, Setting, Statement, Takes, slot, values,
+};
+use gale_engine::configuration::Builder;
+use gale_engine::module::{ConfType, Directive, Module};
+use gale_http::configuration::builder::InHttp;
+use gale_http::module::HttpPart;
+use gale_http::request::Request;
+use gale_http::request::phases::{Decide, Flow, Phase};
+use gale_http::variables::Variable;
+use gale_http::variables::template::Template;
+
+use self::context::{Note, TraceContext};
+use self::exporter::{Draft, Exporter};
+use self::queue::Queue;
+use crate::shared::append::{append, append_hex};
+
+pub(crate) use self::queue::SPANS;
+
+/// See the file's head.
+pub static MODULE: Module = Module {
+    name: "otel",
+    directives: &[
+        Directive {
+            name: "otel_exporter",
+            contexts: Contexts::HTTP,
+            takes: Takes::Exactly(0),
+            body: Block::Block,
+            default: "",
+            about: "The collector that gets traces, and how: endpoint, interval, batch_size, batch_count, header, \
+                    trusted_certificate.",
+            store: &Custom(exporter),
+        },
+        Directive {
+            name: "otel_service_name",
+            contexts: Contexts::HTTP,
+            takes: Takes::Exactly(1),
+            body: Block::None,
+            default: "unknown_service:nginx",
+            about: "The attribute service.name of the resource.",
+            store: &One { parse: values::string, slot: slot!(Conf, service_name) },
+        },
+        Directive {
+            name: "otel_resource_attr",
+            contexts: Contexts::HTTP,
+            takes: Takes::Exactly(2),
+            body: Block::None,
+            default: "",
+            about: "Another attribute of the resource.",
+            store: &Many { parse: values::key_value, slot: slot!(Conf, resource_attributes) },
+        },
+        Directive {
+            name: "otel_trace",
+            contexts: Contexts::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: Block::None,
+            default: "off",
+            about: "Whether requests are traced: a variable that is on or 1 says so, too.",
+            store: &OneWith { parse: trace, slot: slot!(Conf, trace) },
+        },
+        Directive {
+            name: "otel_trace_context",
+            contexts: Contexts::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: Block::None,
+            default: "ignore",
+            about: "What becomes of traceparent and tracestate: taken from clients, told to servers, or both.",
+            store: &One { parse: propagation, slot: slot!(Conf, propagation) },
+        },
+        Directive {
+            name: "otel_span_name",
+            contexts: Contexts::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: Block::None,
+            default: "",
+            about: "The name of spans; else that of the location.",
+            store: &OneWith { parse: span_name, slot: slot!(Conf, span_name) },
+        },
+        Directive {
+            name: "otel_span_attr",
+            contexts: Contexts::ANYWHERE,
+            takes: Takes::Exactly(2),
+            body: Block::None,
+            default: "",
+            about: "Another attribute of spans.",
+            store: &ManyWith { parse: span_attribute, slot: slot!(Conf, span_attributes) },
+        },
+    ],
+    conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
+    parts: &[&HttpPart {
+        variables: &[
+            Variable::named("otel_trace_id", |request, _, out| {
+                with_context(request, |context| append_hex(out, &context.trace_id))
+            }),
+            Variable::named("otel_span_id", |request, _, out| {
+                with_context(request, |context| append_hex(out, &context.span_id))
+            }),
+            Variable::named("otel_parent_id", |request, _, out| {
+                let parent = |context: &TraceContext| context.parent.as_ref().map(|parent| parent.span_id);
+                with_context(request, parent).is_some_and(|id| append_hex(out, &id))
+            }),
+            Variable::named("otel_parent_sampled", |request, _, out| {
+                let is_sampled = |context: &TraceContext| context.parent.as_ref().is_some_and(|own| own.is_sampled);
+                append(out, if with_context(request, is_sampled) { b"1" } else { b"0" })
+            }),
+        ],
+        handlers: &[
+            (Phase::Rewrite, &Decide { applies: Conf::looks_at_requests, run: begin }),
+            // A location without traces may end what another one has begun.
+            (Phase::Log, &Decide { applies: |conf: &Conf| conf.exporter.is_some(), run: end }),
+        ],
+        ..HttpPart::EMPTY
+    }],
+};
+
+/// What a scope says.
+#[derive(Default)]
+struct Conf {
+    service_name: Setting<BString>,
+    resource_attributes: Setting<Vec<(BString, BString)>>,
+    trace: Setting<Trace>,
+    propagation: Setting<Propagation>,
+    span_name: Setting<Template>,
+    span_attributes: Setting<Vec<Attribute>>,
+    /// `otel_exporter` as it is written, until the settings of the http block are complete.
+    draft: Option<Draft>,
+    /// That of the http block, in all of its scopes.
+    exporter: Option<Arc<Exporter>>,
+}
+
+/// `otel_trace`
+#[derive(Clone)]
+enum Trace {
+    Off,
+    On,
+    By(Template),
+}
+
+/// `otel_trace_context`
+#[derive(Clone, Copy)]
+struct Propagation {
+    extracts: bool,
+    injects: bool,
+}
+
+/// `otel_span_attr`
+#[derive(Clone)]
+struct Attribute {
+    name: String,
+    value: Template,
+    /// Fields may come several times: they have lists.
+    is_list: bool,
+}
+
+impl Conf {
+    fn looks_at_requests(&self) -> bool {
+        let Propagation { extracts, injects } = *self.propagation.get();
+        !matches!(self.trace.get(), Trace::Off) || extracts || injects
+    }
+}
+
+fn exporter(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    if conf.draft.is_some() {
+        return Err(statement.directive_error("is duplicate"));
+    }
+    conf.draft = Some(exporter::exporter_block(builder, statement)?);
+    Ok(())
+}
+
+fn trace(builder: &mut Builder, statement: &Statement) -> Result<Trace, Diagnostic> {
+    let template = builder.http_mut().template(&statement.args[0])?;
+    Ok(match template.as_constant() {
+        Some(text) if is_on(text) => Trace::On,
+        Some(_) => Trace::Off,
+        None => Trace::By(template),
+    })
+}
+
+/// As nginx reads it: everything else is off.
+fn is_on(text: &[u8]) -> bool {
+    matches!(text, b"on" | b"1")
+}
+
+fn propagation(statement: &Statement) -> Result<Propagation, Diagnostic> {
+    let of = |extracts, injects| Propagation { extracts, injects };
+    let choices = [
+        ("ignore", of(false, false)),
+        ("extract", of(true, false)),
+        ("inject", of(false, true)),
+        ("propagate", of(true, true)),
+    ];
+    values::enumeration(statement, &choices)
+}
+
+fn span_name(builder: &mut Builder, statement: &Statement) -> Result<Template, Diagnostic> {
+    builder.http_mut().template(&statement.args[0])
+}
+
+fn span_attribute(builder: &mut Builder, statement: &Statement) -> Result<Attribute, Diagnostic> {
+    let name = statement.args[0].text.to_str_lossy().into_owned();
+    let is_list = ["http.request.header.", "http.response.header."].iter().any(|prefix| name.starts_with(prefix));
+    Ok(Attribute { name, is_list, value: builder.http_mut().template(&statement.args[1])? })
+}
+
+fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) -> Result<(), Diagnostic> {
+    let conf: &mut Conf = conf.downcast_mut().expect("this module's settings");
+    if let Some(parent) = parent.and_then(|parent| parent.downcast_ref::<Conf>()) {
+        conf.exporter.clone_from(&parent.exporter);
+    } else if let Some(draft) = conf.draft.take() {
+        let service_name = (conf.service_name.get().as_bstr(), conf.service_name.span().is_some());
+        conf.exporter = Some(draft.complete(conf.resource_attributes.get(), service_name, builder)?);
+    }
+    match conf.exporter.is_none() && conf.trace.span().is_some() {
+        true => Err(conf.trace.error("\"otel_exporter\" block is missing")),
+        false => Ok(()),
+    }
+}
+
+/// Calls `look` with the request's place in a trace, which is made where nobody has asked for it.
+fn with_context<T>(request: &Request, look: impl FnOnce(&TraceContext) -> T) -> T {
+    let extracts = || request.scope().conf_of::<Conf>().is_some_and(|conf| conf.propagation.get().extracts);
+    look(request.shared_note::<Note>().context(request, extracts))
+}
+
+/// The module's note on a request that has a span.
+struct Sampled;
+
+/// Settles whether a client's request is traced.
+fn begin(request: &mut Request, conf: &Conf) -> Flow {
+    if !request.is_main() || request.is_redirected() {
+        return Flow::Next;
+    }
+    let Propagation { extracts, injects } = *conf.propagation.get();
+    let note = request.shared_note::<Note>();
+    if note.is_decided.replace(true) {
+        return Flow::Next;
+    }
+    // Before the decision, which may depend on it.
+    let context = note.context(request, || extracts);
+    let is_sampled = match conf.trace.get() {
+        Trace::Off => false,
+        Trace::On => true,
+        Trace::By(template) => is_on(&template.evaluate(request)),
+    };
+    if is_sampled {
+        request.notes.put(Sampled);
+    }
+    if injects && let Err(error) = context.inject(request, is_sampled) {
+        request.log(Level::Alert, format_args!("the trace context cannot be passed on: {error}"));
+    }
+    Flow::Next
+}
+
+/// Hands the span of a request that is over to the exporter.
+fn end(request: &mut Request, conf: &Conf) -> Flow {
+    if let Some(exporter) = &conf.exporter
+        && request.notes.take::<Sampled>().is_some()
+    {
+        let note: Rc<Note> = request.shared_note();
+        let span = span::encode(request, conf, note.context(request, || false));
+        Queue::of(&request.worker().common).add(span, exporter.limits);
+    }
+    Flow::Next
+}

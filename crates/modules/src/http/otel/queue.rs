@@ -1,0 +1,178 @@
+//! The spans of one event loop that wait to be sent, in batches. Bounded in batches, spans and bytes: what has no room
+//! is dropped and counted.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use gale_base::tally::Tally;
+use gale_engine::worker::Worker;
+use gale_runtime::Notify;
+
+/// The spans of a batch together, in bytes. Collectors take messages of 4 MiB usually; one of this size is put together
+/// in a fraction of a millisecond.
+const BATCH_BYTES_MAX: usize = 1 << 20;
+
+/// What became of spans, for all workers of the process.
+pub(crate) static SPANS: Tally<2> = Tally::new();
+
+/// Places in [`SPANS`].
+pub(super) const EXPORTED: usize = 0;
+pub(super) const DROPPED: usize = 1;
+
+/// How much may wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Spans of a batch.
+    pub batch_size: usize,
+    /// Batches, with the one that is being sent.
+    pub batch_count: usize,
+}
+
+/// Spans that are sent together.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    /// Each an encoded message.
+    pub spans: Vec<Vec<u8>>,
+    bytes: usize,
+}
+
+/// See the file's head.
+#[derive(Default)]
+pub(super) struct Queue {
+    /// Only the last one may have room.
+    batches: RefCell<VecDeque<Batch>>,
+    is_sending: Cell<bool>,
+    has_filled: Notify,
+    dropped: Cell<u64>,
+}
+
+impl Queue {
+    /// That of this event loop.
+    pub fn of(worker: &Worker) -> Rc<Queue> {
+        worker.with_note(|queue: &mut Rc<Queue>| Rc::clone(queue))
+    }
+
+    /// Adds a span, if there is room.
+    pub fn add(&self, span: Vec<u8>, limits: Limits) {
+        let mut batches = self.batches.borrow_mut();
+        if !batches.back().is_some_and(|batch| batch.has_room_for(&span, limits)) {
+            let count = batches.len() + usize::from(self.is_sending.get());
+            if count >= limits.batch_count || span.len() > BATCH_BYTES_MAX {
+                return self.count_dropped(1);
+            }
+            batches.push_back(Batch::default());
+        }
+        let Some(batch) = batches.back_mut() else { unreachable!("there is one by now") };
+        batch.bytes += span.len();
+        batch.spans.push(span);
+        if batches.len() > 1 || batches.front().is_some_and(|batch| batch.is_full(limits)) {
+            self.has_filled.notify_one();
+        }
+    }
+
+    /// Whether there is a batch to which nothing more is added.
+    pub fn has_full(&self, limits: Limits) -> bool {
+        let batches = self.batches.borrow();
+        batches.len() > 1 || batches.front().is_some_and(|batch| batch.is_full(limits))
+    }
+
+    /// Ready when there is one.
+    pub async fn filled(&self, limits: Limits) {
+        while !self.has_full(limits) {
+            self.has_filled.notified().await;
+        }
+    }
+
+    /// The first batch, full or not. It counts as one that waits until [`Queue::sent`].
+    pub fn take(&self) -> Option<Batch> {
+        let batch = self.batches.borrow_mut().pop_front()?;
+        self.is_sending.set(true);
+        Some(batch)
+    }
+
+    /// The batch that was taken last has been sent, or never will be.
+    pub fn sent(&self) {
+        self.is_sending.set(false);
+    }
+
+    /// Drops all that wait.
+    pub fn clear(&self) {
+        let left = std::mem::take(&mut *self.batches.borrow_mut());
+        self.count_dropped(left.iter().map(|batch| batch.spans.len()).sum());
+    }
+
+    /// So many will never be with the collector.
+    pub fn count_dropped(&self, count: usize) {
+        self.dropped.set(self.dropped.get() + count as u64);
+        SPANS.own().add(DROPPED, count as u64);
+    }
+
+    /// How many there were on this loop.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.get()
+    }
+}
+
+impl Batch {
+    fn is_full(&self, limits: Limits) -> bool {
+        self.spans.len() >= limits.batch_size
+    }
+
+    fn has_room_for(&self, span: &[u8], limits: Limits) -> bool {
+        !self.is_full(limits) && self.bytes + span.len() <= BATCH_BYTES_MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { batch_size: 2, batch_count: 2 };
+
+    fn sizes(queue: &Queue, takes_all: bool) -> Vec<usize> {
+        let next = || if takes_all || queue.has_full(LIMITS) { queue.take() } else { None };
+        std::iter::from_fn(next).map(|batch| batch.spans.len()).collect()
+    }
+
+    #[test]
+    fn full_batches_go_first_and_the_last_one_when_it_is_time() {
+        let queue = Queue::default();
+        queue.add(vec![1], LIMITS);
+        assert!(sizes(&queue, false).is_empty());
+        queue.add(vec![2], LIMITS);
+        queue.add(vec![3], LIMITS);
+        assert_eq!(sizes(&queue, false), [2]);
+        assert_eq!(sizes(&queue, true), [1]);
+        assert_eq!(queue.dropped(), 0);
+    }
+
+    #[test]
+    fn what_has_no_room_is_dropped_and_a_batch_that_is_sent_takes_room() {
+        let queue = Queue::default();
+        (0..5).for_each(|_| queue.add(vec![1], LIMITS));
+        assert_eq!(queue.dropped(), 1);
+        assert_eq!(queue.take().unwrap().spans.len(), 2);
+        queue.add(vec![1], LIMITS);
+        assert_eq!(queue.dropped(), 2);
+        queue.sent();
+        queue.add(vec![1], LIMITS);
+        assert_eq!(queue.dropped(), 2);
+        queue.clear();
+        assert_eq!(queue.dropped(), 5);
+        assert!(sizes(&queue, true).is_empty());
+    }
+
+    #[test]
+    fn batches_are_bounded_in_bytes() {
+        let queue = Queue::default();
+        let limits = Limits { batch_size: 10, batch_count: 2 };
+        queue.add(vec![0; BATCH_BYTES_MAX + 1], limits);
+        assert_eq!(queue.dropped(), 1);
+        queue.add(vec![0; BATCH_BYTES_MAX / 2 + 1], limits);
+        queue.add(vec![0; BATCH_BYTES_MAX / 2], limits);
+        assert!(queue.has_full(limits));
+        assert_eq!(queue.take().unwrap().spans.len(), 1);
+        assert!(!queue.has_full(limits));
+    }
+}
