@@ -277,7 +277,9 @@ fn clients_are_told_by_the_proxy_protocol_if_it_is_trusted(driver: Driver) {
 }
 
 fn a_broken_header_of_the_proxy_protocol_ends_the_session(driver: Driver) {
-    let server = start(driver, "proxy_protocol_timeout 50ms; server { listen %UNIX% proxy_protocol; return x; %LOG% }");
+    let text = "server { listen %UNIX% proxy_protocol; proxy_protocol_timeout 1h; return x; %LOG% }
+        server { listen %TCP% proxy_protocol; proxy_protocol_timeout 50ms; return x; %LOG% }";
+    let server = start(driver, text);
     for wrong in ["PROXY NONSENSE", "GET / HTTP/1.0\r\n\r\n"] {
         let mut client = server.connect();
         client.send(wrong);
@@ -287,8 +289,7 @@ fn a_broken_header_of_the_proxy_protocol_ends_the_session(driver: Driver) {
     cut.sender().send("PROXY TCP4 192.0.2.7");
     cut.finish_sending();
     server.wait_logged_times("broken header: ", 3);
-    let mut silent = server.connect();
-    silent.assert_closed();
+    server.connect_tcp(1).assert_closed();
     server.wait_logged("client timed out (110: Connection timed out) while reading PROXY protocol");
     logged(&server, "200 0 0");
     logged(&server, "400 ");
@@ -414,16 +415,16 @@ fn certificates_are_found_by_the_name_that_a_client_asks_for(driver: Driver) {
 fn garbage_before_tls_ends_the_session(driver: Driver) {
     let authority = Authority::new("The authority");
     let pair = authority.ecdsa(&["one.test"]);
-    let text = "ssl_certificate %DIR%/one.pem; ssl_certificate_key %DIR%/one.key; ssl_handshake_timeout 50ms;
-        server { listen %UNIX% ssl; return x; %LOG% }";
+    let text = "ssl_certificate %DIR%/one.pem; ssl_certificate_key %DIR%/one.key;
+        server { listen %UNIX% ssl; ssl_handshake_timeout 1h; return x; %LOG% }
+        server { listen %TCP% ssl; ssl_handshake_timeout 50ms; return x; %LOG% }";
     let setup = Setup::stream(driver, &format!("{FORMAT}\n{text}"));
     let server = setup.file("one.pem", &pair.certificate).file("one.key", &pair.key).start();
     let mut client = server.connect();
     client.send("GET / HTTP/1.0\r\n\r\n");
     let _alert = client.read_to_end();
     server.wait_logged("while SSL handshaking, client: unix:");
-    let mut silent = server.connect();
-    silent.assert_closed();
+    server.connect_tcp(1).assert_closed();
     server.wait_logged("client timed out (110: Connection timed out) while SSL handshaking");
     logged(&server, "500 0 0");
 }
@@ -577,11 +578,12 @@ fn names_in_first_messages_choose_servers_without_ending_tls(driver: Driver) {
 
 fn a_client_that_says_nothing_is_not_waited_for(driver: Driver) {
     let text = "ssl_preread on; preread_buffer_size 64;
-        server { listen %UNIX%; preread_timeout 50ms; return x; %LOG% }";
+        server { listen %UNIX%; preread_timeout 50ms; return x; %LOG% }
+        server { listen %TCP%; preread_timeout 1h; return x; %LOG% }";
     let server = start(driver, text);
     server.connect().assert_closed();
     logged(&server, "200 0 0");
-    let mut client = server.connect();
+    let mut client = server.connect_tcp(1);
     let mut hello = vec![22, 3, 1, 1, 0, 1, 0, 0, 252];
     hello.extend([0; 100]);
     client.send(&hello);

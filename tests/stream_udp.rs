@@ -11,6 +11,7 @@ use support::{DEADLINE, Directory, Driver, Server, Setup, stream_configuration, 
 
 with_each_driver!(
     datagrams_pass_both_ways_and_are_counted,
+    a_silent_session_ends_after_its_time,
     a_session_ends_with_its_last_answer,
     requests_beyond_a_sessions_own_begin_another,
     a_client_keeps_its_server_whichever_loop_hears_it,
@@ -76,21 +77,38 @@ fn logged(server: &Server, text: &str) -> String {
 fn datagrams_pass_both_ways_and_are_counted(driver: Driver) {
     let behind = socket();
     let address = behind.local_addr().unwrap();
-    let server =
-        start(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; proxy_timeout 100ms; %LOG% }}"));
+    let server = start(
+        driver,
+        &format!("server {{ listen %TCP% udp; proxy_pass {address}; proxy_timeout 1h; proxy_responses 2; %LOG% }}"),
+    );
     let client = client(&server, 1);
     client.send(b"one").unwrap();
     let (first, from) = next(&behind);
     assert_eq!(first, b"one");
+    // One after the other: two loops hear the socket.
     client.send(b"").unwrap();
-    client.send(b"three").unwrap();
     assert_eq!(next(&behind), (Vec::new(), from));
+    client.send(b"three").unwrap();
     assert_eq!(next(&behind), (b"three".to_vec(), from));
-    behind.send_to(b"answer", from).unwrap();
-    behind.send_to(b"more", from).unwrap();
-    assert_eq!((text(&client), text(&client)), ("answer".to_owned(), "more".to_owned()));
-    assert_eq!(logged(&server, "200"), format!("200 8 10 {address} 8 10 UDP"));
-    server.wait_logged("udp timed out, packets from/to client:3/2, bytes from/to client:8/10");
+    // Two answers to each datagram.
+    for _ in 0..3 {
+        behind.send_to(b"answer", from).unwrap();
+        behind.send_to(b"more", from).unwrap();
+        assert_eq!((text(&client), text(&client)), ("answer".to_owned(), "more".to_owned()));
+    }
+    assert_eq!(logged(&server, "200"), format!("200 8 30 {address} 8 30 UDP"));
+    server.wait_logged("udp done, packets from/to client:3/6, bytes from/to client:8/30");
+}
+
+fn a_silent_session_ends_after_its_time(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let server =
+        start(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; proxy_timeout 50ms; %LOG% }}"));
+    client(&server, 1).send(b"x").unwrap();
+    assert_eq!(next(&behind).0, b"x");
+    assert_eq!(logged(&server, "200"), format!("200 1 0 {address} 1 0 UDP"));
+    server.wait_logged("udp timed out, packets from/to client:1/0, bytes from/to client:1/0");
 }
 
 fn a_session_ends_with_its_last_answer(driver: Driver) {
