@@ -53,13 +53,17 @@ fn assert_hello(client: &mut Client) {
 fn idle_connections_are_closed_after_their_time(driver: Driver) {
     let server = Server::start(
         driver,
-        "keepalive_timeout 200ms; location / { return 200 hello; }
-         location /told { keepalive_timeout 200ms 20s; return 200 hello; } location /off { keepalive_timeout 0; return 200 hello; }",
+        "keepalive_timeout 1h; location / { return 200 hello; }
+         location /short { keepalive_timeout 200ms; return 200 hello; }
+         location /told { keepalive_timeout 200ms 20s; return 200 hello; }
+         location /off { keepalive_timeout 0; return 200 hello; }",
     );
-    let mut client = server.connect();
-    assert_eq!(client.get("/").header("Keep-Alive"), None);
-    assert_eq!(client.get("/told").header("Keep-Alive"), Some("timeout=20"));
-    client.assert_closed();
+    for (path, told) in [("/short", None), ("/told", Some("timeout=20"))] {
+        let mut client = server.connect();
+        assert_eq!(client.get("/").header("Keep-Alive"), None);
+        assert_eq!(client.get(path).header("Keep-Alive"), told);
+        client.assert_closed();
+    }
     let mut client = server.connect();
     assert_eq!(client.get("/off").header("Connection"), Some("close"));
     client.assert_closed();
@@ -195,7 +199,7 @@ fn fs_truncate(server: &Server, name: &str) {
 }
 
 fn a_client_that_times_out_is_reset_if_asked_for(driver: Driver) {
-    let text = "send_timeout 200ms; client_header_timeout 200ms; root %DIR%/files;";
+    let text = "send_timeout 200ms; client_header_timeout 1s; root %DIR%/files;";
     for (settings, is_reset) in [("reset_timedout_connection on;", true), ("", false)] {
         let setup = one_worker(driver, 128, &format!("{text} {settings}")).file("files/big", vec![b'x'; 32 << 20]);
         let server = setup.start();

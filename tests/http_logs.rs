@@ -169,7 +169,9 @@ fn offences_and_broken_connections_are_logged(driver: Driver) {
         driver,
         "log_format brief '$status \"$request\" $body_bytes_sent'; log_format method '$request_method \"$request\"';
          log_format uri '\"$uri\" $request';
-         server { listen %UNIX%; access_log %DIR%/brief.log brief; access_log %DIR%/method.log method; access_log %DIR%/uri.log uri; client_header_timeout 200ms; return 200 hello; }",
+         access_log %DIR%/brief.log brief; access_log %DIR%/method.log method; access_log %DIR%/uri.log uri;
+         server { listen %UNIX%; client_header_timeout 1h; return 200 hello; }
+         server { listen %TCP%; client_header_timeout 1s; return 200 hello; }",
     )
     .start();
     let broken = [
@@ -184,7 +186,7 @@ fn offences_and_broken_connections_are_logged(driver: Driver) {
         client.send(request);
         client.read_to_end();
     }
-    let mut half = server.connect();
+    let mut half = server.connect_tcp(1);
     half.send("GET /half HT");
     half.assert_closed();
     for line in [
