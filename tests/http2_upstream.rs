@@ -363,7 +363,7 @@ fn a_client_that_leaves_has_its_stream_reset(driver: Driver) {
 
 fn a_server_that_is_silent_is_left_and_asked_whether_it_is_there(driver: Driver) {
     let backend = Backend::tcp();
-    let server = start(driver, &backend, "location /hasty { proxy_pass http://u; proxy_read_timeout 300ms; }");
+    let server = start(driver, &backend, "location /hasty { proxy_pass http://u; proxy_read_timeout 1s; }");
     let mut client = Http2::unix(&server);
     let stream = client.begin("GET", "/hasty", &[], true);
     let mut upstream = Http2Server::accept(&backend);

@@ -175,7 +175,10 @@ fn what_goes_wrong_is_logged_in_nginx_words(driver: Driver) {
 
 fn a_request_has_no_more_time_than_its_whole_may_take(driver: Driver) {
     let backend = Backend::tcp();
-    let setup = Setup::server(driver, "location / { proxy_request_timeout 1s; proxy_pass http://ADDRESS; }");
+    // In the longer one of them the backend has to answer.
+    let text = "location / { proxy_request_timeout 1s; proxy_pass http://ADDRESS; }
+        location /half { proxy_request_timeout 3s; proxy_pass http://ADDRESS; }";
+    let setup = Setup::server(driver, text);
     let server = setup.replace("ADDRESS", backend.address()).start();
     // Without a head.
     let mut client = server.connect();
@@ -186,7 +189,7 @@ fn a_request_has_no_more_time_than_its_whole_may_take(driver: Driver) {
     assert!(peer.is_at_end());
     server.wait_logged("upstream timed out (110: Connection timed out) while passing the request on");
     // In the middle of a body, though it might be silent for longer.
-    client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    client.send("GET /half HTTP/1.1\r\nHost: h\r\n\r\n");
     let mut peer = backend.accept();
     peer.request();
     peer.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf");

@@ -34,7 +34,8 @@ fn servers_are_free_long_before_clients_that_do_not_read(driver: Driver) {
         false
     });
     let text = format!(
-        "proxy_temp_path %DIR%/proxy; server {{ listen %TCP%; location / {{ proxy_pass http://{}; }} }}",
+        "proxy_temp_path %DIR%/proxy; send_timeout 1h;
+         server {{ listen %TCP%; location / {{ proxy_pass http://{}; }} }}",
         backend.address
     );
     let server = Setup::http(driver, &text).replace("worker_connections 128", "worker_connections 1024").start();

@@ -398,7 +398,7 @@ fn an_end_without_a_goodbye_is_no_end_of_a_body(driver: Driver) {
 
 fn a_handshake_that_stalls_times_out(driver: Driver) {
     let backend = Backend::tcp();
-    let text = format!("location / {{ proxy_pass https://{}; proxy_connect_timeout 100ms; }}", backend.address());
+    let text = format!("location / {{ proxy_pass https://{}; proxy_connect_timeout 1s; }}", backend.address());
     let server = Setup::server(driver, &text).start();
     let mut client = server.connect();
     client.send(GET);

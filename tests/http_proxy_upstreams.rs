@@ -308,7 +308,8 @@ fn a_silent_server_is_given_up(driver: Driver) {
     let good = ok();
     let servers = format!("server {} max_fails=0; server {} backup;", silent.address(), good.address);
     let locations = "proxy_read_timeout 1s; location / { proxy_pass http://u; }
-        location /error { proxy_next_upstream error; proxy_pass http://u; }";
+        location /error { proxy_next_upstream error; proxy_pass http://u; }
+        location /half { proxy_read_timeout 3s; proxy_pass http://u; }";
     let server = start(driver, &servers, locations);
     assert_eq!(server.get("/error").status, 504);
     server.wait_logged("upstream timed out (110: Connection timed out) while reading response header from upstream");
@@ -316,7 +317,7 @@ fn a_silent_server_is_given_up(driver: Driver) {
     // In the middle of a body there is nobody else.
     let mut client = server.connect();
     let _first = (silent.accept(), silent.accept());
-    client.send("GET /error HTTP/1.1\r\nHost: h\r\n\r\n");
+    client.send("GET /half HTTP/1.1\r\nHost: h\r\n\r\n");
     let mut peer = silent.accept();
     peer.request();
     peer.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf");

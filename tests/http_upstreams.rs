@@ -7,10 +7,10 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use support::{Driver, Server, Setup, http_configuration, with_each_driver};
+use support::{DEADLINE, Driver, Server, Setup, http_configuration, with_each_driver};
 
 with_each_driver!(
     a_group_may_be_declared_behind_those_who_refer_to_it,
@@ -134,7 +134,7 @@ fn addresses_of_a_name_are_there_at_once_after_a_reload(driver: Driver) {
         http_configuration(driver, &proxy(&group))
     };
     let mut server = Setup::configuration(&text("")).start();
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + DEADLINE;
     while server.get("/").status != 200 {
         assert!(Instant::now() < end, "{server}");
         std::thread::yield_now();
@@ -158,15 +158,14 @@ fn a_state_file_has_the_servers_and_need_not_be_there(driver: Driver) {
     server.stop();
 }
 
-const DEADLINE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
-
 /// The next request that is passed on, to be answered.
 fn accept(listener: &UnixListener) -> UnixStream {
-    rustix::event::poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&DEADLINE)).expect("a descriptor");
+    let timeout = Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
+    rustix::event::poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&timeout)).expect("a descriptor");
     listener.set_nonblocking(true).expect("a socket");
     let (mut stream, _) = listener.accept().expect("a connection in time");
     stream.set_nonblocking(false).expect("a socket");
-    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+    stream.set_read_timeout(Some(DEADLINE)).expect("a socket");
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
