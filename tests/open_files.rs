@@ -292,17 +292,24 @@ fn a_cache_believes_for_a_while_as_nginx_does(driver: Driver) {
 }
 
 fn a_file_is_kept_open_from_min_uses_on_until_nobody_asks(driver: Driver) {
-    let cache = "open_file_cache max=100 inactive=1s; open_file_cache_min_uses 2;";
-    let server = site(Setup::server(driver, &format!("{ROOT} {cache} location = /quick {{ return 200 ok; }}")));
-    server.directory.write("site/releases/7/large", vec![b'x'; 200_000]);
+    let locations = "open_file_cache_min_uses 2; location = /quick { return 200 ok; }
+        location /large { open_file_cache max=100 inactive=1h; }
+        location /short { open_file_cache max=100 inactive=3s; }";
+    let server = site(Setup::server(driver, &format!("{ROOT} {locations}")));
+    for name in ["large", "short"] {
+        server.directory.write(&format!("site/releases/7/{name}"), vec![b'x'; 200_000]);
+    }
     let mut client = server.connect();
-    let is_open = || open_files(&server).iter().any(|path| path.ends_with("7/large"));
+    let is_open = |name: &str| open_files(&server).iter().any(|path| path.ends_with(name));
     for is_kept in [false, true, true] {
         assert_eq!(client.get("/large").body.len(), 200_000);
         assert_eq!(client.get("/quick").text(), "ok");
-        assert_eq!(is_open(), is_kept);
+        assert_eq!(is_open("7/large"), is_kept);
     }
-    ask_until(&mut client, "/quick", |_| !is_open());
+    // Kept as well, and closed when nobody has asked for it for a while.
+    ask_until(&mut client, "/short", |_| is_open("7/short"));
+    ask_until(&mut client, "/quick", |_| !is_open("7/short"));
+    assert!(is_open("7/large"));
     server.stop();
 }
 
