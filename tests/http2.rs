@@ -424,7 +424,11 @@ fn a_connection_ends_behind_its_last_request_or_when_it_is_idle(driver: Driver) 
     let server = Setup::http(
         driver,
         "server { listen %UNIX%; http2 on; keepalive_requests 3; return 200 ok; }
-         server { listen unix:%DIR%/idle.sock; http2 on; keepalive_timeout 1ms; client_header_timeout 50ms;
+         server { listen unix:%DIR%/idle.sock; http2 on; keepalive_timeout 1ms; client_header_timeout 1h;
+                  return 200 ok; }
+         server { listen unix:%DIR%/slow.sock; http2 on; keepalive_timeout 1h; client_header_timeout 1s;
+                  return 200 ok; }
+         server { listen unix:%DIR%/silent.sock; http2 on; keepalive_timeout 1h; client_header_timeout 50ms;
                   return 200 ok; }",
     )
     .start();
@@ -434,21 +438,22 @@ fn a_connection_ends_behind_its_last_request_or_when_it_is_idle(driver: Driver) 
     }
     client.read_to_end();
     assert_ends_in_two_steps(&mut client, 5);
-    let connect = || {
-        let stream = std::os::unix::net::UnixStream::connect(server.directory.path().join("idle.sock")).unwrap();
+    let connect = |name: &str| {
+        let stream = std::os::unix::net::UnixStream::connect(server.directory.path().join(name)).unwrap();
         stream.set_read_timeout(Some(support::DEADLINE)).unwrap();
         stream
     };
-    let mut client = Http2::above(connect());
+    let mut client = Http2::above(connect("idle.sock"));
     assert_eq!(client.get("/").text(), "ok");
     client.read_to_end();
     assert_eq!(client.goaways.last(), Some(&(1, ErrorCode::NO_ERROR)));
-    // A head whose end does not come, and a connection on which nothing comes.
-    let mut client = Http2::above(connect());
-    client.raw(&frame(frame_type::HEADERS, flag::END_HEADERS, 1, block(&GET))[..12]);
+    // A head whose end does not come, on a connection that might be idle for longer; and one on which nothing comes.
+    let mut client = Http2::above(connect("slow.sock"));
+    assert_eq!(client.get("/").text(), "ok");
+    client.raw(&frame(frame_type::HEADERS, flag::END_HEADERS, 3, block(&GET))[..12]);
     client.read_to_end();
     server.wait_logged("client timed out (110: Connection timed out)");
-    Http2::above(connect()).read_to_end();
+    Http2::above(connect("silent.sock")).read_to_end();
     server.stop();
 }
 
