@@ -431,8 +431,10 @@ fn a_server_that_stands_out_by_its_errors_is_set_aside(driver: Driver) {
     };
     let (good, other, bad) = (answer("200 OK"), answer("200 OK"), answer("500 Wrong"));
     let text = format!(
-        "upstream app {{ outlier_ejection interval=50ms requests=5 time=1h; server {}; server {}; server {}; }}
-         server {{ listen %UNIX%; location / {{ proxy_pass http://app; }} location /api/ {{ api; }} }}",
+        "upstream app {{ outlier_ejection interval=1s requests=5 latency=100000 time=1h;
+             server {}; server {}; server {}; }}
+         server {{ listen %UNIX%; keepalive_requests 1000000000;
+             location / {{ proxy_pass http://app; }} location /api/ {{ api; }} }}",
         good.address, other.address, bad.address
     );
     let server = Setup::http(driver, &text).start();
