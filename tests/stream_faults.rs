@@ -402,7 +402,7 @@ fn datagrams_that_wait_for_a_name_are_bounded(driver: Driver) {
     let names = UdpSocket::bind("127.0.0.1:0").unwrap();
     names.set_read_timeout(Some(DEADLINE)).unwrap();
     let text = format!(
-        "resolver {} ipv6=off; resolver_timeout 1s; map $protocol $host {{ default nowhere.test; }}
+        "resolver {} ipv6=off; resolver_timeout 5s; map $protocol $host {{ default nowhere.test; }}
          server {{ listen %TCP% udp; proxy_pass $host:1; %LOG% }} server {{ listen %UNIX%; return ok; }}",
         names.local_addr().unwrap()
     );
