@@ -529,6 +529,10 @@ impl gale_process::Worker for Serving {
             accept_late(&worker, &removed, Some(&old)).await;
             let until = gale_runtime::now() + QUEUED_WAIT_MAX;
             accept_queued(&worker, &removed, Some(&old), until).await;
+            // A ring holds a socket until the call that ends the turn: an address that is gone would still take
+            // connections, which nobody would answer.
+            drop(removed);
+            gale_runtime::yield_now().await;
         })
     }
 
@@ -563,6 +567,9 @@ impl gale_process::Worker for Serving {
             // would hear of it with the next connection only.
             gale_runtime::yield_now().await;
             accept_queued(&worker, &left, None, until).await;
+            // As in `commit`.
+            drop(left);
+            gale_runtime::yield_now().await;
         })
     }
 

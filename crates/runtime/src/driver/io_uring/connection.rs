@@ -57,11 +57,7 @@ pub(super) struct Connection {
     pub hung_up: bool,
     /// A receive has completed on the ring: sends are queued.
     pub is_on_ring: bool,
-    /// Something was received, so this is a connection that is kept alive.
-    pub has_received: bool,
-    /// Its reader last wanted more than a buffer holds, and so probably will again: bodies are received directly into
-    /// their destination. Pieces of a buffer each cost a copy, and the end of the receive that made them.
-    pub has_bodies: bool,
+    pub expects: Expects,
     /// There is a request for it.
     pub is_requested: bool,
     /// Its stream has gone; it is closed when what the driver sends has left.
@@ -107,6 +103,27 @@ pub(super) enum Receive {
     EndingIdle,
 }
 
+/// What is likely to come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Expects {
+    /// Nothing was received yet.
+    First,
+    /// Messages that a buffer holds: the connection is kept alive.
+    Messages,
+    /// More: its reader last wanted more than a buffer holds. Bodies are received directly into their destination,
+    /// because pieces of a buffer each cost a copy, and the end of the receive that made them.
+    Bodies,
+}
+
+impl Expects {
+    /// Something has come.
+    pub fn note_received(&mut self) {
+        if *self == Expects::First {
+            *self = Expects::Messages;
+        }
+    }
+}
+
 /// Which receives can be multishot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Multishot {
@@ -150,8 +167,7 @@ impl Connection {
             writable: fresh != Fresh::Connecting,
             hung_up: false,
             is_on_ring: false,
-            has_received: false,
-            has_bodies: false,
+            expects: Expects::First,
             is_requested: false,
             is_closing: false,
             is_reset: false,
@@ -212,7 +228,7 @@ impl Connection {
                 Op::HungUp => poll(libc::EPOLLRDHUP),
                 Op::Recv => {
                     self.period = options.period;
-                    let is_multishot = options.multishot != Multishot::Never && self.has_received;
+                    let is_multishot = options.multishot != Multishot::Never && self.expects == Expects::Messages;
                     self.receive = if is_multishot { Receive::Multishot } else { Receive::Single };
                     receive_entry(descriptor, self.receive, options)
                 }
@@ -335,7 +351,8 @@ impl Connection {
             // The end: there to be found again.
             Ok(0) => (self.readable, self.hung_up) = (true, true),
             Ok(_) => {
-                (self.is_on_ring, self.has_received) = (true, true);
+                self.is_on_ring = true;
+                self.expects.note_received();
                 // What comes next is the kernel's to receive as long as this goes on.
                 self.readable = !goes_on && may_have_more;
                 let received = &mut self.busy().received;

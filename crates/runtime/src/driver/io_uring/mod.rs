@@ -50,7 +50,7 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 use self::buffers::Buffers;
-use self::connection::{Connection, Multishot, OWNED, Receive, ReceiveOptions, Sending};
+use self::connection::{Connection, Expects, Multishot, OWNED, Receive, ReceiveOptions, Sending};
 use self::file_reads::FileReads;
 use self::idle::Sweep;
 use self::linux::LinuxQueues;
@@ -179,7 +179,7 @@ impl IoUring<Linux> {
         {
             let mut connections = self.connections.borrow_mut();
             connections.get_mut(near).expect("just attached").is_on_ring = true;
-            connections.get_mut(far).expect("just attached").has_received = true;
+            connections.get_mut(far).expect("just attached").expects = Expects::Messages;
         }
         // A round for each kind of receive, as the kernel may not know the better ones.
         let tested = (0..3).try_for_each(|_| {

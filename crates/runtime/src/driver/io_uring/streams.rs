@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::connection::{BusyState, Connection, OWNED, Receive};
+use super::connection::{BusyState, Connection, Expects, OWNED, Receive};
 use super::operation::Op;
 use super::sockets::Sockets;
 use super::{IoUring, Kernel};
@@ -299,7 +299,9 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         let op = {
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
-            connection.has_bodies |= max > buffer_bytes;
+            if max > buffer_bytes {
+                connection.expects = Expects::Bodies;
+            }
             // What the receive in flight gets comes first.
             if connection.in_flight.has(Op::Recv) {
                 // A body or a tunnel: received piece by piece into its destination, when somebody wants it.
@@ -316,7 +318,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             }
             // One of the two waits, never both: what an earlier call wanted and is not in flight yet is forgotten.
             connection.wanted.remove(Op::Recv);
-            if !connection.has_bodies && !connection.in_flight.has(Op::Readable) {
+            if connection.expects != Expects::Bodies && !connection.in_flight.has(Op::Readable) {
                 connection.wanted.remove(Op::Readable);
                 Op::Recv
             } else {
@@ -325,9 +327,13 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         };
         self.attempt(key, cx, op, |connection| {
             let received = self.sockets.receive(connection.socket().as_fd(), into, max)?;
-            connection.has_received |= received > 0;
+            if received > 0 {
+                connection.expects.note_received();
+            }
             // All that came is less than a buffer holds: the next may be received on the ring again.
-            connection.has_bodies &= max > buffer_bytes || received == max;
+            if max <= buffer_bytes && received < max {
+                connection.expects = Expects::Messages;
+            }
             // As in the other driver.
             connection.readable = received == max || received == 0 || connection.hung_up;
             Ok(received)

@@ -122,10 +122,10 @@ fn no_completion_reaches_the_next_owner_of_a_slot() {
     let state = || {
         let requests = driver.requests.borrow().len();
         with(&driver, new, |connection| {
-            let Connection { readable, writable, hung_up, has_received, .. } = *connection;
+            let Connection { readable, writable, hung_up, expects, .. } = *connection;
             let receive_error = connection.busy.as_ref().and_then(|busy| busy.receive_error);
             let in_flight = Op::ALL.map(|op| connection.in_flight.has(op));
-            (readable, writable, hung_up, has_received, receive_error, in_flight, requests)
+            (readable, writable, hung_up, expects, receive_error, in_flight, requests)
         })
     };
     let before = state();
