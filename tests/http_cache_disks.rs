@@ -14,6 +14,7 @@ with_each_driver!(
     entries_are_found_after_a_restart_and_after_a_crash,
     purges_hold_after_a_restart,
     purges_that_were_answered_hold_after_a_crash,
+    a_damaged_journal_loses_no_purge,
     a_purge_waits_only_so_long_for_a_disk_that_hangs,
     the_cache_is_no_larger_than_it_may_be,
     what_nobody_asks_for_goes,
@@ -136,6 +137,68 @@ fn purges_that_were_answered_hold_after_a_crash(driver: Driver) {
     }
     let mut server = server;
     server.end(Signal::TERM);
+}
+
+/// Whether a directory has the entry of a key.
+fn has_file_of(directory: &Path, key: &str) -> bool {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut files = entries.filter(|entry| entry.file_name().len() == 32);
+    files.any(|entry| std::fs::read(entry.path()).is_ok_and(|bytes| bytes[96..].starts_with(key.as_bytes())))
+}
+
+/// Where the records of a journal are, with their kinds: length (2), kind (1), what they say, sum (4).
+fn records_of(journal: &[u8]) -> Vec<(usize, u8)> {
+    let mut records = Vec::new();
+    let mut at = 28;
+    while at < journal.len() {
+        records.push((at, journal[at + 2]));
+        at += 2 + usize::from(u16::from_le_bytes([journal[at], journal[at + 1]])) + 4;
+    }
+    records
+}
+
+fn a_damaged_journal_loses_no_purge(driver: Driver) {
+    const STORED: u8 = 1;
+    const PURGED_TAG: u8 = 5;
+    let damaged = "has lost purges: what is older than they counts as purged";
+    // What is damaged, what the log says of it, and what becomes of what was stored before the purge, and after it.
+    // (All that is stored has the tag.)
+    for (kind, told, before, after) in [
+        (STORED, "is damaged: 55 bytes, and no purge", "MISS", "HIT"),
+        (PURGED_TAG, damaged, "MISS", "HIT"),
+        // Not even how it begins: nobody knows how old the purges are.
+        (0, damaged, "MISS", "MISS"),
+    ] {
+        let (directory, backend) = (Directory::new(), origin());
+        let setup = || caching(driver, directory.path(), "", &backend);
+        let server = setup().start();
+        server.wait_logged("0 entries");
+        server.get("/before");
+        directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+        assert_eq!(ask(&mut server.connect(), "/", "X-Purge: 1\r\nX-Tags: t\r\n").status, 204);
+        server.get("/after");
+        directory.wait_until("it is stored, too", |_| has_file_of(directory.path(), "/after"));
+        server.stop();
+        let path = directory.path().join(".gale.journal");
+        let mut journal = std::fs::read(&path).unwrap();
+        match records_of(&journal).iter().find(|record| record.1 == kind) {
+            Some(record) => journal[record.0 + 5] ^= 0x10,
+            None => journal[..28].fill(0),
+        }
+        std::fs::write(&path, journal).unwrap();
+        let server = setup().start();
+        server.wait_logged(told);
+        server.wait_logged(" entries, ");
+        assert_eq!(server.get("/before").header("X-Cache"), Some(before), "{told}");
+        assert_eq!(server.get("/after").header("X-Cache"), Some(after), "{told}");
+        // And it is as it should be from now on.
+        assert_eq!(server.get("/before").header("X-Cache"), Some("HIT"), "{told}");
+        server.stop();
+        let server = setup().start();
+        assert_eq!(server.get("/before").header("X-Cache"), Some("HIT"), "{told}");
+        assert_eq!(server.log().matches("is damaged").count(), 0);
+        server.stop();
+    }
 }
 
 fn a_purge_waits_only_so_long_for_a_disk_that_hangs(driver: Driver) {

@@ -1,21 +1,217 @@
 //! The index on disk: a file of records that is read at the start, so that entries are found before their files are.
 //!
 //! ```text
-//!   magic "GALEJRN2" │ record │ record │ …
+//!   magic "GALEJRN3" │ account │ record │ record │ …
+//!   account          purges (4) │ sum of their sums (4) │ the largest number of one (8) │ CRC-32 of all before (4)
 //!   record           length (2) │ kind (1) │ what it says │ CRC-32 of all before (4)
 //! ```
 //!
-//! Records say what has come, gone or been purged; the later one counts. A record that was cut or damaged ends what is
-//! read: what follows it is found by the loader. Nothing here knows files.
+//! Records say what has come, gone or been purged; the later one counts. What was damaged is passed over, up to the next
+//! record whose sum fits ([`Scan`]). An entry that is lost so is found by the loader, and one that has gone is missed
+//! when it is opened. A purge that is lost would have what was purged served again, so the account says which purges
+//! there are: without one of them, everything as old as the last counts as purged. The account is written before the
+//! purges are. Nothing here knows files.
+
+use std::ops::RangeInclusive;
 
 use super::index::{Entry, Kind};
-use super::key::Id;
+use super::key::{Id, KEY_BYTES_MAX};
+use super::policy::vary::NAMES_MAX;
 
 /// How a journal begins.
-pub const MAGIC: &[u8; 8] = b"GALEJRN2";
+const MAGIC: &[u8; 8] = b"GALEJRN3";
+
+/// How one began that has no account.
+const MAGIC_WITHOUT_ACCOUNT: &[u8; 8] = b"GALEJRN2";
 
 /// The longest record, in bytes: its length has two of them.
 const RECORD_MAX: usize = u16::MAX as usize;
+
+/// The length of an account, in bytes.
+const ACCOUNT_LENGTH: usize = 20;
+
+/// Where records begin.
+pub const HEADER_LENGTH: usize = MAGIC.len() + ACCOUNT_LENGTH;
+
+/// Where the account is.
+pub const ACCOUNT_AT: usize = MAGIC.len();
+
+/// Which purges a journal has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// How many.
+    count: u32,
+    /// Their sums, added up: one in the place of another is noticed.
+    sum: u32,
+    /// The largest number of one.
+    number: u64,
+}
+
+impl Account {
+    fn note(&mut self, number: u64, sum: u32) {
+        self.join(Account { count: 1, sum, number });
+    }
+
+    /// Adds what another one has.
+    pub fn join(&mut self, other: Account) {
+        self.count = self.count.wrapping_add(other.count);
+        self.sum = self.sum.wrapping_add(other.sum);
+        self.number = self.number.max(other.number);
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// As it is in the file.
+    pub fn encode(&self) -> [u8; ACCOUNT_LENGTH] {
+        let mut out = [0; ACCOUNT_LENGTH];
+        out[..4].copy_from_slice(&self.count.to_le_bytes());
+        out[4..8].copy_from_slice(&self.sum.to_le_bytes());
+        out[8..16].copy_from_slice(&self.number.to_le_bytes());
+        let crc = crc32fast::hash(&out[..16]);
+        out[16..].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// That of a journal which begins so; `None` if it was damaged, or there is none.
+    pub fn of_header(header: &[u8]) -> Option<Account> {
+        let bytes: &[u8; ACCOUNT_LENGTH] = header.get(ACCOUNT_AT..HEADER_LENGTH)?.try_into().ok()?;
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let number = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
+        (crc32fast::hash(&bytes[..16]) == word(16)).then_some(Account { count: word(0), sum: word(4), number })
+    }
+}
+
+/// How a journal with this account begins.
+pub fn header(account: Account) -> [u8; HEADER_LENGTH] {
+    let mut out = [0; HEADER_LENGTH];
+    out[..ACCOUNT_AT].copy_from_slice(MAGIC);
+    out[ACCOUNT_AT..].copy_from_slice(&account.encode());
+    out
+}
+
+/// Records that are to be appended to a journal.
+#[derive(Default)]
+pub struct Changes {
+    /// As they are in the file.
+    pub bytes: Vec<u8>,
+    /// The purges among them.
+    pub purges: Account,
+}
+
+impl Changes {
+    /// Appends a record.
+    pub fn add(&mut self, record: &Record) {
+        let before = self.bytes.len();
+        record.write(&mut self.bytes);
+        if let (Some(number), Some(sum)) = (record.purge_number(), self.bytes[before..].last_chunk()) {
+            self.purges.note(number, u32::from_le_bytes(*sum));
+        }
+    }
+}
+
+/// What became of a journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All of it was read.
+    Whole,
+    /// So many bytes could not be read. All purges were.
+    Damaged(u64),
+    /// Purges are missing: none has a larger number than this, if it is known.
+    Lost(Option<u64>),
+}
+
+/// Reads a journal, piece by piece.
+#[derive(Default)]
+pub struct Scan {
+    rest: Vec<u8>,
+    has_begun: bool,
+    /// What the file says of its purges.
+    account: Option<Account>,
+    /// The purges that were found.
+    found: Account,
+    skipped: u64,
+    /// It is shorter than its header, or does not begin as one.
+    is_cut: bool,
+}
+
+impl Scan {
+    /// Reads on. Without bytes, that was the end.
+    pub fn push(&mut self, bytes: &[u8], mut each: impl FnMut(Record)) {
+        let is_end = bytes.is_empty();
+        self.rest.extend_from_slice(bytes);
+        let rest = std::mem::take(&mut self.rest);
+        let mut at = 0;
+        if !self.has_begun {
+            if rest.len() < HEADER_LENGTH && !is_end {
+                self.rest = rest;
+                return;
+            }
+            self.has_begun = true;
+            at = self.begin(&rest);
+        }
+        while at < rest.len() {
+            match Record::read(&rest[at..]) {
+                Read::Record(record, length) => {
+                    if let (Some(number), Some(sum)) = (record.purge_number(), rest[..at + length].last_chunk()) {
+                        self.found.note(number, u32::from_le_bytes(*sum));
+                    }
+                    at += length;
+                    each(record);
+                }
+                Read::Longer if !is_end => break,
+                Read::Longer | Read::Damaged => {
+                    self.skipped += 1;
+                    at += 1;
+                }
+            }
+        }
+        self.rest = rest;
+        self.rest.drain(..at);
+    }
+
+    /// Takes what is before the records, and says how long that is.
+    fn begin(&mut self, bytes: &[u8]) -> usize {
+        // An account that fits is one, whatever is before it.
+        self.account = Account::of_header(bytes);
+        if self.account.is_some() || bytes.starts_with(MAGIC) && bytes.len() >= HEADER_LENGTH {
+            HEADER_LENGTH
+        } else if bytes.starts_with(MAGIC_WITHOUT_ACCOUNT) {
+            MAGIC_WITHOUT_ACCOUNT.len()
+        } else {
+            self.is_cut = true;
+            0
+        }
+    }
+
+    /// What became of it, when all of it was read.
+    pub fn outcome(&self) -> Outcome {
+        let is_clean = self.skipped == 0 && !self.is_cut;
+        let has_all = match self.account {
+            Some(account) if is_clean => self.found.count >= account.count,
+            Some(account) => (self.found.count, self.found.sum) == (account.count, account.sum),
+            // Nothing else is wrong with it, so nothing is missing.
+            None => is_clean,
+        };
+        match has_all {
+            true if is_clean => Outcome::Whole,
+            true => Outcome::Damaged(self.skipped),
+            false => Outcome::Lost(self.account.map(|account| account.number.max(self.found.number))),
+        }
+    }
+}
+
+/// What is at a place of a journal.
+enum Read {
+    /// A record of so many bytes.
+    Record(Record, usize),
+    /// Perhaps one that goes on behind what was read.
+    Longer,
+    /// None.
+    Damaged,
+}
 
 /// One of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,18 +336,33 @@ impl Record {
         out.extend_from_slice(&sum.to_le_bytes());
     }
 
-    /// Takes the first record off what was read. `None`: it is not whole, or was damaged.
-    pub fn read(bytes: &mut &[u8]) -> Option<Record> {
-        let length = usize::from(u16::from_le_bytes(bytes.get(..2)?.try_into().ok()?));
-        let end = 2 + length;
-        let sum = u32::from_le_bytes(bytes.get(end..end + 4)?.try_into().ok()?);
-        if crc32fast::hash(&bytes[..end]) != sum {
-            return None;
+    /// The number up to which it purges; `None` if it is no purge.
+    fn purge_number(&self) -> Option<u64> {
+        match self {
+            Record::PurgedKey { number, .. }
+            | Record::PurgedTag { number, .. }
+            | Record::PurgedPrefix { number, .. } => Some(*number),
+            Record::Stored { .. } | Record::Varies { .. } | Record::Gone { .. } => None,
         }
-        let (kind, body) = bytes[2..end].split_first()?;
-        let record = Record::decode(*kind, body)?;
-        *bytes = &bytes[end + 4..];
-        Some(record)
+    }
+
+    /// Reads what is at the beginning.
+    fn read(bytes: &[u8]) -> Read {
+        let Some((&[low, high, kind], _)) = bytes.split_first_chunk() else { return Read::Longer };
+        let length = usize::from(u16::from_le_bytes([low, high]));
+        // Before any sum: what was damaged is tried byte by byte.
+        if !lengths_of(kind).contains(&length) {
+            return Read::Damaged;
+        }
+        let end = 2 + length;
+        let Some(sum) = bytes.get(end..end + 4) else { return Read::Longer };
+        if crc32fast::hash(&bytes[..end]).to_le_bytes() != sum {
+            return Read::Damaged;
+        }
+        match Record::decode(kind, &bytes[3..end]) {
+            Some(record) => Read::Record(record, end + 4),
+            None => Read::Damaged,
+        }
     }
 
     fn decode(kind: u8, body: &[u8]) -> Option<Record> {
@@ -176,6 +387,20 @@ impl Record {
     }
 }
 
+/// How long a record of this kind may be, in bytes, without its length and sum.
+fn lengths_of(kind: u8) -> RangeInclusive<usize> {
+    let (least, more) = match kind {
+        1 | 2 => (48, 0),
+        3 => (24, NAMES_MAX),
+        4 | 9 | 10 => (24, 0),
+        5 | 6 => (16, 0),
+        7 | 8 => (8, KEY_BYTES_MAX),
+        #[expect(clippy::reversed_empty_ranges, reason = "there is no such record")]
+        _ => return 1..=0,
+    };
+    1 + least..=1 + least + more
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,32 +417,97 @@ mod tests {
         ]
     }
 
-    #[test]
-    fn what_was_written_is_read_up_to_where_it_was_cut() {
-        let mut written = Vec::new();
-        let mut ends = Vec::new();
-        for record in records() {
-            record.write(&mut written);
-            ends.push(written.len());
+    /// A journal of these records.
+    fn written(records: &[Record]) -> Vec<u8> {
+        let mut changes = Changes::default();
+        records.iter().for_each(|record| changes.add(record));
+        [&header(changes.purges)[..], &changes.bytes].concat()
+    }
+
+    /// What a journal comes to that is read in pieces of this length.
+    fn read(bytes: &[u8], piece: usize) -> (Vec<Record>, Outcome) {
+        let (mut scan, mut records) = (Scan::default(), Vec::new());
+        for piece in bytes.chunks(piece).chain([&[][..]]) {
+            scan.push(piece, |record| records.push(record));
         }
-        for length in 0..=written.len() {
-            let mut rest = &written[..length];
-            let read: Vec<Record> = std::iter::from_fn(|| Record::read(&mut rest)).collect();
-            let whole = ends.iter().filter(|&&end| end <= length).count();
-            assert_eq!(read, records()[..whole], "{length}");
+        (records, scan.outcome())
+    }
+
+    #[test]
+    fn what_was_written_is_read_in_pieces_of_any_length() {
+        let journal = written(&records());
+        for piece in 1..=journal.len() {
+            assert_eq!(read(&journal, piece), (records(), Outcome::Whole), "{piece}");
+        }
+        let old = [MAGIC_WITHOUT_ACCOUNT, &journal[HEADER_LENGTH..]].concat();
+        assert_eq!(read(&old, 1000), (records(), Outcome::Whole));
+        assert_eq!(read(&old[..old.len() - 1], 1000).1, Outcome::Lost(None));
+    }
+
+    #[test]
+    fn a_record_that_was_changed_is_the_only_one_that_is_not_read() {
+        let journal = written(&records());
+        let mut ends = vec![HEADER_LENGTH];
+        for record in records() {
+            let mut bytes = Vec::new();
+            record.write(&mut bytes);
+            ends.push(ends.last().unwrap() + bytes.len());
+        }
+        let last_number = records().iter().filter_map(Record::purge_number).max();
+        for at in 0..journal.len() {
+            for bit in 0..8 {
+                let mut changed = journal.clone();
+                changed[at] ^= 1 << bit;
+                let (found, outcome) = read(&changed, 64);
+                let mut expected = records();
+                let expected_outcome = match ends.iter().position(|&end| at < end) {
+                    // Neither the magic nor the account alone.
+                    Some(0) => Outcome::Whole,
+                    Some(place) => {
+                        let lost = expected.remove(place - 1);
+                        match lost.purge_number() {
+                            Some(_) => Outcome::Lost(last_number),
+                            None => Outcome::Damaged((ends[place] - ends[place - 1]) as u64),
+                        }
+                    }
+                    None => unreachable!("it is within"),
+                };
+                assert_eq!((found, outcome), (expected, expected_outcome), "{at}.{bit}");
+            }
         }
     }
 
     #[test]
-    fn a_record_that_was_changed_ends_it() {
-        let mut written = Vec::new();
-        records().iter().for_each(|record| record.write(&mut written));
-        for at in 0..written.len() {
-            let mut changed = written.clone();
-            changed[at] ^= 1;
-            let mut rest = &changed[..];
-            let read: Vec<Record> = std::iter::from_fn(|| Record::read(&mut rest)).collect();
-            assert!(read.len() < records().len() && records().starts_with(&read), "{at}");
+    fn a_journal_that_was_cut_tells_whether_purges_are_missing() {
+        let journal = written(&records());
+        let purges = |records: &[Record]| records.iter().filter(|record| record.purge_number().is_some()).count();
+        for length in 0..journal.len() {
+            let (found, outcome) = read(&journal[..length], 64);
+            assert!(records().starts_with(&found), "{length}");
+            let has_all = purges(&found) == purges(&records());
+            assert_eq!(matches!(outcome, Outcome::Lost(_)), !has_all, "{length}");
+        }
+        // One that has only entries, and lost one.
+        let entries = written(&records()[..3]);
+        let (found, outcome) = read(&entries[..entries.len() - 1], 64);
+        assert_eq!((found.len(), matches!(outcome, Outcome::Damaged(_))), (2, true));
+    }
+
+    #[test]
+    fn one_purge_does_not_stand_for_another() {
+        let purge = |tag| Record::PurgedTag { tag, number: 5, is_soft: false };
+        let mut journal = written(&[purge(1), purge(2)]);
+        let other = written(&[purge(2), purge(3)]);
+        // The first was damaged, and what follows came from elsewhere.
+        journal.extend_from_slice(&other[HEADER_LENGTH + other[HEADER_LENGTH..].len() / 2..]);
+        journal[HEADER_LENGTH + 4] ^= 1;
+        assert_eq!(read(&journal, 64), (vec![purge(2), purge(3)], Outcome::Lost(Some(5))));
+    }
+
+    #[test]
+    fn what_is_no_journal_has_lost_whatever_it_had() {
+        for bytes in [&b""[..], b"GALE", b"something else that is long enough to have a header", &[0; 4096]] {
+            assert_eq!(read(bytes, 1000), (vec![], Outcome::Lost(None)));
         }
     }
 }

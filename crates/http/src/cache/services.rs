@@ -11,8 +11,9 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File, ReadDir};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,7 +29,7 @@ use rustix::fs::{FlockOperation, flock};
 use super::CacheZone;
 use super::format::{self, Unreadable};
 use super::index::{Entry, Evicted, Kind};
-use super::journal::{MAGIC, Record};
+use super::journal::{self, ACCOUNT_AT, Account, Changes, HEADER_LENGTH, Outcome, Record, Scan};
 use super::key::{id_of, parse_hex};
 use super::purges::Verdict;
 use super::settings::{Pace, PathOptions};
@@ -46,6 +47,10 @@ const JOURNAL_FILE: &str = ".gale.journal";
 
 /// How much of a journal is read at once.
 const JOURNAL_STEP: usize = 4 << 20;
+
+/// How long a journal of which something is missing is left alone, before it is read once more: another process may be
+/// writing to it.
+const JOURNAL_READ_AGAIN: Duration = Duration::from_millis(100);
 
 /// How many entries of the index are looked at in one section.
 const SWEEP_STEP: usize = 512;
@@ -73,13 +78,11 @@ impl Service for CacheService {
         let zone = Arc::clone(&context.settings().zone);
         zone.set_options(context.settings().options.clone());
         // Before anything is served: it says what was purged.
-        if context.unless_stopping(read_journal(&context, &zone)).await.is_none() {
-            return;
-        }
+        let Some(seen) = context.unless_stopping(read_journal(&context, &zone, None)).await else { return };
         zone.set_ready();
         let Some(_lock) = context.unless_stopping(lock(&context, &zone)).await else { return };
         zone.set_managed(true);
-        if context.unless_stopping(load(&context, &zone)).await.is_some() {
+        if context.unless_stopping(load(&context, &zone, seen)).await.is_some() {
             manage(&context, &zone).await;
         }
         zone.set_managed(false);
@@ -132,9 +135,9 @@ async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> File {
 }
 
 /// Brings what is on disk into the index: the journal at once, then every file in its turn.
-async fn load(context: &Context<CacheService>, zone: &Arc<CacheZone>) {
+async fn load(context: &Context<CacheService>, zone: &Arc<CacheZone>, seen: Option<Seen>) {
     // Another process may have written to it until a moment ago.
-    read_journal(context, zone).await;
+    read_journal(context, zone, seen).await;
     flush_journal(context, zone, true).await;
     let mut walk = Walk::new(zone.place.path.clone());
     while !walk.is_done {
@@ -164,45 +167,98 @@ async fn load(context: &Context<CacheService>, zone: &Arc<CacheZone>) {
     context.log(Level::Notice, message);
 }
 
-/// Reads the journal. What it does not have is found by the loader.
-async fn read_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>) {
-    let mut offset = 0;
+/// A journal that was read to its end: which file, and its length. Whoever writes to it changes one of them.
+type Seen = (u64, u64);
+
+/// Reads the journal, unless it is as it was `seen`. What it does not have is found by the loader; what it does not
+/// have of purges is made up for by one of everything.
+async fn read_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>, seen: Option<Seen>) -> Option<Seen> {
+    let name = &zone.name;
+    for is_last in [false, true] {
+        let lost = match read_whole_journal(zone, seen).await {
+            Ok(None) => return seen,
+            Ok(Some((read, Outcome::Whole))) => return Some(read),
+            Ok(Some((read, Outcome::Damaged(bytes)))) => {
+                let message = format_args!("the journal of cache \"{name}\" is damaged: {bytes} bytes, and no purge");
+                context.log(Level::Warn, message);
+                return Some(read);
+            }
+            Ok(Some((read, Outcome::Lost(until)))) => Ok((read, until)),
+            Err(error) => Err(error),
+        };
+        if !is_last {
+            sleep(JOURNAL_READ_AGAIN).await;
+            continue;
+        }
+        let (read, until) = match lost {
+            Ok((read, until)) => {
+                let what = "is damaged and has lost purges";
+                let message =
+                    format_args!("the journal of cache \"{name}\" {what}: what is older than they counts as purged");
+                context.log(Level::Error, message);
+                (Some(read), until)
+            }
+            Err(error) => {
+                let error = OsErrorText(&error);
+                let message = format_args!(
+                    "the journal of cache \"{name}\" cannot be read, so everything counts as purged {error}"
+                );
+                context.log(Level::Error, message);
+                (None, None)
+            }
+        };
+        let number = until.unwrap_or_else(|| zone.next_number());
+        zone.purge_all([Record::PurgedPrefix { prefix: Vec::new(), number, is_soft: false }]);
+        return read;
+    }
+    None
+}
+
+/// Does again what the journal says. `None`: there is none, or it was `seen` already.
+async fn read_whole_journal(zone: &Arc<CacheZone>, seen: Option<Seen>) -> io::Result<Option<(Seen, Outcome)>> {
+    let own = Arc::clone(zone);
+    let Some(mut reading) = in_pool(zone, move || Reading::open(&own.place.path, seen)).await?? else {
+        return Ok(None);
+    };
+    // The same file throughout: another process may put a new one in its place.
     loop {
         let own = Arc::clone(zone);
-        let read = in_pool(zone, move || read_journal_step(&own, offset)).await.and_then(|read| read);
-        match read {
-            Ok(Some(next)) => offset = next,
-            Ok(None) => return,
-            Err(error) => {
-                let message =
-                    format_args!("the journal of cache \"{}\" cannot be read {}", zone.name, OsErrorText(&error));
-                return context.log(Level::Error, message);
-            }
+        let is_end;
+        (reading, is_end) = in_pool(zone, move || reading.step(&own).map(|is_end| (reading, is_end))).await??;
+        if is_end {
+            return Ok(Some(((reading.inode, reading.length), reading.scan.outcome())));
         }
     }
 }
 
-fn read_journal_step(zone: &Arc<CacheZone>, offset: u64) -> io::Result<Option<u64>> {
-    let mut file = match File::open(zone.place.path.join(JOURNAL_FILE)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file?,
-    };
-    let mut bytes = Vec::with_capacity(JOURNAL_STEP);
-    file.seek(SeekFrom::Start(offset))?;
-    file.take(JOURNAL_STEP as u64).read_to_end(&mut bytes)?;
-    let mut rest = &bytes[..];
-    if offset == 0 {
-        match rest.strip_prefix(MAGIC) {
-            Some(records) => rest = records,
-            None => return Ok(None),
-        }
+/// A journal that is being read.
+struct Reading {
+    file: File,
+    inode: u64,
+    length: u64,
+    scan: Scan,
+}
+
+impl Reading {
+    fn open(directory: &Path, seen: Option<Seen>) -> io::Result<Option<Reading>> {
+        let file = match File::open(directory.join(JOURNAL_FILE)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let (inode, length) = (file.metadata()?.ino(), file.metadata()?.len());
+        let is_seen = seen == Some((inode, length));
+        Ok((!is_seen).then(|| Reading { file, inode, length: 0, scan: Scan::default() }))
     }
-    let now = unix_now();
-    while let Some(record) = Record::read(&mut rest) {
-        zone.replay(record, now);
+
+    /// Reads some of it. True at the end.
+    fn step(&mut self, zone: &Arc<CacheZone>) -> io::Result<bool> {
+        let mut bytes = Vec::with_capacity(JOURNAL_STEP);
+        (&self.file).take(JOURNAL_STEP as u64).read_to_end(&mut bytes)?;
+        self.length += bytes.len() as u64;
+        let now = unix_now();
+        self.scan.push(&bytes, |record| zone.replay(record, now));
+        Ok(bytes.is_empty())
     }
-    let done = (bytes.len() - rest.len()) as u64;
-    Ok((bytes.len() == JOURNAL_STEP && done > 0).then_some(offset + done))
 }
 
 fn unix_now() -> u64 {
@@ -232,21 +288,33 @@ pub fn append_journal(zone: &CacheZone) -> io::Result<()> {
         return Err(io::Error::other("the journal has to be written anew"));
     }
     let changes = zone.take_changes();
-    if changes.is_empty() {
+    if changes.bytes.is_empty() {
         return Ok(());
     }
     let path = zone.place.path.join(JOURNAL_FILE);
-    let written = File::options().append(true).create(true).open(path).and_then(|mut file| {
-        let before = file.metadata()?.len();
-        if before == 0 {
-            file.write_all(MAGIC)?;
-        }
-        file.write_all(&changes).inspect_err(|_| _ = file.set_len(before))
-    });
+    let written = append(&path, &changes);
     if written.is_err() {
         zone.note_torn_journal();
     }
     written
+}
+
+/// Appends to the journal with this path. That there are purges is written before they are: none is ever missing
+/// without notice.
+fn append(path: &Path, changes: &Changes) -> io::Result<()> {
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    let mut end = file.metadata()?.len();
+    if end == 0 {
+        end = HEADER_LENGTH as u64;
+        file.write_all_at(&journal::header(changes.purges), 0)?;
+    } else if !changes.purges.is_empty() {
+        let mut header = [0; HEADER_LENGTH];
+        File::open(path)?.read_exact_at(&mut header, 0)?;
+        let mut purges = Account::of_header(&header).ok_or(io::ErrorKind::InvalidData)?;
+        purges.join(changes.purges);
+        file.write_all_at(&purges.encode(), ACCOUNT_AT as u64)?;
+    }
+    file.write_all_at(&changes.bytes, end).inspect_err(|_| _ = file.set_len(end))
 }
 
 /// Has a pool write what must not be lost, whatever becomes of this process.
@@ -286,12 +354,12 @@ fn write_journal(zone: &CacheZone) -> io::Result<()> {
     // What changes from here on follows.
     drop(zone.take_changes());
     let mut file = io::BufWriter::with_capacity(1 << 20, File::create(&new)?);
-    file.write_all(MAGIC)?;
     let mut count = 0;
+    let mut purges = Changes::default();
+    zone.purges.records().iter().for_each(|record| purges.add(record));
+    file.write_all(&journal::header(purges.purges))?;
+    file.write_all(&purges.bytes)?;
     let mut bytes = Vec::new();
-    for record in zone.purges.records() {
-        record.write(&mut bytes);
-    }
     for shard in 0..zone.index.shards() {
         let mut from = Some(0);
         while let Some(at) = from {
@@ -510,7 +578,6 @@ fn is_whole(header: &format::Header, size: u64) -> bool {
 type HeaderRead = (Result<format::Header, Unreadable>, u64);
 
 fn read_header(path: &Path) -> io::Result<HeaderRead> {
-    use std::os::unix::fs::FileExt;
     let file = File::open(path)?;
     let size = file.metadata()?.len();
     let mut bytes = vec![0; HEADER_READ.min(size as usize)];
@@ -549,6 +616,37 @@ mod tests {
         Arc::new(CacheZone::new("one".into(), place, PathOptions::default(), 64 * 1024))
     }
 
+    /// Does again what the journal of a zone's directory says.
+    fn read(zone: &Arc<CacheZone>) -> Outcome {
+        let mut reading = Reading::open(&zone.place.path, None).unwrap().unwrap();
+        while !reading.step(zone).unwrap() {}
+        reading.scan.outcome()
+    }
+
+    #[test]
+    fn purges_that_are_appended_are_in_the_account() {
+        let directory = std::env::temp_dir().join(format!("gale-journal-account-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let first = zone(&directory);
+        first.set_managed(true);
+        let purge = |tag| first.purge_all([Record::PurgedTag { tag, number: 100 + tag, is_soft: false }]);
+        let journal = directory.join(JOURNAL_FILE);
+        // Into no file, into one that is there, and into one that was written anew.
+        purge(1);
+        append_journal(&first).unwrap();
+        purge(2);
+        append_journal(&first).unwrap();
+        assert_eq!(read(&zone(&directory)), Outcome::Whole);
+        write_journal(&first).unwrap();
+        purge(3);
+        append_journal(&first).unwrap();
+        assert_eq!(read(&zone(&directory)), Outcome::Whole);
+        let whole = fs::read(&journal).unwrap();
+        fs::write(&journal, &whole[..whole.len() - 1]).unwrap();
+        assert_eq!(read(&zone(&directory)), Outcome::Lost(Some(103)));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
     #[test]
     fn a_purge_that_could_not_be_written_is_in_the_journal_that_is_written_next() {
         let directory = std::env::temp_dir().join(format!("gale-journal-{}", std::process::id()));
@@ -568,7 +666,7 @@ mod tests {
         purge(3);
         append_journal(&first).unwrap();
         let second = zone(&directory);
-        read_journal_step(&second, 0).unwrap();
+        assert_eq!(read(&second), Outcome::Whole);
         let judge = |tag| second.purges.judge(&[0; 16], b"/", &[tag], 100);
         assert_eq!([1, 2, 3, 4].map(judge), [Verdict::Gone, Verdict::Gone, Verdict::Gone, Verdict::Valid]);
         fs::remove_dir_all(&directory).unwrap();

@@ -24,7 +24,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use super::fill::{Fill, Stage};
 use super::format::Meta;
 use super::index::{Entry, Evicted, Index, Kind, seconds};
-use super::journal::Record;
+use super::journal::{Changes, Record};
 use super::key::{Id, path_of};
 use super::policy::Lifetime;
 use super::purges::{Purges, Verdict};
@@ -121,7 +121,7 @@ struct Listed {
 struct Journal {
     /// This process writes it.
     is_written: bool,
-    changes: Vec<u8>,
+    changes: Changes,
     /// How many records it has.
     records: u64,
     /// Something could not be written: its end may be torn, and only all of it anew is right.
@@ -458,9 +458,12 @@ impl CacheZone {
     /// Notes a change for the journal.
     fn note_change(&self, record: &Record) {
         let mut journal = self.journal.lock();
-        if journal.is_written && journal.changes.len() < CHANGES_MAX {
-            record.write(&mut journal.changes);
+        if journal.is_written && journal.changes.bytes.len() < CHANGES_MAX {
+            journal.changes.add(record);
             journal.records += 1;
+        } else if journal.is_written {
+            // What is appended from here on would lack it.
+            journal.is_torn = true;
         }
     }
 
@@ -470,7 +473,7 @@ impl CacheZone {
     }
 
     /// What is to be appended to the journal.
-    pub fn take_changes(&self) -> Vec<u8> {
+    pub fn take_changes(&self) -> Changes {
         std::mem::take(&mut self.journal.lock().changes)
     }
 
@@ -487,7 +490,7 @@ impl CacheZone {
     /// Whether the journal has to be written anew: its end is torn, or it has much that counts no more.
     pub fn journal_is_long(&self) -> bool {
         let journal = self.journal.lock();
-        journal.is_torn || journal.records > 2 * self.index.stored() + 10_000 || journal.changes.len() >= CHANGES_MAX
+        journal.is_torn || journal.records > 2 * self.index.stored() + 10_000
     }
 
     /// The journal was written anew, with so many records.
