@@ -40,8 +40,15 @@ const SLACK: usize = 32;
 /// The longest header that is read.
 pub const HEADER_MAX: usize = 256 * 1024;
 
+/// The status of a mark that says which fields of requests a response depends on ([`Meta`]).
+pub const VARIES: u16 = 0;
+
+/// The status of a mark that says which differences between queries matter.
+pub const SEARCHES: u16 = 1;
+
 /// What is known of an entry besides its body. With status 0 it is a *mark*: what has its key depends on the fields of
-/// the request that its variant names, and variants have its number.
+/// the request that its variant names, and variants have its number. With status 1 it is one of which the variant says
+/// which differences between queries matter ([`super::search`]).
 #[derive(Clone, Debug, Default)]
 pub struct Meta {
     /// The text of its key.

@@ -39,10 +39,19 @@ pub enum Kind {
     Stored,
     /// What answers depends on the request: the field names have this number.
     Varies(u32),
+    /// Which differences between queries matter: the rules have this number.
+    Searches(u32),
     /// The server failed with this status.
     Error(u16),
     /// What came may not be stored: nobody waits for it.
     Uncacheable,
+}
+
+impl Kind {
+    /// Whether there is a file: of a response, or of a mark.
+    pub fn has_file(self) -> bool {
+        matches!(self, Kind::Stored | Kind::Varies(_) | Kind::Searches(_))
+    }
 }
 
 /// An entry.
@@ -285,13 +294,9 @@ impl Index {
 }
 
 impl Evicted {
-    /// Of an entry that was taken out; `None` if it had no file: a response, or the mark of those that vary.
+    /// Of an entry that was taken out; `None` if it had no file.
     pub fn of(entry: &Entry) -> Option<Evicted> {
-        matches!(entry.kind, Kind::Stored | Kind::Varies(_)).then_some(Evicted {
-            id: entry.id,
-            size: entry.size,
-            number: entry.number,
-        })
+        entry.kind.has_file().then_some(Evicted { id: entry.id, size: entry.size, number: entry.number })
     }
 }
 

@@ -16,6 +16,7 @@ use std::ops::RangeInclusive;
 
 use super::index::{Entry, Kind};
 use super::key::{Id, KEY_BYTES_MAX};
+use super::policy::no_vary_search::RULES_BYTES_MAX;
 use super::policy::vary::NAMES_MAX;
 
 /// How a journal begins.
@@ -238,6 +239,15 @@ pub enum Record {
         /// The names.
         names: Vec<u8>,
     },
+    /// Which differences between queries matter in what has this mark.
+    Searches {
+        /// The mark.
+        id: Id,
+        /// What is in the keys of entries.
+        number: u64,
+        /// The text of the rules.
+        rules: Vec<u8>,
+    },
     /// An entry has gone that had this number.
     Gone {
         /// Its name.
@@ -304,6 +314,12 @@ impl Record {
                 out.extend_from_slice(&number.to_le_bytes());
                 out.extend_from_slice(names);
             }
+            Record::Searches { id, number, rules } => {
+                out.push(11);
+                out.extend_from_slice(id);
+                out.extend_from_slice(&number.to_le_bytes());
+                out.extend_from_slice(rules);
+            }
             Record::Gone { id, number } => {
                 out.push(4);
                 out.extend_from_slice(id);
@@ -342,7 +358,7 @@ impl Record {
             Record::PurgedKey { number, .. }
             | Record::PurgedTag { number, .. }
             | Record::PurgedPrefix { number, .. } => Some(*number),
-            Record::Stored { .. } | Record::Varies { .. } | Record::Gone { .. } => None,
+            Record::Stored { .. } | Record::Varies { .. } | Record::Searches { .. } | Record::Gone { .. } => None,
         }
     }
 
@@ -378,6 +394,7 @@ impl Record {
                 must_revalidate: kind == 2,
             },
             3 => Record::Varies { id: id()?, number: long(16)?, names: body.get(24..)?.to_vec() },
+            11 => Record::Searches { id: id()?, number: long(16)?, rules: body.get(24..)?.to_vec() },
             4 => Record::Gone { id: id()?, number: long(16)? },
             9 | 10 => Record::PurgedKey { id: id()?, number: long(16)?, is_soft: kind == 10 },
             5 | 6 => Record::PurgedTag { tag: long(0)?, number: long(8)?, is_soft: kind == 6 },
@@ -392,6 +409,7 @@ fn lengths_of(kind: u8) -> RangeInclusive<usize> {
     let (least, more) = match kind {
         1 | 2 => (48, 0),
         3 => (24, NAMES_MAX),
+        11 => (24, RULES_BYTES_MAX),
         4 | 9 | 10 => (24, 0),
         5 | 6 => (16, 0),
         7 | 8 => (8, KEY_BYTES_MAX),
@@ -409,6 +427,7 @@ mod tests {
         vec![
             Record::Stored { id: [7; 16], number: 1, size: 2, times: [3, 4, 5, 6], must_revalidate: true },
             Record::Varies { id: [8; 16], number: 9, names: b"accept,x".to_vec() },
+            Record::Searches { id: [8; 16], number: 10, rules: b"o-a&".to_vec() },
             Record::Gone { id: [9; 16], number: 10 },
             Record::PurgedKey { id: [10; 16], number: 11, is_soft: true },
             Record::PurgedKey { id: [11; 16], number: 12, is_soft: false },
@@ -488,9 +507,9 @@ mod tests {
             assert_eq!(matches!(outcome, Outcome::Lost(_)), !has_all, "{length}");
         }
         // One that has only entries, and lost one.
-        let entries = written(&records()[..3]);
+        let entries = written(&records()[..4]);
         let (found, outcome) = read(&entries[..entries.len() - 1], 64);
-        assert_eq!((found.len(), matches!(outcome, Outcome::Damaged(_))), (2, true));
+        assert_eq!((found.len(), matches!(outcome, Outcome::Damaged(_))), (3, true));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 
 use super::journal::Record;
 use super::key::Id;
+use super::search::may_begin_with;
 
 /// Most purges that are remembered.
 const PURGES_MAX: usize = 10_000;
@@ -101,7 +102,7 @@ impl Purges {
         let state = self.0.read();
         let of_key = state.keys.get(primary).map_or(Verdict::Valid, |purge| purge.judge(number));
         let of_tags = tags.iter().filter_map(|tag| state.tags.get(tag)).map(|purge| purge.judge(number));
-        let of_prefixes = state.prefixes.iter().filter(|(prefix, _)| key.starts_with(prefix));
+        let of_prefixes = state.prefixes.iter().filter(|(prefix, _)| may_begin_with(key, prefix));
         let of_prefixes = of_prefixes.map(|(_, purge)| purge.judge(number));
         of_tags.chain(of_prefixes).fold(of_key.max(state.everything.judge(number)), Verdict::max)
     }

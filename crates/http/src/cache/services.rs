@@ -332,17 +332,10 @@ pub async fn write_now(zone: &Arc<CacheZone>, patience: Duration) -> bool {
     }
     let own = Arc::clone(zone);
     let task = default_pool().run_for(likely_device(&zone.place.path).writes(), move || {
-        let written = append_journal(&own);
-        own.disk.note_alive();
-        written
+        append_journal(&own).inspect(|()| own.disk.note_alive())
     });
-    match timeout(patience, task).await {
-        Ok(written) => matches!(written, Ok(Ok(()))),
-        Err(_) => {
-            zone.disk.note_silent(gale_runtime::now());
-            false
-        }
-    }
+    // It may have waited for the pool, or for a journal that is written anew: that says nothing about the disk.
+    matches!(timeout(patience, task).await, Ok(Ok(Ok(()))))
 }
 
 fn write_journal(zone: &CacheZone) -> io::Result<()> {
@@ -559,7 +552,11 @@ fn visit(zone: &Arc<CacheZone>, path: &Path, name: &OsStr, purges: bool) -> bool
     }
     zone.counters.loaded.fetch_add(1, Relaxed);
     let now = unix_now();
-    if meta.status == 0 {
+    if meta.status == format::SEARCHES {
+        zone.note_search(&id, &meta.variant, meta.variant_number, now);
+        return true;
+    }
+    if meta.status == format::VARIES {
         zone.note_vary(&id, &meta.variant, meta.variant_number, now);
         return true;
     }

@@ -13,6 +13,7 @@ use gale_protocol::request::Method;
 use super::key::Levels;
 use super::policy::Conformance;
 use super::policy::freshness::Heuristic;
+use super::search::{SearchKey, split};
 use super::zone::CacheZone;
 use crate::request::Request;
 use crate::request::variables::template::{Template, any_is_true};
@@ -111,6 +112,40 @@ pub struct CacheKey {
     pub template: Template,
     /// It has what tells users apart: no response to one reaches another.
     pub tells_users: bool,
+    /// Where the query is in it, if that is a place of its own.
+    pub search: Option<SearchPlace>,
+}
+
+/// Where a key has the query.
+#[derive(Clone)]
+pub struct SearchPlace {
+    /// What comes before it.
+    pub before: Template,
+    /// The query, or the target that it is the end of.
+    pub query: Template,
+    /// `query` has the path, too.
+    pub has_path: bool,
+    /// The question mark is there only if there is a query.
+    pub lacks_mark: bool,
+    /// What comes behind it.
+    pub after: Template,
+}
+
+impl SearchPlace {
+    /// A request's key by its parts.
+    pub fn key(&self, request: &Request) -> Option<SearchKey> {
+        let mut before = self.before.evaluate(request);
+        let mut query = self.query.evaluate(request);
+        if self.has_path {
+            let (path, rest) = split(&query);
+            before.extend_from_slice(path);
+            query = rest.to_vec();
+        }
+        if self.lacks_mark {
+            before.push(b'?');
+        }
+        SearchKey::new(before, query, self.after.evaluate(request))
+    }
 }
 
 /// What a location says about its cache. The names are those of the directives, without the prefix of their module.
@@ -150,6 +185,8 @@ pub struct CacheSettings {
     pub max_range_offset: Setting<u64>,
     /// `cache_conformance`
     pub conformance: Setting<Conformance>,
+    /// `cache_no_vary_search`
+    pub no_vary_search: Setting<bool>,
     /// `cache_disk_timeout`: how long a request waits for its disk.
     pub disk_timeout: Setting<Duration>,
     /// `cache_purge`
@@ -182,6 +219,15 @@ impl CacheSettings {
     /// Whether the key tells users apart.
     pub fn key_tells_users(&self) -> bool {
         self.key.get_opt().is_some_and(|key| key.tells_users)
+    }
+
+    /// A request's key by its parts, if its query may not matter: `No-Vary-Search` is followed, and the key has a place
+    /// for the query.
+    pub fn search_key(&self, request: &Request) -> Option<SearchKey> {
+        if !*self.no_vary_search.get() {
+            return None;
+        }
+        self.key.get_opt()?.search.as_ref()?.key(request)
     }
 
     /// For how long `cache_valid` says that a response with this status is fresh, in seconds.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -26,7 +26,7 @@ use super::format::Meta;
 use super::index::{Entry, Evicted, Index, Kind, seconds};
 use super::journal::{Changes, Record};
 use super::key::{Id, path_of};
-use super::policy::Lifetime;
+use super::policy::{Lifetime, SearchRules};
 use super::purges::{Purges, Verdict};
 use super::settings::{PathOptions, Place};
 use super::store::{self, OpenError, Opened, Unnamed};
@@ -55,6 +55,15 @@ const SETTLED_AT_ONCE: usize = 256;
 /// How many files may get their names at the same time, or lose them.
 const NAMING_SHARDS: usize = 64;
 
+/// Most rules of `No-Vary-Search` that a cache tells apart.
+const SEARCH_RULES_MAX: usize = 4096;
+
+/// Rules by their text.
+type KnownRules = (Box<[u8]>, Arc<SearchRules>);
+
+/// In how many parts it is noted when something of what has rules was purged.
+const SEARCH_PURGES: usize = 1024;
+
 /// For how long nobody waits for what came and may not be stored.
 const UNCACHEABLE_SECONDS: u64 = 10;
 
@@ -78,6 +87,11 @@ pub struct CacheZone {
     /// Held by threads of pools while a file gets or loses its name, so that index and directory say the same.
     naming: [Mutex<()>; NAMING_SHARDS],
     vary_lists: RwLock<Vec<Arc<[u8]>>>,
+    /// With their texts.
+    search_rules: RwLock<Vec<KnownRules>>,
+    /// When something was purged by a key, by the mark that is for it: what was asked for before may come with rules, and
+    /// be of that key, too.
+    search_purges: Box<[AtomicU64]>,
     last_number: AtomicU64,
     unstored_bytes: AtomicU64,
     /// Bytes of files that are about to get their names: `max_size` has room for them.
@@ -106,6 +120,14 @@ pub struct Purged {
     pub had_any: bool,
     /// The purge was noted for the journal: more of the key may be found or come.
     pub is_noted: bool,
+}
+
+impl Purged {
+    /// What has come of another purge counts, too.
+    pub fn join(&mut self, other: Purged) {
+        self.had_any |= other.had_any;
+        self.is_noted |= other.is_noted;
+    }
 }
 
 /// What is being fetched under a name.
@@ -273,6 +295,8 @@ impl CacheZone {
             in_flight: Mutex::default(),
             naming: [const { Mutex::new(()) }; NAMING_SHARDS],
             vary_lists: RwLock::default(),
+            search_rules: RwLock::default(),
+            search_purges: (0..SEARCH_PURGES).map(|_| AtomicU64::new(0)).collect(),
             last_number: AtomicU64::new(0),
             unstored_bytes: AtomicU64::new(0),
             promised_bytes: AtomicU64::new(0),
@@ -387,6 +411,7 @@ impl CacheZone {
                     Some(names) => Lookup::Varies(Arc::clone(names), entry.number),
                     None => Lookup::Nothing { uses: entry.uses.into(), is_uncacheable: false },
                 },
+                // A key of a request is no mark's.
                 kind => {
                     let is_uncacheable = kind == Kind::Uncacheable && entry.is_fresh(now);
                     Lookup::Nothing { uses: entry.uses.into(), is_uncacheable }
@@ -506,6 +531,10 @@ impl CacheZone {
                 let names = self.vary_lists.read().get(list as usize)?.to_vec();
                 Some(Record::Varies { id: entry.id, number: entry.number, names })
             }
+            Kind::Searches(place) => {
+                let rules = self.search_rules.read().get(place as usize)?.0.to_vec();
+                Some(Record::Searches { id: entry.id, number: entry.number, rules })
+            }
             _ => Record::of_entry(entry),
         }
     }
@@ -529,6 +558,10 @@ impl CacheZone {
             Record::Varies { id, number, names } => {
                 self.note_number(number);
                 self.note_vary(&id, &names, number, now);
+            }
+            Record::Searches { id, number, rules } => {
+                self.note_number(number);
+                self.note_search(&id, &rules, number, now);
             }
             Record::Gone { id, number } => _ = self.index.remove(&id, |entry| entry.number <= number),
             Record::PurgedKey { id, number, is_soft } => {
@@ -623,7 +656,9 @@ impl CacheZone {
     /// The disk's.
     pub fn commit_mark(&self, primary: &Id, mark: &Meta, file: Unnamed) -> std::io::Result<()> {
         let _naming = self.naming_of(primary).lock();
-        let is_mark = |entry: &Entry| matches!(entry.kind, Kind::Varies(_)) && entry.number == mark.variant_number;
+        let is_mark = |entry: &Entry| {
+            matches!(entry.kind, Kind::Varies(_) | Kind::Searches(_)) && entry.number == mark.variant_number
+        };
         match self.index.with(primary, |entry| entry.is_some_and(|entry| is_mark(entry))) {
             true => file.publish(&self.path_of(primary)),
             false => Ok(()),
@@ -704,6 +739,81 @@ impl CacheZone {
         Some(number)
     }
 
+    /// Whether there may be marks of `No-Vary-Search`.
+    pub fn has_searches(&self) -> bool {
+        !self.search_rules.read().is_empty()
+    }
+
+    /// The rules of a mark, which counts as asked for, and its number.
+    pub fn search(&self, mark: &Id, now: u64) -> Option<(Arc<SearchRules>, u64)> {
+        let entry = self.index.touch(mark, now)?;
+        let Kind::Searches(place) = entry.kind else { return None };
+        Some((Arc::clone(&self.search_rules.read().get(place as usize)?.1), entry.number))
+    }
+
+    /// Notes which differences between queries matter in what has this mark, by the text of the rules. Returns the number
+    /// that is in the keys of entries; `None` if that was purged since, later rules hold, or nothing more can be noted.
+    pub fn note_search(self: &Arc<Self>, mark: &Id, rules: &[u8], number: u64, now: u64) -> Option<u64> {
+        if self.purges.judge_key(mark, number) == Verdict::Gone {
+            return None;
+        }
+        let kind = Kind::Searches(self.search_place(rules)?);
+        let known = self.index.with(mark, |entry| match entry {
+            Some(entry) if entry.kind == kind => Some(Some(entry.number)),
+            Some(entry) if matches!(entry.kind, Kind::Searches(_)) && entry.number > number => Some(None),
+            _ => None,
+        });
+        if let Some(known) = known {
+            return known;
+        }
+        self.put(Entry { number, ..Entry::new(*mark, kind, now) });
+        Some(number)
+    }
+
+    /// The place of rules in the table; `None` if there are too many, or these are none.
+    fn search_place(&self, text: &[u8]) -> Option<u32> {
+        let find = |known: &[KnownRules]| known.iter().position(|(own, _)| **own == *text);
+        if let Some(place) = find(&self.search_rules.read()) {
+            return Some(place as u32);
+        }
+        let rules = Arc::new(SearchRules::decode(text)?);
+        let mut known = self.search_rules.write();
+        let place = find(&known).or_else(|| {
+            (known.len() < SEARCH_RULES_MAX).then(|| {
+                known.push((text.into(), rules));
+                known.len() - 1
+            })
+        });
+        place.map(|place| place as u32)
+    }
+
+    /// How new what is found under a name is; `None` if it is nothing.
+    pub fn newest(&self, id: &Id, now: u64) -> Option<u64> {
+        if let Some(fill) = self.readable_fill(id) {
+            return Some(fill.number);
+        }
+        self.index.with(id, |entry| match entry {
+            Some(entry) if matches!(entry.kind, Kind::Stored | Kind::Varies(_)) => Some(entry.number),
+            Some(entry) if matches!(entry.kind, Kind::Error(_)) && entry.is_fresh(now) => Some(0),
+            _ => None,
+        })
+    }
+
+    /// Something that this mark is for is about to be purged by its key. What was asked for before, and comes with rules
+    /// later, is not stored.
+    pub fn note_search_purge(&self, mark: &Id) {
+        self.search_purge_of(mark).fetch_max(self.next_number(), SeqCst);
+    }
+
+    /// Whether what has this number was asked for before something was purged that this mark is for.
+    pub fn is_search_purged(&self, mark: &Id, number: u64) -> bool {
+        self.search_purge_of(mark).load(SeqCst) > number
+    }
+
+    fn search_purge_of(&self, mark: &Id) -> &AtomicU64 {
+        &self.search_purges[usize::from(u16::from_le_bytes([mark[12], mark[13]])) % SEARCH_PURGES]
+    }
+
     /// The server failed with this status, which holds for so many seconds.
     pub fn note_error(self: &Arc<Self>, id: &Id, status: u16, valid: u32, now: u64) {
         self.note(id, Kind::Error(status), now + u64::from(valid), now);
@@ -716,7 +826,7 @@ impl CacheZone {
 
     fn note(self: &Arc<Self>, id: &Id, kind: Kind, until: u64, now: u64) {
         let is_kept = self.index.with(id, |entry| match entry {
-            Some(entry) if matches!(entry.kind, Kind::Stored | Kind::Varies(_)) => true,
+            Some(entry) if entry.kind.has_file() => true,
             Some(entry) => {
                 (entry.kind, entry.fresh_until) = (kind, seconds(until));
                 true
@@ -792,7 +902,7 @@ impl CacheZone {
             let is_news = is_soft || fill.purge();
             was_coming |= is_news && !matches!(fill.stage(), Stage::Nothing | Stage::Broken);
         }
-        let has_file = |entry: &Entry| matches!(entry.kind, Kind::Stored | Kind::Varies(_));
+        let has_file = |entry: &Entry| entry.kind.has_file();
         let removed = if is_soft { None } else { self.index.remove(id, has_file) };
         let had_any = was_coming || removed.is_some() || is_soft && self.has_file(id, 0);
         // What the index and the table know has gone by now. The number is for the rest: variants, requests whose
@@ -899,7 +1009,7 @@ impl CacheZone {
 
     /// Whether the index has a file of this name, of this number or a later one.
     fn has_file(&self, id: &Id, number: u64) -> bool {
-        let has_file = |entry: &Entry| matches!(entry.kind, Kind::Stored | Kind::Varies(_)) && entry.number >= number;
+        let has_file = |entry: &Entry| entry.kind.has_file() && entry.number >= number;
         self.index.with(id, |entry| entry.is_some_and(|entry| has_file(entry)))
     }
 
@@ -907,7 +1017,7 @@ impl CacheZone {
     pub fn remove_damaged(&self, id: &Id, is_damaged: impl FnOnce() -> bool) {
         let _naming = self.naming_of(id).lock();
         if is_damaged() {
-            self.index.remove(id, |entry| matches!(entry.kind, Kind::Stored | Kind::Varies(_)));
+            self.index.remove(id, |entry| entry.kind.has_file());
             let _ = store::remove(&self.path_of(id));
         }
     }

@@ -11,12 +11,15 @@ use gale_config::{Diagnostic, Setting, Span, Statement, Word, values};
 use gale_engine::configuration::{Builder, ZoneRef, ZoneSize};
 use gale_engine::service::ServiceSpec;
 use gale_engine::spool::TempPath;
+use gale_engine::variables::is_name_byte;
 use gale_http::cache::CacheZone;
 use gale_http::cache::key::Levels;
 use gale_http::cache::policy::Conformance;
 use gale_http::cache::policy::freshness::Heuristic;
 use gale_http::cache::services::CacheService;
-use gale_http::cache::settings::{CacheChoice, CacheKey, CachePath, PathOptions, Place, Valid, method_bit};
+use gale_http::cache::settings::{
+    CacheChoice, CacheKey, CachePath, PathOptions, Place, SearchPlace, Valid, method_bit,
+};
 use gale_http::configuration::builder::InHttp;
 use gale_http::upstream::settings::{RetryOn, UpstreamSettings};
 use gale_http::upstream::store::StoreTo;
@@ -76,6 +79,9 @@ macro_rules! upstream_cache_rows {
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_conformance", gale_config::Takes::Exactly(1), "mixed",
                 "Whose rules count where nginx and RFC 9111 differ: mixed, nginx, rfc9111.",
                 values_of cache_conformance, upstream.cache.conformance),
+            $crate::http::cache_rows::row!($conf, $prefix, "_cache_no_vary_search", gale_config::Takes::Flag, "off",
+                "Whether No-Vary-Search says which differences between queries do not matter.",
+                values flag, upstream.cache.no_vary_search),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_disk_timeout", gale_config::Takes::Exactly(1),
                 "250ms", "How long a request waits for the cache's disk before it goes to the upstream.",
                 values time_ms, upstream.cache.disk_timeout),
@@ -269,10 +275,47 @@ const OF_USERS: &[&str] = &["http_authorization"];
 
 /// `proxy_cache_key TEXT;`
 pub(crate) fn cache_key(builder: &mut Builder, statement: &Statement) -> Result<CacheKey, Diagnostic> {
-    let template = builder.http_mut().template(&statement.args[0])?;
-    let text = &statement.args[0].text;
+    key_of(builder, &statement.args[0])
+}
+
+fn key_of(builder: &mut Builder, word: &Word) -> Result<CacheKey, Diagnostic> {
+    let template = builder.http_mut().template(word)?;
+    let search = search_place(builder, word)?;
+    let text = &word.text;
     let names = |name: &&str| text.contains_str(format!("${name}")) || text.contains_str(format!("${{{name}"));
-    Ok(CacheKey { template, tells_users: OF_USERS.iter().any(names) })
+    Ok(CacheKey { template, tells_users: OF_USERS.iter().any(names), search })
+}
+
+/// Where a key has the query: what comes before its last mention, and what comes behind it. A query that is in a place
+/// of its own there can be left out of the key; anything else that depends on it still tells requests apart.
+fn search_place(builder: &mut Builder, word: &Word) -> Result<Option<SearchPlace>, Diagnostic> {
+    let Some((before, variable, after)) = last_query(&word.text) else { return Ok(None) };
+    let has_path = variable.contains_str("request_uri");
+    let without_mark = [&b"$is_args"[..], b"${is_args}"].iter().find_map(|mark| before.strip_suffix(*mark));
+    let mut part = |text: &[u8]| builder.http_mut().template(&Word { text: text.into(), ..word.clone() });
+    Ok(Some(SearchPlace {
+        before: part(without_mark.unwrap_or(before))?,
+        query: part(variable)?,
+        has_path,
+        lacks_mark: has_path || without_mark.is_some(),
+        after: part(after)?,
+    }))
+}
+
+/// Divides a text at the last variable that is the query or ends with it.
+fn last_query(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    text.rfind_iter(b"$").find_map(|at| {
+        let rest = &text[at + 1..];
+        let (name, length) = match rest.strip_prefix(b"{") {
+            Some(inner) => (&inner[..inner.find_byte(b'}')?], inner.find_byte(b'}')? + 2),
+            None => {
+                let length = rest.iter().take_while(|&&byte| is_name_byte(byte)).count();
+                (&rest[..length], length)
+            }
+        };
+        let end = at + 1 + length;
+        matches!(name, b"request_uri" | b"args" | b"query_string").then(|| (&text[..at], &text[at..end], &text[end..]))
+    })
 }
 
 /// `proxy_cache_valid [STATUS ...] TIME;`
@@ -384,8 +427,8 @@ pub(crate) fn complete(
     if settings.is_on() && !settings.key.is_set() {
         match default_key {
             Some(key) => {
-                let template = builder.http_mut().template(&Statement::synthetic(key, Vec::new()).name)?;
-                settings.key.set(CacheKey { template, tells_users: false }, None);
+                let key = key_of(builder, &Statement::synthetic(key, Vec::new()).name)?;
+                settings.key.set(key, None);
             }
             None => {
                 let message = format!("no \"{prefix}_cache_key\" for \"{prefix}_cache\"");

@@ -5,6 +5,7 @@
 
 pub mod cache_control;
 pub mod freshness;
+pub mod no_vary_search;
 pub mod rules;
 #[cfg(test)]
 mod table;
@@ -12,4 +13,5 @@ pub mod vary;
 
 pub use cache_control::{RequestDirectives, ResponseDirectives};
 pub use freshness::{Lifetime, NotStored, Storing, current_age};
+pub use no_vary_search::SearchRules;
 pub use rules::{Conformance, Rules};

@@ -18,13 +18,14 @@ use super::serve::{Serving, serve_fill, serve_hot};
 use super::{CacheNote, CacheStatus, Caching, Update, count_use, purge};
 use crate::cache::CacheZone;
 use crate::cache::fill::{Fill, Stage};
-use crate::cache::format::Meta;
+use crate::cache::format::{Meta, VARIES};
 use crate::cache::index::{Entry, Kind};
 use crate::cache::key::{Id, KEY_BYTES_MAX, id_of, variant_id};
 use crate::cache::memory::{self, Hot, HotBody, LOOK_AGAIN};
 use crate::cache::policy::vary::append_variant;
 use crate::cache::policy::{RequestDirectives, Rules, current_age};
 use crate::cache::purges::Verdict;
+use crate::cache::search::SearchKey;
 use crate::cache::settings::{CacheChoice, CachePath, CacheSettings, holds};
 use crate::cache::store::{self, OpenError};
 use crate::cache::zone::Lookup;
@@ -58,10 +59,11 @@ pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
         return None;
     }
     let zone = Arc::clone(&zone.cache);
-    let key = settings.key.get_opt()?.template.text(request).into_owned();
-    let primary = id_of(&key);
-    let mut id = primary;
+    let own: Rc<[u8]> = settings.key.get_opt()?.template.text(request).into_owned().into();
     let now = gale_runtime::wall_seconds();
+    let search = if zone.has_searches() { settings.search_key(request) } else { None };
+    let (key, primary) = name_of(&zone, &own, search.as_ref(), now);
+    let mut id = primary;
     let varies = zone.index.with(&primary, |entry| match entry {
         Some(Entry { kind: Kind::Varies(list), number, .. }) => Some((*list, *number)),
         _ => None,
@@ -84,7 +86,7 @@ pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
         return None;
     }
     zone.index.touch(&id, now);
-    let note = CacheNote { key: key.into(), zone: Some(Arc::clone(&zone)), ..CacheNote::default() };
+    let note = CacheNote { key: own, zone: Some(Arc::clone(&zone)), ..CacheNote::default() };
     request.notes.put(note);
     request.at_end = Some(count_use);
     Some(serve_hot(request, serving, &hot, CacheStatus::Hit))
@@ -120,7 +122,10 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
     let note = CacheNote { key: Rc::clone(&key), zone: Some(Arc::clone(&zone)), ..CacheNote::default() };
     request.notes.put(note);
     request.at_end = Some(count_use);
-    let mut caching = Box::new(Caching { zone, primary, key, id: primary, lead: None, may_store: true, stale: None });
+    let search = settings.search_key(request).map(Rc::new);
+    let own = Rc::clone(&key);
+    let mut caching =
+        Box::new(Caching { zone, primary, key, own, search, id: primary, lead: None, may_store: true, stale: None });
     let asked = Directives::of(request, settings.conformance.get().rules());
     if holds(&settings.bypass, request) || asked.directives.no_store {
         caching.may_store = !asked.directives.no_store;
@@ -204,6 +209,8 @@ fn invalidator(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone
     Some(Box::new(Caching {
         zone: Arc::clone(zone),
         primary,
+        own: Rc::clone(&key),
+        search: settings.search_key(request).map(Rc::new),
         key,
         id: primary,
         lead: None,
@@ -271,7 +278,7 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
             Lookup::Nothing { uses, is_uncacheable } => {
                 let cold = caching.zone.is_cold() && caching.zone.is_ready() && caching.zone.disk.is_well();
                 if cold && let Some(hot) = open_cold(request, serving, &caching).await {
-                    if hot.meta.status == 0 {
+                    if hot.meta.status == VARIES {
                         // A mark: there are variants.
                         memory::forget(caching.zone.identity(), &caching.id);
                         let names = hot.meta.variant.to_vec();
@@ -356,8 +363,26 @@ async fn wait_for_head(fill: &Arc<Fill>, patience: Duration, age_max: Duration) 
     came
 }
 
+/// What a request with this key of its own is looked for by: that, or the key of what stands for all queries that do
+/// not matter, whichever has the later.
+fn name_of(zone: &Arc<CacheZone>, own: &Rc<[u8]>, search: Option<&SearchKey>, now: u64) -> (Rc<[u8]>, Id) {
+    let own_id = id_of(own);
+    let common = search.filter(|_| zone.has_searches()).and_then(|search| {
+        let (rules, number) = zone.search(&id_of(&search.mark()), now)?;
+        search.entry(&rules, number)
+    });
+    match common.map(|key| (id_of(&key), key)) {
+        Some((id, key)) if zone.newest(&own_id, now) <= zone.newest(&id, now) => (key.into(), id),
+        _ => (Rc::clone(own), own_id),
+    }
+}
+
 /// Looks for the request's variant.
 fn look(request: &Request, caching: &mut Caching, now: u64) -> Lookup {
+    if caching.search.is_some() {
+        // It may have come to be known since.
+        (caching.key, caching.primary) = name_of(&caching.zone, &caching.own, caching.search.as_deref(), now);
+    }
     caching.id = caching.primary;
     match caching.zone.look(&caching.primary, now) {
         Lookup::Varies(names, number) => {
@@ -514,6 +539,8 @@ fn update_in_background(request: &mut Request, caching: &mut Caching, hot: &Rc<H
         zone: Arc::clone(&caching.zone),
         primary: caching.primary,
         key: Rc::clone(&caching.key),
+        own: Rc::clone(&caching.own),
+        search: caching.search.clone(),
         id: caching.id,
         lead: caching.lead.take(),
         may_store: true,
@@ -552,7 +579,7 @@ fn is_beyond_range(request: &Request, settings: &CacheSettings) -> bool {
 /// Notes how the server is asked.
 fn prepare_to_ask(request: &mut Request, serving: Serving<'_>, caching: &Caching, status: CacheStatus) {
     let settings = &serving.settings.cache;
-    let key = Rc::clone(&caching.key);
+    let key = Rc::clone(&caching.own);
     let zone = Some(Arc::clone(&caching.zone));
     let mut note = CacheNote { status: Some(status), key, zone, asks_for_whole: true, ..CacheNote::default() };
     note.converts_head = serving.converts_head && *settings.convert_head.get() && request.is_head();
@@ -576,7 +603,7 @@ async fn open(request: &Request, serving: Serving<'_>, caching: &Caching, entry:
     }
     match read(request, serving, caching).await {
         // A mark: there are variants, and this is no response.
-        Ok(hot) if hot.meta.status == 0 => {
+        Ok(hot) if hot.meta.status == VARIES => {
             memory::forget(zone.identity(), &caching.id);
             let names = hot.meta.variant.to_vec();
             zone.note_vary(&caching.id, &names, hot.meta.variant_number, gale_runtime::wall_seconds());

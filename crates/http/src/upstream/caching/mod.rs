@@ -6,6 +6,7 @@
 //!   receive    a server's response: a 304, an error that something stale stands in for, something to store
 //!   feed       what a server sends, into a fill: the task that goes on without its first client
 //!   purge      requests that purge
+//!   search     `No-Vary-Search`: what is stored, and purged, for more than one query
 //! ```
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache>)
 
@@ -13,6 +14,7 @@ mod consult;
 mod feed;
 mod purge;
 mod receive;
+mod search;
 mod serve;
 
 use std::rc::Rc;
@@ -21,9 +23,10 @@ use std::sync::Arc;
 use gale_protocol::request::KnownHeader;
 
 use crate::cache::CacheZone;
-use crate::cache::key::Id;
+use crate::cache::key::{Id, id_of};
 use crate::cache::memory::Hot;
 use crate::cache::policy::Lifetime;
+use crate::cache::search::SearchKey;
 use crate::cache::settings::CacheSettings;
 use crate::cache::zone::{Lead, WAYS};
 use crate::request::Request;
@@ -123,6 +126,10 @@ pub struct Caching {
     /// What the key's text comes to.
     primary: Id,
     key: Rc<[u8]>,
+    /// The request's own key; `key` may be that of what stands for other queries, too.
+    own: Rc<[u8]>,
+    /// The request's own key by its parts, if `No-Vary-Search` is followed.
+    search: Option<Rc<SearchKey>>,
     /// What it is looked for by: the key, or a variant of it.
     id: Id,
     /// The right to store what comes, where nobody else has it.
@@ -134,6 +141,11 @@ pub struct Caching {
 }
 
 impl Caching {
+    /// What an error is noted for: this request's key alone, since no response says that it stands for others.
+    fn id_of_errors(&self) -> Id {
+        if *self.key == *self.own { self.id } else { id_of(&self.own) }
+    }
+
     /// Notes how the cache was used.
     fn note(request: &mut Request, status: CacheStatus) {
         match request.notes.get_mut::<CacheNote>() {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use gale_base::log_level::Level;
 use gale_runtime::Bytes;
 
+use super::search;
 use super::serve::Serving;
 use crate::cache::CacheZone;
 use crate::cache::journal::Record;
@@ -47,7 +48,10 @@ pub(super) async fn answer(request: &mut Request, serving: Serving<'_>, zone: &A
     }
     let id = id_of(key);
     let pool = pool_of(request);
-    let purged = zone.purge_key(&id, is_soft, Some(&pool));
+    let mut purged = zone.purge_key(&id, is_soft, Some(&pool));
+    if let Some(search) = settings.search_key(request) {
+        purged.join(search::purge(zone, &search, is_soft, &pool));
+    }
     if purged.is_noted {
         write(request, settings, zone).await;
     }

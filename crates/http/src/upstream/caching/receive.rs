@@ -9,9 +9,9 @@ use gale_runtime::Bytes;
 use gale_runtime::files::likely_device;
 
 use super::consult::{settings_use, variant_of};
-use super::feed;
 use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot};
 use super::{CacheNote, CacheStatus, Caching};
+use super::{feed, search};
 use crate::cache::CacheZone;
 use crate::cache::fill::Fill;
 use crate::cache::format::{HEADER_MAX, Meta, header_length};
@@ -21,6 +21,7 @@ use crate::cache::policy::freshness::{IgnoredFields, Judged, judge as judge_stor
 use crate::cache::policy::vary::Vary;
 use crate::cache::policy::{NotStored, Storing};
 use crate::cache::purges::tag_hash;
+use crate::cache::search::SearchKey;
 use crate::cache::services::write_soon;
 use crate::cache::settings::{CacheSettings, holds};
 use crate::cache::store;
@@ -43,6 +44,8 @@ pub(in crate::upstream) struct Stored {
     lead: Lead,
     id: Id,
     meta: Arc<Meta>,
+    /// It stands for other queries, too.
+    search: Option<Rc<SearchKey>>,
 }
 
 /// Answers with something stale in place of a failure, if there is something and the location, or the response when it
@@ -77,7 +80,7 @@ pub(in crate::upstream) fn tell_error(passing: &mut Passing<'_>, status: u16) {
     if let Some(seconds) = passing.settings.cache.valid_for(status).filter(|_| caching.may_store)
         && matches!(status, 502 | 504)
     {
-        caching.zone.note_error(&caching.id, status, seconds, gale_runtime::wall_seconds());
+        caching.zone.note_error(&caching.id_of_errors(), status, seconds, gale_runtime::wall_seconds());
     }
 }
 
@@ -94,7 +97,7 @@ pub(in crate::upstream) fn tell_intercepted(
         && caching.may_store
     {
         let seconds = u32::try_from(lifetime.fresh_until.saturating_sub(now)).unwrap_or(u32::MAX);
-        caching.zone.note_error(&caching.id, status, seconds, now);
+        caching.zone.note_error(&caching.id_of_errors(), status, seconds, now);
     }
 }
 
@@ -114,7 +117,10 @@ pub(in crate::upstream) fn revalidate(
     let settings = passing.settings;
     let serving = Serving { settings, rewriter: passing.rewriter, converts_head: false };
     let rules = settings.cache.conformance.get().rules();
-    if is_about_another(&head.fields, &hot.meta.fields, settings.ignored.has(Ignored::VARY)) {
+    let has_other_rules = caching.search.is_some()
+        && head.fields.iter().any(|field| field.name.eq_ignore_ascii_case(b"No-Vary-Search"))
+        && search::rules_of(&head.fields) != search::rules_of(&hot.meta.fields);
+    if has_other_rules || is_about_another(&head.fields, &hot.meta.fields, settings.ignored.has(Ignored::VARY)) {
         // It answers this request, as the server says; the next one gets all of what is there now.
         let zone = Arc::clone(&caching.zone);
         zone.discard(&caching.id, hot.meta.number);
@@ -316,10 +322,13 @@ pub(in crate::upstream) fn judge(
         }
     };
     let lead = caching.lead.take()?;
+    let number = lead.fill().number;
+    if !search::name(request, &mut caching, fields, number, now) {
+        return None;
+    }
     if let Some(status) = request.notes.get::<CacheNote>().and_then(|note| note.status) {
         lead.fill().set_way(status as usize);
     }
-    let number = lead.fill().number;
     let mut meta = Meta {
         key: (*caching.key).into(),
         status: head.status,
@@ -345,7 +354,8 @@ pub(in crate::upstream) fn judge(
         caching.zone.note_uncacheable(&caching.id, now);
         return None;
     }
-    Some(Stored { lead, id, meta: Arc::new(meta) })
+    let search = caching.search.take().filter(|_| caching.key != caching.own);
+    Some(Stored { lead, id, meta: Arc::new(meta), search })
 }
 
 /// Notes what the response depends on, in the index and beside the entries: a mark that the next process finds.
@@ -414,7 +424,15 @@ fn invalidate(request: &Request, caching: &Caching, fields: &FieldList) {
         }
         memory::forget(caching.zone.identity(), &id);
     };
+    let purge_search = |search: &SearchKey| {
+        if search::purge(&caching.zone, search, false, &pool).is_noted {
+            write_soon(&caching.zone);
+        }
+    };
     purge(&caching.key);
+    if let Some(search) = &caching.search {
+        purge_search(search);
+    }
     let Some(prefix) = caching.key.strip_suffix(request.target_in_origin_form()) else { return };
     let named = fields.iter().filter(|field| {
         field.name.known() == Some(ResponseField::Location) || field.name.eq_ignore_ascii_case(b"Content-Location")
@@ -422,6 +440,9 @@ fn invalidate(request: &Request, caching: &Caching, fields: &FieldList) {
     for field in named {
         if let Some(target) = own_target(request, &field.value) {
             purge(&[prefix, target].concat());
+            if let Some(search) = caching.search.as_ref().and_then(|_| SearchKey::of_target(prefix, target)) {
+                purge_search(&search);
+            }
         }
     }
 }
@@ -446,11 +467,14 @@ pub(in crate::upstream) fn begin(
     head: &UpstreamHead,
     stored: Stored,
 ) -> Flow {
-    let Stored { lead, id, meta } = stored;
+    let Stored { lead, id, meta, search } = stored;
     let is_head_only = meta.is_head_only;
     finish_head(request, passing.settings);
     let zone = Arc::clone(lead.zone());
     let fill = lead.begin(id, Arc::clone(&meta), head.length);
+    if search.is_some_and(|search| search::is_purged(&zone, &search, fill.number)) {
+        fill.purge();
+    }
     let mut pieces: Vec<Bytes> = Vec::new();
     loop {
         match answering.read_body() {

@@ -1,0 +1,108 @@
+//! Keys of what has `No-Vary-Search`: one for all queries between which there is no difference that matters.
+//!
+//! ```text
+//!   a request's key    http://a/x?b=2&utm=1           the mark's key   http://a/x? NUL no-vary-search NUL
+//!   an entry's key     http://a/x?b=2 NUL number NUL length of "http://a/x?"
+//! ```
+//!
+//! The *mark* says which rules hold for all that differs in the query alone; its number is in the keys of its entries,
+//! so that other rules come with other entries. No key of a request has a NUL and a number that it cannot know.
+
+use super::policy::no_vary_search::SearchRules;
+
+/// The parts of a request's key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SearchKey {
+    /// What comes before the query, with its question mark.
+    before: Vec<u8>,
+    query: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl SearchKey {
+    /// That of these parts; `None` if the query is none that servers agree about.
+    pub fn new(before: Vec<u8>, query: Vec<u8>, after: Vec<u8>) -> Option<SearchKey> {
+        let is_plain = !before.contains(&b'#') && !query.contains(&b'#');
+        is_plain.then_some(SearchKey { before, query, after })
+    }
+
+    /// That of a target, behind the part of the key that comes before it.
+    pub fn of_target(prefix: &[u8], target: &[u8]) -> Option<SearchKey> {
+        let (path, query) = split(target);
+        SearchKey::new([prefix, path, b"?"].concat(), query.to_vec(), Vec::new())
+    }
+
+    /// The key of the mark.
+    pub fn mark(&self) -> Vec<u8> {
+        [&self.before[..], b"\0no-vary-search\0", &self.after].concat()
+    }
+
+    /// The key of an entry by the rules of the mark with this number; `None` if they do not say.
+    pub fn entry(&self, rules: &SearchRules, number: u64) -> Option<Vec<u8>> {
+        let query = rules.normalise(&self.query)?;
+        let length = self.before.len();
+        Some([&self.before[..], &query, &self.after, format!("\0{number:016x}\0{length:08x}").as_bytes()].concat())
+    }
+}
+
+/// The path and the query of a target.
+pub fn split(target: &[u8]) -> (&[u8], &[u8]) {
+    match memchr::memchr(b'?', target) {
+        Some(at) => (&target[..at], &target[at + 1..]),
+        None => (target, b""),
+    }
+}
+
+/// What comes before the query in the key of an entry with rules; `None` if it is another key.
+fn base_of(key: &[u8]) -> Option<&[u8]> {
+    let (rest, end) = key.split_at_checked(key.len().checked_sub(26)?)?;
+    if end[0] != 0 || end[17] != 0 {
+        return None;
+    }
+    let length = std::str::from_utf8(&end[18..]).ok().and_then(|digits| usize::from_str_radix(digits, 16).ok())?;
+    rest.get(..length)
+}
+
+/// Whether a key begins so, or stands for one that may: an entry with rules is of every query.
+pub fn may_begin_with(key: &[u8], prefix: &[u8]) -> bool {
+    key.starts_with(prefix) || base_of(key).is_some_and(|base| prefix.starts_with(base))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_stands_for_every_query_that_does_not_matter() {
+        let rules = SearchRules::parse([&b"params=(\"utm\")"[..]]).unwrap();
+        let key = |target: &str| SearchKey::of_target(b"http://a", target.as_bytes()).unwrap();
+        let entry = |target: &str, number| key(target).entry(&rules, number).unwrap();
+        assert_eq!(entry("/x?utm=1&b=2", 7), entry("/x?b=2", 7));
+        assert_eq!(entry("/x", 7), entry("/x?", 7));
+        assert_ne!(entry("/x?b=2", 7), entry("/x?b=2", 8));
+        assert_eq!((key("/x?a").mark(), key("/x").mark()), (key("/x").mark(), key("/x?b").mark()));
+        assert_ne!(key("/x").mark(), key("/xy").mark());
+        assert_eq!(SearchKey::of_target(b"", b"/x?a#b"), None);
+        let parts = |after: &str| SearchKey::new(b"/x?".to_vec(), b"".to_vec(), after.into()).unwrap();
+        assert_ne!(parts("a").mark(), parts("").mark());
+    }
+
+    #[test]
+    fn prefixes_meet_what_they_may_mean() {
+        let rules = SearchRules::parse([&b"params=(\"utm\")"[..]]).unwrap();
+        let entry = SearchKey::of_target(b"http://a", b"/x?utm=1&b=2").unwrap().entry(&rules, 7).unwrap();
+        for (prefix, is_meant) in [
+            ("", true),
+            ("http://a/", true),
+            ("http://a/x", true),
+            ("http://a/x?", true),
+            ("http://a/x?utm=1", true),
+            ("http://a/xy", false),
+            ("http://a/y", false),
+            ("http://b", false),
+        ] {
+            assert_eq!(may_begin_with(&entry, prefix.as_bytes()), is_meant, "{prefix}");
+        }
+        assert!(!may_begin_with(b"/x", b"/x?a") && !may_begin_with(b"", b"a") && !may_begin_with(&[0; 40], b"a"));
+    }
+}

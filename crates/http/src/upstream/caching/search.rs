@@ -1,0 +1,112 @@
+//! `No-Vary-Search`: what is stored, and purged, for more than one query. (draft-ietf-httpbis-no-vary-search)
+//!
+//! A response with rules is stored by a key in which its query has the form that all queries have for which it stands. A
+//! mark says that for everything that differs in the query alone, so that other requests find it; the latest rules
+//! count. Responses without rules have the keys of their requests, as ever.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use gale_runtime::ThreadPool;
+use gale_runtime::files::likely_device;
+
+use super::Caching;
+use crate::cache::CacheZone;
+use crate::cache::format::{Meta, SEARCHES};
+use crate::cache::key::{KEY_BYTES_MAX, id_of};
+use crate::cache::memory;
+use crate::cache::policy::SearchRules;
+use crate::cache::search::SearchKey;
+use crate::cache::store;
+use crate::cache::zone::Purged;
+use crate::request::Request;
+use crate::request::files::pool_of;
+use crate::request::response::FieldList;
+
+/// The rules that these fields have.
+pub(super) fn rules_of(fields: &FieldList) -> Option<SearchRules> {
+    let values = fields.iter().filter(|field| field.name.eq_ignore_ascii_case(b"No-Vary-Search"));
+    SearchRules::parse(values.map(|field| &*field.value))
+}
+
+/// What a response is stored by: with rules by a key that other requests have, too. False if it may not be stored,
+/// because something was purged, or later rules have come, since it was asked for.
+pub(super) fn name(request: &Request, caching: &mut Caching, fields: &FieldList, number: u64, now: u64) -> bool {
+    let Some(search) = caching.search.clone() else { return true };
+    let own_id = id_of(&caching.own);
+    // As long as no entry can have the number, this says only whether there is a key at all.
+    let rules = rules_of(fields).filter(|rules| search.entry(rules, 0).is_some_and(|key| key.len() <= KEY_BYTES_MAX));
+    let Some(rules) = rules else {
+        if caching.primary != own_id {
+            // Whoever waits for it by the common key should not wait for the next one, too.
+            caching.zone.note_uncacheable(&caching.id, now);
+            (caching.key, caching.primary) = (Rc::clone(&caching.own), own_id);
+        }
+        return true;
+    };
+    let Some(noted) = note(request, &caching.zone, &search, &rules, number, now) else { return false };
+    let Some(key) = search.entry(&rules, noted) else { return false };
+    caching.primary = id_of(&key);
+    caching.key = key.into();
+    true
+}
+
+/// Notes the rules, in the index and beside the entries: a mark that the next process finds.
+fn note(
+    request: &Request,
+    zone: &Arc<CacheZone>,
+    search: &SearchKey,
+    rules: &SearchRules,
+    number: u64,
+    now: u64,
+) -> Option<u64> {
+    let key = search.mark();
+    let (id, text) = (id_of(&key), rules.encode());
+    let noted = zone.note_search(&id, &text, number, now)?;
+    if noted == number {
+        let mark = Meta {
+            key: key.into(),
+            variant: text.into(),
+            variant_number: number,
+            status: SEARCHES,
+            number,
+            ..Meta::default()
+        };
+        let path = zone.path_of(&id);
+        let temporary = gale_runtime::random_u64() as u32;
+        let zone = Arc::clone(zone);
+        let _ = pool_of(request).detach(likely_device(&path).writes(), move || {
+            let written =
+                store::write(&path, &mark, &[], temporary).and_then(|file| zone.commit_mark(&id, &mark, file));
+            if let Err(error) = written {
+                zone.note_store_failure(&path, &error);
+            }
+        });
+    }
+    Some(noted)
+}
+
+/// What has begun to come was asked for before something was purged that it may stand for: it is not stored. Asked when
+/// it is listed, so that a purge either finds it there or is found here.
+pub(super) fn is_purged(zone: &CacheZone, search: &SearchKey, number: u64) -> bool {
+    zone.is_search_purged(&id_of(&search.mark()), number)
+}
+
+/// Purges what is stored for this query and for others.
+pub(super) fn purge(zone: &Arc<CacheZone>, search: &SearchKey, is_soft: bool, pool: &ThreadPool) -> Purged {
+    let mark = id_of(&search.mark());
+    zone.note_search_purge(&mark);
+    let key = match zone.search(&mark, gale_runtime::wall_seconds()) {
+        Some((rules, number)) => search.entry(&rules, number),
+        // The mark may be in a file that nobody knows yet, and nothing says what it means: all that has it goes.
+        None if zone.is_cold() => return zone.purge_key(&mark, false, Some(pool)),
+        None => None,
+    };
+    let Some(key) = key else { return Purged { had_any: false, is_noted: false } };
+    let id = id_of(&key);
+    let purged = zone.purge_key(&id, is_soft, Some(pool));
+    if !is_soft {
+        memory::forget(zone.identity(), &id);
+    }
+    purged
+}
