@@ -10,6 +10,7 @@ use std::process::Command;
 
 use rustix::fs::{CWD, FileType, Mode};
 use rustix::process::Signal;
+use serde_json::{Value, json};
 use support::{DEADLINE, Directory, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
@@ -20,6 +21,10 @@ with_each_driver!(
     buffered_lines_come_in_time_or_at_the_end,
     offences_and_broken_connections_are_logged,
     errors_go_where_the_location_says,
+    errors_as_json_have_fields,
+    errors_as_json_are_objects_whatever_a_client_sends,
+    every_process_logs_json_where_the_main_context_says_so,
+    errors_of_sessions_as_json_have_their_traffic,
     hostile_text_stays_on_its_line,
     a_compressed_log_is_what_zcat_reads,
     the_request_may_decide_which_file_it_is_logged_to,
@@ -226,6 +231,129 @@ fn errors_go_where_the_location_says(driver: Driver) {
     server.directory.wait_line("two.log", "/files/two/d");
     assert_eq!(server.directory.read("crit.log"), "");
     assert!(!server.log().contains("/own/b"));
+    server.stop();
+}
+
+/// The objects that a log consists of.
+#[track_caller]
+fn objects(text: &str) -> Vec<Value> {
+    let object = |line: &str| match serde_json::from_str(line) {
+        Ok(Value::Object(object)) => Value::Object(object),
+        other => panic!("{other:?}: {line}"),
+    };
+    text.lines().map(object).collect()
+}
+
+fn errors_as_json_have_fields(driver: Driver) {
+    let server = Setup::http(
+        driver,
+        "upstream group { server unix:%DIR%/nobody; }
+         server { listen %TCP%; listen %UNIX%; server_name own.test; root %DIR%/files;
+             error_log %DIR%/json.log info json; error_log %DIR%/text.log info; error_log %DIR%/crit.log json crit;
+             location /pass { proxy_pass http://group; } }",
+    )
+    .start();
+    let mut client = server.connect_tcp(1);
+    client.ask("GET /missing?x HTTP/1.1\r\nHost: own.test\r\nReferer: http://r/\r\n\r\n");
+    client.ask("GET /pass/x HTTP/1.1\r\nHost: own.test\r\n\r\n");
+    server.directory.wait_line("json.log", "connect() to");
+    let text = server.directory.wait_line("text.log", "/missing");
+    let found = objects(&server.directory.read("json.log"));
+    let missing = &found[0];
+    let path = server.directory.path().join("files/missing");
+    let message = format!("open() \"{}\" failed (2: No such file or directory)", path.display());
+    assert_eq!(missing["message"], *message);
+    assert_eq!((&missing["level"], &missing["errno"]), (&json!("error"), &json!(2)));
+    assert_eq!((&missing["client"], &missing["server"]), (&json!("127.0.0.1"), &json!("own.test")));
+    assert_eq!((&missing["host"], &missing["referrer"]), (&json!("own.test"), &json!("http://r/")));
+    assert_eq!((&missing["request"], &missing["upstream"]), (&json!("GET /missing?x HTTP/1.1"), &Value::Null));
+    // It is the line that the text form has.
+    let who = format!("[error] {}#{}: *{} {message}", missing["pid"], missing["tid"], missing["connection"]);
+    assert!(text.contains(&who), "{text}\n{who}");
+    let time = missing["time"].as_str().expect("text");
+    assert_eq!(time.len(), "2026-11-24T02:47:35.123+00:00".len(), "{time}");
+    let passed = &found[1];
+    let upstream = format!("http://unix:{}:/pass/x", server.directory.path().join("nobody").display());
+    assert_eq!((&passed["upstream"], &passed["errno"]), (&json!(upstream), &json!(2)));
+    assert_eq!(server.directory.read("crit.log"), "");
+    server.stop();
+}
+
+fn errors_as_json_are_objects_whatever_a_client_sends(driver: Driver) {
+    let server = Setup::http(
+        driver,
+        "log_format uri '$uri';
+         server { listen %UNIX%; root %DIR%/files; error_log %DIR%/json.log info json;
+             error_log syslog:server=unix:%DIR%/syslog info json; }",
+    )
+    .start();
+    let socket = UnixDatagram::bind(server.directory.path().join("syslog")).expect("a free name");
+    std::fs::set_permissions(server.directory.path().join("syslog"), std::fs::Permissions::from_mode(0o777))
+        .expect("own");
+    socket.set_read_timeout(Some(DEADLINE)).expect("it is a socket");
+    let mut client = server.connect();
+    let long = "%01%22%5c%c3%28%f0%9f%98%80".repeat(200);
+    for path in ["%00%01%1f%7f%c2%85", "%ff%fe%22%5c", "%22,%22level%22:%22forged%22%7d%0a%7b", "%e2%80%a8", &long] {
+        client.send(format!("GET /{path} HTTP/1.1\r\nHost: h\r\nReferer: a\"b\\c\t"));
+        client.send(b"\xff\xfe\x80\r\n\r\n");
+        let status = client.response().status;
+        assert!(matches!(status, 400 | 404), "{status}");
+        if status == 400 {
+            client = server.connect();
+        }
+    }
+    client.send("GET /last HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_eq!(client.response().status, 404);
+    server.directory.wait_line("json.log", "GET /last");
+    let text = server.directory.read("json.log");
+    assert!(text.lines().all(|line| line.len() < 2048 && !line.contains(|c: char| c.is_control())), "{text}");
+    let lines = objects(&text);
+    assert!(lines.iter().all(|line| line["level"] != "forged" && line["time"].is_string()), "{text}");
+    let is_cut = |line: &Value| line["truncated"] == true && line["referrer"].is_string();
+    assert!(lines.iter().any(is_cut), "{text}");
+    // Behind the header of syslog it is shorter, and an object still.
+    for _ in &lines {
+        let line = receive(&socket);
+        let (_, object) = line.split_once(": ").expect("a header");
+        assert_eq!(objects(object).len(), 1, "{line}");
+        assert!(line.len() <= 2048, "{line}");
+    }
+    server.stop();
+}
+
+fn every_process_logs_json_where_the_main_context_says_so(driver: Driver) {
+    let text = support::http_configuration(driver, "server { listen %UNIX%; root %DIR%/files; }");
+    let text = text.replace("error.log info", "error.log info json");
+    let mut server = Setup::configuration(&text).start();
+    assert_eq!(server.get("/missing").status, 404);
+    server.reload(&text);
+    server.reload("a wrong configuration;");
+    server.signal(Signal::USR1);
+    server.wait_logged("reopening logs");
+    let master = server.pid().as_raw_nonzero().get();
+    server.end(Signal::TERM);
+    let lines = objects(&server.log());
+    let has = |what: &str| lines.iter().any(|line| line["message"].as_str().expect("text").contains(what));
+    for what in ["event method", "/missing", "reconfiguring", "unknown directive", "reopening logs", "exit"] {
+        assert!(has(what), "{what}\n{}", server.log());
+    }
+    assert!(lines.iter().any(|line| line["pid"] == master) && lines.iter().any(|line| line["pid"] != master));
+    assert_eq!(lines.iter().filter(|line| line["connection"].is_number()).count(), 1);
+}
+
+fn errors_of_sessions_as_json_have_their_traffic(driver: Driver) {
+    let text = support::stream_configuration(
+        driver,
+        "server { listen %TCP%; error_log %DIR%/json.log info json; proxy_pass unix:%DIR%/nobody; }",
+    );
+    let server = Setup::configuration(&text).start();
+    server.connect_tcp(1).read_to_end();
+    server.directory.wait_line("json.log", "connect() to");
+    let lines = objects(&server.directory.read("json.log"));
+    let failed = lines.iter().find(|line| line["errno"] == 2).expect("nobody listens there");
+    assert_eq!((&failed["client"], &failed["bytes_from_client"]), (&json!("127.0.0.1"), &json!(0)));
+    assert_eq!((&failed["bytes_to_upstream"], &failed["level"]), (&json!(0), &json!("error")));
+    assert!(failed["server"].is_string() && failed["upstream"].as_str().is_some_and(|peer| peer.contains("nobody")));
     server.stop();
 }
 

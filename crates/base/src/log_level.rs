@@ -1,4 +1,4 @@
-//! How severe a message of the error log is.
+//! How severe a message of the error log is, and how a line of it looks.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +14,16 @@ pub enum Level {
     Notice,
     Info,
     Debug,
+}
+
+/// How the lines of an error log look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum LineForm {
+    /// nginx's.
+    #[default]
+    Text,
+    /// An object of JSON in each line.
+    Json,
 }
 
 impl Level {

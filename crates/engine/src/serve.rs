@@ -25,14 +25,16 @@ use crate::connections::{
     Acceptor, DrainingListener, QUEUED_WAIT_MAX, accept_late, accept_options, accept_queued, leave_accept_mutex,
     serve_arrivals, set_receivers,
 };
-use crate::log::{self, DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSettings, Target, Writers};
+use crate::log::{
+    self, DeferredLog, DeferredSyslog, Destination, ErrorLog, SyslogServer, SyslogSettings, Target, Writers,
+};
 use crate::service::{HeldConfiguration, Services};
 use crate::tls::{self, random};
 use crate::worker::Worker;
 use gale_base::log_level::Level;
 use gale_process::{
-    Arrivals, BuildRequest, Built, Completion, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile, LoopMain,
-    ProcessSettings, Program, Report, Resources, SecretSeries, SocketKind, Successor, WorkerSlot,
+    Arrivals, BuildRequest, Built, Completion, ErrorLogOutput, ErrorLogTarget, ListenAddress, ListenerHandle, LogFile,
+    LoopMain, ProcessSettings, Program, Report, Resources, SecretSeries, SocketKind, Successor, WorkerSlot,
 };
 
 /// How long the end of the process waits for tasks in thread pools: a third of what there is for everything that is to
@@ -105,26 +107,33 @@ impl Program for Server {
     }
 
     fn error_log(&self, targets: &[ErrorLogTarget]) -> Arc<dyn gale_process::ErrorLog> {
-        let target = |target: &ErrorLogTarget| match target {
-            ErrorLogTarget::Stderr(level) => Some((*level, Target::Stderr)),
-            ErrorLogTarget::File(level, file) => {
+        let target = |output: &ErrorLogOutput| match output {
+            ErrorLogOutput::Stderr => Some(Target::Stderr),
+            ErrorLogOutput::File(file) => {
                 let deferred = DeferredLog::new(file.path().to_owned());
                 deferred.set(Writers::of_process().writer(file));
-                Some((*level, Target::File(deferred)))
+                Some(Target::File(deferred))
             }
             // With the tag and the address that the configuration was read with.
-            ErrorLogTarget::Syslog(level, text) => {
+            ErrorLogOutput::Syslog(text) => {
                 let settings = SyslogSettings::parse(text.as_bytes(), "gale").ok()?;
                 let is_known = !matches!(settings.server, SyslogServer::Host(..));
-                is_known.then(|| (*level, Target::Syslog(DeferredSyslog::new(settings))))
+                is_known.then(|| Target::Syslog(DeferredSyslog::new(settings)))
             }
         };
-        Arc::new(ErrorLog::new(targets.iter().filter_map(target).collect()))
+        // Standard error becomes the first file: what the writers say of themselves looks as the lines there do.
+        let first_file = targets.iter().find(|target| matches!(target.output, ErrorLogOutput::File(_)));
+        Writers::of_process().set_report_form(first_file.map(|target| target.form).unwrap_or_default());
+        let destination = |ErrorLogTarget { level, form, output }: &ErrorLogTarget| {
+            Some(Destination { level: *level, form: *form, target: target(output)? })
+        };
+        Arc::new(ErrorLog::new(targets.iter().filter_map(destination).collect()))
     }
 
     fn failure_log(&self, request: &BuildRequest) -> Option<Arc<dyn gale_process::ErrorLog>> {
-        let file = LogFile::open(&configuration::failure_log_path(self.order, request)?).ok()?;
-        Some(Arc::new(FailureLog(self.error_log(&[ErrorLogTarget::File(Level::Error, Arc::new(file))]))))
+        let (path, form) = configuration::failure_log_path(self.order, request)?;
+        let output = ErrorLogOutput::File(Arc::new(LogFile::open(&path).ok()?));
+        Some(Arc::new(FailureLog(self.error_log(&[ErrorLogTarget { level: Level::Error, form, output }]))))
     }
 
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {

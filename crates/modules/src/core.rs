@@ -7,13 +7,13 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use bstr::{BStr, ByteSlice};
-use gale_base::log_level::Level;
+use gale_base::log_level::{Level, LineForm};
 use gale_base::units;
 use gale_config::{
     Body, Contexts, Custom, Diagnostic, Inert, Many, ManyWith, One, OneWith, Statement, Takes, Word, slot, values,
 };
 use gale_engine::configuration::{Builder, CpuAffinity, MainSettings, ThreadPoolSettings};
-use gale_engine::log::Target;
+use gale_engine::log::{Destination, Target};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_process::EnvironmentEntry;
 use gale_runtime::affinity::PROCESSORS_MAX;
@@ -165,7 +165,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "Where messages go, and from which level on; may be repeated; else where -e or -V say, from error on.",
+        about: "Where messages go, from which level on, in which form; may be repeated; else as -e or -V say, from error on.",
         store: &ManyWith { parse: error_log, slot: slot!(MainSettings, error_log) },
     },
     Directive {
@@ -205,14 +205,14 @@ fn complete_main(conf: &mut dyn std::any::Any, builder: &mut Builder) -> Result<
         builder.note([Diagnostic::warn(message)]);
     }
     if main.error_log.get().is_empty() {
-        let log = match builder.error_log_path.clone() {
+        let target = match builder.error_log_path.clone() {
             Some(path) if path.as_os_str() == "stderr" => Target::Stderr,
             path => {
                 let path = path.unwrap_or_else(|| builder.default_error_log_path());
                 Target::File(builder.log_file(path.as_os_str().as_encoded_bytes(), None))
             }
         };
-        main.error_log.set(vec![(Level::Error, log)], None);
+        main.error_log.set(vec![Destination { level: Level::Error, form: LineForm::Text, target }], None);
     }
     Ok(())
 }
@@ -286,27 +286,51 @@ fn full_path(builder: &mut Builder, statement: &Statement) -> Result<PathBuf, Di
     Ok(builder.full_path(&statement.args[0].text))
 }
 
-/// `error_log FILE|stderr|syslog:… [LEVEL]`, in every context that nginx allows.
-pub fn error_log(builder: &mut Builder, statement: &Statement) -> Result<(Level, Target), Diagnostic> {
-    let word = &statement.args[0];
-    let level = match statement.args.get(1) {
-        Some(level) => log_level(level)?,
-        None => Level::Error,
-    };
+/// `error_log FILE|stderr|syslog:… [LEVEL] [json]`, in every context that nginx allows.
+pub fn error_log(builder: &mut Builder, statement: &Statement) -> Result<Destination, Diagnostic> {
+    let (level, form) = level_and_form(&statement.args[1..])?;
+    let target = error_log_target(builder, &statement.args[0])?;
+    Ok(Destination { level, form, target })
+}
+
+fn level_and_form(words: &[Word]) -> Result<(Level, LineForm), Diagnostic> {
+    let wrong = |what: &str, word: &Word| Err(Diagnostic::emerg(format!("{what} \"{}\"", word.text)).at(word.span));
+    let (mut level, mut form) = (None, LineForm::Text);
+    for word in words {
+        if word.text == "json" {
+            if form == LineForm::Json {
+                return wrong("duplicate parameter", word);
+            }
+            form = LineForm::Json;
+            continue;
+        }
+        // Several of nginx's debug_http and the like may stand there together.
+        let is_part = word.text.starts_with(b"debug_");
+        match level.replace(log_level(word)?) {
+            None => {}
+            Some(Level::Debug) if is_part => {}
+            Some(_) if is_part => return wrong("invalid log level", word),
+            Some(_) => return wrong("duplicate log level", word),
+        }
+    }
+    Ok((level.unwrap_or(Level::Error), form))
+}
+
+fn error_log_target(builder: &mut Builder, word: &Word) -> Result<Target, Diagnostic> {
     let text: &[u8] = &word.text;
     if text == b"stderr" {
         builder.logs_to_stderr = true;
-        return Ok((level, Target::Stderr));
+        return Ok(Target::Stderr);
     }
     if text.starts_with(b"syslog:") {
-        return Ok((level, Target::Syslog(builder.syslog(word)?)));
+        return Ok(Target::Syslog(builder.syslog(word)?));
     }
     if text.starts_with(b"memory:") {
         // nginx has it in debug builds alone.
         let message = format!("\"{}\" is not supported in \"error_log\" directive", BStr::new(text));
         return Err(Diagnostic::emerg(message).at(word.span).hint("a log in memory is for debuggers of nginx"));
     }
-    Ok((level, Target::File(builder.log_file(text, Some(word.span)))))
+    Ok(Target::File(builder.log_file(text, Some(word.span))))
 }
 
 fn log_level(word: &Word) -> Result<Level, Diagnostic> {

@@ -29,7 +29,7 @@ use super::lock_file::{LockFile, LockHandle};
 use super::log_file::{LogFile, LogHandle};
 use super::program::BuildRequest;
 use super::resources::Resources;
-use super::settings::{ErrorLogDestination, ErrorLogTarget, ProcessSettings};
+use super::settings::{ErrorLogDestination, ErrorLogOutput, ErrorLogSetting, ErrorLogTarget, ProcessSettings};
 use super::text;
 use super::user::Account;
 
@@ -108,17 +108,15 @@ impl Bundle {
 
     /// The main error log's destinations, with their files.
     pub fn error_log_targets(&self) -> Vec<ErrorLogTarget> {
-        self.settings
-            .error_log
-            .iter()
-            .filter_map(|setting| match &setting.destination {
-                ErrorLogDestination::Stderr => Some(ErrorLogTarget::Stderr(setting.level)),
-                ErrorLogDestination::Syslog(text) => Some(ErrorLogTarget::Syslog(setting.level, text.clone())),
-                ErrorLogDestination::File(path) => {
-                    Some(ErrorLogTarget::File(setting.level, Arc::clone(self.record.log(path)?)))
-                }
-            })
-            .collect()
+        let target = |setting: &ErrorLogSetting| {
+            let output = match &setting.destination {
+                ErrorLogDestination::Stderr => ErrorLogOutput::Stderr,
+                ErrorLogDestination::Syslog(text) => ErrorLogOutput::Syslog(text.clone()),
+                ErrorLogDestination::File(path) => ErrorLogOutput::File(Arc::clone(self.record.log(path)?)),
+            };
+            Some(ErrorLogTarget { level: setting.level, form: setting.form, output })
+        };
+        self.settings.error_log.iter().filter_map(target).collect()
     }
 
     /// Where standard error goes once the process has left its terminal: the first error log that is a file.
@@ -126,8 +124,8 @@ impl Bundle {
         if self.settings.keeps_standard_error {
             return None;
         }
-        self.error_log_targets().into_iter().find_map(|target| match target {
-            ErrorLogTarget::File(_, file) => Some(file),
+        self.error_log_targets().into_iter().find_map(|target| match target.output {
+            ErrorLogOutput::File(file) => Some(file),
             _ => None,
         })
     }

@@ -58,7 +58,9 @@ pub use log_file::{LogFile, LogHandle};
 pub use program::{BuildRequest, Built, Completion, LoopMain, Program, Worker, WorkerSlot};
 pub use resources::Resources;
 pub use secrets::{SERIES_MAX, Secret, SecretSeries};
-pub use settings::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ProcessSettings};
+pub use settings::{
+    EnvironmentEntry, ErrorLogDestination, ErrorLogOutput, ErrorLogSetting, ErrorLogTarget, ProcessSettings,
+};
 pub use spawn::Role;
 pub use system::SystemResources;
 pub use user::{Account, USER_IGNORED, is_super_user};

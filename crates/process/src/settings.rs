@@ -1,7 +1,7 @@
 //! What the process layer itself needs of a configuration: main-context directives, already resolved.
 //! <https://nginx.org/en/docs/ngx_core_module.html>
 
-use gale_base::log_level::Level;
+use gale_base::log_level::{Level, LineForm};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -111,6 +111,8 @@ pub struct EnvironmentEntry {
 pub struct ErrorLogSetting {
     /// Less severe messages are not written.
     pub level: Level,
+    /// How lines look.
+    pub form: LineForm,
     /// Where to.
     pub destination: ErrorLogDestination,
 }
@@ -128,11 +130,22 @@ pub enum ErrorLogDestination {
 
 /// An error log whose file has been found among the opened ones.
 #[derive(Clone)]
-pub enum ErrorLogTarget {
+pub struct ErrorLogTarget {
+    /// Less severe messages are not written.
+    pub level: Level,
+    /// How lines look.
+    pub form: LineForm,
+    /// Where to.
+    pub output: ErrorLogOutput,
+}
+
+/// Where an error log goes.
+#[derive(Clone)]
+pub enum ErrorLogOutput {
     /// Standard error.
-    Stderr(Level),
+    Stderr,
     /// An open file.
-    File(Level, LogHandle),
+    File(LogHandle),
     /// What stands behind `syslog:`, with an address in place of a name.
-    Syslog(Level, String),
+    Syslog(String),
 }

@@ -9,8 +9,7 @@ use std::time::Duration;
 use gale_config::Setting;
 
 use super::cpu_affinity::CpuAffinity;
-use crate::log::Target;
-use gale_base::log_level::Level;
+use crate::log::{Destination, Target};
 use gale_process::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ProcessSettings};
 
 /// Every field is the directive of the same name unless it says otherwise.
@@ -32,7 +31,7 @@ pub struct MainSettings {
     pub master_process: Setting<bool>,
     pub pid: Setting<PathBuf>,
     pub lock_file: Setting<PathBuf>,
-    pub error_log: Setting<Vec<(Level, Target)>>,
+    pub error_log: Setting<Vec<Destination>>,
     pub thread_pool: Setting<Vec<ThreadPoolSettings>>,
 }
 
@@ -83,11 +82,11 @@ impl MainSettings {
     }
 }
 
-fn to_process_log((level, target): &(Level, Target)) -> ErrorLogSetting {
+fn to_process_log(Destination { level, form, target }: &Destination) -> ErrorLogSetting {
     let destination = match target {
         Target::Stderr => ErrorLogDestination::Stderr,
         Target::File(log) => ErrorLogDestination::File(log.path().to_owned()),
         Target::Syslog(server) => ErrorLogDestination::Syslog(server.settings().to_string()),
     };
-    ErrorLogSetting { level: *level, destination }
+    ErrorLogSetting { level: *level, form: *form, destination }
 }

@@ -40,6 +40,7 @@ use crate::log::ErrorLog;
 pub use crate::server_address::HostAddresses;
 use crate::service::ConfiguredService;
 use crate::zone::NamedZones;
+use gale_base::log_level::LineForm;
 use gale_process::{BuildRequest, Built, ErrorLogDestination, ProcessSettings, Report, Resources};
 use module::Order;
 use protocol::Protocol;
@@ -114,18 +115,18 @@ pub fn main_settings(
     settings.ok_or_else(|| report(&diagnostics, &sources))
 }
 
-/// The file in which it is told why a start has failed: that of the configuration, if that much of it can be
-/// understood, else the one that was to be used until then.
-pub fn failure_log_path(order: &'static Order, request: &BuildRequest) -> Option<PathBuf> {
+/// The file in which it is told why a start has failed, and in which form: that of the configuration, if that much of
+/// it can be understood, else the one that was to be used until then.
+pub fn failure_log_path(order: &'static Order, request: &BuildRequest) -> Option<(PathBuf, LineForm)> {
     let Ok(settings) = main_settings(order, request, &mut DiskFiles) else {
         return match &request.error_log_path {
             Some(path) if path.as_os_str() == "stderr" => None,
-            Some(path) => Some(request.prefix.join(path)),
-            None => Some(Builder::new(order, request).default_error_log_path()),
+            Some(path) => Some((request.prefix.join(path), LineForm::Text)),
+            None => Some((Builder::new(order, request).default_error_log_path(), LineForm::Text)),
         };
     };
     settings.error_log.into_iter().find_map(|log| match log.destination {
-        ErrorLogDestination::File(path) => Some(path),
+        ErrorLogDestination::File(path) => Some((path, log.form)),
         ErrorLogDestination::Stderr | ErrorLogDestination::Syslog(_) => None,
     })
 }

@@ -119,6 +119,11 @@ impl LocalTime {
     pub fn iso8601(self) -> impl fmt::Display {
         Form(self, Style::Iso8601)
     }
+
+    /// `2026-11-20T19:00:00.123+00:00`, with so many milliseconds. (RFC 3339 section 5.6)
+    pub fn iso8601_with(self, milliseconds: u32) -> impl fmt::Display {
+        Form(self, Style::Iso8601With(milliseconds))
+    }
 }
 
 struct Form(LocalTime, Style);
@@ -128,6 +133,7 @@ enum Style {
     CommonLog,
     Syslog,
     Iso8601,
+    Iso8601With(u32),
 }
 
 impl fmt::Display for Form {
@@ -155,6 +161,11 @@ impl fmt::Display for Form {
                 formatter,
                 "{year:04}-{number:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{sign}{offset_hours:02}:{offset_rest:02}"
             ),
+            Style::Iso8601With(milliseconds) => write!(
+                formatter,
+                "{year:04}-{number:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milliseconds:03}\
+                 {sign}{offset_hours:02}:{offset_rest:02}"
+            ),
         }
     }
 }
@@ -164,12 +175,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_four_forms() {
+    fn the_forms() {
         let time = LocalTime { year: 2026, month: 10, day: 2, hour: 3, minute: 4, second: 5, offset_minutes: -210 };
         assert_eq!(time.error_log().to_string(), "2026/11/02 03:04:05");
         assert_eq!(time.common_log().to_string(), "02/Nov/2026:03:04:05 -0330");
         assert_eq!(time.syslog().to_string(), "Nov  2 03:04:05");
         assert_eq!(time.iso8601().to_string(), "2026-11-02T03:04:05-03:30");
+        assert_eq!(time.iso8601_with(7).to_string(), "2026-11-02T03:04:05.007-03:30");
     }
 
     #[test]

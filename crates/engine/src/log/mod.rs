@@ -1,10 +1,12 @@
-//! Logs: lines in nginx's form, written by a thread of their own.
+//! Logs: lines in nginx's form, or objects of JSON, written by a thread of their own.
 //!
 //! Neither an event loop nor a thread that supervises writes to a file. It appends whole lines to the file's bounded
 //! queue; a thread takes what has gathered and writes it with one call. What does not fit is counted and told, never
 //! waited for. Only `emerg` is waited for, a short while, because the process may be ending.
 
+mod about;
 mod access;
+mod json;
 mod line_time;
 mod named;
 mod syslog;
@@ -15,15 +17,19 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+pub use about::{About, Describe, Fields};
 pub use access::{AccessBuffers, Hold};
+pub use json::JsonLine;
 pub use line_time::{LocalTime, Zone, format_time, local_time};
 pub use named::{NamedLine, OpenLogs, append_named};
 pub use syslog::{Syslog, SyslogServer, SyslogSettings};
 pub use writer::{LogWriter, Writers};
 
-use gale_base::log_level::Level;
+use gale_base::log_level::{Level, LineForm};
+
+use about::TextOf;
 
 /// Longest line of an error log, in bytes: as in nginx, the rest is cut off.
 const ERROR_LINE_MAX: usize = 2048;
@@ -31,9 +37,20 @@ const ERROR_LINE_MAX: usize = 2048;
 /// The error logs in force somewhere, as `error_log` directives say.
 #[derive(Debug)]
 pub struct ErrorLog {
-    targets: Vec<(Level, Target)>,
-    /// The least severe level that any target takes.
+    destinations: Vec<Destination>,
+    /// The least severe level that any destination takes.
     level_max: Option<Level>,
+}
+
+/// One `error_log`.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    /// The least severe level that it takes.
+    pub level: Level,
+    /// How lines look.
+    pub form: LineForm,
+    /// Where they go.
+    pub target: Target,
 }
 
 /// Where messages go.
@@ -135,10 +152,10 @@ impl DeferredLog {
 }
 
 impl ErrorLog {
-    /// A log with these targets, each with the least severe level that it takes.
-    pub fn new(targets: Vec<(Level, Target)>) -> ErrorLog {
-        let level_max = targets.iter().map(|(level, _)| *level).max();
-        ErrorLog { targets, level_max }
+    /// A log with these destinations.
+    pub fn new(destinations: Vec<Destination>) -> ErrorLog {
+        let level_max = destinations.iter().map(|destination| destination.level).max();
+        ErrorLog { destinations, level_max }
     }
 
     /// Whether a message of this level would be written anywhere.
@@ -149,20 +166,33 @@ impl ErrorLog {
     /// Writes one message; `connection` is the number that nginx puts behind an
     /// asterisk.
     pub fn write(&self, level: Level, connection: Option<u64>, message: &dyn fmt::Display) {
+        self.write_about(level, connection, message, &());
+    }
+
+    /// Writes one message with what it is about.
+    pub fn write_about(&self, level: Level, connection: Option<u64>, message: &dyn fmt::Display, about: &dyn About) {
         if !self.takes(level) {
             return;
         }
-        let line = error_line(level, connection, message);
-        for (level_max, target) in &self.targets {
-            if level > *level_max {
-                continue;
-            }
+        let mut text = None;
+        for Destination { target, form, .. } in self.destinations.iter().filter(|place| level <= place.level) {
+            let line = match form {
+                LineForm::Text => text
+                    .get_or_insert_with(|| error_line(level, connection, &format_args!("{message}{}", TextOf(about)))),
+                LineForm::Json => {
+                    let bytes_max = match target {
+                        Target::Syslog(server) => server.syslog().error_line_max(),
+                        Target::File(_) | Target::Stderr => ERROR_LINE_MAX,
+                    };
+                    &mut json::error_line(level, connection, message, about, bytes_max)
+                }
+            };
             let batch;
             let (writer, bytes) = match target {
                 Target::File(log) => (log.writer(), line.as_bytes()),
                 Target::Stderr => (Writers::of_process().stderr(), line.as_bytes()),
                 Target::Syslog(server) => {
-                    batch = server.syslog().error_batch(level, &line);
+                    batch = server.syslog().error_batch(level, line);
                     (server.syslog().writer(), &*batch)
                 }
             };
@@ -183,7 +213,7 @@ impl gale_process::ErrorLog for ErrorLog {
 /// `2026/11/20 19:00:00 [error] 12#13: *5 message`
 fn error_line(level: Level, connection: Option<u64>, message: &dyn fmt::Display) -> String {
     let mut line = String::with_capacity(256);
-    let time = local_time(now_seconds());
+    let time = local_time(now().0);
     let thread = rustix::thread::gettid().as_raw_nonzero();
     let _ = write!(line, "{} [{}] {}#{thread}: ", time.error_log(), level.name(), std::process::id());
     if let Some(connection) = connection {
@@ -209,8 +239,10 @@ fn is_harmful(character: char) -> bool {
     character.is_control() && character != '\t'
 }
 
-fn now_seconds() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |time| time.as_secs())
+/// Seconds since 1970, and the milliseconds beyond them.
+fn now() -> (u64, u32) {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    (time.as_secs(), time.subsec_millis())
 }
 
 #[cfg(test)]
@@ -235,7 +267,8 @@ mod tests {
 
     #[test]
     fn levels_are_compared_with_every_target() {
-        let log = ErrorLog::new(vec![(Level::Error, Target::Stderr)]);
+        let destination = Destination { level: Level::Error, form: LineForm::Text, target: Target::Stderr };
+        let log = ErrorLog::new(vec![destination]);
         assert!(log.takes(Level::Emerg) && log.takes(Level::Error) && !log.takes(Level::Warn));
         assert!(!ErrorLog::new(Vec::new()).takes(Level::Emerg));
     }

@@ -95,7 +95,7 @@ impl SyslogSettings {
         let start = out.len();
         out.extend_from_slice(&[0; LENGTH_BYTES]);
         let mut header = String::with_capacity(64);
-        let time = local_time(super::now_seconds()).syslog();
+        let time = local_time(super::now().0).syslog();
         // Writing to a string never fails.
         let _ = write!(header, "<{}>{time} ", u32::from(self.facility) * 8 + u32::from(severity));
         out.extend_from_slice(header.as_bytes());
@@ -184,6 +184,15 @@ impl Syslog {
     /// Appends a line to a batch for [`Syslog::writer`].
     pub fn append_line(&self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
         self.settings.append_record(self.settings.severity, out, write);
+    }
+
+    /// How long a line of an error log may be behind its header, its end included.
+    pub(super) fn error_line_max(&self) -> usize {
+        let mut header = Vec::with_capacity(LENGTH_BYTES + 128);
+        self.settings.append_record(0, &mut header, |_| {});
+        // Severities and months have names of one length, days and facilities have not.
+        const SPARE: usize = 4;
+        (LENGTH_BYTES + MESSAGE_BYTES_MAX).saturating_sub(header.len() + SPARE)
     }
 
     /// A line of an error log, as a batch; its severity is its level.

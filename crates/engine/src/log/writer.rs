@@ -14,12 +14,13 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use gale_base::log_level::{Level, LineForm};
 use gale_base::os_error::OsErrorText;
 use parking_lot::{Condvar, Mutex};
 
@@ -239,8 +240,12 @@ impl LogWriter {
             queue.lost_reported = lost;
         }
         let message = format!("write() to \"{}\" {what}, {lost} lines lost so far", self.name());
-        let line = super::error_line(gale_base::log_level::Level::Alert, None, &message);
-        Writers::of_process().stderr().append(line.as_bytes());
+        let writers = Writers::of_process();
+        let line = match writers.reports_json.load(Ordering::Relaxed) {
+            true => super::json::error_line(Level::Alert, None, &message, &(), super::ERROR_LINE_MAX),
+            false => super::error_line(Level::Alert, None, &message),
+        };
+        writers.stderr().append(line.as_bytes());
     }
 }
 
@@ -278,6 +283,7 @@ pub struct Writers {
     files: Mutex<HashMap<PathBuf, Weak<LogWriter>>>,
     syslogs: Mutex<HashMap<SyslogServer, Weak<LogWriter>>>,
     stderr: OnceLock<Arc<LogWriter>>,
+    reports_json: AtomicBool,
 }
 
 impl Writers {
@@ -285,6 +291,11 @@ impl Writers {
     pub fn of_process() -> &'static Writers {
         static WRITERS: OnceLock<Writers> = OnceLock::new();
         WRITERS.get_or_init(Writers::default)
+    }
+
+    /// How lines look that tell of a log which cannot be written.
+    pub fn set_report_form(&self, form: LineForm) {
+        self.reports_json.store(form == LineForm::Json, Ordering::Relaxed);
     }
 
     /// The writer for an open file.

@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_engine::connections::{Connection, ConnectionInfo};
+use gale_engine::log::{Describe, Fields};
 use gale_engine::transport::Transport;
 use gale_runtime::{Buffer, Moment, SocketAddress};
 
@@ -232,15 +233,24 @@ impl HttpConnection {
         let configuration = self.next_configuration();
         let http = configuration.http();
         let Some(place) = self.place(http) else { return };
-        let client = self.info.remote_text();
-        let message = format_args!("{message}, client: {client}, server: {}", self.info.listening);
         let log = &http.scope(http.server(place.default_server(http)).scope).error_log;
-        log.write(level, Some(self.info.number), &message);
+        log.write_about(level, Some(self.info.number), &message, &Context(&self.info));
     }
 
     fn reset(&self) {
         // If it fails, the connection is closed in the usual way.
         let _ = self.stream.set_linger_reset();
+    }
+}
+
+/// What nginx adds to a message about a connection.
+struct Context<'c>(&'c ConnectionInfo);
+
+impl Describe for Context<'_> {
+    fn describe(&self, fields: &mut impl Fields) -> fmt::Result {
+        let Context(info) = self;
+        fields.text(", client: ", "client", &info.remote_text(), "")?;
+        fields.text(", server: ", "server", &info.listening, "")
     }
 }
 

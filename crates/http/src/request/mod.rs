@@ -40,7 +40,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bstr::ByteSlice;
+use bstr::{BStr, ByteSlice};
 use gale_protocol::Range32;
 use gale_protocol::request::{Framing, HeaderField, KnownHeader, Method, RequestHead, Version};
 use gale_protocol::uri::escape::{Class, escape};
@@ -60,6 +60,7 @@ use crate::request::worker::{Configured, HttpWorker};
 use gale_base::log_level::Level;
 use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::connections::{ConnectionInfo, address_text};
+use gale_engine::log::{Describe, Fields};
 use gale_engine::notes::Notes;
 use gale_engine::resolver::Resolver;
 use gale_engine::variables::subject::{Evaluation, Values};
@@ -769,7 +770,7 @@ impl Request {
         if !log.takes(level) {
             return;
         }
-        log.write(level, Some(self.connection().number), &format_args!("{message}{}", Context(self)));
+        log.write_about(level, Some(self.connection().number), &message, &Context(self));
     }
 }
 
@@ -804,27 +805,28 @@ fn unique_id() -> [u8; 16] {
 /// What nginx adds to every message about a request.
 struct Context<'r>(&'r Request);
 
-impl fmt::Display for Context<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Describe for Context<'_> {
+    fn describe(&self, fields: &mut impl Fields) -> fmt::Result {
         let Context(request) = self;
-        let server = bstr::BStr::new(&request.server().name);
-        write!(formatter, ", client: {}, server: {server}", request.remote_text())?;
+        fields.text(", client: ", "client", &request.remote_text(), "")?;
+        fields.text(", server: ", "server", &BStr::new(&request.server().name), "")?;
         if !request.request_line().is_empty() {
-            write!(formatter, ", request: \"{}\"", bstr::BStr::new(request.request_line()))?;
+            fields.text(", request: \"", "request", &BStr::new(request.request_line()), "\"")?;
         }
         if !request.is_main() {
-            write!(formatter, ", subrequest: \"{}\"", bstr::BStr::new(&request.uri))?;
+            fields.text(", subrequest: \"", "subrequest", &BStr::new(&request.uri), "\"")?;
         }
         if let Some(PassedTo { scheme, peer, uri }) = &request.passed_to {
             // A path of a socket ends with a colon.
             let separator = if peer.starts_with("unix:") { ":" } else { "" };
-            write!(formatter, ", upstream: \"{scheme}{peer}{separator}{}\"", bstr::BStr::new(uri))?;
+            let upstream = format_args!("{scheme}{peer}{separator}{}", BStr::new(uri));
+            fields.text(", upstream: \"", "upstream", &upstream, "\"")?;
         }
         if let Some(host) = request.header(KnownHeader::Host) {
-            write!(formatter, ", host: \"{}\"", bstr::BStr::new(host))?;
+            fields.text(", host: \"", "host", &BStr::new(host), "\"")?;
         }
         if let Some(referer) = request.header(KnownHeader::Referer) {
-            write!(formatter, ", referrer: \"{}\"", bstr::BStr::new(referer))?;
+            fields.text(", referrer: \"", "referrer", &BStr::new(referer), "\"")?;
         }
         Ok(())
     }

@@ -743,7 +743,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "Where messages go, and from which level on; may be repeated; else where those of the main context go.",
+        about: "Where messages go, from which level on, in which form; may be repeated; else as in the main context.",
         store: &ManyWith { parse: crate::core::error_log, slot: slot!(CoreSettings, error_log) },
     },
 ];

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use gale_base::log_level::Level;
+use gale_base::log_level::{Level, LineForm};
 use gale_process::{
-    BuildRequest, Built, Completion, ErrorLog, ErrorLogDestination, ErrorLogSetting, ErrorLogTarget, ListenAddress,
-    ListenSpec, ListenerHandle, LogHandle, LoopMain, ProcessSettings, Program, Report, Resources, Successor, Worker,
-    WorkerSlot,
+    BuildRequest, Built, Completion, ErrorLog, ErrorLogDestination, ErrorLogOutput, ErrorLogSetting, ErrorLogTarget,
+    ListenAddress, ListenSpec, ListenerHandle, LogHandle, LoopMain, ProcessSettings, Program, Report, Resources,
+    Successor, Worker, WorkerSlot,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -49,8 +49,8 @@ impl Program for Toy {
     }
 
     fn error_log(&self, targets: &[ErrorLogTarget]) -> Arc<dyn ErrorLog> {
-        let file = targets.iter().find_map(|target| match target {
-            ErrorLogTarget::File(_, file) => Some(Arc::clone(file)),
+        let file = targets.iter().find_map(|target| match &target.output {
+            ErrorLogOutput::File(file) => Some(Arc::clone(file)),
             _ => None,
         });
         Arc::new(ToyLog { file })
@@ -110,7 +110,7 @@ fn build(request: &BuildRequest, resources: &mut dyn Resources) -> Result<Built<
             "error_log" => {
                 resources.log_file(value.as_ref()).map_err(|error| error.to_string())?;
                 let destination = ErrorLogDestination::File(value.into());
-                settings.error_log.push(ErrorLogSetting { level: Level::Notice, destination });
+                settings.error_log.push(ErrorLogSetting { level: Level::Notice, form: LineForm::Text, destination });
             }
             "logs" => {
                 // Many descriptors.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
-use gale_engine::log::ErrorLog;
+use gale_engine::log::{Describe, ErrorLog, Fields};
 use gale_engine::resolver::Resolver;
 use gale_engine::upstream::{PassedOn, UpstreamTable};
 use gale_engine::variables::VariableTable;
@@ -67,7 +67,7 @@ impl Subject for Session {
     fn log(&self, level: Level, message: fmt::Arguments<'_>) {
         let log = &self.scope().error_log;
         if log.takes(level) {
-            log.write(level, Some(self.connection.number), &format_args!("{message}{}", Context(self)));
+            log.write_about(level, Some(self.connection.number), &message, &Context(self));
         }
     }
 
@@ -90,23 +90,23 @@ impl PassedOn for Session {
 /// What nginx adds to every message about a session.
 struct Context<'s>(&'s Session);
 
-impl fmt::Display for Context<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Describe for Context<'_> {
+    fn describe(&self, fields: &mut impl Fields) -> fmt::Result {
         let Context(session) = self;
-        let udp = if session.datagrams().is_some() { "udp " } else { "" };
-        write!(f, ", {udp}client: ")?;
+        let before = if session.datagrams().is_some() { ", udp client: " } else { ", client: " };
         match session.remote() {
-            SocketAddress::Inet(address) => write!(f, "{}", address.ip())?,
-            SocketAddress::Unix(_) => f.write_str("unix:")?,
+            SocketAddress::Inet(address) => fields.text(before, "client", &address.ip(), "")?,
+            SocketAddress::Unix(_) => fields.text(before, "client", &"unix:", "")?,
         }
-        write!(f, ", server: {}", session.connection.listening)?;
+        fields.text(", server: ", "server", &session.connection.listening, "")?;
         if let Some(attempts) = session.attempts.begun() {
             if let Some(peer) = attempts.peer() {
-                write!(f, ", upstream: \"{peer}\"")?;
+                fields.text(", upstream: \"", "upstream", &peer, "\"")?;
             }
-            let (from, to) = (session.received(), session.sent());
-            let (from_upstream, to_upstream) = (attempts.received(), attempts.sent());
-            write!(f, ", bytes from/to client:{from}/{to}, bytes from/to upstream:{from_upstream}/{to_upstream}")?;
+            fields.number(", bytes from/to client:", "bytes_from_client", session.received())?;
+            fields.number("/", "bytes_to_client", session.sent())?;
+            fields.number(", bytes from/to upstream:", "bytes_from_upstream", attempts.received())?;
+            fields.number("/", "bytes_to_upstream", attempts.sent())?;
         }
         Ok(())
     }

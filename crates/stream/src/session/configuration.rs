@@ -5,11 +5,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_base::log_level::Level;
 use gale_config::Setting;
 use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::listen;
-use gale_engine::log::{ErrorLog, Target};
+use gale_engine::log::{Destination, ErrorLog};
 use gale_engine::module::SharedConf;
 use gale_engine::resolver::ResolverSettings;
 use gale_engine::tls::TlsServer;
@@ -89,7 +88,7 @@ pub struct Server {
 #[derive(Default)]
 #[allow(missing_docs, reason = "the fields are nginx's directives")]
 pub struct CoreSettings {
-    pub error_log: Setting<Vec<(Level, Target)>>,
+    pub error_log: Setting<Vec<Destination>>,
     pub tcp_nodelay: Setting<bool>,
     pub preread_buffer_size: Setting<u64>,
     pub preread_timeout: Setting<Duration>,

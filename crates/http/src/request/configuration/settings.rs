@@ -15,8 +15,7 @@ use crate::files::open_files::OpenFileCache;
 use crate::request::files::thread_pool::PoolName;
 use crate::request::post_action::PostAction;
 use crate::request::variables::template::{SizeTemplate, Template};
-use gale_base::log_level::Level;
-use gale_engine::log::Target;
+use gale_engine::log::Destination;
 use gale_engine::resolver::ResolverSettings;
 use gale_engine::traffic::Traffic;
 
@@ -115,7 +114,7 @@ pub struct CoreSettings {
     pub log_not_found: Setting<bool>,
     pub log_subrequest: Setting<bool>,
     pub post_action: Setting<PostAction>,
-    pub error_log: Setting<Vec<(Level, Target)>>,
+    pub error_log: Setting<Vec<Destination>>,
 }
 
 /// `large_client_header_buffers` and `output_buffers`: how many, and how large each.
