@@ -275,7 +275,9 @@ fn errors_as_json_have_fields(driver: Driver) {
     let passed = &found[1];
     let upstream = format!("http://unix:{}:/pass/x", server.directory.path().join("nobody").display());
     assert_eq!((&passed["upstream"], &passed["errno"]), (&json!(upstream), &json!(2)));
-    assert_eq!(server.directory.read("crit.log"), "");
+    server.directory.wait_line("crit.log", "connect() to");
+    let severe = objects(&server.directory.read("crit.log"));
+    assert_eq!((severe.len(), &severe[0]["level"]), (1, &json!("crit")));
     server.stop();
 }
 
@@ -352,7 +354,7 @@ fn errors_of_sessions_as_json_have_their_traffic(driver: Driver) {
     let lines = objects(&server.directory.read("json.log"));
     let failed = lines.iter().find(|line| line["errno"] == 2).expect("nobody listens there");
     assert_eq!((&failed["client"], &failed["bytes_from_client"]), (&json!("127.0.0.1"), &json!(0)));
-    assert_eq!((&failed["bytes_to_upstream"], &failed["level"]), (&json!(0), &json!("error")));
+    assert_eq!((&failed["bytes_to_upstream"], &failed["level"]), (&json!(0), &json!("crit")));
     assert!(failed["server"].is_string() && failed["upstream"].as_str().is_some_and(|peer| peer.contains("nobody")));
     server.stop();
 }

@@ -220,7 +220,7 @@ mod tests {
         // Even where there is hardly room at all.
         for bytes_max in 0..400 {
             let line = error_line(Level::Error, Some(u64::MAX), &"message", &Client(b"GET"), bytes_max);
-            assert!(line.ends_with("}\n") && line.matches('"').count() % 2 == 0, "{line}");
+            assert!(line.ends_with("}\n") && line.matches('"').count().is_multiple_of(2), "{line}");
             assert!(line.len() <= bytes_max.max(160), "{line}");
         }
     }
