@@ -3,7 +3,7 @@
 #![no_main]
 
 use gale_http::cache::format::{HEADER_MAX, Unreadable, decode, encode, header_length};
-use gale_http::cache::journal::Record;
+use gale_http::cache::journal::{Account, Changes, Outcome, Scan, header};
 use libfuzzer_sys::fuzz_target;
 
 /// Where the sum of a header stands, and its fixed part ends.
@@ -56,13 +56,17 @@ fn read_header(bytes: &[u8]) {
 }
 
 fn read_records(bytes: &[u8]) {
-    let mut rest = bytes;
-    while let Some(record) = Record::read(&mut rest) {
-        let mut written = Vec::new();
-        record.write(&mut written);
-        let mut again = &written[..];
-        assert_eq!(Record::read(&mut again), Some(record));
-        assert!(again.is_empty());
-    }
-    assert!(bytes.ends_with(rest));
+    let mut records = Vec::new();
+    let mut scan = Scan::default();
+    let file = [&header(Account::default())[..], bytes].concat();
+    let (first, second) = file.split_at(file.len() / 2);
+    // The empty piece is the end.
+    [first, second, &[]].into_iter().for_each(|piece| scan.push(piece, |record| records.push(record)));
+    // What was found between damaged bytes is a whole journal by itself.
+    let mut changes = Changes::default();
+    records.iter().for_each(|record| changes.add(record));
+    let file = [&header(changes.purges)[..], &changes.bytes].concat();
+    let (mut again, mut scan) = (Vec::new(), Scan::default());
+    [&file[..], &[]].into_iter().for_each(|piece| scan.push(piece, |record| again.push(record)));
+    assert_eq!((again, scan.outcome()), (records, Outcome::Whole));
 }

@@ -2,8 +2,8 @@
 #![no_main]
 
 use gale_protocol::http1::{HeadParser, Limits, Status};
-use gale_protocol::request::{KnownHeader, RequestHead};
 use gale_protocol::request::Framing;
+use gale_protocol::request::{KnownHeader, RequestHead};
 use gale_protocol::{Offence, http1};
 use libfuzzer_sys::fuzz_target;
 

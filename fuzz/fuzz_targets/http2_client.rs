@@ -65,8 +65,7 @@ fn limits(choice: u8) -> Arc<Limits> {
 
 fn run(choice: u8, habits: u8, pieces: &mut dyn Iterator<Item = &[u8]>) -> Seen {
     let connection = Connection::client(limits(choice));
-    let mut client =
-        Client { connection, habits, asked: BTreeMap::new(), out: Vec::new(), seen: Seen::default() };
+    let mut client = Client { connection, habits, asked: BTreeMap::new(), out: Vec::new(), seen: Seen::default() };
     client.begin(3);
     let (mut buffer, mut fields) = (Vec::new(), Fields::new());
     'input: for piece in pieces {

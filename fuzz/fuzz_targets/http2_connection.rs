@@ -47,8 +47,7 @@ fn run(choice: u8, pieces: &mut dyn Iterator<Item = &[u8]>) -> Seen {
     } else {
         let mut connection = Connection::client(Arc::clone(&limits));
         for method in [&b"GET"[..], b"HEAD", b"POST"] {
-            let line =
-                RequestLine { method, scheme: b"http", authority: b"a", path: b"/", protocol: None };
+            let line = RequestLine { method, scheme: b"http", authority: b"a", path: b"/", protocol: None };
             let stream = connection.write_request(line, method != b"POST", &mut out, |_| {}).unwrap();
             if method == b"POST" {
                 connection.write_data(stream, 0, true, &mut out).unwrap();
@@ -165,7 +164,8 @@ fn answer(connection: &mut Connection, event: &Event, choice: u8, scheduler: &mu
 
 /// All that was written are frames that the other side can read.
 fn check_output(choice: u8, out: &[u8]) {
-    let mut reader = if choice & 1 == 0 { FrameReader::of_server(0xff_ffff) } else { FrameReader::of_client(0xff_ffff) };
+    let mut reader =
+        if choice & 1 == 0 { FrameReader::of_server(0xff_ffff) } else { FrameReader::of_client(0xff_ffff) };
     let mut at = 0;
     loop {
         let step = reader.read(&out[at..]).unwrap();

@@ -2,8 +2,8 @@
 
 use gale_config::MemoryFiles;
 use gale_engine::configuration::main_settings;
-use gale_process::BuildRequest;
 use gale_modules::order::ORDER;
+use gale_process::BuildRequest;
 
 /// `text` stands in the http block; `data` is the file that it includes.
 pub fn build(text: &str, data: &[u8]) {
