@@ -16,7 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::Signal;
 use support::{
-    Client, DEADLINE, Directory, Driver, Server, Setup, has_own_mounts, is_root, wait_ended, with_each_driver,
+    Client, DEADLINE, Directory, Driver, Response, Server, Setup, has_own_mounts, is_root, wait_ended, with_each_driver,
 };
 
 with_each_driver!(
@@ -254,7 +254,7 @@ fn a_pool_that_is_not_there_is_an_error_of_its_request(driver: Driver) {
 fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Driver) {
     let text = "location /none/ { alias %DIR%/files/; aio threads=none; location /none/zip/ { alias %DIR%/files/; gzip on; gzip_types *; }
             location /none/page/ { alias %DIR%/files/; error_page 503 @busy; }
-            location /none/circle/ { alias %DIR%/files/; recursive_error_pages on; error_page 503 /none/circle/circle; } }
+            location /none/circle/ { alias %DIR%/files/; recursive_error_pages on; error_page 503 $uri; } }
         location @busy { return 503 busy; }
         location = /hold { test_pool none %DIR%/gate; }";
     let setup = setup(driver, text).replace("worker_processes 2;", "worker_processes 1;");
@@ -266,43 +266,41 @@ fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Dr
     let mut held = server.connect();
     held.send("GET /hold HTTP/1.1\r\nHost: h\r\n\r\n");
     let (task, _) = gate.accept().expect("a task");
-    // A file for each request: what a refused one has asked to be read may come long after its response.
-    let cold = |name: &str| {
-        let path = server.directory.path().join("files").join(name);
-        std::fs::write(&path, pattern(200_000)).expect("written");
-        File::open(&path).and_then(|file| file.sync_all()).expect("on the disk");
-        evict_whole(&path);
-    };
-    if !can_evict(&server.directory.path().join("files/cold")) {
+    let files = server.directory.path().join("files");
+    if !can_evict(&files.join("cold")) {
         return eprintln!("skipped: nothing can be evicted from memory here");
     }
-    cold("cold");
-    let mut refused = server.connect();
-    let response = refused.get("/none/cold");
+    // Nothing of what was to be is left.
+    let (mut refused, response, path) = refusal(&server, "/none/cold", "");
     assert_eq!((response.status, response.header("Last-Modified"), response.header("ETag")), (503, None, None));
     assert!(response.text().contains("503 Service Temporarily Unavailable"));
-    let line = server.wait_logged("thread pool \"none\" queue overflow: 0 tasks waiting");
-    assert!(line.contains("[error]") && line.contains("request: \"GET /none/cold HTTP/1.1\""), "{line}");
+    let line = server.wait_logged(&format!("request: \"GET {path} HTTP/1.1\""));
+    assert!(
+        line.contains("[error]") && line.contains("thread pool \"none\" queue overflow: 0 tasks waiting"),
+        "{line}"
+    );
     assert_eq!(refused.get("/none/hot").text(), "hot", "on the same connection");
     // What is read to be compressed is read there, too.
-    cold("zipped");
-    let response = refused.ask("GET /none/zip/zipped HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\n\r\n");
+    let (_, response, _) = refusal(&server, "/none/zip/zipped", "Accept-Encoding: gzip\r\n");
     assert_eq!((response.status, response.header("Content-Encoding")), (503, None));
     // A status of our own is answered as any other; a page that cannot be read either comes to an end.
-    cold("page");
-    let response = refused.get("/none/page/page");
+    let (_, response, _) = refusal(&server, "/none/page/page", "");
     assert_eq!((response.status, response.text()), (503, "busy"));
-    cold("circle");
-    // What it has asked to be read may have come meanwhile.
-    assert!(matches!(refused.get("/none/circle/circle").status, 500 | 503));
+    let (_, response, _) = refusal(&server, "/none/circle/circle", "");
+    assert!(matches!(response.status, 500 | 503));
     // What has begun to leave can only break off.
-    cold("begun");
-    read_beginning(&server.directory.path().join("files/begun"), 65_536);
-    let mut begun = server.connect();
-    begun.send("GET /none/begun HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
-    assert_eq!(begun.head().header("Content-Length"), Some("200000"));
-    let received = begun.read_to_end();
-    assert!(received.len() < 200_000 && pattern(200_000).starts_with(&received), "{}", received.len());
+    let breaks_off = |number: usize| {
+        let name = format!("begun{number}");
+        write_cold(&files.join(&name));
+        read_beginning(&files.join(&name), 65_536);
+        let mut begun = server.connect();
+        begun.send(format!("GET /none/{name} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
+        assert_eq!(begun.head().header("Content-Length"), Some("200000"));
+        let received = begun.read_to_end();
+        assert!(pattern(200_000).starts_with(&received), "{}", received.len());
+        received.len() < 200_000
+    };
+    assert!((0..TRIES).any(breaks_off), "a full pool delays nothing");
     assert_eq!(server.get("/none/hot").text(), "hot");
     drop(task);
     assert_eq!(held.response().text(), "done");
@@ -310,8 +308,42 @@ fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Dr
         let pools = server.get("/pools").text().to_owned();
         pools.lines().any(|line| line.starts_with("none ") && line.contains("running=0"))
     });
-    assert!(server.get("/none/cold").body == pattern(200_000));
+    assert!(server.get(&path).body == pattern(200_000));
     server.stop();
+}
+
+/// How many files are asked for at most until one does not come into memory between two looks.
+const TRIES: usize = 100;
+
+/// A file of 200,000 bytes, and nothing of it in memory.
+fn write_cold(path: &Path) {
+    std::fs::write(path, pattern(200_000)).expect("written");
+    File::open(path).and_then(|file| file.sync_all()).expect("on the disk");
+    evict_whole(path);
+}
+
+/// Asks for files that are not in memory until the pool has to be asked for one, and returns the connection, the
+/// response and the path. A file for each request: the first look has the kernel read it, and a quick disk may be done
+/// before the look ends.
+#[track_caller]
+fn refusal(server: &Server, path: &str, fields: &str) -> (Client, Response, String) {
+    let name = path.rsplit('/').next().expect("a name");
+    let refused = (0..TRIES).find_map(|number| {
+        write_cold(&server.directory.path().join(format!("files/{name}{number}")));
+        let mut client = server.connect();
+        client.send(format!("GET {path}{number} HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));
+        let mut response = client.head();
+        if response.status == 200 {
+            return None;
+        }
+        // The file as a page of errors has come meanwhile, or some of it.
+        let length = response.header("Content-Length").expect("a page").parse().expect("a number");
+        if length < 200_000 {
+            response.body = client.take(length);
+        }
+        Some((client, response, format!("{path}{number}")))
+    });
+    refused.expect("a full pool refuses something")
 }
 
 fn what_is_no_regular_file_is_never_waited_for(driver: Driver) {
