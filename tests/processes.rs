@@ -114,6 +114,27 @@ fn a_server_starts_answers_and_stops(driver: Driver) {
     server.stop();
 }
 
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+#[test]
+fn a_worker_tells_its_c_library_about_the_processor_unless_the_configuration_does() {
+    const VARIABLE: &str = "GLIBC_TUNABLES=";
+    let text = http_configuration(Driver::Epoll, "server { listen %UNIX%; return 200 $pid; }");
+    let told = |server: &Server| {
+        let pid = server.get("/").text().to_owned();
+        let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split('\0').filter_map(|entry| Some(entry.strip_prefix(VARIABLE)?.to_owned())).collect::<Vec<_>>()
+    };
+    let processors = fs::read_to_string("/proc/cpuinfo").expect("Linux");
+    let is_amd = processors.contains("AuthenticAMD");
+    let family =
+        processors.lines().find_map(|line| line.strip_prefix("cpu family")?.rsplit(' ').next()?.parse::<u32>().ok());
+    let mut server = Setup::configuration(&text).start();
+    assert_eq!(told(&server).len(), usize::from(is_amd && family.is_some_and(|family| family >= 25)));
+    server.reload(&format!("env GLIBC_TUNABLES=glibc.malloc.tcache_count=7;\n{text}"));
+    server.directory.wait_until("another worker", |_| told(&server) == ["glibc.malloc.tcache_count=7"]);
+    server.stop();
+}
+
 #[test]
 fn a_ring_that_the_kernel_refuses_is_replaced_and_the_log_says_why() {
     // No ring at all, and one that is not better than epoll where the best is asked for.

@@ -40,6 +40,7 @@ mod signals;
 mod spawn;
 mod system;
 mod text;
+mod tunables;
 mod upgrade;
 mod user;
 mod worker;

@@ -16,6 +16,7 @@ use rustix::process::Pid;
 
 use super::link::Link;
 use super::settings::ProcessSettings;
+use super::tunables;
 
 /// Names the part of a process that the master started.
 pub(super) const ROLE_VARIABLE: &str = "GALE_PROCESS";
@@ -55,7 +56,8 @@ impl Executable {
         Ok(Executable { descriptor })
     }
 
-    /// Starts it. The worker's environment is only what `env` lists; the helper has the master's own.
+    /// Starts it. The worker's environment is only what `env` lists, and what the C library is told of the processor;
+    /// the helper has the master's own.
     pub fn start(&self, role: Role, program: &str, settings: &ProcessSettings) -> io::Result<(Pid, Link)> {
         let (link, theirs) = Link::pair()?;
         // Resolved in the new process, before its descriptors are closed: the table there is a copy of ours.
@@ -65,7 +67,8 @@ impl Executable {
             Role::Helper => format!("{program}: reload helper"),
         });
         if role == Role::Worker {
-            command.env_clear().envs(worker_environment(settings));
+            // What the configuration says comes last, and holds.
+            command.env_clear().envs(tunables::variable()).envs(worker_environment(settings));
         }
         command.env(ROLE_VARIABLE, role.name()).stdin(Stdio::from(theirs));
         let child = command.spawn()?;
