@@ -6,11 +6,13 @@
 
 use std::process::Command;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::behind::Behind;
+use crate::certificate::Certificate;
 use crate::client::{self, ClientKind, Figures, Headers};
 use crate::location::{self, Page};
 use crate::options::Options;
@@ -24,6 +26,14 @@ pub const WARM_UP_TIME: Duration = Duration::from_secs(1);
 /// What the floor of io_uring sends in one piece.
 const FLOOR_RING_BODY_MAX: usize = 16 * 1024;
 
+/// A cache in the server's own folder. What is stored each time leaves again.
+const CACHE: &str = "proxy_cache_path cache levels=1:2 keys_zone=cache:64m max_size=256m inactive=1h;";
+const CACHED_LOCATIONS: &str = "\
+    location = /cached { proxy_pass http://behind; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
+    proxy_cache cache; proxy_cache_valid 200 1h; }\n        \
+    location = /stored { proxy_pass http://behind; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
+    proxy_cache cache; proxy_cache_valid 200 1h; proxy_cache_key $request_id; }";
+
 /// What is asked for, and how.
 #[derive(Debug, Clone)]
 pub struct Case {
@@ -36,6 +46,10 @@ pub struct Case {
     pub body_bytes: usize,
     /// One of [`location::PAGES`]: only nginx and Gale know them.
     pub is_page: bool,
+    /// Kept in a cache, which has nginx's directives: the same two.
+    pub is_cached: bool,
+    /// Asked over TLS, with this certificate.
+    pub certificate: Option<Arc<Certificate>>,
     /// Who answers what the servers pass on.
     pub behind: Option<Rc<Behind>>,
     pub client: ClientKind,
@@ -60,6 +74,8 @@ impl Case {
             is_short: false,
             body_bytes: SMALL_BODY.len(),
             is_page: false,
+            is_cached: false,
+            certificate: None,
             behind: None,
             client,
             workers: 1,
@@ -145,6 +161,26 @@ impl Case {
         Case { name, title, path, body_bytes, behind: Some(behind), ..case }
     }
 
+    /// What is passed on is kept: `/cached` is a hit but for the first, `/stored` a miss each time.
+    pub fn cached(
+        options: &Options,
+        client: ClientKind,
+        name: &'static str,
+        path: &'static str,
+        behind: Rc<Behind>,
+        connections: u32,
+    ) -> Case {
+        let how = if path == "/stored" { "stored" } else { "found" };
+        let case = Case::proxied(options, client, name, path, behind, connections);
+        Case { title: format!("{}, {how}", case.title.replace("proxied", "cached")), is_cached: true, ..case }
+    }
+
+    /// The same over TLS.
+    pub fn over_tls(self, name: &'static str, certificate: &Arc<Certificate>) -> Case {
+        let title = format!("{}, TLS", self.title);
+        Case { name, title, certificate: Some(Arc::clone(certificate)), ..self }
+    }
+
     /// The same with this many workers and two clients, all of them on both cores.
     pub fn on_all_cores(self, options: &Options, workers: usize) -> Case {
         let cores = vec![options.server_core, options.client_core];
@@ -164,8 +200,11 @@ impl Case {
     pub fn programs(&self, programs: &[Program]) -> Vec<Program> {
         let mut all = Vec::new();
         for program in programs {
-            if self.is_page && !matches!(program.kind, Kind::Nginx | Kind::Gale) {
+            if (self.is_page || self.is_cached) && !matches!(program.kind, Kind::Nginx | Kind::Gale) {
                 continue;
+            }
+            if self.certificate.is_some() && program.kind == Kind::Floor {
+                continue; // it speaks in the clear
             }
             let is_http2 = matches!(self.client, ClientKind::H2load(_));
             if is_http2 && matches!(program.kind, Kind::Floor | Kind::Haproxy) {
@@ -193,8 +232,8 @@ impl Case {
                 let label = format!("{} + open_file_cache", program.label);
                 all.push(Program { label, open_file_cache: true, ..program.clone() });
             }
-            if self.is_short && self.path == "/return" && matches!(program.kind, Kind::Floor | Kind::Nginx | Kind::Gale)
-            {
+            let may_wait = self.is_short && self.path == "/return" && self.certificate.is_none();
+            if may_wait && matches!(program.kind, Kind::Floor | Kind::Nginx | Kind::Gale) {
                 let label = format!("{} + deferred", program.label);
                 all.push(Program { label, deferred: true, ..program.clone() });
             }
@@ -211,8 +250,12 @@ impl Case {
             workers: self.workers,
             accepting: Accepting::Shared,
             behind: self.behind.as_ref().map(|behind| behind.port),
+            certificate: self.certificate.clone(),
             ..match self.client {
                 _ if self.is_page => location::setting(),
+                _ if self.is_cached => {
+                    Setting { http: CACHE.to_owned(), server: CACHED_LOCATIONS.to_owned(), ..Setting::default() }
+                }
                 ClientKind::H2load(_) => Setting { http: "http2 on;".to_owned(), ..Setting::default() },
                 ClientKind::Wrk | ClientKind::Lean => Setting::default(),
             }
@@ -223,11 +266,16 @@ impl Case {
     fn run<'a>(&'a self, servers: &'a [Running], run_time: Duration) -> client::Run<'a> {
         client::Run {
             kind: self.client,
-            addresses: servers.iter().map(|server| server.address.as_str()).collect(),
+            addresses: servers
+                .iter()
+                .map(|server| server.tls_address.as_ref().unwrap_or(&server.address))
+                .map(String::as_str)
+                .collect(),
             path: self.path,
             headers: self.headers,
             connections: self.connections,
             is_short: self.is_short,
+            is_tls: self.certificate.is_some(),
             run_time,
             clients: self.clients,
             cores: &self.client_cores,

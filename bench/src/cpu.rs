@@ -10,12 +10,15 @@ use serde::Serialize;
 use crate::Measured;
 use crate::behind::Behind;
 use crate::case::{self, Case, Row, Subject};
+use crate::certificate::Certificate;
 use crate::client::ClientKind;
 use crate::location;
 use crate::options::Options;
 use crate::report::{self, Column, Document, Spread, percent};
 use crate::servers::{FILES, Kind, Program, SMALL_BODY};
 
+/// Clients that shake hands for each request.
+const TLS_SHORT_CONNECTIONS: u32 = 10;
 /// Clients that take 4 MiB at a time through a proxy.
 const PROXIED_LARGE_CONNECTIONS: u32 = 16;
 
@@ -67,6 +70,59 @@ pub fn measure_http2(options: &Options) -> Measured {
     cases.extend(FILES.iter().filter(|(_, _, bytes)| *bytes == 64 << 10).map(of_size));
     let cases = options.chosen_cases(cases)?;
     measure_cases(options, "http2", "CPU time per request: HTTP/2", cases)
+}
+
+/// Over TLS with one worker: a handshake for each request, and what requests cost on connections that are kept, with
+/// HTTP/1 and HTTP/2.
+pub fn measure_tls(options: &Options) -> Measured {
+    let certificate = Certificate::make(&["localhost".to_owned()])?;
+    let client = options.client.unwrap_or(ClientKind::Wrk);
+    let behind = Behind::start(options.client_core, SMALL_BODY.len())?;
+    let (_, file, file_bytes) = FILES[2];
+    let (_, large, large_bytes) = FILES[3];
+    let proxied = |streams| Case {
+        client: ClientKind::H2load(streams),
+        title: format!("HTTP/2, proxied, 2 bytes, 16 connections × {streams} streams"),
+        ..Case::proxied(options, client, "h2-proxied", "/proxied", Rc::clone(&behind), 16)
+    };
+    let cases = vec![
+        Case {
+            connections: TLS_SHORT_CONNECTIONS,
+            title: format!("2-byte answer, a full handshake for each, {TLS_SHORT_CONNECTIONS} at a time"),
+            ..Case::short(options)
+        }
+        .over_tls("handshake", &certificate),
+        Case::keepalive(options, client, options.connections[0]).over_tls("return", &certificate),
+        Case::sized_file(options, client, "64k", file, file_bytes, false).over_tls("64k", &certificate),
+        Case {
+            connections: PROXIED_LARGE_CONNECTIONS,
+            ..Case::sized_file(options, client, "4m", large, large_bytes, false)
+        }
+        .over_tls("4m", &certificate),
+        Case::http2(options, "h2-small", "/return", SMALL_BODY.len(), 32).over_tls("h2-small", &certificate),
+        Case::http2(options, "h2-one", "/return", SMALL_BODY.len(), 1).over_tls("h2-one", &certificate),
+        Case::http2(options, "h2-file", file, file_bytes, 32).over_tls("h2-file", &certificate),
+        proxied(32).over_tls("h2-proxied", &certificate),
+    ];
+    measure_cases(options, "tls", "CPU time per request: TLS", options.chosen_cases(cases)?)
+}
+
+/// Through a cache: what is found in it, by size, and what is fetched and stored each time.
+pub fn measure_cache(options: &Options) -> Measured {
+    let client = options.client.unwrap_or(ClientKind::Wrk);
+    let behind = |bytes: usize| Behind::start(options.client_core, bytes);
+    let (small, file, large) = (behind(1 << 10)?, behind(64 << 10)?, behind(4 << 20)?);
+    let connections = options.connections[0];
+    let cached = |name, path, behind: &Rc<Behind>, connections| {
+        Case::cached(options, client, name, path, Rc::clone(behind), connections)
+    };
+    let cases = vec![
+        cached("hit-1k", "/cached", &small, connections),
+        cached("hit-64k", "/cached", &file, connections),
+        cached("hit-4m", "/cached", &large, PROXIED_LARGE_CONNECTIONS),
+        cached("stored", "/stored", &small, connections),
+    ];
+    measure_cases(options, "cache", "CPU time per request: cached", options.chosen_cases(cases)?)
 }
 
 /// Through a proxy to a server that answers every request with the same: small, 64 KiB, 4 MiB as it comes and piece by

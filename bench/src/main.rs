@@ -10,16 +10,20 @@ mod application;
 mod behind;
 mod burst;
 mod case;
+mod certificate;
 mod check;
 mod client;
 mod cpu;
 mod floor;
 mod idle;
+mod idle_tls;
 mod instructions;
 mod location;
 mod lookups;
 mod memory;
+mod names;
 mod options;
+mod path;
 mod process;
 mod profile;
 mod reload;
@@ -74,6 +78,11 @@ const MEASUREMENTS: &[Entry] = &[
     ("profile", profile::measure, false),
     ("files", cpu::measure_files, false),
     ("http2", cpu::measure_http2, false),
+    ("tls", cpu::measure_tls, false),
+    ("idle-tls", idle_tls::measure, false),
+    ("names", names::measure, false),
+    ("path", path::measure, false),
+    ("cache", cpu::measure_cache, false),
     ("proxy", cpu::measure_proxy, false),
     ("burst", burst::measure, false),
     ("stream", stream::measure, false),

@@ -10,11 +10,13 @@ use std::net::TcpListener;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::certificate::Certificate;
 use crate::client::load;
 use crate::location;
 use crate::process::{self, Process};
@@ -112,6 +114,8 @@ pub struct Setting {
     pub blocks: String,
     /// Where `/proxied` is passed on to, and `/unbuffered` piece by piece: a port of this machine.
     pub behind: Option<u16>,
+    /// With this a port of its own speaks TLS, too.
+    pub certificate: Option<Arc<Certificate>>,
 }
 
 impl Default for Setting {
@@ -129,8 +133,16 @@ impl Default for Setting {
             server: String::new(),
             blocks: String::new(),
             behind: None,
+            certificate: None,
         }
     }
+}
+
+/// Where a server listens: in the clear, and for TLS where it has a certificate.
+#[derive(Debug, Clone, Copy)]
+struct Ports {
+    clear: u16,
+    tls: u16,
 }
 
 /// A started server. It is ended when this is dropped.
@@ -138,12 +150,14 @@ impl Default for Setting {
 pub struct Running {
     pub label: String,
     pub address: String,
+    /// Where it speaks TLS, if it has a certificate.
+    pub tls_address: Option<String>,
     /// The process that was started: the master, where there is one.
     pub root: Process,
     program: Program,
     setting: Setting,
     directory: PathBuf,
-    port: u16,
+    ports: Ports,
     child: Child,
 }
 
@@ -194,7 +208,7 @@ impl Program {
     /// Starts it and waits until it answers.
     pub fn start(&self, setting: Setting) -> Result<Running, String> {
         let directory = fresh_directory(&self.label)?;
-        let port = free_port()?;
+        let ports = Ports { clear: free_port()?, tls: free_port()? };
         let fault = |error: std::io::Error| format!("{}: {error}", directory.display());
         fs::create_dir(directory.join("html")).map_err(fault)?;
         fs::write(directory.join("html/return"), SMALL_BODY).map_err(fault)?;
@@ -206,9 +220,9 @@ impl Program {
             fs::create_dir_all(path.parent().expect("it is in a folder")).map_err(fault)?;
             write_read_before(&path, &location::html(page.bytes)).map_err(fault)?;
         }
-        self.write_configuration(&directory, port, 0, &setting)?;
+        self.write_configuration(&directory, ports, 0, &setting)?;
         let output = fs::File::create(directory.join("output")).map_err(fault)?;
-        let mut command = self.command(&directory, port, &setting);
+        let mut command = self.command(&directory, ports.clear, &setting);
         command.current_dir(&directory).stdin(Stdio::null());
         command.stdout(output.try_clone().map_err(fault)?).stderr(output);
         let child = match &setting.cores {
@@ -216,9 +230,10 @@ impl Program {
             None => command.spawn().map_err(|error| format!("{}: {error}", self.binary.display()))?,
         };
         let root = Process::find(child.id()).ok_or_else(|| format!("{} ended at once", self.label))?;
-        let address = format!("127.0.0.1:{port}");
+        let address = format!("127.0.0.1:{}", ports.clear);
+        let tls_address = setting.certificate.as_ref().map(|_| format!("127.0.0.1:{}", ports.tls));
         let (label, program) = (self.label.clone(), self.clone());
-        let mut running = Running { label, address, root, program, setting, directory, port, child };
+        let mut running = Running { label, address, tls_address, root, program, setting, directory, ports, child };
         running.wait_until_it_answers()?;
         Ok(running)
     }
@@ -268,19 +283,20 @@ impl Program {
     fn write_configuration(
         &self,
         directory: &Path,
-        port: u16,
+        ports: Ports,
         generation: u32,
         setting: &Setting,
     ) -> Result<(), String> {
-        let text = self.configuration(directory, port, generation, setting);
+        let text = self.configuration(directory, ports, generation, setting);
         let (new, path) = (directory.join("server.conf.new"), directory.join("server.conf"));
         fs::write(&new, text)
             .and_then(|()| fs::rename(&new, &path))
             .map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    fn configuration(&self, directory: &Path, port: u16, generation: u32, setting: &Setting) -> String {
+    fn configuration(&self, directory: &Path, ports: Ports, generation: u32, setting: &Setting) -> String {
         let directory = directory.display();
+        let port = ports.clear;
         let is_root = rustix::process::geteuid().is_root();
         let Setting { workers, connections_max, http, server, blocks, .. } = setting;
         match self.kind {
@@ -296,6 +312,16 @@ impl Program {
                     Accepting::Mutex => ("", "accept_mutex on; "),
                 };
                 let deferred = if self.deferred { " deferred" } else { "" };
+                let tls = setting.certificate.as_ref().map_or_else(String::new, |certificate| {
+                    // One group for all, so that all do the same work.
+                    format!(
+                        "        listen 127.0.0.1:{} ssl{listen};\n        ssl_ecdh_curve X25519;\n\
+                         \x20       ssl_certificate {};\n        ssl_certificate_key {};\n",
+                        ports.tls,
+                        certificate.chain().display(),
+                        certificate.key().display()
+                    )
+                });
                 let (group, proxied) = setting.behind.map_or_else(Default::default, |behind| {
                     let pass = "proxy_pass http://behind; proxy_http_version 1.1; proxy_set_header Connection \"\";";
                     (
@@ -313,7 +339,7 @@ impl Program {
                      http {{\n    access_log off;\n    default_type application/octet-stream;\n    sendfile on;\n\
                      \x20   keepalive_timeout 3600s;\n    keepalive_time 24h;\n    keepalive_requests 1000000000;\n{cache}\
                      \x20   {http}\n{group}\
-                     \x20   server {{\n        listen 127.0.0.1:{port}{listen}{deferred};\n        root {directory}/html;\n\
+                     \x20   server {{\n        listen 127.0.0.1:{port}{listen}{deferred};\n        root {directory}/html;\n{tls}\
                      \x20       {server}\n{proxied}\
                      \x20       location = /return {{ return 200 \"ok\"; }}\n\
                      \x20       location = /generation {{ return 200 \"{generation}\"; }}\n    }}\n}}\n{blocks}\n"
@@ -327,9 +353,17 @@ impl Program {
                     };
                     to("/proxied") + &to("/unbuffered")
                 });
+                let tls = setting.certificate.as_ref().map_or_else(String::new, |certificate| {
+                    format!(
+                        "listen:\n  host: 127.0.0.1\n  port: {}\n  ssl:\n    certificate-file: {}\n    key-file: {}\n",
+                        ports.tls,
+                        certificate.chain().display(),
+                        certificate.key().display()
+                    )
+                });
                 format!(
                     "{user}num-threads: {workers}\nmax-connections: {connections_max}\n\
-                     listen:\n  host: 127.0.0.1\n  port: {port}\n\
+                     listen:\n  host: 127.0.0.1\n  port: {port}\n{tls}\
                      http1-request-timeout: 3600\nerror-log: {directory}/error.log\n\
                      hosts:\n  default:\n    paths:\n{proxied}      /:\n        file.dir: {directory}/html\n"
                 )
@@ -342,11 +376,15 @@ impl Program {
                         format!("backend behind\n    http-reuse always\n    server one 127.0.0.1:{behind}\n"),
                     )
                 });
+                let tls = setting.certificate.as_ref().map_or_else(String::new, |certificate| {
+                    let both = certificate.both().display();
+                    format!("    bind 127.0.0.1:{} ssl crt {both} curves X25519 alpn h2,http/1.1\n", ports.tls)
+                });
                 format!(
                     "global\n    nbthread {workers}\n    maxconn {connections_max}\n    no strict-limits\n\
                      defaults\n    mode http\n    timeout client 3600s\n    timeout http-keep-alive 3600s\n\
                      \x20   timeout connect 5s\n    timeout server 5s\n\
-                     frontend bench\n    bind 127.0.0.1:{port}\n\
+                     frontend bench\n    bind 127.0.0.1:{port}\n{tls}\
                      \x20   http-request return status 200 content-type application/octet-stream \
                      file {directory}/html/file if {{ path /file }}\n\
                      \x20   http-request return status 200 content-type text/plain string ok if {{ path /return }}\n\
@@ -360,8 +398,18 @@ impl Program {
 impl Running {
     /// Writes the configuration with another number and tells the master.
     pub fn reload(&self, generation: u32) -> Result<(), String> {
-        self.program.write_configuration(&self.directory, self.port, generation, &self.setting)?;
+        self.program.write_configuration(&self.directory, self.ports, generation, &self.setting)?;
         send_signal(self.root, Signal::HUP)
+    }
+
+    /// The prefix that it was started with; its configuration is `server.conf`.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The folder of its files.
+    pub fn html(&self) -> PathBuf {
+        self.directory.join("html")
     }
 
     /// What the next reload puts into the http block.

@@ -1,4 +1,4 @@
-//! h2load: the command line of one run of h2load, and the figures that it prints. It speaks HTTP/2 in the clear.
+//! h2load: the command line of one run of h2load, and the figures that it prints.
 
 use super::{Figures, Run};
 
@@ -7,7 +7,7 @@ pub fn command(run: &Run, address: &str, connections: u32, streams: u32) -> Vec<
     let mut words = ["h2load", "-t1"].map(str::to_owned).to_vec();
     words.extend([format!("-c{connections}"), format!("-m{streams}"), format!("-D{seconds}")]);
     words.extend(run.headers.iter().flat_map(|line| ["-H", line]).map(str::to_owned));
-    words.push(format!("http://{address}{}", run.path));
+    words.push(run.url(address));
     words
 }
 

@@ -19,6 +19,9 @@ pub fn command(run: &Run, address: &str, connections: u32) -> Result<Vec<String>
     if run.is_short {
         return Err("the lean client keeps its connections".to_owned());
     }
+    if run.is_tls {
+        return Err("the lean client speaks in the clear".to_owned());
+    }
     let own = std::env::current_exe().map_err(|error| format!("lean: {error}"))?;
     let own = own.to_str().ok_or("lean: our own path is no text")?;
     let (connections, seconds) = (connections.to_string(), run.run_time.as_secs().to_string());

@@ -7,6 +7,7 @@
 
 mod h2load;
 pub mod idle;
+pub mod idle_tls;
 pub mod lean;
 pub mod load;
 pub mod swarm;
@@ -24,7 +25,7 @@ pub enum ClientKind {
     Wrk,
     /// Kept-alive connections only.
     Lean,
-    /// HTTP/2 in the clear, with so many streams at once on each connection.
+    /// HTTP/2, in the clear by prior knowledge, with so many streams at once on each connection.
     H2load(u32),
 }
 
@@ -43,11 +44,20 @@ pub struct Run<'a> {
     pub connections: u32,
     /// One request per connection.
     pub is_short: bool,
+    pub is_tls: bool,
     pub run_time: Duration,
     /// Processes.
     pub clients: usize,
     /// One each for the clients, in turn.
     pub cores: &'a [usize],
+}
+
+impl Run<'_> {
+    /// What is asked for at one of the addresses.
+    fn url(&self, address: &str) -> String {
+        let scheme = if self.is_tls { "https" } else { "http" };
+        format!("{scheme}://{address}{}", self.path)
+    }
 }
 
 /// What a run gave.

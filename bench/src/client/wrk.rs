@@ -10,7 +10,7 @@ pub fn command(run: &Run, address: &str, connections: u32) -> Vec<String> {
         words.extend(["-H", "Connection: close"].map(str::to_owned));
     }
     words.extend(run.headers.iter().flat_map(|line| ["-H", line]).map(str::to_owned));
-    words.push(format!("http://{address}{}", run.path));
+    words.push(run.url(address));
     words
 }
 

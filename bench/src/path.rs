@@ -1,0 +1,259 @@
+//! path: HTTP/1 and HTTP/2 over a path with a delay: how fast one large body comes and goes, how evenly streams that
+//! begin together share a connection, and whether an urgent one overtakes the others.
+//!
+//! Between client and server is a relay that holds every byte back for 25 ms each way, with room for all that is under
+//! way at a time, so that neither side's socket buffers but only the windows of HTTP/2 are what a transfer waits for.
+//! The client is curl.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::Measured;
+use crate::case::in_turn;
+use crate::options::Options;
+use crate::process;
+use crate::report::{self, Document, Spread};
+use crate::servers::{Program, Setting};
+
+/// Each way.
+const DELAY: Duration = Duration::from_millis(25);
+const PIECE_BYTES: usize = 64 * 1024;
+/// Under way in one direction: a gigabyte a second for four delays.
+const PIECES_MAX: usize = 2048;
+const LARGE_BYTES: u64 = 1 << 30;
+const SHARED_BYTES: u64 = 16 << 20;
+const STREAMS: usize = 16;
+
+#[derive(Debug, Serialize)]
+struct Row {
+    server: String,
+    rounds: Vec<Sample>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Sample {
+    /// MB/s of one transfer.
+    down_http1: f64,
+    down_http2: f64,
+    up_http1: f64,
+    up_http2: f64,
+    /// Of streams that begin together: the time of the first to end by that of the last.
+    evenness: f64,
+    /// The time of an urgent stream that begins with them by that of the last.
+    urgent: f64,
+}
+
+/// Measures nginx and Gale with each driver.
+pub fn measure(options: &Options) -> Measured {
+    let programs = options.servers(Some(&["nginx", "gale"]))?;
+    let rounds = in_turn(options.idle_rounds, &programs, |program, round| {
+        let sample = measure_one(options, program).map_err(|error| format!("{}: {error}", program.label))?;
+        eprintln!("path: {} round {round}: {sample:?}", program.label);
+        Ok(sample)
+    })?;
+    let rows: Vec<Row> =
+        programs.iter().zip(rounds).map(|(program, rounds)| Row { server: program.label.clone(), rounds }).collect();
+    let spread = |row: &Row, figure: fn(&Sample) -> f64| Spread::of(row.rounds.iter().map(figure)).to_string();
+    let table = report::table_of(
+        &rows,
+        &[
+            ("server", &|row: &Row| row.server.clone()),
+            ("download HTTP/1, MB/s", &|row| spread(row, |sample| sample.down_http1)),
+            ("HTTP/2", &|row| spread(row, |sample| sample.down_http2)),
+            ("upload HTTP/1, MB/s", &|row| spread(row, |sample| sample.up_http1)),
+            ("HTTP/2", &|row| spread(row, |sample| sample.up_http2)),
+            ("16 streams: first by last", &|row| spread(row, |sample| sample.evenness)),
+            ("urgent by last", &|row| spread(row, |sample| sample.urgent)),
+        ],
+    );
+    let body = format!(
+        "{} rounds; median (least – greatest). 1 GiB in one transfer; {STREAMS} files of 16 MiB at once; the last column \
+         is the time of a file asked for with `priority: u=0` beside fifteen with `u=6`. 50 ms there and back.\n\n{table}",
+        options.idle_rounds
+    );
+    Ok((Document::new("path", "A path with a delay", &programs, &body, &rows)?, true))
+}
+
+fn measure_one(options: &Options, program: &Program) -> Result<Sample, String> {
+    let sink = sink().map_err(|error| format!("sink: {error}"))?;
+    let server = format!(
+        "location = /upload {{ client_max_body_size 0; proxy_request_buffering off; proxy_http_version 1.1; \
+         proxy_pass http://{sink}; }}"
+    );
+    let setting =
+        Setting { http: "http2 on;".to_owned(), server, cores: Some(vec![options.server_core]), ..Setting::default() };
+    let running = program.start(setting)?;
+    let html = running.html();
+    for (name, bytes) in [("large", LARGE_BYTES), ("shared", SHARED_BYTES)] {
+        // Holes come out of the page cache as everything else does.
+        let made = std::fs::File::create(html.join(name)).and_then(|file| file.set_len(bytes));
+        made.map_err(|error| format!("{name}: {error}"))?;
+    }
+    let relay = delay(&running.address).map_err(|error| format!("relay: {error}"))?;
+    let url = |path: &str| format!("http://{relay}{path}");
+    let large = html.join("large");
+    let large = large.to_str().ok_or("a path that is no text")?;
+    let once = |version: &str, words: &[&str]| -> Result<f64, String> {
+        let mut all = vec![version, "-o", "/dev/null", "-w", "%{http_code} %{speed_download} %{speed_upload}\n"];
+        all.extend(words);
+        let text = curl(options, &all)?;
+        let mut figures = text.split_whitespace();
+        if figures.next() != Some("200") {
+            return Err(format!("curl: {text}"));
+        }
+        let speeds: f64 = figures.filter_map(|figure| figure.parse::<f64>().ok()).sum();
+        Ok(speeds / 1e6)
+    };
+    // What is asked for once is in memory afterwards.
+    once("--http1.1", &[&format!("http://{}/large", running.address)])?;
+    let [http1, http2] = ["--http1.1", "--http2-prior-knowledge"];
+    Ok(Sample {
+        down_http1: once(http1, &[&url("/large")])?,
+        down_http2: once(http2, &[&url("/large")])?,
+        up_http1: once(http1, &["-H", "Expect:", "-T", large, &url("/upload")])?,
+        up_http2: once(http2, &["-H", "Expect:", "-T", large, &url("/upload")])?,
+        evenness: together(options, &url("/shared"), |_| "priority: u=3, i").map(|times| share(&times, least))?,
+        urgent: together(options, &url("/shared"), |number| match number {
+            STREAMS_LAST => "priority: u=0",
+            _ => "priority: u=6",
+        })
+        .map(|times| share(&times, |times| times[STREAMS_LAST]))?,
+    })
+}
+
+const STREAMS_LAST: usize = STREAMS - 1;
+
+fn least(times: &[f64]) -> f64 {
+    times.iter().copied().fold(f64::INFINITY, f64::min)
+}
+
+/// One of the times by the greatest.
+fn share(times: &[f64], one: impl Fn(&[f64]) -> f64) -> f64 {
+    one(times) / times.iter().copied().fold(f64::MIN_POSITIVE, f64::max)
+}
+
+/// Asks for a file in as many streams of one connection and returns the seconds of each.
+fn together(options: &Options, url: &str, priority: fn(usize) -> &'static str) -> Result<Vec<f64>, String> {
+    let urls: Vec<String> = (0..STREAMS).map(|number| format!("{url}?{number}")).collect();
+    let mut words = vec!["--parallel", "--parallel-max", "16"];
+    for (number, url) in urls.iter().enumerate() {
+        if number > 0 {
+            words.push("--next");
+        }
+        words.extend(["--http2-prior-knowledge", "-s", "-o", "/dev/null", "-H", priority(number)]);
+        words.extend(["-w", "%{url} %{http_code} %{num_connects} %{time_total}\n", url]);
+    }
+    let text = curl(options, &words)?;
+    let mut times = vec![0.0; STREAMS];
+    let (mut answers, mut connections) = (0, 0);
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let number = words.next().and_then(|url| url.rsplit('?').next()?.parse::<usize>().ok());
+        let (status, connects, time) = (words.next(), words.next(), words.next());
+        let (Some(number), Some("200"), Some(time)) = (number, status, time.and_then(|time| time.parse().ok())) else {
+            return Err(format!("curl: {line}"));
+        };
+        connections += connects.and_then(|connects| connects.parse::<u32>().ok()).unwrap_or(0);
+        times[number] = time;
+        answers += 1;
+    }
+    match (answers, connections) {
+        (STREAMS, 1) => Ok(times),
+        _ => Err(format!("{answers} answers over {connections} connections")),
+    }
+}
+
+/// What curl prints.
+fn curl(options: &Options, words: &[&str]) -> Result<String, String> {
+    let mut command = Command::new("curl");
+    command.args(["-s", "-S", "--max-time", "120"]).args(words);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = process::spawn_pinned(&mut command, &[options.client_core])?;
+    let output = child.wait_with_output().map_err(|error| format!("curl: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("curl: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Starts a server that takes bodies and answers each with two bytes. It goes on until the program ends.
+fn sink() -> std::io::Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            std::thread::spawn(move || take_body(stream));
+        }
+    });
+    Ok(address)
+}
+
+/// One request for each connection.
+fn take_body(mut stream: TcpStream) -> std::io::Result<()> {
+    let (mut head, mut piece) = (Vec::new(), vec![0; 1 << 18]);
+    let end = loop {
+        let count = stream.read(&mut piece)?;
+        head.extend_from_slice(&piece[..count]);
+        if let Some(end) = head.windows(4).position(|four| four == b"\r\n\r\n") {
+            break end + 4;
+        }
+        if count == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+    };
+    let text = String::from_utf8_lossy(&head[..end]).to_ascii_lowercase();
+    let length = text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<u64>().ok());
+    let mut left = length.unwrap_or(0).saturating_sub((head.len() - end) as u64);
+    while left > 0 {
+        match stream.read(&mut piece)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            count => left = left.saturating_sub(count as u64),
+        }
+    }
+    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+}
+
+/// Starts a relay that holds everything back. It goes on until the program ends.
+fn delay(server: &str) -> std::io::Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let server = server.to_owned();
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let Ok(behind) = TcpStream::connect(&server) else { continue };
+            let _ = (client.set_nodelay(true), behind.set_nodelay(true));
+            let Ok((to_client, to_behind)) = client.try_clone().and_then(|own| Ok((own, behind.try_clone()?))) else {
+                continue;
+            };
+            one_way(client, to_behind);
+            one_way(behind, to_client);
+        }
+    });
+    Ok(address)
+}
+
+fn one_way(mut from: TcpStream, mut to: TcpStream) {
+    let (pieces, due) = mpsc::sync_channel::<(Instant, Vec<u8>)>(PIECES_MAX);
+    std::thread::spawn(move || {
+        let mut piece = vec![0; PIECE_BYTES];
+        while let Ok(count @ 1..) = from.read(&mut piece) {
+            if pieces.send((Instant::now() + DELAY, piece[..count].to_vec())).is_err() {
+                break;
+            }
+        }
+    });
+    std::thread::spawn(move || {
+        while let Ok((at, piece)) = due.recv() {
+            std::thread::sleep(at.saturating_duration_since(Instant::now()));
+            if to.write_all(&piece).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Write);
+    });
+}
