@@ -48,8 +48,9 @@ const RECORD_BYTES_MAX: usize = 16 * 1024;
 /// How often what has come on an idle connection is looked at, before it counts as not idle.
 const IDLE_ROUNDS_MAX: usize = 4;
 
-/// Most records that are encrypted before they have been sent.
-pub(super) const BATCH_RECORDS: usize = 4;
+/// Most records that are encrypted before they have been sent: a piece of a file, of 64 KiB, and what stands before it
+/// leave in one call.
+pub(super) const BATCH_RECORDS: usize = 5;
 
 /// What a record needs beside its contents, with any suite that is spoken.
 const RECORD_OVERHEAD: usize = 64;
