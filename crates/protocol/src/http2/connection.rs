@@ -154,6 +154,9 @@ pub struct Connection {
     pub(super) budgets: Budgets,
     /// PINGs of ours without answer.
     pings_sent: u32,
+    /// Streams of a peer that had all of our message when we reset them: it may have reset them, too, or not be done
+    /// with that yet.
+    crossing_resets: u32,
     /// Frames that the caller has not asked for.
     pub(super) control: Vec<u8>,
     /// The last stream that our final GOAWAY names.
@@ -263,6 +266,7 @@ impl Connection {
             early_priorities: Vec::new(),
             budgets: Budgets::new(&limits.floods),
             pings_sent: 0,
+            crossing_resets: 0,
             control: Vec::new(),
             goaway_sent: None,
             ignored_up_to: 0,
@@ -613,8 +617,14 @@ impl Connection {
 
     fn handle_reset(&mut self, id: StreamId, code: ErrorCode) -> Result<Option<Event>, ConnectionFault> {
         self.check_not_idle(id)?;
-        self.budgets.charge(Flood::Resets)?;
-        if self.streams.get(id).is_none() {
+        let stream = self.streams.get(id);
+        match stream {
+            // The peer has all of our message, and gives up only the rest of its own.
+            Some(stream) if !stream.state.may_send() => {}
+            None if self.crossing_resets > 0 => self.crossing_resets -= 1,
+            _ => self.budgets.charge(Flood::Resets)?,
+        }
+        if stream.is_none() {
             return Ok(None);
         }
         let stream = self.streams.remove_reset(id, false);
@@ -843,6 +853,9 @@ impl Connection {
         }
         frame::write_rst_stream(&mut self.control, id, code);
         let stream = self.streams.remove_reset(id, true);
+        if stream.as_ref().is_some_and(|stream| stream.state == State::HalfClosedLocal) {
+            self.crossing_resets = self.crossing_resets.saturating_add(1);
+        }
         self.forget(stream);
     }
 

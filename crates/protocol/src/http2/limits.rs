@@ -62,15 +62,17 @@ impl Default for Limits {
 /// How often a peer may do something in an interval.
 #[derive(Clone, Debug)]
 pub struct FloodLimits {
-    /// RST_STREAM frames, and faults for which we send one.
+    /// RST_STREAM frames for streams that we have not ended, and faults for which we send one.
     pub resets: u32,
-    /// PING frames.
+    /// PING frames; each HEADERS and each DATA frame of ours allows a further one, since peers measure with it what
+    /// they receive.
     pub pings: u32,
     /// SETTINGS frames.
     pub settings: u32,
     /// DATA frames without data and end, CONTINUATION frames without a fragment.
     pub empty_frames: u32,
-    /// WINDOW_UPDATE frames; each DATA frame of ours of 512 bytes or more allows two further ones.
+    /// WINDOW_UPDATE frames; each DATA frame of ours that the windows have not cut below 512 bytes allows two further
+    /// ones.
     pub window_updates: u32,
     /// PRIORITY and PRIORITY_UPDATE frames.
     pub priorities: u32,
@@ -102,8 +104,9 @@ pub(super) struct Budgets {
     left: FloodLimits,
 }
 
-/// The shortest DATA frame that calls for a WINDOW_UPDATE: a peer with a window of one byte does not earn its updates.
-const DATA_LENGTH_MIN: usize = 512;
+/// A DATA frame that the windows cut shorter than this earns nothing: a peer with a window of one byte could otherwise
+/// go on for ever.
+const CUT_LENGTH_MIN: usize = 512;
 
 impl Budgets {
     pub(super) fn new(limits: &FloodLimits) -> Self {
@@ -130,10 +133,20 @@ impl Budgets {
         Ok(())
     }
 
-    /// A DATA frame of ours goes out.
-    pub(super) fn earn_window_updates(&mut self, length: usize, limits: &FloodLimits) {
-        if length >= DATA_LENGTH_MIN {
+    /// A DATA frame of ours with `length` of `available` bytes goes out.
+    pub(super) fn earn_by_data(&mut self, length: usize, available: usize, limits: &FloodLimits) {
+        if length == available || length >= CUT_LENGTH_MIN {
             self.left.window_updates = self.left.window_updates.saturating_add(2).min(limits.window_updates);
+            self.earn_ping(limits);
         }
+    }
+
+    /// A block of fields of ours goes out.
+    pub(super) fn earn_by_fields(&mut self, limits: &FloodLimits) {
+        self.earn_ping(limits);
+    }
+
+    fn earn_ping(&mut self, limits: &FloodLimits) {
+        self.left.pings = self.left.pings.saturating_add(1).min(limits.pings);
     }
 }

@@ -254,7 +254,7 @@ impl Connection {
         }
         stream.send.charge(length);
         self.send.charge(length);
-        self.budgets.earn_window_updates(length, &self.limits.floods);
+        self.budgets.earn_by_data(length, available, &self.limits.floods);
         self.poll_control(out);
         let flags = if end_stream { flag::END_STREAM } else { 0 };
         let header = FrameHeader { length: length as u32, frame_type: frame_type::DATA, flags, stream: id };
@@ -307,6 +307,7 @@ impl Connection {
 
     fn finish_block(&mut self, id: StreamId, end_stream: bool, start: usize, out: &mut Vec<u8>) {
         frame::finish_headers(out, start, id, end_stream, self.peer.frame_size_max);
+        self.budgets.earn_by_fields(&self.limits.floods);
         if end_stream {
             self.end_local(id);
         }

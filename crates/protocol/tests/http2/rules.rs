@@ -470,6 +470,43 @@ fn floods_10_5() {
     }
 }
 
+/// What clients of gRPC do beside small answers, thousands of times in an interval.
+#[test]
+fn pings_updates_and_late_resets_of_a_client_that_is_answered_are_no_floods() {
+    let mut server = Reader::server();
+    server.read(&client().0).unwrap();
+    for number in 0..20_000 {
+        let stream = 1 + 2 * number;
+        server.read(&Frames::default().post(stream).0).unwrap();
+        server.connection.write_response(stream, 200, false, &mut Vec::new(), |_| {}).unwrap();
+        server.connection.write_data(stream, 5, true, &mut Vec::new()).unwrap();
+        // The rest of every other request is not wanted any more, as both sides say.
+        if number % 2 == 0 {
+            server.connection.reset(stream, ErrorCode::NO_ERROR);
+        }
+        let measured = Frames::default().frame(PING, 0, 0, [0; 8]).frame(WINDOW_UPDATE, 0, 0, [0, 0, 0, 5]);
+        server.read(&measured.frame(RST_STREAM, 0, stream, [0; 4]).0).unwrap();
+        server.sent();
+    }
+}
+
+#[test]
+fn a_window_of_one_byte_earns_nothing() {
+    let mut server = Reader::server();
+    let tiny = Frames(gale_protocol::http2::frame::PREFACE.to_vec()).settings(&[(4, 1)]);
+    server.read(&tiny.get(1).0).unwrap();
+    server.connection.write_response(1, 200, false, &mut Vec::new(), |_| {}).unwrap();
+    let mut updates = 0;
+    let fault = loop {
+        server.connection.write_data(1, 1000, false, &mut Vec::new()).unwrap();
+        match server.read(&Frames::default().frame(WINDOW_UPDATE, 0, 1, [0, 0, 0, 1]).0) {
+            Ok(()) => updates += 1,
+            Err(fault) => break fault,
+        }
+    };
+    assert_eq!((fault.code(), updates), (CALM, 5000));
+}
+
 #[test]
 fn a_new_interval_has_new_budgets() {
     let mut reader = Reader::server();
