@@ -226,7 +226,7 @@ fn probe(
 }
 
 /// Has this thread run as soon as its answer is there. Without the right to that, waits are a little longer.
-fn take_priority() {
+pub fn take_priority() {
     let parameter = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameter is a live value of the kernel's layout; 0 names the calling thread.
     if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameter) } != 0 {
@@ -234,7 +234,8 @@ fn take_priority() {
     }
 }
 
-fn pin(core: usize) -> Result<(), String> {
+/// Keeps this thread on a core.
+pub fn pin(core: usize) -> Result<(), String> {
     let mut only = CpuSet::new();
     only.set(core);
     sched_setaffinity(None, &only).map_err(|error| format!("core {core}: {error}"))

@@ -34,6 +34,13 @@ const CACHED_LOCATIONS: &str = "\
     location = /stored { proxy_pass http://behind; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
     proxy_cache cache; proxy_cache_valid 200 1h; proxy_cache_key $request_id; }";
 
+/// Directives for the http block and for the server's.
+#[derive(Debug, Clone)]
+pub struct Directives {
+    pub http: String,
+    pub server: String,
+}
+
 /// What is asked for, and how.
 #[derive(Debug, Clone)]
 pub struct Case {
@@ -46,8 +53,8 @@ pub struct Case {
     pub body_bytes: usize,
     /// One of [`location::PAGES`]: only nginx and Gale know them.
     pub is_page: bool,
-    /// Kept in a cache, which has nginx's directives: the same two.
-    pub is_cached: bool,
+    /// Made with nginx's directives, for the http block and for the server's: the same two.
+    pub directives: Option<Directives>,
     /// Asked over TLS, with this certificate.
     pub certificate: Option<Arc<Certificate>>,
     /// Who answers what the servers pass on.
@@ -74,7 +81,7 @@ impl Case {
             is_short: false,
             body_bytes: SMALL_BODY.len(),
             is_page: false,
-            is_cached: false,
+            directives: None,
             certificate: None,
             behind: None,
             client,
@@ -172,7 +179,8 @@ impl Case {
     ) -> Case {
         let how = if path == "/stored" { "stored" } else { "found" };
         let case = Case::proxied(options, client, name, path, behind, connections);
-        Case { title: format!("{}, {how}", case.title.replace("proxied", "cached")), is_cached: true, ..case }
+        let directives = Some(Directives { http: CACHE.to_owned(), server: CACHED_LOCATIONS.to_owned() });
+        Case { title: format!("{}, {how}", case.title.replace("proxied", "cached")), directives, ..case }
     }
 
     /// The same over TLS.
@@ -200,7 +208,7 @@ impl Case {
     pub fn programs(&self, programs: &[Program]) -> Vec<Program> {
         let mut all = Vec::new();
         for program in programs {
-            if (self.is_page || self.is_cached) && !matches!(program.kind, Kind::Nginx | Kind::Gale) {
+            if (self.is_page || self.directives.is_some()) && !matches!(program.kind, Kind::Nginx | Kind::Gale) {
                 continue;
             }
             if self.certificate.is_some() && program.kind == Kind::Floor {
@@ -251,13 +259,13 @@ impl Case {
             accepting: Accepting::Shared,
             behind: self.behind.as_ref().map(|behind| behind.port),
             certificate: self.certificate.clone(),
-            ..match self.client {
+            ..match (&self.directives, self.client) {
                 _ if self.is_page => location::setting(),
-                _ if self.is_cached => {
-                    Setting { http: CACHE.to_owned(), server: CACHED_LOCATIONS.to_owned(), ..Setting::default() }
+                (Some(Directives { http, server }), _) => {
+                    Setting { http: http.clone(), server: server.clone(), ..Setting::default() }
                 }
-                ClientKind::H2load(_) => Setting { http: "http2 on;".to_owned(), ..Setting::default() },
-                ClientKind::Wrk | ClientKind::Lean => Setting::default(),
+                (None, ClientKind::H2load(_)) => Setting { http: "http2 on;".to_owned(), ..Setting::default() },
+                (None, ClientKind::Wrk | ClientKind::Lean) => Setting::default(),
             }
         }
     }

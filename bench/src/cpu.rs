@@ -9,9 +9,10 @@ use serde::Serialize;
 
 use crate::Measured;
 use crate::behind::Behind;
-use crate::case::{self, Case, Row, Subject};
+use crate::case::{self, Case, Directives, Row, Subject};
 use crate::certificate::Certificate;
 use crate::client::ClientKind;
+use crate::interpreter::{Interpreter, Language};
 use crate::location;
 use crate::options::Options;
 use crate::report::{self, Column, Document, Spread, percent};
@@ -19,6 +20,8 @@ use crate::servers::{FILES, Kind, Program, SMALL_BODY};
 
 /// Clients that shake hands for each request.
 const TLS_SHORT_CONNECTIONS: u32 = 10;
+/// Clients of an application in PHP or Python, which has fewer processes.
+const APPLICATION_CONNECTIONS: u32 = 16;
 /// Clients that take 4 MiB at a time through a proxy.
 const PROXIED_LARGE_CONNECTIONS: u32 = 16;
 
@@ -149,6 +152,31 @@ pub fn measure_proxy(options: &Options) -> Measured {
         },
     ];
     measure_cases(options, "proxy", "CPU time per request: proxied", options.chosen_cases(cases)?)
+}
+
+/// Through FastCGI to PHP-FPM and through uwsgi to uWSGI, a connection for each request as people have it. The
+/// application is on the client's core and the limit; what is compared is the server's CPU time.
+pub fn measure_applications(options: &Options) -> Measured {
+    let case = |name, path, title: &str| Case {
+        name,
+        path,
+        title: format!("2-byte answer of {title}, {APPLICATION_CONNECTIONS} keep-alive connections"),
+        ..Case::keepalive(options, ClientKind::Wrk, APPLICATION_CONNECTIONS)
+    };
+    let (mut cases, mut started) = (Vec::new(), Vec::new());
+    for (language, case) in [
+        (Language::Php, case("fastcgi", "/fastcgi", "PHP-FPM by FastCGI")),
+        (Language::Python, case("uwsgi", "/uwsgi", "uWSGI by uwsgi")),
+    ] {
+        let Some(interpreter) = Interpreter::start(language, options.client_core)? else {
+            eprintln!("note: {language:?} is not installed; left out");
+            continue;
+        };
+        let server = interpreter.location(case.path);
+        cases.push(Case { directives: Some(Directives { http: String::new(), server }), ..case });
+        started.push(interpreter);
+    }
+    measure_cases(options, "applications", "CPU time per request: applications", options.chosen_cases(cases)?)
 }
 
 fn measure_cases(options: &Options, name: &'static str, title: &str, cases: Vec<Case>) -> Measured {

@@ -14,10 +14,12 @@ mod certificate;
 mod check;
 mod client;
 mod cpu;
+mod first_byte;
 mod floor;
 mod idle;
 mod idle_tls;
 mod instructions;
+mod interpreter;
 mod location;
 mod lookups;
 mod memory;
@@ -84,6 +86,8 @@ const MEASUREMENTS: &[Entry] = &[
     ("path", path::measure, false),
     ("cache", cpu::measure_cache, false),
     ("proxy", cpu::measure_proxy, false),
+    ("applications", cpu::measure_applications, false),
+    ("first-byte", first_byte::measure, false),
     ("burst", burst::measure, false),
     ("stream", stream::measure, false),
     ("tunnels", tunnels::measure, false),

@@ -27,6 +27,8 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   files         CPU time per request of files of 1 KiB, 10 KiB, 64 KiB, 4 MiB: keep-alive and short connections
   proxy         CPU time per proxied request: small, 64 KiB, 4 MiB buffered and not, short connections
   stream        CPU time per exchange, connection, GiB and datagram that is passed on
+  applications  CPU time per request that PHP-FPM (FastCGI) or uWSGI (uwsgi) answers
+  first-byte    time to the first byte of proxied answers, requests at a fixed rate
   tunnels       5,000 WebSockets through a proxy: memory, echoes while reloads pass
   upstreams     two workers and a group: new connections, and latency when half of the servers are late
   burst         the wait of one client for two bytes while others ask for much at one moment
@@ -34,7 +36,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
   cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
   charts        draw the charts of thread-pools again from the results that are there; measures nothing
-  all           everything except instructions, lookups, check, profile, files, http2, proxy, stream, tunnels, upstreams, burst and the three that need a large disk
+  all           everything except instructions, lookups, check, profile, files, http2, proxy, applications, first-byte, stream, tunnels, upstreams, burst and the three that need a large disk
 
   --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH
                          the binaries (default: from PATH; gale: target/release/gale)
@@ -45,7 +47,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --servers A,B          only those labels (default: all that are there; where it makes sense: nginx and gale, or gale)
   --cases A,B            cpu, syscalls, scaling, instructions, profile: return, file, short; cpu: short-pair, too;
                          files, instructions: 1k, 10k, 64k, 4m
-                         proxy: small, 64k, 4m, 4m-unbuffered, short
+                         proxy: small, 64k, 4m, 4m-unbuffered, short; applications: fastcgi, uwsgi
                          burst: file-50, file-200, file-1000, read-200, gzip-50, ssi-50, autoindex-20
                          cpu, instructions: realistic, realistic-plain, gzip-1k, -3k, -10k, -20k, gzip (100 KiB), too
   --client wrk|lean      who asks over kept-alive connections (default: wrk; syscalls and profile: lean)

@@ -237,7 +237,7 @@ pub fn discard(stream: &TcpStream, length: usize) -> rustix::io::Result<usize> {
 }
 
 /// How much of the body is still to come; None while the head is not whole. Only 200 and 206 are right.
-fn body_missing(received: &[u8]) -> Result<Option<u64>, ()> {
+pub fn body_missing(received: &[u8]) -> Result<Option<u64>, ()> {
     let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") else {
         return if received.len() < HEAD_MAX { Ok(None) } else { Err(()) };
     };
