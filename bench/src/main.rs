@@ -9,6 +9,7 @@ mod accept;
 mod application;
 mod behind;
 mod burst;
+mod caches;
 mod case;
 mod certificate;
 mod check;
@@ -85,6 +86,7 @@ const MEASUREMENTS: &[Entry] = &[
     ("names", names::measure, false),
     ("path", path::measure, false),
     ("cache", cpu::measure_cache, false),
+    ("cache-collapse", caches::collapse::measure, false),
     ("proxy", cpu::measure_proxy, false),
     ("applications", cpu::measure_applications, false),
     ("first-byte", first_byte::measure, false),
@@ -93,6 +95,8 @@ const MEASUREMENTS: &[Entry] = &[
     ("tunnels", tunnels::measure, false),
     ("upstreams", upstreams::measure, false),
     // They write gigabytes.
+    ("cache-million", caches::million::measure, false),
+    ("cache-disks", caches::disks::measure, false),
     ("thread-pools", thread_pools::measure, false),
     ("slow-ranges", thread_pools::files::measure_slow_ranges, false),
     ("cold-tree", thread_pools::files::measure_cold_tree, false),

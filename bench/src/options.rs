@@ -33,10 +33,13 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   upstreams     two workers and a group: new connections, and latency when half of the servers are late
   burst         the wait of one client for two bytes while others ask for much at one moment
   thread-pools  a slow disk beside a file in memory: nginx and Gale with each value of aio (root for the whole of it)
+  cache-collapse  100 clients ask for a cold object of a slow backend at once
+  cache-million a cache with a million entries: memory, first hit after kill -9, purge of a tag
+  cache-disks   three disks with a cache each: hits in memory beside cold ones, and one disk that hangs (root)
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
   cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
   charts        draw the charts of thread-pools again from the results that are there; measures nothing
-  all           everything except instructions, lookups, check, profile, files, http2, proxy, applications, first-byte, stream, tunnels, upstreams, burst and the three that need a large disk
+  all           everything except instructions, lookups, check, profile, files, http2, proxy, applications, first-byte, cache-collapse, cache-million, cache-disks, stream, tunnels, upstreams, burst and the three that need a large disk
 
   --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH
                          the binaries (default: from PATH; gale: target/release/gale)
@@ -72,6 +75,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --disk own|small       own: the directory's; small: one behind a queue of 4 requests (default: own)
   --workers N            of the server there (default: 2)
   --tree-files N         cold-tree: 200000
+  --cache-entries N      cache-million: 1000000
   --slow-clients N       slow-ranges: 1000
   --range-file-mib N     slow-ranges: 2048
   --results DIR          Markdown and JSON go there (default: bench/results)
@@ -176,6 +180,7 @@ impl Options {
                 "--disk" => options.experiment.on_small_disk = is_small(value)?,
                 "--workers" => options.experiment.workers = count()?,
                 "--tree-files" => options.experiment.tree_files = count()?,
+                "--cache-entries" => options.experiment.cache_entries = count()?,
                 "--slow-clients" => options.experiment.slow_clients = count()?,
                 "--range-file-mib" => options.experiment.range_file_mib = number(option, value)?.into(),
                 "--results" => options.results = PathBuf::from(value),

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Where control groups are.
 const HIERARCHY: &str = "/sys/fs/cgroup";
+/// Of version 1: a device and how many bytes a second are read from it.
+const READ_BPS: &str = "blkio.throttle.read_bps_device";
 
 /// A group for servers.
 #[derive(Debug, Default)]
@@ -26,8 +28,8 @@ pub struct Cage {
 pub type Device = (u32, u32);
 
 impl Cage {
-    /// At most so much memory, and so many bytes a second read from the device.
-    pub fn build(memory_bytes: u64, device: Option<Device>, read_bytes_per_second: u64) -> Cage {
+    /// At most so much memory, and so many bytes a second read from each device.
+    pub fn build(memory_bytes: u64, devices: &[Device], read_bytes_per_second: u64) -> Cage {
         let mut cage = Cage::default();
         if !rustix::process::geteuid().is_root() {
             cage.left_out.push(
@@ -38,23 +40,37 @@ impl Cage {
             );
             return cage;
         }
-        cage.enter(Path::new(HIERARCHY), memory_bytes, device, read_bytes_per_second);
+        cage.enter(Path::new(HIERARCHY), memory_bytes, devices, read_bytes_per_second);
         cage
     }
 
+    /// Holds reads from one device to so many bytes a second from now on; those that wait, too.
+    pub fn hold_reads(&self, (major, minor): Device, bytes_per_second: u64) -> Result<(), String> {
+        let device = format!("{major}:{minor}");
+        let [new, old] = [
+            ("io.max", format!("{device} rbps={bytes_per_second}")),
+            (READ_BPS, format!("{device} {bytes_per_second}")),
+        ];
+        for (file, text) in [new, old] {
+            for path in self.groups.iter().map(|group| group.join(file)).filter(|path| path.exists()) {
+                fs::write(&path, &text).map_err(|error| format!("{}: {error}", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes the groups below this directory, in the version that is there.
-    fn enter(&mut self, root: &Path, memory_bytes: u64, device: Option<Device>, read_bytes_per_second: u64) {
+    fn enter(&mut self, root: &Path, memory_bytes: u64, devices: &[Device], read_bytes_per_second: u64) {
         let name = format!("gale-bench-{}", std::process::id());
-        let throttle = device.map(|(major, minor)| (format!("{major}:{minor}"), read_bytes_per_second));
-        if throttle.is_none() {
+        if devices.is_empty() {
             self.left_out
                 .push("The data set lies on no block device of its own: its reads are not throttled.".to_owned());
         }
         if !root.join("cgroup.controllers").exists() {
-            let memory = self.version_1(root, "memory", &name, "memory.limit_in_bytes", memory_bytes.to_string());
-            let disk = throttle.and_then(|(device, bytes)| {
-                self.version_1(root, "blkio", &name, "blkio.throttle.read_bps_device", format!("{device} {bytes}"))
-            });
+            let memory = self.version_1(root, "memory", &name, "memory.limit_in_bytes", &[memory_bytes.to_string()]);
+            let limits: Vec<String> =
+                devices.iter().map(|(major, minor)| format!("{major}:{minor} {read_bytes_per_second}")).collect();
+            let disk = (!limits.is_empty()).then(|| self.version_1(root, "blkio", &name, READ_BPS, &limits)).flatten();
             self.limits_memory = memory.is_some();
             self.limits_disk = disk.is_some();
             return self.groups.extend(memory.into_iter().chain(disk));
@@ -66,8 +82,8 @@ impl Cage {
         if made.is_ok() {
             let limited = fs::write(group.join("memory.max"), memory_bytes.to_string());
             self.limits_memory = self.note("memory.max", limited);
-            if let Some((device, bytes)) = throttle {
-                let limited = fs::write(group.join("io.max"), format!("{device} rbps={bytes}"));
+            for (major, minor) in devices {
+                let limited = fs::write(group.join("io.max"), format!("{major}:{minor} rbps={read_bytes_per_second}"));
                 self.limits_disk = self.note("io.max", limited);
             }
             self.groups.push(group);
@@ -75,10 +91,18 @@ impl Cage {
         self.note("control group", made);
     }
 
-    /// A group of one controller, with one value set.
-    fn version_1(&mut self, root: &Path, controller: &str, name: &str, file: &str, value: String) -> Option<PathBuf> {
+    /// A group of one controller, with the values of one file.
+    fn version_1(
+        &mut self,
+        root: &Path,
+        controller: &str,
+        name: &str,
+        file: &str,
+        values: &[String],
+    ) -> Option<PathBuf> {
         let group = root.join(controller).join(name);
-        let made = fs::create_dir(&group).and_then(|()| fs::write(group.join(file), value));
+        let write = || values.iter().try_for_each(|value| fs::write(group.join(file), value));
+        let made = fs::create_dir(&group).and_then(|()| write());
         if self.note(file, made) {
             return Some(group);
         }
@@ -152,8 +176,13 @@ const QUEUE_REQUESTS: u32 = 4;
 
 impl SmallDisk {
     pub fn make(directory: &Path, bytes: u64) -> Result<SmallDisk, String> {
-        let image = directory.join("disk.image");
-        let mount_point = directory.join("disk");
+        SmallDisk::named(directory, "disk", bytes)
+    }
+
+    /// One of several in a directory.
+    pub fn named(directory: &Path, name: &str, bytes: u64) -> Result<SmallDisk, String> {
+        let image = directory.join(format!("{name}.image"));
+        let mount_point = directory.join(name);
         let fault = |error: std::io::Error| format!("{}: {error}", image.display());
         fs::File::create(&image).and_then(|file| file.set_len(bytes)).map_err(fault)?;
         fs::create_dir_all(&mount_point).map_err(fault)?;
@@ -222,7 +251,7 @@ mod tests {
 
         fn cage(&self, device: Option<Device>) -> Cage {
             let mut cage = Cage::default();
-            cage.enter(&self.0, 1 << 30, device, 5000);
+            cage.enter(&self.0, 1 << 30, device.as_slice(), 5000);
             cage
         }
 
@@ -282,7 +311,7 @@ mod tests {
         let readonly = Hierarchy::new("readonly", &[]);
         fs::write(readonly.0.join("cgroup.controllers"), "").unwrap();
         fs::write(readonly.0.join(format!("gale-bench-{}", std::process::id())), "a file").unwrap();
-        cage.enter(&readonly.0, 1, None, 1);
+        cage.enter(&readonly.0, 1, &[], 1);
         assert!(
             cage.groups.is_empty() && cage.left_out.iter().any(|text| text.starts_with("control group")),
             "{cage:?}"

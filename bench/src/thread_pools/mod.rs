@@ -10,8 +10,8 @@
 //! random requests into a tree of small files of which nothing is in memory.
 
 mod chart;
-mod confine;
-mod data_set;
+pub mod confine;
+pub mod data_set;
 pub mod files;
 
 use std::path::{Path, PathBuf};
@@ -58,6 +58,7 @@ pub struct Experiment {
     pub directory: PathBuf,
     pub workers: usize,
     pub tree_files: usize,
+    pub cache_entries: usize,
     pub slow_clients: usize,
     pub range_file_mib: u64,
 }
@@ -72,6 +73,7 @@ impl Default for Experiment {
             directory: std::env::temp_dir(),
             workers: 2,
             tree_files: 200_000,
+            cache_entries: 1_000_000,
             slow_clients: 1000,
             range_file_mib: 2048,
         }
@@ -117,7 +119,7 @@ impl Site {
             }
         }
         let device = confine::device_of(site.root());
-        site.cage = Cage::build(experiment.memory_bytes(), device, experiment.disk_bytes_per_second());
+        site.cage = Cage::build(experiment.memory_bytes(), device.as_slice(), experiment.disk_bytes_per_second());
         site.cage.left_out.extend(left_out);
         for sentence in &site.cage.left_out {
             eprintln!("note: {sentence}");
@@ -354,7 +356,7 @@ fn run(options: &Options, server: &Running, data: &DataSet, with_client_1: bool)
     })
 }
 
-fn get(path: &str) -> String {
+pub fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n")
 }
 
@@ -380,7 +382,7 @@ fn share_in_state_d(root: Process, ends: &AtomicBool) -> f64 {
 }
 
 /// Lines about stalls of over 20 ms that were not the machine's fault.
-fn stalls(log: &str) -> Vec<String> {
+pub fn stalls(log: &str) -> Vec<String> {
     const WORTH_MS: u64 = 20;
     let is_worth = |line: &&str| {
         let milliseconds = line.split_once(" stalled for ").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
