@@ -203,6 +203,7 @@ fn add(sum: &mut RingFaults, more: RingFaults) {
         polls_in_vain,
         calls_cut_short,
         overflows,
+        lost,
         closed_in_use,
     } = more;
     sum.refused += refused;
@@ -218,6 +219,7 @@ fn add(sum: &mut RingFaults, more: RingFaults) {
     sum.polls_in_vain += polls_in_vain;
     sum.calls_cut_short += calls_cut_short;
     sum.overflows += overflows;
+    sum.lost += lost;
     sum.closed_in_use += closed_in_use;
 }
 
@@ -282,6 +284,34 @@ fn connections_that_the_kernel_has_no_memory_for_end_and_the_loop_goes_on() {
     if has_all_seeds() {
         assert!(seen.take().refused > 0 && refused.get() > 0);
         assert!(errors.borrow().contains(&ErrorKind::OutOfMemory), "nobody was told");
+    }
+}
+
+#[test]
+fn connections_of_which_a_completion_is_lost_end_and_the_loop_goes_on() {
+    let (seen, noticed, whole) = (RefCell::new(RingFaults::default()), Cell::new(0), Cell::new(0));
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        let ring_losses = *random.pick(&[20, 200, 1000]);
+        simulation.set_faults(Faults { accept_failures: 0, ring_losses, ..Faults::swarm(&random) });
+        let ring = RingOptions { completions: *random.pick(&[2, 4]), ..ring_of(&random) };
+        run(simulation, ring, async {
+            serve_all(&random);
+            // A byte in the place of another fails a client, and so does one that is never told of.
+            let (_, got_all) = ask_all(&random, &RefCell::default()).await;
+            whole.set(whole.get() + got_all);
+            noticed.set(noticed.get() + ring_counters().lost);
+            // With memory all is as ever: nothing has stayed, nobody is forgotten.
+            simulation.set_faults(Faults { ring_losses: 0, ..simulation.faults() });
+            let errors = RefCell::default();
+            ask_all(&random, &errors).await;
+            assert!(!errors.borrow().contains(&ErrorKind::OutOfMemory), "{errors:?}");
+            assert_nothing_left(simulation).await;
+        });
+        add(&mut seen.borrow_mut(), simulation.ring_faults());
+    });
+    if has_all_seeds() {
+        assert!(seen.take().lost > 0 && noticed.get() > 0 && whole.get() > 0);
     }
 }
 

@@ -125,6 +125,9 @@ pub struct RingCounters {
     pub idle: u64,
     /// Operations that the kernel had no memory to take: each has failed with ENOMEM for whoever wanted it.
     pub refused: u64,
+    /// Completions that the kernel had no memory to keep: everything in flight was cancelled each time, and what ended
+    /// without a word has failed with ENOMEM for whoever wanted it.
+    pub lost: u64,
 }
 
 /// A socket that has left its driver.

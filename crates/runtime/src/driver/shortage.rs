@@ -1,4 +1,5 @@
-//! Operations that the kernel had no memory to take: told to one reporter (the engine's log), a line a minute at most.
+//! Operations that the kernel had no memory to take, or to tell the end of: told to one reporter (the engine's log), a
+//! line a minute at most.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,13 +12,13 @@ use crate::environment::Environment;
 /// Shortages are told of so often at most, by all loops together.
 const TELL_EVERY_NANOS: u64 = 60_000_000_000;
 
-/// The kernel had no memory for what a loop's io_uring was to do. Each of the operations has failed with ENOMEM for
-/// whoever wanted it: connections end, and listening sockets are accepted from again later.
+/// The kernel had no memory for what a loop's io_uring was to do, or to say. Each of the operations has failed with
+/// ENOMEM for whoever wanted it: connections end, and listening sockets are accepted from again later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingShortage {
     /// The loop's [`crate::worker`].
     pub worker: usize,
-    /// Operations, of all loops, that were refused since the last shortage that was told of.
+    /// Operations, of all loops, that were refused or lost since the last shortage that was told of.
     pub refused: u64,
 }
 
@@ -44,7 +45,7 @@ pub fn set_shortage_reporter(reporter: impl Fn(&RingShortage) + Send + Sync + 's
     drop(displaced);
 }
 
-/// Notes that the kernel has refused so many operations of the current loop.
+/// Notes that the kernel has refused, or lost, so many operations of the current loop.
 pub(super) fn note(refused: u64) {
     UNTOLD.fetch_add(refused, Ordering::Relaxed);
     // While a loop is set up, or ends, there is nobody to tell it for: the next one does.

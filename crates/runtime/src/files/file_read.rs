@@ -25,7 +25,7 @@ pub(crate) struct FileRead {
     pub into: Range<usize>,
     pub offset: u64,
     /// The device has it to do until the read is done, whoever waits.
-    pub in_flight: InFlight,
+    pub in_flight: Option<InFlight>,
 }
 
 /// The memory and how many bytes came; no memory when the driver could not give it back.

@@ -273,7 +273,7 @@ impl Piece {
             Some(mut blocks) => (std::mem::take(&mut blocks.memory), blocks.into.clone(), blocks.offset, Some(blocks)),
             None => (self.memory(), 0..self.length, self.offset, None),
         };
-        let read = FileRead { file: self.file.clone(), is_direct, memory, into, offset, in_flight };
+        let read = FileRead { file: self.file.clone(), is_direct, memory, into, offset, in_flight: Some(in_flight) };
         let begun = Environment::try_with(|environment| environment.driver.read_file(read).ok()).flatten();
         let Some(reading) = begun else { return Ok(None) };
         let (memory, result) = reading.await;

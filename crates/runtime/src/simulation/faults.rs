@@ -62,6 +62,8 @@ pub struct Faults {
     pub ring_misses: u16,
     /// The kernel has no memory for some of what is submitted to a ring (EAGAIN).
     pub ring_memory: u16,
+    /// The kernel has no memory to keep a completion that does not fit its queue.
+    pub ring_losses: u16,
     /// The kernel has no memory for a direct send beside a ring (ENOBUFS, ENOMEM).
     pub ring_direct_sends: u16,
 }
@@ -95,6 +97,7 @@ impl Faults {
         ring_ends: 0,
         ring_misses: 0,
         ring_memory: 0,
+        ring_losses: 0,
         ring_direct_sends: 0,
     };
 

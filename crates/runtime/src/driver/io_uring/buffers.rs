@@ -54,6 +54,10 @@ impl Buffers {
         Ok(buffers)
     }
 
+    pub fn count(&self) -> u16 {
+        self.count
+    }
+
     /// The bytes of each.
     pub fn size(&self) -> usize {
         self.size

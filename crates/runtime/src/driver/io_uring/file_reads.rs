@@ -16,7 +16,8 @@ use crate::files::file_read::{FileRead, FileReadEnd, FileReading, file_reading};
 const IN_FLIGHT_MAX: usize = 256;
 
 pub(super) struct FileReads {
-    reads: RefCell<Slots<(FileRead, FileReadEnd)>>,
+    /// The end is of use as long as somebody waits.
+    reads: RefCell<Slots<(FileRead, Option<FileReadEnd>)>>,
     /// Whose entries are made when the turn ends.
     begun: RefCell<Vec<Key>>,
 }
@@ -37,7 +38,7 @@ impl FileReads {
             return Err(read);
         }
         let (reading, end) = file_reading();
-        self.begun.borrow_mut().push(reads.insert((read, end)));
+        self.begun.borrow_mut().push(reads.insert((read, Some(end))));
         Ok(reading)
     }
 
@@ -64,7 +65,21 @@ impl FileReads {
             false => Errno::from_raw_os_error(-completion.result),
         });
         drop(read.in_flight);
-        end.finish((read.memory, result));
+        if let Some(end) = end {
+            end.finish((read.memory, result));
+        }
+    }
+
+    /// Of these the end may be lost: nobody waits any more, and a pool does them. The memory stays until the kernel
+    /// says that it is done after all; until then each is one of the reads that may be in flight.
+    pub fn give_up_in_flight(&self) {
+        let mut given_up = Vec::new();
+        self.reads.borrow_mut().for_each(|key, (read, end)| {
+            if !self.begun.borrow().contains(&key) {
+                given_up.push((read.in_flight.take(), end.take()));
+            }
+        });
+        drop(given_up);
     }
 
     /// No turn comes that would submit them; whoever waits is told that they were broken off.
@@ -106,7 +121,7 @@ mod tests {
 
     /// What nobody answers, as a disk that hangs: reads from a pipe into which nobody writes.
     fn hanging_read(file: &File, page_cache: &Arc<PageCache>) -> FileRead {
-        let in_flight = page_cache.begin_read(1);
+        let in_flight = Some(page_cache.begin_read(1));
         let memory = vec![0; 16].into_boxed_slice();
         FileRead { file: file.clone(), is_direct: false, memory, into: 0..16, offset: 0, in_flight }
     }

@@ -204,6 +204,10 @@ impl Queues for LinuxQueues {
         into.extend(self.ring.completion().take(max).map(Completion::from));
     }
 
+    fn lost(&mut self) -> u32 {
+        self.ring.completion().overflow()
+    }
+
     fn cancel_all(&mut self) -> io::Result<()> {
         if !self.cancels_at_once {
             return Err(io::ErrorKind::Unsupported.into());
@@ -217,6 +221,10 @@ impl Queues for LinuxQueues {
     unsafe fn register_buffers(&mut self, entries: NonNull<BufRingEntry>, count: u16, group: u16) -> io::Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.ring.submitter().register_buf_ring_with_flags(entries.as_ptr() as u64, count, group, 0) }
+    }
+
+    fn unregister_buffers(&mut self, group: u16) -> io::Result<()> {
+        self.ring.submitter().unregister_buf_ring(group)
     }
 }
 

@@ -121,6 +121,17 @@ impl Listeners {
         drop(acceptor);
     }
 
+    /// Those of which a poll counts as in flight.
+    pub fn in_flight(&self) -> Vec<Key> {
+        let mut keys = Vec::new();
+        self.table.borrow_mut().for_each(|key, listener| {
+            if listener.registration.is_in_flight {
+                keys.push(key);
+            }
+        });
+        keys
+    }
+
     /// A cancellation was not submitted.
     pub fn cancel_again(&self, key: Key) {
         if let Some(listener) = self.table.borrow_mut().get_mut(key) {

@@ -20,7 +20,8 @@
 //!
 //! Losing nothing: a receive without a buffer (ENOBUFS) is done directly; a full completion queue is kept by the kernel
 //! and read with the next call; a multishot operation that the kernel ends is armed again. What the kernel has no
-//! memory for has failed with ENOMEM: that connection ends, accepting pauses, and the rest goes on.
+//! memory for has failed with ENOMEM: that connection ends, accepting pauses, and the rest goes on. Where it had none
+//! to keep a completion, all that is in flight is cancelled to find out whose it was (`lost.rs`).
 
 mod buffers;
 mod connection;
@@ -28,6 +29,7 @@ mod file_reads;
 mod idle;
 mod linux;
 mod listeners;
+mod lost;
 mod operation;
 mod posts;
 pub(crate) mod ring;
@@ -698,13 +700,25 @@ impl<K: Kernel> Driver for IoUring<K> {
                 }
             }
         }
+        let has_lost = self.ring.borrow().has_lost();
+        if has_lost {
+            self.cancel_all(&mut completions)?;
+        }
         self.turn.set(self.turn.get().wrapping_add(1));
         self.handle_failed_posts(&completions);
+        if has_lost {
+            self.break_off_posted();
+        }
         self.clear_posts();
-        // Where there were posts all that had completed was taken.
-        self.ring.borrow_mut().put_back(&mut completions, self.completions_max, Posts::is_of_post);
+        if !has_lost {
+            // Where there were posts all that had completed was taken.
+            self.ring.borrow_mut().put_back(&mut completions, self.completions_max, Posts::is_of_post);
+        }
         for completion in completions.iter() {
             self.handle_completion(completion);
+        }
+        if has_lost {
+            self.end_lost();
         }
         let count = completions.len();
         completions.clear();

@@ -339,6 +339,20 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
+    /// Completions are lost: whether the posts have left of which nothing was told is unknown.
+    #[cold]
+    pub(super) fn break_off_posted(&self) {
+        let posted: Vec<Key> = self.posts.borrow().list.iter().map(|post| post.key).collect();
+        for key in posted {
+            let mut connections = self.connections.borrow_mut();
+            let Some(connection) = connections.get_mut(key) else { continue };
+            self.break_off(connection, Errno::NOMEM);
+            let wakers = connection.take_all_wakers();
+            drop(connections);
+            wakers.into_iter().flatten().for_each(Waker::wake);
+        }
+    }
+
     /// A post was not sent, or not to its end.
     fn handle_failed_post(&self, key: Key, completion: &Completion) {
         let mut connections = self.connections.borrow_mut();

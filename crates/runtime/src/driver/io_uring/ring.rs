@@ -2,7 +2,9 @@
 //!
 //! Nothing stays in the submission queue across a call: an entry names a descriptor, which may mean another socket
 //! later. What the kernel does not take for want of memory is taken out of the queue again, and has failed with ENOMEM:
-//! whoever wanted it hears of it like of every other end of an operation ([`Completion::was_refused`]).
+//! whoever wanted it hears of it like of every other end of an operation ([`Completion::was_refused`]). Completions
+//! that the kernel had no memory to keep are counted ([`Ring::has_lost`]): only the driver can find out whose they
+//! were.
 
 use std::io;
 use std::ptr::NonNull;
@@ -61,6 +63,10 @@ pub(crate) trait Queues {
     /// Whether there are completions that did not fit their queue: the next call brings them.
     fn has_overflow(&mut self) -> bool;
 
+    /// How many completions the kernel had no memory to keep, since the queues were set up and modulo 2³²: nobody
+    /// will see them.
+    fn lost(&mut self) -> u32;
+
     /// Cancels all operations. Errors: the kernel's; `Unsupported` where it cannot do that.
     fn cancel_all(&mut self) -> io::Result<()>;
 
@@ -70,6 +76,9 @@ pub(crate) trait Queues {
     ///
     /// The entries, and the memory that those between head and tail name, stay until the queues are dropped.
     unsafe fn register_buffers(&mut self, entries: NonNull<BufRingEntry>, count: u16, group: u16) -> io::Result<()>;
+
+    /// Has the kernel forget the buffers of this group. Errors: the kernel's.
+    fn unregister_buffers(&mut self, group: u16) -> io::Result<()>;
 
     /// As [`crate::driver::Driver::next_event`].
     fn next_event(&self) -> Option<u64> {
@@ -89,12 +98,13 @@ impl Completion {
     /// A flag that no kernel uses.
     const REFUSED: u32 = 1 << 14;
 
-    /// Of an operation that the kernel had no memory to take.
-    fn refused(user_data: u64) -> Completion {
+    /// Of an operation that the kernel had no memory to take, or to tell the end of.
+    pub fn refused(user_data: u64) -> Completion {
         Completion { user_data, result: -libc::ENOMEM, flags: Self::REFUSED }
     }
 
-    /// Whether the operation was never begun, because the kernel had no memory to take it. The result is ENOMEM then.
+    /// Whether the kernel had no memory to take the operation, which was never begun, or to tell its end. The result is
+    /// ENOMEM then.
     pub fn was_refused(&self) -> bool {
         self.flags == Self::REFUSED
     }
@@ -108,13 +118,16 @@ pub(super) struct Ring<Q> {
     queued: Vec<u64>,
     /// The last call that had something to submit has refused some of it.
     has_refused: bool,
+    /// [`Queues::lost`] after the last call.
+    lost: u32,
+    has_lost: bool,
     pub counters: RingCounters,
 }
 
 impl<Q: Queues> Ring<Q> {
     pub fn new(queues: Q) -> Self {
         let counters = RingCounters::default();
-        Ring { queues, stash: Vec::new(), queued: Vec::new(), has_refused: false, counters }
+        Ring { queues, stash: Vec::new(), queued: Vec::new(), has_refused: false, lost: 0, has_lost: false, counters }
     }
 
     pub fn queues(&mut self) -> &mut Q {
@@ -206,11 +219,33 @@ impl<Q: Queues> Ring<Q> {
         self.counters.calls += 1;
         self.counters.overflows += u64::from(self.queues.has_overflow());
         // With completions at hand there is nothing to wait for.
-        match self.queues.call(if self.stash.is_empty() { timeout } else { Some(Duration::ZERO) }) {
-            // The time is over, a signal, or completions that have to be taken before more is submitted.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY)) => Ok(()),
+        let called = self.queues.call(if self.stash.is_empty() { timeout } else { Some(Duration::ZERO) });
+        let lost = self.queues.lost();
+        if lost != self.lost {
+            self.note_lost(lost.wrapping_sub(self.lost));
+            self.lost = lost;
+        }
+        match called {
+            // The time is over, a signal, completions that have to be taken before more is submitted, or that are lost.
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EBADR)) =>
+            {
+                Ok(())
+            }
             result => result,
         }
+    }
+
+    #[cold]
+    fn note_lost(&mut self, count: u32) {
+        self.has_lost = true;
+        self.counters.lost += u64::from(count);
+        shortage::note(count.into());
+    }
+
+    /// Whether completions are lost whose operations were not seen to: [`Ring::cancel_all`] does that.
+    pub fn has_lost(&self) -> bool {
+        self.has_lost
     }
 
     /// Moves at most `max` completions to `into`.
@@ -231,7 +266,7 @@ impl<Q: Queues> Ring<Q> {
     /// Cancels all operations and waits until the kernel has let go of their memory; false where it cannot tell (before
     /// 6.0). Gives `handle` what completes meanwhile. True says nothing of reads of files: one that a disk is at is
     /// neither found nor waited for, and over when `handle` has had its completion, which may come later.
-    pub fn cancel_all(&mut self, handle: impl Fn(&Completion)) -> bool {
+    pub fn cancel_all(&mut self, mut handle: impl FnMut(&Completion)) -> bool {
         if self.queues.cancel_all().is_err() {
             return false;
         }
@@ -241,10 +276,11 @@ impl<Q: Queues> Ring<Q> {
             let _ = self.enter(Some(Duration::ZERO));
             self.take(&mut completions, usize::MAX);
             completions.drain(..).for_each(|completion| handle(&completion));
-            if !self.has_deferred_work() {
+            if !self.has_deferred_work() && !self.has_overflow() {
                 break;
             }
         }
+        self.has_lost = false;
         true
     }
 }

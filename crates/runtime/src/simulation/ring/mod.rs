@@ -63,10 +63,12 @@ impl SimulatedKernel {
             operations: RefCell::default(),
             begun: Cell::new(0),
             completions: RefCell::default(),
+            completions_max: completions_max as usize,
+            lost: Cell::new(0),
             held: RefCell::default(),
             buffers: Cell::new(None),
         });
-        (SimulatedQueues::new(Rc::clone(&ring), completions_max as usize), SimulatedSockets::new(ring))
+        (SimulatedQueues::new(Rc::clone(&ring)), SimulatedSockets::new(ring))
     }
 }
 
@@ -99,6 +101,8 @@ pub struct RingFaults {
     pub calls_cut_short: u64,
     /// Calls with more completions than their queue holds.
     pub overflows: u64,
+    /// Completions that were not kept.
+    pub lost: u64,
     /// Sockets that were closed while operations held them.
     pub closed_in_use: u64,
 }
@@ -110,6 +114,10 @@ pub(crate) struct SimulatedRing {
     operations: RefCell<BTreeMap<u64, Operation>>,
     begun: Cell<u64>,
     completions: RefCell<VecDeque<Completion>>,
+    /// So many fit their queue.
+    completions_max: usize,
+    /// Those that did not, and were not kept.
+    lost: Cell<u32>,
     /// Ends whose descriptor was closed while operations hold them. (The file keeps the inode from being used again.)
     held: RefCell<Vec<(Key, OwnedFd)>>,
     buffers: Cell<Option<Buffers>>,
@@ -164,6 +172,13 @@ impl SimulatedRing {
     fn complete(&self, completion: Completion) {
         // Numbers of descriptors and slots are in the user data: as the seed has it, too.
         self.world.fate.note("completes", completion.user_data, completion.result.unsigned_abs() as usize);
+        // What tells that it goes on is not lost: it ends instead.
+        let is_last = completion.flags & MORE == 0;
+        let does_not_fit = self.completions.borrow().len() >= self.completions_max;
+        if is_last && does_not_fit && self.world.fate.strikes(|faults| faults.ring_losses) {
+            self.lost.set(self.lost.get() + 1);
+            return self.count(|faults| &mut faults.lost);
+        }
         self.completions.borrow_mut().push_back(completion);
     }
 
@@ -352,12 +367,7 @@ impl SimulatedRing {
         }
         let operation = self.operations.borrow_mut().remove(&number).expect("just found");
         self.count(|faults| &mut faults.cancelled);
-        let result = match operation.what {
-            What::Send { sent: sent @ 1.., .. } => sent as i32,
-            _ => -libc::ECANCELED,
-        };
-        let cancelled = Completion { user_data: operation.user_data, result, flags: 0 };
-        let mut both = [cancelled, ends(0)];
+        let mut both = [operation.cancelled(), ends(0)];
         if fate.random.chance(500) {
             both.reverse();
         }

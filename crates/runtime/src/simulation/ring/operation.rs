@@ -48,6 +48,17 @@ pub(super) enum What {
     },
 }
 
+impl Operation {
+    /// What it tells when it is cancelled.
+    pub fn cancelled(&self) -> Completion {
+        let result = match self.what {
+            What::Send { sent: sent @ 1.., .. } => sent as i32,
+            _ => -libc::ECANCELED,
+        };
+        Completion { user_data: self.user_data, result, flags: 0 }
+    }
+}
+
 /// What is to be sent, in the driver's memory.
 #[derive(Clone, Copy)]
 pub(super) enum Bytes {

@@ -31,7 +31,8 @@ pub(crate) struct SimulatedQueues {
     entries: VecDeque<squeue::Entry>,
     /// Completions that are in their queue; those behind did not fit.
     visible: usize,
-    completions_max: usize,
+    /// So many of those that were lost were told of.
+    told_lost: u32,
     /// The call before found no memory for all.
     is_memory_short: bool,
     /// The last call had more to do.
@@ -40,12 +41,12 @@ pub(crate) struct SimulatedQueues {
 }
 
 impl SimulatedQueues {
-    pub fn new(ring: Rc<SimulatedRing>, completions_max: usize) -> Self {
+    pub fn new(ring: Rc<SimulatedRing>) -> Self {
         SimulatedQueues {
             ring,
             entries: VecDeque::new(),
             visible: 0,
-            completions_max,
+            told_lost: 0,
             is_memory_short: false,
             has_more: false,
             calls_without_doorbell: 0,
@@ -129,6 +130,7 @@ impl Queues for SimulatedQueues {
     }
 
     fn call(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let has_queued = !self.entries.is_empty();
         let submitted = self.submit();
         self.look_for_doorbell();
         self.ring.world.fate.begin_turn();
@@ -143,9 +145,14 @@ impl Queues for SimulatedQueues {
             timeout.is_some() || can_go_on,
             "the simulated world stands still: tasks wait, and nothing will ever happen"
         );
-        self.visible = length.min(self.completions_max);
+        self.visible = length.min(self.ring.completions_max);
         if self.visible < length {
             self.ring.count(|faults| &mut faults.overflows);
+        }
+        // Where something was submitted, or nobody waits, a later call tells.
+        if !has_queued && timeout != Some(Duration::ZERO) && self.told_lost != self.ring.lost.get() {
+            self.told_lost = self.ring.lost.get();
+            return Err(Errno::BADR.into());
         }
         submitted
     }
@@ -172,11 +179,14 @@ impl Queues for SimulatedQueues {
         self.ring.completions.borrow().len() > self.visible
     }
 
+    fn lost(&mut self) -> u32 {
+        self.ring.lost.get()
+    }
+
     fn cancel_all(&mut self) -> io::Result<()> {
         let operations = std::mem::take(&mut *self.ring.operations.borrow_mut());
         for operation in operations.into_values() {
-            let cancelled = Completion { user_data: operation.user_data, result: -libc::ECANCELED, flags: 0 };
-            self.ring.complete(cancelled);
+            self.ring.complete(operation.cancelled());
             self.ring.let_go(operation.target);
         }
         Ok(())
@@ -184,6 +194,11 @@ impl Queues for SimulatedQueues {
 
     unsafe fn register_buffers(&mut self, entries: NonNull<BufRingEntry>, count: u16, _group: u16) -> io::Result<()> {
         self.ring.buffers.set(Some(Buffers { entries, count, head: 0 }));
+        Ok(())
+    }
+
+    fn unregister_buffers(&mut self, _group: u16) -> io::Result<()> {
+        self.ring.buffers.set(None);
         Ok(())
     }
 

@@ -1,0 +1,63 @@
+//! Completions that the kernel has lost, for want of memory to keep those that did not fit their queue.
+//!
+//! The kernel counts them, and does not say whose they were. So everything in flight is cancelled: what ends then was
+//! not lost, and goes on as after any cancellation. What still counts as in flight has ended without a word, and what
+//! it has received or sent is unknown: it fails with ENOMEM for whoever wanted it, so that its connection ends. Polls
+//! move no data, and are wanted again. A post says nothing when all of it has left, so of one that was submitted with
+//! the call nothing is known: its connection ends, too.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use super::buffers::{Buffers, GROUP};
+use super::operation::{KIND_LISTENER, Op, user_data};
+use super::ring::{Completion, Queues};
+use super::{IoUring, Kernel};
+
+impl<K: Kernel> IoUring<K> {
+    /// Cancels everything in flight, and adds what ends to `completions`. Errors: the kernel cannot do that (before
+    /// 6.0), so nobody knows what has become of it.
+    #[cold]
+    pub(super) fn cancel_all(&self, completions: &mut Vec<Completion>) -> io::Result<()> {
+        let mut ring = self.ring.borrow_mut();
+        ring.take(completions, usize::MAX);
+        if ring.cancel_all(|completion| completions.push(*completion)) { Ok(()) } else { Err(Errno::BADR.into()) }
+    }
+
+    /// Ends what still counts as in flight after [`IoUring::cancel_all`], when all of its completions were handled.
+    #[cold]
+    pub(super) fn end_lost(&self) {
+        self.is_inbox_armed.set(false);
+        self.file_reads.give_up_in_flight();
+        for key in self.listeners.in_flight() {
+            let ended = Completion { user_data: user_data(KIND_LISTENER, key), result: -libc::ECANCELED, flags: 0 };
+            self.listeners.handle_completion(key, &ended);
+        }
+        let mut lost = Vec::new();
+        self.connections.borrow_mut().for_each(|key, connection| {
+            let in_flight = connection.in_flight;
+            lost.extend(Op::ALL.into_iter().filter(|&op| in_flight.has(op)).map(|op| (op, user_data(op as u64, key))));
+        });
+        for (op, user_data) in lost {
+            self.handle_completion(&match op {
+                Op::Recv | Op::Send => Completion::refused(user_data),
+                _ => Completion { user_data, result: -libc::ECANCELED, flags: 0 },
+            });
+        }
+        self.renew_buffers();
+    }
+
+    /// Registers buffers in the place of those of which some were lost with their completions. No receive is in flight.
+    fn renew_buffers(&self) {
+        let mut buffers = self.buffers.borrow_mut();
+        let Some(old) = buffers.take() else { return };
+        let mut ring = self.ring.borrow_mut();
+        if ring.queues().unregister_buffers(GROUP).is_err() {
+            *buffers = Some(old);
+            return;
+        }
+        // Without buffers receives wait by polls.
+        *buffers = Buffers::register(&mut ring, old.count(), old.size() as u32).ok();
+    }
+}
