@@ -247,6 +247,7 @@ impl EventLoop {
                     }
                 }
             }
+            environment.end_budget();
             if !is_at_end {
                 environment.executor.end_turn();
             }
