@@ -10,10 +10,10 @@
 //! | last close of a file that was unlinked or written | pool | |
 //! | write, change of a name or directory | pool | |
 //!
-//! Even a read that is refused may wait, when the device has much to do (`devices.rs`): then what is not known to be in
-//! memory (`residency.rs`) goes to the pool without a look; so do the reads that write the file's time of access: with
-//! `relatime` the first after a change, and one a day (`files/access_time.rs`). What a pool reads is read once for all
-//! who want it (`reads.rs`).
+//! Even a read that is refused may wait, when the device has much to do (`page_cache/device.rs`): then what is not
+//! known to be in memory (`page_cache/residency.rs`) goes to the pool without a look; so do the reads that write the
+//! file's time of access: with `relatime` the first after a change, and one a day (`access_time.rs`). What a pool reads
+//! is read once for all who want it (`shared_reads.rs`).
 //!
 //! Opens are `O_NONBLOCK`: a FIFO or a device never holds anybody up. (Only a thread of the pool waits for a regular
 //! file that is leased out.) Where `openat2` is missing (old kernels, seccomp) the pool does it all. What goes to a
@@ -47,7 +47,7 @@ pub use links::{
     LinkCheck, RefusedLinks, open_checked, open_checked_blocking, stat_checked, try_open_checked, try_stat_checked,
 };
 pub use metadata::{FileKind, FileMetadata};
-pub use names::{create_directories, create_directories_blocking, rename, unlink};
+pub use names::{create_directories_blocking, rename};
 pub use open::{
     OpenFlags, likely_device, open, open_blocking, open_in, real_path, stat, stat_in, try_open, try_real_path, try_stat,
 };

@@ -1,7 +1,7 @@
-//! Names of files: given, changed and taken away by threads of the pool `default`.
+//! Names of files and directories: changed by threads of the pool `default`, or created where the caller may block.
 //!
 //! A change of a directory waits for the file system's journal, so it stands in the line of its device's writes.
-//! Whoever drops one of these futures takes back what no thread has begun; what has begun is done.
+//! Whoever drops the future takes back what no thread has begun; what has begun is done.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -19,28 +19,11 @@ pub async fn rename(from: &Path, to: &Path) -> Result<(), FileError> {
     renamed.map_err(|error| FileError::new("rename", from, error).with_target(to))
 }
 
-/// Takes a file's name away. Its content goes with the last one who has it open; the thread frees it if that is nobody.
-/// Errors: unlink(2)'s and the pool's.
-pub async fn unlink(path: &Path) -> Result<(), FileError> {
-    let own = PathBuf::from(path);
-    in_pool(path, move || std::fs::remove_file(own)).await.map_err(|error| FileError::new("unlink", path, error))
-}
-
 /// Creates a directory and those above it that are missing, each with these permissions (less the umask). One that is
-/// there is left as it is. Errors: mkdir(2)'s and the pool's.
-pub async fn create_directories(path: &Path, mode: u32) -> Result<(), FileError> {
-    let own = PathBuf::from(path);
-    let created = in_pool(path, move || create(&own, mode)).await;
-    created.map_err(|error| FileError::new("mkdir", path, error))
-}
-
-/// As [`create_directories`], where the caller may block.
+/// there is left as it is. For threads that may block. Errors: mkdir(2)'s.
 pub fn create_directories_blocking(path: &Path, mode: u32) -> Result<(), FileError> {
-    create(path, mode).map_err(|error| FileError::new("mkdir", path, error))
-}
-
-fn create(path: &Path, mode: u32) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(mode).create(path)
+    let created = DirBuilder::new().recursive(true).mode(mode).create(path);
+    created.map_err(|error| FileError::new("mkdir", path, error))
 }
 
 /// Has something done that changes the directory of this path.

@@ -10,7 +10,8 @@
 //! the first one leaves, and is dropped with the last. The result is handed out for as long as somebody waits for it,
 //! and is no cache.
 //!
-//! No lock is held while the computation is polled, begun or dropped, nor while anybody is woken.
+//! No lock is held while the computation is polled or dropped, nor while anybody is woken. One is held while it is
+//! made, which only puts together what is polled later.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
