@@ -67,8 +67,10 @@ fn event_loops_stay_on_the_processors_of_the_configuration(driver: Driver) {
     let allowed = fs::read_to_string("/proc/self/status").expect("this process");
     let allowed = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("a list").trim();
     let last: usize = allowed.rsplit([',', '-']).next().expect("one").parse().expect("a number");
-    let text =
-        "server { listen %UNIX%; location = /slow { test_pool default %DIR%/gate; } location / { return 200; } }";
+    let text = "upstream backend { server unix:%DIR%/behind.sock; keepalive 4; }
+        server { listen unix:%DIR%/behind.sock; return 200; }
+        server { listen %UNIX%; location = /slow { test_pool default %DIR%/gate; }
+                 location = /passed { proxy_pass http://backend; } location / { return 200; } }";
     let anywhere = http_configuration(driver, text);
     let configuration = |affinity: String| format!("worker_cpu_affinity {affinity};\n{anywhere}");
     let mask = format!("1{}", "0".repeat(last));
@@ -87,6 +89,13 @@ fn event_loops_stay_on_the_processors_of_the_configuration(driver: Driver) {
     assert!(processors_of(worker, "log").iter().all(|processors| processors == allowed));
     drop(task);
     assert_eq!(client.response().status, 200);
+    assert_eq!(server.get("/passed").status, 200);
+    // Its connection is parked after a moment.
+    let begin = Instant::now();
+    while processors_of(worker, "idle streams") != [allowed] || processors_of(worker, "watchdog") != [allowed] {
+        assert_eq!(server.get("/").status, 200);
+        assert!(begin.elapsed() < DEADLINE, "{:?} {server}", processors_of(worker, "idle streams"));
+    }
     // A reload changes it.
     server.reload(&anywhere);
     assert_eq!(

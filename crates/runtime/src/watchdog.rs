@@ -78,7 +78,11 @@ pub fn workers() -> Vec<(usize, Remote)> {
 pub fn start_watchdog() -> std::io::Result<()> {
     let mut is_started = STARTED.lock();
     if !*is_started {
-        thread::Builder::new().name("watchdog".into()).spawn(|| Watchdog::default().run())?;
+        let run = || {
+            crate::affinity::leave_processors();
+            Watchdog::default().run();
+        };
+        thread::Builder::new().name("watchdog".into()).spawn(run)?;
         *is_started = true;
     }
     Ok(())

@@ -59,7 +59,11 @@ impl Watch {
         static WATCH: OnceLock<Option<Watch>> = OnceLock::new();
         static THREAD: OnceLock<bool> = OnceLock::new();
         let watch = WATCH.get_or_init(|| Watch::new().ok()).as_ref()?;
-        let start = || thread::Builder::new().name("idle streams".into()).spawn(|| watch.run()).is_ok();
+        let run = || {
+            crate::affinity::leave_processors();
+            watch.run();
+        };
+        let start = || thread::Builder::new().name("idle streams".into()).spawn(run).is_ok();
         THREAD.get_or_init(start).then_some(watch)
     }
 
