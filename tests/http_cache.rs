@@ -19,6 +19,7 @@ with_each_driver!(
     what_is_stale_is_fetched_anew_beside_the_request,
     requests_wait_for_the_one_that_fetches_the_same,
     all_read_what_is_coming_at_their_own_pace,
+    a_response_is_stored_although_the_memory_that_workers_share_is_full,
     a_response_goes_into_the_cache_without_its_first_client,
     a_response_that_is_cut_off_is_never_stored_as_whole,
     damaged_and_foreign_files_are_never_served,
@@ -360,6 +361,24 @@ fn all_read_what_is_coming_at_their_own_pace(driver: Driver) {
     assert_eq!(third.response().text(), "x>");
     assert_eq!(second.take(900_001).last(), Some(&b'>'));
     assert!(backend.is_idle());
+    let stored = server.get("/a");
+    assert_eq!((stored.header("X-Cache"), stored.body.len()), (Some("HIT"), 900_002));
+    server.stop();
+}
+
+fn a_response_is_stored_although_the_memory_that_workers_share_is_full(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = by_hand(driver, &backend, "} location = /limit { test_leases 64m 1000;");
+    assert_eq!(server.get("/limit").status, 200);
+    let mut first = server.connect();
+    first.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind, _) = accept(&backend);
+    behind.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 900002\r\n\r\n<");
+    for _ in 0..3 {
+        behind.send(vec![b'x'; 300_000]);
+    }
+    behind.send(">");
+    assert_eq!(first.response().body.len(), 900_002);
     let stored = server.get("/a");
     assert_eq!((stored.header("X-Cache"), stored.body.len()), (Some("HIT"), 900_002));
     server.stop();

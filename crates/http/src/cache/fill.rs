@@ -206,13 +206,27 @@ impl Fill {
 
     /// Forgets what is in the file and behind the window's bound.
     pub fn trim(&self) {
+        self.trim_to(WINDOW_BYTES / 2);
+    }
+
+    /// Forgets what is in the file.
+    pub fn forget_written(&self) {
+        self.trim_to(0);
+    }
+
+    /// Whether no bytes are in memory.
+    pub fn is_window_empty(&self) -> bool {
+        self.state.lock().window.is_empty()
+    }
+
+    fn trim_to(&self, kept_min: u64) {
         let mut gone = Vec::new();
         let mut state = self.state.lock();
         let Some((file, body_at)) = &state.file else { return };
         let written = file.written().saturating_sub(*body_at);
         while let Some(first) = state.window.front() {
             let end = state.window_start + first.len() as u64;
-            if end > written || state.received - end < WINDOW_BYTES / 2 {
+            if end > written || state.received - end < kept_min {
                 break;
             }
             gone.extend(state.window.pop_front());

@@ -138,8 +138,8 @@ pub static MODULE: Module = Module {
         },
         Directive {
             name: "test_leases",
-            takes: Takes::Between(0, 1),
-            about: "For tests: tells how many bytes the worker may have on lease, or changes it.",
+            takes: Takes::Between(0, 2),
+            about: "For tests: tells how many bytes the worker may have on lease; changes it, and what workers share.",
             store: &Custom(|conf: &mut Conf, _: &mut Builder, statement| set_leases(conf, statement)),
             ..HOOK
         },
@@ -230,7 +230,7 @@ enum Answer {
     Tunnel,
     StoreBody,
     Worker,
-    Leases { bytes_max: Option<usize> },
+    Leases { bytes_max: Option<usize>, shared_max: Option<usize> },
     Pool,
     Pools,
     Files,
@@ -279,7 +279,8 @@ fn set_head(conf: &mut Conf, statement: &Statement) -> Result<(), Diagnostic> {
 
 fn set_leases(conf: &mut Conf, statement: &Statement) -> Result<(), Diagnostic> {
     let bytes_max = if statement.args.is_empty() { None } else { Some(values::size(statement)? as usize) };
-    set(conf, Answer::Leases { bytes_max })
+    let shared_max = statement.args.get(1).and_then(|word| word.text.to_string().parse().ok());
+    set(conf, Answer::Leases { bytes_max, shared_max })
 }
 
 fn set_count(conf: &mut Conf, statement: &Statement) -> Result<(), Diagnostic> {
@@ -312,7 +313,7 @@ fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
         Answer::Head => conf.head.as_ref().map(|head| answer_with(request, head)),
         Answer::Tunnel => Some(tunnel(request)),
         Answer::Worker => Some(tell_worker(request)),
-        Answer::Leases { bytes_max } => Some(tell_leases(request, bytes_max)),
+        Answer::Leases { bytes_max, shared_max } => Some(tell_leases(request, bytes_max, shared_max)),
         Answer::Pools => Some(text(request, describe_pools())),
         Answer::Files => Some(text(request, describe_files())),
         Answer::Release => Some(release(request)),
@@ -350,7 +351,8 @@ fn tell_worker(request: &mut Request) -> Flow {
 }
 
 /// The limit holds until a reload, with which the workers share out the memory again.
-fn tell_leases(request: &mut Request, bytes_max: Option<usize>) -> Flow {
+fn tell_leases(request: &mut Request, bytes_max: Option<usize>, shared_max: Option<usize>) -> Flow {
+    shared_max.into_iter().for_each(gale_runtime::set_shared_bytes_max);
     bytes_max.into_iter().for_each(gale_runtime::set_leased_bytes_max);
     text(request, gale_runtime::leased_bytes_max().to_string())
 }

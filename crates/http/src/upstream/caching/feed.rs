@@ -3,6 +3,9 @@
 //! The server is read as fast as the disk writes. A disk that is behind slows it for [`DISK_PATIENCE`] at most; then
 //! nothing is stored any more, and the server is as fast as the fastest client. Without clients that is the end; as
 //! long as it is stored, it goes on without any.
+//!
+//! What all loops may read is charged to the process. When its account is full, the last piece stays on the account of
+//! the loop, and the server waits, as for a disk, until what the file has was forgotten or others have made room.
 
 use std::future::poll_fn;
 use std::path::PathBuf;
@@ -13,7 +16,7 @@ use std::time::Duration;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_runtime::files::{Writer, likely_device};
-use gale_runtime::{Bytes, File, ThreadPool, Timer, timeout};
+use gale_runtime::{Bytes, File, ThreadPool, Timer, sleep, timeout};
 
 use crate::cache::CacheZone;
 use crate::cache::fill::Fill;
@@ -35,16 +38,18 @@ const DISK_PATIENCE: Duration = Duration::from_secs(5);
 /// What is longer than this is written while it comes; what is not, at once when it is there.
 const AT_ONCE_BYTES: u64 = 128 * 1024;
 
+/// How often it is tried to share what could not be shared: nobody says when others have made room.
+const SHARE_AGAIN_AFTER: Duration = Duration::from_millis(10);
+
 /// Most of a body that is received at once, in bytes.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Adds a piece, which all loops may read.
-pub(super) fn append(fill: &Fill, piece: Bytes) {
-    // Refused, there is much of it already: then it is a copy that counts for nobody.
-    match piece.share() {
-        Ok(()) => fill.append(piece),
-        Err(_) => fill.append(Bytes::from(piece.to_vec())),
-    }
+/// Adds a piece, which all loops may read. False when the process's account has no room for it: then it counts for this
+/// loop, which should not add more before there is room.
+pub(super) fn append(fill: &Fill, piece: Bytes) -> bool {
+    let is_shared = piece.share().is_ok();
+    fill.append(piece);
+    is_shared
 }
 
 /// Has a pool write what is all there. The fill stays, and is read, until that is done.
@@ -155,6 +160,7 @@ impl Feed {
         let mut next = Some(next);
         let mut storing: Option<Box<Storing>> = None;
         let mut may_store = true;
+        let mut unshared: Option<Bytes> = None;
         loop {
             let fill = Arc::clone(&self.ending.fill);
             if fill.is_purged() || fill.received() > self.ending.zone.options().max_size {
@@ -164,13 +170,22 @@ impl Feed {
             if !may_store && let Some(given_up) = storing.take() {
                 self.stop_storing(*given_up);
             }
-            if may_store && storing.is_none() && fill.received() > AT_ONCE_BYTES {
+            if may_store && storing.is_none() && (fill.received() > AT_ONCE_BYTES || unshared.is_some()) {
                 storing = self.begin_file(request).await;
                 may_store = storing.is_some();
             }
             if let Some(file) = &mut storing
                 && !self.wait_for_disk(request, file).await
             {
+                may_store = false;
+                continue;
+            }
+            if let Some(piece) = unshared.take()
+                && may_store
+                && !wait_to_share(&fill, &piece).await
+            {
+                request
+                    .log(Level::Warn, format_args!("the memory that workers share is full, a response is not stored"));
                 may_store = false;
                 continue;
             }
@@ -184,7 +199,9 @@ impl Feed {
                     if let Some(storing) = &mut storing {
                         storing.writer.push(piece.clone());
                     }
-                    append(&fill, piece);
+                    if !append(&fill, piece.clone()) {
+                        unshared = Some(piece);
+                    }
                 }
                 Received::End => {
                     let answering = self.answering.take().expect("it has not ended");
@@ -330,6 +347,20 @@ enum Received {
     Piece(Bytes),
     End,
     Broken,
+}
+
+/// Waits until the process has room for a piece, or only the file still has it. False if that takes too long.
+async fn wait_to_share(fill: &Fill, piece: &Bytes) -> bool {
+    let shared = async {
+        loop {
+            fill.forget_written();
+            if fill.is_window_empty() || piece.share().is_ok() {
+                return;
+            }
+            sleep(SHARE_AGAIN_AFTER).await;
+        }
+    };
+    timeout(DISK_PATIENCE, shared).await.is_ok()
 }
 
 /// Waits until the fastest of those who read has taken some. False when nobody reads.
