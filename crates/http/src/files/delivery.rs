@@ -10,9 +10,11 @@
 //! | 4 | a read in a pool (`aio on`: by the ring) | the rest: file systems that wait for others, and what nobody may look for |
 //!
 //! The fourth returns the data itself. It begins while the last piece is still being sent, once half of that has left;
-//! so a stream is read ahead of its client. A client that is slow holds one piece and a half at most: 96 KiB, unless
-//! `output_buffers` says more. For one that waits for the disk time after time the reads grow to 256 KiB, so it holds
-//! that and half a piece.
+//! so a stream is read ahead of its client, which holds one piece and a half at most: 96 KiB, unless `output_buffers`
+//! says more. For one that waits for the disk time after time the reads grow to 256 KiB, so it holds that and half a
+//! piece. For one whose socket is full time after time, and that takes less than a piece in a tenth of a second, pieces
+//! shrink to what it takes in that time (`client_rate.rs`), and the next one is read when the socket has room for it:
+//! what the kernel has queued lasts for as long as that takes.
 //!
 //! No protocol is known here: HTTP/1 asks for all four ways, what has to see the bytes (TLS, filters, HTTP/2) for all
 //! but `sendfile`. The figures behind the numbers are in `docs/decisions/0014-delivery-ladder.md`.
@@ -26,6 +28,7 @@ use gale_runtime::{Bytes, CachedRead, File, PieceRead, ReadHow, Rung, ThreadPool
 use gale_runtime::{leased_bytes, leased_bytes_max};
 
 use crate::files::FilePiece;
+use crate::files::client_rate::ClientRate;
 
 /// A piece of a file smaller than this is read even when `sendfile` is on: one call for head and body is cheaper than
 /// two, and a read into memory that is warm as fast as the page cache itself.
@@ -126,6 +129,8 @@ pub struct Delivery {
     cold_piece: u64,
     /// The file cannot be sent so.
     sendfile_is_refused: bool,
+    /// How fast the client takes what is sent.
+    client_rate: ClientRate,
     /// Where in its file the last `sendfile` ended: what is left there goes the same way, however little it is.
     sendfile_ended_at: Option<u64>,
 }
@@ -148,7 +153,23 @@ impl Delivery {
 
     /// How little must be left to send before the next of a piece is asked for.
     pub fn low_water(&self) -> u64 {
-        self.read_piece() / 2
+        if self.waits_for_room() { 0 } else { self.read_piece() / 2 }
+    }
+
+    /// Whether the next of a piece is to be asked for only when the socket has room: the client is slow.
+    pub fn waits_for_room(&self) -> bool {
+        self.slow_piece().is_some()
+    }
+
+    /// The socket takes nothing at the moment.
+    pub fn note_full(&mut self) {
+        self.client_rate.note_full();
+    }
+
+    /// How much is read at once for a client that is slow. Who asks for larger pieces gets them.
+    fn slow_piece(&self) -> Option<u64> {
+        let may_be_less = self.options.buffer_bytes <= READ_PIECE && self.options.direct_from == u64::MAX;
+        self.client_rate.piece().filter(|&piece| may_be_less && piece < READ_PIECE)
     }
 
     /// Takes what comes next of the piece, or begins to read it. Errors: the kernel's; `UnexpectedEof` when the file
@@ -157,6 +178,7 @@ impl Delivery {
         if self.reading.is_some() {
             return Ok(Next::Reading);
         }
+        self.client_rate.look();
         if self.options.is_sequential {
             piece.file.advise_sequential();
         }
@@ -177,6 +199,7 @@ impl Delivery {
         match as_much_as_fits(piece.length.min(self.read_piece()), |length| file.look(offset, length))? {
             CachedRead::Found(bytes) => {
                 piece.advance(bytes.len() as u64)?;
+                self.client_rate.add(bytes.len() as u64);
                 Ok(Next::Bytes(bytes))
             }
             missed => self.begin_read(piece, missed.how()),
@@ -217,6 +240,7 @@ impl Delivery {
         let Poll::Ready(result) = Pin::new(reading).poll(context) else { return Poll::Pending };
         self.reading = None;
         self.cold_piece = if starves { (2 * self.cold_piece).clamp(READ_PIECE, COLD_PIECE_MAX) } else { READ_PIECE };
+        self.client_rate.add(result.as_ref().map_or(0, |bytes| bytes.len() as u64));
         Poll::Ready(result.and_then(|bytes| piece.advance(bytes.len() as u64).map(|()| bytes)))
     }
 
@@ -243,6 +267,7 @@ impl Delivery {
                     file.note_sent(begin, count);
                 }
                 self.sendfile_ended_at = Some(begin + count as u64);
+                self.client_rate.add(count as u64);
                 count_piece(if is_blocking { Rung::Blocking } else { Rung::Sendfile }, count as u64);
                 piece.advance(count as u64).map(|()| count).map_err(FileError::OfFile)
             }
@@ -275,14 +300,18 @@ impl Delivery {
 
     /// How much is read at once.
     fn read_piece(&self) -> u64 {
-        self.options.buffer_bytes.clamp(READ_PIECE, BUFFER_BYTES_MAX)
+        self.slow_piece().unwrap_or_else(|| self.options.buffer_bytes.clamp(READ_PIECE, BUFFER_BYTES_MAX))
     }
 
     /// How much is read of something that is not in memory: to a boundary that others who read the same file come to,
     /// too.
     fn cold_length(&self, piece: &FilePiece) -> u64 {
         let is_memory_short = leased_bytes() > leased_bytes_max() / 2;
-        let size = if is_memory_short { READ_PIECE } else { self.read_piece().max(self.cold_piece) };
+        let size = match self.slow_piece() {
+            Some(piece) => piece,
+            None if is_memory_short => READ_PIECE,
+            None => self.read_piece().max(self.cold_piece),
+        };
         piece.length.min(size - piece.offset % size)
     }
 }
@@ -419,5 +448,43 @@ mod tests {
                 }
             });
         });
+    }
+
+    /// Reads all of a file of 1 MiB for a client whose socket is full after every piece, or never, and that takes a KiB
+    /// in so many milliseconds; says how long the last pieces were.
+    fn last_pieces(milliseconds_per_kib: u32, is_full: bool, options: FileOptions) -> usize {
+        let longest = std::cell::Cell::new(0);
+        each_seed(3, |simulation: &Simulation| {
+            simulation.add_file("/file", &vec![b'x'; 1 << 20]).unwrap();
+            simulation.set_faults(Faults { cold_files: 1000, ..Faults::NONE });
+            EventLoop::simulated(simulation, LoopOptions::default()).unwrap().run(async {
+                let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
+                let mut piece = FilePiece { file, offset: 0, length: 1 << 20 };
+                let mut delivery = Delivery::new(options.clone());
+                while piece.length > 0 {
+                    assert!(matches!(delivery.next(&mut piece), Ok(Next::Reading)));
+                    let bytes = poll_fn(|context| delivery.poll_read(&mut piece, false, context)).await.unwrap();
+                    gale_runtime::sleep(Duration::from_millis(1) * milliseconds_per_kib * (bytes.len() >> 10) as u32)
+                        .await;
+                    if is_full {
+                        delivery.note_full();
+                    }
+                    if piece.length < 1 << 18 {
+                        longest.set(longest.get().max(bytes.len()));
+                    }
+                }
+            });
+        });
+        longest.get() >> 10
+    }
+
+    #[test]
+    fn pieces_are_what_a_slow_client_takes_in_a_tenth_of_a_second() {
+        let any = FileOptions::default;
+        // 1 Mbit/s, half of that, and next to nothing.
+        assert_eq!([8, 16, 1000].map(|milliseconds| last_pieces(milliseconds, true, any())), [16, 8, 4]);
+        // A client that is fast, one whose disk is slow, and who has asked for large pieces.
+        assert_eq!((last_pieces(1, true, any()), last_pieces(8, false, any())), (64, 64));
+        assert_eq!(last_pieces(8, true, FileOptions { buffer_bytes: 1 << 17, ..any() }), 128);
     }
 }

@@ -1,6 +1,7 @@
 //! Open files, and how pieces of them are read and sent. Nothing here knows a request: `request/files/` asks, with what
 //! the location of one says.
 
+mod client_rate;
 pub mod delivery;
 pub mod open_files;
 pub mod placing;

@@ -86,6 +86,18 @@ impl Items {
         }
     }
 
+    /// Whether the first one is a piece of a file that is to be read only when the socket has room.
+    pub(super) fn waits_for_room(&self) -> bool {
+        matches!(self.queue.front(), Some(BodyItem::File(_)))
+            && !self.delivery.is_reading()
+            && self.delivery.waits_for_room()
+    }
+
+    /// The socket takes nothing at the moment.
+    pub(super) fn note_full(&mut self) {
+        self.delivery.note_full();
+    }
+
     /// Another poll begins: what may go by `sendfile` is found anew.
     pub(super) fn look_anew(&mut self) {
         self.sendfile_bytes = 0;

@@ -303,6 +303,19 @@ impl OutputQueue {
                 self.clear();
                 return Poll::Ready(Err(gone));
             }
+            if !is_earlier && self.output.is_empty() && self.items.waits_for_room() {
+                match stream.plain().map_or(Poll::Ready(Ok(())), |stream| stream.poll_writable(context)) {
+                    Poll::Ready(Ok(())) => {}
+                    Poll::Ready(Err(_)) => {
+                        self.fail();
+                        continue;
+                    }
+                    Poll::Pending => {
+                        self.items.note_full();
+                        return self.poll_patience(context);
+                    }
+                }
+            }
             if !is_earlier {
                 ready!(self.items.poll_budget(self.output.len_bytes(), context));
                 if let Err(error) = self.items.fill(&mut self.output) {
@@ -338,7 +351,10 @@ impl OutputQueue {
                 Poll::Ready(Ok(count)) => self.note_sent(count),
                 Poll::Ready(Err(FileError::OfFile(error))) => self.fail_with_file(error),
                 Poll::Ready(Err(FileError::OfSocket)) => self.fail(),
-                Poll::Pending => return self.poll_patience(context),
+                Poll::Pending => {
+                    self.items.note_full();
+                    return self.poll_patience(context);
+                }
             }
             self.patience.stop();
         }

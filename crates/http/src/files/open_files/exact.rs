@@ -226,7 +226,7 @@ mod tests {
         let path = |name: &str| directory.join(name).into_os_string().into_encoded_bytes();
         let write = |name: &str| std::fs::write(directory.join(name), name.repeat(SIZE)).unwrap();
         ["a", "b"].into_iter().for_each(write);
-        // The housekeeper takes nothing for old that is of the future.
+        // The sweep takes nothing for old that is of the future.
         let now = u64::MAX / 2;
         let keep = |name: &str| {
             let watch = PathWatch::begin(as_path(&path(name)))?;

@@ -250,7 +250,7 @@ fn evict_unused() -> bool {
     exact || stores
 }
 
-/// Something is in a cache: the housekeeper comes again. Without it things go when others take their place.
+/// Something is in a cache: the sweep runs again. Without it things go when others take their place.
 fn note_work() {
     let _ = watch::run_every_second(evict_unused);
 }

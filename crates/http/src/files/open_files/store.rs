@@ -42,7 +42,7 @@ pub struct Store {
     own: Weak<Store>,
 }
 
-/// Those that have a table, for the housekeeper.
+/// Those that have a table, for the sweep.
 static STORES: Mutex<Vec<Weak<Store>>> = Mutex::new(Vec::new());
 
 /// What the location says of the entries that it asks for.
