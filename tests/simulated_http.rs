@@ -16,12 +16,12 @@ use std::time::Duration;
 use gale_engine::serve::Serving;
 use gale_process::Worker;
 use gale_runtime::simulation::{Faults, Peer, PeerEnd, Random, Reading, Sending, Simulation, Transcript, each_seed};
-use gale_runtime::{Bytes, LoopOptions, Stream, leased_bytes, now, panic_count, sleep, task_count};
+use gale_runtime::{Bytes, Stream, leased_bytes, now, panic_count, sleep, task_count};
 use simulated::answer::{Answer, Baseline, Received};
 use simulated::requests::{
     After, CLIENT_HEADER_TIMEOUT, Item, KEEPALIVE_TIMEOUT, SEND_TIMEOUT, add_files, configuration, items,
 };
-use simulated::{SLOT, Site, Task, address, run};
+use simulated::{SLOT, Site, Task, address, loop_options, run};
 
 /// How many worlds a test looks at when nobody says.
 const SEEDS: u64 = 30;
@@ -601,7 +601,7 @@ fn nobody_notices_a_reload() {
         simulation.set_faults(Faults::swarm(&random));
         add_files(simulation);
         let site = Site::new(simulation, &configuration());
-        site.run(LoopOptions::default(), async |serving| {
+        site.run(loop_options(simulation), async |serving| {
             let tasks = task_count();
             let clients: Vec<_> = (0..random.up_to(8)).map(|_| Client::spawn(Plan::new(&random), &random)).collect();
             let mut old = Vec::new();

@@ -25,8 +25,8 @@ use gale_process::{
     Account, BuildRequest, DataHandle, ListenAddress, ListenSpec, Listener, ListenerHandle, LockFile, LockHandle,
     LogFile, LogHandle, Program, ResourceError, Resources, Worker, WorkerSlot,
 };
-use gale_runtime::simulation::Simulation;
-use gale_runtime::{EventLoop, LoopOptions, SocketAddress, spawn};
+use gale_runtime::simulation::{Random, Simulation};
+use gale_runtime::{DriverChoice, EventLoop, LoopOptions, RingOptions, SocketAddress, spawn};
 
 /// Where the server of every test listens.
 pub fn address() -> SocketAddress {
@@ -35,10 +35,28 @@ pub fn address() -> SocketAddress {
 
 pub const ADDRESS: &str = "192.0.2.1:80";
 
+/// A loop of any kind, as the seed says: with the driver that stands for all, or with the ring's own over a simulated
+/// ring of any size.
+pub fn loop_options(simulation: &Simulation) -> LoopOptions {
+    let random = Random::new(simulation.seed());
+    if random.chance(500) {
+        return LoopOptions::default();
+    }
+    let ring = RingOptions {
+        completions: *random.pick(&[4, 64, 4096]),
+        buffers: *random.pick(&[0, 1, 4, 128]),
+        buffer_bytes: *random.pick(&[64, 700, 4096]),
+        multishot: random.chance(800),
+        ..RingOptions::default()
+    };
+    let events_max = *random.pick(&[1, 7, 512]);
+    LoopOptions { driver: DriverChoice::IoUring, ring, events_max, ..LoopOptions::default() }
+}
+
 /// Runs `main` beside a server with this configuration; `%ADDRESS%` and `%TEMP%` are replaced in it.
 pub fn run<T>(simulation: &Simulation, configuration: &str, main: impl AsyncFnOnce(&mut Serving) -> T) -> T {
     let site = Site::new(simulation, configuration);
-    site.run(LoopOptions::default(), main)
+    site.run(loop_options(simulation), main)
 }
 
 /// A server to be: the program, a configuration's text, and the sockets that every configuration finds open.
