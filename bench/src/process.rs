@@ -52,14 +52,15 @@ impl Process {
             .collect()
     }
 
-    /// Name and state of each of its threads.
-    pub fn thread_states(self) -> Vec<(String, char)> {
+    /// Number, name and state of each of its threads.
+    pub fn thread_states(self) -> Vec<(u32, String, char)> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.id)).into_iter().flatten().flatten();
         let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
         stats
             .filter_map(|stat| {
+                let id = stat.split_once(' ')?.0.parse().ok()?;
                 let name = stat.split_once('(')?.1.rsplit_once(')')?.0.to_owned();
-                Some((name, fields_after_name(&stat).first()?.chars().next()?))
+                Some((id, name, fields_after_name(&stat).first()?.chars().next()?))
             })
             .collect()
     }
@@ -135,6 +136,11 @@ impl Thread {
 /// The threads of a whole tree.
 pub fn threads(processes: &[Process]) -> Threads {
     processes.iter().flat_map(|process| process.threads()).collect()
+}
+
+/// Where in the kernel a thread is, a function a line; empty if it is not, or nobody may know.
+pub fn thread_stack(process: Process, thread: u32) -> String {
+    fs::read_to_string(format!("/proc/{}/task/{thread}/stack", process.id)).unwrap_or_default()
 }
 
 /// The name of the thread with this number; None when there is none.

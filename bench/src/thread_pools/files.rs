@@ -1,11 +1,13 @@
 //! slow-ranges and cold-tree: what files cost that are large and asked for slowly, or small and nowhere in memory.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::data_set::{self, Random};
+use super::waits::{self, Waits};
 use super::{Experiment, Site, WARM_UP, get, stalls};
 use crate::Measured;
 use crate::client::swarm::{self, Got, Swarm};
@@ -29,6 +31,8 @@ struct SlowRow {
     user_kib_per_client: f64,
     kernel_kib_per_client: f64,
     stalls: Vec<String>,
+    /// What the loops waited for in the kernel, for over 20 ms each time.
+    waits: BTreeMap<String, Waits>,
 }
 
 /// A thousand clients at 1 Mbit/s, each in a place of its own in one large file.
@@ -56,12 +60,16 @@ pub fn measure_slow_ranges(options: &Options) -> Measured {
             ("probe p99 ms", &|row| format!("{:.1} / {:.1}", row.probe.p99_ms, row.probe_alone.p99_ms)),
             ("probe max ms", &|row| format!("{:.1} / {:.1}", row.probe.max_ms, row.probe_alone.max_ms)),
             ("stalls logged", &|row| row.stalls.len().to_string()),
+            ("loops waited over 20 ms for", &|row| waits::text(&row.waits)),
             ("errors", &|row| row.clients.errors.to_string()),
         ],
     );
     let body = format!(
         "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB; {} workers, {}, {}. \
-         Where two figures stand, the second is without the clients. Kernel memory is the growth of the machine's.\n\n\
+         Where two figures stand, the second is without the clients. Kernel memory is the growth of the machine's. \
+         What loops waited for is named by the kernel's stacks of their threads in state D, seen every 5 ms: a page \
+         that was believed to be in memory (stale belief), the submission of read-ahead, or reclaim of memory for the \
+         control group.\n\n\
          {table}",
         site.notes(),
         experiment.slow_clients,
@@ -94,13 +102,15 @@ fn slow_ranges(options: &Options, server: &Running, length: u64) -> Result<SlowR
         ends: &ends,
         bytes_per_second: Some(SLOW_BYTES_PER_SECOND),
     };
-    let (got, probe, loaded, kernel_loaded) = std::thread::scope(|scope| {
+    let (got, probe, loaded, kernel_loaded, waits) = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| waits::watch(server.root, &ends));
         let swarm = scope.spawn(move || swarm.run());
         let probe = probe_for(server, options.run_time);
         let loaded = Memory::read(&server.root.tree());
         let kernel_loaded = kernel_kib();
         ends.store(true, Ordering::Relaxed);
-        (swarm.join().expect("a client does not panic"), probe, loaded, kernel_loaded)
+        let got = swarm.join().expect("a client does not panic");
+        (got, probe, loaded, kernel_loaded, waits.join().expect("whoever looks does not panic"))
     });
     let row = SlowRow {
         server: server.label.clone(),
@@ -110,6 +120,7 @@ fn slow_ranges(options: &Options, server: &Running, length: u64) -> Result<SlowR
         user_kib_per_client: (loaded.pss_kib as f64 - memory.pss_kib as f64) / clients as f64,
         kernel_kib_per_client: (kernel_loaded as f64 - kernel as f64) / clients as f64,
         stalls: stalls(&server.error_log()),
+        waits,
     };
     eprintln!("  {}: {:.1} KiB a client, probe p99 {:.1} ms", row.server, row.user_kib_per_client, row.probe.p99_ms);
     Ok(row)

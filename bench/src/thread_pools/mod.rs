@@ -13,6 +13,7 @@ mod chart;
 pub mod confine;
 pub mod data_set;
 pub mod files;
+mod waits;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -368,9 +369,8 @@ fn share_in_state_d(root: Process, ends: &AtomicBool) -> f64 {
     let processes = root.tree();
     while !ends.load(Ordering::Relaxed) {
         for &process in &processes {
-            for (name, state) in process.thread_states() {
-                // Gale's loops are threads called "worker N", nginx's are processes.
-                if name.starts_with("worker ") || (name == "nginx" && process != root) {
+            for (_, name, state) in process.thread_states() {
+                if is_event_loop(process, root, &name) {
                     looks += 1;
                     waiting += u64::from(state == 'D');
                 }
@@ -379,6 +379,11 @@ fn share_in_state_d(root: Process, ends: &AtomicBool) -> f64 {
         std::thread::sleep(LOOK_EVERY);
     }
     waiting as f64 / looks.max(1) as f64
+}
+
+/// Whether a thread of this name is an event loop: Gale's are threads called "worker N", nginx's are processes.
+fn is_event_loop(process: Process, root: Process, thread_name: &str) -> bool {
+    thread_name.starts_with("worker ") || (thread_name == "nginx" && process != root)
 }
 
 /// Lines about stalls of over 20 ms that were not the machine's fault.
