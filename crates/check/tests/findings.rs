@@ -92,6 +92,22 @@ fn names_that_an_application_is_told() {
 }
 
 #[test]
+fn hosts_that_share_what_is_cached() {
+    let server = |names: &str, more: &str| {
+        found(&format!("server_name {names};\nproxy_cache one; location / {{ proxy_pass http://10.0.0.1; {more} }}"))
+    };
+    let told = "proxy_set_header Host $host;";
+    let shared = [("cache_shared_by_hosts", 2)];
+    assert_eq!(server("a.example b.example", told), shared);
+    assert_eq!(server("*.example", told), shared);
+    assert_eq!(server("~^(.+)\\.example$", &format!("{told} proxy_cache_key $uri;")), shared);
+    assert_eq!(server("a.example", told), []);
+    assert_eq!(server("a.example b.example", ""), []);
+    assert_eq!(server("a.example b.example", &format!("{told} proxy_cache_key $host$uri;")), []);
+    assert_eq!(server("a.example b.example", &format!("{told} proxy_cache off;")), []);
+}
+
+#[test]
 fn origins_that_others_pass_for() {
     let origin = |expression: &str| found(&format!("if ($http_origin ~ {expression}) {{ set $x 1; }}"));
     assert_eq!(origin("'^https://a\\.example'"), [("origins", 1)]);

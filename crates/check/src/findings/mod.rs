@@ -8,6 +8,7 @@ mod header_splitting;
 mod host;
 mod origins;
 mod proxied_address;
+mod shared_cache;
 
 use gale_config::Sources;
 
@@ -28,6 +29,7 @@ const CHECKS: &[&Check] = &[
     &header_splitting::CHECK,
     &proxied_address::CHECK,
     &host::CHECK,
+    &shared_cache::CHECK,
     &origins::EXPRESSION,
     &origins::NO_REFERER,
     &access::CHECK,
