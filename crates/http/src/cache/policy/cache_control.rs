@@ -4,6 +4,8 @@
 //! Directives are tokens, perhaps with a value that may be quoted; those that nobody knows are passed over. A number
 //! that is none makes the directive that has it count as 0, the cautious reading; one that is too large is the largest.
 
+use sfv::{BareItem, Dictionary, ListEntry, Parser};
+
 /// Which fields a directive is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Named {
@@ -93,9 +95,26 @@ pub struct RequestDirectives {
 impl ResponseDirectives {
     /// Those of these field values, in their order.
     pub fn parse<'v>(values: impl IntoIterator<Item = &'v [u8]>) -> ResponseDirectives {
+        ResponseDirectives::of(values.into_iter().flat_map(Directives))
+    }
+
+    /// Those of a targeted field, which is a dictionary of structured fields. `None`: it says nothing, or is invalid,
+    /// and so is as if it were not there. (RFC 9213 §2.1)
+    pub fn parse_targeted<'v>(values: impl IntoIterator<Item = &'v [u8]>) -> Option<ResponseDirectives> {
+        let text = values.into_iter().collect::<Vec<_>>().join(&b", "[..]);
+        let members: Dictionary = Parser::new(&text).parse().ok()?;
+        if members.is_empty() {
+            return None;
+        }
+        let texts: Vec<_> =
+            members.iter().filter_map(|(name, member)| Some((name.as_str(), text_of(member)?))).collect();
+        Some(ResponseDirectives::of(texts.iter().map(|(name, value)| (name.as_bytes(), value.as_deref()))))
+    }
+
+    fn of<'v>(directives: impl Iterator<Item = (&'v [u8], Option<&'v [u8]>)>) -> ResponseDirectives {
         let mut parsed = ResponseDirectives::default();
         let mut numbers_fail = false;
-        for (name, value) in values.into_iter().flat_map(Directives) {
+        for (name, value) in directives {
             let mut number = || {
                 let seconds = seconds(value);
                 numbers_fail |= seconds.is_none();
@@ -142,6 +161,21 @@ impl RequestDirectives {
         let asks_by_pragma = |pragma: &[u8]| Directives(pragma).any(|(name, _)| name.eq_ignore_ascii_case(b"no-cache"));
         parsed.no_cache |= !has_any && pragma.is_some_and(asks_by_pragma);
         parsed
+    }
+}
+
+/// A member of a dictionary as the value of a directive, `Some(None)` for one without a value; `None` for what is said
+/// not to hold, and for what no directive has.
+fn text_of(member: &ListEntry) -> Option<Option<Vec<u8>>> {
+    let ListEntry::Item(item) = member else { return None };
+    match &item.bare_item {
+        BareItem::Boolean(holds) => holds.then_some(None),
+        BareItem::Integer(number) => Some(Some(i64::from(*number).to_string().into_bytes())),
+        // No directive has such a number: it counts as an invalid one.
+        BareItem::Decimal(number) => Some(Some(number.to_string().into_bytes())),
+        BareItem::String(text) => Some(Some(text.as_str().into())),
+        BareItem::Token(text) => Some(Some(text.as_str().into())),
+        _ => None,
     }
 }
 
@@ -250,6 +284,21 @@ mod tests {
         assert_eq!(parse(&["max-stale"], None).max_stale, Some(u32::MAX));
         assert_eq!(parse(&["max-stale=5, min-fresh=3"], None).max_stale, Some(5));
         assert!(parse(&["only-if-cached"], None).only_if_cached);
+    }
+
+    #[test]
+    fn a_targeted_field_is_a_dictionary_or_nothing() {
+        let parse = |values: &[&str]| ResponseDirectives::parse_targeted(values.iter().map(|value| value.as_bytes()));
+        let parsed = parse(&["max-age=60, private=\"x-a\"", "no-store;because=1, must-revalidate=?0"]).unwrap();
+        assert_eq!((parsed.max_age, parsed.no_store, parsed.must_revalidate), (Some(60), true, false));
+        assert_eq!(parsed.private, Named::Fields(vec![b"x-a".as_slice().into()]));
+        for none in [&[][..], &[""], &["max-age="], &["Max-Age=60"], &["max-age=60,"], &["max-age=60", "\u{0}"], &["="]]
+        {
+            assert_eq!(parse(none), None, "{none:?}");
+        }
+        for invalid in ["max-age=-1", "max-age=1.5", "max-age=a", "max-age"] {
+            assert!(parse(&[invalid]).unwrap().has_invalid_number, "{invalid}");
+        }
     }
 
     #[test]

@@ -184,7 +184,7 @@ fn lifetime(response: &Judged<'_>) -> Result<(Lifetime, LeftOut), NotStored> {
     if fields.has(ResponseField::SetCookie) && !ignored.set_cookie && !rules.stores_cookies {
         return Err(NotStored::Cookie);
     }
-    let directives = directives(response);
+    let (directives, is_targeted) = directives(response);
     if response.has_authorization && rules.protects_authorization && !permits_authorization(&directives) {
         return Err(NotStored::Authorization);
     }
@@ -220,7 +220,7 @@ fn lifetime(response: &Judged<'_>) -> Result<(Lifetime, LeftOut), NotStored> {
         }
     } else if directives.no_cache == super::cache_control::Named::All {
         lifetime.fresh_until = now.saturating_sub(1);
-    } else if fields.has(ResponseField::Expires) && !ignored.expires {
+    } else if fields.has(ResponseField::Expires) && !ignored.expires && !is_targeted {
         let until = expires(response).ok_or(NotStored::Expired)?;
         lifetime.fresh_until = until.saturating_sub(age);
         if lifetime.fresh_until < now {
@@ -256,20 +256,20 @@ fn heuristic(response: &Judged<'_>, directives: &ResponseDirectives) -> Option<u
     Some(u32::try_from(seconds).unwrap_or(u32::MAX).min(seconds_max))
 }
 
-/// What of a response's directives counts: those of `CDN-Cache-Control` where it is there. (RFC 9213 §2.2)
-fn directives(response: &Judged<'_>) -> ResponseDirectives {
+/// What of a response's directives counts: those of `CDN-Cache-Control` where it is there and valid. True if so: then
+/// `Expires` says nothing, either. (RFC 9213 §2.2)
+fn directives(response: &Judged<'_>) -> (ResponseDirectives, bool) {
     if response.ignored.cache_control {
-        return ResponseDirectives::default();
+        return (ResponseDirectives::default(), false);
     }
     if response.rules.obeys_cdn_cache_control {
         let is_specific = |name: &[u8]| name.eq_ignore_ascii_case(b"CDN-Cache-Control");
         let specific = response.fields.iter().filter(|field| field.name.known().is_none() && is_specific(&field.name));
-        let mut specific = specific.map(|field| &*field.value).peekable();
-        if specific.peek().is_some() {
-            return ResponseDirectives::parse(specific);
+        if let Some(directives) = ResponseDirectives::parse_targeted(specific.map(|field| &*field.value)) {
+            return (directives, true);
         }
     }
-    ResponseDirectives::parse(values(response.fields, ResponseField::CacheControl))
+    (ResponseDirectives::parse(values(response.fields, ResponseField::CacheControl)), false)
 }
 
 /// Whether the response may be stored as far as its directives go; the fields that must be left out then.
