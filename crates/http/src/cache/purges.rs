@@ -6,13 +6,14 @@
 //!
 //! Bounded: beyond `PURGES_MAX` the oldest ones are joined into one of everything.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 
 use parking_lot::RwLock;
 
 use super::journal::Record;
 use super::key::Id;
-use super::search::may_begin_with;
+use super::search::base_of;
 
 /// Most purges that are remembered.
 const PURGES_MAX: usize = 10_000;
@@ -45,7 +46,8 @@ struct State {
     everything: Purge,
     keys: HashMap<Id, Purge>,
     tags: HashMap<u64, Purge>,
-    prefixes: Vec<(Box<[u8]>, Purge)>,
+    /// In order, so that those of a key are found without the others.
+    prefixes: BTreeMap<Box<[u8]>, Purge>,
 }
 
 impl Purge {
@@ -88,12 +90,7 @@ impl Purges {
     /// All entries up to this number whose keys begin so are purged.
     pub fn add_prefix(&self, prefix: &[u8], number: u64, is_soft: bool) {
         let mut state = self.0.write();
-        let same = state.prefixes.iter().position(|(known, _)| **known == *prefix);
-        let place = same.unwrap_or_else(|| {
-            state.prefixes.push((prefix.into(), Purge::default()));
-            state.prefixes.len() - 1
-        });
-        state.prefixes[place].1.add(number, is_soft);
+        state.prefixes.entry(prefix.into()).or_default().add(number, is_soft);
         join_oldest(&mut state);
     }
 
@@ -102,9 +99,8 @@ impl Purges {
         let state = self.0.read();
         let of_key = state.keys.get(primary).map_or(Verdict::Valid, |purge| purge.judge(number));
         let of_tags = tags.iter().filter_map(|tag| state.tags.get(tag)).map(|purge| purge.judge(number));
-        let of_prefixes = state.prefixes.iter().filter(|(prefix, _)| may_begin_with(key, prefix));
-        let of_prefixes = of_prefixes.map(|(_, purge)| purge.judge(number));
-        of_tags.chain(of_prefixes).fold(of_key.max(state.everything.judge(number)), Verdict::max)
+        let of_prefixes = state.prefixes_of(key).judge(number);
+        of_tags.fold(of_key.max(of_prefixes).max(state.everything.judge(number)), Verdict::max)
     }
 
     /// What became of an entry of which no more than the sum of its key is known.
@@ -123,7 +119,7 @@ impl Purges {
     /// How many there are that a look at every file carries out: those that are not soft alone.
     pub fn count_hard(&self) -> usize {
         let state = self.0.read();
-        let named = state.keys.values().chain(state.tags.values()).chain(state.prefixes.iter().map(|(_, purge)| purge));
+        let named = state.keys.values().chain(state.tags.values()).chain(state.prefixes.values());
         named.chain([&state.everything]).filter(|purge| purge.gone > 0).count()
     }
 
@@ -177,12 +173,42 @@ impl Purges {
         };
         state.keys.retain(|_, purge| stays(purge));
         state.tags.retain(|_, purge| stays(purge));
-        state.prefixes.retain_mut(|(_, purge)| stays(purge));
+        state.prefixes.retain(|_, purge| stays(purge));
         stays(&mut state.everything);
     }
 }
 
 impl State {
+    /// All purges of prefixes that a key has, as one. There may be ten thousand, of which a key has a few: each step
+    /// comes to the next shorter one that it has, or to where the two part.
+    fn prefixes_of(&self, key: &[u8]) -> Purge {
+        let mut all = Purge::default();
+        let mut most = key.len();
+        while let Some((prefix, purge)) = self.up_to(&key[..most]) {
+            let shared = prefix.iter().zip(key).take_while(|(one, other)| one == other).count();
+            if shared == prefix.len() {
+                all.join(purge);
+                let Some(shorter) = shared.checked_sub(1) else { break };
+                most = shorter;
+            } else {
+                most = shared;
+            }
+        }
+        // An entry with rules is of every query: all that begin as its path does are about it, too.
+        if let Some(base) = base_of(key) {
+            let from_base = (Bound::Included(base), Bound::Unbounded);
+            let below = self.prefixes.range::<[u8], _>(from_base).take_while(|(prefix, _)| prefix.starts_with(base));
+            below.for_each(|(_, purge)| all.join(*purge));
+        }
+        all
+    }
+
+    /// The last prefix in the order that is not behind this text.
+    fn up_to(&self, text: &[u8]) -> Option<(&[u8], Purge)> {
+        let (prefix, purge) = self.prefixes.range::<[u8], _>((Bound::Unbounded, Bound::Included(text))).next_back()?;
+        Some((prefix, *purge))
+    }
+
     fn count(&self) -> usize {
         self.keys.len() + self.tags.len() + self.prefixes.len()
     }
@@ -194,7 +220,7 @@ fn join_oldest(state: &mut State) {
         return;
     }
     let latest = |purge: &Purge| purge.gone.max(purge.stale);
-    let all = state.keys.values().chain(state.tags.values()).chain(state.prefixes.iter().map(|(_, purge)| purge));
+    let all = state.keys.values().chain(state.tags.values()).chain(state.prefixes.values());
     let mut numbers: Vec<u64> = all.map(latest).collect();
     let middle = numbers.len() / 2;
     let bound = *numbers.select_nth_unstable(middle).1;
@@ -208,7 +234,7 @@ fn join_oldest(state: &mut State) {
     };
     state.keys.retain(|_, purge| stays(purge));
     state.tags.retain(|_, purge| stays(purge));
-    state.prefixes.retain(|(_, purge)| stays(purge));
+    state.prefixes.retain(|_, purge| stays(purge));
 }
 
 /// A tag as it is kept.
@@ -221,6 +247,8 @@ pub fn tag_hash(tag: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::policy::SearchRules;
+    use crate::cache::search::SearchKey;
 
     #[test]
     fn purges_are_about_what_is_older() {
@@ -234,6 +262,48 @@ mod tests {
         assert_eq!((judge("/ab", &[], 50), judge("/b", &[], 50)), (Verdict::Gone, Verdict::Valid));
         purges.forget_hard_until(100);
         assert_eq!((judge("/", &[7], 100), judge("/", &[8], 100)), (Verdict::Valid, Verdict::Stale));
+    }
+
+    #[test]
+    fn a_key_has_every_prefix_that_it_begins_with_and_no_other() {
+        let purges = Purges::default();
+        let prefixes = ["/a", "/a/", "/a/b", "/a/bc", "/a/b/d", "/ab", "/b", "/a/b/c/e", "/a/b/c", "/a/a"];
+        for (at, prefix) in prefixes.iter().enumerate() {
+            purges.add_prefix(prefix.as_bytes(), at as u64 + 1, false);
+        }
+        for key in ["", "/", "/a", "/a/b", "/a/b/c", "/a/b/c/d", "/a/b/ce", "/ab/c", "/b/a", "/c", "/a/b/", "\u{7f}"] {
+            let latest = (1..).zip(prefixes).filter(|(_, prefix)| key.starts_with(prefix)).map(|(at, _)| at).max();
+            for number in 1..=11 {
+                let is_gone = purges.judge(&[0; 16], key.as_bytes(), &[], number) == Verdict::Gone;
+                assert_eq!(is_gone, latest.is_some_and(|latest| number <= latest), "{key} {number}");
+            }
+        }
+        purges.add_prefix(b"", 20, true);
+        assert_eq!(purges.judge(&[0; 16], b"/c", &[], 20), Verdict::Stale);
+    }
+
+    #[test]
+    fn prefixes_meet_what_an_entry_with_rules_may_stand_for() {
+        let rules = SearchRules::parse([&b"params=(\"utm\")"[..]]).unwrap();
+        let entry = SearchKey::of_target(b"http://a", b"/x?utm=1&b=2").unwrap().entry(&rules, 7).unwrap();
+        let judge = |prefix: &str, key: &[u8]| {
+            let purges = Purges::default();
+            purges.add_prefix(prefix.as_bytes(), 5, false);
+            purges.judge(&[0; 16], key, &[], 5) == Verdict::Gone
+        };
+        for (prefix, is_meant) in [
+            ("", true),
+            ("http://a/", true),
+            ("http://a/x", true),
+            ("http://a/x?", true),
+            ("http://a/x?utm=1", true),
+            ("http://a/xy", false),
+            ("http://a/y", false),
+            ("http://b", false),
+        ] {
+            assert_eq!(judge(prefix, &entry), is_meant, "{prefix}");
+        }
+        assert!(!judge("/x?a", b"/x") && !judge("a", b"") && !judge("a", &[0; 40]));
     }
 
     #[test]

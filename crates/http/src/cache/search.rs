@@ -54,18 +54,13 @@ pub fn split(target: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// What comes before the query in the key of an entry with rules; `None` if it is another key.
-fn base_of(key: &[u8]) -> Option<&[u8]> {
+pub fn base_of(key: &[u8]) -> Option<&[u8]> {
     let (rest, end) = key.split_at_checked(key.len().checked_sub(26)?)?;
     if end[0] != 0 || end[17] != 0 {
         return None;
     }
     let length = std::str::from_utf8(&end[18..]).ok().and_then(|digits| usize::from_str_radix(digits, 16).ok())?;
     rest.get(..length)
-}
-
-/// Whether a key begins so, or stands for one that may: an entry with rules is of every query.
-pub fn may_begin_with(key: &[u8], prefix: &[u8]) -> bool {
-    key.starts_with(prefix) || base_of(key).is_some_and(|base| prefix.starts_with(base))
 }
 
 #[cfg(test)]
@@ -85,24 +80,5 @@ mod tests {
         assert_eq!(SearchKey::of_target(b"", b"/x?a#b"), None);
         let parts = |after: &str| SearchKey::new(b"/x?".to_vec(), b"".to_vec(), after.into()).unwrap();
         assert_ne!(parts("a").mark(), parts("").mark());
-    }
-
-    #[test]
-    fn prefixes_meet_what_they_may_mean() {
-        let rules = SearchRules::parse([&b"params=(\"utm\")"[..]]).unwrap();
-        let entry = SearchKey::of_target(b"http://a", b"/x?utm=1&b=2").unwrap().entry(&rules, 7).unwrap();
-        for (prefix, is_meant) in [
-            ("", true),
-            ("http://a/", true),
-            ("http://a/x", true),
-            ("http://a/x?", true),
-            ("http://a/x?utm=1", true),
-            ("http://a/xy", false),
-            ("http://a/y", false),
-            ("http://b", false),
-        ] {
-            assert_eq!(may_begin_with(&entry, prefix.as_bytes()), is_meant, "{prefix}");
-        }
-        assert!(!may_begin_with(b"/x", b"/x?a") && !may_begin_with(b"", b"a") && !may_begin_with(&[0; 40], b"a"));
     }
 }
