@@ -473,7 +473,17 @@ fn stream_server(zone: &ServerZone) -> Value {
 }
 
 fn cache(zone: &CacheZone) -> Value {
-    let mut described = json!({ "size": zone.index.bytes(), "cold": zone.is_cold() });
+    let mut described = json!({ "size": zone.index.bytes(), "entries": zone.index.stored(), "cold": zone.is_cold() });
+    let counters = &zone.counters;
+    for (name, counter) in [
+        ("collapsed", &counters.collapsed),
+        ("evicted", &counters.evicted),
+        ("loaded", &counters.loaded),
+        ("disk_errors", &counters.disk_errors),
+        ("disk_timeouts", &counters.disk_timeouts),
+    ] {
+        described[name] = counter.load(std::sync::atomic::Ordering::Relaxed).into();
+    }
     let max_size = zone.options().max_size;
     if max_size < i64::MAX as u64 {
         described["max_size"] = max_size.into();

@@ -4,6 +4,7 @@
 //! is why they are told apart here, and a scrape is made piece by piece.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gale_base::tally::Tally;
 use gale_engine::configuration::{Configuration, RESOLVERS};
@@ -12,7 +13,7 @@ use gale_engine::traffic::{ALL_HANDSHAKES, CLASSES, HandshakeFigures, ServerZone
 use gale_engine::upstream::{Group, PeerReport, ReportedPeers};
 use gale_engine::worker::{Totals, totals, totals_by_worker};
 use gale_engine::zone::NamedZones;
-use gale_http::cache::zone::CacheZone;
+use gale_http::cache::zone::{CacheZone, Counters};
 use gale_http::configuration::HttpConfiguration;
 use gale_http::request::Request;
 use gale_http::upstream::caching::CacheStatus;
@@ -530,10 +531,45 @@ pub(super) static FAMILIES: &[Family] = &[
         Counter,
         "Entries that made room.",
         |sources| sources.caches.len(),
+        |sources, item, out| cache_counter(sources, item, out, |counters| &counters.evicted),
+    ),
+    row(
+        "gale_http_cache_entries",
+        Gauge,
+        "Responses that are in files.",
+        |sources| sources.caches.len(),
         |sources, item, out| {
             let (name, cache) = &sources.caches[item];
-            out.sample(&[("cache", name)], cache.counters.evicted.load(std::sync::atomic::Ordering::Relaxed));
+            out.sample(&[("cache", name)], cache.index.stored());
         },
+    ),
+    row(
+        "gale_http_cache_collapsed",
+        Counter,
+        "Requests that read what was fetched for another one.",
+        |sources| sources.caches.len(),
+        |sources, item, out| cache_counter(sources, item, out, |counters| &counters.collapsed),
+    ),
+    row(
+        "gale_http_cache_loaded",
+        Counter,
+        "Files that the loader has found.",
+        |sources| sources.caches.len(),
+        |sources, item, out| cache_counter(sources, item, out, |counters| &counters.loaded),
+    ),
+    row(
+        "gale_http_cache_disk_errors",
+        Counter,
+        "What the disk could not do.",
+        |sources| sources.caches.len(),
+        |sources, item, out| cache_counter(sources, item, out, |counters| &counters.disk_errors),
+    ),
+    row(
+        "gale_http_cache_disk_timeouts",
+        Counter,
+        "Requests that did not wait any longer for the disk.",
+        |sources| sources.caches.len(),
+        |sources, item, out| cache_counter(sources, item, out, |counters| &counters.disk_timeouts),
     ),
     row(
         "gale_resolver_questions",
@@ -732,6 +768,11 @@ pub(super) static FAMILIES: &[Family] = &[
         }
     }),
 ];
+
+fn cache_counter(sources: &Sources, item: usize, out: &mut Out, of: fn(&Counters) -> &AtomicU64) {
+    let (name, cache) = &sources.caches[item];
+    out.sample(&[("cache", name)], of(&cache.counters).load(Relaxed));
+}
 
 fn cache_uses(sources: &Sources, item: usize, out: &mut Out, of: fn(&gale_http::cache::zone::UseFigures) -> u64) {
     let (name, cache) = &sources.caches[item];
