@@ -34,6 +34,10 @@ with_each_driver!(
     clients_have_a_say_only_where_the_rfc_counts,
     slices_are_fetched_and_stored_as_they_are_wanted,
     cache_status_tells_how_the_cache_was_used,
+    the_rules_of_rfc_9111_hold_where_they_are_chosen,
+    who_falls_behind_a_fill_that_is_not_stored_goes_on_from_the_upstream,
+    hosts_share_entries_only_where_the_key_says_so,
+    keys_that_are_too_long_are_not_cached,
 );
 
 /// The http block of a cache in `%DIR%/cache`, and a location with more of it in its place.
@@ -719,5 +723,212 @@ fn cache_status_tells_how_the_cache_was_used(driver: Driver) {
     assert_eq!(told("/a?by=1", FRESH), "edge; fwd=bypass; stored");
     assert_eq!(told("/b", "X-Fields: Cache-Control: no-store\r\n"), "edge; fwd=uri-miss; detail=no-store");
     assert_eq!(told("/c", ""), "edge; fwd=uri-miss; detail=no-lifetime");
+    let vary = "X-Fields: Cache-Control: max-age=60|Vary: X-A\r\n";
+    assert_eq!(told("/v", vary), "edge; fwd=uri-miss; stored");
+    assert_eq!(told("/v", &format!("{vary}X-A: 1\r\n")), "edge; fwd=vary-miss; stored");
+    server.stop();
+    let more = "proxy_cache_status edge; proxy_cache_conformance rfc9111; proxy_cache_use_stale http_503;";
+    let server = caching(driver, &backend, more);
+    let mut client = server.connect();
+    let mut told = |path: &str, fields: &str| {
+        let response = ask(&mut client, path, fields);
+        response.header("Cache-Status").unwrap_or("-").split("; ttl=").next().unwrap().to_owned()
+    };
+    told("/a", FRESH);
+    assert_eq!(told("/a", &format!("{FRESH}Cache-Control: no-cache\r\n")), "edge; fwd=request; stored");
+    told("/stale", "X-Fields: Cache-Control: max-age=60|Age: 90|ETag: \"1\"\r\n");
+    assert_eq!(told("/stale", "X-Status: 503 Oops\r\n"), "edge; fwd=stale; fwd-status=503");
+    server.stop();
+}
+
+/// A rule of RFC 9111: what is stored before (fields of the request, then of the response), what is asked then (fields
+/// of the request), and how the cache is used for that with each `proxy_cache_conformance`; `504` is that status.
+struct Row {
+    section: &'static str,
+    first: &'static str,
+    stored: &'static str,
+    asked: &'static str,
+    rfc: &'static str,
+    /// What nginx does, too.
+    nginx: &'static str,
+    mixed: &'static str,
+}
+
+const fn row(
+    section: &'static str,
+    stored: &'static str,
+    asked: &'static str,
+    [rfc, nginx, mixed]: [&'static str; 3],
+) -> Row {
+    Row { section, first: "", stored, asked, rfc, nginx, mixed }
+}
+
+/// It comes when it is twenty seconds old, and is fresh for forty.
+const YOUNG: &str = "Cache-Control: max-age=60|Age: 20";
+
+/// It comes when it is stale, by thirty seconds; nginx does not look at its age.
+const OLD: &str = "Cache-Control: max-age=60|Age: 90|ETag: \"1\"";
+
+#[rustfmt::skip]
+const RULES: &[Row] = &[
+    row("4: what is fresh is used", YOUNG, "", ["HIT", "HIT", "HIT"]),
+    row("4: what is stale is not", OLD, "", ["EXPIRED", "HIT", "EXPIRED"]),
+    row("5.2.1.1: max-age, and it is older", YOUNG, "Cache-Control: max-age=10\r\n", ["EXPIRED", "HIT", "HIT"]),
+    row("5.2.1.1: max-age, and it is younger", YOUNG, "Cache-Control: max-age=3000\r\n", ["HIT", "HIT", "HIT"]),
+    row("5.2.1.2: max-stale, and it is not as stale", OLD, "Cache-Control: max-stale=3000\r\n",
+        ["STALE", "HIT", "EXPIRED"]),
+    row("5.2.1.2: max-stale, and it is staler", OLD, "Cache-Control: max-stale=10\r\n", ["EXPIRED", "HIT", "EXPIRED"]),
+    row("5.2.1.2: max-stale without a number", OLD, "Cache-Control: max-stale\r\n", ["STALE", "HIT", "EXPIRED"]),
+    row("4.2.4: must-revalidate, whatever the request says",
+        "Cache-Control: max-age=60, must-revalidate|Age: 90|ETag: \"1\"", "Cache-Control: max-stale\r\n", ["EXPIRED", "HIT", "EXPIRED"]),
+    row("5.2.1.3: min-fresh, and it is not", YOUNG, "Cache-Control: min-fresh=50\r\n", ["EXPIRED", "HIT", "HIT"]),
+    row("5.2.1.3: min-fresh, and it is", "Cache-Control: max-age=3600", "Cache-Control: min-fresh=60\r\n",
+        ["HIT", "HIT", "HIT"]),
+    row("5.2.1.4: no-cache", YOUNG, "Cache-Control: no-cache\r\n", ["EXPIRED", "HIT", "HIT"]),
+    row("5.4: Pragma", YOUNG, "Pragma: no-cache\r\n", ["EXPIRED", "HIT", "HIT"]),
+    row("5.4: Pragma beside Cache-Control", YOUNG, "Pragma: no-cache\r\nCache-Control: max-age=3000\r\n",
+        ["HIT", "HIT", "HIT"]),
+    row("5.2.1.5: no-store", YOUNG, "Cache-Control: no-store\r\n", ["BYPASS", "HIT", "HIT"]),
+    row("5.2.1.7: only-if-cached, and it is", YOUNG, "Cache-Control: only-if-cached\r\n", ["HIT", "HIT", "HIT"]),
+    row("5.2.1.7: only-if-cached, and it is not", "Cache-Control: no-store", "Cache-Control: only-if-cached\r\n",
+        ["504", "MISS", "MISS"]),
+    row("5.2.1.7: only-if-cached, and it is stale", OLD, "Cache-Control: only-if-cached\r\n",
+        ["504", "HIT", "EXPIRED"]),
+    row("5.2.1.7: only-if-cached, and it is to be passed by", YOUNG, "Cache-Control: only-if-cached\r\nX-By: 1\r\n",
+        ["504", "BYPASS", "BYPASS"]),
+    Row { first: "X-A: 1\r\n", ..row("4.1: the same variant", "Cache-Control: max-age=60|Vary: X-A", "X-A: 1\r\n",
+        ["HIT", "HIT", "HIT"]) },
+    Row { first: "X-A: 1\r\n", ..row("4.1: another variant", "Cache-Control: max-age=60|Vary: X-A", "X-A: 2\r\n",
+        ["MISS", "MISS", "MISS"]) },
+    Row { first: "X-A: 1\r\n", ..row("4.1: a field that is not there", "Cache-Control: max-age=60|Vary: X-A", "",
+        ["MISS", "MISS", "MISS"]) },
+    row("4.1: Vary *", "Cache-Control: max-age=60|Vary: *", "", ["MISS", "MISS", "MISS"]),
+    row("4.2.4: stale-if-error, and the server fails", "Cache-Control: max-age=60, stale-if-error=3000|Age: 90",
+        "X-Status: 503 Oops\r\n", ["STALE", "HIT", "EXPIRED"]),
+    row("4.2.4: nothing allows stale use", OLD, "X-Status: 503 Oops\r\n", ["EXPIRED", "HIT", "EXPIRED"]),
+    row("4.3.4: a 304 renews it", OLD, "X-Status: 304 Not Modified\r\n", ["REVALIDATED", "HIT", "REVALIDATED"]),
+    row("9213 2.2: CDN-Cache-Control", "CDN-Cache-Control: max-age=60|Cache-Control: no-store", "",
+        ["HIT", "MISS", "HIT"]),
+    row("9213 2.1: an invalid CDN-Cache-Control", "CDN-Cache-Control: no-store=|Cache-Control: max-age=60", "",
+        ["HIT", "HIT", "HIT"]),
+];
+
+fn the_rules_of_rfc_9111_hold_where_they_are_chosen(driver: Driver) {
+    let backend = origin();
+    let mut wrong = Vec::new();
+    for rules in ["rfc9111", "nginx", "mixed"] {
+        let more =
+            format!("proxy_cache_conformance {rules}; proxy_cache_revalidate on; proxy_cache_bypass $http_x_by;");
+        let server = caching(driver, &backend, &more);
+        let mut client = server.connect();
+        for (number, row) in RULES.iter().enumerate() {
+            let path = format!("/{number}");
+            ask(&mut client, &path, &format!("X-Fields: {}\r\n{}", row.stored, row.first));
+            let response = ask(&mut client, &path, row.asked);
+            let used = response.header("X-Cache").filter(|used| !used.is_empty()).map(str::to_owned);
+            let found = if response.status == 504 { "504".to_owned() } else { used.unwrap_or_default() };
+            let expected = match rules {
+                "rfc9111" => row.rfc,
+                "nginx" => row.nginx,
+                _ => row.mixed,
+            };
+            if found != expected {
+                wrong.push(format!("{}, {rules}: {found}, not {expected}", row.section));
+            }
+            // §4, §5.1
+            let tells_age = response.header("Age").is_some();
+            if found == "HIT" && rules != "nginx" && !tells_age {
+                wrong.push(format!("{}, {rules}: no Age", row.section));
+            }
+        }
+        server.stop();
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+fn who_falls_behind_a_fill_that_is_not_stored_goes_on_from_the_upstream(driver: Driver) {
+    const LENGTH: usize = 16 << 20;
+    for tag in ["ETag: \"1\"\r\n", "ETag: W/\"1\"\r\n"] {
+        let backend = Backend::tcp();
+        let text = "proxy_cache_path %DIR%/cache keys_zone=one:1m max_size=100k; proxy_cache_key $uri;
+            proxy_cache_disk_timeout 60s; proxy_buffer_size 16k;
+            server { listen %UNIX%; proxy_cache one; add_header X-Cache $upstream_cache_status;
+            location / { proxy_pass http://B; } }";
+        let server = Setup::http(driver, &text.replace('B', backend.address())).start();
+        let (mut fast, mut slow) = (server.connect(), server.connect());
+        fast.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+        let (mut behind, _) = accept(&backend);
+        // How long it is only its end tells, so that nobody knows that there is no room for it.
+        behind.send(format!("HTTP/1.1 200 OK\r\n{tag}Cache-Control: max-age=60\r\nConnection: close\r\n\r\n"));
+        assert_eq!(fast.head().status, 200);
+        slow.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert_eq!(slow.head().header("X-Cache"), Some("HIT"));
+        let mut sender = behind.sender();
+        let sending = std::thread::spawn(move || {
+            sender.send(vec![b'x'; LENGTH]);
+            sender.close_both();
+        });
+        let mut length = 0;
+        while let Some(chunk) = fast.chunk() {
+            length += chunk.len();
+        }
+        assert_eq!(length, LENGTH);
+        sending.join().unwrap();
+        drop(behind);
+        let rest = std::thread::spawn(move || {
+            let all = slow.read_to_end();
+            // Without the frames of chunks.
+            all.iter().filter(|&&byte| byte == b'x').count()
+        });
+        if tag.starts_with("ETag: \"") {
+            let (mut behind, asked) = accept(&backend);
+            assert_eq!(asked.header("If-Range"), Some("\"1\""));
+            let from: usize = asked.header("Range").unwrap()["bytes=".len()..].trim_end_matches('-').parse().unwrap();
+            let (left, last) = (LENGTH - from, LENGTH - 1);
+            let fields = format!("{tag}Content-Range: bytes {from}-{last}/{LENGTH}\r\nContent-Length: {left}");
+            behind.send(format!("HTTP/1.1 206 Partial Content\r\n{fields}\r\nConnection: close\r\n\r\n"));
+            behind.send(vec![b'x'; left]);
+            behind.close_both();
+            assert_eq!(rest.join().unwrap(), LENGTH);
+        } else {
+            assert!(rest.join().unwrap() < LENGTH);
+            assert!(backend.is_idle());
+        }
+        server.stop();
+    }
+}
+
+fn hosts_share_entries_only_where_the_key_says_so(driver: Driver) {
+    let backend = origin();
+    // The default key has the server that is asked, not the one that the client names: as in nginx.
+    for (key, second) in [("$scheme$proxy_host$request_uri", "HIT"), ("$scheme$host$request_uri", "MISS")] {
+        let server = caching(driver, &backend, &format!("proxy_cache_key {key}; proxy_set_header Host $host;"));
+        let mut client = server.connect();
+        let mut of = |host: &str| client.ask(format!("GET /a HTTP/1.1\r\nHost: {host}\r\n{FRESH}\r\n"));
+        assert_eq!(of("a").header("X-Cache"), Some("MISS"));
+        assert_eq!(of("b").header("X-Cache"), Some(second), "{key}");
+        assert_eq!(of("a").header("X-Cache"), Some("HIT"));
+        server.stop();
+    }
+}
+
+fn keys_that_are_too_long_are_not_cached(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, &backend, "proxy_cache_key $http_x_key;");
+    let mut client = server.connect();
+    for (length, second) in [(6000, "HIT"), (7000, "HIT")] {
+        let fields = format!("{FRESH}X-Key: {}\r\n", "k".repeat(length));
+        assert_eq!(ask(&mut client, "/a", &fields).header("X-Cache"), Some("MISS"), "{length}");
+        assert_eq!(ask(&mut client, "/a", &fields).header("X-Cache"), Some(second), "{length}");
+    }
+    server.stop();
+    let server = caching(driver, &backend, "proxy_cache_key $http_x_key$http_x_key$http_x_key;");
+    let mut client = server.connect();
+    let fields = format!("{FRESH}X-Key: {}\r\n", "k".repeat(7000));
+    for _ in 0..2 {
+        assert_eq!(ask(&mut client, "/a", &fields).status, 200);
+    }
+    server.wait_logged("the cache key is too long: 21000 bytes");
+    assert!(files_in(&server.directory.path().join("cache")).is_empty());
     server.stop();
 }

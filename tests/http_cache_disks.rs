@@ -23,6 +23,17 @@ with_each_driver!(
     three_disks_have_their_shares_and_pools,
     a_full_disk_costs_only_storing,
     a_disk_that_hangs_costs_its_requests_a_bounded_time,
+    a_large_hit_on_a_disk_that_hangs_is_answered_by_the_upstream,
+    a_hit_whose_disk_fails_on_the_way_goes_on_from_the_upstream,
+    a_hit_without_a_strong_tag_is_cut_off_where_its_disk_fails,
+    max_size_is_about_the_room_that_files_take,
+    what_a_killed_process_was_storing_is_removed,
+    a_directory_that_was_removed_is_used_again,
+    a_flipped_bit_of_a_body_is_found_when_it_is_opened,
+    a_fill_goes_on_over_a_reload,
+    a_304_renews_the_file_of_a_large_entry,
+    the_purger_removes_files_of_what_was_purged,
+    so_much_of_the_disk_stays_free_as_min_free_says,
     caches_go_on_over_a_reload,
 );
 
@@ -383,4 +394,325 @@ fn caches_go_on_over_a_reload(driver: Driver) {
     server.wait_logged("cache path while previously it used");
     server.get("/b");
     server.end(Signal::TERM);
+}
+
+/// How long the bodies of [`large_origin`] are.
+const LARGE: usize = 300_000;
+
+fn large_body() -> Vec<u8> {
+    (0..LARGE as u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+/// A server of large bodies, with a strong tag and parts below `/tagged`.
+fn large_origin() -> Serving {
+    Backend::tcp().serve(|asked, client| {
+        let body = large_body();
+        let tag = if asked.target.starts_with("/tagged") { "ETag: \"1\"\r\n" } else { "" };
+        let range = asked.header("Range").filter(|_| asked.header("If-Range") == Some("\"1\""));
+        let (status, range, part) = match range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')) {
+            Some((first, last)) => {
+                let part = first.parse().unwrap()..last.parse::<usize>().unwrap() + 1;
+                ("206 Partial Content", format!("Content-Range: bytes {first}-{last}/{LARGE}\r\n"), part)
+            }
+            None => ("200 OK", String::new(), 0..LARGE),
+        };
+        let length = part.len();
+        let fields = format!("Cache-Control: max-age=600\r\n{tag}{range}Content-Length: {length}");
+        let head = format!("HTTP/1.1 {status}\r\n{fields}\r\n\r\n");
+        client.try_send([head.as_bytes(), &body[part]].concat()).is_ok()
+    })
+}
+
+/// A cache `hung` on a file system of the test, which has what a cache `well` has stored of a path; both have one key.
+fn on_a_disk_of_the_test(
+    driver: Driver,
+    path: &str,
+    backend: &Serving,
+) -> Option<(Server, fuse::FileSystem, Directory)> {
+    let Some(mounted) = fuse::FileSystem::mount() else {
+        eprintln!("skipped: no file system can be mounted here");
+        return None;
+    };
+    let directory = Directory::new();
+    let text = "proxy_cache_path FUSE keys_zone=hung:1m; proxy_cache_path OTHER keys_zone=well:1m;
+        proxy_cache_key $uri; server { listen %UNIX%; proxy_cache $arg_c;
+        add_header X-Cache $upstream_cache_status; location / { proxy_pass http://BACKEND; } }";
+    let text = text.replace("FUSE", mounted.point().to_str().unwrap());
+    let text = text.replace("OTHER", directory.path().to_str().unwrap()).replace("BACKEND", &backend.address);
+    let server = Setup::http(driver, &text).start();
+    assert_eq!(server.get(&format!("{path}?c=well")).header("X-Cache"), Some("MISS"));
+    directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+    let files = std::fs::read_dir(directory.path()).unwrap().flatten();
+    let file = files.into_iter().find(|entry| entry.file_name().len() == 32).unwrap();
+    mounted.put(file.file_name().to_str().unwrap(), std::fs::read(file.path()).unwrap());
+    // What the index does not know is looked for there from now on.
+    server.wait_logged("of cache \"hung\" cannot be locked");
+    Some((server, mounted, directory))
+}
+
+/// Whether the answer is all that the origin has, and how the cache was used.
+fn used(response: &Response) -> Option<&str> {
+    assert!(response.body == large_body(), "{} bytes", response.body.len());
+    response.header("X-Cache")
+}
+
+fn a_large_hit_on_a_disk_that_hangs_is_answered_by_the_upstream(driver: Driver) {
+    if !has_own_mounts(&format!("{}::a_large_hit_on_a_disk_that_hangs_is_answered_by_the_upstream", driver.name())) {
+        return;
+    }
+    let backend = large_origin();
+    let Some((mut server, mounted, _directory)) = on_a_disk_of_the_test(driver, "/plain", &backend) else { return };
+    // As often as it takes for a busy machine to be in time.
+    while used(&server.get("/plain?c=hung")) != Some("HIT") {}
+    let asked = backend.asked().len();
+    mounted.set_fault(Some((fuse::Fault::Hangs, 0)));
+    // The open file is kept, and not read: neither the head nor the body of it is sent.
+    for number in 1..=3 {
+        assert_eq!(used(&server.get("/plain?c=hung")), Some("MISS"));
+        assert_eq!(backend.asked().len(), asked + number);
+    }
+    server.wait_logged("does not answer, requests go to the upstream");
+    // It is tried once in a second.
+    mounted.set_fault(None);
+    while used(&server.get("/plain?c=hung")) != Some("HIT") {}
+    drop(mounted);
+    server.end(Signal::TERM);
+}
+
+fn a_hit_whose_disk_fails_on_the_way_goes_on_from_the_upstream(driver: Driver) {
+    if !has_own_mounts(&format!("{}::a_hit_whose_disk_fails_on_the_way_goes_on_from_the_upstream", driver.name())) {
+        return;
+    }
+    let backend = large_origin();
+    let Some((mut server, mounted, _directory)) = on_a_disk_of_the_test(driver, "/tagged", &backend) else { return };
+    for fault in [fuse::Fault::Fails, fuse::Fault::Hangs] {
+        mounted.set_fault(None);
+        while used(&server.get("/tagged?c=hung")) != Some("HIT") {}
+        mounted.set_fault(Some((fault, 200_000)));
+        // Answered by the disk up to there, and by the server from there on; the client notices nothing.
+        loop {
+            let asked = backend.asked().len();
+            let response = server.get("/tagged?c=hung");
+            if used(&response) == Some("HIT") {
+                let asked = &backend.asked()[asked].1;
+                assert_eq!(asked.header("If-Range"), Some("\"1\""), "{fault:?}");
+                let range = asked.header("Range").unwrap();
+                assert!(range.starts_with("bytes=1") && range.ends_with("-299999"), "{fault:?} {range}");
+                break;
+            }
+        }
+    }
+    mounted.set_fault(None);
+    drop(mounted);
+    server.end(Signal::TERM);
+}
+
+fn a_hit_without_a_strong_tag_is_cut_off_where_its_disk_fails(driver: Driver) {
+    if !has_own_mounts(&format!("{}::a_hit_without_a_strong_tag_is_cut_off_where_its_disk_fails", driver.name())) {
+        return;
+    }
+    let backend = large_origin();
+    let Some((mut server, mounted, _directory)) = on_a_disk_of_the_test(driver, "/plain", &backend) else { return };
+    while used(&server.get("/plain?c=hung")) != Some("HIT") {}
+    mounted.set_fault(Some((fuse::Fault::Fails, 200_000)));
+    loop {
+        let mut client = server.connect();
+        client.send("GET /plain?c=hung HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        let head = client.head();
+        let body = client.read_to_end();
+        assert!(large_body().starts_with(&body));
+        if head.header("X-Cache") == Some("HIT") {
+            assert!(body.len() < LARGE, "the client notices that it is not all");
+            break;
+        }
+    }
+    server.wait_logged("reading a response failed");
+    mounted.set_fault(None);
+    drop(mounted);
+    server.end(Signal::TERM);
+}
+
+fn max_size_is_about_the_room_that_files_take(driver: Driver) {
+    use std::os::unix::fs::MetadataExt;
+    let (directory, backend) = (Directory::new(), origin());
+    let server = caching(driver, directory.path(), "max_size=100k", &backend).start();
+    for number in 0..100 {
+        server.get(&format!("/{number}?size=1000"));
+    }
+    server.stop();
+    let entries = std::fs::read_dir(directory.path()).unwrap().flatten().filter(|entry| entry.file_name().len() == 32);
+    let sizes: Vec<_> = entries.filter_map(|entry| entry.metadata().ok()).map(|file| file.blocks() * 512).collect();
+    let room: u64 = sizes.iter().sum();
+    assert!(room <= 100 * 1024 && !sizes.is_empty(), "{} files take {room} bytes", sizes.len());
+}
+
+/// How many files a directory has that are being written.
+fn being_written(directory: &Path) -> usize {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_name().len() == 43).count()
+}
+
+fn what_a_killed_process_was_storing_is_removed(driver: Driver) {
+    let (directory, backend) = (Directory::new(), Backend::tcp());
+    let text = "proxy_cache_path PATH keys_zone=one:1m; proxy_cache_key $uri; proxy_cache_disk_timeout 60s;
+        server { listen %UNIX%; proxy_cache one; location / { proxy_pass http://BACKEND; } }";
+    let text = text.replace("PATH", directory.path().to_str().unwrap()).replace("BACKEND", backend.address());
+    let mut server = Setup::http(driver, &text).start();
+    server.wait_logged("0 entries");
+    let mut client = server.connect();
+    client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let mut behind = backend.accept();
+    behind.request();
+    let head = "HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 600000\r\n\r\n";
+    behind.send([head.as_bytes(), &[b'x'; 500_000]].concat());
+    directory.wait_until("it is being written", |_| being_written(directory.path()) == 1);
+    rustix::process::kill_process(server.worker(), Signal::KILL).unwrap();
+    server.wait_logged_times("entries, ", 2);
+    assert_eq!((being_written(directory.path()), stored(directory.path()).0), (0, 0));
+    server.end(Signal::TERM);
+}
+
+/// Asks for something that is not cached until this is true of a directory that nobody watches.
+#[track_caller]
+fn ask_until(what: &str, server: &Server, mut is_true: impl FnMut() -> bool) {
+    let end = Instant::now() + support::DEADLINE;
+    while !is_true() {
+        assert!(Instant::now() < end, "no {what} in time\n{}", server.log());
+        ask(&mut server.connect(), "/none", "X-Purge: 1\r\n");
+    }
+}
+
+fn a_directory_that_was_removed_is_used_again(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let cache = directory.path().join("cache");
+    let server = caching(driver, &cache, "", &backend).start();
+    server.wait_logged("0 entries");
+    server.get("/a");
+    ask_until("it is stored", &server, || stored(&cache).0 == 1);
+    std::fs::remove_dir_all(&cache).unwrap();
+    server.wait_logged("of cache \"one\" was removed");
+    ask_until("it is locked again", &server, || cache.join(".gale.lock").exists());
+    assert_eq!(server.get("/b").header("X-Cache"), Some("MISS"));
+    ask_until("it is stored", &server, || stored(&cache).0 == 1);
+    assert_eq!(server.get("/b").header("X-Cache"), Some("HIT"));
+    // And another server is told of the lock.
+    let second = caching(driver, &cache, "", &backend).start();
+    second.wait_logged("which alone manages it until it ends");
+    second.stop();
+    server.stop();
+}
+
+fn a_flipped_bit_of_a_body_is_found_when_it_is_opened(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let setup = || caching(driver, directory.path(), "", &backend);
+    let server = setup().start();
+    server.get("/a?size=200000");
+    directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+    server.stop();
+    let files = std::fs::read_dir(directory.path()).unwrap().flatten();
+    let file = files.into_iter().find(|entry| entry.file_name().len() == 32).unwrap().path();
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[150_000] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let server = setup().start();
+    let response = server.get("/a?size=200000");
+    assert_eq!(response.header("X-Cache"), Some("MISS"));
+    assert!(response.text()[1..].bytes().all(|byte| byte == b'.'));
+    server.wait_logged("is damaged");
+    server.stop();
+}
+
+fn a_fill_goes_on_over_a_reload(driver: Driver) {
+    let (directory, backend) = (Directory::new(), Backend::tcp());
+    let text = "proxy_cache_path PATH keys_zone=one:1m; proxy_cache_key $uri; proxy_cache_disk_timeout 60s;
+        server { listen %UNIX%; proxy_cache one; add_header X-Cache $upstream_cache_status;
+        location / { proxy_pass http://BACKEND; } }";
+    let text = text.replace("PATH", directory.path().to_str().unwrap()).replace("BACKEND", backend.address());
+    let mut server = Setup::http(driver, &text).start();
+    let mut client = server.connect();
+    client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let mut behind = backend.accept();
+    behind.request();
+    behind.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 4\r\n\r\nab");
+    assert_eq!(client.head().status, 200);
+    assert_eq!(client.take(2), b"ab");
+    let configuration = server.directory.read("gale.conf");
+    server.reload(&configuration.replace("keys_zone=one:1m", "keys_zone=one:1m inactive=1h"));
+    // Whoever comes now reads it, too.
+    let mut second = server.connect();
+    second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!(second.head().header("X-Cache"), Some("HIT"));
+    behind.send("cd");
+    assert_eq!((client.take(2), second.take(4)), (b"cd".to_vec(), b"abcd".to_vec()));
+    assert_eq!(outcome(&server.get("/a")), ("HIT", "abcd"));
+    assert!(backend.is_idle());
+    server.end(Signal::TERM);
+}
+
+fn the_purger_removes_files_of_what_was_purged(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let server = caching(driver, directory.path(), "purger=on", &backend).start();
+    server.wait_logged("0 entries");
+    for path in ["/a/1", "/a/2", "/b"] {
+        server.get(path);
+    }
+    directory.wait_until("they are stored", |_| stored(directory.path()).0 == 3);
+    assert_eq!(ask(&mut server.connect(), "/a/*", "X-Purge: 1\r\n").status, 204);
+    directory.wait_until("the files have gone", |_| stored(directory.path()).0 == 1);
+    assert_eq!(outcome(&server.get("/b")), ("HIT", "3"));
+    server.stop();
+}
+
+fn so_much_of_the_disk_stays_free_as_min_free_says(driver: Driver) {
+    if !has_own_mounts(&format!("{}::so_much_of_the_disk_stays_free_as_min_free_says", driver.name())) {
+        return;
+    }
+    let (directory, backend) = (Directory::new(), origin());
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("gale-test", directory.path(), "tmpfs", flags, Some(c"size=2m,mode=777")).unwrap();
+    let server = caching(driver, directory.path(), "min_free=1m", &backend).start();
+    server.wait_logged("0 entries");
+    for number in 0..30 {
+        server.get(&format!("/{number}?size=50000"));
+    }
+    ask_until("so much is free", &server, || {
+        let stat = rustix::fs::statvfs(directory.path()).unwrap();
+        stat.f_bavail * stat.f_frsize >= 1 << 20
+    });
+    let (count, bytes) = stored(directory.path());
+    assert!(count > 0 && bytes <= 1 << 20, "{count} {bytes}");
+    server.stop();
+    rustix::mount::unmount(directory.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+}
+
+fn a_304_renews_the_file_of_a_large_entry(driver: Driver) {
+    let directory = Directory::new();
+    let backend = Backend::tcp().serve(|asked, client| {
+        let answer = match asked.header("If-None-Match") {
+            Some(_) => "HTTP/1.1 304 Not Modified\r\nCache-Control: max-age=600\r\n\r\n".to_owned(),
+            None => {
+                let fields = "Cache-Control: max-age=60\r\nAge: 90\r\nETag: \"1\"\r\nContent-Length: 400000";
+                format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n{}", ".".repeat(400_000))
+            }
+        };
+        client.try_send(answer).is_ok()
+    });
+    let setup = || {
+        caching(driver, directory.path(), "", &backend)
+            .replace("proxy_cache one;", "proxy_cache one; proxy_cache_revalidate on;")
+    };
+    let server = setup().start();
+    assert_eq!(server.get("/a").header("X-Cache"), Some("MISS"));
+    directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+    let response = server.get("/a");
+    assert_eq!((response.header("X-Cache"), response.body.len()), (Some("REVALIDATED"), 400_000));
+    server.stop();
+    assert_eq!(backend.asked().len(), 2);
+    // The next process knows it from the file.
+    std::fs::remove_file(directory.path().join(".gale.journal")).unwrap();
+    let server = setup().start();
+    server.wait_logged("1 entries");
+    let response = server.get("/a");
+    assert_eq!((response.header("X-Cache"), response.body.len()), (Some("HIT"), 400_000));
+    server.stop();
 }

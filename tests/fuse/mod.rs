@@ -2,15 +2,17 @@
 //! server of static files needs.
 //!
 //! All files lie in its root, are 200,000 bytes long by what it says, and are told apart by the first letter of their
-//! names: `g` is well, `e` fails with EIO from the middle on, `s` is shorter than it says, `h` is never read.
+//! names: `g` is well, `e` fails with EIO from the middle on, `s` is shorter than it says, `h` is never read. A test
+//! may put files of its own beside them, whose reads from a place on fail, or wait until it lets them go on.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rustix::io::Errno;
@@ -54,6 +56,25 @@ pub struct FileSystem {
     hanging: Receiver<()>,
     /// Nothing is answered.
     is_hung: Arc<AtomicBool>,
+    own: Arc<Mutex<Own>>,
+}
+
+/// Files that a test has put there.
+#[derive(Default)]
+struct Own {
+    files: HashMap<Vec<u8>, Vec<u8>>,
+    fault: Option<(Fault, usize)>,
+    /// Answers that wait, whole.
+    waiting: Vec<Vec<u8>>,
+}
+
+/// What becomes of reads of a test's own files that go beyond a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// They wait.
+    Hangs,
+    /// They fail with EIO.
+    Fails,
 }
 
 impl FileSystem {
@@ -72,8 +93,28 @@ impl FileSystem {
         let (tell, hanging) = std::sync::mpsc::channel();
         let is_hung = Arc::new(AtomicBool::new(false));
         let hung = Arc::clone(&is_hung);
-        let thread = std::thread::spawn(move || serve(own, &tell, &hung));
-        Some(FileSystem { directory, connection, thread: Some(thread), hanging, is_hung })
+        let files = Arc::<Mutex<Own>>::default();
+        let shared = Arc::clone(&files);
+        let thread = std::thread::spawn(move || serve(own, &tell, &hung, &shared));
+        Some(FileSystem { directory, connection, thread: Some(thread), hanging, is_hung, own: files })
+    }
+
+    /// Puts a file there.
+    #[allow(dead_code, reason = "not every test program has files of its own")]
+    pub fn put(&self, name: &str, content: Vec<u8>) {
+        self.own.lock().unwrap().files.insert(name.into(), content);
+    }
+
+    /// From now on reads that go beyond this place of a file that was put there end so, or as they should: then what
+    /// has waited goes on.
+    #[allow(dead_code, reason = "not every test program has files of its own")]
+    pub fn set_fault(&self, fault: Option<(Fault, usize)>) {
+        let mut own = self.own.lock().unwrap();
+        own.fault = fault;
+        for answer in own.waiting.drain(..) {
+            // Interrupted requests have gone.
+            let _ = (&self.connection).write(&answer);
+        }
     }
 
     /// From now on nothing is answered, or everything again. What hung by then hangs for ever.
@@ -103,7 +144,7 @@ impl Drop for FileSystem {
     }
 }
 
-fn serve(mut connection: File, hanging: &Sender<()>, is_hung: &AtomicBool) {
+fn serve(mut connection: File, hanging: &Sender<()>, is_hung: &AtomicBool, own: &Mutex<Own>) {
     // Files by number: the root is 1.
     let mut names: Vec<Vec<u8>> = vec![Vec::new(), Vec::new()];
     let mut request = vec![0; 256 * 1024];
@@ -115,30 +156,44 @@ fn serve(mut connection: File, hanging: &Sender<()>, is_hung: &AtomicBool) {
             let _ = hanging.send(());
             continue;
         }
+        let mut own = own.lock().unwrap();
+        let content_of = |name: &Vec<u8>| own.files.get(name).cloned();
+        let put = names.get(node).and_then(content_of);
+        let size = put.as_ref().map_or(SIZE, Vec::len);
         let first = names.get(node).and_then(|name| name.first()).copied();
+        let mut must_wait = false;
         let answer = match operation {
             INIT => Ok(fields(&[7, 31, 128 * 1024, 0, 16 << 16 | 12, 128 * 1024, 1, 32, 0, 0, 0, 0, 0, 0, 0, 0])),
             FORGET | BATCH_FORGET | INTERRUPT => continue,
             LOOKUP => {
                 let name = request[40..length].strip_suffix(b"\0").unwrap_or_default().to_vec();
-                if matches!(name.first(), Some(b'g' | b'e' | b's' | b'h')) {
+                let size = content_of(&name).map(|content| content.len());
+                if size.is_some() || matches!(name.first(), Some(b'g' | b'e' | b's' | b'h')) {
                     let known = names.iter().position(|known| *known == name);
                     let node = known.unwrap_or_else(|| {
                         names.push(name);
                         names.len() - 1
                     });
                     let times = [node as u32, 0, 1, 0, 60, 0, 60, 0, 0, 0];
-                    Ok([fields(&times), attributes(node)].concat())
+                    Ok([fields(&times), attributes(node, size.unwrap_or(SIZE))].concat())
                 } else {
                     Err(Errno::NOENT)
                 }
             }
-            GETATTR | SETATTR => Ok([fields(&[60, 0, 0, 0]), attributes(node)].concat()),
+            GETATTR | SETATTR => Ok([fields(&[60, 0, 0, 0]), attributes(node, size)].concat()),
             OPEN => Ok(fields(&[0, 0, FOPEN_DIRECT_IO, 0])),
             READ => {
                 let (offset, size) = (long(48) as usize, number(56) as usize);
+                let fault =
+                    own.fault.filter(|(_, from)| put.is_some() && offset + size > *from).map(|(fault, _)| fault);
+                must_wait = fault == Some(Fault::Hangs);
                 let end = if matches!(first, Some(b's' | b'e')) { MIDDLE } else { SIZE };
                 match first {
+                    _ if fault == Some(Fault::Fails) => Err(Errno::IO),
+                    _ if put.is_some() => {
+                        let content = put.unwrap_or_default();
+                        Ok(content[offset.min(content.len())..(offset + size).min(content.len())].to_vec())
+                    }
                     Some(b'h') => {
                         // Not every test waits for it.
                         let _ = hanging.send(());
@@ -156,14 +211,20 @@ fn serve(mut connection: File, hanging: &Sender<()>, is_hung: &AtomicBool) {
             Err(error) => (-error.raw_os_error(), Vec::new()),
         };
         let head = [fields(&[16 + body.len() as u32, error as u32]), unique.to_ne_bytes().to_vec()].concat();
+        let answer = [head, body].concat();
+        if must_wait {
+            own.waiting.push(answer);
+            let _ = hanging.send(());
+            continue;
+        }
         // Interrupted requests have gone.
-        let _ = connection.write(&[head, body].concat());
+        let _ = connection.write(&answer);
     }
 }
 
 /// `struct fuse_attr`.
-fn attributes(node: usize) -> Vec<u8> {
-    let (mode, size) = if node == 1 { (0o040_755, 0) } else { (0o100_644, SIZE as u32) };
+fn attributes(node: usize, size: usize) -> Vec<u8> {
+    let (mode, size) = if node == 1 { (0o040_755, 0) } else { (0o100_644, size as u32) };
     let mut words = vec![node as u32, 0, size, 0, size.div_ceil(512), 0];
     words.extend([1_000_000_000, 0].repeat(3));
     words.extend([0, 0, 0, mode, 1, 0, 0, 0, 4096, 0]);

@@ -84,6 +84,8 @@ pub enum Found {
     File(GrowingFile, u64),
     /// All of it was read.
     End,
+    /// They have come, and are nowhere any more: the fill is not stored, and others are further.
+    Behind,
     /// There is no more, although it is not all.
     Broken,
 }
@@ -236,7 +238,7 @@ impl Fill {
         drop(gone);
     }
 
-    /// Forgets what the fastest reader has read: nobody stores it any more, and who is behind gets no more.
+    /// Forgets what the fastest reader has read: nobody stores it any more, and who is behind has to ask the server.
     pub fn drop_read(&self) {
         let mut gone = Vec::new();
         let mut state = self.state.lock();
@@ -299,7 +301,7 @@ impl Fill {
         if offset < state.window_start {
             return Poll::Ready(match &state.file {
                 Some((file, body_at)) => Found::File(file.clone(), *body_at),
-                None => Found::Broken,
+                None => Found::Behind,
             });
         }
         let mut start = state.window_start;

@@ -63,7 +63,7 @@ pub struct Entry {
     pub kind: Kind,
     /// See `Meta::number`.
     pub number: u64,
-    /// The bytes of its file.
+    /// The room that its file takes, in bytes.
     pub size: u64,
     /// The last second in which it is fresh.
     pub fresh_until: u32,
@@ -154,7 +154,7 @@ impl Index {
         Index { hasher: RandomState::new(), shards, bytes: AtomicU64::new(0), stored: AtomicU64::new(0) }
     }
 
-    /// The bytes of all files.
+    /// The room that all files take, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }

@@ -13,7 +13,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File, ReadDir};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -55,7 +55,7 @@ const JOURNAL_READ_AGAIN: Duration = Duration::from_millis(100);
 /// How many entries of the index are looked at in one section.
 const SWEEP_STEP: usize = 512;
 
-/// A file that was not completed, and that nobody has written for so long, belongs to a process that has gone.
+/// A file that was not completed, and that nobody has written for so long, is nobody's, whoever began it.
 const ABANDONED_AFTER: Duration = Duration::from_secs(300);
 
 /// So many purges are worth a look at every file, whatever `purger` says: what is purged then need not be remembered.
@@ -77,17 +77,30 @@ impl Service for CacheService {
     async fn run(context: Context<Self>) {
         let zone = Arc::clone(&context.settings().zone);
         zone.set_options(context.settings().options.clone());
+        // From now on.
+        store::begun();
+        let own = Arc::clone(&zone);
+        // Where the disk does not say it, blocks are as large as most are.
+        let asked = in_pool(&zone, move || own.learn_block_size());
+        if context.unless_stopping(asked).await.is_none() {
+            return;
+        }
         // Before anything is served: it says what was purged.
         let Some(seen) = context.unless_stopping(read_journal(&context, &zone, None)).await else { return };
         zone.set_ready();
-        let Some(_lock) = context.unless_stopping(lock(&context, &zone)).await else { return };
-        zone.set_managed(true);
-        if context.unless_stopping(load(&context, &zone, seen)).await.is_some() {
-            manage(&context, &zone).await;
+        while let Some(lock) = context.unless_stopping(lock(&context, &zone)).await {
+            zone.set_managed(true);
+            let has_loaded = context.unless_stopping(load(&context, &zone, seen)).await.is_some();
+            let is_lost = has_loaded && manage(&context, &zone, &lock).await;
+            zone.set_managed(false);
+            if !is_lost {
+                // Whoever comes next finds it all.
+                flush_journal(&context, &zone, false).await;
+                return;
+            }
+            let (name, path) = (&zone.name, zone.place.path.display());
+            context.log(Level::Warn, format_args!("the directory \"{path}\" of cache \"{name}\" was removed"));
         }
-        zone.set_managed(false);
-        // Whoever comes next finds it all.
-        flush_journal(&context, &zone, false).await;
     }
 
     fn continues(&self, earlier: &Self) -> bool {
@@ -101,12 +114,22 @@ async fn in_pool<T: Send + 'static>(zone: &CacheZone, task: impl FnOnce() -> T +
 }
 
 /// Waits for the lock of the directory.
-async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> File {
+async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> Arc<File> {
     let mut is_told = false;
     loop {
-        let path = zone.place.path.join(LOCK_FILE);
+        let directory = zone.place.path.clone();
         let locked = in_pool(zone, move || {
-            let mut file = File::options().create(true).read(true).write(true).truncate(false).open(&path)?;
+            let mut options = File::options();
+            options.create(true).read(true).write(true).truncate(false);
+            let path = directory.join(LOCK_FILE);
+            let mut file = match options.open(&path) {
+                // Somebody has removed it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    fs::DirBuilder::new().mode(0o700).create(&directory)?;
+                    options.open(&path)?
+                }
+                file => file?,
+            };
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {
                     file.set_len(0)?;
@@ -122,7 +145,7 @@ async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> File {
             }
         });
         let message = match locked.await.and_then(|locked| locked) {
-            Ok(Ok(file)) => return file,
+            Ok(Ok(file)) => return Arc::new(file),
             Ok(Err(owner)) => format!("is in use by process {owner}, which alone manages it until it ends"),
             Err(error) => format!("cannot be locked {}", OsErrorText(&error)),
         };
@@ -373,36 +396,55 @@ fn write_journal(zone: &CacheZone) -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps the cache within its bounds until the service is to end.
-async fn manage(context: &Context<CacheService>, zone: &Arc<CacheZone>) {
+/// Whether the directory's lock is still the file that this process has locked; yes, where the disk does not say.
+async fn is_locked(zone: &Arc<CacheZone>, lock: &Arc<File>) -> bool {
+    let (path, lock) = (zone.place.path.join(LOCK_FILE), Arc::clone(lock));
+    let is_same = in_pool(zone, move || match (fs::metadata(path), lock.metadata()) {
+        (Ok(named), Ok(own)) => (named.dev(), named.ino()) == (own.dev(), own.ino()),
+        (Err(error), _) => error.kind() != io::ErrorKind::NotFound,
+        _ => true,
+    });
+    is_same.await.unwrap_or(true)
+}
+
+/// Keeps the cache within its bounds until the service is to end. True if the lock has gone before, and all the
+/// directory with it.
+async fn manage(context: &Context<CacheService>, zone: &Arc<CacheZone>, lock: &Arc<File>) -> bool {
     let mut swept = Instant::now();
-    context
-        .every(MANAGER_PERIOD, async || {
-            zone.set_options(context.settings().options.clone());
-            let options = zone.options();
-            while zone.shrink(options.manager.files) == options.manager.files && !context.is_stopping() {
-                sleep(options.manager.sleep).await;
-            }
-            let period = (options.inactive / 10).clamp(MANAGER_PERIOD, Duration::from_secs(60));
-            if swept.elapsed() >= period {
-                swept = Instant::now();
-                sweep_inactive(context, zone, &options).await;
-            }
-            if options.min_free > 0 {
-                keep_free(zone, &options).await;
-            }
-            let own = Arc::clone(zone);
-            _ = in_pool(zone, move || own.settle_purges()).await;
-            let hard = zone.purges.count_hard();
-            if options.purger && hard > 0 || hard >= PURGES_MANY {
-                purge_files(context, zone, options.purging).await;
-            }
-            flush_journal(context, zone, false).await;
-            if let Some(failure) = zone.take_store_failure() {
-                context.log(Level::Crit, format_args!("cache \"{}\": {failure}", zone.name));
-            }
-        })
-        .await;
+    while !context.is_stopping() {
+        if !is_locked(zone, lock).await {
+            return true;
+        }
+        keep_within_bounds(context, zone, &mut swept).await;
+        context.unless_stopping(sleep(MANAGER_PERIOD)).await;
+    }
+    false
+}
+
+async fn keep_within_bounds(context: &Context<CacheService>, zone: &Arc<CacheZone>, swept: &mut Instant) {
+    zone.set_options(context.settings().options.clone());
+    let options = zone.options();
+    while zone.shrink(options.manager) && !context.is_stopping() {
+        sleep(options.manager.sleep).await;
+    }
+    let period = (options.inactive / 10).clamp(MANAGER_PERIOD, Duration::from_secs(60));
+    if swept.elapsed() >= period {
+        *swept = Instant::now();
+        sweep_inactive(context, zone, &options).await;
+    }
+    if options.min_free > 0 {
+        keep_free(zone, &options).await;
+    }
+    let own = Arc::clone(zone);
+    _ = in_pool(zone, move || own.settle_purges()).await;
+    let hard = zone.purges.count_hard();
+    if options.purger && hard > 0 || hard >= PURGES_MANY {
+        purge_files(context, zone, options.purging).await;
+    }
+    flush_journal(context, zone, false).await;
+    if let Some(failure) = zone.take_store_failure() {
+        context.log(Level::Crit, format_args!("cache \"{}\": {failure}", zone.name));
+    }
 }
 
 /// Takes out what nobody has asked for.
@@ -561,7 +603,7 @@ fn visit(zone: &Arc<CacheZone>, path: &Path, name: &OsStr, purges: bool) -> bool
         return true;
     }
     let mut entry = Entry::new(id, Kind::Stored, now);
-    (entry.number, entry.size) = (meta.number, size);
+    (entry.number, entry.size) = (meta.number, zone.room_for(size));
     entry.set_lifetime(&meta.lifetime);
     zone.put_found(entry);
     true
@@ -589,15 +631,16 @@ fn read_header(path: &Path) -> io::Result<HeaderRead> {
     })
 }
 
-/// Removes what a process has begun that is no more. False if it is no file of ours.
+/// Removes what a process has begun that is no more: whoever manages the directory knows that of what another process
+/// has not written to since this one is there. False if it is no file of ours.
 fn remove_abandoned(path: &Path, suffix: &[u8]) -> bool {
-    let is_temporary = suffix.len() == 11 && suffix[0] == b'.' && suffix[1..].iter().all(u8::is_ascii_digit);
-    if !is_temporary || !store::is_ours(path).unwrap_or(false) {
-        return false;
-    }
-    let modified = fs::metadata(path).and_then(|metadata| metadata.modified());
-    let age = modified.ok().and_then(|modified| SystemTime::now().duration_since(modified).ok());
-    if age.is_some_and(|age| age >= ABANDONED_AFTER) {
+    let digits = suffix.strip_prefix(b".").filter(|digits| digits.len() == 10);
+    let number = digits.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
+    let Some(number) = number.filter(|_| store::is_ours(path).unwrap_or(false)) else { return false };
+    let Ok(modified) = fs::metadata(path).and_then(|metadata| metadata.modified()) else { return true };
+    let is_of_another = !store::is_own_number(number) && modified < store::begun();
+    let age = SystemTime::now().duration_since(modified).unwrap_or_default();
+    if is_of_another || age >= ABANDONED_AFTER {
         let _ = fs::remove_file(path);
     }
     true

@@ -1,12 +1,16 @@
 //! Files of entries: opened, checked and written where that may block.
 //!
 //! A file comes to be beside its place and gets its name when it is whole. What is opened is an entry only if its
-//! header is whole, its key is the one that was asked for, and its length fits; the sum of a body is checked whenever
-//! all of it is read at once. Nothing here runs on a loop.
+//! header is whole, its key is the one that was asked for, and its length fits; the sum of a body of up to 256 KiB is
+//! checked, too. Nothing here runs on a loop.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, IoSlice};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::time::SystemTime;
 
 use gale_runtime::files::{create_directories_blocking, open_blocking};
 use gale_runtime::{Bytes, File, OpenFlags};
@@ -16,6 +20,10 @@ use super::format::{self, Header, Meta, Unreadable};
 
 /// Bodies up to this length are read with their header, checked, and kept in memory when they are asked for often.
 pub const SMALL_BODY: u64 = 64 * 1024;
+
+/// Bodies up to this length are read once and checked when they are opened; longer ones would keep the first client
+/// waiting.
+const CHECKED_BODY: u64 = 256 * 1024;
 
 /// How much of a file is read at first.
 const FIRST_READ: usize = 80 * 1024;
@@ -98,6 +106,11 @@ fn check(
             return Err(OpenError::Unusable("is damaged"));
         }
         body = Some(found);
+    } else if header.body_length <= CHECKED_BODY {
+        more(&file, &mut bytes, start + header.body_length as usize)?;
+        if crc32fast::hash(&bytes[start..]) != header.body_crc {
+            return Err(OpenError::Unusable("is damaged"));
+        }
     }
     Ok(Opened { header, body, file })
 }
@@ -192,6 +205,27 @@ fn write_all(mut file: &std::fs::File, header: &[u8], body: &[Bytes]) -> io::Res
         }
     }
     Ok(())
+}
+
+/// When this process began to use caches, as file systems tell it.
+pub fn begun() -> SystemTime {
+    static BEGUN: LazyLock<SystemTime> = LazyLock::new(SystemTime::now);
+    *BEGUN
+}
+
+/// Which half of the numbers of temporary files is this process's. Two processes may have the same by accident: then
+/// what one of them leaves is found later.
+static OWN_NUMBERS: LazyLock<u32> = LazyLock::new(|| RandomState::new().hash_one(begun()) as u32 & 0xFFFF_0000);
+
+/// A number for the name of a temporary file.
+pub fn new_number() -> u32 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    *OWN_NUMBERS | u32::from(NEXT.fetch_add(1, Relaxed))
+}
+
+/// Whether a temporary file's number is one of this process's.
+pub fn is_own_number(number: u32) -> bool {
+    number & 0xFFFF_0000 == *OWN_NUMBERS
 }
 
 /// The name under which a file comes to be.

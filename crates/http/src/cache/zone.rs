@@ -28,7 +28,7 @@ use super::journal::{Changes, Record};
 use super::key::{Id, path_of};
 use super::policy::{Lifetime, SearchRules};
 use super::purges::{Purges, Verdict};
-use super::settings::{PathOptions, Place};
+use super::settings::{Pace, PathOptions, Place};
 use super::store::{self, OpenError, Opened, Unnamed};
 
 /// Most lists of field names in `Vary` that a cache tells apart.
@@ -64,6 +64,12 @@ type KnownRules = (Box<[u8]>, Arc<SearchRules>);
 /// In how many parts it is noted when something of what has rules was purged.
 const SEARCH_PURGES: usize = 1024;
 
+/// In which units files take room of most disks, in bytes.
+const BLOCK_SIZE: u64 = 4096;
+
+/// The unit that holds for disks that say something of their blocks that cannot be: as in nginx.
+const BLOCK_SIZE_LEAST: u64 = 512;
+
 /// For how long nobody waits for what came and may not be stored.
 const UNCACHEABLE_SECONDS: u64 = 10;
 
@@ -96,6 +102,8 @@ pub struct CacheZone {
     unstored_bytes: AtomicU64,
     /// Bytes of files that are about to get their names: `max_size` has room for them.
     promised_bytes: AtomicU64,
+    /// In which units files take room of the disk, in bytes.
+    block_size: AtomicU64,
     /// The index does not know all files yet.
     is_cold: AtomicBool,
     turn: AtomicU64,
@@ -300,6 +308,7 @@ impl CacheZone {
             last_number: AtomicU64::new(0),
             unstored_bytes: AtomicU64::new(0),
             promised_bytes: AtomicU64::new(0),
+            block_size: AtomicU64::new(BLOCK_SIZE),
             is_cold: AtomicBool::new(true),
             turn: AtomicU64::new(0),
             last_failure: Mutex::default(),
@@ -318,6 +327,23 @@ impl CacheZone {
     /// From now on these are the parameters.
     pub fn set_options(&self, options: PathOptions) {
         *self.options.write() = Arc::new(options);
+    }
+
+    /// Asks the disk in which units files take room, where that may block.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn learn_block_size(&self) -> std::io::Result<()> {
+        let size = rustix::fs::statvfs(&self.place.path)?.f_bsize;
+        let is_likely = (BLOCK_SIZE_LEAST..=BLOCK_SIZE).contains(&size) && size.is_power_of_two();
+        self.block_size.store(if is_likely { size } else { BLOCK_SIZE_LEAST }, Relaxed);
+        Ok(())
+    }
+
+    /// How much room a file of this length takes: what `max_size` is about.
+    pub fn room_for(&self, size: u64) -> u64 {
+        let rest = self.block_size.load(Relaxed) - 1;
+        size.saturating_add(rest) & !rest
     }
 
     /// Tells caches apart.
@@ -547,7 +573,7 @@ impl CacheZone {
                 let known = self.index.with(&id, |entry| entry.is_some_and(|entry| entry.number >= number));
                 if !known && self.purges.judge_key(&id, number) != Verdict::Gone {
                     let mut entry = Entry::new(id, Kind::Stored, now);
-                    (entry.number, entry.size, entry.must_revalidate) = (number, size, must_revalidate);
+                    (entry.number, entry.size, entry.must_revalidate) = (number, self.room_for(size), must_revalidate);
                     [entry.fresh_until, entry.stale_while_revalidate, entry.stale_if_error, _] = times;
                     // Hits are not in the journal, so it counts as asked for now: what nobody wants goes when it has
                     // been here for `inactive` again.
@@ -613,9 +639,9 @@ impl CacheZone {
     /// # Errors
     /// The disk's.
     pub fn commit(self: &Arc<Self>, fill: &Fill, id: &Id, meta: &Meta, file: Unnamed, now: u64) -> std::io::Result<()> {
-        let size = file.size();
+        let (size, room) = (file.size(), self.room_for(file.size()));
         // `max_size` holds at once, not when the manager comes.
-        let Some(_room) = self.make_room(size) else { return Ok(()) };
+        let Some(_room) = self.make_room(room) else { return Ok(()) };
         {
             let _naming = self.naming_of(id).lock();
             if !self.is_wanted(fill, id, meta) {
@@ -627,7 +653,7 @@ impl CacheZone {
             let is_wanted = self.is_wanted(fill, id, meta);
             if is_wanted {
                 let mut entry = Entry::new(*id, Kind::Stored, now);
-                (entry.number, entry.size) = (meta.number, size);
+                (entry.number, entry.size) = (meta.number, room);
                 entry.set_lifetime(&meta.lifetime);
                 self.put(entry);
             }
@@ -859,7 +885,7 @@ impl CacheZone {
             return Ok(());
         }
         // The copy is made before the lock is taken: it may be large.
-        let renewal = store::prepare_renewal(&path, &opened, meta, gale_runtime::random_u64() as u32)?;
+        let renewal = store::prepare_renewal(&path, &opened, meta, store::new_number())?;
         let _naming = self.naming_of(id).lock();
         let known = self.index.with(id, |entry| entry.filter(|entry| entry.number == number).cloned());
         let primary = super::key::id_of(&meta.key);
@@ -867,7 +893,7 @@ impl CacheZone {
         if self.purges.judge(&primary, &meta.key, &meta.tags, meta.number) == Verdict::Gone {
             return Ok(());
         }
-        let size = renewal.publish(&path, &opened)?;
+        let size = self.room_for(renewal.publish(&path, &opened)?);
         let mut entry = Entry { number: meta.number, size, ..known };
         entry.set_lifetime(&meta.lifetime);
         self.put(entry);
@@ -917,17 +943,25 @@ impl CacheZone {
         Purged { had_any, is_noted }
     }
 
-    /// Makes room for what is too much for `max_size`: at most so many files. Returns how many went.
-    pub fn shrink(self: &Arc<Self>, most: u64) -> u64 {
+    /// Makes room for what is too much for `max_size`: at most so many files, for about so long. True if there is more
+    /// to do.
+    pub fn shrink(self: &Arc<Self>, pace: Pace) -> bool {
         let max_size = self.options().max_size;
+        let began = std::time::Instant::now();
         let mut count = 0;
-        while count < most && self.index.bytes() > max_size && self.evict_one() {
+        while self.index.bytes() > max_size {
+            if count >= pace.files.max(1) || count > 0 && began.elapsed() >= pace.threshold {
+                return true;
+            }
+            if !self.evict_one() {
+                return false;
+            }
             count += 1;
         }
-        count
+        false
     }
 
-    /// Removes files, where this may block, until a file of this length has room; `None` if it never has.
+    /// Removes files, where this may block, until there is so much room; `None` if there never is.
     fn make_room(self: &Arc<Self>, size: u64) -> Option<Room<'_>> {
         let max_size = self.options().max_size;
         if size > max_size {

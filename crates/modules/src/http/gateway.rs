@@ -123,9 +123,12 @@ impl Params {
             }
         }
         let note = request.notes.get::<CacheNote>();
+        let part = note.and_then(|note| note.part.as_ref());
         let conditions = [
             (&b"HTTP_IF_NONE_MATCH"[..], note.and_then(|note| note.etag.clone())),
             (b"HTTP_IF_MODIFIED_SINCE", note.and_then(|note| note.last_modified.clone())),
+            (b"HTTP_RANGE", part.map(|part| part.range.clone())),
+            (b"HTTP_IF_RANGE", part.map(|part| part.if_range.clone())),
         ];
         for (name, value) in conditions {
             if let Some(value) = value.filter(|_| !self.complete.replaces(&name[FIELD_PREFIX.len()..])) {

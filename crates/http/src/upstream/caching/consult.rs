@@ -15,7 +15,7 @@ use gale_runtime::{Moment, Timer, files, timeout};
 
 use super::receive::{announced_length, hot_of};
 use super::serve::{Serving, serve_fill, serve_hot};
-use super::{CacheNote, CacheStatus, Caching, Update, count_use, purge};
+use super::{AskedBecause, CacheNote, CacheStatus, Caching, Part, Update, count_use, purge, stored};
 use crate::cache::CacheZone;
 use crate::cache::fill::{Fill, Stage};
 use crate::cache::format::{Meta, VARIES};
@@ -54,7 +54,8 @@ pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
         && settings.bypass.get().is_empty()
         && settings.purge.get().is_empty()
         && !settings.conformance.get().rules().obeys_requests
-        && !request.notes.has::<Update>();
+        && !request.notes.has::<Update>()
+        && !request.notes.has::<Part>();
     if !is_plain {
         return None;
     }
@@ -82,6 +83,7 @@ pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
     if !zone.index.with(&id, is_fresh)
         || judge_purges(&zone, &primary, &hot.meta) != Verdict::Valid
         || !is_still_there(&zone, &id, &hot)
+        || !is_body_at_hand(request, &zone, &hot)
     {
         return None;
     }
@@ -89,7 +91,7 @@ pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
     let note = CacheNote { key: own, zone: Some(Arc::clone(&zone)), ..CacheNote::default() };
     request.notes.put(note);
     request.at_end = Some(count_use);
-    Some(serve_hot(request, serving, &hot, CacheStatus::Hit))
+    Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Hit))
 }
 
 /// Asks the cache that the location has.
@@ -97,6 +99,10 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
     if let Some(Update(caching)) = request.notes.take::<Update>() {
         prepare_to_ask(request, serving, &caching, CacheStatus::Expired);
         return Consulted::Ask(Some(caching));
+    }
+    if let Some(part) = request.notes.take::<Part>() {
+        request.notes.put(CacheNote { asks_for_whole: true, part: Some(part), ..CacheNote::default() });
+        return Consulted::Ask(None);
     }
     request.notes.take::<CacheNote>();
     let settings = &serving.settings.cache;
@@ -124,11 +130,25 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
     request.at_end = Some(count_use);
     let search = settings.search_key(request).map(Rc::new);
     let own = Rc::clone(&key);
-    let mut caching =
-        Box::new(Caching { zone, primary, key, own, search, id: primary, lead: None, may_store: true, stale: None });
+    let mut caching = Box::new(Caching {
+        zone,
+        primary,
+        key,
+        own,
+        search,
+        id: primary,
+        lead: None,
+        may_store: true,
+        stale: None,
+        is_by_request: false,
+    });
     let asked = Directives::of(request, settings.conformance.get().rules());
     if holds(&settings.bypass, request) || asked.directives.no_store {
+        if asked.directives.only_if_cached {
+            return Consulted::Answer(Flow::Respond(504));
+        }
         caching.may_store = !asked.directives.no_store;
+        caching.is_by_request = asked.directives.no_store;
         if caching.may_store {
             // From now on a purge wins over what comes.
             caching.lead = Some(caching.zone.begin_beside(&primary, primary, gale_runtime::now()));
@@ -216,6 +236,7 @@ fn invalidator(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone
         lead: None,
         may_store: false,
         stale: None,
+        is_by_request: false,
     }))
 }
 
@@ -273,7 +294,11 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
                     }
                     Used::Gone => continue,
                 },
-                None => (u64::MAX, false),
+                None => {
+                    // It is there, and cannot be read: another answer takes its place.
+                    seen = Some(entry.number);
+                    (u64::MAX, false)
+                }
             },
             Lookup::Nothing { uses, is_uncacheable } => {
                 let cold = caching.zone.is_cold() && caching.zone.is_ready() && caching.zone.disk.is_well();
@@ -446,7 +471,7 @@ fn serve_coming(
                 note.is_collapsed = true;
             }
         }
-        serve_fill(request, serving, fill, &meta, length)
+        serve_fill(request, serving, (&caching.zone, fill), &meta, length)
     })
 }
 
@@ -486,16 +511,20 @@ async fn use_entry(
         return Used::Gone;
     }
     if entry.is_fresh(now) && verdict == Verdict::Valid && asked.accept_fresh(&hot.meta, now) {
-        return Used::Answer(serve_hot(request, serving, &hot, CacheStatus::Hit));
+        return Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Hit));
     }
     if asked.accept_stale(&hot.meta, now) {
-        return Used::Answer(serve_hot(request, serving, &hot, CacheStatus::Stale));
+        return Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale));
+    }
+    if asked.directives.only_if_cached {
+        return Used::Answer(Flow::Respond(504));
     }
     let may_be_stale = !entry.must_revalidate && !asked.directives.no_cache;
     let until = u64::from(entry.fresh_until).saturating_add(entry.stale_while_revalidate.into());
     let serves_while_updating =
         may_be_stale && (settings_use(serving, RetryOn::UPDATING) || until >= now && entry.stale_while_revalidate > 0);
     let moment = gale_runtime::now();
+    caching.is_by_request = entry.is_fresh(now) && verdict == Verdict::Valid;
     caching.stale = Some(Rc::clone(&hot));
     let age_max = if *settings.lock.get() || serves_while_updating { *settings.lock_age.get() } else { Duration::ZERO };
     match zone.begin(&caching.primary, caching.id, moment, if serves_while_updating { Duration::MAX } else { age_max })
@@ -504,11 +533,13 @@ async fn use_entry(
             caching.lead = Some(lead);
             if serves_while_updating && *settings.background_update.get() {
                 update_in_background(request, caching, &hot);
-                return Used::Answer(serve_hot(request, serving, &hot, CacheStatus::Stale));
+                return Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale));
             }
             Used::Ask
         }
-        Err(_) if serves_while_updating => Used::Answer(serve_hot(request, serving, &hot, CacheStatus::Updating)),
+        Err(_) if serves_while_updating => {
+            Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Updating))
+        }
         Err(fill) => {
             if !wait_for_head(&fill, *settings.lock_timeout.get(), *settings.lock_age.get()).await {
                 caching.may_store = false;
@@ -545,6 +576,7 @@ fn update_in_background(request: &mut Request, caching: &mut Caching, hot: &Rc<H
         lead: caching.lead.take(),
         may_store: true,
         stale: Some(Rc::clone(hot)),
+        is_by_request: false,
     }));
     // Too many is in the error log; the next request tries again.
     subrequest::repeat_in_background(request, update);
@@ -582,6 +614,11 @@ fn prepare_to_ask(request: &mut Request, serving: Serving<'_>, caching: &Caching
     let key = Rc::clone(&caching.own);
     let zone = Some(Arc::clone(&caching.zone));
     let mut note = CacheNote { status: Some(status), key, zone, asks_for_whole: true, ..CacheNote::default() };
+    note.asked_because = if caching.is_by_request {
+        Some(AskedBecause::Request)
+    } else {
+        (caching.id != caching.primary).then_some(AskedBecause::VaryMiss)
+    };
     note.converts_head = serving.converts_head && *settings.convert_head.get() && request.is_head();
     let validators = caching.stale.as_ref().filter(|_| status == CacheStatus::Expired && *settings.revalidate.get());
     // nginx: what was not a success has no validators.
@@ -593,8 +630,18 @@ fn prepare_to_ask(request: &mut Request, serving: Serving<'_>, caching: &Caching
     request.notes.put(note);
 }
 
-/// Opens an entry: what this worker has in memory, or its file, for which a request waits a bounded time.
-async fn open(request: &Request, serving: Serving<'_>, caching: &Caching, entry: &Entry) -> Option<Rc<Hot>> {
+/// Opens an entry: what this worker has in memory, or its file, for which a request waits a bounded time. What is
+/// returned can be read, as far as that is known: its head may leave.
+async fn open(request: &mut Request, serving: Serving<'_>, caching: &Caching, entry: &Entry) -> Option<Rc<Hot>> {
+    let hot = open_entry(request, serving, caching, entry).await?;
+    let HotBody::File(file, at) = &hot.body else { return Some(hot) };
+    let patience = *serving.settings.cache.disk_timeout.get();
+    let is_readable =
+        request.is_head() || stored::can_be_read(request, &caching.zone, &hot, (file, *at), patience).await;
+    is_readable.then_some(hot)
+}
+
+async fn open_entry(request: &Request, serving: Serving<'_>, caching: &Caching, entry: &Entry) -> Option<Rc<Hot>> {
     let zone = &caching.zone;
     let known = memory::find(zone.identity(), &caching.id);
     let is_it = |hot: &Rc<Hot>| hot.meta.number == entry.number && *hot.meta.key == *caching.key;
@@ -638,7 +685,7 @@ async fn open_cold(request: &Request, serving: Serving<'_>, caching: &Caching) -
 
 fn entry_of(caching: &Caching, hot: &Hot, now: u64) -> Entry {
     let mut entry = Entry::new(caching.id, Kind::Stored, now);
-    (entry.number, entry.size) = (hot.meta.number, hot.size);
+    (entry.number, entry.size) = (hot.meta.number, caching.zone.room_for(hot.size));
     entry.set_lifetime(&hot.meta.lifetime);
     entry
 }
@@ -663,11 +710,7 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
     };
     let opened = match timeout(*serving.settings.cache.disk_timeout.get(), task).await {
         Err(_) => {
-            count(&zone.counters.disk_timeouts);
-            if zone.disk.note_silent(gale_runtime::now()) {
-                let message = format_args!("cache \"{}\" does not answer, requests go to the upstream", zone.name);
-                request.log(Level::Error, message);
-            }
+            stored::note_silence(request, zone);
             return Err(false);
         }
         Ok(Err(refused)) => {
@@ -708,6 +751,14 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
             request.log(Level::Crit, format_args!("open() \"{path}\" failed {error}"));
             Err(false)
         }
+    }
+}
+
+/// Whether the body of an entry can be sent without waiting for its disk.
+fn is_body_at_hand(request: &Request, zone: &CacheZone, hot: &Hot) -> bool {
+    match &hot.body {
+        HotBody::Memory(_) => true,
+        HotBody::File(file, at) => request.is_head() || stored::is_readable_now(request, zone, file, *at, hot.length),
     }
 }
 

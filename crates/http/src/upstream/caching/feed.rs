@@ -55,11 +55,14 @@ pub(super) fn append(fill: &Fill, piece: Bytes) -> bool {
 /// Has a pool write what is all there. The fill stays, and is read, until that is done.
 pub(super) fn store_whole(pool: ThreadPool, ending: Ending, meta: &Arc<Meta>) {
     let (zone, id) = (&ending.zone, ending.id);
+    if !zone.disk.may_try(gale_runtime::now()) {
+        return;
+    }
     let Some(pieces) = ending.fill.whole_in_memory() else { return };
     let Some(reserved) = zone.reserve(total(&pieces)) else { return };
     let path = zone.path_of(&id);
     let device = likely_device(&path).writes();
-    let number = gale_runtime::random_u64() as u32;
+    let number = store::new_number();
     let now = gale_runtime::wall_seconds();
     let meta = Arc::clone(meta);
     let task = move || {
@@ -236,7 +239,7 @@ impl Feed {
             return None;
         }
         let path = zone.path_of(&self.ending.id);
-        let number = gale_runtime::random_u64() as u32;
+        let number = store::new_number();
         let task = {
             let path = path.clone();
             self.pool.run_for(likely_device(&path).writes(), move || {

@@ -3,6 +3,8 @@
 //! ```text
 //!   consult    what is there: an answer, or how the servers are asked
 //!   serve      an entry, or what is coming, as the answer to a request
+//!   stored     the body of an entry in a file, and how long a client waits for it
+//!   resume     the rest of a response that the disk does not give, from its server
 //!   receive    a server's response: a 304, an error that something stale stands in for, something to store
 //!   feed       what a server sends, into a fill: the task that goes on without its first client
 //!   purge      requests that purge
@@ -14,8 +16,10 @@ mod consult;
 mod feed;
 mod purge;
 mod receive;
+mod resume;
 mod search;
 mod serve;
+mod stored;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -33,6 +37,7 @@ use crate::request::Request;
 
 pub use consult::{Consulted, consult, try_hit};
 pub(super) use receive::{begin, judge, revalidate, serve_stale, tell_error, tell_intercepted};
+pub use resume::Part;
 pub use serve::Serving;
 
 /// What a request's variables tell of its cache, and what its module has to know: a note of the request.
@@ -50,12 +55,27 @@ pub struct CacheNote {
     pub last_modified: Option<Rc<[u8]>>,
     /// What the server is asked to compare with: `If-None-Match`.
     pub etag: Option<Rc<[u8]>>,
+    /// What the server is asked for the rest of: `Range` and `If-Range`.
+    pub part: Option<Part>,
     /// Why the response was not stored.
     pub not_stored: Option<crate::cache::policy::NotStored>,
     /// It was read while another request fetched it.
     pub is_collapsed: bool,
+    /// Why the server was asked, where the status does not tell it.
+    pub asked_because: Option<AskedBecause>,
     /// Where its use is counted.
     zone: Option<Arc<CacheZone>>,
+}
+
+/// Why a server is asked, in the words of `Cache-Status`. (RFC 9211 §2.2)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskedBecause {
+    /// Other variants are stored, and not this one.
+    VaryMiss,
+    /// The request does not want what is stored, though it is fresh.
+    Request,
+    /// What is stored was too old. It was used all the same: the server failed, with this status if it had one.
+    Failed(Option<u16>),
 }
 
 /// Counts how a request has used its cache, when it is over. What its subrequests have taken from one is theirs.
@@ -138,6 +158,8 @@ pub struct Caching {
     may_store: bool,
     /// Something too old.
     stale: Option<Rc<Hot>>,
+    /// The request does not want what is fresh.
+    is_by_request: bool,
 }
 
 impl Caching {
@@ -169,14 +191,20 @@ pub(super) fn tell_status(
     let Some(note) = request.notes.get::<CacheNote>() else { return };
     let Some(status) = note.status else { return };
     let mut value = name.to_vec();
-    let forwarded = match status {
-        CacheStatus::Miss => "; fwd=uri-miss",
-        CacheStatus::Bypass => "; fwd=bypass",
-        CacheStatus::Expired => "; fwd=stale",
-        CacheStatus::Revalidated => "; fwd=stale; fwd-status=304",
-        CacheStatus::Stale | CacheStatus::Updating | CacheStatus::Hit => "; hit",
+    let forwarded = match (note.asked_because, status) {
+        (Some(AskedBecause::VaryMiss), CacheStatus::Miss) => "; fwd=vary-miss",
+        (_, CacheStatus::Miss) => "; fwd=uri-miss",
+        (Some(AskedBecause::Request), CacheStatus::Revalidated) => "; fwd=request; fwd-status=304",
+        (Some(AskedBecause::Request), CacheStatus::Expired | CacheStatus::Bypass) => "; fwd=request",
+        (_, CacheStatus::Bypass) => "; fwd=bypass",
+        (Some(AskedBecause::Failed(_)), _) | (_, CacheStatus::Expired) => "; fwd=stale",
+        (_, CacheStatus::Revalidated) => "; fwd=stale; fwd-status=304",
+        (_, CacheStatus::Stale | CacheStatus::Updating | CacheStatus::Hit) => "; hit",
     };
     value.extend_from_slice(forwarded.as_bytes());
+    if let Some(AskedBecause::Failed(Some(status))) = note.asked_because {
+        value.extend_from_slice(format!("; fwd-status={status}").as_bytes());
+    }
     if note.is_collapsed {
         value.extend_from_slice(b"; collapsed");
     }

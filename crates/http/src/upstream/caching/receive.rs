@@ -10,7 +10,7 @@ use gale_runtime::files::likely_device;
 
 use super::consult::{settings_use, variant_of};
 use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot};
-use super::{CacheNote, CacheStatus, Caching};
+use super::{AskedBecause, CacheNote, CacheStatus, Caching};
 use super::{feed, search};
 use crate::cache::CacheZone;
 use crate::cache::fill::Fill;
@@ -70,8 +70,12 @@ pub(in crate::upstream) fn serve_stale(
     if !may {
         return None;
     }
+    let zone = Arc::clone(&caching.zone);
     passing.caching = None;
-    Some(serve_hot(request, serving, &hot, CacheStatus::Stale))
+    if let Some(note) = request.notes.get_mut::<CacheNote>() {
+        note.asked_because = Some(AskedBecause::Failed(of_status));
+    }
+    Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale))
 }
 
 /// A server failed in the end: `cache_valid 502` keeps others from asking it.
@@ -126,7 +130,7 @@ pub(in crate::upstream) fn revalidate(
         zone.discard(&caching.id, hot.meta.number);
         memory::forget(zone.identity(), &caching.id);
         drop(caching);
-        return Some(serve_hot(request, serving, &hot, CacheStatus::Revalidated));
+        return Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Revalidated));
     }
     let mut meta = hot.meta.clone();
     if rules.updates_fields {
@@ -176,10 +180,10 @@ pub(in crate::upstream) fn revalidate(
             (None, _) => {}
         }
         drop(caching);
-        return Some(serve_hot(request, serving, &renewed, CacheStatus::Revalidated));
+        return Some(serve_hot(request, serving, &zone, &renewed, CacheStatus::Revalidated));
     }
     drop(caching);
-    Some(serve_hot(request, serving, &hot, CacheStatus::Revalidated))
+    Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Revalidated))
 }
 
 /// Whether a 304 is about another response than the one that is stored: it says so by a strong entity tag, or depends
@@ -373,7 +377,7 @@ fn note_vary(request: &Request, caching: &Caching, names: &[u8], number: u64, no
         };
         let primary = caching.primary;
         let path = zone.path_of(&primary);
-        let number = gale_runtime::random_u64() as u32;
+        let number = store::new_number();
         let zone = Arc::clone(zone);
         let _ = pool_of(request).detach(likely_device(&path).writes(), move || {
             let written =
@@ -492,7 +496,7 @@ pub(in crate::upstream) fn begin(
                 }
                 fill.finish();
                 keep_hot(&zone, id, &fill, &meta);
-                let ending = feed::Ending { zone, fill: Arc::clone(&fill), id };
+                let ending = feed::Ending { zone: Arc::clone(&zone), fill: Arc::clone(&fill), id };
                 feed::store_whole(pool_of(request), ending, &meta);
                 let length = if is_head_only { head.length } else { Some(length) };
                 if let Some(hot) = hot_of(&fill, &meta).filter(|_| !request.is_head())
@@ -500,14 +504,14 @@ pub(in crate::upstream) fn begin(
                 {
                     return Flow::Answer(Body::Bytes(bytes));
                 }
-                return body_of_fill(request, &fill, length);
+                return body_of_fill(request, passing.settings, (&zone, &fill), &meta, length);
             }
             other => {
                 for piece in pieces {
                     let _ = feed::append(&fill, piece);
                 }
                 let length = head.length;
-                let flow = body_of_fill(request, &fill, length);
+                let flow = body_of_fill(request, passing.settings, (&zone, &fill), &meta, length);
                 feed::start(request, passing.settings, answering, zone, fill, id, meta, other);
                 return flow;
             }

@@ -73,7 +73,7 @@ fn note(
             ..Meta::default()
         };
         let path = zone.path_of(&id);
-        let temporary = gale_runtime::random_u64() as u32;
+        let temporary = store::new_number();
         let zone = Arc::clone(zone);
         let _ = pool_of(request).detach(likely_device(&path).writes(), move || {
             let written =

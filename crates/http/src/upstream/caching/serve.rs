@@ -3,19 +3,23 @@
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use gale_protocol::response::ResponseField;
 use gale_runtime::files::{GrowingReader, Grown};
 use gale_runtime::{Bytes, Rung, count_piece};
 
+use super::resume::{Remainder, strong_tag};
+use super::stored::{Patience, body_of_file, note_error, note_silence};
 use super::{CacheStatus, Caching, tell_status};
+use crate::cache::CacheZone;
 use crate::cache::fill::{Fill, Found, Stage};
 use crate::cache::format::Meta;
 use crate::cache::memory::{Hot, HotBody};
 use crate::cache::policy::current_age;
 use crate::cache::store::SMALL_BODY;
 use crate::request::Request;
-use crate::request::body::{Body, BodyError, BodyItem, BodyStream, FilePiece};
+use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
 use crate::request::phases::Flow;
 use crate::request::response::{FieldList, FieldText};
 use crate::upstream::body::NoBody;
@@ -39,7 +43,13 @@ pub struct Serving<'s> {
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// Answers with an entry.
-pub(super) fn serve_hot(request: &mut Request, serving: Serving<'_>, hot: &Rc<Hot>, status: CacheStatus) -> Flow {
+pub(super) fn serve_hot(
+    request: &mut Request,
+    serving: Serving<'_>,
+    zone: &Arc<CacheZone>,
+    hot: &Rc<Hot>,
+    status: CacheStatus,
+) -> Flow {
     Caching::note(request, status);
     let flow = serve_head(request, serving, &hot.meta, Rc::clone(&hot.fields), Some(hot.length), true);
     if let Some(flow) = flow {
@@ -55,7 +65,8 @@ pub(super) fn serve_hot(request: &mut Request, serving: Serving<'_>, hot: &Rc<Ho
             Body::Bytes(bytes.clone())
         }
         HotBody::File(file, offset) => {
-            Body::File(FilePiece { file: file.clone(), offset: *offset, length: hot.length })
+            let disk_timeout = *serving.settings.cache.disk_timeout.get();
+            body_of_file(request, zone, hot, (file, *offset), disk_timeout)
         }
     })
 }
@@ -64,7 +75,7 @@ pub(super) fn serve_hot(request: &mut Request, serving: Serving<'_>, hot: &Rc<Ho
 pub(super) fn serve_fill(
     request: &mut Request,
     serving: Serving<'_>,
-    fill: &Arc<Fill>,
+    (zone, fill): (&Arc<CacheZone>, &Arc<Fill>),
     meta: &Meta,
     length: Option<u64>,
 ) -> Flow {
@@ -76,7 +87,7 @@ pub(super) fn serve_fill(
     let is_whole = matches!(fill.stage(), Stage::Whole(_)) && (1..=SMALL_BODY).contains(&fill.received());
     match is_whole.then(|| received_body(fill)).flatten() {
         Some(bytes) if !request.is_head() => Flow::Answer(Body::Bytes(bytes)),
-        _ => body_of_fill(request, fill, length),
+        _ => body_of_fill(request, serving.settings, (zone, fill), meta, length),
     }
 }
 
@@ -90,11 +101,21 @@ pub(super) fn received_body(fill: &Fill) -> Option<Bytes> {
 }
 
 /// The body of an answer that is coming.
-pub(super) fn body_of_fill(request: &Request, fill: &Arc<Fill>, length: Option<u64>) -> Flow {
+pub(super) fn body_of_fill(
+    request: &Request,
+    settings: &UpstreamSettings,
+    (zone, fill): (&Arc<CacheZone>, &Arc<Fill>),
+    meta: &Meta,
+    length: Option<u64>,
+) -> Flow {
     match length {
         length if request.is_head() => Flow::Answer(Body::Stream(Box::new(NoBody(length)))),
         Some(0) => Flow::Answer(Body::Empty),
-        length => Flow::Answer(Body::Stream(Box::new(FillBody::new(Arc::clone(fill), length)))),
+        length => {
+            let (zone, fill) = (Arc::clone(zone), Arc::clone(fill));
+            let disk_timeout = *settings.cache.disk_timeout.get();
+            Flow::Answer(Body::Stream(Box::new(FillBody::new(zone, fill, meta, length, disk_timeout))))
+        }
     }
 }
 
@@ -140,20 +161,47 @@ pub(super) fn finish_head(request: &mut Request, settings: &UpstreamSettings) {
 
 /// The body of a response, or a part of it, while it comes.
 struct FillBody {
+    zone: Arc<CacheZone>,
     fill: Arc<Fill>,
     ticket: u64,
     offset: u64,
     end: u64,
     length: Option<u64>,
+    /// How long the whole is, if that is known.
+    total: Option<u64>,
     reader: Option<GrowingReader>,
-    body_at: u64,
+    patience: Patience,
+    /// By which the server is asked for what neither memory nor the file has.
+    tag: Option<Rc<[u8]>>,
+    /// What the server sends of that.
+    remainder: Option<Remainder>,
 }
 
 impl FillBody {
-    fn new(fill: Arc<Fill>, length: Option<u64>) -> FillBody {
+    fn new(
+        zone: Arc<CacheZone>,
+        fill: Arc<Fill>,
+        meta: &Meta,
+        length: Option<u64>,
+        disk_timeout: Duration,
+    ) -> FillBody {
         fill.join();
         let ticket = fill.ticket();
-        FillBody { fill, ticket, offset: 0, end: u64::MAX, length, reader: None, body_at: 0 }
+        let tag = strong_tag(meta);
+        let patience = Patience::new(disk_timeout, tag.is_some());
+        FillBody {
+            zone,
+            fill,
+            ticket,
+            offset: 0,
+            end: u64::MAX,
+            length,
+            total: length,
+            reader: None,
+            patience,
+            tag,
+            remainder: None,
+        }
     }
 
     fn take(&mut self, mut bytes: Bytes) -> Bytes {
@@ -162,40 +210,103 @@ impl FillBody {
         self.offset += bytes.len() as u64;
         bytes
     }
+
+    /// The next of the file. `None`: it is in memory, or there is no more of it; an error: the disk gives it too late,
+    /// or never.
+    fn poll_file(&mut self, most: usize, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, DiskFault>> {
+        let Some(reader) = &mut self.reader else { return Poll::Ready(Ok(None)) };
+        // It is written by now, or it would be in memory: only the disk is waited for.
+        let read = reader.poll_read(context, most);
+        match ready!(self.patience.poll(read, context)) {
+            Some(Ok(Grown::Piece(piece))) => {
+                let piece = self.take(piece);
+                // Whoever has caught up reads memory again.
+                if self.fill.poll_at(self.ticket, self.offset, 1, context).is_ready() {
+                    self.reader = None;
+                }
+                Poll::Ready(Ok(Some(piece)))
+            }
+            Some(Ok(Grown::Ended(_))) => {
+                self.reader = None;
+                Poll::Ready(Ok(None))
+            }
+            Some(Err(error)) => Poll::Ready(Err(DiskFault::Failed(error.to_string()))),
+            None => Poll::Ready(Err(DiskFault::Silent)),
+        }
+    }
+
+    /// Asks the server for what follows: neither memory nor the file has it.
+    fn resume(&mut self, request: &Request) -> Result<(), BodyError> {
+        self.reader = None;
+        let end = if self.end == u64::MAX { self.total } else { Some(self.end) };
+        self.remainder = Remainder::ask(request, self.tag.as_ref(), self.offset, end, self.total);
+        match self.remainder {
+            Some(_) => {
+                // What is still coming need not be kept for this reader.
+                self.leave();
+                Ok(())
+            }
+            None => Err(BodyError::Short("a response fell behind its fetch, and cannot be resumed".to_owned())),
+        }
+    }
+
+    fn leave(&mut self) {
+        if self.ticket != NO_TICKET {
+            self.fill.leave(self.ticket);
+            self.fill.part();
+            self.ticket = NO_TICKET;
+        }
+    }
+}
+
+/// Tickets begin with 1.
+const NO_TICKET: u64 = 0;
+
+/// Why the file of a fill cannot be read.
+enum DiskFault {
+    Failed(String),
+    Silent,
 }
 
 impl BodyStream for FillBody {
-    fn poll_next(&mut self, _: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         let broken = || Some(Err(BodyError::Short("upstream response for the cache broke off".to_owned())));
         loop {
+            if let Some(remainder) = &mut self.remainder {
+                return remainder.poll_next(request, context);
+            }
             if self.offset >= self.end {
                 return Poll::Ready(None);
             }
             let most = usize::try_from(self.end - self.offset).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
-            if let Some(reader) = &mut self.reader {
-                match ready!(reader.poll_read(context, most)) {
-                    Ok(Grown::Piece(piece)) => {
-                        let piece = self.take(piece);
-                        // Whoever has caught up reads memory again.
-                        if self.fill.poll_at(self.ticket, self.offset, 1, context).is_ready() {
-                            self.reader = None;
-                        }
-                        return Poll::Ready(Some(Ok(BodyItem::Bytes(piece))));
-                    }
-                    Ok(Grown::Ended(_)) => self.reader = None,
-                    Err(error) => return Poll::Ready(Some(Err(BodyError::Other(error.to_string())))),
+            let must_resume = match ready!(self.poll_file(most, context)) {
+                Ok(Some(piece)) => return Poll::Ready(Some(Ok(BodyItem::Bytes(piece)))),
+                Ok(None) => false,
+                Err(DiskFault::Failed(error)) => {
+                    note_error(request, &self.zone, &error);
+                    true
                 }
-            }
-            match ready!(self.fill.poll_at(self.ticket, self.offset, most, context)) {
+                Err(DiskFault::Silent) => {
+                    note_silence(request, &self.zone);
+                    true
+                }
+            };
+            let found = if must_resume {
+                Found::Behind
+            } else {
+                ready!(self.fill.poll_at(self.ticket, self.offset, most, context))
+            };
+            match found {
                 Found::Bytes(piece) => return Poll::Ready(Some(Ok(BodyItem::Bytes(self.take(piece))))),
-                Found::File(file, body_at) => {
-                    if file.written() <= body_at + self.offset {
-                        return Poll::Ready(broken());
-                    }
-                    self.body_at = body_at;
+                Found::File(file, body_at) if file.written() > body_at + self.offset => {
                     self.reader = Some(file.read_from(body_at + self.offset));
                 }
                 Found::End => return Poll::Ready(None),
+                Found::File(..) | Found::Behind => {
+                    if let Err(error) = self.resume(request) {
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                }
                 Found::Broken => return Poll::Ready(broken()),
             }
         }
@@ -218,7 +329,6 @@ impl BodyStream for FillBody {
 
 impl Drop for FillBody {
     fn drop(&mut self) {
-        self.fill.leave(self.ticket);
-        self.fill.part();
+        self.leave();
     }
 }

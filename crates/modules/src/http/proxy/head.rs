@@ -97,13 +97,19 @@ pub(super) fn http2(
     Ok(head)
 }
 
-/// What the cache asks with whether something has changed, unless the configuration has fields of that name.
+/// What the cache asks with whether something has changed, or for the rest of it, unless the configuration has fields
+/// of that name.
 fn write_cache_conditions(request: &Request, conf: &Conf, out: &mut impl WriteFields) -> Result<(), Unwritable> {
     let Some(note) = request.notes.get::<CacheNote>() else { return Ok(()) };
     let is_set = |known| conf.set_headers.iter().any(|set| set.known == Some(known));
-    for (known, value) in [(KnownHeader::IfModifiedSince, &note.last_modified), (KnownHeader::IfNoneMatch, &note.etag)]
-    {
-        if let Some(value) = value.as_ref().filter(|_| !is_set(known)) {
+    let part = note.part.as_ref();
+    for (known, value) in [
+        (KnownHeader::IfModifiedSince, note.last_modified.as_ref()),
+        (KnownHeader::IfNoneMatch, note.etag.as_ref()),
+        (KnownHeader::Range, part.map(|part| &part.range)),
+        (KnownHeader::IfRange, part.map(|part| &part.if_range)),
+    ] {
+        if let Some(value) = value.filter(|_| !is_set(known)) {
             out.field(known.name().as_bytes(), value)?;
         }
     }

@@ -1,0 +1,174 @@
+//! The rest of a response whose disk does not give it: its server is asked for what follows, by `Range` and `If-Range`.
+//!
+//! Parts of two responses are put together only if both have the same strong entity tag (RFC 9110 §13.1.5), and only if
+//! the part is exactly the one that was asked for. Everything else ends the response, and the client notices.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use gale_base::log_level::Level;
+use gale_base::units;
+use gale_protocol::response::ResponseField;
+
+use crate::cache::format::Meta;
+use crate::request::Request;
+use crate::request::body::{BodyError, BodyItem};
+use crate::request::response::{FieldList, ResponseHead};
+use crate::request::subrequest::Subrequest;
+
+/// What a copy of a request asks its server for: a note of that copy.
+#[derive(Clone)]
+pub struct Part {
+    /// `Range`
+    pub range: Rc<[u8]>,
+    /// `If-Range`
+    pub if_range: Rc<[u8]>,
+}
+
+/// The strong entity tag of a response of which a part can be asked for; `None` if there is no such tag, or the
+/// response is a part itself.
+pub(super) fn strong_tag(meta: &Meta) -> Option<Rc<[u8]>> {
+    if meta.status != 200 || meta.is_head_only {
+        return None;
+    }
+    tag_of(&meta.fields)
+}
+
+fn tag_of(fields: &FieldList) -> Option<Rc<[u8]>> {
+    let tag = fields.iter().find(|field| field.name.known() == Some(ResponseField::ETag))?;
+    (tag.value.len() > 2 && tag.value.starts_with(b"\"")).then(|| (*tag.value).into())
+}
+
+/// What a server sends of the rest.
+pub(super) struct Remainder {
+    subrequest: Subrequest,
+    tag: Rc<[u8]>,
+    offset: u64,
+    /// Where the part ends that is wanted, and how long the whole is, if that is known.
+    end: Option<u64>,
+    total: Option<u64>,
+    is_checked: bool,
+}
+
+impl Remainder {
+    /// Asks for what follows `offset`, up to `end` if that is known. `None` if the response has no strong entity tag,
+    /// or nothing more can be asked.
+    pub fn ask(
+        request: &Request,
+        tag: Option<&Rc<[u8]>>,
+        offset: u64,
+        end: Option<u64>,
+        total: Option<u64>,
+    ) -> Option<Remainder> {
+        let tag = tag?;
+        let last = end.map(|end| (end - 1).to_string()).unwrap_or_default();
+        let range = format!("bytes={offset}-{last}").into_bytes().into();
+        let subrequest = Subrequest::repeat(request, Part { range, if_range: Rc::clone(tag) })?;
+        Some(Remainder { subrequest, tag: Rc::clone(tag), offset, end, total, is_checked: false })
+    }
+
+    /// The next of it; `None` when all of it has come.
+    pub fn poll_next(
+        &mut self,
+        request: &Request,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<BodyItem, BodyError>>> {
+        if !self.is_checked {
+            let checked = match ready!(self.subrequest.poll_answer(context)) {
+                Some(answer) => check(&answer.response, &self.tag, self.offset, self.end, self.total),
+                None => Err("no answer".to_owned()),
+            };
+            match checked {
+                Ok(end) => self.end = Some(end),
+                Err(what) => {
+                    let message = format!("{what} for the rest of a cached response");
+                    request.log(Level::Error, format_args!("{message}"));
+                    return Poll::Ready(Some(Err(BodyError::Other(message))));
+                }
+            }
+            self.is_checked = true;
+        }
+        let left = self.end.map_or(0, |end| end - self.offset);
+        match ready!(self.subrequest.poll_next(context)) {
+            Some(Ok(item)) if item.length() <= left => {
+                self.offset += item.length();
+                Poll::Ready(Some(Ok(item)))
+            }
+            Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            None if left == 0 => Poll::Ready(None),
+            _ => {
+                let what = "the rest of a cached response has another length than was said".to_owned();
+                Poll::Ready(Some(Err(BodyError::Short(what))))
+            }
+        }
+    }
+}
+
+/// Whether an answer is the part that was asked for. Returns where that ends.
+fn check(head: &ResponseHead, tag: &[u8], offset: u64, end: Option<u64>, total: Option<u64>) -> Result<u64, String> {
+    if head.status != 206 {
+        return Err(format!("unexpected status {}", head.status));
+    }
+    // One that the location hides was compared by the server.
+    if !head.etag.is_empty() && *head.etag != *tag {
+        return Err("another entity tag".to_owned());
+    }
+    let text = head.field(ResponseField::ContentRange).unwrap_or_default();
+    let (range, told) = parse_content_range(text).ok_or("an invalid range")?;
+    let expected = end.or(told).ok_or("no complete length")?;
+    let is_other_total = told.zip(total).is_some_and(|(told, known)| told != known);
+    if range != (offset..expected) || is_other_total {
+        return Err("another range".to_owned());
+    }
+    Ok(expected)
+}
+
+/// `bytes FIRST-LAST/TOTAL`, where the total may not be known.
+fn parse_content_range(text: &[u8]) -> Option<(Range<u64>, Option<u64>)> {
+    let rest = text.strip_prefix(b"bytes ")?;
+    let (range, total) = split_at(rest, b'/')?;
+    let (first, last) = split_at(range, b'-')?;
+    let (first, last) = (units::parse_number(first)?, units::parse_number(last)?);
+    let total = match total {
+        b"*" => None,
+        digits => Some(units::parse_number(digits)?),
+    };
+    (first <= last).then_some((first..last.checked_add(1)?, total))
+}
+
+fn split_at(text: &[u8], mark: u8) -> Option<(&[u8], &[u8])> {
+    let at = memchr::memchr(mark, text)?;
+    Some((text[..at].trim_ascii(), text[at + 1..].trim_ascii()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_part_that_was_asked_for_is_one() {
+        let head = |status, tag: &str, range: &str| {
+            let mut head = ResponseHead { status, etag: tag.as_bytes().into(), ..ResponseHead::default() };
+            head.set(ResponseField::ContentRange, range.to_owned());
+            head
+        };
+        let judge = |head: &ResponseHead, end| check(head, b"\"a\"", 10, end, Some(20));
+        assert_eq!(judge(&head(206, "\"a\"", "bytes 10-19/20"), Some(20)), Ok(20));
+        assert_eq!(judge(&head(206, "\"a\"", "bytes 10-14/*"), Some(15)), Ok(15));
+        assert_eq!(judge(&head(206, "", "bytes 10-19/20"), None), Ok(20));
+        for wrong in [
+            head(200, "\"a\"", "bytes 10-19/20"),
+            head(206, "\"b\"", "bytes 10-19/20"),
+            head(206, "W/\"a\"", "bytes 10-19/20"),
+            head(206, "\"a\"", "bytes 10-18/20"),
+            head(206, "\"a\"", "bytes 9-19/20"),
+            head(206, "\"a\"", "bytes 10-19/21"),
+            head(206, "\"a\"", "bytes 19-10/20"),
+            head(206, "\"a\"", ""),
+        ] {
+            assert!(judge(&wrong, Some(20)).is_err(), "{wrong:?}");
+        }
+        assert!(judge(&head(206, "\"a\"", "bytes 10-19/*"), None).is_err(), "nobody knows whether that is all");
+    }
+}

@@ -1,0 +1,280 @@
+//! The body of an entry that is in a file, and the bounded time that a client waits for it.
+//!
+//! ```text
+//!   in memory ──────► a piece of the file, which goes as the connection likes best
+//!   not in memory ──► read here, in the location's pool ──► bytes
+//!                       └─ it takes too long, or fails ──► the server is asked for the rest (resume.rs)
+//! ```
+//!
+//! What cannot be resumed waits longer ([`LAST_PATIENCE`]), and is cut off then.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use gale_base::log_level::Level;
+use gale_base::units;
+use gale_protocol::request::KnownHeader;
+use gale_runtime::{Bytes, File, ReadHow, Timer, timeout};
+
+use super::resume::{Remainder, strong_tag};
+use crate::cache::CacheZone;
+use crate::cache::memory::Hot;
+use crate::files::FilePiece;
+use crate::files::delivery::{FileOptions, ReadWay};
+use crate::files::reader::{FileReader, READ_PIECE};
+use crate::request::Request;
+use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
+use crate::request::files::pool_of;
+
+/// How long a client waits for the disk that nobody else can stand in for.
+const LAST_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How much of a file is given to the connection at once: what is in memory now may not stay there.
+const PIECE_MAX: u64 = 1 << 20;
+
+/// The first piece of a body, which was read before its head: a note of the request.
+struct FirstPiece {
+    /// Of which entry, and where it is in its file.
+    number: u64,
+    offset: u64,
+    bytes: Bytes,
+}
+
+/// Whether the first piece of a body can be had now, or within `patience`: then nothing has left of the head yet, and
+/// a server can be asked for all of it.
+pub(super) async fn can_be_read(
+    request: &mut Request,
+    zone: &CacheZone,
+    hot: &Hot,
+    (file, body_at): (&File, u64),
+    patience: Duration,
+) -> bool {
+    let (number, length) = (hot.meta.number, hot.length);
+    if reads_in_place(request) {
+        return zone.disk.is_well();
+    }
+    let offset = body_at + first_byte(request, length);
+    if zone.disk.is_well() && is_in_memory(file, offset, body_at + length) {
+        return true;
+    }
+    if !zone.disk.may_try(gale_runtime::now()) {
+        return false;
+    }
+    let most = (body_at + length - offset).min(READ_PIECE) as usize;
+    let read = match file.begin_read(&pool_of(request), offset, most, ReadHow { unlooked: true, ..ReadHow::default() })
+    {
+        Ok(read) => timeout(patience, read).await,
+        Err(error) => Ok(Err(error)),
+    };
+    match read {
+        Ok(Ok(bytes)) if !bytes.is_empty() => {
+            zone.disk.note_alive();
+            request.notes.put(FirstPiece { number, offset, bytes });
+            true
+        }
+        Ok(Ok(_)) => false,
+        Ok(Err(error)) => {
+            note_error(request, zone, &error.to_string());
+            false
+        }
+        Err(_) => {
+            note_silence(request, zone);
+            false
+        }
+    }
+}
+
+/// The same, of what is in memory alone, without waiting.
+pub(super) fn is_readable_now(request: &Request, zone: &CacheZone, file: &File, body_at: u64, length: u64) -> bool {
+    let is_near = || is_in_memory(file, body_at + first_byte(request, length), body_at + length);
+    zone.disk.is_well() && (is_near() || reads_in_place(request))
+}
+
+fn is_in_memory(file: &File, offset: u64, end: u64) -> bool {
+    // An error is found again when it is read.
+    file.sendfile_length(offset, (end - offset).min(READ_PIECE)).is_ok_and(|length| length > 0)
+}
+
+/// `aio off`: whoever sends a file waits for the disk.
+fn reads_in_place(request: &Request) -> bool {
+    options(request).way == ReadWay::Blocking
+}
+
+fn options(request: &Request) -> FileOptions {
+    FileOptions::of(request, &request.scope().core).unwrap_or_default()
+}
+
+/// Where the client's range begins; the beginning for what is none. A guess: conditions decide later.
+fn first_byte(request: &Request, length: u64) -> u64 {
+    let digits = request.header(KnownHeader::Range).and_then(|range| {
+        let range = range.strip_prefix(b"bytes=")?;
+        let end = range.iter().position(|byte| !byte.is_ascii_digit())?;
+        units::parse_number(&range[..end])
+    });
+    digits.filter(|&first| first < length).unwrap_or(0)
+}
+
+/// A disk has taken longer for a request than that may wait.
+pub(super) fn note_silence(request: &Request, zone: &CacheZone) {
+    zone.counters.disk_timeouts.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    if zone.disk.note_silent(gale_runtime::now()) {
+        let message = format_args!("cache \"{}\" does not answer, requests go to the upstream", zone.name);
+        request.log(Level::Error, message);
+    }
+}
+
+/// A disk could not read a response.
+pub(super) fn note_error(request: &Request, zone: &CacheZone, error: &str) {
+    zone.counters.disk_errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    request.log(Level::Crit, format_args!("cache \"{}\": reading a response failed: {error}", zone.name));
+}
+
+/// How long a body waits for its disk.
+pub(super) struct Patience {
+    /// Runs while a read is under way.
+    timer: Option<Timer>,
+    limit: Duration,
+}
+
+impl Patience {
+    /// For `disk_timeout` where a server can be asked for the rest.
+    pub fn new(disk_timeout: Duration, can_resume: bool) -> Patience {
+        let limit = if can_resume { disk_timeout } else { disk_timeout.max(LAST_PATIENCE) };
+        Patience { timer: None, limit }
+    }
+
+    /// What a read has come to; `None` if it takes too long.
+    pub fn poll<T>(&mut self, read: Poll<T>, context: &mut Context<'_>) -> Poll<Option<T>> {
+        match read {
+            Poll::Ready(done) => {
+                self.timer = None;
+                Poll::Ready(Some(done))
+            }
+            Poll::Pending => {
+                let timer = self.timer.get_or_insert_with(|| Timer::after(self.limit));
+                timer.poll_expired(context).map(|()| {
+                    self.timer = None;
+                    None
+                })
+            }
+        }
+    }
+}
+
+/// The body of an entry in a file that begins there.
+pub(super) fn body_of_file(
+    request: &mut Request,
+    zone: &Arc<CacheZone>,
+    hot: &Hot,
+    (file, body_at): (&File, u64),
+    disk_timeout: Duration,
+) -> Body {
+    let piece = FilePiece { file: file.clone(), offset: body_at, length: hot.length };
+    let first = request.notes.take::<FirstPiece>().filter(|first| first.number == hot.meta.number);
+    let options = options(request);
+    // Several ranges take the file apart; they are rare, and wait for their disk.
+    let has_several_ranges = request.header(KnownHeader::Range).is_some_and(|range| range.contains(&b','));
+    if has_several_ranges || options.way == ReadWay::Blocking {
+        return Body::File(piece);
+    }
+    let tag = strong_tag(&hot.meta);
+    let patience = Patience::new(disk_timeout, tag.is_some());
+    let reader = FileReader::new(options);
+    let zone = Arc::clone(zone);
+    let total = hot.length;
+    Body::Stream(Box::new(StoredBody { zone, reader, piece, body_at, first, patience, tag, total, remainder: None }))
+}
+
+struct StoredBody {
+    zone: Arc<CacheZone>,
+    reader: FileReader,
+    /// What has not been given yet.
+    piece: FilePiece,
+    /// Where the body begins in the file.
+    body_at: u64,
+    first: Option<FirstPiece>,
+    patience: Patience,
+    /// By which the server is asked for the rest.
+    tag: Option<Rc<[u8]>>,
+    /// How long the whole body is.
+    total: u64,
+    /// What the server sends of the rest.
+    remainder: Option<Remainder>,
+}
+
+impl StoredBody {
+    /// What was read before the head, or what is in memory.
+    fn take_at_once(&mut self) -> Option<BodyItem> {
+        let piece = &mut self.piece;
+        if let Some(FirstPiece { offset, mut bytes, .. }) = self.first.take()
+            && offset == piece.offset
+        {
+            bytes.truncate(usize::try_from(piece.length).unwrap_or(usize::MAX));
+            let _ = piece.advance(bytes.len() as u64);
+            return Some(BodyItem::Bytes(bytes));
+        }
+        if self.reader.is_reading() || !self.zone.disk.is_well() {
+            return None;
+        }
+        // An error is found again when it is read.
+        let length = piece.file.sendfile_length(piece.offset, piece.length.min(PIECE_MAX)).unwrap_or(0);
+        let found = FilePiece { file: piece.file.clone(), offset: piece.offset, length };
+        (length > 0 && piece.advance(length).is_ok()).then_some(BodyItem::File(found))
+    }
+
+    /// Asks the server for what is left.
+    fn resume(&mut self, request: &Request) -> Result<(), BodyError> {
+        self.reader = FileReader::default();
+        let offset = self.piece.offset - self.body_at;
+        let end = offset + self.piece.length;
+        self.remainder = Remainder::ask(request, self.tag.as_ref(), offset, Some(end), Some(self.total));
+        match self.remainder {
+            Some(_) => Ok(()),
+            None => Err(BodyError::Other("a cached response could not be read to its end".to_owned())),
+        }
+    }
+}
+
+impl BodyStream for StoredBody {
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+        if let Some(remainder) = &mut self.remainder {
+            return remainder.poll_next(request, context);
+        }
+        if self.piece.length == 0 {
+            return Poll::Ready(None);
+        }
+        if let Some(item) = self.take_at_once() {
+            return Poll::Ready(Some(Ok(item)));
+        }
+        let read = self.reader.poll_read(&mut self.piece, context);
+        match ready!(self.patience.poll(read, context)) {
+            Some(Ok(bytes)) => {
+                self.zone.disk.note_alive();
+                return Poll::Ready(Some(Ok(BodyItem::Bytes(bytes))));
+            }
+            Some(Err(error)) => note_error(request, &self.zone, &error.to_string()),
+            None => note_silence(request, &self.zone),
+        }
+        if let Err(error) = self.resume(request) {
+            return Poll::Ready(Some(Err(error)));
+        }
+        self.poll_next(request, context)
+    }
+
+    fn length(&self) -> Option<u64> {
+        Some(self.piece.length)
+    }
+
+    fn can_be_cut(&self) -> bool {
+        true
+    }
+
+    fn cut_to(&mut self, range: &Range<u64>) -> bool {
+        self.piece.offset = self.body_at + range.start;
+        self.piece.length = range.end - range.start;
+        true
+    }
+}
