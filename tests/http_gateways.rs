@@ -15,6 +15,7 @@ with_each_driver!(
     too_many_parameters_for_a_packet_are_refused,
     responses_have_a_status_line_or_a_status,
     a_short_response_breaks_off,
+    uwsgi_and_scgi_have_caches_of_their_own,
     a_uwsgi_application_changes_to_websocket_when_it_is_asked_to,
     a_value_of_memcached_is_the_answer,
     a_missing_value_is_404_and_may_be_answered_elsewhere,
@@ -189,6 +190,37 @@ fn responses_have_a_status_line_or_a_status(driver: Driver) {
     assert_eq!(client.get("/else").text(), "body");
     assert_eq!(client.get("/wrong").status, 502);
     server.stop();
+}
+
+fn uwsgi_and_scgi_have_caches_of_their_own(driver: Driver) {
+    for (protocol, key) in [("uwsgi", "u$uri"), ("scgi", "s$uri")] {
+        let backend = Backend::start(|bytes| {
+            let is_whole = if bytes[0] == 0 { has_packet(bytes, 0) } else { netstring(bytes).is_some() };
+            let is_asked_again = bytes.windows(18).any(|text| text == b"HTTP_IF_NONE_MATCH");
+            let answer = match is_asked_again {
+                true => "Status: 304 Not Modified\r\nCache-Control: max-age=60\r\n\r\n",
+                false => "Cache-Control: max-age=60\r\nAge: 90\r\nETag: \"1\"\r\nContent-Length: 4\r\n\r\nbody",
+            };
+            is_whole.then(|| (answer.as_bytes().to_vec(), false))
+        });
+        let text = format!(
+            "location / {{ {protocol}_pass %APP%; {protocol}_cache one; {protocol}_cache_key {key};
+             {protocol}_cache_revalidate on; {protocol}_cache_disk_timeout 60s;
+             add_header X-Cache $upstream_cache_status; }}"
+        );
+        let setup = setup(driver, &backend, &text);
+        let path = format!("http {{ {protocol}_cache_path %DIR%/cache keys_zone=one:1m;");
+        let server = setup.replace("http {", &path).start();
+        let mut client = server.connect();
+        for expected in ["MISS", "REVALIDATED", "HIT"] {
+            let response = client.get("/a");
+            assert_eq!((response.header("X-Cache"), response.text()), (Some(expected), "body"), "{protocol}");
+        }
+        server.stop();
+        backend.received();
+        backend.received();
+        assert!(backend.received.try_recv().is_err(), "{protocol}: asked twice");
+    }
 }
 
 fn a_short_response_breaks_off(driver: Driver) {
