@@ -24,6 +24,7 @@ with_each_driver!(
     a_flood_of_clients_takes_no_more_than_there_is,
     a_flood_of_clients_closes_no_idle_connection_of_http,
     a_session_without_answers_ends_with_its_last_request,
+    what_waits_for_the_rate_reaches_the_server_before_a_session_ends,
     an_address_to_send_from_that_is_not_there_is_no_failure_of_the_server,
     foreign_addresses_can_be_sent_from,
     a_datagram_that_is_too_long_is_no_failure_of_the_server,
@@ -356,6 +357,24 @@ fn a_session_without_answers_ends_with_its_last_request(driver: Driver) {
     client.send(b"two").unwrap();
     assert_eq!(next(&behind).0, b"two");
     logged(&server, "200 6 0");
+}
+
+fn what_waits_for_the_rate_reaches_the_server_before_a_session_ends(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    // A datagram waits for longer than the session may be silent.
+    let text = format!(
+        "server {{ listen %TCP% udp; proxy_pass {address}; proxy_requests 3; proxy_responses 0; %LOG%
+             proxy_upload_rate 1000; proxy_timeout 20ms; }}"
+    );
+    let server = start(driver, &text);
+    let client = client(&server, 1);
+    for _ in 0..3 {
+        client.send(&[7; 100]).unwrap();
+    }
+    let ports: HashSet<u16> = (0..3).map(|_| next(&behind).1.port()).collect();
+    assert_eq!(ports.len(), 1, "one session");
+    assert_eq!(logged(&server, "200"), format!("200 300 0 {address} 300 0 UDP"));
 }
 
 fn an_address_to_send_from_that_is_not_there_is_no_failure_of_the_server(driver: Driver) {

@@ -157,6 +157,11 @@ impl DatagramClient {
         self.0.outlet.replace(Some(outlet));
     }
 
+    /// Whether datagrams wait.
+    pub fn has_waiting(&self) -> bool {
+        !self.0.waiting.borrow().is_empty()
+    }
+
     /// The next datagram that waits.
     pub fn take(&self) -> Option<Arrived> {
         let arrived = self.0.waiting.borrow_mut().pop_front()?;

@@ -117,7 +117,7 @@ pub(super) async fn carry(session: &Session, settings: &ProxySettings, outlet: O
         download: Rate::new(download_rate),
         answers: 0,
         truncated: 0,
-        last_answer: gale_runtime::now(),
+        last_passed: gale_runtime::now(),
         is_forwarding: false,
         sent: 0,
         idle: Timer::after(*settings.timeout.get()),
@@ -141,7 +141,8 @@ struct Carrier<'s> {
     answers: u64,
     /// How many of them were longer than the memory for one, and are lost.
     truncated: u64,
-    last_answer: Moment,
+    /// When something has passed last, either way.
+    last_passed: Moment,
     is_forwarding: bool,
     /// How many bytes this task has sent to the server.
     sent: u64,
@@ -156,11 +157,11 @@ impl Carrier<'_> {
             Ok(()) => {}
             Err(end) => return Poll::Ready(end),
         }
-        if self.is_answered() {
+        if self.is_over() {
             return Poll::Ready(End::Done);
         }
         loop {
-            let last = self.last_answer.max(self.client.last());
+            let last = self.last_passed.max(self.client.last());
             let deadline = last + *self.settings.timeout.get();
             if self.idle.deadline() != Some(deadline) {
                 self.idle.set(deadline);
@@ -168,8 +169,9 @@ impl Carrier<'_> {
             if self.idle.poll_expired(context).is_pending() {
                 return Poll::Pending;
             }
-            if self.last_answer.max(self.client.last()) == last {
-                return Poll::Ready(End::Silent);
+            if self.last_passed.max(self.client.last()) == last {
+                // What waits for the rate is not silence.
+                return if self.client.has_waiting() { Poll::Pending } else { Poll::Ready(End::Silent) };
             }
         }
     }
@@ -207,6 +209,7 @@ impl Carrier<'_> {
                 Err(error) if is_lost(&error) => {}
                 Err(error) => return Err(End::Lost("send() failed", error)),
             }
+            self.last_passed = gale_runtime::now();
             self.upload.note(bytes.len());
         }
     }
@@ -253,14 +256,15 @@ impl Carrier<'_> {
                 }
                 Some(Err(error)) => return Err(End::Lost("recv() failed", error)),
             }
-            if self.is_answered() {
+            if self.is_over() {
                 return Ok(());
             }
         }
     }
 
     fn pass_answers(&mut self, batch: &ReceiveBatch) {
-        self.last_answer = gale_runtime::now();
+        let now = gale_runtime::now();
+        self.last_passed = now;
         let session = self.session;
         for (received, bytes) in batch.iter() {
             let answer = Arrived::count_of(bytes.len(), received.stride.max(1));
@@ -270,7 +274,7 @@ impl Carrier<'_> {
                 let mut attempt = session.attempts.last();
                 attempt.bytes_received += bytes.len() as u64;
                 if attempt.first_byte_time.is_none() {
-                    let time = self.last_answer.since(attempt.started);
+                    let time = now.since(attempt.started);
                     attempt.first_byte_time = Some(time);
                     self.chosen.header_received(time);
                     self.chosen.is_there();
@@ -286,6 +290,11 @@ impl Carrier<'_> {
                 session.count_sent(bytes.len());
             }
         }
+    }
+
+    /// Whether everything has gone to the server, and all answers have come.
+    fn is_over(&self) -> bool {
+        self.is_answered() && !self.client.has_waiting()
     }
 
     /// Whether so many answers have come as are expected.
