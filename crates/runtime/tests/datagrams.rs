@@ -256,6 +256,38 @@ fn segments_leave_as_datagrams_and_are_joined_where_that_is_wanted() {
 }
 
 #[test]
+fn neighbours_of_one_length_leave_in_one_piece_and_arrive_as_they_were() {
+    run(async {
+        let options = DatagramOptions { local: Some(any_port()), gro: true, ..DatagramOptions::default() };
+        let (server, other) = (options.open().unwrap(), options.open().unwrap());
+        let (address, other_address) = (server.local_address().unwrap(), other.local_address().unwrap());
+        let client = Datagram::bind(&any_port()).unwrap();
+        let sent = pattern(4000);
+        // The last one goes elsewhere, and one in the middle is empty.
+        let lengths = [1000, 1000, 500, 0, 700, 700];
+        let mut transmits = Vec::new();
+        for length in lengths {
+            transmits.push(Transmit { may_join: true, ..Transmit::to(&address, &sent[..length]) });
+        }
+        transmits.push(Transmit { may_join: true, ..Transmit::to(&other_address, &sent[..700]) });
+        assert_eq!(client.try_send_batch(&transmits).unwrap(), transmits.len());
+        let mut batch = ReceiveBatch::new(8, 65536);
+        let (mut arrived, mut pieces) = (Vec::new(), 0);
+        while arrived.len() < lengths.len() {
+            pieces += server.recv_batch(&mut batch).await.unwrap();
+            for (one, joined) in batch.iter() {
+                let whole = joined.is_empty().then_some(joined);
+                arrived.extend(joined.chunks(one.stride).chain(whole).map(<[u8]>::to_vec));
+            }
+        }
+        assert_eq!(arrived, lengths.map(|length| sent[..length].to_vec()));
+        assert_eq!(pieces, 3);
+        other.recv_batch(&mut batch).await.unwrap();
+        assert_eq!(batch.iter().next().unwrap().1, &sent[..700]);
+    });
+}
+
+#[test]
 fn who_waits_for_room_to_send_is_told_when_there_is_some() {
     run(async {
         let directory = Directory::new();

@@ -177,6 +177,7 @@ async fn echo_datagrams(socket: Datagram) {
                 source: one.local,
                 ecn: one.ecn,
                 segment_bytes: Some(one.stride as u16),
+                may_join: true,
                 ..Transmit::to(&one.source, bytes)
             })
             .collect();

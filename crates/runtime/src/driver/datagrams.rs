@@ -161,30 +161,41 @@ unsafe fn told_of(message: &libc::mmsghdr) -> Received {
 
 /// Sends the first of these, at most [`BATCH_MAX`], and returns how many.
 pub(super) fn send(socket: BorrowedFd<'_>, transmits: &[Transmit<'_>]) -> io::Result<usize> {
-    let count = transmits.len().min(BATCH_MAX);
-    if count == 0 {
-        return Ok(0);
-    }
+    let transmits = &transmits[..transmits.len().min(BATCH_MAX)];
     let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; BATCH_MAX];
     let mut controls = [const { [const { MaybeUninit::uninit() }; _] }; BATCH_MAX] as [Control; BATCH_MAX];
     let mut slices = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH_MAX];
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH_MAX];
-    for (index, transmit) in transmits[..count].iter().enumerate() {
-        let bytes = transmit.contents;
-        slices[index] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // How many transmits a header is, and those before it.
+    let mut ends = [0; BATCH_MAX];
+    let (mut count, mut end) = (0, 0);
+    while end < transmits.len() {
+        let (joined, segment_bytes) = Transmit::join(&transmits[end..]);
+        let transmit = Transmit { segment_bytes, ..transmits[end] };
+        let slices = &mut slices[end..end + joined];
+        for (slice, Transmit { contents, .. }) in slices.iter_mut().zip(&transmits[end..]) {
+            *slice = libc::iovec { iov_base: contents.as_ptr().cast_mut().cast(), iov_len: contents.len() };
+        }
         let mut header = empty_header();
         if let Some(destination) = transmit.destination {
-            header.msg_namelen = destination.write_to(&mut names[index])?;
-            header.msg_name = names[index].as_mut_ptr().cast();
+            header.msg_namelen = destination.write_to(&mut names[count])?;
+            header.msg_name = names[count].as_mut_ptr().cast();
         }
-        header.msg_iov = &raw mut slices[index];
-        header.msg_iovlen = 1;
-        let used = write_control(&mut controls[index], transmit);
+        header.msg_iov = slices.as_mut_ptr();
+        header.msg_iovlen = joined as _;
+        let bytes = slices.iter().map(|slice| slice.iov_len).sum();
+        let used = write_control(&mut controls[count], &transmit, bytes);
         if used > 0 {
-            header.msg_control = controls[index].as_mut_ptr().cast();
+            header.msg_control = controls[count].as_mut_ptr().cast();
             header.msg_controllen = used as _;
         }
-        headers[index].write(libc::mmsghdr { msg_hdr: header, msg_len: 0 });
+        headers[count].write(libc::mmsghdr { msg_hdr: header, msg_len: 0 });
+        end += joined;
+        ends[count] = end;
+        count += 1;
+    }
+    if count == 0 {
+        return Ok(0);
     }
     loop {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -192,15 +203,15 @@ pub(super) fn send(socket: BorrowedFd<'_>, transmits: &[Transmit<'_>]) -> io::Re
         // call and have the lengths that they tell.
         let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, flags as _) };
         match usize::try_from(sent).map_err(|_| last_error()) {
-            Ok(sent) => return Ok(sent),
+            Ok(sent) => return Ok(sent.checked_sub(1).map_or(0, |last| ends[last])),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
     }
 }
 
-/// Writes what the kernel is told beside the bytes; returns the length.
-fn write_control(control: &mut Control, transmit: &Transmit<'_>) -> usize {
+/// Writes what the kernel is told beside so many bytes; returns the length.
+fn write_control(control: &mut Control, transmit: &Transmit<'_>, bytes: usize) -> usize {
     let mut writer = ControlWriter { control, used: 0 };
     if let Some(ecn) = transmit.ecn {
         // Which of the two is meant depends on the destination; the other one is passed over.
@@ -220,8 +231,8 @@ fn write_control(control: &mut Control, transmit: &Transmit<'_>) -> usize {
         }
         None => {}
     }
-    if let Some(bytes) = transmit.segment_bytes.filter(|&bytes| usize::from(bytes) < transmit.contents.len()) {
-        writer.push(libc::SOL_UDP, libc::UDP_SEGMENT, bytes);
+    if let Some(segment_bytes) = transmit.segment_bytes.filter(|&segment_bytes| usize::from(segment_bytes) < bytes) {
+        writer.push(libc::SOL_UDP, libc::UDP_SEGMENT, segment_bytes);
     }
     writer.used
 }

@@ -122,7 +122,8 @@ impl Datagram {
     ///
     /// Errors, of the first one, when nothing was sent: EAGAIN when there is no room ([`Datagram::poll_send_ready`]);
     /// EMSGSIZE when it is too long; what an earlier datagram met with (ECONNREFUSED), of which this one is innocent;
-    /// EIO when it has segments and the network device cannot divide it.
+    /// EIO, EINVAL or EMSGSIZE when it has segments, or was joined with others, and the kernel cannot divide them on
+    /// the way that they go: each by itself may leave.
     pub fn try_send_batch(&self, transmits: &[Transmit<'_>]) -> io::Result<usize> {
         self.environment.driver.send_datagrams(self.key, &transmits[..transmits.len().min(BATCH_MAX)])
     }

@@ -95,6 +95,9 @@ pub struct Transmit<'a> {
     pub source: Option<IpAddr>,
     /// How the packet is marked.
     pub ecn: Option<Ecn>,
+    /// The kernel may get it in one piece with its neighbours, as `segment_bytes` has it, where they go the same way
+    /// and have the same length. Only for sockets of UDP: no other divides them again.
+    pub may_join: bool,
 }
 
 impl<'a> Transmit<'a> {
@@ -105,9 +108,44 @@ impl<'a> Transmit<'a> {
 
     /// One datagram for the peer of a connected socket.
     pub fn to_peer(contents: &'a [u8]) -> Self {
-        Transmit { destination: None, contents, segment_bytes: None, source: None, ecn: None }
+        Transmit { destination: None, contents, segment_bytes: None, source: None, ecn: None, may_join: false }
+    }
+
+    /// The length of each datagram but the last one, which may be shorter.
+    fn stride(&self) -> usize {
+        self.segment_bytes.map_or(usize::MAX, usize::from).min(self.contents.len())
+    }
+
+    /// How many of these, the first one included, the kernel can get in one piece, and by what it divides them.
+    pub(crate) fn join(transmits: &[Transmit<'_>]) -> (usize, Option<u16>) {
+        let first = &transmits[0];
+        let stride = first.stride();
+        let Some(segment_bytes) = u16::try_from(stride).ok().filter(|&stride| first.may_join && stride > 0) else {
+            return (1, first.segment_bytes);
+        };
+        let mut bytes = first.contents.len();
+        let goes_along = |next: &&Transmit<'_>| {
+            let length = next.contents.len();
+            let is_last = length > 0 && length < stride && next.stride() == length;
+            let joins = next.may_join
+                && (next.destination, next.source, next.ecn) == (first.destination, first.source, first.ecn)
+                && bytes % stride == 0
+                && (next.stride() == stride || is_last)
+                && bytes + length <= SEGMENTS_BYTES_MAX.min(SEGMENTS_MAX * stride);
+            bytes += length;
+            joins
+        };
+        match 1 + transmits[1..].iter().take_while(goes_along).count() {
+            1 => (1, first.segment_bytes),
+            count => (count, Some(segment_bytes)),
+        }
     }
 }
+
+/// How many segments the kernel takes in one piece (`UDP_MAX_SEGMENTS`), and how many bytes (RFC 768, RFC 791: a packet
+/// has 65,535, of which 28 are headers).
+const SEGMENTS_MAX: usize = 64;
+const SEGMENTS_BYTES_MAX: usize = 65_507;
 
 /// Datagrams that arrived together, in one lease.
 #[derive(Debug)]
@@ -166,4 +204,36 @@ pub(crate) struct Room<'a> {
     pub memory: &'a mut [u8],
     pub bytes_each: usize,
     pub count: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_joined_while_the_kernel_can_divide_them() {
+        let memory = [0; 65_507];
+        let one = |length: usize| Transmit { may_join: true, ..Transmit::to_peer(&memory[..length]) };
+        let several = |length: usize, segment| Transmit { segment_bytes: Some(segment), ..one(length) };
+        let alone = |length: usize| Transmit { may_join: false, ..one(length) };
+        let marked = |length: usize| Transmit { ecn: Some(Ecn::Ce), ..one(length) };
+        for (transmits, joined) in [
+            (vec![one(10)], (1, None)),
+            (vec![one(10), one(10), one(10)], (3, Some(10))),
+            (vec![one(10), one(10), one(7), one(7)], (3, Some(10))),
+            (vec![one(10), one(11)], (1, None)),
+            (vec![one(10), one(0), one(10)], (1, None)),
+            (vec![one(0), one(0)], (1, None)),
+            (vec![one(10), alone(10)], (1, None)),
+            (vec![alone(10), one(10)], (1, None)),
+            (vec![one(10), marked(10)], (1, None)),
+            (vec![several(30, 10), one(10), several(25, 10), one(10)], (3, Some(10))),
+            (vec![several(25, 10), one(10)], (1, Some(10))),
+            (vec![one(10), several(6, 3)], (1, None)),
+            (vec![one(30_000), one(30_000), one(30_000)], (2, Some(30_000))),
+            (vec![several(63, 1), one(1), one(1)], (2, Some(1))),
+        ] {
+            assert_eq!(Transmit::join(&transmits), joined, "{:?}", transmits.iter().map(|one| one.contents.len()));
+        }
+    }
 }
