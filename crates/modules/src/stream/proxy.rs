@@ -5,7 +5,7 @@
 //!   proxy_protocol on | off | v2;  proxy_requests NUMBER;  proxy_responses NUMBER;
 //!   proxy_next_upstream on | off;  proxy_next_upstream_tries NUMBER;  proxy_next_upstream_timeout TIME;
 //!   proxy_bind ADDRESS [transparent] | off;  proxy_socket_keepalive on | off;
-//!   proxy_socket_rcvbuf SIZE;  proxy_socket_sndbuf SIZE;  proxy_session_drop on | off;
+//!   proxy_socket_rcvbuf SIZE;  proxy_socket_sndbuf SIZE;
 //!   proxy_ssl on | off;  proxy_ssl_alpn PROTOCOL ...;  proxy_ssl_…
 //!                                                                stream, server
 //! (<https://nginx.org/en/docs/stream/ngx_stream_proxy_module.html>)

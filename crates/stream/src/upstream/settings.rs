@@ -55,8 +55,6 @@ pub struct ProxySettings {
     pub requests: Setting<u64>,
     /// How many datagrams answer one of the client's; without it nobody knows.
     pub responses: Setting<u64>,
-    /// What becomes of a session whose server is no longer one.
-    pub session_drop: Setting<bool>,
     /// Whether servers are spoken to over TLS.
     pub ssl: Setting<bool>,
     /// What is asked of them then.
