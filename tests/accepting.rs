@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs::{DirEntry, File};
+use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +26,7 @@ with_each_driver!(
     connections_at_a_removed_address_need_room,
     nobody_waits_while_a_new_binary_takes_over,
     memory_is_shared_out_again_when_the_number_of_workers_changes,
+    listen_multipath_takes_connections_of_multipath_tcp,
 );
 
 /// More than enough that the kernel gives each of a few workers some: it spreads connections by a hash of their
@@ -324,4 +326,60 @@ fn memory_is_shared_out_again_when_the_number_of_workers_changes(driver: Driver)
     assert!(whole / 2 == half, "{whole} for one, {half} for each of two");
     assert_eq!(server.worker(), worker);
     server.stop();
+}
+
+fn listen_multipath_takes_connections_of_multipath_tcp(driver: Driver) {
+    let Some(_) = multipath_socket() else { return eprintln!("skipped: the kernel has no MPTCP") };
+    let blocks = |multipath: &str| {
+        let blocks = format!(
+            "http {{ access_log off; client_body_temp_path %DIR%/body;
+                 server {{ listen %TCP% {multipath}; location / {{ return 200 http; }} }} }}
+             stream {{ server {{ listen %TCP2% {multipath}; return stream; }} server {{ listen %TCP3%; return plain; }} }}"
+        );
+        support::configuration(driver, &blocks)
+    };
+    let mut server = Setup::configuration(&blocks("multipath")).start();
+    let ask = |number: usize| {
+        let mut socket = multipath_socket().expect("there was one");
+        rustix::net::connect(&socket, &server.directory.address(number)).expect("it listens");
+        socket.write_all(b"GET / HTTP/1.0\r\n\r\n").expect("sent");
+        let has_paths = !has_fallen_back(&socket);
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).expect("an answer");
+        (has_paths, answer.split("\r\n\r\n").last().expect("one").to_owned())
+    };
+    assert_eq!(ask(1), (true, "http".to_owned()));
+    assert_eq!(ask(2), (true, "stream".to_owned()));
+    assert_eq!(ask(3), (false, "plain".to_owned()));
+    // Clients without it are served as ever.
+    assert_eq!(server.connect_tcp(1).get("/").text(), "http");
+    server.reload(&blocks(""));
+    server.wait_logged("is with \"multipath\", \"listen\" is without it, ignored until a restart");
+    let text = blocks("").replace("listen %TCP3%", "listen %TCP3% udp multipath");
+    let mut refused = Setup::configuration(&text).launch();
+    assert!(!refused.wait_exited().success());
+    assert!(refused.stderr().contains("\"multipath\" parameter is incompatible with \"udp\""), "{refused}");
+}
+
+/// A socket of multipath TCP, where the kernel has that.
+fn multipath_socket() -> Option<std::net::TcpStream> {
+    let protocol = Some(rustix::net::ipproto::MPTCP);
+    let socket =
+        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, protocol).ok()?;
+    Some(socket.into())
+}
+
+/// Whether the other end does not speak it (`MPTCP_INFO_FLAG_FALLBACK`).
+fn has_fallen_back(socket: &std::net::TcpStream) -> bool {
+    use std::os::fd::AsRawFd;
+    const SOL_MPTCP: libc::c_int = 284;
+    const MPTCP_INFO: libc::c_int = 1;
+    // Six numbers of a byte, two bytes that are none, and the flags.
+    let mut info = [0u32; 64];
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the kernel writes no more than the length, which is that of the memory.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), SOL_MPTCP, MPTCP_INFO, info.as_mut_ptr().cast(), &raw mut length)
+    };
+    result != 0 || info[2] & 1 != 0
 }

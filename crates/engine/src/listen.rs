@@ -229,7 +229,8 @@ impl Listen {
                 warnings.push(Diagnostic::warn(text).at(option.span));
                 return Ok(());
             }
-            (b"quic" | b"multipath", None) => {
+            (b"multipath", None) => self.spec.multipath = true,
+            (b"quic", None) => {
                 let hint = format!("nginx has \"{}\" here, Gale does not have it yet", option.text);
                 return Err(invalid("parameter").hint(hint));
             }
@@ -246,8 +247,16 @@ impl Listen {
 /// Options that are for connections alone. The words are nginx's.
 fn check_datagram_option(statement: &Statement, option: &Word) -> Result<(), Diagnostic> {
     let name = option.text.split(|&byte| byte == b'=').next().unwrap_or_default();
-    let names: [&[u8]; 7] =
-        [b"fastopen", b"backlog", b"accept_filter", b"deferred", b"ssl", b"so_keepalive", b"proxy_protocol"];
+    let names: [&[u8]; 8] = [
+        b"fastopen",
+        b"backlog",
+        b"accept_filter",
+        b"deferred",
+        b"multipath",
+        b"ssl",
+        b"so_keepalive",
+        b"proxy_protocol",
+    ];
     if !names.contains(&name) {
         return Ok(());
     }
@@ -666,6 +675,7 @@ mod tests {
         assert!(!parse("80 deferred=off").unwrap().spec.deferred);
         assert!(!parse("unix:/run/s").unwrap().spec.deferred);
         assert!(!parse("[::]:80 ipv6only=off").unwrap().spec.ipv6only);
+        assert!(parse("80 multipath").unwrap().spec.multipath && !parse("80").unwrap().spec.multipath);
     }
 
     #[test]

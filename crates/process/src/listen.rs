@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_runtime::SocketAddress;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, ipproto};
 use serde::{Deserialize, Serialize};
 
 use super::errors::{ErrorLog, errno_text};
@@ -91,6 +91,8 @@ pub struct ListenSpec {
     pub reuseport: usize,
     /// `fastopen`, pending connections.
     pub fastopen: Option<u32>,
+    /// `multipath`: IPPROTO_MPTCP (RFC 8684).
+    pub multipath: bool,
 }
 
 impl ListenSpec {
@@ -107,6 +109,7 @@ impl ListenSpec {
             ipv6only: true,
             reuseport: 0,
             fastopen: None,
+            multipath: false,
         }
     }
 
@@ -172,7 +175,8 @@ pub(super) fn open_socket(spec: &ListenSpec, share_port: bool, test: bool) -> Re
     let address = &spec.address;
     let (family, kind) = (family(address), socket_type(spec.kind));
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(family, kind, flags, None)
+    let protocol = spec.multipath.then_some(ipproto::MPTCP);
+    let socket = rustix::net::socket_with(family, kind, flags, protocol)
         .map_err(|error| failed(format!("socket() {address}"))(error.into()))?;
 
     if spec.kind == SocketKind::Stream || !test {
@@ -318,6 +322,13 @@ pub(super) fn shut_down(listener: &Listener) {
 pub(super) fn differs_in_families(spec: &ListenSpec, socket: &OwnedFd) -> bool {
     matches!(spec.address, ListenAddress::Inet(SocketAddr::V6(address)) if address.ip().is_unspecified())
         && rustix::net::sockopt::ipv6_v6only(socket).is_ok_and(|is_only| is_only != spec.ipv6only)
+}
+
+/// Whether a socket takes connections by several paths although `spec` wants none, or the other way round: only whoever
+/// opens a socket can choose.
+pub(super) fn differs_in_paths(spec: &ListenSpec, socket: &OwnedFd) -> bool {
+    let protocol = rustix::net::sockopt::socket_protocol(socket);
+    protocol.is_ok_and(|protocol| (protocol == Some(ipproto::MPTCP)) != spec.multipath)
 }
 
 /// What `detach` puts in the place of a socket.

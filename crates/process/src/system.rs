@@ -177,6 +177,14 @@ impl SystemResources {
             );
             self.log.write(Level::Warn, &text);
         }
+        if old.sockets.iter().any(|socket| listen::differs_in_paths(spec, socket)) {
+            let (theirs, ours) = if spec.multipath { ("without", "with") } else { ("with", "without") };
+            let text = format!(
+                "the open socket of {} is {theirs} \"multipath\", \"listen\" is {ours} it, ignored until a restart",
+                spec.address
+            );
+            self.log.write(Level::Warn, &text);
+        }
         Listener { spec: spec.clone(), sockets: old.sockets.clone(), opened_by: old.opened_by }
     }
 
