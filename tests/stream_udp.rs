@@ -16,12 +16,17 @@ with_each_driver!(
     requests_beyond_a_sessions_own_begin_another,
     a_client_keeps_its_server_whichever_loop_hears_it,
     answers_come_from_the_address_that_was_asked,
+    one_socket_serves_both_families,
     a_server_that_cannot_be_reached_is_a_failure,
     a_server_that_does_not_answer_is_a_failure,
     the_proxy_protocol_goes_before_the_first_datagram,
     return_answers_and_access_refuses,
     long_and_joined_datagrams_are_whole,
+    what_arrives_together_leaves_together_in_order,
+    joined_datagrams_are_divided_for_a_unix_socket,
     a_flood_of_clients_takes_no_more_than_there_is,
+    sessions_that_are_silent_longest_end_for_new_ones,
+    lost_datagrams_are_counted_by_reason,
     a_flood_of_clients_closes_no_idle_connection_of_http,
     a_session_without_answers_ends_with_its_last_request,
     what_waits_for_the_rate_reaches_the_server_before_a_session_ends,
@@ -32,6 +37,7 @@ with_each_driver!(
     a_session_that_is_closed_from_outside_is_logged_with_its_bytes,
     clients_are_served_while_loops_leave,
     sessions_survive_a_reload,
+    sessions_at_a_removed_address_end_with_worker_shutdown_timeout,
     tcp_and_udp_share_a_port,
     dnsmasq_is_served,
 );
@@ -204,6 +210,36 @@ fn answers_come_from_the_address_that_was_asked(driver: Driver) {
     }
 }
 
+fn one_socket_serves_both_families(driver: Driver) {
+    if UdpSocket::bind("[::1]:0").is_err() {
+        return eprintln!("skipped: there is no IPv6");
+    }
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let _turn = support::turn_of_wildcards();
+    let text = format!(
+        "log_format line '$remote_addr $server_addr';
+         server {{ listen [::]:%PORT% udp ipv6only=off; proxy_pass {address}; proxy_responses 1; %LOG% }}"
+    );
+    let server = Setup::stream(driver, &text).start();
+    let own = server.directory.address(1);
+    for (host, seen) in [
+        (own.ip(), format!("::ffff:127.0.0.1 ::ffff:{}", own.ip())),
+        ("127.0.0.1".parse().unwrap(), "::ffff:127.0.0.1 ::ffff:127.0.0.1".to_owned()),
+        ("::1".parse().unwrap(), "::1 ::1".to_owned()),
+    ] {
+        let client = if host.is_ipv4() { socket() } else { UdpSocket::bind("[::1]:0").unwrap() };
+        client.set_read_timeout(Some(DEADLINE)).unwrap();
+        // A connected socket hears nobody else.
+        client.connect((host, own.port())).unwrap();
+        client.send(b"x").unwrap();
+        let (_, from) = next(&behind);
+        behind.send_to(b"y", from).unwrap();
+        assert_eq!(self::text(&client), "y");
+        logged(&server, &seen);
+    }
+}
+
 fn a_server_that_cannot_be_reached_is_a_failure(driver: Driver) {
     let behind = socket();
     let (dead, address) = (socket().local_addr().unwrap(), behind.local_addr().unwrap());
@@ -277,22 +313,105 @@ fn long_and_joined_datagrams_are_whole(driver: Driver) {
     }
 }
 
+fn what_arrives_together_leaves_together_in_order(driver: Driver) {
+    const COUNT: u8 = 30;
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let configuration = stream_configuration(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; }}"));
+    let server = Setup::configuration(&configuration.replace("worker_processes 2", "worker_processes 1")).start();
+    let clients = [client(&server, 1), client(&server, 1)];
+    let mut sessions = Vec::new();
+    for client in &clients {
+        client.send(b"first").unwrap();
+        let (_, from) = next(&behind);
+        behind.send_to(b"answer", from).unwrap();
+        assert_eq!(text(client), "answer");
+        sessions.push(from);
+    }
+    // Joined datagrams stay so, and the kernel joins none by itself over the loopback device.
+    [&behind, &clients[0], &clients[1]].map(|socket| set_option(socket, libc::UDP_GRO, 1));
+    server.with_worker_stopped(|| {
+        for number in 0..COUNT {
+            (0u8..).zip(&clients).for_each(|(client, socket)| drop(socket.send(&numbered(client, number)).unwrap()));
+        }
+    });
+    let (arrived, pieces) = received_numbers(&behind, 2 * usize::from(COUNT));
+    for client in 0..2 {
+        let numbers = arrived.iter().filter(|(of, _)| *of == client).map(|(_, number)| *number);
+        assert!(numbers.eq(0..COUNT), "{arrived:?}");
+    }
+    assert!(pieces <= usize::from(COUNT), "{pieces} pieces");
+    // The same with answers.
+    server.with_worker_stopped(|| {
+        for number in 0..COUNT {
+            let sessions = (0u8..).zip(&sessions);
+            sessions.for_each(|(client, to)| drop(behind.send_to(&numbered(client, number), to).unwrap()));
+        }
+    });
+    for (own, client) in (0u8..).zip(&clients) {
+        let (arrived, pieces) = received_numbers(client, usize::from(COUNT));
+        assert!(arrived.into_iter().eq((0..COUNT).map(|number| (own, number))));
+        assert!(pieces <= usize::from(COUNT) / 2, "{pieces} pieces");
+    }
+}
+
+/// A datagram of this client. Not all of its datagrams have the same length.
+fn numbered(client: u8, number: u8) -> Vec<u8> {
+    let mut bytes = vec![client; if number == 20 { 700 } else { 1200 }];
+    bytes[1] = number;
+    bytes
+}
+
+/// So many datagrams, by client and number, and in how many pieces they came.
+fn received_numbers(socket: &UdpSocket, count: usize) -> (Vec<(u8, u8)>, usize) {
+    let (mut numbers, mut pieces) = (Vec::new(), 0);
+    while numbers.len() < count {
+        let (bytes, _) = next(socket);
+        let mut rest = &bytes[..];
+        while let &[client, number, ..] = rest {
+            rest = rest.strip_prefix(&numbered(client, number)[..]).expect("a whole datagram");
+            numbers.push((client, number));
+        }
+        pieces += 1;
+    }
+    (numbers, pieces)
+}
+
+fn joined_datagrams_are_divided_for_a_unix_socket(driver: Driver) {
+    let own = Directory::new();
+    let path = own.path().join("behind");
+    let behind = UnixDatagram::bind(&path).expect("a socket");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).expect("ours");
+    behind.set_read_timeout(Some(DEADLINE)).expect("an option");
+    let server = start(driver, &format!("server {{ listen %TCP% udp; proxy_pass unix:{}; }}", path.display()));
+    let client = client(&server, 1);
+    // The first ones wait for the server, the others go on at once.
+    for _ in 0..3 {
+        send_segments(&client, &[7; 250], 100);
+        let lengths = [(); 3].map(|()| behind.recv(&mut [0; 1000]).expect("a datagram"));
+        assert_eq!(lengths, [100, 100, 50]);
+    }
+}
+
 /// Has the kernel divide what is sent (`UDP_SEGMENT`).
 fn send_segments(socket: &UdpSocket, bytes: &[u8], segment: u16) {
+    set_option(socket, libc::UDP_SEGMENT, segment.into());
+    socket.send(bytes).expect("sent");
+}
+
+fn set_option(socket: &UdpSocket, option: libc::c_int, value: libc::c_int) {
     use std::os::fd::AsRawFd;
-    let segment = libc::c_int::from(segment);
     // SAFETY: the kernel reads an integer that is there.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_UDP,
-            libc::UDP_SEGMENT,
-            (&raw const segment).cast(),
-            size_of_val(&segment) as libc::socklen_t,
+            option,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
         )
     };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
-    socket.send(bytes).expect("sent");
 }
 
 fn a_flood_of_clients_takes_no_more_than_there_is(driver: Driver) {
@@ -318,6 +437,65 @@ fn a_flood_of_clients_takes_no_more_than_there_is(driver: Driver) {
         assert!(std::time::Instant::now() < end, "nobody was answered");
         std::thread::yield_now();
     }
+}
+
+fn sessions_that_are_silent_longest_end_for_new_ones(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let text = format!("{FORMAT}\nserver {{ listen %TCP% udp; proxy_pass {address}; %LOG% }}");
+    let text = stream_configuration(driver, &text).replace("worker_connections 128", "worker_connections 20");
+    let server = Setup::configuration(&text.replace("worker_processes 2", "worker_processes 1")).start();
+    // Two connections for each session. The bytes tell them apart.
+    let clients: Vec<UdpSocket> = (0..10).map(|_| client(&server, 1)).collect();
+    for (number, client) in clients.iter().enumerate() {
+        client.send(&vec![b'x'; number + 1]).unwrap();
+        assert_eq!(next(&behind).0.len(), number + 1);
+    }
+    // The first one goes on talking; the others have been silent long enough in the end.
+    let newcomer = client(&server, 1);
+    behind.set_read_timeout(Some(std::time::Duration::from_millis(10))).unwrap();
+    let end = std::time::Instant::now() + DEADLINE;
+    let mut bytes = [0; 100];
+    while !behind.recv(&mut bytes).is_ok_and(|count| &bytes[..count] == b"new") {
+        assert!(std::time::Instant::now() < end, "no room came free");
+        clients[0].send(b"x").unwrap();
+        newcomer.send(b"new").unwrap();
+    }
+    server.wait_logged("20 worker_connections are not enough");
+    logged(&server, "200 2 0");
+    assert!(server.directory.read("access.log").starts_with("200 2 0 "), "the second one was silent longest");
+    clients[0].send(b"still").unwrap();
+    while !behind.recv(&mut bytes).is_ok_and(|count| &bytes[..count] == b"still") {
+        assert!(std::time::Instant::now() < end, "the first session is gone");
+    }
+}
+
+fn lost_datagrams_are_counted_by_reason(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let blocks = format!(
+        "http {{ access_log off; client_body_temp_path %DIR%/body;
+             server {{ listen %UNIX%; location /api {{ api; }} location /metrics {{ prometheus; }} }} }}
+         stream {{ server {{ listen %TCP% udp; listen unix:%DIR%/own.sock udp; proxy_pass {address}; }} }}"
+    );
+    let text = support::configuration(driver, &blocks).replace("worker_connections 128", "worker_connections 20");
+    let server = Setup::configuration(&text.replace("worker_processes 2", "worker_processes 1")).start();
+    let lost = |reason: &str| {
+        let text = server.get("/api/9/gale/datagrams").text().to_owned();
+        let number = text.split(&format!("\"{reason}\":")).nth(1).expect("a figure").trim_start().to_owned();
+        number.split([',', '}']).next().expect("a number").trim().parse::<u64>().expect("a number")
+    };
+    assert_eq!(["no_room", "handed_over", "truncated"].map(lost), [0; 3]);
+    let own = UnixDatagram::unbound().expect("a socket");
+    own.send_to(&[b'x'; 100_000], server.directory.path().join("own.sock")).unwrap();
+    server.wait_logged("recvmsg() truncated data: 1 datagrams to unix:");
+    let clients: Vec<UdpSocket> = (0..30).map(|_| client(&server, 1)).collect();
+    clients.iter().for_each(|client| drop(client.send(b"x").unwrap()));
+    server.wait_logged("datagrams to 127.");
+    assert!((15..=30).contains(&lost("no_room")), "{}", lost("no_room"));
+    assert_eq!(["handed_over", "truncated"].map(lost), [0, 1]);
+    let metrics = server.get("/metrics").text().to_owned();
+    assert!(metrics.contains("gale_stream_datagrams_lost_total{reason=\"truncated\"} 1\n"), "{metrics}");
 }
 
 fn a_flood_of_clients_closes_no_idle_connection_of_http(driver: Driver) {
@@ -515,6 +693,25 @@ fn sessions_survive_a_reload(driver: Driver) {
     assert_eq!(next(&behind), (b"3".to_vec(), from_other));
     behind.send_to(b"4", from_other).unwrap();
     assert_eq!(next(&other).0, b"4");
+}
+
+fn sessions_at_a_removed_address_end_with_worker_shutdown_timeout(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let text = |addresses: &str| {
+        let text = format!("{FORMAT}\nserver {{ {addresses} proxy_pass {address}; %LOG% }}");
+        format!("worker_shutdown_timeout 50ms;\n{}", stream_configuration(driver, &text))
+    };
+    let mut server = Setup::configuration(&text("listen %TCP% udp; listen %TCP2% udp;")).start();
+    let (stays, goes) = (client(&server, 1), client(&server, 2));
+    stays.send(b"stays").unwrap();
+    let (_, from_stays) = next(&behind);
+    goes.send(b"go").unwrap();
+    next(&behind);
+    server.reload(&text("listen %TCP% udp;"));
+    assert_eq!(logged(&server, "200"), format!("200 2 0 {address} 2 0 UDP"));
+    stays.send(b"on").unwrap();
+    assert_eq!(next(&behind), (b"on".to_vec(), from_stays));
 }
 
 fn tcp_and_udp_share_a_port(driver: Driver) {

@@ -358,6 +358,16 @@ impl Server {
         }
     }
 
+    /// Does something while the worker process does not run: it finds all of it at once.
+    #[track_caller]
+    pub fn with_worker_stopped(&self, act: impl FnOnce()) {
+        let worker = self.worker();
+        rustix::process::kill_process(worker, Signal::STOP).expect("it runs");
+        processes::wait_stopped(worker);
+        act();
+        rustix::process::kill_process(worker, Signal::CONT).expect("it is there");
+    }
+
     #[track_caller]
     pub fn signal(&self, signal: Signal) {
         rustix::process::kill_process(self.pid(), signal).expect("it runs");

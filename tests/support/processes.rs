@@ -26,6 +26,19 @@ pub fn wait_ended(pid: Pid) -> bool {
     }
 }
 
+/// Waits until no thread of a process that was told to stop runs any more.
+pub(super) fn wait_stopped(pid: Pid) {
+    let end = Instant::now() + DEADLINE;
+    let is_stopped = |task: fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).expect("it is there");
+        stat.rsplit(") ").next().is_some_and(|fields| fields.starts_with('T'))
+    };
+    while !fs::read_dir(format!("/proc/{pid}/task")).expect("it is there").flatten().all(is_stopped) {
+        assert!(Instant::now() < end, "{pid} runs on");
+        std::thread::yield_now();
+    }
+}
+
 /// Waits until no process is in `directory` any more; those that do not end are returned with their command lines.
 pub(super) fn wait_none_left(directory: &Path) -> Vec<String> {
     for pid in in_directory(directory) {

@@ -63,7 +63,7 @@ async fn send(session: &mut Session, conf: &Conf) -> u16 {
     }
     if let Some(client) = session.datagrams() {
         let length = text.len();
-        if client.send(&text, length).is_ok() {
+        if client.send(&text).is_ok() {
             session.count_sent(length);
         }
         return session::OK;

@@ -30,7 +30,8 @@ use super::advance;
 use super::handover::{Handed, Inbox, Owner, Owners, TIMES_MAX};
 use super::listed::Listed;
 use super::worker::{StreamWorker, place_of};
-use crate::session::datagrams::{DatagramClient, DatagramInlet, PLACE_BYTES, with_batch};
+use crate::session::datagrams::{Arrived, DatagramClient, DatagramInlet, Forwarding, PLACE_BYTES, with_batch};
+use crate::session::loss::Loss;
 use crate::session::{Client, Session};
 use crate::upstream::settings::ProxySettings;
 
@@ -210,7 +211,9 @@ impl Receiver {
             let polled = with_batch(|batch| {
                 let polled = self.socket.poll_recv_batch(context, batch);
                 if let Poll::Ready(Ok(_)) = polled {
-                    batch.iter().for_each(|(received, bytes)| self.take(received, bytes));
+                    let mut forwarding = Forwarding::default();
+                    batch.iter().for_each(|(received, bytes)| self.take(received, bytes, &mut forwarding));
+                    self.count_lost(forwarding.flush());
                     batch.clear();
                 }
                 polled
@@ -231,13 +234,14 @@ impl Receiver {
     }
 
     /// Takes one datagram, or several of one sender.
-    fn take(&self, received: &Received, bytes: &[u8]) {
+    fn take<'b>(&self, received: &Received, bytes: &'b [u8], forwarding: &mut Forwarding<'b>) {
         if received.is_truncated {
             // A part of it would be another message than the one that was sent.
+            Loss::Truncated.note(1);
             return self.truncated.set(self.truncated.get() + 1);
         }
         let key = (received.source.clone(), self.local(received));
-        self.take_for(key, bytes, received.stride, 0);
+        self.take_for(key, bytes, received.stride, 0, forwarding);
     }
 
     /// Our address, as the client has it.
@@ -252,24 +256,28 @@ impl Receiver {
     }
 
     /// Takes what a client has sent, which was handed over so often.
-    fn take_for(&self, key: Key, bytes: &[u8], stride: usize, times: u8) {
+    fn take_for<'b>(&self, key: Key, bytes: &'b [u8], stride: usize, times: u8, forwarding: &mut Forwarding<'b>) {
         if let Some(inlet) = self.sessions.borrow().get(&key)
             && !inlet.is_closed()
         {
-            if !inlet.take(bytes, stride) {
-                self.lost.set(self.lost.get() + 1);
+            if !inlet.take(bytes, stride, forwarding) {
+                self.count_lost(Arrived::count_of(bytes.len(), stride));
             }
             return;
         }
         match self.owners.claim(&key) {
-            Owner::Other(_) if times >= TIMES_MAX => self.lost.set(self.lost.get() + 1),
+            Owner::Other(_) if times >= TIMES_MAX => {
+                let datagrams = Arrived::count_of(bytes.len(), stride);
+                Loss::HandedOver.note(datagrams);
+                self.lost.set(self.lost.get() + datagrams);
+            }
             Owner::Other(seat) => {
                 self.owners.hand_over(seat, Handed { key, bytes: bytes.to_vec(), stride, times: times + 1 });
             }
             // The address is gone.
             Owner::Nobody => {}
             Owner::Own => {
-                if !self.begin(&key, bytes, stride) {
+                if !self.begin(&key, bytes, stride, forwarding) {
                     self.release_unused(&key);
                 }
             }
@@ -284,22 +292,24 @@ impl Receiver {
     }
 
     fn take_handed(&self, batch: Vec<Handed>) {
-        for Handed { key, bytes, stride, times } in batch {
-            self.take_for(key, &bytes, stride, times);
+        let mut forwarding = Forwarding::default();
+        for Handed { key, bytes, stride, times } in &batch {
+            self.take_for(key.clone(), bytes, *stride, *times, &mut forwarding);
         }
+        self.count_lost(forwarding.flush());
         self.owners.flush();
         self.tell_lost();
     }
 
     /// Begins a session of a client of this loop with its first datagram. One that came with it, of several, may begin
     /// the next. False if there is none.
-    fn begin(&self, key: &Key, bytes: &[u8], stride: usize) -> bool {
+    fn begin<'b>(&self, key: &Key, bytes: &'b [u8], stride: usize, forwarding: &mut Forwarding<'b>) -> bool {
         let configured = self.worker.configuration();
         let stream = configured.stream();
         let local = || Some(key.1.clone());
         let Some(place) = place_of(stream, &self.address, SocketKind::Datagram, local) else { return false };
         if !self.make_room() {
-            self.lost.set(self.lost.get() + 1);
+            self.count_lost(Arrived::count_of(bytes.len(), stride));
             return false;
         }
         let server = stream.addresses[place].servers.default;
@@ -312,7 +322,9 @@ impl Receiver {
             Ok(requests @ 1..) => bytes.split_at(bytes.len().min(stride.max(1).saturating_mul(requests))),
             _ => (bytes, &[][..]),
         };
-        inlet.take(first, stride);
+        if !inlet.take(first, stride, forwarding) {
+            self.count_lost(Arrived::count_of(first.len(), stride));
+        }
         let info = ConnectionInfo::accepted(key.0.clone(), Rc::clone(&self.address));
         let generation = stream.generation;
         let listed = Listed::new(&self.worker.table, generation, Rc::clone(&self.address), Some(inlet.clone()));
@@ -326,7 +338,7 @@ impl Receiver {
         session.hold(Opened { receiver: self.itself.clone(), key: key.clone(), inlet });
         listed.set_task(gale_runtime::spawn(advance::run(session, Rc::clone(&listed))));
         if !rest.is_empty() {
-            self.take_for(key.clone(), rest, stride, 0);
+            self.take_for(key.clone(), rest, stride, 0, forwarding);
         }
         true
     }
@@ -343,9 +355,16 @@ impl Receiver {
         has_room()
     }
 
+    fn count_lost(&self, datagrams: u64) {
+        Loss::NoRoom.note(datagrams);
+        self.lost.set(self.lost.get() + datagrams);
+    }
+
     /// Has it told how many datagrams were lost: at once, and then once a second at most.
     fn tell_lost(&self) {
-        self.lost.set(self.lost.get() + self.owners.take_dropped());
+        let dropped = self.owners.take_dropped();
+        Loss::HandedOver.note(dropped);
+        self.lost.set(self.lost.get() + dropped);
         let has_news = self.lost.get() > 0 || self.truncated.get() > 0;
         if !has_news || self.is_telling.replace(true) {
             return;

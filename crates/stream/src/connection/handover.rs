@@ -17,6 +17,7 @@ use hashbrown::{DefaultHashBuilder, HashMap};
 use parking_lot::Mutex;
 
 use super::datagrams::Key;
+use crate::session::datagrams::Arrived;
 
 /// How many batches wait for a loop at most.
 const BATCHES_MAX: usize = 64;
@@ -210,7 +211,7 @@ impl Owners {
     }
 
     fn send(&self, Outgoing { seat, batch, bytes }: Outgoing) {
-        let count = batch.len() as u64;
+        let count: u64 = batch.iter().map(|handed| Arrived::count_of(handed.bytes.len(), handed.stride)).sum();
         let loops = self.table.loops.lock();
         let sent = loops.get(seat).and_then(Option::as_ref).is_some_and(|seat| {
             // What one batch is above the bound does not matter.

@@ -6,11 +6,13 @@
 //!   socket ◄───────────────────────────── session's task ◄── server's socket
 //! ```
 //!
-//! What a client sends goes on to the server without waking the session's task, as long as nothing holds it back.
+//! What a client sends goes on to the server without waking the session's task, as long as nothing holds it back. What
+//! arrived together leaves together, at the end of the batch ([`Forwarding`]).
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
+use std::iter;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
@@ -52,7 +54,9 @@ struct Shared {
     says_source: bool,
     waiting: RefCell<VecDeque<Arrived>>,
     waiting_bytes: Cell<usize>,
-    outlet: RefCell<Option<Rc<Datagram>>>,
+    outlet: RefCell<Option<Rc<Outlet>>>,
+    /// The kernel divides on the way to the client.
+    divides: Cell<bool>,
     /// Why the server could not be sent to.
     failure: Cell<Option<io::Error>>,
     waker: Cell<Option<Waker>>,
@@ -67,6 +71,13 @@ struct Shared {
     is_closed: Cell<bool>,
     /// So many datagrams are the session's; 0 for all.
     datagrams_max: Cell<u64>,
+}
+
+/// A session's socket to its server.
+pub struct Outlet {
+    socket: Datagram,
+    /// The kernel divides on the way to the server.
+    divides: Cell<bool>,
 }
 
 /// One datagram, or several of the same length one behind the other.
@@ -97,8 +108,10 @@ pub fn with_batch<T>(receive: impl FnOnce(&mut ReceiveBatch) -> T) -> T {
 impl DatagramClient {
     /// A client that sends from `remote` to `local`.
     pub fn new(socket: Rc<Datagram>, remote: SocketAddress, local: SocketAddress, says_source: bool) -> DatagramClient {
+        let divides = Cell::new(remote.inet().is_some());
         DatagramClient(Rc::new(Shared {
             socket,
+            divides,
             remote,
             local,
             says_source,
@@ -153,7 +166,7 @@ impl DatagramClient {
     }
 
     /// From now on what comes goes to this socket at once.
-    pub fn forward_to(&self, outlet: Rc<Datagram>) {
+    pub fn forward_to(&self, outlet: Rc<Outlet>) {
         self.0.outlet.replace(Some(outlet));
     }
 
@@ -183,14 +196,27 @@ impl DatagramClient {
         Poll::Pending
     }
 
-    /// Sends datagrams to the client, of which each has `stride` bytes but the last one.
+    /// Sends a datagram to the client.
     ///
     /// # Errors
     /// The kernel's. What cannot leave is lost.
-    pub fn send(&self, bytes: &[u8], stride: usize) -> io::Result<()> {
-        let Shared { socket, remote, local, says_source, .. } = &*self.0;
+    pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut result = Ok(());
+        self.send_all(iter::once((bytes, usize::MAX)), |_, sent| result = sent);
+        result
+    }
+
+    /// Sends datagrams to the client, each with the stride of those that it is, and tells what became of them. What
+    /// cannot leave is lost.
+    pub fn send_all<'b>(
+        &self,
+        datagrams: impl Iterator<Item = (&'b [u8], usize)>,
+        tell: impl FnMut(&Transmit<'_>, io::Result<()>),
+    ) {
+        let Shared { socket, remote, local, says_source, divides, .. } = &*self.0;
         let source = local.inet().filter(|_| *says_source).map(|address| address.ip());
-        send_segments(socket, Transmit { source, ..Transmit::to(remote, bytes) }, stride)
+        let transmit = |(bytes, stride)| Transmit { source, ..segments(Transmit::to(remote, bytes), stride) };
+        send_all(socket, divides, datagrams.map(transmit).collect(), tell);
     }
 }
 
@@ -200,25 +226,119 @@ impl Drop for DatagramClient {
     }
 }
 
-/// Sends datagrams one behind the other: as segments that the kernel divides, or each by itself where it cannot.
-///
-/// # Errors
-/// The kernel's, of the first one that could not leave.
-pub fn send_segments(socket: &Datagram, transmit: Transmit<'_>, stride: usize) -> io::Result<()> {
-    if transmit.contents.len() <= stride {
-        return socket.try_send_batch(&[transmit]).map(drop);
+impl Outlet {
+    /// A socket that is connected to this server.
+    pub fn new(socket: Datagram, server: &SocketAddress) -> Outlet {
+        Outlet { socket, divides: Cell::new(server.inet().is_some()) }
     }
-    let segment_bytes = u16::try_from(stride).ok();
-    if segment_bytes.is_some() {
-        match socket.try_send_batch(&[Transmit { segment_bytes, ..transmit }]) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE)) => {}
-            sent => return sent.map(drop),
+
+    /// What the server sends comes here.
+    pub fn socket(&self) -> &Datagram {
+        &self.socket
+    }
+
+    /// Sends datagrams to the server, of which each has `stride` bytes but the last one.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn send(&self, bytes: &[u8], stride: usize) -> io::Result<()> {
+        let mut result = Ok(());
+        self.send_all(iter::once((bytes, stride)), |_, sent| result = sent);
+        result
+    }
+
+    /// Sends datagrams to the server, and tells what became of each.
+    fn send_all<'b>(
+        &self,
+        datagrams: impl Iterator<Item = (&'b [u8], usize)>,
+        tell: impl FnMut(&Transmit<'_>, io::Result<()>),
+    ) {
+        let transmits = datagrams.map(|(bytes, stride)| segments(Transmit::to_peer(bytes), stride)).collect();
+        send_all(&self.socket, &self.divides, transmits, tell);
+    }
+}
+
+/// The contents are datagrams of `stride` bytes, the last one perhaps shorter.
+fn segments(transmit: Transmit<'_>, stride: usize) -> Transmit<'_> {
+    let is_one = transmit.contents.len() <= stride;
+    Transmit { segment_bytes: u16::try_from(stride).ok().filter(|_| !is_one), ..transmit }
+}
+
+/// How many datagrams it is.
+pub fn count_of(transmit: &Transmit<'_>) -> u64 {
+    Arrived::count_of(transmit.contents.len(), transmit.segment_bytes.map_or(usize::MAX, usize::from))
+}
+
+/// Sends these in order, in few calls, and tells what became of each.
+///
+/// Neighbours of one length go to the kernel in one piece, until it refuses to divide one: a device may be unable to,
+/// or the length too much for the way. From then on `divides` is false, and each leaves by itself.
+fn send_all(
+    socket: &Datagram,
+    divides: &Cell<bool>,
+    mut transmits: Vec<Transmit<'_>>,
+    mut tell: impl FnMut(&Transmit<'_>, io::Result<()>),
+) {
+    let mut next = 0;
+    while next < transmits.len() {
+        let rest = &mut transmits[next..];
+        rest.iter_mut().for_each(|transmit| transmit.may_join = divides.get());
+        let has_several = rest.len() > 1 || rest[0].segment_bytes.is_some();
+        let sent = if divides.get() { socket.try_send_batch(rest) } else { send_divided(socket, rest) };
+        match sent {
+            Ok(count) => {
+                rest[..count].iter().for_each(|transmit| tell(transmit, Ok(())));
+                next += count;
+            }
+            Err(error) if divides.get() && has_several && is_refusal(&error) => divides.set(false),
+            Err(error) => {
+                tell(&rest[0], Err(error));
+                next += 1;
+            }
         }
     }
-    for contents in transmit.contents.chunks(stride) {
-        socket.try_send_batch(&[Transmit { contents, ..transmit }])?;
+}
+
+/// Sends the first of these, and divides it if it is several; returns how many have left.
+fn send_divided(socket: &Datagram, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+    let single = transmits.iter().take_while(|transmit| transmit.segment_bytes.is_none()).count();
+    if single > 0 {
+        return socket.try_send_batch(&transmits[..single]);
     }
-    Ok(())
+    let transmit = transmits[0];
+    let stride = transmit.segment_bytes.map_or(usize::MAX, usize::from);
+    for contents in transmit.contents.chunks(stride) {
+        socket.try_send_batch(&[Transmit { contents, segment_bytes: None, ..transmit }])?;
+    }
+    Ok(1)
+}
+
+/// Whether the kernel cannot divide what it was given.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE))
+}
+
+/// What goes to servers at the end of a batch, in the order in which it has come.
+#[derive(Default)]
+pub struct Forwarding<'b> {
+    entries: Vec<(DatagramInlet, &'b [u8], usize)>,
+}
+
+impl Forwarding<'_> {
+    /// Sends it; returns how many were lost, for lack of room or memory.
+    pub fn flush(&mut self) -> u64 {
+        let session = |inlet: &DatagramInlet| Rc::as_ptr(&inlet.0);
+        // Equal ones keep their order.
+        self.entries.sort_by_key(|(inlet, ..)| session(inlet));
+        let of_session = self.entries.chunk_by(|(one, ..), (other, ..)| one.is_of(other));
+        let lost = of_session.map(|entries| {
+            let datagrams = entries.iter().map(|&(_, bytes, stride)| (bytes, stride));
+            entries[0].0.forward(datagrams)
+        });
+        let lost = lost.sum();
+        self.entries.clear();
+        lost
+    }
 }
 
 impl DatagramInlet {
@@ -237,23 +357,17 @@ impl DatagramInlet {
         self.0.last.get()
     }
 
-    /// What the client has sent: goes on to the server, or waits. False if it is lost, for lack of room or memory.
-    pub fn take(&self, bytes: &[u8], stride: usize) -> bool {
+    /// What the client has sent: goes on to the server at the end of the batch, or waits. False if it is lost, for lack
+    /// of room.
+    pub fn take<'b>(&self, bytes: &'b [u8], stride: usize, forwarding: &mut Forwarding<'b>) -> bool {
         let shared = &*self.0;
         let stride = stride.max(1);
         shared.datagrams.set(shared.datagrams.get() + Arrived::count_of(bytes.len(), stride));
         shared.bytes.set(shared.bytes.get() + bytes.len() as u64);
         shared.last.set(gale_runtime::now());
         shared.close_if_full();
-        if let Some(outlet) = &*shared.outlet.borrow() {
-            match send_segments(outlet, Transmit::to_peer(bytes), stride) {
-                Ok(()) => shared.forwarded.set(shared.forwarded.get() + bytes.len() as u64),
-                Err(error) if is_lost(&error) => return false,
-                Err(error) => {
-                    shared.failure.set(Some(error));
-                    shared.wake();
-                }
-            }
+        if shared.outlet.borrow().is_some() {
+            forwarding.entries.push((self.clone(), bytes, stride));
             return true;
         }
         let mut waiting = shared.waiting.borrow_mut();
@@ -269,6 +383,22 @@ impl DatagramInlet {
         shared.waiting_bytes.set(waiting_bytes);
         shared.wake();
         true
+    }
+
+    /// Sends on to the server; returns how many were lost.
+    fn forward<'b>(&self, datagrams: impl Iterator<Item = (&'b [u8], usize)>) -> u64 {
+        let shared = &*self.0;
+        let Some(outlet) = shared.outlet.borrow().clone() else { return 0 };
+        let mut lost = 0;
+        outlet.send_all(datagrams, |transmit, sent| match sent {
+            Ok(()) => shared.forwarded.set(shared.forwarded.get() + transmit.contents.len() as u64),
+            Err(error) if is_lost(&error) => lost += count_of(transmit),
+            Err(error) => {
+                shared.failure.set(Some(error));
+                shared.wake();
+            }
+        });
+        lost
     }
 }
 

@@ -7,6 +7,7 @@ pub mod attempts;
 pub mod configuration;
 pub mod datagrams;
 mod lingering;
+pub mod loss;
 pub mod phases;
 
 use std::cell::{Cell, OnceCell, RefCell};

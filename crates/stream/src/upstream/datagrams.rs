@@ -15,17 +15,18 @@ use gale_base::os_error::OsErrorText;
 use gale_engine::upstream::connecting::CONNECTING;
 use gale_engine::upstream::{Chosen, Timing};
 use gale_engine::variables::subject::Subject;
-use gale_runtime::{Datagram, DatagramOptions, Moment, ReceiveBatch, Timer, Transmit};
+use gale_runtime::{DatagramOptions, Moment, ReceiveBatch, Timer};
 
 use super::pass::{Connected, Failure};
 use super::rate::Rate;
 use super::settings::ProxySettings;
-use crate::session::datagrams::{Arrived, DatagramClient, PLACE_BYTES, is_lost, send_segments, with_batch};
+use crate::session::datagrams::{Arrived, DatagramClient, Outlet, PLACE_BYTES, count_of, is_lost, with_batch};
+use crate::session::loss::Loss;
 use crate::session::{self, Session};
 
 /// A server that a session sends datagrams to.
-pub(super) struct Outlet {
-    socket: Rc<Datagram>,
+pub(super) struct Server {
+    outlet: Rc<Outlet>,
     chosen: Chosen,
 }
 
@@ -62,7 +63,8 @@ pub(super) fn open(
             {
                 session.log_bare(Level::Info, format_args!("udp proxy {local} connected to {}", chosen.name()));
             }
-            Ok(Connected::Datagrams(Outlet { socket: Rc::new(socket), chosen }))
+            let outlet = Rc::new(Outlet::new(socket, chosen.address()));
+            Ok(Connected::Datagrams(Server { outlet, chosen }))
         }
         Err(error) => {
             let (name, text) = (chosen.name(), OsErrorText(&error));
@@ -103,15 +105,15 @@ enum End {
 }
 
 /// Carries a session until it is over; the result is its status.
-pub(super) async fn carry(session: &Session, settings: &ProxySettings, outlet: Outlet) -> u16 {
+pub(super) async fn carry(session: &Session, settings: &ProxySettings, server: Server) -> u16 {
     let client = session.datagrams().expect("a session over UDP has datagrams");
     let (upload_rate, download_rate) = settings.rates(session);
     let mut carrier = Carrier {
         session,
         settings,
         client,
-        socket: Rc::clone(&outlet.socket),
-        chosen: outlet.chosen,
+        outlet: server.outlet,
+        chosen: server.chosen,
         header: settings.proxy_header(session),
         upload: Rate::new(upload_rate),
         download: Rate::new(download_rate),
@@ -131,7 +133,7 @@ struct Carrier<'s> {
     session: &'s Session,
     settings: &'s ProxySettings,
     client: &'s DatagramClient,
-    socket: Rc<Datagram>,
+    outlet: Rc<Outlet>,
     chosen: Chosen,
     /// Goes before the first datagram, in the same one.
     header: Vec<u8>,
@@ -190,7 +192,7 @@ impl Carrier<'_> {
                 Poll::Pending => {
                     let may_forward = !self.upload.is_limited() && self.header.is_empty();
                     if may_forward && !std::mem::replace(&mut self.is_forwarding, true) {
-                        self.client.forward_to(Rc::clone(&self.socket));
+                        self.client.forward_to(Rc::clone(&self.outlet));
                     }
                     return Ok(());
                 }
@@ -200,13 +202,13 @@ impl Carrier<'_> {
             }
             let Some(Arrived { bytes, stride }) = self.client.take() else { continue };
             let sent = if self.header.is_empty() {
-                send_segments(&self.socket, Transmit::to_peer(&bytes), stride)
+                self.outlet.send(&bytes, stride)
             } else {
                 self.send_with_header(&bytes, stride)
             };
             match sent {
                 Ok(()) => self.sent += bytes.len() as u64,
-                Err(error) if is_lost(&error) => {}
+                Err(error) if is_lost(&error) => Loss::NoRoom.note(Arrived::count_of(bytes.len(), stride)),
                 Err(error) => return Err(End::Lost("send() failed", error)),
             }
             self.last_passed = gale_runtime::now();
@@ -217,10 +219,10 @@ impl Carrier<'_> {
     fn send_with_header(&mut self, bytes: &[u8], stride: usize) -> io::Result<()> {
         let (first, rest) = bytes.split_at(bytes.len().min(stride));
         let datagram = [&self.header, first].concat();
-        send_segments(&self.socket, Transmit::to_peer(&datagram), datagram.len())?;
+        self.outlet.send(&datagram, datagram.len())?;
         // If it is lost, the next one has the header.
         self.sent += std::mem::take(&mut self.header).len() as u64;
-        if rest.is_empty() { Ok(()) } else { send_segments(&self.socket, Transmit::to_peer(rest), stride) }
+        if rest.is_empty() { Ok(()) } else { self.outlet.send(rest, stride) }
     }
 
     /// Gives the client what the server has answered.
@@ -235,7 +237,7 @@ impl Carrier<'_> {
             if self.download.poll_allowance(context).is_pending() {
                 return Ok(());
             }
-            let received = with_batch(|batch| match self.socket.poll_recv_batch(context, batch) {
+            let received = with_batch(|batch| match self.outlet.socket().poll_recv_batch(context, batch) {
                 Poll::Pending => None,
                 Poll::Ready(Ok(_)) => {
                     self.pass_answers(batch);
@@ -280,16 +282,18 @@ impl Carrier<'_> {
                     self.chosen.is_there();
                 }
             }
-            if received.is_truncated {
-                // The server has answered, though the client must not take a part for the whole.
-                self.truncated += 1;
-                continue;
-            }
-            // A client that cannot be reached misses it, as it would any other.
-            if self.client.send(bytes, received.stride.max(1)).is_ok() {
-                session.count_sent(bytes.len());
-            }
         }
+        // The server has answered with these, too, though the client must not take a part for the whole.
+        let truncated = batch.iter().filter(|(received, _)| received.is_truncated).count() as u64;
+        Loss::Truncated.note(truncated);
+        self.truncated += truncated;
+        let whole = batch.iter().filter(|(received, _)| !received.is_truncated);
+        let whole = whole.map(|(received, bytes)| (bytes, received.stride.max(1)));
+        // A client that cannot be reached misses them, as it would any other.
+        self.client.send_all(whole, |transmit, sent| match sent {
+            Ok(()) => session.count_sent(transmit.contents.len()),
+            Err(_) => Loss::NoRoom.note(count_of(transmit)),
+        });
     }
 
     /// Whether everything has gone to the server, and all answers have come.

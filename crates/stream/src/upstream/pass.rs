@@ -87,7 +87,7 @@ pub async fn pass_on(session: &mut Session, settings: &ProxySettings) -> u16 {
 /// What a session goes on with.
 pub(super) enum Connected {
     Stream(Server),
-    Datagrams(datagrams::Outlet),
+    Datagrams(datagrams::Server),
 }
 
 fn end_attempt(session: &Session) {

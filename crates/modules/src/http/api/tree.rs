@@ -4,7 +4,7 @@
 //!   nginx  processes  connections  slabs  resolvers  ssl  workers
 //!   http   requests  server_zones  location_zones  caches  limit_conns  limit_reqs  upstreams
 //!   stream server_zones  limit_conns  upstreams                     where there is a stream block
-//!   gale   loops  pools  memory  files                              Gale's own
+//!   gale   loops  pools  memory  files  datagrams                   Gale's own
 //! ```
 //!
 //! Nothing here waits or belongs to a loop: it may run in any thread.
@@ -26,6 +26,7 @@ use gale_http::configuration::HttpConfiguration;
 use gale_http::upstream::caching::CacheStatus;
 use gale_runtime::{Moment, Rung};
 use gale_stream::session::configuration::StreamConfiguration;
+use gale_stream::session::loss::Loss;
 use serde_json::{Map, Value, json};
 
 use super::answer::Fault;
@@ -102,7 +103,7 @@ pub(super) fn read(view: &View, path: &[&str], fields: &Fields) -> Result<Value,
             return Ok(json!(names));
         }
         ["stream"] if view.has_stream() => return Ok(json!(["server_zones", "limit_conns", "upstreams"])),
-        ["gale"] => return Ok(json!(["loops", "pools", "memory", "files"])),
+        ["gale"] => return Ok(json!(["loops", "pools", "memory", "files", "datagrams"])),
         ["nginx"] => view.nginx(),
         ["processes"] => json!({ "respawned": gale_process::respawned() }),
         ["connections"] => connections(&totals_since_reset()),
@@ -163,6 +164,7 @@ pub(super) fn read(view: &View, path: &[&str], fields: &Fields) -> Result<Value,
         ["gale", "pools"] => return Ok(pools()),
         ["gale", "memory"] => view.memory(),
         ["gale", "files"] => files(),
+        ["gale", "datagrams"] => datagrams(),
         _ => return Err(Fault::path()),
     };
     Ok(fields.keep(value))
@@ -191,6 +193,7 @@ pub(in crate::http) const ROOTS: &[&[&str]] = &[
     &["gale", "pools"],
     &["gale", "memory"],
     &["gale", "files"],
+    &["gale", "datagrams"],
 ];
 
 /// All that the dashboard shows: what is not there, as `stream` may not be, is left out.
@@ -600,6 +603,12 @@ fn files() -> Value {
         "mispredictions": counters.mispredictions,
         "shared_reads": counters.shared_reads,
     })
+}
+
+/// Datagrams that stream has lost, by reason.
+fn datagrams() -> Value {
+    let lost: Map<String, Value> = Loss::ALL.iter().map(|loss| (loss.name().to_owned(), loss.count().into())).collect();
+    json!({ "lost": lost })
 }
 
 #[cfg(test)]

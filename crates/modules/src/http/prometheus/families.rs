@@ -20,6 +20,7 @@ use gale_http::upstream::caching::CacheStatus;
 use gale_runtime::stall::StallKind;
 use gale_runtime::{FileCounters, Moment, PoolStatus, Remote, Rung};
 use gale_stream::session::configuration::StreamConfiguration;
+use gale_stream::session::loss::Loss;
 
 use super::text::{Kind, Out, label, seconds};
 use crate::http::otel::SPANS;
@@ -747,6 +748,9 @@ pub(super) static FAMILIES: &[Family] = &[
             out.quantile(&labels, name, times.quantile(quantile));
         }
         out.sum_and_count(&labels, times.sum(), times.count());
+    }),
+    row("gale_stream_datagrams_lost", Counter, "Datagrams that stream has lost.", once, |_, _, out| {
+        Loss::ALL.iter().for_each(|loss| out.sample(&[("reason", loss.name())], loss.count()));
     }),
     row("gale_shared_bytes", Gauge, "Memory that loops have given each other.", once, |_, _, out| {
         out.sample(&[], gale_runtime::shared_bytes());
