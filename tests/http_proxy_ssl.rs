@@ -21,6 +21,7 @@ with_each_driver!(
     requests_and_responses_of_any_size_are_whole,
     a_url_may_have_variables_and_a_usual_port,
     only_good_certificates_are_taken_where_they_are_verified,
+    an_authority_that_was_renewed_with_the_same_key_is_trusted_beside_its_old_certificate,
     servers_are_told_the_name_only_if_that_is_asked_for,
     servers_that_ask_get_the_certificate,
     the_name_of_the_certificate_may_have_variables,
@@ -236,6 +237,19 @@ fn only_good_certificates_are_taken_where_they_are_verified(driver: Driver) {
             server.directory.wait_line("error.log", error);
             server.stop();
         }
+    }
+}
+
+fn an_authority_that_was_renewed_with_the_same_key_is_trusted_beside_its_old_certificate(driver: Driver) {
+    let authority = Authority::new("authority");
+    let expired = authority.renewed("authority", |params| params.not_after = rcgen::date_time_ymd(2002, 1, 1));
+    let behind = Behind::new(&authority.ecdsa(&["example.com"]));
+    let text = "proxy_ssl_verify on; proxy_ssl_name example.com; proxy_ssl_trusted_certificate %DIR%/ca.crt; proxy_ssl_crl %DIR%/crl.pem;";
+    for trusted in [[expired.as_str(), &authority.pem], [&authority.pem, expired.as_str()]] {
+        let setup = proxy(driver, &behind, text).file("ca.crt", trusted.concat());
+        let server = setup.file("crl.pem", authority.revocations()).start();
+        exchange(&server, &behind);
+        server.stop();
     }
 }
 

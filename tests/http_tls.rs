@@ -36,6 +36,7 @@ with_each_driver!(
     a_handshake_that_is_refused_says_so,
     certificates_of_clients_are_judged,
     authorities_of_clients_are_judged_too,
+    an_authority_that_was_renewed_with_the_same_key_is_trusted_beside_its_old_certificate,
     a_slow_client_gets_all_of_a_file,
     keys_may_have_passwords,
     certificates_may_have_names_with_variables,
@@ -527,6 +528,30 @@ fn authorities_of_clients_are_judged_too(driver: Driver) {
         let mut client = tls.client(&socket(&server), "example.com");
         let answer = client.ask("GET / HTTP/1.1\r\nHost: example.com\r\n\r\n");
         assert_eq!(answer.status, status, "{}", answer.text());
+        server.stop();
+    }
+}
+
+fn an_authority_that_was_renewed_with_the_same_key_is_trusted_beside_its_old_certificate(driver: Driver) {
+    let world = World::new();
+    let clients = Authority::new("clients");
+    let expired = clients.renewed("clients", |params| params.not_after = date_time_ymd(2002, 1, 1));
+    let future = clients.renewed("clients", |params| params.not_before = date_time_ymd(2999, 1, 1));
+    let own = clients.ecdsa(&["client"]);
+    let text = format!(
+        "server {{ listen %UNIX% ssl; {OWN} ssl_client_certificate %DIR%/ca.crt; ssl_verify_client on;
+         error_page 495 =200 /failed; location / {{ return 200 $ssl_client_verify; }} }}"
+    );
+    for (trusted, verdict) in [
+        ([&expired, &future, &clients.pem].map(String::as_str).concat(), "SUCCESS"),
+        ([&clients.pem, &expired].map(String::as_str).concat(), "SUCCESS"),
+        // As with OpenSSL: the one that ends last is looked at.
+        ([&expired, &future].map(String::as_str).concat(), "FAILED:certificate is not yet valid"),
+    ] {
+        let server = world.http(driver, &text).file("ca.crt", trusted).start();
+        let tls = Tls::with(&world.authority, &[&TLS13], Some(&own));
+        let answer = tls.client(&socket(&server), "example.com").get("/");
+        assert_eq!(answer.text(), verdict);
         server.stop();
     }
 }

@@ -3,8 +3,9 @@
 #![allow(dead_code, reason = "every test program uses a part of it")]
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, IsCa, Issuer,
-    KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256, SignatureAlgorithm,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertificateSigningRequestParams,
+    DistinguishedName, DnType, IsCa, Issuer, KeyIdMethod, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256,
+    SignatureAlgorithm, date_time_ymd,
 };
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -29,12 +30,30 @@ impl Authority {
     /// One whose certificate says something else.
     pub fn with(name: &str, change: impl FnOnce(&mut CertificateParams)) -> Authority {
         let key = KeyPair::generate().expect("a key");
-        let mut params = CertificateParams::new(Vec::new()).expect("no names");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name = named(name);
+        let mut params = authority_params(name);
         change(&mut params);
         let certificate = params.self_signed(&key).expect("a certificate");
         Authority { pem: certificate.pem(), issuer: Issuer::new(params, key) }
+    }
+
+    /// Another certificate of the same name and key, in PEM.
+    pub fn renewed(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> String {
+        let mut params = authority_params(name);
+        change(&mut params);
+        params.self_signed(self.issuer.key()).expect("a certificate").pem()
+    }
+
+    /// A list of revoked certificates on which none stands, in PEM.
+    pub fn revocations(&self) -> String {
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2001, 1, 1),
+            next_update: date_time_ymd(2999, 1, 1),
+            crl_number: 1.into(),
+            issuing_distribution_point: None,
+            revoked_certs: Vec::new(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        list.signed_by(&self.issuer).and_then(|list| list.pem()).expect("a list")
     }
 
     /// A certificate for these names; the first one is its subject's.
@@ -67,6 +86,13 @@ pub fn params(names: &[&str]) -> CertificateParams {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let mut params = CertificateParams::new(names.clone()).expect("names");
     params.distinguished_name = named(&names[0]);
+    params
+}
+
+fn authority_params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::new(Vec::new()).expect("no names");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.distinguished_name = named(name);
     params
 }
 

@@ -190,12 +190,16 @@ fn judge_chain(
     now: UnixTime,
     is_strictly_good: impl FnOnce() -> bool,
 ) -> Result<(), Fault> {
-    let now = i64::try_from(now.as_secs()).ok().and_then(|now| ASN1Time::from_timestamp(now).ok());
-    let now = now.ok_or(Fault::BadSignature)?;
+    let now = asn1(now)?;
     match judge_by_hand(rules, purpose, own, others, now, false) {
         Err(Fault::UnknownExtension) if is_strictly_good() => judge_by_hand(rules, purpose, own, others, now, true),
         judged => judged,
     }
+}
+
+fn asn1(time: UnixTime) -> Result<ASN1Time, Fault> {
+    let time = i64::try_from(time.as_secs()).ok().and_then(|time| ASN1Time::from_timestamp(time).ok());
+    time.ok_or(Fault::BadSignature)
 }
 
 /// The certificates from a client's to its authority's, of a chain that was found good.
@@ -204,7 +208,8 @@ pub fn verified_chain(rules: &ClientRules, chain: &[CertificateDer<'static>]) ->
     let trusted = parse_all(&rules.authorities, usize::MAX);
     let others = parse_all(others, CHAIN_MAX);
     let Ok((_, own)) = X509Certificate::from_der(own) else { return Vec::new() };
-    let chain = find_chain(&own, &trusted, &others);
+    let Ok(now) = asn1(UnixTime::now()) else { return Vec::new() };
+    let chain = find_chain(&own, &trusted, &others, now);
     chain.map_or_else(|_| Vec::new(), |chain| chain.iter().map(|certificate| certificate.as_raw().to_vec()).collect())
 }
 
@@ -233,7 +238,7 @@ fn judge_by_hand(
 ) -> Result<(), Fault> {
     let (trusted, others) = (parse_all(&rules.authorities, usize::MAX), parse_all(others, CHAIN_MAX));
     let (_, own) = X509Certificate::from_der(own).map_err(|_| Fault::BadSignature)?;
-    let chain = find_chain(&own, &trusted, &others)?;
+    let chain = find_chain(&own, &trusted, &others, now)?;
     // Neither the client's nor the last one's.
     if chain.len().saturating_sub(2) as u64 > rules.depth {
         return Err(Fault::ChainTooLong);
@@ -271,6 +276,7 @@ fn find_chain<'c, 'd>(
     own: &'c X509Certificate<'d>,
     trusted: &'c [X509Certificate<'d>],
     others: &'c [X509Certificate<'d>],
+    now: ASN1Time,
 ) -> Result<Vec<&'c X509Certificate<'d>>, Fault> {
     let mut chain = vec![own];
     loop {
@@ -283,10 +289,7 @@ fn find_chain<'c, 'd>(
                 (false, _) => return Err(Fault::SelfSignedInChain),
             }
         }
-        let is_issuer = |candidate: &&X509Certificate<'_>| {
-            candidate.subject().as_raw() == last.issuer().as_raw() && has_signed(candidate, last)
-        };
-        let found = trusted.iter().find(is_issuer).or_else(|| others.iter().find(is_issuer));
+        let found = find_issuer(last, trusted, now).or_else(|| find_issuer(last, others, now));
         match found {
             Some(issuer) if chain.len() < CHAIN_MAX => chain.push(issuer),
             Some(_) => return Err(Fault::ChainTooLong),
@@ -294,6 +297,24 @@ fn find_chain<'c, 'd>(
             None => return Err(Fault::NoIssuer),
         }
     }
+}
+
+/// The issuer of a certificate. An authority that was renewed with the same key has several certificates that fit: as
+/// with OpenSSL one that is valid now goes first, then the one that is valid the longest. A signature is checked in this
+/// order, so that more certificates of the same name cost no more checks.
+fn find_issuer<'c, 'd>(
+    certificate: &X509Certificate<'_>,
+    candidates: &'c [X509Certificate<'d>],
+    now: ASN1Time,
+) -> Option<&'c X509Certificate<'d>> {
+    let is_named = |candidate: &&X509Certificate<'_>| candidate.subject().as_raw() == certificate.issuer().as_raw();
+    let mut named: Vec<_> = candidates.iter().filter(is_named).collect();
+    named.sort_by_key(|candidate| {
+        let validity = candidate.validity();
+        let is_valid = validity.not_before <= now && now <= validity.not_after;
+        std::cmp::Reverse((is_valid, validity.not_after))
+    });
+    named.into_iter().find(|candidate| has_signed(candidate, certificate))
 }
 
 fn is_self_issued(certificate: &X509Certificate<'_>) -> bool {
@@ -471,5 +492,41 @@ impl ClientCertVerifier for TakesAny {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+
+    use super::*;
+
+    #[test]
+    fn among_certificates_of_the_same_key_one_that_is_valid_leads_to_the_authority() {
+        let params = |name: &str, years: (i32, i32)| {
+            let mut params = CertificateParams::new(Vec::new()).unwrap();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.distinguished_name.push(DnType::CommonName, name);
+            (params.not_before, params.not_after) = (date_time_ymd(years.0, 1, 1), date_time_ymd(years.1, 1, 1));
+            params
+        };
+        let (old, usual) = ((2000, 2001), (2002, 2999));
+        let [root_key, between_key, own_key] = [(); 3].map(|()| KeyPair::generate().unwrap());
+        let root = params("root", usual).self_signed(&root_key).unwrap();
+        let by_root = Issuer::new(params("root", usual), root_key);
+        let between = [old, usual].map(|years| params("between", years).signed_by(&between_key, &by_root).unwrap());
+        let by_between = Issuer::new(params("between", usual), between_key);
+        let mut own = params("own", usual);
+        own.is_ca = IsCa::NoCa;
+        let own = own.signed_by(&own_key, &by_between).unwrap();
+        let rules = ClientRules { authorities: vec![root.der().clone()], depth: 5, ..ClientRules::default() };
+        let [old, new] = between.map(|between| between.der().clone());
+        let judged = |others: &[&CertificateDer<'static>]| {
+            let chain: Vec<_> = [&[own.der()], others].concat().into_iter().cloned().collect();
+            judge(&rules, &chain)
+        };
+        assert_eq!(judged(&[&old, &new]), Verdict::Good);
+        assert_eq!(judged(&[&new, &old]), Verdict::Good);
+        assert_eq!(judged(&[&old]), Verdict::Bad(Fault::Expired));
     }
 }
