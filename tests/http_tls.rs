@@ -19,7 +19,7 @@ use rustls::compress::{CertDecompressor, DecompressionFailed};
 use rustls::version::{TLS12, TLS13};
 use rustls::{CertificateCompressionAlgorithm, HandshakeKind, ProtocolVersion};
 use support::{Backend, Client, Driver, Server, Setup, with_each_driver};
-use tls::{AnyCertificate, Session, Tls};
+use tls::{AnyCertificate, Session, Tls, old_hello};
 
 with_each_driver!(
     both_versions_answer_and_say_what_they_are,
@@ -34,6 +34,7 @@ with_each_driver!(
     large_answers_and_large_requests_are_whole,
     pipelined_requests_and_closed_connections_end_in_order,
     a_handshake_that_is_refused_says_so,
+    a_client_that_speaks_nothing_newer_than_tls_1_1_is_told_so,
     certificates_of_clients_are_judged,
     authorities_of_clients_are_judged_too,
     an_authority_that_was_renewed_with_the_same_key_is_trusted_beside_its_old_certificate,
@@ -454,6 +455,21 @@ fn a_handshake_that_is_refused_says_so(driver: Driver) {
     assert_eq!(client.get("/").status, 404);
     server.wait_logged("callback failed) while SSL handshaking, client: unix:");
     server.wait_logged("unsupported protocol) while SSL handshaking");
+    server.stop();
+}
+
+fn a_client_that_speaks_nothing_newer_than_tls_1_1_is_told_so(driver: Driver) {
+    let world = World::new();
+    let server = world.server(driver, "return 200 ok;");
+    for (version, low) in [(0x0300, 0), (0x0301, 1), (0x0302, 2)] {
+        let mut client = server.connect();
+        client.send(old_hello(version));
+        // A fatal alert `protocol_version`, in the version that the client speaks.
+        assert_eq!(client.read_to_end(), [21, 3, low, 0, 2, 2, 70]);
+    }
+    let words =
+        "SSL_do_handshake() failed (SSL: error:0A000102:SSL routines::unsupported protocol) while SSL handshaking";
+    server.wait_logged(words);
     server.stop();
 }
 

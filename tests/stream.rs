@@ -16,7 +16,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use support::{Backend, Client, Driver, Server, Setup, stream_configuration, with_each_driver};
-use tls::Tls;
+use tls::{Tls, old_hello};
 
 with_each_driver!(
     bytes_pass_both_ways_and_are_counted,
@@ -35,6 +35,7 @@ with_each_driver!(
     tls_ends_here_and_names_choose_servers,
     certificates_are_found_by_the_name_that_a_client_asks_for,
     garbage_before_tls_ends_the_session,
+    a_client_that_speaks_nothing_newer_than_tls_1_1_is_told_so,
     servers_are_spoken_to_over_tls,
     servers_are_offered_protocols_above_tls,
     servers_are_shown_certificates_whose_names_have_variables,
@@ -410,6 +411,20 @@ fn certificates_are_found_by_the_name_that_a_client_asks_for(driver: Driver) {
     assert!(Tls::new(&authority).connect(&path, "none.test").is_err_and(|error| error.to_string().contains("alert")));
     server.wait_logged("cannot load certificate \"");
     logged(&server, "500 0 0");
+}
+
+fn a_client_that_speaks_nothing_newer_than_tls_1_1_is_told_so(driver: Driver) {
+    let pair = Authority::new("tests").ecdsa(&["one.test"]);
+    let text = "server { listen %UNIX% ssl; ssl_certificate %DIR%/one.pem; ssl_certificate_key %DIR%/one.key;
+                return x; %LOG% }";
+    let setup = Setup::stream(driver, &format!("{FORMAT}\n{text}"));
+    let server = setup.file("one.pem", &pair.certificate).file("one.key", &pair.key).start();
+    let mut client = server.connect();
+    client.send(old_hello(0x0302));
+    assert_eq!(client.read_to_end(), [21, 3, 2, 0, 2, 2, 70]);
+    logged(&server, "500 0 0");
+    server.wait_logged("SSL routines::unsupported protocol) while SSL handshaking");
+    server.stop();
 }
 
 fn garbage_before_tls_ends_the_session(driver: Driver) {

@@ -118,6 +118,15 @@ impl Tls {
     }
 }
 
+/// The first message of a client that speaks no version but this one, before TLSv1.2.
+pub fn old_hello(version: u16) -> Vec<u8> {
+    let [high, low] = version.to_be_bytes();
+    let suites = [0, 4, 0xc0, 0x09, 0xc0, 0x13];
+    let body = [&[high, low][..], &[7; 32], &[0], &suites, &[1, 0]].concat();
+    let length = u8::try_from(body.len()).expect("short");
+    [&[22, 3, 1, 0, length + 4, 1, 0, 0, length][..], &body].concat()
+}
+
 /// A session of a client's. Ends as a connection in the clear does; that the server has said so first is asserted.
 pub struct Session {
     pub stream: StreamOwned<ClientConnection, UnixStream>,

@@ -26,6 +26,10 @@ pub const SERVER_NAME: u16 = 0;
 /// The extension `application_layer_protocol_negotiation` (RFC 7301).
 pub const ALPN: u16 = 16;
 
+/// The oldest version that says by an extension which others there are (RFC 8446, section 4.2.1), or is the newest
+/// itself.
+const TLS12: u16 = 0x0303;
+
 /// TLSv1.3, above which there is none so far (RFC 8446, section 4.1.2).
 const NEWEST: u16 = 0x0304;
 
@@ -164,6 +168,11 @@ impl ClientHello<'_> {
         self.versions().filter(|&version| version <= NEWEST).max().unwrap_or(self.legacy_version)
     }
 
+    /// The version in its head, if there is none that is newer than TLSv1.1.
+    pub fn version_before_tls12(&self) -> Option<u16> {
+        (self.legacy_version < TLS12 && self.extension(VERSIONS).is_none()).then_some(self.legacy_version)
+    }
+
     /// The cipher suites that the client knows, in its order.
     pub fn cipher_suites(&self) -> impl Iterator<Item = u16> {
         numbers(take::<2>(&self.rest).map_or(&[], |(suites, _)| suites))
@@ -290,9 +299,16 @@ mod tests {
         assert_eq!(hello.signature_schemes().collect::<Vec<_>>(), [0x403]);
         assert_eq!(hello.extension_types().collect::<Vec<_>>(), [16, 13, 0x0a0a, 21, 10, 0]);
         assert_eq!(hello.versions().collect::<Vec<_>>(), [0x303]);
+        assert_eq!(hello.version_before_tls12(), None);
+        // The version stands behind the headers of record and message.
+        whole[5] = 1;
+        let input = records(&whole, 100);
+        let Status::Complete(hello) = parse(&input) else { panic!("it is whole") };
+        assert_eq!(hello.version_before_tls12(), Some(0x301));
         whole = hello_with("a", &extension(43, &sized::<1>(&[3, 4, 3, 3])));
         let input = records(&whole, 100);
         let Status::Complete(hello) = parse(&input) else { panic!("it is whole") };
+        assert_eq!(hello.version_before_tls12(), None);
         assert_eq!(hello.into_owned().versions().collect::<Vec<_>>(), [0x304, 0x303]);
         let nameless = records(&hello_with("", &[]), 1000);
         let Status::Complete(hello) = parse(&nameless) else { panic!("it is whole") };

@@ -24,7 +24,7 @@ use std::time::Duration;
 use gale_protocol::client_hello::ClientHello;
 use gale_runtime::{Buffer, Lease, Moment, Output, PoolTask, Stream, default_pool};
 use rustls::server::UnbufferedServerConnection;
-use rustls::{CommonState, HandshakeKind};
+use rustls::{CommonState, HandshakeKind, PeerIncompatible};
 use smallvec::SmallVec;
 
 use super::certificate::Certificate;
@@ -64,6 +64,9 @@ const FIRST_BYTES: usize = 16 * 1024;
 
 /// After such a pause the connection's window is small again, as with the kernel (RFC 5681, section 4.1).
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// The alert `protocol_version` (RFC 8446, section 6.2).
+const PROTOCOL_VERSION: u8 = 70;
 
 /// See the file's head.
 pub struct TlsStream {
@@ -273,6 +276,15 @@ impl TlsStream {
     pub fn note_server_name(&self, server_name: Option<&[u8]>) {
         self.state.borrow_mut().server_name = server_name.map(Box::from);
         self.is_tls.set(true);
+    }
+
+    /// Refuses a client that speaks no version as new as TLSv1.2, in its own one (`version`), before there is a session:
+    /// the library would complain of something else. The result says why.
+    pub fn refuse_version(&self, version: u16) -> TlsFailure {
+        let [_, low] = version.to_be_bytes();
+        // A client that does not take it learns it from the end of the connection.
+        let _ = self.socket.try_send_copy(&[21, 3, low, 0, 2, 2, PROTOCOL_VERSION], false);
+        TlsFailure::of(PeerIncompatible::Tls12NotOfferedOrEnabled.into())
     }
 
     /// The name that the client asks for, as soon as it is known.

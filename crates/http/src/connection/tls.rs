@@ -176,6 +176,15 @@ impl HttpConnection {
             Status::NeedMore => return First::Unknown,
             Status::Complete(hello) => {
                 let name = hello.server_name().map(host_of);
+                if let Some(version) = hello.version_before_tls12() {
+                    stream.note_server_name(name.as_deref());
+                    self.log_tls(
+                        Level::Info,
+                        &format_args!("{} while SSL handshaking", stream.refuse_version(version)),
+                    );
+                    self.count_handshake(stream, Shaken::Failed);
+                    return First::Refused;
+                }
                 let asks = may_be_challenge && hello.alpn_protocols().any(|protocol| protocol == challenges::ALPN);
                 let challenged = name.as_deref().filter(|_| asks).map_or(Found::Nothing, challenges::tls_server);
                 if http.keeps_client_hello {

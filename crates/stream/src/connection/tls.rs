@@ -165,6 +165,15 @@ impl Session {
             match client_hello::parse(self.input.readable()) {
                 Status::Complete(hello) => {
                     let name = hello.server_name().map(client_hello::host_of);
+                    if let Some(version) = hello.version_before_tls12() {
+                        let failure = self.tls().expect("the connection was made for it").refuse_version(version);
+                        if let Some(name) = &name {
+                            self.choose_server(name);
+                        }
+                        self.log(Level::Info, format_args!("{failure} {SHAKING_HANDS}"));
+                        self.count_handshake(Shaken::Failed);
+                        return Err(session::INTERNAL_SERVER_ERROR);
+                    }
                     let asks_challenge = hello.alpn_protocols().any(|protocol| protocol == challenges::ALPN);
                     return Ok(FirstMessage { name, asks_challenge });
                 }
