@@ -12,7 +12,7 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, OFlags};
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Resource, Rlimit, Signal};
 use support::{
     Client, DEADLINE, Driver, Gate, Server, Setup, cpu_time, http_configuration, is_root, wait_ended, with_each_driver,
 };
@@ -34,6 +34,7 @@ with_each_driver!(
     the_number_of_workers_follows_the_configuration,
     descriptors_may_run_out,
     room_for_descriptors_is_made_before_the_loops_start,
+    no_process_leaves_a_core_file_unless_the_configuration_says_so,
     connections_may_run_out,
     the_shutdown_timeout_ends_what_does_not_end,
     a_panic_costs_one_connection,
@@ -758,6 +759,32 @@ fn a_log_goes_on_when_a_full_disk_has_room_again() {
         assert!(watch.wait(end), "nothing is written any more");
     }
     server.end(Signal::TERM);
+}
+
+/// The limit of a process' core files in bytes.
+fn core_bytes_max(pid: Pid) -> u64 {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).expect("a limit");
+    let soft = line.split_whitespace().next().expect("a number");
+    soft.parse().unwrap_or(u64::MAX)
+}
+
+fn no_process_leaves_a_core_file_unless_the_configuration_says_so(driver: Driver) {
+    // As with `ulimit -c unlimited`, as far as that is possible here.
+    let limit = rustix::process::getrlimit(Resource::Core);
+    rustix::process::setrlimit(Resource::Core, Rlimit { current: limit.maximum, ..limit }).expect("up to the maximum");
+    let text = http_configuration(driver, "server { listen %UNIX%; return 200 hello; }");
+    let mut server = Setup::configuration(&text).start();
+    rustix::process::setrlimit(Resource::Core, limit).expect("less than before");
+    for pid in [server.pid(), server.worker()] {
+        assert!(core_bytes_max(pid) <= 1, "{}", core_bytes_max(pid));
+    }
+    let wanted = limit.maximum.unwrap_or(u64::MAX).min(1 << 20);
+    let worker = server.worker();
+    server.reload(&format!("worker_rlimit_core {wanted};\n{text}"));
+    assert!(wait_ended(worker));
+    assert_eq!(core_bytes_max(server.worker()), wanted);
+    server.stop();
 }
 
 fn room_for_descriptors_is_made_before_the_loops_start(driver: Driver) {

@@ -56,6 +56,7 @@ pub fn run_role<P: Program>(role: Role, program: P) -> ExitCode {
 /// Starts the server: builds, opens, leaves the terminal if `daemon` says so, and becomes the master. Returns when the
 /// server has ended, or in the process that was started from the terminal when the daemon is ready.
 pub fn start<P: Program>(program: P, request: BuildRequest) -> ExitCode {
+    worker::forbid_core_files();
     // The process on the terminal waits until this is dropped: after the last word.
     let mut waiting = None;
     let log = Arc::new(BootLog { terminal: terminal_log(&request), kept: KeptLog::default() });

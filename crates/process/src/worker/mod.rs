@@ -52,7 +52,7 @@ use super::secrets::SecretKeeper;
 use super::settings::{ProcessSettings, WORKERS_MAX};
 use super::signals::{Arrived, Signal, Signals, timespec};
 
-pub(super) use self::start::{run, run_single};
+pub(super) use self::start::{forbid_core_files, run, run_single};
 
 /// Exit status that nginx's workers use for what another try would not mend.
 const EXIT_FATAL: u8 = 2;

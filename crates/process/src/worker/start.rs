@@ -88,6 +88,7 @@ pub(crate) fn run_single<P: Program>(
     single: Single,
 ) -> ExitCode {
     let log = program.error_log(&bundle.error_log_targets());
+    allow_core_files(&bundle.settings, &*log);
     match Control::new(program, signals, Arc::clone(&log), bundle, configuration, Origin::Single(single)) {
         Ok(control) => control.run(),
         Err(error) => {
@@ -129,12 +130,7 @@ fn become_worker(settings: &ProcessSettings, log: &dyn ErrorLog) -> Result<(), S
         limit_descriptors(limit, log);
     }
     reserve_descriptors();
-    if let Some(limit) = settings.rlimit_core {
-        let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
-        if let Err(error) = rustix::process::setrlimit(Resource::Core, limits) {
-            log.write(Level::Alert, &format!("setrlimit(RLIMIT_CORE, {limit}) failed{}", errno_text(&error.into())));
-        }
-    }
+    allow_core_files(settings, log);
     if let Some(account) = &settings.account {
         account.assume(settings.keep_net_raw)?;
     }
@@ -147,6 +143,25 @@ fn become_worker(settings: &ProcessSettings, log: &dyn ErrorLog) -> Result<(), S
             .map_err(|error| format!("chdir(\"{}\") failed{}", directory.display(), errno_text(&error)))?;
     }
     Ok(())
+}
+
+/// Core files are as large as the configuration says, after [`forbid_core_files`].
+fn allow_core_files(settings: &ProcessSettings, log: &dyn ErrorLog) {
+    let Some(limit) = settings.rlimit_core else { return };
+    let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
+    if let Err(error) = rustix::process::setrlimit(Resource::Core, limits) {
+        log.write(Level::Alert, &format!("setrlimit(RLIMIT_CORE, {limit}) failed{}", errno_text(&error.into())));
+    }
+}
+
+/// This process and those that it starts leave no core files: the keys of certificates would be in them. The kernel
+/// ignores a limit of 0 where it passes core files to a program (`kernel.core_pattern`, core(5)); a limit of one byte,
+/// which no core file keeps, forbids both kinds (`fs/coredump.c`).
+pub(crate) fn forbid_core_files() {
+    let limits = rustix::process::getrlimit(Resource::Core);
+    let current = limits.maximum.map_or(1, |maximum| maximum.min(1));
+    // To lower a limit is always allowed.
+    let _ = rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(current), ..limits });
 }
 
 pub(super) fn limit_descriptors(limit: u64, log: &dyn ErrorLog) {
