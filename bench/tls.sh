@@ -4,7 +4,8 @@
 #   [seconds=5] [cases="full_13 small"] bench/tls.sh GALE NGINX [ROUNDS]
 #
 # One worker on core 0, the load on core 1; a certificate with a key of P-256; the groups are X25519 alone for both, so
-# that both do the same work. What is counted is the CPU time of all processes of the server (utime and stime of
+# that both do the same work. The load comes back to a session wherever it can, so full handshakes have a port without
+# tickets and without a cache of sessions. What is counted is the CPU time of all processes of the server (utime and stime of
 # /proc/PID/stat) over what the load says it was answered. Needs wrk, openssl, curl.
 set -euo pipefail
 gale=$1 nginx=$2 rounds=${3:-5}
@@ -25,6 +26,7 @@ http {
     ssl_certificate $directory/own.crt; ssl_certificate_key $directory/own.key; ssl_ecdh_curve X25519;
     open_file_cache max=100;
     server { listen 127.0.0.1:$1 ssl; root $directory/www; location = / { return 200 "hello, world\n"; } }
+    server { listen 127.0.0.1:$(($1 + 10)) ssl; ssl_session_tickets off; ssl_session_cache off; return 200 "hello, world\n"; }
 }
 EOF
 }
@@ -62,12 +64,13 @@ once() { # NAME COMMAND…
 wrk_of() { # CONNECTIONS PATH HEADER PORT
     taskset -c 1 wrk -t1 -c"$1" -d"${seconds:-5}"s -H "$3" "https://127.0.0.1:$4$2" | awk '/requests in/ { print $1 }'
 }
-full_13() { wrk_of 10 / 'Connection: close' "$1"; }
+full_13() { wrk_of 10 / 'Connection: close' "$(($1 + 10))"; }
+resumed_13() { wrk_of 10 / 'Connection: close' "$1"; }
 handshakes() { # OPTIONS… PORT
     taskset -c 1 openssl s_time -connect "127.0.0.1:${!#}" -time "${seconds:-5}" "${@:1:$#-1}" 2>/dev/null |
         awk '/connections in .* real seconds/ { print $1 }'
 }
-full_12() { handshakes -new -tls1_2 "$1"; }
+full_12() { handshakes -new -tls1_2 "$(($1 + 10))"; }
 resumed_12() { handshakes -reuse -tls1_2 "$1"; }
 small() { wrk_of 50 / 'X: y' "$1"; }
 file_64k() { wrk_of 20 /64k 'X: y' "$1"; }
@@ -75,7 +78,7 @@ file_4m() { wrk_of 8 /4m 'X: y' "$1"; }
 
 median() { sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
 printf '%-34s %10s %10s %8s\n' "µs of the server's CPU for each" Gale nginx ratio
-for case in ${cases:-full_13 full_12 resumed_12 small file_64k file_4m}; do
+for case in ${cases:-full_13 resumed_13 full_12 resumed_12 small file_64k file_4m}; do
     : >gale.figures
     : >nginx.figures
     for _ in $(seq "$rounds"); do

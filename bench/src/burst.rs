@@ -1,7 +1,7 @@
 //! burst: many clients ask for much at one moment, and one for two bytes: how long does that one wait?
 //!
-//! One worker on a core of its own. The greedy are kept-alive connections that have had an answer before; then all of
-//! them ask at once, and take what comes off their sockets without copying it. The probe asks again and again over a
+//! One worker on a core of its own. The greedy are kept-alive connections that have had an answer before, or new ones
+//! that begin a handshake; then all of them ask at once, and take what comes off their sockets without copying it. The probe asks again and again over a
 //! connection of its own, one request after the other, in real-time priority, so that its answers do not wait for the
 //! greedy clients on their core. What counts is its longest wait in a burst; of ten bursts the median. A burst in which
 //! the server's threads had to wait for their core for much of the time says nothing about the server and is counted
@@ -11,15 +11,19 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use serde::Serialize;
 
 use crate::Measured;
+use crate::certificate::Certificate;
 use crate::client::load::Connection;
 use crate::client::swarm::discard;
 use crate::options::Options;
@@ -55,20 +59,29 @@ const TAKEN_AT_ONCE: usize = 1 << 20;
 /// What the greedy ask for.
 struct Case {
     name: &'static str,
-    path: &'static str,
+    wants: Wants,
     greedy: usize,
     /// What the probe may wait at most, by the median of the bursts.
     target_ms: f64,
 }
 
+#[derive(Clone, Copy)]
+enum Wants {
+    /// This, each over a connection that has had an answer before.
+    Path(&'static str),
+    /// The server's part of a full handshake, each over a connection that has said nothing before.
+    Handshake,
+}
+
 const CASES: &[Case] = &[
-    Case { name: "file-50", path: "/burst/file", greedy: 50, target_ms: 3.0 },
-    Case { name: "file-200", path: "/burst/file", greedy: 200, target_ms: 3.0 },
-    Case { name: "file-1000", path: "/burst/file", greedy: 1000, target_ms: 8.0 },
-    Case { name: "read-200", path: "/burst/read/file", greedy: 200, target_ms: 3.0 },
-    Case { name: "gzip-50", path: "/burst/text.html", greedy: 50, target_ms: 3.0 },
-    Case { name: "ssi-50", path: "/burst/page.shtml", greedy: 50, target_ms: 3.0 },
-    Case { name: "autoindex-20", path: "/burst/names/", greedy: 20, target_ms: 3.0 },
+    Case { name: "file-50", wants: Wants::Path("/burst/file"), greedy: 50, target_ms: 3.0 },
+    Case { name: "file-200", wants: Wants::Path("/burst/file"), greedy: 200, target_ms: 3.0 },
+    Case { name: "file-1000", wants: Wants::Path("/burst/file"), greedy: 1000, target_ms: 8.0 },
+    Case { name: "read-200", wants: Wants::Path("/burst/read/file"), greedy: 200, target_ms: 3.0 },
+    Case { name: "gzip-50", wants: Wants::Path("/burst/text.html"), greedy: 50, target_ms: 3.0 },
+    Case { name: "ssi-50", wants: Wants::Path("/burst/page.shtml"), greedy: 50, target_ms: 3.0 },
+    Case { name: "autoindex-20", wants: Wants::Path("/burst/names/"), greedy: 20, target_ms: 3.0 },
+    Case { name: "handshakes-1000", wants: Wants::Handshake, greedy: 1000, target_ms: 3.0 },
 ];
 
 #[derive(Debug, Serialize)]
@@ -107,11 +120,12 @@ pub fn measure(options: &Options) -> Measured {
         ));
     }
     let site = Site::write()?;
+    let certificate = Certificate::make(&["localhost".to_owned()])?;
     pin(options.client_core)?;
     let mut rows = Vec::new();
     for case in cases {
         for program in programs.iter().filter(|program| matches!(program.kind, Kind::Nginx | Kind::Gale)) {
-            let row = measure_case(options, program, &site, case)?;
+            let row = measure_case(options, program, &site, &certificate, case)?;
             eprintln!("  {} {}: {} ms, {} preempted", row.server, row.case, row.worst_ms, row.preempted);
             rows.push(row);
         }
@@ -132,7 +146,8 @@ pub fn measure(options: &Options) -> Measured {
     let body = format!(
         "The longest wait of a probe for two bytes, while others ask for much at one moment: median (least – greatest) of \
          {BURSTS} bursts. One worker on core {}, all clients on core {}. `file`: {} MiB by `sendfile`; `read`: the same \
-         with `sendfile off`; `gzip`: {} MiB of text; `ssi`: a page of {INCLUDES} commands; `autoindex`: {NAMES} names. The \
+         with `sendfile off`; `gzip`: {} MiB of text; `ssi`: a page of {INCLUDES} commands; `autoindex`: {NAMES} names; \
+         `handshakes`: the server's part of a full one. The \
          number is that of the clients. A burst in which the server waited for its core for over {} of the time is not \
          counted.\n\n{table}",
         options.server_core,
@@ -144,8 +159,18 @@ pub fn measure(options: &Options) -> Measured {
     Ok((Document::new("burst", "Two bytes beside a burst", &programs, &body, &rows)?, true))
 }
 
-fn measure_case(options: &Options, program: &Program, site: &Site, case: &Case) -> Result<Row, String> {
-    let server = program.start(site.setting(options.server_core))?;
+fn measure_case(
+    options: &Options,
+    program: &Program,
+    site: &Site,
+    certificate: &Arc<Certificate>,
+    case: &Case,
+) -> Result<Row, String> {
+    let setting = site.setting(options.server_core);
+    let server = program.start(match case.wants {
+        Wants::Path(_) => setting,
+        Wants::Handshake => Setting { certificate: Some(Arc::clone(certificate)), ..setting },
+    })?;
     let mut bursts = Vec::new();
     let mut preempted = 0;
     for _ in 0..TRIES_MAX {
@@ -173,7 +198,13 @@ fn measure_case(options: &Options, program: &Program, site: &Site, case: &Case) 
 }
 
 fn run_burst(server: &Running, case: &Case) -> Result<Burst, String> {
-    let mut greedy = Greedy::connect(&server.address, case.greedy)?;
+    let mut greedy = match case.wants {
+        Wants::Path(path) => Greedy::connect(&server.address, case.greedy, path)?,
+        Wants::Handshake => {
+            let address = server.tls_address.as_deref().ok_or("no address for TLS")?;
+            Greedy::connect_for_handshakes(address, case.greedy)?
+        }
+    };
     let tree = server.root.tree();
     std::thread::scope(|scope| {
         let (over, is_over) = std::sync::mpsc::channel::<()>();
@@ -184,7 +215,7 @@ fn run_burst(server: &Running, case: &Case) -> Result<Burst, String> {
         std::thread::sleep(PEACE);
         let before = process::threads(&tree);
         let begun = Instant::now();
-        let taken = greedy.ask_and_take(case.path, begun + BURST_TIME);
+        let taken = greedy.ask_and_take(begun + BURST_TIME);
         let time = begun.elapsed();
         drop(over);
         let after = process::threads(&tree);
@@ -241,36 +272,62 @@ pub fn pin(core: usize) -> Result<(), String> {
     sched_setaffinity(None, &only).map_err(|error| format!("core {core}: {error}"))
 }
 
-/// Kept-alive connections that will all ask at once.
+/// Connections that will all ask at once.
 struct Greedy {
     poll: std::os::fd::OwnedFd,
     /// With what each still has to get, if that is known.
     streams: Vec<(TcpStream, bool)>,
+    /// What each of them says.
+    request: Vec<u8>,
+    /// The first bytes of an answer are all of it: the client says nothing more.
+    is_answered_at_once: bool,
 }
 
 impl Greedy {
-    fn connect(address: &str, count: usize) -> Result<Greedy, String> {
+    /// Connections that have had an answer before.
+    fn connect(address: &str, count: usize, path: &str) -> Result<Greedy, String> {
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: bench\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n");
+        Greedy::of(count, request.into_bytes(), false, || {
+            let mut connection = Connection::open(address).map_err(|failure| format!("burst: {failure:?}"))?;
+            connection.request("/return", false).map_err(|failure| format!("burst: {failure:?}"))?;
+            Ok(connection.into_stream().0)
+        })
+    }
+
+    /// Connections that are new. All of them say the same: to the server each is a client with keys of its own.
+    fn connect_for_handshakes(address: &str, count: usize) -> Result<Greedy, String> {
+        let config = ClientConfig::builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+        let name = ServerName::try_from("localhost").map_err(|error| format!("burst: {error}"))?;
+        let client = ClientConnection::new(Arc::new(config), name);
+        let mut hello = Vec::new();
+        let written = client.map_err(|error| format!("burst: {error}"))?.write_tls(&mut hello);
+        written.map_err(|error| format!("burst: {error}"))?;
+        Greedy::of(count, hello, true, || TcpStream::connect(address).map_err(|error| format!("burst: {error}")))
+    }
+
+    fn of(
+        count: usize,
+        request: Vec<u8>,
+        is_answered_at_once: bool,
+        connect: impl Fn() -> Result<TcpStream, String>,
+    ) -> Result<Greedy, String> {
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| format!("burst: {error}"))?;
         let mut streams = Vec::with_capacity(count);
         for number in 0..count {
-            let mut connection = Connection::open(address).map_err(|failure| format!("burst: {failure:?}"))?;
-            connection.request("/return", false).map_err(|failure| format!("burst: {failure:?}"))?;
-            let stream = connection.into_stream().0;
+            let stream = connect()?;
             stream.set_nonblocking(true).map_err(|error| format!("burst: {error}"))?;
             let data = epoll::EventData::new_u64(number as u64);
             epoll::add(&poll, &stream, data, epoll::EventFlags::IN).map_err(|error| format!("burst: {error}"))?;
             streams.push((stream, true));
         }
-        Ok(Greedy { poll, streams })
+        Ok(Greedy { poll, streams, request, is_answered_at_once })
     }
 
-    /// Asks on all of them for `path` and takes what comes until they are closed or the time is over; returns how many
-    /// bytes.
-    fn ask_and_take(&mut self, path: &str, until: Instant) -> Result<u64, String> {
-        let request =
-            format!("GET {path} HTTP/1.1\r\nHost: bench\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n");
+    /// Asks on all of them and takes what comes until they have everything or the time is over; returns how many bytes.
+    fn ask_and_take(&mut self, until: Instant) -> Result<u64, String> {
         for (stream, _) in &mut self.streams {
-            stream.write_all(request.as_bytes()).map_err(|error| format!("burst: {error}"))?;
+            stream.write_all(&self.request).map_err(|error| format!("burst: {error}"))?;
         }
         let mut open = self.streams.len();
         let mut taken = 0;
@@ -285,13 +342,15 @@ impl Greedy {
                 let event: epoll::Event = event;
                 let (stream, is_open) = &mut self.streams[event.data.u64() as usize];
                 match discard(stream, TAKEN_AT_ONCE) {
-                    Ok(0) => {
-                        *is_open = false;
-                        open -= 1;
-                        // It will be closed with the others.
-                        let _ = epoll::delete(&self.poll, &*stream);
+                    Ok(bytes) => {
+                        taken += bytes as u64;
+                        if bytes == 0 || self.is_answered_at_once {
+                            *is_open = false;
+                            open -= 1;
+                            // It will be closed with the others.
+                            let _ = epoll::delete(&self.poll, &*stream);
+                        }
                     }
-                    Ok(bytes) => taken += bytes as u64,
                     Err(Errno::AGAIN | Errno::INTR) => {}
                     Err(error) => return Err(format!("burst: a greedy client: {error}")),
                 }

@@ -18,7 +18,7 @@ use crate::location::{self, Page};
 use crate::options::Options;
 use crate::process::{self, CoreTime, Process, Thread, Threads};
 use crate::report::Spread;
-use crate::servers::{Accepting, FILE_BYTES, Kind, Program, Running, SMALL_BODY, Setting};
+use crate::servers::{Accepting, FILE_BYTES, Handshakes, Kind, Program, Running, SMALL_BODY, Setting};
 
 /// A run that fills caches and is not counted.
 pub const WARM_UP_TIME: Duration = Duration::from_secs(1);
@@ -57,6 +57,8 @@ pub struct Case {
     pub directives: Option<Directives>,
     /// Asked over TLS, with this certificate.
     pub certificate: Option<Arc<Certificate>>,
+    /// What handshakes are like then.
+    pub handshakes: Handshakes,
     /// Who answers what the servers pass on.
     pub behind: Option<Rc<Behind>>,
     pub client: ClientKind,
@@ -83,6 +85,7 @@ impl Case {
             is_page: false,
             directives: None,
             certificate: None,
+            handshakes: Handshakes::default(),
             behind: None,
             client,
             workers: 1,
@@ -259,6 +262,7 @@ impl Case {
             accepting: Accepting::Shared,
             behind: self.behind.as_ref().map(|behind| behind.port),
             certificate: self.certificate.clone(),
+            handshakes: self.handshakes,
             ..match (&self.directives, self.client) {
                 _ if self.is_page => location::setting(),
                 (Some(Directives { http, server }), _) => {

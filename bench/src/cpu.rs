@@ -16,7 +16,7 @@ use crate::interpreter::{Interpreter, Language};
 use crate::location;
 use crate::options::Options;
 use crate::report::{self, Column, Document, Spread, percent};
-use crate::servers::{FILES, Kind, Program, SMALL_BODY};
+use crate::servers::{FILES, Handshakes, Kind, Program, SMALL_BODY};
 
 /// Clients that shake hands for each request.
 const TLS_SHORT_CONNECTIONS: u32 = 10;
@@ -75,7 +75,7 @@ pub fn measure_http2(options: &Options) -> Measured {
     measure_cases(options, "http2", "CPU time per request: HTTP/2", cases)
 }
 
-/// Over TLS with one worker: a handshake for each request, and what requests cost on connections that are kept, with
+/// Over TLS with one worker: a handshake for each request, full or for a session that goes on, and what requests cost on connections that are kept, with
 /// HTTP/1 and HTTP/2.
 pub fn measure_tls(options: &Options) -> Measured {
     let certificate = Certificate::make(&["localhost".to_owned()])?;
@@ -88,13 +88,22 @@ pub fn measure_tls(options: &Options) -> Measured {
         title: format!("HTTP/2, proxied, 2 bytes, 16 connections × {streams} streams"),
         ..Case::proxied(options, client, "h2-proxied", "/proxied", Rc::clone(&behind), 16)
     };
-    let cases = vec![
-        Case {
+    let handshake = |name, are_full: bool, are_of_12: bool| {
+        let how = if are_full { "a full handshake" } else { "a handshake that resumes a session" };
+        let version = if are_of_12 { "1.2" } else { "1.3" };
+        let case = Case {
             connections: TLS_SHORT_CONNECTIONS,
-            title: format!("2-byte answer, a full handshake for each, {TLS_SHORT_CONNECTIONS} at a time"),
+            title: format!("2-byte answer, {how} of version {version} for each, {TLS_SHORT_CONNECTIONS} at a time"),
+            handshakes: Handshakes { are_full, are_of_12 },
             ..Case::short(options)
-        }
-        .over_tls("handshake", &certificate),
+        };
+        case.over_tls(name, &certificate)
+    };
+    let cases = vec![
+        handshake("handshake", true, false),
+        handshake("resumed", false, false),
+        handshake("handshake-12", true, true),
+        handshake("resumed-12", false, true),
         Case::keepalive(options, client, options.connections[0]).over_tls("return", &certificate),
         Case::sized_file(options, client, "64k", file, file_bytes, false).over_tls("64k", &certificate),
         Case {

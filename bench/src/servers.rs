@@ -116,6 +116,17 @@ pub struct Setting {
     pub behind: Option<u16>,
     /// With this a port of its own speaks TLS, too.
     pub certificate: Option<Arc<Certificate>>,
+    /// How it does.
+    pub handshakes: Handshakes,
+}
+
+/// What handshakes over TLS are like.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Handshakes {
+    /// Nobody comes back to a session: there are no tickets and no cache of sessions. (wrk comes back where it can.)
+    pub are_full: bool,
+    /// With TLSv1.2.
+    pub are_of_12: bool,
 }
 
 impl Default for Setting {
@@ -134,6 +145,7 @@ impl Default for Setting {
             blocks: String::new(),
             behind: None,
             certificate: None,
+            handshakes: Handshakes::default(),
         }
     }
 }
@@ -298,7 +310,8 @@ impl Program {
         let directory = directory.display();
         let port = ports.clear;
         let is_root = rustix::process::geteuid().is_root();
-        let Setting { workers, connections_max, http, server, blocks, .. } = setting;
+        let Setting { workers, connections_max, http, server, blocks, handshakes, .. } = setting;
+        let where_true = |is_so: bool, text: &'static str| if is_so { text } else { "" };
         match self.kind {
             Kind::Floor => String::new(),
             Kind::Nginx | Kind::Gale => {
@@ -315,9 +328,11 @@ impl Program {
                 let tls = setting.certificate.as_ref().map_or_else(String::new, |certificate| {
                     // One group for all, so that all do the same work.
                     format!(
-                        "        listen 127.0.0.1:{} ssl{listen};\n        ssl_ecdh_curve X25519;\n\
+                        "        listen 127.0.0.1:{} ssl{listen};\n        ssl_ecdh_curve X25519;\n{}{}\
                          \x20       ssl_certificate {};\n        ssl_certificate_key {};\n",
                         ports.tls,
+                        where_true(handshakes.are_full, "        ssl_session_tickets off; ssl_session_cache off;\n"),
+                        where_true(handshakes.are_of_12, "        ssl_protocols TLSv1.2;\n"),
                         certificate.chain().display(),
                         certificate.key().display()
                     )
@@ -355,10 +370,12 @@ impl Program {
                 });
                 let tls = setting.certificate.as_ref().map_or_else(String::new, |certificate| {
                     format!(
-                        "listen:\n  host: 127.0.0.1\n  port: {}\n  ssl:\n    certificate-file: {}\n    key-file: {}\n",
+                        "{}listen:\n  host: 127.0.0.1\n  port: {}\n  ssl:\n    certificate-file: {}\n    key-file: {}\n{}",
+                        where_true(handshakes.are_full, "ssl-session-resumption:\n  mode: off\n"),
                         ports.tls,
                         certificate.chain().display(),
-                        certificate.key().display()
+                        certificate.key().display(),
+                        where_true(handshakes.are_of_12, "    max-version: TLSv1.2\n"),
                     )
                 });
                 format!(
@@ -378,10 +395,16 @@ impl Program {
                 });
                 let tls = setting.certificate.as_ref().map_or_else(String::new, |certificate| {
                     let both = certificate.both().display();
-                    format!("    bind 127.0.0.1:{} ssl crt {both} curves X25519 alpn h2,http/1.1\n", ports.tls)
+                    let full = where_true(handshakes.are_full, " no-tls-tickets");
+                    let of_12 = where_true(handshakes.are_of_12, " ssl-max-ver TLSv1.2");
+                    format!(
+                        "    bind 127.0.0.1:{} ssl crt {both} curves X25519 alpn h2,http/1.1{full}{of_12}\n",
+                        ports.tls
+                    )
                 });
+                let no_sessions = where_true(handshakes.are_full, "    tune.ssl.cachesize 0\n");
                 format!(
-                    "global\n    nbthread {workers}\n    maxconn {connections_max}\n    no strict-limits\n\
+                    "global\n    nbthread {workers}\n    maxconn {connections_max}\n    no strict-limits\n{no_sessions}\
                      defaults\n    mode http\n    timeout client 3600s\n    timeout http-keep-alive 3600s\n\
                      \x20   timeout connect 5s\n    timeout server 5s\n\
                      frontend bench\n    bind 127.0.0.1:{port}\n{tls}\
