@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use authority::{Authority, Pair, is_for};
-use rcgen::{IsCa, date_time_ymd};
+use rcgen::{CertificateParams, IsCa, date_time_ymd};
 use rustix::process::Signal;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::compress::{CertDecompressor, DecompressionFailed};
@@ -39,6 +39,7 @@ with_each_driver!(
     authorities_of_clients_are_judged_too,
     an_authority_that_was_renewed_with_the_same_key_is_trusted_beside_its_old_certificate,
     a_slow_client_gets_all_of_a_file,
+    certificates_that_nobody_takes_are_warned_of_with_their_line,
     keys_may_have_passwords,
     certificates_may_have_names_with_variables,
     certificates_are_kept_as_long_as_the_cache_says,
@@ -628,6 +629,41 @@ fn wrong_settings_are_refused_in_nginx_s_words() {
     expect(&server("ssl_certificate_key engine:x:y; ssl_certificate %DIR%/own.crt;"), "\"engine:\" is not supported");
     expect(&server(&format!("{OWN} ssl_session_cache shared:x:1k;")), "session cache \"shared:x:1k\" is too small");
     expect(&server(&format!("{OWN} ssl on;")), "unknown directive \"ssl\"");
+}
+
+fn certificates_that_nobody_takes_are_warned_of_with_their_line(driver: Driver) {
+    let world = World::new();
+    let pair = |change: &dyn Fn(&mut CertificateParams)| {
+        let mut params = authority::params(&["example.com"]);
+        change(&mut params);
+        world.authority.sign(params, rcgen::KeyPair::generate().unwrap())
+    };
+    let old = pair(&|params| params.not_after = date_time_ymd(2002, 1, 1));
+    let future = pair(&|params| params.not_before = date_time_ymd(2999, 12, 1));
+    let text = "proxy_ssl_certificate %DIR%/old.pem; proxy_ssl_certificate_key %DIR%/old.pem;
+        server { listen %UNIX% ssl; return 200 ok;
+        ssl_certificate %DIR%/future.pem; ssl_certificate_key %DIR%/future.pem;
+        ssl_certificate %DIR%/own.crt; ssl_certificate_key %DIR%/own.key; }
+        server { listen %TCP%; location / { proxy_pass https://127.0.0.1:1; } }";
+    let setup = world.http(driver, text).file("old.pem", old.certificate + &old.key);
+    let setup = setup.file("future.pem", future.certificate + &future.key);
+    let server = setup.clone().start();
+    let messages = [
+        "old.pem\" expired on Jan  1 00:00:00 2002 GMT in ",
+        "future.pem\" is not valid before Dec  1 00:00:00 2999 GMT in ",
+    ];
+    let assert_warned = |said: &str| {
+        for message in messages {
+            let line = said.lines().find(|line| line.contains(message)).unwrap_or_else(|| panic!("{message}: {said}"));
+            assert!(line.contains("[warn]") && line.contains("gale.conf:"), "{line}");
+        }
+    };
+    assert_warned(&server.stderr());
+    assert!(!server.stderr().contains("own.crt"), "{}", server.stderr());
+    server.stop();
+    let mut test = setup.argument("-t").launch();
+    assert!(test.wait_exited().success());
+    assert_warned(&test.stderr());
 }
 
 /// A certificate for the key of [`PLAIN_KEY`].

@@ -112,6 +112,15 @@ impl<'c> Certificate<'c> {
         end.saturating_sub(now) / 86_400
     }
 
+    /// Why nobody takes it at this time; none if it is valid.
+    pub fn is_invalid_at(&self, now: u64) -> Option<String> {
+        let (begin, end) = self.validity();
+        if now < begin {
+            return Some(format!("is not valid before {}", self.valid_from()));
+        }
+        (now > end).then(|| format!("expired on {}", self.valid_to()))
+    }
+
     /// In PEM.
     pub fn pem(&self) -> String {
         pem_of(self.der)
@@ -335,5 +344,9 @@ mod tests {
         assert_eq!([own.days_left(end - 86_400), own.days_left(end - 1), own.days_left(end + 1)], [1, 0, 0]);
         assert_eq!(own.pem(), made.pem().replace("\r\n", "\n"));
         assert!(Certificate::of(b"no certificate").is_none());
+        let begin = 1_767_312_000;
+        assert_eq!([begin, end].map(|now| own.is_invalid_at(now)), [None, None]);
+        assert_eq!(own.is_invalid_at(begin - 1).unwrap(), "is not valid before Jan  2 00:00:00 2026 GMT");
+        assert_eq!(own.is_invalid_at(end + 1).unwrap(), "expired on Nov 23 00:00:00 2046 GMT");
     }
 }

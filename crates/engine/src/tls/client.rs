@@ -253,7 +253,8 @@ fn make(
     let passwords = named_file(&settings.password_file).map(|word| read_passwords(word, resources)).transpose()?;
     let passwords = passwords.unwrap_or_default();
     let has_name = settings.names_certificate() && commanded.certificate.is_none();
-    let pair = if has_name { None } else { pair(settings, &commanded, prefix, &passwords, resources)? };
+    let pair = if has_name { None } else { pair(settings, &commanded, prefix, &passwords, resources, notes)? };
+    let signs_slowly = pair.as_ref().is_some_and(load::signs_slowly);
     let mut config = match pair {
         None => builder.with_no_client_auth(),
         Some(pair) => {
@@ -339,6 +340,7 @@ fn pair(
     prefix: &str,
     passwords: &[Vec<u8>],
     resources: &mut dyn Resources,
+    notes: &mut Vec<Diagnostic>,
 ) -> Result<Option<CertifiedKey>, Diagnostic> {
     let certificate = commanded.certificate.as_ref().or(named_file(&settings.certificate));
     let Some(certificate) = certificate else { return Ok(None) };
@@ -347,7 +349,7 @@ fn pair(
             format!("no \"{prefix}_ssl_certificate_key\" is defined for certificate \"{}\"", certificate.text);
         return Err(Diagnostic::emerg(message).at(certificate.span));
     };
-    let pair = read_pair(certificate, key, passwords, resources)?;
+    let pair = read_pair(certificate, key, passwords, resources, notes)?;
     Ok(Some(CertifiedKey::clone(&pair)))
 }
 

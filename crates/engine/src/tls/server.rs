@@ -14,12 +14,13 @@ use gale_config::{Diagnostic, Word};
 use gale_process::Resources;
 use rustls::compress::CompressionCache;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::version::{TLS12, TLS13};
 use rustls::{CipherSuite, DistinguishedName, ServerConfig, SignatureAlgorithm};
 
+use super::certificate::Certificate;
 use super::commands::Commanded;
 use super::compression::{self, Compressed, PREPARED};
 use super::encrypted_key;
@@ -330,7 +331,7 @@ impl TlsLoader {
             let texts = certificates.iter().chain(keys).map(|word| word.text.as_slice());
             (Vec::new(), identity_of(texts, &client_rules))
         } else {
-            let pairs = self.pairs(settings, certificates, keys, resources)?;
+            let pairs = self.pairs(settings, certificates, keys, resources, notes)?;
             let identity = identity(&pairs, &client_rules);
             (pairs, identity)
         };
@@ -455,6 +456,7 @@ impl TlsLoader {
         certificates: &[Word],
         keys: &[Word],
         resources: &mut dyn Resources,
+        notes: &mut Vec<Diagnostic>,
     ) -> Result<Vec<Arc<CertifiedKey>>, Diagnostic> {
         let file = settings.password_file.get_opt();
         let passwords = self.passwords(file, resources)?;
@@ -466,7 +468,7 @@ impl TlsLoader {
                 pairs.push(Arc::clone(pair));
                 continue;
             }
-            let pair = read_pair(certificate, key, &passwords, resources)?;
+            let pair = read_pair(certificate, key, &passwords, resources, notes)?;
             self.pairs.insert(name, Arc::clone(&pair));
             pairs.push(pair);
         }
@@ -515,12 +517,13 @@ pub(super) fn read_passwords(word: &Word, resources: &mut dyn Resources) -> Resu
     Ok(passwords.into())
 }
 
-/// A certificate with its key, from the files that directives name.
+/// A certificate with its key, from the files that directives name. One that nobody takes at this time is noted.
 pub(super) fn read_pair(
     certificate: &Word,
     key: &Word,
     passwords: &[Vec<u8>],
     resources: &mut dyn Resources,
+    notes: &mut Vec<Diagnostic>,
 ) -> Result<Arc<CertifiedKey>, Diagnostic> {
     let failed = |word: &Word, what: &str, why: String| {
         Diagnostic::emerg(format!("cannot load {what} \"{}\": {why}", word.text)).at(word.span)
@@ -533,7 +536,16 @@ pub(super) fn read_pair(
         let needs_password = passwords.is_empty() && encrypted_key::is_encrypted(&text);
         if needs_password { failed.hint("the key has a password: name its file by ssl_password_file") } else { failed }
     })?;
+    if let Some(why) = chain.first().and_then(|own| Certificate::of(own)).and_then(|own| own.is_invalid_at(now())) {
+        let message = format!("certificate \"{}\" {why}", certificate.text);
+        notes.push(Diagnostic::warn(message).at(certificate.span));
+    }
     load::pair(chain, private, &key.text.to_str_lossy()).map_err(|message| Diagnostic::emerg(message).at(key.span))
+}
+
+/// The time, in seconds since 1970. Configurations are built on threads without an event loop's clock.
+fn now() -> u64 {
+    UnixTime::now().as_secs()
 }
 
 /// The contents of a file that a directive names, or of `data:…`; or OpenSSL's words.
