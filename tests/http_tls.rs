@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use authority::{Authority, Pair, is_for};
-use rcgen::{CertificateParams, IsCa, date_time_ymd};
+use rcgen::{CertificateParams, IsCa, SanType, date_time_ymd};
 use rustix::process::Signal;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::compress::{CertDecompressor, DecompressionFailed};
@@ -40,6 +40,7 @@ with_each_driver!(
     an_authority_that_was_renewed_with_the_same_key_is_trusted_beside_its_old_certificate,
     a_slow_client_gets_all_of_a_file,
     certificates_that_nobody_takes_are_warned_of_with_their_line,
+    names_in_a_client_s_certificate_are_in_a_variable,
     keys_may_have_passwords,
     certificates_may_have_names_with_variables,
     certificates_are_kept_as_long_as_the_cache_says,
@@ -664,6 +665,23 @@ fn certificates_that_nobody_takes_are_warned_of_with_their_line(driver: Driver) 
     let mut test = setup.argument("-t").launch();
     assert!(test.wait_exited().success());
     assert_warned(&test.stderr());
+}
+
+fn names_in_a_client_s_certificate_are_in_a_variable(driver: Driver) {
+    let world = World::new();
+    let clients = Authority::new("clients");
+    let mut params = authority::params(&["client.example", "192.0.2.1"]);
+    let uri = "spiffe://example/a,b".to_owned();
+    params.subject_alt_names.push(SanType::URI(uri.try_into().unwrap()));
+    let own = clients.sign(params, rcgen::KeyPair::generate().unwrap());
+    let text = "ssl_client_certificate %DIR%/ca.crt; ssl_verify_client optional; return 200 [$ssl_client_san];";
+    let text = format!("server {{ listen %UNIX% ssl; {OWN} {text} }}");
+    let server = world.http(driver, &text).file("ca.crt", &clients.pem).start();
+    for (own, names) in [(Some(&own), "DNS:client.example,IP:192.0.2.1,URI:spiffe://example/a\\2Cb"), (None, "")] {
+        let tls = Tls::with(&world.authority, &[&TLS13], own);
+        assert_eq!(tls.client(&socket(&server), "example.com").get("/").text(), format!("[{names}]"));
+    }
+    server.stop();
 }
 
 /// A certificate for the key of [`PLAIN_KEY`].

@@ -34,6 +34,7 @@ with_each_driver!(
     new_sessions_are_limited_by_their_rate,
     tls_ends_here_and_names_choose_servers,
     certificates_are_found_by_the_name_that_a_client_asks_for,
+    names_in_a_client_s_certificate_are_in_a_variable,
     garbage_before_tls_ends_the_session,
     a_client_that_speaks_nothing_newer_than_tls_1_1_is_told_so,
     servers_are_spoken_to_over_tls,
@@ -411,6 +412,19 @@ fn certificates_are_found_by_the_name_that_a_client_asks_for(driver: Driver) {
     assert!(Tls::new(&authority).connect(&path, "none.test").is_err_and(|error| error.to_string().contains("alert")));
     server.wait_logged("cannot load certificate \"");
     logged(&server, "500 0 0");
+}
+
+fn names_in_a_client_s_certificate_are_in_a_variable(driver: Driver) {
+    let authority = Authority::new("tests");
+    let (pair, own) = (authority.ecdsa(&["one.test"]), authority.ecdsa(&["client.test", "192.0.2.1"]));
+    let text = "server { listen %UNIX% ssl; ssl_certificate %DIR%/one.pem; ssl_certificate_key %DIR%/one.key;
+                ssl_client_certificate %DIR%/ca.pem; ssl_verify_client on; return $ssl_client_san; }";
+    let setup = Setup::stream(driver, text).file("ca.pem", &authority.pem);
+    let server = setup.file("one.pem", &pair.certificate).file("one.key", &pair.key).start();
+    let tls = Tls::with(&authority, &[&rustls::version::TLS13], Some(&own));
+    let path = server.directory.path().join("gale.sock");
+    assert_eq!(tls.client(&path, "one.test").read_to_end(), b"DNS:client.test,IP:192.0.2.1");
+    server.stop();
 }
 
 fn a_client_that_speaks_nothing_newer_than_tls_1_1_is_told_so(driver: Driver) {

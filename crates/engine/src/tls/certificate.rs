@@ -1,12 +1,13 @@
 //! What a certificate says of its owner, in OpenSSL's forms.
 
 use std::fmt::Write;
+use std::net::IpAddr;
 
 use aws_lc_rs::digest;
 use gale_base::http_date;
 use x509_parser::asn1_rs::Tag;
 use x509_parser::certificate::X509Certificate;
-use x509_parser::extensions::ParsedExtension;
+use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::FromDer;
 use x509_parser::time::ASN1Time;
 use x509_parser::x509::{AttributeTypeAndValue, X509Name};
@@ -121,6 +122,38 @@ impl<'c> Certificate<'c> {
         (now > end).then(|| format!("expired on {}", self.valid_to()))
     }
 
+    /// The names in it: `DNS:a.example,email:b@a.example,URI:spiffe://a/b,IP:192.0.2.1`. Commas, backslashes and bytes
+    /// that are no visible ASCII are `\2C` and so on, so that every comma stands between two names. None if there is
+    /// none of these kinds.
+    pub fn alternative_names(&self) -> Option<String> {
+        let names = self.parsed.subject_alternative_name().ok().flatten()?;
+        let mut text = String::new();
+        for name in &names.value.general_names {
+            let (kind, value) = match name {
+                GeneralName::DNSName(name) => ("DNS", name.as_bytes().to_vec()),
+                GeneralName::RFC822Name(name) => ("email", name.as_bytes().to_vec()),
+                GeneralName::URI(name) => ("URI", name.as_bytes().to_vec()),
+                GeneralName::IPAddress(octets) => match address(octets) {
+                    Some(address) => ("IP", address.to_string().into_bytes()),
+                    None => continue,
+                },
+                _ => continue,
+            };
+            if !text.is_empty() {
+                text.push(',');
+            }
+            text.push_str(kind);
+            text.push(':');
+            for byte in value {
+                match byte {
+                    b'!'..=b'~' if byte != b',' && byte != b'\\' => text.push(char::from(byte)),
+                    _ => text.push_str(&format!("\\{byte:02X}")),
+                }
+            }
+        }
+        (!text.is_empty()).then_some(text)
+    }
+
     /// In PEM.
     pub fn pem(&self) -> String {
         pem_of(self.der)
@@ -147,6 +180,12 @@ impl<'c> Certificate<'c> {
         })?;
         Some(format!("{}.{}", base64_url(key.0), base64_url(self.parsed.raw_serial())))
     }
+}
+
+/// The address that stands in a name of a certificate.
+fn address(octets: &[u8]) -> Option<IpAddr> {
+    let four = <[u8; 4]>::try_from(octets).map(IpAddr::from);
+    four.or_else(|_| <[u8; 16]>::try_from(octets).map(IpAddr::from)).ok()
 }
 
 /// A certificate in PEM.
@@ -308,7 +347,7 @@ fn escape(value: &[u8], out: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{CertificateParams, DnType, DnValue, KeyPair, SerialNumber, date_time_ymd};
+    use rcgen::{CertificateParams, DnType, DnValue, KeyPair, SanType, SerialNumber, date_time_ymd};
 
     use super::*;
 
@@ -344,9 +383,30 @@ mod tests {
         assert_eq!([own.days_left(end - 86_400), own.days_left(end - 1), own.days_left(end + 1)], [1, 0, 0]);
         assert_eq!(own.pem(), made.pem().replace("\r\n", "\n"));
         assert!(Certificate::of(b"no certificate").is_none());
+        assert_eq!(own.alternative_names(), None);
         let begin = 1_767_312_000;
         assert_eq!([begin, end].map(|now| own.is_invalid_at(now)), [None, None]);
         assert_eq!(own.is_invalid_at(begin - 1).unwrap(), "is not valid before Jan  2 00:00:00 2026 GMT");
         assert_eq!(own.is_invalid_at(end + 1).unwrap(), "expired on Nov 23 00:00:00 2046 GMT");
+    }
+
+    #[test]
+    fn no_name_looks_like_two() {
+        let text = |text: &str| text.to_owned().try_into().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.subject_alt_names = vec![
+            SanType::DnsName(text("*.example.com")),
+            SanType::IpAddress("192.0.2.1".parse().unwrap()),
+            SanType::OtherName((vec![1, 2, 3], rcgen::OtherNameValue::Utf8String("other".to_owned()))),
+            SanType::IpAddress("2001:db8::1".parse().unwrap()),
+            SanType::Rfc822Name(text("a@example.com,DNS:b.example")),
+            SanType::URI(text("spiffe://example.com/a\nb")),
+        ];
+        let made = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        assert_eq!(
+            Certificate::of(made.der()).unwrap().alternative_names().unwrap(),
+            "DNS:*.example.com,IP:192.0.2.1,IP:2001:db8::1,email:a@example.com\\2CDNS:b.example,\
+             URI:spiffe://example.com/a\\0Ab"
+        );
     }
 }

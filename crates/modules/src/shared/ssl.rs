@@ -13,6 +13,7 @@
 //!   ssl_dhparam FILE;                                        accepted, without effect
 //!   ssl_ech_file FILE;                                       refused
 //!   $ssl_protocol, $ssl_cipher, $ssl_curve, $ssl_server_name, $ssl_session_reused, $ssl_client_…
+//!   $ssl_client_san                                          the names in the client's certificate; nginx has none
 //!   $ssl_ciphers, $ssl_curves, $ssl_sigalgs, $ssl_ja4        of the client's first message
 //! (<https://nginx.org/en/docs/http/ngx_http_ssl_module.html>)
 //!
@@ -525,7 +526,7 @@ fn session_cache(statement: &Statement) -> Result<SessionCache, Diagnostic> {
 }
 
 /// The variables.
-pub const fn variables<S: OverTls>() -> [Variable<S>; 29] {
+pub const fn variables<S: OverTls>() -> [Variable<S>; 30] {
     [
         Variable::named("ssl_protocol", |subject: &S, _, out| {
             with(subject, out, |details, out| push(out, details.version()))
@@ -570,6 +571,12 @@ pub const fn variables<S: OverTls>() -> [Variable<S>; 29] {
             })
         }),
         Variable::named("ssl_client_s_dn", |subject: &S, _, out| of_client(subject, out, |own| own.subject())),
+        Variable::named("ssl_client_san", |subject: &S, _, out| {
+            with(subject, out, |details, out| {
+                let names = details.client_certificate().and_then(|own| own.alternative_names());
+                names.is_some_and(|names| push(out, names))
+            })
+        }),
         Variable::named("ssl_client_i_dn", |subject: &S, _, out| of_client(subject, out, |own| own.issuer())),
         Variable::named("ssl_client_s_dn_legacy", |subject: &S, _, out| {
             of_client(subject, out, |own| own.subject_legacy())
