@@ -15,7 +15,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::{TLS12, TLS13};
 use rustls::{HandshakeKind, RootCertStore, ServerConfig, ServerConnection, StreamOwned, SupportedProtocolVersion};
-use support::{Backend, Client, Driver, Server, Setup, with_each_driver};
+use support::{Backend, Client, Driver, Server, Setup, threads_named, with_each_driver};
 
 with_each_driver!(
     requests_and_responses_of_any_size_are_whole,
@@ -24,6 +24,7 @@ with_each_driver!(
     an_authority_that_was_renewed_with_the_same_key_is_trusted_beside_its_old_certificate,
     servers_are_told_the_name_only_if_that_is_asked_for,
     servers_that_ask_get_the_certificate,
+    long_keys_sign_beside_the_event_loop,
     the_name_of_the_certificate_may_have_variables,
     a_connection_is_used_again_and_a_session_is_resumed,
     connections_are_told_apart_by_what_is_asked_of_servers,
@@ -133,6 +134,12 @@ impl Behind {
 fn response(body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
+
+/// An RSA key of 3072 bits.
+const LONG_KEY: &str = include_str!("../crates/engine/tests/keys/rsa3072.key");
+
+/// The name of the threads of the default pool.
+const POOL: &str = "pool default";
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a.example\r\n\r\n";
 
@@ -282,6 +289,22 @@ fn servers_that_ask_get_the_certificate(driver: Driver) {
             assert_eq!(shown.map(|shown| is_for(&shown, &own)), is_shown.then_some(true));
             server.stop();
         }
+    }
+}
+
+fn long_keys_sign_beside_the_event_loop(driver: Driver) {
+    let authority = Authority::new("authority");
+    let key = rcgen::KeyPair::from_pem_and_sign_algo(LONG_KEY, &rcgen::PKCS_RSA_SHA256).expect("a key");
+    let own = authority.sign(params(&["a client"]), key);
+    let text = "proxy_ssl_certificate %DIR%/own.crt; proxy_ssl_certificate_key %DIR%/own.key;";
+    for versions in [&[&TLS13], &[&TLS12]] {
+        let behind = Behind::with(&authority.ecdsa(&["example.com"]), versions, Some(&authority));
+        let server = proxy(driver, &behind, text).file("own.crt", &own.certificate).file("own.key", &own.key).start();
+        assert_eq!(threads_named(server.worker(), POOL), 0);
+        let shown = exchange(&server, &behind).0.certificate;
+        assert!(shown.is_some_and(|shown| is_for(&shown, &own)));
+        assert!(threads_named(server.worker(), POOL) > 0);
+        server.stop();
     }
 }
 

@@ -130,6 +130,13 @@ pub fn anonymous_memory(pid: Pid) -> u64 {
     kib_of(&rollup, "Anonymous:") * 1024
 }
 
+/// How many threads of a process have this name.
+pub fn threads_named(pid: Pid, name: &str) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|own| own.trim_end() == name).count()
+}
+
 fn kib_of(text: &str, name: &str) -> u64 {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix("kB")?.trim().parse().ok());
     value.unwrap_or_else(|| panic!("no {name} in {text}"))

@@ -40,6 +40,8 @@ pub struct TlsClient {
     /// For names that no certificate can have: nothing is resumed that another name was good for.
     config_alone: Arc<ClientConfig>,
     identity: [u8; 32],
+    /// A signature with its key takes milliseconds.
+    signs_slowly: bool,
     /// Where its certificate comes from if its name has variables.
     named: Option<Named>,
 }
@@ -78,14 +80,16 @@ impl TlsClient {
     pub async fn with_certificate(&self, certificate: &[u8], key: &[u8]) -> Result<Arc<TlsClient>, NamedFailure> {
         let (mut config, mut config_alone) =
             (ClientConfig::clone(&self.config), ClientConfig::clone(&self.config_alone));
+        let mut signs_slowly = self.signs_slowly;
         if let Some(named) = self.named.as_ref().filter(|_| !certificate.is_empty()) {
             let pair = named.loader.pair(certificate, key).await?;
+            signs_slowly = load::signs_slowly(&pair);
             config.resumption = named.resumption(pair.cert.first().map_or(&[], |own| own));
             config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(CertifiedKey::clone(&pair)));
             config_alone.client_auth_cert_resolver = Arc::clone(&config.client_auth_cert_resolver);
         }
         let (config, config_alone) = (Arc::new(config), Arc::new(config_alone));
-        Ok(Arc::new(TlsClient { config, config_alone, identity: self.identity, named: None }))
+        Ok(Arc::new(TlsClient { config, config_alone, identity: self.identity, signs_slowly, named: None }))
     }
 
     /// The client for one handshake that offers these protocols above TLS (ALPN). Of a client that needs a certificate
@@ -96,7 +100,13 @@ impl TlsClient {
         config.alpn_protocols.clone_from(&protocols);
         config_alone.alpn_protocols = protocols;
         let (config, config_alone) = (Arc::new(config), Arc::new(config_alone));
-        Arc::new(TlsClient { config, config_alone, identity: self.identity, named: None })
+        let (identity, signs_slowly) = (self.identity, self.signs_slowly);
+        Arc::new(TlsClient { config, config_alone, identity, signs_slowly, named: None })
+    }
+
+    /// Whether its signatures take so long that no event loop makes them.
+    pub(super) fn signs_slowly(&self) -> bool {
+        self.signs_slowly
     }
 
     /// Differs from that of every client that asks for something else.
@@ -282,7 +292,7 @@ fn make(
         reuses_sessions: *settings.reuses_sessions.get(),
         sessions: Mutex::default(),
     });
-    Ok(TlsClient { config: Arc::new(config), config_alone, identity: identity.finish(), named })
+    Ok(TlsClient { config: Arc::new(config), config_alone, identity: identity.finish(), signs_slowly, named })
 }
 
 /// Where systems keep the authorities that they trust.

@@ -90,21 +90,42 @@ impl Library {
         }
     }
 
-    /// Has the session look at what has come, once, on a thread where that may take long: the step in which it signs.
-    /// Says how much of what has come was used, and what is to be sent; the steps behind it are quick ones.
-    pub fn step_slowly(&mut self, incoming: &mut [u8]) -> Result<(usize, Vec<u8>), StepFailed> {
-        fn step<Data>(status: UnbufferedStatus<'_, '_, Data>) -> Result<(usize, Vec<u8>), StepFailed> {
+    /// Has the session look at what has come, on a thread where that may take long: the steps up to the one in which it
+    /// signs, for a client says something before that. Says how much of what has come was used; what is to be sent goes
+    /// to `encoded`. The steps behind these are quick ones.
+    pub fn step_slowly(&mut self, incoming: &mut [u8], encoded: &mut Vec<u8>) -> Result<usize, StepFailed> {
+        /// Whether the session may have more to do.
+        fn step<Data>(
+            status: UnbufferedStatus<'_, '_, Data>,
+            encoded: &mut Vec<u8>,
+        ) -> (usize, Result<bool, TlsFailure>) {
             let UnbufferedStatus { discard, state } = status;
-            let mut encoded = Vec::new();
-            // What else there may be is there in the next step, too.
-            if let ConnectionState::EncodeTlsData(data) = state.map_err(|error| (discard, TlsFailure::of(error)))? {
-                encode(data, &mut encoded);
-            }
-            Ok((discard, encoded))
+            let goes_on = state.map_err(TlsFailure::of).map(|state| match state {
+                ConnectionState::EncodeTlsData(data) => {
+                    encode(data, encoded);
+                    true
+                }
+                ConnectionState::TransmitTlsData(data) => {
+                    data.done();
+                    true
+                }
+                // It is there in the next step, too.
+                _ => false,
+            });
+            (discard, goes_on)
         }
-        match self {
-            Library::Server(library) => step(library.process_tls_records(incoming)),
-            Library::Client(library) => step(library.process_tls_records(incoming)),
+        let mut used = 0;
+        loop {
+            let (discard, goes_on) = match self {
+                Library::Server(library) => step(library.process_tls_records(&mut incoming[used..]), encoded),
+                Library::Client(library) => step(library.process_tls_records(&mut incoming[used..]), encoded),
+            };
+            used += discard;
+            match goes_on {
+                Ok(true) => {}
+                Ok(false) => return Ok(used),
+                Err(failure) => return Err((used, failure)),
+            }
         }
     }
 
@@ -157,11 +178,13 @@ fn write<Data>(
     Ok((discard, record))
 }
 
+/// What is to be sent, behind what `encoded` has already.
 fn encode<Data>(mut data: EncodeTlsData<'_, Data>, encoded: &mut Vec<u8>) {
+    let begin = encoded.len();
     loop {
-        match data.encode(encoded) {
-            Ok(count) => return encoded.truncate(count),
-            Err(EncodeError::InsufficientSize(error)) => encoded.resize(error.required_size, 0),
+        match data.encode(&mut encoded[begin..]) {
+            Ok(count) => return encoded.truncate(begin + count),
+            Err(EncodeError::InsufficientSize(error)) => encoded.resize(begin + error.required_size, 0),
             Err(EncodeError::AlreadyEncoded) => return,
         }
     }

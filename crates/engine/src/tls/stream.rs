@@ -119,7 +119,9 @@ struct Signed {
     session: Box<Session>,
     /// What had come, as the session has left it.
     incoming: Vec<u8>,
-    stepped: Result<(usize, Vec<u8>), StepFailed>,
+    /// What it has to say.
+    encoded: Vec<u8>,
+    stepped: Result<usize, StepFailed>,
 }
 
 /// A session, and whose it is.
@@ -127,6 +129,8 @@ struct Session {
     library: Library,
     /// The most that a record holds.
     record_bytes: usize,
+    /// Its own signature takes milliseconds, so that no event loop makes it.
+    signs_slowly: bool,
     /// `None` on the client's side.
     server: Option<Arc<TlsServer>>,
     /// What the client's certificate is worth, judged when it is first asked for.
@@ -169,7 +173,13 @@ impl TlsStream {
     /// The library's.
     pub fn connect(socket: Stream, client: &TlsClient, name: &[u8]) -> Result<TlsStream, TlsFailure> {
         let library = Library::Client(client.connection(name)?);
-        let session = Session { library, record_bytes: RECORD_BYTES_MAX, server: None, verdict: Cell::new(None) };
+        let session = Session {
+            library,
+            record_bytes: RECORD_BYTES_MAX,
+            signs_slowly: client.signs_slowly(),
+            server: None,
+            verdict: Cell::new(None),
+        };
         Ok(TlsStream::from_idle(socket, IdleTls(Box::new(session))))
     }
 
@@ -246,6 +256,7 @@ impl TlsStream {
         state.session = Some(Box::new(Session {
             library: Library::Server(library),
             record_bytes: server.record_bytes(),
+            signs_slowly: server.signs_slowly(),
             server: Some(Arc::clone(server)),
             verdict: Cell::new(None),
         }));
@@ -532,34 +543,32 @@ impl State {
     /// Ready when no step of the handshake is left that may take long. A signature with a long RSA key takes
     /// milliseconds: the whole session goes to a thread of the default pool for the step that makes it.
     fn poll_signing(&mut self, context: &mut Context<'_>) -> Poll<Result<(), TlsFailure>> {
-        let is_slow = |session: &Session| {
-            let signs_slowly = session.server.as_ref().is_some_and(|server| server.signs_slowly());
-            signs_slowly && session.library.is_handshaking()
-        };
+        let is_slow = |session: &Session| session.signs_slowly && session.library.is_handshaking();
         if self.signing.is_none()
             && !self.incoming.is_empty()
             && let Some(mut session) = self.session.take_if(|session| is_slow(session))
         {
             let mut incoming = self.incoming.readable().to_vec();
             self.signing = Some(Box::pin(default_pool().run(move || {
-                let stepped = session.library.step_slowly(&mut incoming);
-                Signed { session, incoming, stepped }
+                let mut encoded = Vec::new();
+                let stepped = session.library.step_slowly(&mut incoming, &mut encoded);
+                Signed { session, incoming, encoded, stepped }
             })));
         }
         let Some(signing) = &mut self.signing else { return Poll::Ready(Ok(())) };
         let signed = ready!(signing.as_mut().poll(context));
         self.signing = None;
         // Without a thread there is no session any more.
-        let Signed { session, incoming, stepped } = signed
+        let Signed { session, incoming, encoded, stepped } = signed
             .map_err(|error| TlsFailure::of_socket(io::Error::new(io::ErrorKind::OutOfMemory, error.to_string())))?;
         self.session = Some(session);
         self.incoming.readable_mut().copy_from_slice(&incoming);
+        if !encoded.is_empty() {
+            self.outgoing.append(&encoded).map_err(TlsFailure::of_socket)?;
+            self.records.push(Record { left: encoded.len() as u32, plain: 0 });
+        }
         let (discard, failure) = match stepped {
-            Ok((discard, encoded)) => {
-                self.outgoing.append(&encoded).map_err(TlsFailure::of_socket)?;
-                self.records.push(Record { left: encoded.len() as u32, plain: 0 });
-                (discard, None)
-            }
+            Ok(discard) => (discard, None),
             Err((discard, failure)) => (discard, Some(failure)),
         };
         self.incoming.consume(discard);
@@ -874,7 +883,7 @@ mod tests {
         let server = TlsServer::of_config(server);
         let library = Library::Server(UnbufferedServerConnection::new(Arc::clone(server.config(false))).unwrap());
         let (record_bytes, server) = (server.record_bytes(), Some(server));
-        let session = Session { library, record_bytes, server, verdict: Cell::new(None) };
+        let session = Session { library, record_bytes, signs_slowly: false, server, verdict: Cell::new(None) };
         (State { session: Some(Box::new(session)), ..State::default() }, client)
     }
 
@@ -948,7 +957,7 @@ mod tests {
         let name = ServerName::try_from("example.com").unwrap();
         let library = Library::Client(rustls::client::UnbufferedClientConnection::new(client, name).unwrap());
         let verdict = Cell::new(None);
-        let session = Session { library, record_bytes: RECORD_BYTES_MAX, server: None, verdict };
+        let session = Session { library, record_bytes: RECORD_BYTES_MAX, signs_slowly: false, server: None, verdict };
         let mut state = State { session: Some(Box::new(session)), ..State::default() };
         state.advance()?;
         let (mut sent, mut has_answered) = (0, false);
