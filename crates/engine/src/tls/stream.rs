@@ -22,9 +22,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_protocol::client_hello::ClientHello;
-use gale_runtime::{Buffer, Lease, Moment, Output, PoolTask, Stream, default_pool};
+use gale_runtime::{Buffer, Effort, Lease, Moment, Output, PoolTask, Stream, charge_units, default_pool, poll_units};
 use rustls::server::UnbufferedServerConnection;
-use rustls::{CommonState, HandshakeKind, PeerIncompatible};
+use rustls::{CommonState, HandshakeKind, PeerIncompatible, ProtocolVersion};
 use smallvec::SmallVec;
 
 use super::certificate::Certificate;
@@ -32,6 +32,7 @@ use super::client::TlsClient;
 use super::failure::TlsFailure;
 use super::library::{Library, Step, StepFailed, Stepped, Writing};
 use super::server::TlsServer;
+use super::settings::VerifyClient;
 use super::suites;
 use super::verify::{self, Verdict};
 
@@ -68,6 +69,17 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The alert `protocol_version` (RFC 8446, section 6.2).
 const PROTOCOL_VERSION: u8 = 70;
 
+/// The unit in which steps of a handshake are charged.
+const MICROSECOND: Effort = Effort { usual_nanos: 1000, worst_nanos: 1000 };
+
+/// A step of a handshake that agrees on keys, signs or checks a signature, in microseconds: more than a task may take
+/// that wants little, so a thousand handshakes at once wait in line and hold up nobody else (0020). The quantum is
+/// measured by the clock, so the estimate need not tell RSA from ECDSA.
+const HEAVY_STEP: usize = 100;
+
+/// A step that derives keys and makes tickets.
+const LIGHT_STEP: usize = 25;
+
 /// See the file's head.
 pub struct TlsStream {
     socket: Socket,
@@ -102,6 +114,8 @@ struct State {
     /// So much was sent since the connection's last pause.
     sent_bytes: usize,
     last_sent: Option<Moment>,
+    /// The session has looked at something, or has said something first.
+    has_stepped: bool,
     /// The client has sent something with its first message.
     has_early: bool,
     /// The client has said that nothing more comes.
@@ -314,6 +328,10 @@ impl TlsStream {
                 let _ = self.socket.try_send(&mut state.outgoing, false);
                 return Poll::Ready(Err(failure));
             }
+            let micros = state.step_micros();
+            ready!(poll_units(context, MICROSECOND, micros));
+            charge_units(MICROSECOND, micros);
+            state.has_stepped = true;
             let standing = match state.advance() {
                 Ok(standing) => standing,
                 Err(failure) => {
@@ -562,6 +580,7 @@ impl State {
         let Signed { session, incoming, encoded, stepped } = signed
             .map_err(|error| TlsFailure::of_socket(io::Error::new(io::ErrorKind::OutOfMemory, error.to_string())))?;
         self.session = Some(session);
+        self.has_stepped = true;
         self.incoming.readable_mut().copy_from_slice(&incoming);
         if !encoded.is_empty() {
             self.outgoing.append(&encoded).map_err(TlsFailure::of_socket)?;
@@ -579,6 +598,23 @@ impl State {
                 Err(failure)
             }
         })
+    }
+
+    /// What the next step of the handshake takes, by estimate: see [`HEAVY_STEP`].
+    fn step_micros(&self) -> usize {
+        let Some(session) = &self.session else { return 0 };
+        match &session.server {
+            _ if !self.has_stepped => HEAVY_STEP,
+            _ if self.incoming.is_empty() => 0,
+            // Version 1.2 agrees on keys in the last step, and 1.3 does where it has asked for another first message.
+            Some(server) => {
+                let is_light = session.library.protocol_version() == Some(ProtocolVersion::TLSv1_3)
+                    && session.library.handshake_kind() != Some(HandshakeKind::FullWithHelloRetryRequest)
+                    && server.verify_client() == VerifyClient::Off;
+                if is_light { LIGHT_STEP } else { HEAVY_STEP }
+            }
+            None => HEAVY_STEP,
+        }
     }
 
     /// The session has failed: nothing goes on, and the peer is told.
@@ -857,8 +893,13 @@ impl TlsDetails<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::net::TcpListener;
+    use std::rc::Rc;
+
     use super::*;
 
+    use gale_runtime::{EventLoop, LoopOptions, SocketAddress, spawn, yield_now};
     use rustls::pki_types::{PrivateKeyDer, ServerName};
     use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, SupportedProtocolVersion};
 
@@ -1017,6 +1058,42 @@ mod tests {
     #[test]
     fn no_change_of_a_byte_of_a_server_s_panics_and_none_is_taken_for_what_was_sent() {
         assert_that_no_change_of_a_byte_is_taken_for_what_was_sent(listen);
+    }
+
+    #[test]
+    fn a_task_that_wants_little_goes_before_handshakes_that_begin_at_once() {
+        let (config, client) = configs(&rustls::version::TLS13);
+        let server = TlsServer::of_config(config);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = SocketAddress::from(listener.local_addr().unwrap());
+        EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
+            let mut ends = Vec::new();
+            let mut streams = Vec::new();
+            for _ in 0..10 {
+                let name = ServerName::try_from("example.com").unwrap();
+                let (mut hello, mut received) = (Vec::new(), Buffer::new());
+                ClientConnection::new(Arc::clone(&client), name).unwrap().write_tls(&mut hello).unwrap();
+                received.append(&hello).unwrap();
+                let stream = Rc::new(TlsStream::new(Stream::connect(&address).await.unwrap()));
+                ends.push(listener.accept().unwrap());
+                stream.start(&server, None, false, received).unwrap();
+                streams.push(stream);
+            }
+            for stream in &streams {
+                let stream = Rc::clone(stream);
+                spawn(async move { drop(poll_fn(|context| stream.poll_handshake(context)).await) });
+            }
+            let answered = Rc::new(move || streams.iter().filter(|stream| stream.state.borrow().has_stepped).count());
+            let before_quiet = Rc::new(Cell::new(usize::MAX));
+            let (quiet, seen) = (Rc::clone(&before_quiet), Rc::clone(&answered));
+            spawn(async move { quiet.set(seen()) });
+            while answered() < 10 {
+                let before = answered();
+                yield_now().await;
+                assert!(answered() - before <= 5, "five take a turn's share of the loop");
+            }
+            assert_eq!(before_quiet.get(), 0);
+        });
     }
 
     #[test]
