@@ -1,12 +1,19 @@
 //! The command line of the real binary, and good configurations from the first line to the first answer.
 
+#[path = "support/authority.rs"]
+mod authority;
 mod support;
+#[path = "support/tls.rs"]
+mod tls;
 
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
+use std::sync::Arc;
 
+use authority::Authority;
 use rustix::process::Signal;
 use support::{Directory, Driver, Server, Setup};
+use tls::{AnyCertificate, Tls};
 
 const GOOD: &str = "pid %DIR%/pid;\nerror_log %DIR%/error.log;\nevents {}\n";
 
@@ -324,6 +331,36 @@ fn serve_serves_a_directory_until_it_is_interrupted() {
     assert!(child.wait().expect("it ends").success(), "{}", directory.read("stderr"));
     let entries: Vec<_> = std::fs::read_dir(directory.path().join("site")).expect("there").flatten().collect();
     assert_eq!(entries.len(), 1, "nothing else is left in the directory: {entries:?}");
+}
+
+#[test]
+fn serve_speaks_tls_with_a_certificate_made_on_the_spot() {
+    let directory = Directory::new();
+    directory.write("site/index.html", "<p>hello</p>");
+    let address = directory.address(1);
+    let mut child = support::binary(false)
+        .args(["serve", &directory.replaced("%DIR%/site"), "--tls", "--listen", &address.to_string()])
+        .current_dir(directory.path())
+        .stderr(directory.create("stderr"))
+        .spawn()
+        .expect("the binary starts");
+    let line = directory.wait_line("stderr", "serving ");
+    assert!(line.contains(&format!("https://{address}/")), "{line}");
+    // The certificate is nobody's that a client trusts.
+    let (authority, shown) = (Authority::new("nobody"), Arc::new(AnyCertificate::default()));
+    let connect = |tls: Tls| tls.connect_tcp(address, "localhost");
+    let refused = connect(Tls::new(&authority)).err().unwrap().to_string();
+    assert!(refused.contains("UnknownIssuer") || refused.contains("CaUsedAsEndEntity"), "{refused}");
+    let session = connect(Tls::new(&authority).verified_by(shown)).expect("any certificate will do");
+    let mut client = support::Client::above(session);
+    let response = client.get("/");
+    assert_eq!((response.status, response.text()), (200, "<p>hello</p>"));
+    // Plain HTTP is told where it is.
+    assert_eq!(support::Client::tcp(address).get("/").status, 400);
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::INT).expect("it runs");
+    assert!(child.wait().expect("it ends").success(), "{}", directory.read("stderr"));
+    let entries: Vec<_> = std::fs::read_dir(directory.path().join("site")).expect("there").flatten().collect();
+    assert_eq!(entries.len(), 1, "no key is left in the directory: {entries:?}");
 }
 
 #[test]

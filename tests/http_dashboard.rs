@@ -1,16 +1,15 @@
 //! `dashboard`: the page, what it consists of and what it asks for; and the page itself in a browser, where one is
 //! installed.
 
+#[path = "support/browser.rs"]
+mod browser;
 mod support;
 
-use std::io::Read;
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use browser::{browser, look};
 use serde_json::{Value, json};
-use support::{Backend, Directory, Driver, Response, Server, Serving, Setup, with_each_driver};
+use support::{Backend, Driver, Response, Server, Serving, Setup, with_each_driver};
 
 with_each_driver!(
     the_page_and_its_parts_are_served_with_a_strict_policy,
@@ -279,48 +278,6 @@ fn requests(cells: &[String]) -> u64 {
 /// What a console says of a page that breaks its policy, lacks a part or has a fault; or that has become [`HOSTILE`].
 const TROUBLE: [&str; 6] =
     ["Content Security Policy", "Refused to ", "Failed to load ", "Uncaught ", "Unhandled ", "86420"];
-
-/// One that works: what is installed under a browser's name may only tell where to get one.
-fn browser() -> Option<&'static Path> {
-    let paths = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
-    let shows_a_page = |path: &&Path| look(path, "about:blank").is_ok_and(|(page, _)| page.contains("<html"));
-    paths.into_iter().map(Path::new).filter(|path| path.exists()).find(shows_a_page)
-}
-
-/// The page as it is after some time, and what was said on the console; or what the browser does instead.
-fn look(browser: &Path, url: &str) -> Result<(String, String), String> {
-    let directory = Directory::new();
-    let mut child = Command::new(browser)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"])
-        .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
-        .args(["--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom"])
-        .arg(format!("--user-data-dir={}", directory.path().join("profile").display()))
-        .arg(url)
-        .env("HOME", directory.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(directory.create("console"))
-        .spawn()
-        .map_err(|error| format!("the browser does not start: {error}"))?;
-    let mut stdout = child.stdout.take().expect("a pipe");
-    let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
-        let mut page = Vec::new();
-        let read = stdout.read_to_end(&mut page).map(|_| String::from_utf8_lossy(&page).into_owned());
-        // Nobody hears it any more if the browser hung.
-        let _ = sender.send(read);
-    });
-    let page = receiver.recv_timeout(DEADLINE);
-    if page.is_err() {
-        child.kill().expect("it is ours");
-    }
-    child.wait().expect("it is ours");
-    let console = directory.read("console");
-    match page {
-        Ok(page) => Ok((page.expect("a pipe can be read"), console)),
-        Err(_) => Err(format!("the browser hangs: {console}")),
-    }
-}
 
 /// The texts of the cells of the row that begins with this name, as they are written in HTML.
 fn row(page: &str, name: &str) -> Option<Vec<String>> {

@@ -7,6 +7,7 @@ mod support;
 mod tls;
 
 use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +18,7 @@ use rustix::process::Signal;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::compress::{CertDecompressor, DecompressionFailed};
 use rustls::version::{TLS12, TLS13};
-use rustls::{CertificateCompressionAlgorithm, HandshakeKind, ProtocolVersion};
+use rustls::{CertificateCompressionAlgorithm, HandshakeKind, ProtocolVersion, StreamOwned};
 use support::{Backend, Client, Driver, Server, Setup, with_each_driver};
 use tls::{AnyCertificate, Session, Tls, old_hello};
 
@@ -32,6 +33,7 @@ with_each_driver!(
     a_handshake_may_come_byte_by_byte_and_after_a_proxy_header,
     servers_are_told_of_the_clients_session_by_the_proxy_protocol,
     large_answers_and_large_requests_are_whole,
+    records_are_small_first_and_then_as_large_as_the_configuration_says,
     pipelined_requests_and_closed_connections_end_in_order,
     a_handshake_that_is_refused_says_so,
     a_client_that_speaks_nothing_newer_than_tls_1_1_is_told_so,
@@ -416,6 +418,74 @@ fn large_answers_and_large_requests_are_whole(driver: Driver) {
         assert!(client.get("/large").body == large);
     }
     server.stop();
+}
+
+/// A socket that keeps what it has received.
+struct Tapped {
+    socket: UnixStream,
+    received: Vec<u8>,
+}
+
+impl Read for Tapped {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.socket.read(into)?;
+        self.received.extend_from_slice(&into[..count]);
+        Ok(count)
+    }
+}
+
+impl Write for Tapped {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.socket.flush()
+    }
+}
+
+/// The lengths of what is in records of data (RFC 5246, section 6.2.1; RFC 5288, section 3).
+fn contents_of_records(mut bytes: &[u8]) -> Vec<usize> {
+    const DATA: u8 = 23;
+    /// A nonce and a tag.
+    const OVERHEAD: usize = 8 + 16;
+    let mut lengths = Vec::new();
+    while let [kind, _, _, high, low, rest @ ..] = bytes {
+        let length = usize::from(u16::from_be_bytes([*high, *low]));
+        if *kind == DATA {
+            lengths.push(length - OVERHEAD);
+        }
+        bytes = &rest[length..];
+    }
+    lengths
+}
+
+fn records_are_small_first_and_then_as_large_as_the_configuration_says(driver: Driver) {
+    /// What fits into three packets, and what is sent by that.
+    const SMALL: usize = 4096 - 64;
+    const SMALL_UNTIL: usize = 16 * 1024;
+    let world = World::new();
+    for (text, largest) in [("", 16 * 1024), ("ssl_buffer_size 8k;", 8 * 1024), ("ssl_buffer_size 1k;", 1024)] {
+        let server = world.http(driver, &format!("server {{ listen %UNIX% ssl; {OWN} {text} root %DIR%; }}"));
+        let server = server.file("large", content(600_000)).start();
+        let socket = UnixStream::connect(socket(&server)).unwrap();
+        let session = Tls::tls12(&world.authority).session("example.com");
+        let mut session = StreamOwned::new(session, Tapped { socket, received: Vec::new() });
+        session.write_all(b"GET /large HTTP/1.1\r\nHost: example.com\r\nConnection: close\r\n\r\n").unwrap();
+        session.read_to_end(&mut Vec::new()).unwrap();
+        let lengths = contents_of_records(&session.sock.received);
+        let mut sent = 0;
+        for length in &lengths {
+            let most = if sent < SMALL_UNTIL { SMALL.min(largest) } else { largest };
+            assert!(*length <= most, "{length} behind {sent}: {lengths:?}");
+            sent += length;
+        }
+        assert!(sent > 600_000);
+        // Pieces of a file need not end where a record is full.
+        let full = lengths.iter().filter(|length| **length == largest).count();
+        assert!(full * largest > 300_000, "{lengths:?}");
+        server.stop();
+    }
 }
 
 fn pipelined_requests_and_closed_connections_end_in_order(driver: Driver) {

@@ -24,6 +24,7 @@ with_each_driver!(
     a_first_message_that_is_cut_off_or_changed_comes_to_nothing,
     tickets_of_another_server_are_not_taken,
     many_handshakes_that_stop_half_way_end_and_cost_little,
+    ten_thousand_handshakes_that_stop_half_way_cost_little,
 );
 
 /// How many clients stop half-way at the same time.
@@ -212,26 +213,36 @@ fn tickets_of_another_server_are_not_taken(driver: Driver) {
     }
 }
 
-fn many_handshakes_that_stop_half_way_end_and_cost_little(driver: Driver) {
+/// Makes room for so many descriptors in this process, and in servers that it starts; says for how many there is.
+fn make_room_for_descriptors(wanted: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);
-    let wanted = limit.maximum.unwrap_or(u64::MAX).min(8192);
+    let wanted = limit.maximum.unwrap_or(u64::MAX).min(wanted);
     let current = limit.current.unwrap_or(u64::MAX).max(wanted);
     setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit }).expect("up to the maximum");
+    wanted
+}
+
+/// Connections that have sent a half, all of the first message, or all but one byte.
+fn half_open(server: &Server, tls: &Tls, count: usize) -> Vec<UnixStream> {
+    let hello = hello(tls);
+    let lengths = [hello.len() / 2, hello.len(), hello.len() - 1];
+    let open = |number: usize| {
+        let mut stream = connect(server);
+        stream.write_all(&hello[..lengths[number % 3]]).expect("it listens");
+        stream
+    };
+    (0..count).map(open).collect()
+}
+
+fn many_handshakes_that_stop_half_way_end_and_cost_little(driver: Driver) {
+    make_room_for_descriptors(8192);
     let authority = Authority::new("authority");
     let server = setup(driver, &authority, "client_header_timeout 5s;");
     let server = server.replace("worker_connections 128", "worker_connections 2048").start();
     let tls = Tls::new(&authority);
     assert_serves(&server, &tls);
     let before = anonymous_memory(server.worker());
-    let hello = hello(&tls);
-    let mut streams = Vec::with_capacity(HALF_OPEN);
-    for number in 0..HALF_OPEN {
-        let mut stream = connect(&server);
-        // A half, all of the first message, or all but one byte.
-        let length = [hello.len() / 2, hello.len(), hello.len() - 1][number % 3];
-        stream.write_all(&hello[..length]).expect("it listens");
-        streams.push(stream);
-    }
+    let streams = half_open(&server, &tls, HALF_OPEN);
     assert_serves(&server, &tls);
     let grown = anonymous_memory(server.worker()).saturating_sub(before);
     assert!(grown < HALF_OPEN as u64 * HALF_OPEN_BYTES_MAX, "{grown} bytes");
@@ -240,6 +251,32 @@ fn many_handshakes_that_stop_half_way_end_and_cost_little(driver: Driver) {
         let ended = stream.read_to_end(&mut Vec::new());
         assert!(ended.is_ok_and(|_| true), "{server}");
     }
+    assert_serves(&server, &tls);
+    server.stop();
+}
+
+fn ten_thousand_handshakes_that_stop_half_way_cost_little(driver: Driver) {
+    // The tests of both drivers share the descriptors of this process.
+    let room = make_room_for_descriptors(32_768);
+    let count = usize::try_from(room.saturating_sub(4096) / 2).expect("few").min(10_000);
+    if count < 10_000 {
+        eprintln!("only {count} handshakes: the limit of descriptors allows no more");
+    }
+    let authority = Authority::new("authority");
+    let server = setup(driver, &authority, "client_header_timeout 1h;");
+    let server = server.replace("worker_connections 128", "worker_connections 16384").start();
+    let tls = Tls::new(&authority);
+    assert_serves(&server, &tls);
+    let before = anonymous_memory(server.worker());
+    let mut streams = half_open(&server, &tls, count);
+    // Those that have sent all of it are answered: so many sessions there are.
+    for stream in streams.iter_mut().skip(1).step_by(3) {
+        stream.read_exact(&mut [0; 5]).expect("the head of a record");
+    }
+    assert_serves(&server, &tls);
+    let grown = anonymous_memory(server.worker()).saturating_sub(before);
+    assert!(grown < count as u64 * HALF_OPEN_BYTES_MAX, "{grown} bytes");
+    drop(streams);
     assert_serves(&server, &tls);
     server.stop();
 }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test program uses a part of it")]
 
 use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -108,6 +109,20 @@ impl Tls {
         let mut stream = StreamOwned::new(self.session(name), stream);
         stream.conn.complete_io(&mut stream.sock)?;
         Ok(Session { stream })
+    }
+
+    /// The same to an address.
+    pub fn connect_tcp(
+        &self,
+        address: SocketAddr,
+        name: &str,
+    ) -> Result<StreamOwned<ClientConnection, TcpStream>, std::io::Error> {
+        let stream = TcpStream::connect(address).expect("it listens");
+        stream.set_read_timeout(Some(DEADLINE)).expect("an option");
+        stream.set_write_timeout(Some(DEADLINE)).expect("an option");
+        let mut stream = StreamOwned::new(self.session(name), stream);
+        stream.conn.complete_io(&mut stream.sock)?;
+        Ok(stream)
     }
 
     /// The same for requests.
