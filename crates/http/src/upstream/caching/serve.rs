@@ -219,12 +219,9 @@ impl FillBody {
         let read = reader.poll_read(context, most);
         match ready!(self.patience.poll(read, context)) {
             Some(Ok(Grown::Piece(piece))) => {
-                let piece = self.take(piece);
-                // Whoever has caught up reads memory again.
-                if self.fill.poll_at(self.ticket, self.offset, 1, context).is_ready() {
-                    self.reader = None;
-                }
-                Poll::Ready(Ok(Some(piece)))
+                // Whoever has caught up reads memory again, or waits for the server and not for the disk.
+                self.reader = None;
+                Poll::Ready(Ok(Some(self.take(piece))))
             }
             Some(Ok(Grown::Ended(_))) => {
                 self.reader = None;
