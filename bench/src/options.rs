@@ -26,7 +26,8 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   respawn       the worker process killed under load; time until served again
   files         CPU time per request of files of 1 KiB, 10 KiB, 64 KiB, 4 MiB: keep-alive and short connections
   proxy         CPU time per proxied request: small, 64 KiB, 4 MiB buffered and not, short connections
-  stream        CPU time per exchange, connection, GiB and datagram that is passed on
+  stream        CPU time per exchange, connection, GiB and datagram that is passed on, over TLS, too; memory of
+                tunnels; two workers
   applications  CPU time per request that PHP-FPM (FastCGI) or uWSGI (uwsgi) answers
   first-byte    time to the first byte of proxied answers, requests at a fixed rate
   tunnels       5,000 WebSockets through a proxy: memory, echoes while reloads pass

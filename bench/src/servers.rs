@@ -411,7 +411,7 @@ impl Program {
                      \x20   http-request return status 200 content-type application/octet-stream \
                      file {directory}/html/file if {{ path /file }}\n\
                      \x20   http-request return status 200 content-type text/plain string ok if {{ path /return }}\n\
-                     {rule}{backend}"
+                     {rule}{backend}{blocks}"
                 )
             }
         }

@@ -14,6 +14,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, epoll, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
+use rustix::pipe::{SpliceFlags, fcntl_setpipe_size, pipe, splice};
 
 use super::epoll::key;
 use super::listen;
@@ -21,23 +22,35 @@ use crate::ring::{Kind, Ring};
 
 /// What is received at once.
 const PIECE_BYTES: usize = 64 * 1024;
+/// What is spliced at once: as much as a pipe may hold without privileges.
+const PIPE_BYTES: usize = 1 << 20;
 /// Clients at a time, with io_uring.
 const CLIENTS_MAX: u32 = 4096;
 
-/// `relay PORT epoll|io_uring PORT_BEHIND`: passes on until it is killed.
+/// `relay PORT epoll|io_uring|splice PORT_BEHIND [BYTES]`: passes on until it is killed. With io_uring a client's
+/// message is a request of HTTP, or has so many bytes.
 pub fn main(args: &[String]) -> Result<(), String> {
-    let usage = || "usage: gale-bench relay PORT epoll|io_uring PORT_BEHIND".to_owned();
-    let [port, driver, behind] = args else {
+    let usage = || "usage: gale-bench relay PORT epoll|io_uring|splice PORT_BEHIND [BYTES]".to_owned();
+    let [port, driver, behind, more @ ..] = args else {
         return Err(usage());
     };
     let (port, behind) = (port.parse().map_err(|_| usage())?, behind.parse().map_err(|_| usage())?);
+    let message = match more {
+        [] => REQUEST.to_vec(),
+        [bytes] => vec![7; bytes.parse().map_err(|_| usage())?],
+        _ => return Err(usage()),
+    };
     let served = listen(port, false).and_then(|listener| match driver.as_str() {
         "epoll" => with_epoll(&listener, behind),
-        "io_uring" => with_ring(&listener, behind),
+        "io_uring" => with_ring(&listener, behind, message),
+        "splice" => with_splice(&listener, behind),
         _ => Err(io::Error::other(usage())),
     });
     served.map_err(|error| format!("relay: {error}"))
 }
+
+/// As long as those of wrk.
+const REQUEST: &[u8] = b"GET /proxied HTTP/1.1\r\nHost: 127.0.0.1:00000\r\n\r\n";
 
 fn connect(behind: u16) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(("127.0.0.1", behind))?;
@@ -126,8 +139,31 @@ fn pass(from: &OwnedFd, to: &OwnedFd, piece: &mut [u8]) -> bool {
     }
 }
 
-fn with_ring(listener: &TcpListener, behind: u16) -> io::Result<()> {
-    let (request, answer) = exchange_once(behind)?;
+/// One client at a time, and what it sends: the least that the kernel does for a GiB one way.
+fn with_splice(listener: &TcpListener, behind: u16) -> io::Result<()> {
+    loop {
+        let (client, server) = (listener.accept()?.0, connect(behind)?);
+        // A client or a server that is lost ends its own connection.
+        let _ = splice_all(&client, &server);
+    }
+}
+
+fn splice_all(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
+    let (read, write) = pipe()?;
+    fcntl_setpipe_size(&write, PIPE_BYTES)?;
+    loop {
+        let mut left = splice(from, None, &write, None, PIPE_BYTES, SpliceFlags::MOVE)?;
+        if left == 0 {
+            return Ok(());
+        }
+        while left > 0 {
+            left -= splice(&read, None, to, None, left, SpliceFlags::MOVE)?;
+        }
+    }
+}
+
+fn with_ring(listener: &TcpListener, behind: u16, request: Vec<u8>) -> io::Result<()> {
+    let answer = exchange_once(behind, &request)?;
     let (request, answer): (&'static [u8], &'static [u8]) = (request.leak(), answer.leak());
     // Clients have the first half of the table, servers the second.
     let mut ring = Ring::new(2 * CLIENTS_MAX)?;
@@ -181,14 +217,13 @@ fn with_ring(listener: &TcpListener, behind: u16) -> io::Result<()> {
     }
 }
 
-/// The request to the server behind, as long as those of wrk, and its answer.
-fn exchange_once(behind: u16) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    let request = b"GET /proxied HTTP/1.1\r\nHost: 127.0.0.1:00000\r\n\r\n".to_vec();
+/// What the server behind answers.
+fn exchange_once(behind: u16, request: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = connect(behind)?;
-    stream.write_all(&request)?;
+    stream.write_all(request)?;
     let mut answer = vec![0; PIECE_BYTES];
     // The server behind sends a small answer in one piece.
     let received = stream.read(&mut answer)?;
     answer.truncate(received);
-    Ok((request, answer))
+    Ok(answer)
 }

@@ -1,57 +1,92 @@
 //! stream: what a session costs a server that passes it on: bytes over TCP both ways and one way, short connections,
-//! questions and flows over UDP.
+//! TLS that ends there, questions and flows over UDP; memory of tunnels in which nothing passes; two workers and their
+//! ways to a connection.
 //!
 //! The server has one worker on one core; client and the server behind it share the other one. What is told is the CPU
-//! time of the server for an exchange, a connection, a GiB or a datagram that has arrived.
+//! time of the server for an exchange, a connection, a GiB or a datagram that has arrived. The floor is a bare relay
+//! (`floor/relay.rs`): what is above it is the server's own work.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsRawFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+mod behind;
+mod clients;
+
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use gale_base::histogram::Histogram;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
 
+use self::behind::Behind;
+use self::clients::Tls;
 use crate::Measured;
 use crate::case;
+use crate::certificate::Certificate;
+use crate::memory::Memory;
 use crate::options::Options;
-use crate::process::{CoreTime, Process};
+use crate::process::{self, CoreTime, Process};
 use crate::report::{self, Document, Spread};
-use crate::servers::{Program, Setting, free_port};
+use crate::servers::{Accepting, Kind, POLL_INTERVAL, Program, Setting, free_port};
 
-/// Connections that carry exchanges.
-const CONNECTIONS: usize = 16;
 const MESSAGE_BYTES: usize = 100;
-const BULK_BYTES: usize = 1 << 30;
 const DATAGRAM_BYTES: usize = 1200;
-const BURST: usize = 32;
-const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Tunnels whose memory is read, and those before them: what is allocated once has been allocated by then.
+const TUNNELS: usize = 1000;
+const WARM_UP_TUNNELS: usize = 50;
+const TUNNELS_MAX: usize = 8192;
+const WAYS: [Accepting; 3] = [Accepting::Shared, Accepting::Reuseport, Accepting::Mutex];
+const START_TIME_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 enum Job {
     Exchanges,
     ShortConnections,
     Bulk,
+    TlsExchanges,
+    TlsBulk,
+    Tunnels,
     Questions,
     Flow,
     FlowInSegments,
 }
 
 impl Job {
-    const ALL: [Job; 6] =
-        [Job::Exchanges, Job::ShortConnections, Job::Bulk, Job::Questions, Job::Flow, Job::FlowInSegments];
+    const ALL: [Job; 9] = [
+        Job::Exchanges,
+        Job::ShortConnections,
+        Job::Bulk,
+        Job::TlsExchanges,
+        Job::TlsBulk,
+        Job::Tunnels,
+        Job::Questions,
+        Job::Flow,
+        Job::FlowInSegments,
+    ];
 
     fn title(self) -> &'static str {
         match self {
             Job::Exchanges => "TCP, 100 bytes and 100 back, µs each",
             Job::ShortConnections => "TCP, a connection for each, µs each",
             Job::Bulk => "TCP, one way, ms per GiB",
+            Job::TlsExchanges => "TLS ends here, 100 bytes and 100 back, µs each",
+            Job::TlsBulk => "TLS ends here, one way, ms per GiB",
+            Job::Tunnels => "TCP, memory of an idle tunnel, KiB",
             Job::Questions => "UDP, a session of one question and one answer, µs each",
             Job::Flow => "UDP, a flow of 1,200 bytes, µs per datagram",
             Job::FlowInSegments => "UDP, the same, sent in segments (GSO)",
+        }
+    }
+
+    /// Whether a server can do it. The relay with io_uring passes on what it knows before, and only one of the relays
+    /// splices.
+    fn is_for(self, program: &Program) -> bool {
+        let is_udp = matches!(self, Job::Questions | Job::Flow | Job::FlowInSegments);
+        match (program.kind, program.driver.as_deref()) {
+            (Kind::Floor, Some("splice")) => self == Job::Bulk,
+            (Kind::Floor, Some("io_uring")) => matches!(self, Job::Exchanges | Job::ShortConnections),
+            (Kind::Floor, _) => matches!(self, Job::Exchanges | Job::ShortConnections | Job::Bulk),
+            (Kind::Haproxy, _) => !is_udp,
+            _ => true,
         }
     }
 }
@@ -59,7 +94,7 @@ impl Job {
 #[derive(Clone, Debug, Serialize)]
 struct Sample {
     job: Job,
-    /// The server's CPU time, in the unit of the job's title.
+    /// The server's CPU time, in the unit of the job's title; or its memory.
     server: f64,
     /// Both cores', in the same unit.
     both: f64,
@@ -73,81 +108,177 @@ struct Row {
     cost: Spread,
     both: Spread,
     per_second: Spread,
+    /// (server - floor) / (nginx - floor), each with the floor of its own driver.
+    above_floor: Option<f64>,
 }
 
-/// Measures nginx and Gale with each driver.
+#[derive(Clone, Debug)]
+struct WaySample {
+    way: Accepting,
+    server_us: f64,
+    per_second: f64,
+    p99_us: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct WayRow {
+    server: String,
+    way: &'static str,
+    cost: Spread,
+    per_second: Spread,
+    p99_us: Spread,
+}
+
+#[derive(Debug, Serialize)]
+struct Rows {
+    jobs: Vec<Row>,
+    ways: Vec<WayRow>,
+}
+
+/// Measures the floors, nginx, haproxy, and Gale with each driver.
 pub fn measure(options: &Options) -> Measured {
-    let programs = options.servers(Some(&["nginx", "gale"]))?;
+    let mut programs = options.servers(None)?;
+    programs.retain(|program| program.kind != Kind::H2o);
+    if let Some(floor) = programs.iter().find(|program| program.kind == Kind::Floor) {
+        let splice = Program { label: "floor".to_owned(), ..floor.clone() }.with_driver("splice").resolve()?;
+        let place = programs.iter().take_while(|program| program.kind == Kind::Floor).count();
+        programs.insert(place, splice);
+    }
     let samples = case::in_turn(options.rounds, &programs, |program, round| {
         eprintln!("stream: {} round {round}", program.label);
         measure_one(options, program)
     })?;
+    let has_ways = |program: &&Program| matches!(program.kind, Kind::Nginx | Kind::Gale);
+    let with_ways: Vec<Program> = programs.iter().filter(has_ways).cloned().collect();
+    let way_samples = case::in_turn(options.rounds, &with_ways, |program, round| {
+        eprintln!("stream, two workers: {} round {round}", program.label);
+        WAYS.into_iter().map(|way| measure_way(options, program, way)).collect::<Result<Vec<_>, String>>()
+    })?;
+    let rows = Rows { jobs: job_rows(&programs, &samples), ways: way_rows(&with_ways, &way_samples) };
+    let body = markdown(options, &rows);
+    Ok((Document::new("stream", "Sessions over TCP and UDP", &programs, &body, &rows)?, true))
+}
+
+fn job_rows(programs: &[Program], samples: &[Vec<Vec<Sample>>]) -> Vec<Row> {
     let mut rows = Vec::new();
     for job in Job::ALL {
-        for (program, samples) in programs.iter().zip(&samples) {
-            let of_job = || samples.iter().flatten().filter(move |sample: &&Sample| sample.job == job);
+        let costs: Vec<Option<Spread>> = (programs.iter().zip(samples))
+            .map(|(program, samples)| {
+                let of_job = samples.iter().flatten().filter(|sample| sample.job == job);
+                job.is_for(program).then(|| Spread::of(of_job.map(|sample| sample.server)))
+            })
+            .collect();
+        let cost_of = |is_it: &dyn Fn(&Program) -> bool| {
+            let place = programs.iter().position(is_it)?;
+            costs[place].as_ref().map(|cost| cost.median)
+        };
+        let floor_of =
+            |driver: &str| cost_of(&|program| program.kind == Kind::Floor && program.driver.as_deref() == Some(driver));
+        let above_floor = |program: &Program, cost: f64| {
+            let floor = program.driver.as_deref().and_then(floor_of).or_else(|| floor_of("epoll"))?;
+            let nginx = cost_of(&|program| program.kind == Kind::Nginx)? - floor_of("epoll")?;
+            (program.kind != Kind::Floor).then(|| (cost - floor) / nginx)
+        };
+        for ((program, samples), cost) in programs.iter().zip(samples).zip(&costs) {
+            let Some(cost) = cost else { continue };
+            let of_job = || samples.iter().flatten().filter(|sample| sample.job == job);
             rows.push(Row {
                 server: program.label.clone(),
                 job,
-                cost: Spread::of(of_job().map(|sample| sample.server)),
                 both: Spread::of(of_job().map(|sample| sample.both)),
                 per_second: Spread::of(of_job().map(|sample| sample.per_second)),
+                above_floor: above_floor(program, cost.median),
+                cost: *cost,
             });
         }
     }
-    let table = report::table_of(
-        &rows,
+    rows
+}
+
+fn way_rows(programs: &[Program], samples: &[Vec<Vec<WaySample>>]) -> Vec<WayRow> {
+    let mut rows = Vec::new();
+    for (program, samples) in programs.iter().zip(samples) {
+        for way in WAYS {
+            let of_way = || samples.iter().flatten().filter(move |sample| sample.way == way);
+            rows.push(WayRow {
+                server: program.label.clone(),
+                way: way.name(),
+                cost: Spread::of(of_way().map(|sample| sample.server_us)),
+                per_second: Spread::of(of_way().map(|sample| sample.per_second)),
+                p99_us: Spread::of(of_way().map(|sample| sample.p99_us)),
+            });
+        }
+    }
+    rows
+}
+
+fn markdown(options: &Options, rows: &Rows) -> String {
+    let jobs = report::table_of(
+        &rows.jobs,
         &[
             ("what", &|row: &Row| row.job.title().to_owned()),
             ("server", &|row| row.server.clone()),
-            ("CPU of the server", &|row| row.cost.to_string()),
+            ("the server", &|row| row.cost.to_string()),
+            ("above the floor, of nginx's", &|row| row.above_floor.map_or_else(String::new, |of| format!("{of:.2}"))),
             ("of both cores", &|row| format!("{:.2}", row.both.median)),
             ("a second", &|row| format!("{:.0}", row.per_second.median)),
         ],
     );
-    let body = format!(
+    let ways = report::table_of(
+        &rows.ways,
+        &[
+            ("server", &|row: &WayRow| row.server.clone()),
+            ("sockets", &|row| row.way.to_owned()),
+            ("CPU of the server, µs", &|row| row.cost.to_string()),
+            ("a second", &|row| format!("{:.0}", row.per_second.median)),
+            ("p99, µs", &|row| format!("{:.0}", row.p99_us.median)),
+        ],
+    );
+    format!(
         "{} rounds of {} s for each; median (least – greatest). One worker on one core; client and server behind it on \
-         the other.\n\n{table}",
+         the other. The server: its CPU time, or the growth of the PSS of its processes.\n\n{jobs}\n\
+         ## Ways of accepting\n\nA connection for each message, two workers and two clients, everything on both \
+         cores.\n\n{ways}",
         options.rounds,
         options.run_time.as_secs()
-    );
-    Ok((Document::new("stream", "Sessions over TCP and UDP", &programs, &body, &rows)?, true))
+    )
 }
 
 /// All jobs with one server.
 fn measure_one(options: &Options, program: &Program) -> Result<Vec<Sample>, String> {
-    pin(options.client_core);
+    pin(&[options.client_core]);
     let behind = Behind::start(options.client_core);
-    let ports = [free_port()?, free_port()?, free_port()?, free_port()?];
-    let [exchange, discard, question, flow] = ports;
-    let blocks = format!(
-        "stream {{\n    server {{ listen 127.0.0.1:{exchange}; proxy_pass {}; }}\n\
-         \x20   server {{ listen 127.0.0.1:{discard}; proxy_pass {}; }}\n\
-         \x20   server {{ listen 127.0.0.1:{question} udp; proxy_pass {}; proxy_responses 1; }}\n\
-         \x20   server {{ listen 127.0.0.1:{flow} udp; proxy_pass {}; proxy_timeout 5s; }}\n}}",
-        behind.echo, behind.sink, behind.answers, behind.counts
-    );
-    let setting = Setting { cores: Some(vec![options.server_core]), blocks, ..Setting::default() };
-    let server = program.start(setting)?;
+    let certificate = Certificate::make(&["localhost".to_owned()])?;
+    let tls = Tls::trusting(certificate.chain())?;
+    let server = Measurable::start(options, program, &behind, &certificate)?;
     let mut samples = Vec::new();
-    for job in Job::ALL {
-        let cores = [options.server_core, options.client_core];
-        let (cpu, busy, begun) = (cpu_time(server.root), CoreTime::read(&cores), Instant::now());
-        let end = begun + options.run_time;
-        let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+    for job in Job::ALL.into_iter().filter(|job| job.is_for(program)) {
         let fault = |error: std::io::Error| format!("{}: {}: {error}", program.label, job.title());
-        let (count, unit) = match job {
-            Job::Exchanges => (exchanges(address(exchange), end).map_err(fault)?, 1e6),
-            Job::ShortConnections => (short_connections(address(exchange), end).map_err(fault)?, 1e6),
-            Job::Bulk => (bulk(address(discard), &behind).map_err(fault)?, 1e3),
-            Job::Questions => (questions(address(question), end).map_err(fault)?, 1e6),
-            Job::Flow => (flow_of(address(flow), end, false, &behind).map_err(fault)?, 1e6),
-            Job::FlowInSegments => (flow_of(address(flow), end, true, &behind).map_err(fault)?, 1e6),
+        let address = server.address(job);
+        if job == Job::Tunnels {
+            let kib = tunnel_kib(server.root(job), address).map_err(fault)?;
+            samples.push(Sample { job, server: kib, both: 0.0, per_second: 0.0 });
+            continue;
+        }
+        let cores = [options.server_core, options.client_core];
+        let (cpu, busy, begun) = (cpu_time(server.root(job)), CoreTime::read(&cores), Instant::now());
+        let end = begun + options.run_time;
+        let counted = match job {
+            Job::Exchanges => clients::exchanges(address, end),
+            Job::ShortConnections => clients::short_connections(address, end, &Histogram::default()),
+            Job::Bulk => clients::bulk(address, &behind),
+            Job::TlsExchanges => clients::tls_exchanges(address, end, &tls),
+            Job::TlsBulk => clients::tls_bulk(address, &behind, &tls),
+            Job::Questions => clients::questions(address, end),
+            Job::Flow => clients::flow_of(address, end, false, &behind),
+            Job::FlowInSegments => clients::flow_of(address, end, true, &behind),
+            Job::Tunnels => unreachable!("it has been measured above"),
         };
+        let unit = if matches!(job, Job::Bulk | Job::TlsBulk) { 1e3 } else { 1e6 };
+        let count = counted.map_err(fault)?.max(1) as f64;
         let elapsed = begun.elapsed().as_secs_f64();
         let both = CoreTime::read(&cores).busy_since(busy).as_secs_f64();
-        let own = cpu_time(server.root).saturating_sub(cpu).as_secs_f64();
-        let count = count.max(1) as f64;
+        let own = cpu_time(server.root(job)).saturating_sub(cpu).as_secs_f64();
         samples.push(Sample {
             job,
             server: own * unit / count,
@@ -158,214 +289,195 @@ fn measure_one(options: &Options, program: &Program) -> Result<Vec<Sample>, Stri
     Ok(samples)
 }
 
+/// Growth of the PSS for each tunnel that has carried a message.
+fn tunnel_kib(root: Process, address: SocketAddr) -> std::io::Result<f64> {
+    let open = |count: usize| (0..count).map(|_| clients::tunnel(address)).collect::<std::io::Result<Vec<_>>>();
+    let pss = || Memory::read(&root.tree()).pss_kib as f64;
+    drop(open(WARM_UP_TUNNELS)?);
+    let before = pss();
+    let tunnels = open(TUNNELS)?;
+    Ok((pss() - before) / tunnels.len() as f64)
+}
+
+/// Two workers that come to their connections in this way, and two clients.
+fn measure_way(options: &Options, program: &Program, way: Accepting) -> Result<WaySample, String> {
+    let cores = vec![options.server_core, options.client_core];
+    pin(&cores);
+    let behind = Behind::start(options.client_core);
+    let port = free_port()?;
+    let reuseport = if way == Accepting::Reuseport { " reuseport" } else { "" };
+    let blocks = format!("stream {{ server {{ listen 127.0.0.1:{port}{reuseport}; proxy_pass {}; }} }}", behind.echo);
+    let setting = Setting { cores: Some(cores), blocks, workers: 2, accepting: way, ..Setting::default() };
+    let server = program.start(setting)?;
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let times = Histogram::default();
+    let (cpu, begun) = (cpu_time(server.root), Instant::now());
+    let end = begun + options.run_time;
+    let counted = std::thread::scope(|scope| {
+        let clients = [(); 2].map(|()| scope.spawn(|| clients::short_connections(address, end, &times)));
+        clients.into_iter().map(|client| client.join().expect("it does not panic")).sum::<std::io::Result<u64>>()
+    });
+    let count = counted.map_err(|error| format!("{}: {}: {error}", program.label, way.name()))?.max(1) as f64;
+    Ok(WaySample {
+        way,
+        server_us: cpu_time(server.root).saturating_sub(cpu).as_secs_f64() * 1e6 / count,
+        per_second: count / begun.elapsed().as_secs_f64(),
+        p99_us: times.snapshot().quantile(0.99).as_secs_f64() * 1e6,
+    })
+}
+
 fn cpu_time(root: Process) -> Duration {
     root.tree().into_iter().map(Process::cpu_time).sum()
 }
 
-fn pin(core: usize) {
+fn pin(cores: &[usize]) {
     let mut only = CpuSet::new();
-    only.set(core);
+    cores.iter().for_each(|core| only.set(*core));
     // Elsewhere the figures are worse, not wrong.
     let _ = sched_setaffinity(None, &only);
 }
 
-/// The servers behind the server, on the client's core.
-struct Behind {
-    echo: SocketAddr,
-    sink: SocketAddr,
-    answers: SocketAddr,
-    counts: SocketAddr,
-    bytes: Arc<AtomicU64>,
-    datagrams: Arc<AtomicU64>,
-    is_over: Arc<AtomicBool>,
-    _threads: Vec<JoinHandle<()>>,
+/// Where a server does each job.
+struct Ports {
+    exchange: u16,
+    discard: u16,
+    tls_exchange: u16,
+    tls_discard: u16,
+    question: u16,
+    flow: u16,
 }
 
-impl Drop for Behind {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::SeqCst);
-    }
+/// What is measured: a server, or the relays in its place. They are ended when it is dropped.
+enum Measurable {
+    Server(Box<crate::servers::Running>, Ports),
+    Floor { exchange: Relay, discard: Relay },
 }
 
-impl Behind {
-    fn start(core: usize) -> Behind {
-        let (bytes, datagrams, is_over) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default(), Arc::default());
-        let listener = || TcpListener::bind("127.0.0.1:0").expect("a port");
-        let (echo, sink) = (listener(), listener());
-        let socket = || {
-            let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
-            socket.set_read_timeout(Some(Duration::from_secs(1))).expect("an option");
-            socket
+impl Measurable {
+    fn start(
+        options: &Options,
+        program: &Program,
+        behind: &Behind,
+        certificate: &Certificate,
+    ) -> Result<Measurable, String> {
+        if program.kind == Kind::Floor {
+            let relay = |behind: SocketAddr| Relay::start(options.server_core, program, behind.port());
+            return Ok(Measurable::Floor { exchange: relay(behind.echo)?, discard: relay(behind.sink)? });
+        }
+        let ports = Ports {
+            exchange: free_port()?,
+            discard: free_port()?,
+            tls_exchange: free_port()?,
+            tls_discard: free_port()?,
+            question: free_port()?,
+            flow: free_port()?,
         };
-        let (answers, counts) = (socket(), socket());
-        let (echo_at, sink_at) = (echo.local_addr().expect("bound"), sink.local_addr().expect("bound"));
-        let (answers_at, counts_at) = (answers.local_addr().expect("bound"), counts.local_addr().expect("bound"));
-        let spawn = |work: Box<dyn FnOnce() + Send>| {
-            std::thread::spawn(move || {
-                pin(core);
-                work();
-            })
+        let blocks = match program.kind {
+            Kind::Haproxy => haproxy_blocks(&ports, behind, certificate),
+            _ => nginx_blocks(&ports, behind, certificate),
         };
-        let (sunk, counted) = (Arc::clone(&bytes), Arc::clone(&datagrams));
-        let ends: [Arc<AtomicBool>; 2] = [Arc::clone(&is_over), Arc::clone(&is_over)];
-        let [answers_end, counts_end] = ends;
-        let threads = vec![
-            spawn(Box::new(move || {
-                for stream in echo.incoming().flatten() {
-                    std::thread::spawn(move || {
-                        let (mut stream, mut bytes) = (stream, [0; 4096]);
-                        let _ = stream.set_nodelay(true);
-                        while let Ok(count @ 1..) = stream.read(&mut bytes) {
-                            if stream.write_all(&bytes[..count]).is_err() {
-                                return;
-                            }
-                        }
-                    });
-                }
-            })),
-            spawn(Box::new(move || {
-                for mut stream in sink.incoming().flatten() {
-                    let mut bytes = vec![0; 1 << 20];
-                    while let Ok(count @ 1..) = stream.read(&mut bytes) {
-                        sunk.fetch_add(count as u64, Ordering::SeqCst);
-                    }
-                }
-            })),
-            spawn(Box::new(move || {
-                let mut bytes = [0; 2048];
-                while !answers_end.load(Ordering::SeqCst) {
-                    if let Ok((count, from)) = answers.recv_from(&mut bytes) {
-                        let _ = answers.send_to(&bytes[..count], from);
-                    }
-                }
-            })),
-            spawn(Box::new(move || {
-                let mut bytes = vec![0; 65536];
-                while !counts_end.load(Ordering::SeqCst) {
-                    if let Ok(count) = counts.recv(&mut bytes) {
-                        counted.fetch_add(count.div_ceil(DATAGRAM_BYTES) as u64, Ordering::SeqCst);
-                    }
-                }
-            })),
-        ];
-        Behind {
-            echo: echo_at,
-            sink: sink_at,
-            answers: answers_at,
-            counts: counts_at,
-            bytes,
-            datagrams,
-            is_over,
-            _threads: threads,
+        let cores = Some(vec![options.server_core]);
+        let setting = Setting { cores, blocks, connections_max: TUNNELS_MAX, ..Setting::default() };
+        Ok(Measurable::Server(Box::new(program.start(setting)?), ports))
+    }
+
+    fn root(&self, job: Job) -> Process {
+        match self {
+            Measurable::Server(server, _) => server.root,
+            Measurable::Floor { discard, .. } if job == Job::Bulk => discard.process,
+            Measurable::Floor { exchange, .. } => exchange.process,
         }
     }
-}
 
-fn exchanges(address: SocketAddr, end: Instant) -> std::io::Result<u64> {
-    let mut streams = Vec::new();
-    for _ in 0..CONNECTIONS {
-        let stream = TcpStream::connect(address)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(TIME_LIMIT))?;
-        streams.push(stream);
-    }
-    let (message, mut answer, mut count) = ([7; MESSAGE_BYTES], [0; MESSAGE_BYTES], 0);
-    while Instant::now() < end {
-        for stream in &mut streams {
-            stream.write_all(&message)?;
-        }
-        for stream in &mut streams {
-            stream.read_exact(&mut answer)?;
-            count += 1;
-        }
-    }
-    Ok(count)
-}
-
-fn short_connections(address: SocketAddr, end: Instant) -> std::io::Result<u64> {
-    let (message, mut answer, mut count) = ([7; MESSAGE_BYTES], [0; MESSAGE_BYTES], 0);
-    while Instant::now() < end {
-        let mut stream = TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(TIME_LIMIT))?;
-        stream.write_all(&message)?;
-        stream.read_exact(&mut answer)?;
-        count += 1;
-    }
-    Ok(count)
-}
-
-/// A GiB, and until all of it has arrived.
-fn bulk(address: SocketAddr, behind: &Behind) -> std::io::Result<u64> {
-    let before = behind.bytes.load(Ordering::SeqCst);
-    let mut stream = TcpStream::connect(address)?;
-    let piece = vec![7; 1 << 20];
-    for _ in 0..BULK_BYTES / piece.len() {
-        stream.write_all(&piece)?;
-    }
-    stream.shutdown(std::net::Shutdown::Write)?;
-    let end = Instant::now() + TIME_LIMIT;
-    while behind.bytes.load(Ordering::SeqCst) - before < BULK_BYTES as u64 && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(1)
-}
-
-fn questions(address: SocketAddr, end: Instant) -> std::io::Result<u64> {
-    let (message, mut answer, mut count) = ([7; 64], [0; 2048], 0);
-    while Instant::now() < end {
-        let mut sockets = Vec::with_capacity(CONNECTIONS);
-        for _ in 0..CONNECTIONS {
-            let socket = UdpSocket::bind("127.0.0.1:0")?;
-            socket.set_read_timeout(Some(Duration::from_secs(1)))?;
-            socket.connect(address)?;
-            socket.send(&message)?;
-            sockets.push(socket);
-        }
-        count += sockets.iter().filter(|socket| socket.recv(&mut answer).is_ok()).count() as u64;
-    }
-    Ok(count)
-}
-
-/// A flow, so fast as the other end counts it.
-fn flow_of(address: SocketAddr, end: Instant, in_segments: bool, behind: &Behind) -> std::io::Result<u64> {
-    let socket = UdpSocket::bind("127.0.0.1:0")?;
-    socket.connect(address)?;
-    let bytes = vec![7; DATAGRAM_BYTES * BURST];
-    if in_segments {
-        let segment = DATAGRAM_BYTES as libc::c_int;
-        // SAFETY: the kernel reads an integer that is there.
-        let result = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_UDP,
-                libc::UDP_SEGMENT,
-                (&raw const segment).cast(),
-                size_of_val(&segment) as libc::socklen_t,
-            )
+    fn address(&self, job: Job) -> SocketAddr {
+        let port = match self {
+            Measurable::Floor { discard, .. } if job == Job::Bulk => discard.port,
+            Measurable::Floor { exchange, .. } => exchange.port,
+            Measurable::Server(_, ports) => match job {
+                Job::Exchanges | Job::ShortConnections | Job::Tunnels => ports.exchange,
+                Job::Bulk => ports.discard,
+                Job::TlsExchanges => ports.tls_exchange,
+                Job::TlsBulk => ports.tls_discard,
+                Job::Questions => ports.question,
+                Job::Flow | Job::FlowInSegments => ports.flow,
+            },
         };
-        if result != 0 {
-            return Err(std::io::Error::last_os_error());
-        }
+        SocketAddr::from(([127, 0, 0, 1], port))
     }
-    let before = behind.datagrams.load(Ordering::SeqCst);
-    let mut sent = 0u64;
-    while Instant::now() < end {
-        if in_segments {
-            socket.send(&bytes)?;
-        } else {
-            for piece in bytes.chunks(DATAGRAM_BYTES) {
-                socket.send(piece)?;
+}
+
+fn nginx_blocks(ports: &Ports, behind: &Behind, certificate: &Certificate) -> String {
+    let server = |port: u16, parameter: &str, to: SocketAddr, more: &str| {
+        format!("    server {{ listen 127.0.0.1:{port}{parameter}; proxy_pass {to}; {more} }}\n")
+    };
+    // One group for all, so that all do the same work.
+    let tls = format!(
+        "ssl_ecdh_curve X25519; ssl_certificate {}; ssl_certificate_key {};",
+        certificate.chain().display(),
+        certificate.key().display()
+    );
+    [
+        "stream {\n".to_owned(),
+        server(ports.exchange, "", behind.echo, ""),
+        server(ports.discard, "", behind.sink, ""),
+        server(ports.tls_exchange, " ssl", behind.echo, &tls),
+        server(ports.tls_discard, " ssl", behind.sink, &tls),
+        server(ports.question, " udp", behind.answers, "proxy_responses 1;"),
+        server(ports.flow, " udp", behind.counts, "proxy_timeout 5s;"),
+        "}\n".to_owned(),
+    ]
+    .concat()
+}
+
+/// Over UDP haproxy passes nothing on.
+fn haproxy_blocks(ports: &Ports, behind: &Behind, certificate: &Certificate) -> String {
+    let listen = |name: &str, port: u16, parameters: &str, to: SocketAddr| {
+        format!("listen {name}\n    bind 127.0.0.1:{port}{parameters}\n    server one {to}\n")
+    };
+    let tls = format!(" ssl crt {} curves X25519", certificate.both().display());
+    [
+        "defaults\n    mode tcp\n    timeout client 3600s\n    timeout server 3600s\n    timeout connect 5s\n"
+            .to_owned(),
+        listen("exchange", ports.exchange, "", behind.echo),
+        listen("discard", ports.discard, "", behind.sink),
+        listen("tls-exchange", ports.tls_exchange, &tls, behind.echo),
+        listen("tls-discard", ports.tls_discard, &tls, behind.sink),
+    ]
+    .concat()
+}
+
+/// A floor. It is ended when this is dropped.
+struct Relay {
+    port: u16,
+    process: Process,
+    child: Child,
+}
+
+impl Relay {
+    /// Starts it and waits until it listens.
+    fn start(core: usize, program: &Program, behind: u16) -> Result<Relay, String> {
+        let (port, driver) = (free_port()?, program.driver.as_deref().unwrap_or("epoll"));
+        let mut command = Command::new(&program.binary);
+        command.args(["relay", &port.to_string(), driver, &behind.to_string(), &MESSAGE_BYTES.to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let mut child = process::spawn_pinned(&mut command, &[core])?;
+        let deadline = Instant::now() + START_TIME_LIMIT;
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            if Instant::now() >= deadline || child.try_wait().ok().flatten().is_some() {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("{} does not listen", program.label));
             }
+            std::thread::sleep(POLL_INTERVAL);
         }
-        sent += BURST as u64;
-        // No more than four bursts are under way, so that hardly any is lost.
-        let window = Instant::now() + Duration::from_millis(20);
-        while sent - (behind.datagrams.load(Ordering::SeqCst) - before) > 4 * BURST as u64 && Instant::now() < window {
-            std::thread::yield_now();
-        }
-        if Instant::now() >= window {
-            sent = behind.datagrams.load(Ordering::SeqCst) - before;
-        }
+        let process = Process::find(child.id()).ok_or_else(|| format!("{} ended at once", program.label))?;
+        Ok(Relay { port, process, child })
     }
-    Ok(behind.datagrams.load(Ordering::SeqCst) - before)
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
