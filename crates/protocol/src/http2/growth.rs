@@ -33,7 +33,8 @@ impl WindowGrowth {
         self.window
     }
 
-    /// So many bytes were read. `round_trip` is asked for when it matters. Returns the larger window, if it grows.
+    /// So many bytes were read. `round_trip` is asked for when it matters ([`super::RoundTrip`]). Returns the larger
+    /// window, if it grows.
     pub fn note_read(&mut self, count: usize, now: u64, round_trip: impl FnOnce() -> Option<Duration>) -> Option<u32> {
         self.read = self.read.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
         if self.read < self.window / 2 || self.window >= STREAM_WINDOW_MAX {

@@ -32,7 +32,7 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use gale_protocol::http2::{Connection as Codec, Scheduler, StreamId};
+use gale_protocol::http2::{Connection as Codec, RoundTrip, Scheduler, StreamId};
 use gale_runtime::{Buffer, Moment, Output, Timer};
 
 use self::receiving::Received;
@@ -84,6 +84,8 @@ struct State {
     /// When the budgets of nuisances are full again.
     budgets_until: Moment,
     shutdown: Shutdown,
+    /// How far away the client is.
+    round_trip: RoundTrip,
     /// `send_timeout` of the response that began last.
     send_timeout: std::time::Duration,
     /// The task of the connection, and whether it is that which runs.
@@ -149,6 +151,7 @@ impl Http2 {
             head_since: Moment::NEVER,
             budgets_until: Moment::from_nanos(0),
             shutdown: Shutdown::default(),
+            round_trip: RoundTrip::default(),
             send_timeout: *core.send_timeout.get(),
             waker: None,
             is_polled: false,

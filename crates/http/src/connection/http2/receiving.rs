@@ -139,7 +139,7 @@ impl Http2 {
                 let state = &mut *self.state.borrow_mut();
                 state.scheduler.reprioritize(stream, priority);
             }
-            Event::Pong { .. } => self.note_round_trip(),
+            Event::Pong { payload } => self.note_answer_to_ping(payload),
             // The windows are as small as we have said, also of streams that were begun before.
             Event::SettingsAcknowledged => {
                 let state = &mut *self.state.borrow_mut();

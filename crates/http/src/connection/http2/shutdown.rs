@@ -71,10 +71,11 @@ impl Http2 {
         }
     }
 
-    /// What the client sent before it was told has come.
-    pub(super) fn note_round_trip(&self) {
+    /// A PING was answered. If it is that behind the announcement, what the client sent before it was told has come.
+    pub(super) fn note_answer_to_ping(&self, payload: [u8; 8]) {
         let state = &mut *self.state.borrow_mut();
-        if let Shutdown::Announced(_) = state.shutdown {
+        state.round_trip.note_answer(payload, gale_runtime::now().as_nanos());
+        if matches!(state.shutdown, Shutdown::Announced(_)) && payload == PING {
             state.codec.shutdown();
             state.shutdown = Shutdown::Final;
         }

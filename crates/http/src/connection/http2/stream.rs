@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use gale_protocol::http1::response::wire_status;
-use gale_protocol::http2::{ErrorCode, Refusal, StreamId, WindowGrowth};
+use gale_protocol::http2::{ErrorCode, Refusal, RoundTrip, StreamId, WindowGrowth};
 use gale_protocol::request::Scheme;
 use gale_runtime::{Buffer, Bytes, Moment, SocketAddress, TaskId, TcpInfo};
 use smallvec::SmallVec;
@@ -366,9 +366,16 @@ impl Stream {
 
     /// Opens the window further where it keeps the client waiting.
     fn grow_window(&self, connection: &mut State, state: &mut StreamState, read: usize) {
-        let round_trip = || self.tcp_info().map(|info| Duration::from_micros(info.rtt.into()));
+        let now = gale_runtime::now().as_nanos();
+        let State { codec, round_trip, .. } = connection;
+        let round_trip = || {
+            if round_trip.begin(now) {
+                codec.ping(RoundTrip::PAYLOAD);
+            }
+            round_trip.time()
+        };
         if let Some(growth) = &mut state.growth
-            && let Some(window) = growth.note_read(read, gale_runtime::now().as_nanos(), round_trip)
+            && let Some(window) = growth.note_read(read, now, round_trip)
         {
             connection.codec.grow_stream_window(self.id, window);
             connection.codec.grow_connection_window(window.saturating_mul(2));

@@ -19,7 +19,7 @@ use gale_engine::worker::{CountedConnection, Worker};
 use gale_protocol::http1;
 use gale_protocol::http2::{
     CannotOpen, Connection as Codec, ConnectionFault, ErrorCode, Event, Fields, FloodLimits, Handled, Limits, Priority,
-    Scheduler, StreamId,
+    RoundTrip, Scheduler, StreamId,
 };
 use gale_protocol::response::ResponseField;
 use gale_runtime::{Buffer, Bytes, Moment, Notify, Output, Timer, now};
@@ -297,8 +297,6 @@ impl Http2Connection {
         {
             let state = &mut *self.state.borrow_mut();
             state.enter(context);
-            let round_trip = || transport.tcp_info().ok().map(|info| Duration::from_micros(info.rtt.into()));
-            state.windows.measure(round_trip);
         }
         let polled = self.poll_all(transport, input, context);
         let has_become_idle = {
@@ -467,8 +465,12 @@ impl Http2Connection {
                 self.news.notify_all();
             }
             Event::GoAway { last_stream, .. } => self.handle_goaway(last_stream),
-            Event::Pong { .. } => {
-                self.state.borrow_mut().pong_until = None;
+            Event::Pong { payload } => {
+                let state = &mut *self.state.borrow_mut();
+                if payload == RoundTrip::PAYLOAD {
+                    return state.windows.note_answer_to_ping(payload, now().as_nanos());
+                }
+                state.pong_until = None;
                 self.news.notify_all();
             }
             Event::SettingsAcknowledged | Event::PriorityChanged { .. } => {}
@@ -663,6 +665,9 @@ impl State {
             Some(window) if own.end.is_none() => windows.note_read(window, taken, now().as_nanos()),
             _ => None,
         });
+        if self.windows.take_ping() {
+            self.codec.ping(RoundTrip::PAYLOAD);
+        }
         if let Some((window, of_connection)) = grown {
             self.codec.grow_connection_window(of_connection);
             self.codec.grow_stream_window(stream.id, window);

@@ -3,9 +3,7 @@
 //!
 //! Invariant: the connection's window has room for those of all streams together, so none keeps another one waiting.
 
-use std::time::Duration;
-
-use gale_protocol::http2::WindowGrowth;
+use gale_protocol::http2::{RoundTrip, WindowGrowth};
 
 /// Most streams of a connection at once, whatever its server allows: their windows bound what it may send.
 pub(super) const STREAMS_MAX: usize = 128;
@@ -26,10 +24,9 @@ const GROWN_MAX: u32 = 32 << 20;
 pub(super) struct Windows {
     /// By how much those of its streams have grown.
     grown: u32,
-    /// How long the way to the server and back takes, when that was last looked at.
-    round_trip: Option<Duration>,
-    /// Somebody wants to know that anew.
-    is_outdated: bool,
+    round_trip: RoundTrip,
+    /// A PING is to be sent, for the sake of that.
+    wants_ping: bool,
 }
 
 impl Windows {
@@ -46,8 +43,8 @@ impl Windows {
             return None;
         }
         let window = growth.note_read(count, now, || {
-            self.is_outdated = true;
-            self.round_trip
+            self.wants_ping |= self.round_trip.begin(now);
+            self.round_trip.time()
         })?;
         self.grown += window - before;
         Some((window, CONNECTION_WINDOW + self.grown))
@@ -58,11 +55,14 @@ impl Windows {
         self.grown -= growth.window() - STREAM_WINDOW;
     }
 
-    /// Looks how long the way takes, if somebody wants to know.
-    pub fn measure(&mut self, round_trip: impl FnOnce() -> Option<Duration>) {
-        if std::mem::take(&mut self.is_outdated) {
-            self.round_trip = round_trip();
-        }
+    /// Whether a PING with [`RoundTrip::PAYLOAD`] is to be sent now, so that it is known how long the way takes.
+    pub fn take_ping(&mut self) -> bool {
+        std::mem::take(&mut self.wants_ping)
+    }
+
+    /// A PING is answered with this.
+    pub fn note_answer_to_ping(&mut self, payload: [u8; 8], now: u64) {
+        self.round_trip.note_answer(payload, now);
     }
 }
 
@@ -70,17 +70,25 @@ impl Windows {
 mod tests {
     use super::*;
 
-    const FAR: Duration = Duration::from_millis(50);
+    /// How long the way takes, in nanoseconds.
+    const FAR: u64 = 50_000_000;
+
+    /// Answers a PING, if there is one, so that the way takes that long.
+    fn answer(windows: &mut Windows, now: u64, time: u64) {
+        if windows.take_ping() {
+            windows.note_answer_to_ping(RoundTrip::PAYLOAD, now + time);
+        }
+    }
 
     /// Takes from a stream as quickly as can be, until its window grows no more; its size then.
     fn take_all(windows: &mut Windows, growth: &mut WindowGrowth) -> u32 {
         let mut last = growth.window();
         for now in 0..64 {
+            answer(windows, now, FAR);
             if let Some((window, connection)) = windows.note_read(growth, 8 << 20, now) {
                 assert!(window > last && connection == CONNECTION_WINDOW + windows.grown);
                 last = window;
             }
-            windows.measure(|| Some(FAR));
         }
         last
     }
@@ -104,7 +112,7 @@ mod tests {
         for now in 1..100 {
             assert_eq!(windows.note_read(&mut growth, 256 * 1024, now), None, "nobody has measured");
         }
-        windows.measure(|| Some(Duration::from_micros(50)));
+        answer(&mut windows, 1, 50_000);
         for now in 1..100 {
             assert_eq!(windows.note_read(&mut growth, 256 * 1024, now * 1_000_000), None);
         }
