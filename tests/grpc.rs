@@ -9,14 +9,15 @@ mod http2_server;
 mod support;
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
 use authority::Authority;
 use gale_protocol::http2::{ErrorCode, StreamId};
 use http2::Http2;
 use http2_server::Http2Server;
-use support::{Backend, Driver, Server, Setup, with_each_driver};
+use support::{Backend, Directory, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
     a_unary_call_passes_with_its_trailers,
@@ -34,6 +35,8 @@ with_each_driver!(
     a_check_without_the_protocol_goes_by_the_status_of_the_call,
     a_call_that_was_not_looked_at_goes_to_another_connection,
     a_real_client_and_server_understand_each_other,
+    a_client_and_a_server_in_go_call_thousands_of_times_on_one_connection,
+    a_client_and_a_server_in_go_understand_each_other_over_tls,
 );
 
 const GRPC: [(&str, &str); 2] = [("content-type", "application/grpc"), ("te", "trailers")];
@@ -386,15 +389,19 @@ fn a_call_that_was_not_looked_at_goes_to_another_connection(driver: Driver) {
     server.stop();
 }
 
-/// A program in Python that is ended with the test.
-struct Python(Child);
+/// A program that is ended with the test.
+struct Program(Child);
 
-impl Python {
-    fn start(script: &str, arguments: &[&str]) -> Python {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/grpc").join(script);
-        let mut command = Command::new("python3");
-        command.arg(path).args(arguments).stdout(Stdio::piped());
-        Python(command.spawn().expect("python3"))
+impl Program {
+    fn start(command: &mut Command) -> Program {
+        Program(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts"))
+    }
+
+    /// What a server says at first.
+    fn port(&mut self) -> String {
+        let mut port = String::new();
+        BufReader::new(self.0.stdout.take().expect("a pipe")).read_line(&mut port).expect("a port");
+        port.trim().to_owned()
     }
 
     /// What it says, to its end.
@@ -405,7 +412,7 @@ impl Python {
     }
 }
 
-impl Drop for Python {
+impl Drop for Program {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.0.kill();
@@ -413,37 +420,138 @@ impl Drop for Python {
     }
 }
 
-fn a_real_client_and_server_understand_each_other(driver: Driver) {
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/grpc")
+}
+
+/// Python with a script, where grpcio is installed.
+fn python(script: &str) -> Option<Command> {
     let has_grpc = Command::new("python3").args(["-c", "import grpc"]).stderr(Stdio::null()).status();
     if !has_grpc.is_ok_and(|status| status.success()) {
         eprintln!("skipped: python3 with grpcio is not installed");
-        return;
+        return None;
     }
-    let mut upstream = Python::start("server.py", &[]);
-    let mut port = String::new();
-    BufReader::new(upstream.0.stdout.take().expect("a pipe")).read_line(&mut port).expect("a port");
-    let port = port.trim();
+    let mut command = Command::new("python3");
+    command.arg(folder().join(script));
+    Some(command)
+}
+
+/// The client and server in Go, where they can be compiled. All tests use one program.
+fn go(part: &str) -> Option<Command> {
+    static PROGRAM: OnceLock<Option<(Directory, PathBuf)>> = OnceLock::new();
+    let compile = || {
+        let directory = Directory::new();
+        let program = directory.path().join("grpc");
+        let mut command = Command::new("go");
+        command.args(["build", "-o"]).arg(&program).arg(".").current_dir(folder().join("go"));
+        let compiled = command.output().map_err(|error| error.to_string()).and_then(|output| match output.status {
+            status if status.success() => Ok(()),
+            _ => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        });
+        match compiled {
+            Ok(()) => Some((directory, program)),
+            Err(error) => {
+                eprintln!("skipped: Go does not compile tests/grpc/go: {error}");
+                None
+            }
+        }
+    };
+    let (_, program) = PROGRAM.get_or_init(compile).as_ref()?;
+    let mut command = Command::new(program);
+    command.arg(part);
+    Some(command)
+}
+
+/// Where calls are passed to: to a server in the clear at this port, or over TLS.
+fn passing(driver: Driver, scheme: &str, port: &str) -> Setup {
     let text = format!(
         "upstream u {{ server 127.0.0.1:{port}; keepalive 4; }}
-         server {{ listen %TCP%; http2 on; client_max_body_size 0;
-                   location / {{ grpc_pass grpc://u; }}
+         server {{ listen %TCP%; listen %TCP2% ssl; http2 on; client_max_body_size 0;
+                   ssl_certificate %DIR%/own.crt; ssl_certificate_key %DIR%/own.key;
+                   location / {{ grpc_pass {scheme}://u; }}
                    location /denied/ {{ deny all; grpc_pass u; }}
                    location /absent/ {{ grpc_pass unix:%DIR%/absent.sock; }} }}"
     );
-    let server = Setup::http(driver, &text).start();
-    let address = server.directory.address(1).to_string();
-    let said = Python::start("client.py", &[&address]).output();
-    let expected = [
-        "unary: hello you, trailers ['x-trail=1'], OK",
-        "failing: NOT_FOUND no such thing",
-        "down: 1000 messages, 1000000 bytes",
-        "up: 3000000",
-        "both: re 0, re 1, re 2, re 3, re 4, end",
-        "deadline: DEADLINE_EXCEEDED",
-        "at once: 300 of 300",
-        "denied: PERMISSION_DENIED Forbidden",
-        "absent: UNAVAILABLE Bad Gateway",
-    ];
-    assert_eq!(said.lines().collect::<Vec<_>>(), expected);
+    let authority = Authority::new("authority");
+    let pair = authority.ecdsa(&["grpc.example"]);
+    Setup::http(driver, &text)
+        .file("authority.pem", &authority.pem)
+        .file("own.crt", &pair.certificate)
+        .file("own.key", &pair.key)
+}
+
+fn a_real_client_and_server_understand_each_other(driver: Driver) {
+    let (Some(mut server), Some(_)) = (python("server.py"), python("client.py")) else { return };
+    let mut upstream = Program::start(&mut server);
+    let server = passing(driver, "grpc", &upstream.port()).start();
+    let authority = server.directory.path().join("authority.pem");
+    for (number, arguments) in [(1, None), (2, Some(authority.as_path()))] {
+        let mut client = python("client.py").expect("it was there");
+        let address = server.directory.address(number).to_string();
+        let said = Program::start(client.arg(address).args(arguments)).output();
+        let expected = [
+            "unary: hello you, trailers ['x-trail=1'], OK",
+            "failing: NOT_FOUND no such thing",
+            "down: 1000 messages, 1000000 bytes",
+            "up: 3000000",
+            "both: re 0, re 1, re 2, re 3, re 4, end",
+            "deadline: DEADLINE_EXCEEDED",
+            "at once: 300 of 300",
+            "denied: PERMISSION_DENIED Forbidden",
+            "absent: UNAVAILABLE Bad Gateway",
+        ];
+        assert_eq!(said.lines().collect::<Vec<_>>(), expected);
+    }
     server.stop();
+}
+
+/// What the client in Go says when all is well, but for the number of its connections.
+const ALL_WELL_IN_GO: [&str; 11] = [
+    "unary: 3000 of 3000",
+    "at once: 3000 of 3000",
+    "down: 2000 messages, 2000000 bytes",
+    "up: 3000000",
+    "both: 1000 of 1000",
+    "large: 3000006",
+    "failing: NotFound no such thing",
+    "deadline: DeadlineExceeded",
+    "cancelled: Canceled",
+    "denied: PermissionDenied",
+    "absent: Unavailable",
+];
+
+/// Has a client that measures its path with every answer call thousands of times, in every way. Returns how many
+/// connections it took, in the clear and over TLS.
+fn call_in_go(driver: Driver, mut upstream: Program, scheme: &str, more: &str) -> [usize; 2] {
+    let server = passing(driver, scheme, &upstream.port()).replace("http2 on;", &format!("http2 on; {more}")).start();
+    let authority = server.directory.path().join("authority.pem");
+    let connections = [(1, None), (2, Some(authority.as_path()))].map(|(number, arguments)| {
+        let mut client = go("client").expect("it was compiled");
+        let address = server.directory.address(number).to_string();
+        let said = Program::start(client.arg(address).args(arguments)).output();
+        let mut said: Vec<&str> = said.lines().collect();
+        let connections = said.pop().and_then(|line| line.strip_prefix("connections: ")).expect("their number");
+        assert_eq!(said, ALL_WELL_IN_GO);
+        connections.parse().expect("a number")
+    });
+    server.stop();
+    connections
+}
+
+fn a_client_and_a_server_in_go_call_thousands_of_times_on_one_connection(driver: Driver) {
+    let Some(mut server) = go("server") else { return };
+    let connections = call_in_go(driver, Program::start(&mut server), "grpc", "keepalive_requests 100000;");
+    assert_eq!(connections, [1, 1]);
+}
+
+fn a_client_and_a_server_in_go_understand_each_other_over_tls(driver: Driver) {
+    let pair = Authority::new("behind").ecdsa(&["behind.example"]);
+    let directory = Directory::new();
+    directory.write("behind.crt", &pair.certificate);
+    directory.write("behind.key", &pair.key);
+    let Some(mut server) = go("server") else { return };
+    server.arg(directory.path().join("behind.crt")).arg(directory.path().join("behind.key"));
+    // A client whose connection has had its last request, the thousandth, begins another one and loses no call.
+    let connections = call_in_go(driver, Program::start(&mut server), "grpcs", "");
+    assert!(connections.iter().all(|&connections| connections > 3), "{connections:?}");
 }

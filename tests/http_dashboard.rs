@@ -249,7 +249,7 @@ fn a_browser_shows_the_traffic_and_names_as_text(driver: Driver) {
     let end = Instant::now() + DEADLINE;
     // The page asks twice in this time of its own; what a loop counts may come after its answer.
     let page = loop {
-        let (page, console) = look(browser, &url).unwrap_or_else(|error| panic!("{error}"));
+        let (page, console) = look(browser, &url, &[]).unwrap_or_else(|error| panic!("{error}"));
         // A browser may have remarks of its own, a newer one others than this one.
         let is_trouble = |line: &&str| line.contains(&url) && TROUBLE.iter().any(|word| line.contains(word));
         let trouble: Vec<&str> = console.lines().filter(is_trouble).collect();

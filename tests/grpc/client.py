@@ -1,11 +1,18 @@
-"""Calls the service of server.py, by way of the address that is the argument, and says what came of it."""
+"""Calls the service of server.py, by way of the address that is the argument, and says what came of it. The second
+argument, if there is one, is a file with the authority that vouches for grpc.example over TLS."""
 import queue
 import sys
 
 import grpc
 
 PATIENCE = 60
-channel = grpc.insecure_channel(sys.argv[1])
+if len(sys.argv) > 2:
+    with open(sys.argv[2], "rb") as authority:
+        credentials = grpc.ssl_channel_credentials(authority.read())
+    named = [("grpc.ssl_target_name_override", "grpc.example")]
+    channel = grpc.secure_channel(sys.argv[1], credentials, named)
+else:
+    channel = grpc.insecure_channel(sys.argv[1])
 
 
 def status(method):

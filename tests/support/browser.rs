@@ -1,4 +1,4 @@
-//! A browser that shows a page, where one is installed.
+//! Chromium, where it is installed: what a page has become in it.
 
 use std::io::Read;
 use std::path::Path;
@@ -10,27 +10,19 @@ use super::support::{DEADLINE, Directory};
 /// One that works: what is installed under a browser's name may only tell where to get one.
 pub fn browser() -> Option<&'static Path> {
     let paths = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
-    let shows_a_page = |path: &&Path| look(path, "about:blank").is_ok_and(|(page, _)| page.contains("<html"));
+    let shows_a_page = |path: &&Path| look(path, "about:blank", &[]).is_ok_and(|(page, _)| page.contains("<html"));
     paths.into_iter().map(Path::new).filter(|path| path.exists()).find(shows_a_page)
 }
 
 /// The page as it is after some time, and what was said on the console; or what the browser does instead.
-pub fn look(browser: &Path, url: &str) -> Result<(String, String), String> {
+pub fn look(browser: &Path, url: &str, options: &[&str]) -> Result<(String, String), String> {
     let directory = Directory::new();
     let mut child = Command::new(browser)
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--disable-quic",
-            "--no-first-run",
-        ])
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run"])
         .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
-        // Certificates are made for each test.
-        .arg("--ignore-certificate-errors")
         .args(["--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom"])
         .arg(format!("--user-data-dir={}", directory.path().join("profile").display()))
+        .args(options)
         .arg(url)
         .env("HOME", directory.path())
         .stdin(Stdio::null())
