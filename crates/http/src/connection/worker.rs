@@ -4,7 +4,7 @@
 //! shared with another worker.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -49,7 +49,7 @@ pub struct HttpConnections {
     #[expect(clippy::vec_box, reason = "a transfer stays where it is")]
     spare_transfers: RefCell<Vec<Box<Transfer>>>,
     /// Those that speak HTTP/2, by their numbers in the table.
-    http2: RefCell<HashMap<usize, Weak<Http2>>>,
+    http2: RefCell<BTreeMap<usize, Weak<Http2>>>,
     /// The fields of the message that was decoded last in HTTP/2.
     pub(crate) fields: RefCell<Fields>,
     /// Memory for frames, of connections that have none to send.
