@@ -1,5 +1,6 @@
 //! Proxying in a simulated world: the server behind it stops at every byte of its response, in every way; clients leave
 //! at every byte; disks fail. What a client gets is whole, or it can see that it is not; and nothing is left behind.
+//! Servers speak HTTP/1, or HTTP/2: those stop, reset and go away at every byte and every frame.
 
 mod simulated;
 
@@ -9,6 +10,8 @@ use std::time::Duration;
 
 use gale_engine::serve::Serving;
 use gale_process::Worker;
+use gale_protocol::http2::ErrorCode;
+use gale_protocol::http2::frame::{self, FrameHeader, PREFACE, flag, frame_type};
 use gale_runtime::simulation::{Faults, Peer, PeerEnd, Random, Reading, Sending, Simulation, Transcript, each_seed};
 use gale_runtime::{
     AcceptOptions, Bytes, Listener, SocketAddress, Stream, leased_bytes, now, panic_count, sleep, spawn, task_count,
@@ -29,6 +32,10 @@ const CONFIGURATION: &str = "error_log /log info;
             location / { proxy_pass http://u; }
             location /off { proxy_buffering off; proxy_pass http://u; }
             location /kept { proxy_pass http://kept; }
+            location /2/ { proxy_http_version 2; proxy_pass http://u; }
+            location /2/off {
+                proxy_http_version 2; proxy_buffering off; proxy_request_buffering off; proxy_pass http://u;
+            }
         }
     }";
 
@@ -70,8 +77,16 @@ impl Backend {
 
     /// What it does with the next connections when the end of a request's head has come.
     fn does(&self, steps: impl IntoIterator<Item = Sending>) {
-        let request = Sending::Await(Rc::new(|bytes| bytes.windows(4).any(|end| end == b"\r\n\r\n")));
-        *self.script.borrow_mut() = std::iter::once(request).chain(steps).collect();
+        self.does_when(|bytes| bytes.windows(4).any(|end| end == b"\r\n\r\n"), steps);
+    }
+
+    /// What it does with them when the head of a request has come by HTTP/2.
+    fn does_over_http2(&self, steps: impl IntoIterator<Item = Sending>) {
+        self.does_when(has_request_of_http2, steps);
+    }
+
+    fn does_when(&self, has_come: fn(&[u8]) -> bool, steps: impl IntoIterator<Item = Sending>) {
+        *self.script.borrow_mut() = std::iter::once(Sending::Await(Rc::new(has_come))).chain(steps).collect();
     }
 }
 
@@ -269,6 +284,162 @@ fn a_client_may_leave_at_any_byte() {
                         }
                     }
                 }
+            }
+        });
+    });
+}
+
+const TARGETS_OF_HTTP2: [&str; 2] = ["/2/", "/2/off"];
+
+/// Whether a HEADERS frame stands behind the preface.
+fn has_request_of_http2(bytes: &[u8]) -> bool {
+    let mut rest = bytes.get(PREFACE.len()..).unwrap_or_default();
+    while let Some(header) = FrameHeader::parse(rest) {
+        let Some(next) = rest.get(frame::HEADER_LENGTH + header.length as usize..) else { return false };
+        if header.frame_type == frame_type::HEADERS {
+            return true;
+        }
+        rest = next;
+    }
+    false
+}
+
+/// A frame of the stream on which the first request of a connection is, or of the connection (0).
+fn frame_of(frame_type: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let header = FrameHeader { length: payload.len() as u32, frame_type, flags, stream };
+    [&header.to_bytes()[..], payload].concat()
+}
+
+/// Fields as they are, which leave no trace in a table.
+fn fields(list: &[(&str, &str)]) -> Vec<u8> {
+    let field = |(name, value): &(&str, &str)| {
+        [&[0, name.len() as u8], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat()
+    };
+    list.iter().flat_map(field).collect()
+}
+
+/// A response with all that one can have; its body is [`BODY`].
+fn frames() -> Vec<Vec<u8>> {
+    let head =
+        |list: &[(&str, &str)], flags| frame_of(frame_type::HEADERS, flag::END_HEADERS | flags, 1, &fields(list));
+    vec![
+        frame_of(frame_type::SETTINGS, 0, 0, &[]),
+        frame_of(frame_type::SETTINGS, flag::ACK, 0, &[]),
+        head(&[(":status", "103"), ("x", "interim")], 0),
+        head(&[(":status", "200"), ("x", "y")], 0),
+        frame_of(frame_type::DATA, 0, 1, &BODY[..5]),
+        frame_of(frame_type::DATA, 0, 1, &BODY[5..]),
+        head(&[("x", "behind")], flag::END_STREAM),
+    ]
+}
+
+/// How many of the frames there are when the head is there.
+const HEAD_FRAMES: usize = 4;
+
+/// Checks what a client has got of a response of which so much had come before the server ended it.
+fn check_cut(seen: Option<Seen>, has_head: bool, is_whole: bool, status_without: u16, what: &dyn std::fmt::Debug) {
+    let Some(seen) = seen else { panic!("{what:?}: no answer") };
+    if !has_head {
+        assert_eq!((seen.status, seen.is_whole), (status_without, true), "{what:?}: {seen:?}");
+        return;
+    }
+    assert_eq!((seen.status, seen.is_whole), (200, is_whole), "{what:?}: {seen:?}");
+    assert!(BODY.starts_with(&seen.body) && (!is_whole || seen.body == BODY), "{what:?}: {seen:?}");
+}
+
+#[test]
+fn a_server_of_http2_that_stops_at_any_byte_breaks_off_that_response_and_nothing_else() {
+    each_seed(1, |simulation| {
+        with_backend(simulation, async |backend| {
+            let (frames, all) = (frames(), frames().concat());
+            let head_end = frames[..HEAD_FRAMES].concat().len();
+            for cut in 0..=all.len() {
+                for (stop, last) in [
+                    (Stop::Close, Sending::Close),
+                    (Stop::Reset, Sending::Reset),
+                    (Stop::Stall, Sending::Pause(Duration::from_secs(100))),
+                ] {
+                    backend.does_over_http2([bytes(&all[..cut]), Sending::Pause(Duration::from_millis(5)), last]);
+                    for target in TARGETS_OF_HTTP2 {
+                        let begun = now();
+                        let transcript = play(vec![request(target)], Reading::Eagerly).await;
+                        assert!(now().since(begun) < Duration::from_secs(30), "{target} {stop:?} at {cut}");
+                        let status = if stop == Stop::Stall { 504 } else { 502 };
+                        let what = (target, stop, cut);
+                        check_cut(see(&transcript), cut >= head_end, cut == all.len(), status, &what);
+                    }
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn a_server_that_resets_or_goes_away_at_any_frame_breaks_off_that_response_and_nothing_else() {
+    each_seed(1, |simulation| {
+        with_backend(simulation, async |backend| {
+            let frames = frames();
+            let resets = [ErrorCode::NO_ERROR, ErrorCode::PROTOCOL_ERROR, ErrorCode::CANCEL, ErrorCode::REFUSED_STREAM];
+            let reset = |code: ErrorCode| frame_of(frame_type::RST_STREAM, 0, 1, &code.0.to_be_bytes());
+            let goaway = |last: u32| frame_of(frame_type::GOAWAY, 0, 0, &[&last.to_be_bytes()[..], &[0; 4]].concat());
+            // From its settings on: before them nothing is understood.
+            for count in 1..=frames.len() {
+                let (before, rest) = (frames[..count].concat(), frames[count..].concat());
+                let endings =
+                    resets.map(|code| (reset(code), false)).into_iter().chain([(goaway(0), false), (goaway(1), true)]);
+                for (ending, goes_on) in endings {
+                    let rest = if goes_on { &rest[..] } else { &[] };
+                    let pause = Sending::Pause(Duration::from_millis(5));
+                    backend.does_over_http2([bytes(&before), bytes(&ending), pause.clone(), bytes(rest), pause]);
+                    for target in TARGETS_OF_HTTP2 {
+                        let transcript = play(vec![request(target)], Reading::Eagerly).await;
+                        let is_whole = goes_on || count == frames.len();
+                        let what = (target, count, &ending);
+                        check_cut(see(&transcript), goes_on || count >= HEAD_FRAMES, is_whole, 502, &what);
+                    }
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn a_server_of_http2_that_takes_no_body_is_not_waited_for_for_ever() {
+    each_seed(1, |simulation| {
+        with_backend(simulation, async |backend| {
+            let post = |target: &str, length: usize| {
+                let head = format!(
+                    "POST {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+                );
+                bytes(&[head.as_bytes(), &vec![b'b'; length]].concat())
+            };
+            let closed = frame_of(frame_type::SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]);
+            let answer = [frames()[0].clone(), frames()[2..].concat()].concat();
+            let reset = |code: ErrorCode| frame_of(frame_type::RST_STREAM, 0, 1, &code.0.to_be_bytes());
+            for target in TARGETS_OF_HTTP2 {
+                // A window that never opens. One byte of it does, at first.
+                for opened in [0, 1] {
+                    let mut said = closed.clone();
+                    if opened > 0 {
+                        said.extend(frame_of(frame_type::WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]));
+                    }
+                    backend.does_over_http2([bytes(&said)]);
+                    let begun = now();
+                    let seen = see(&play(vec![post(target, 5)], Reading::Eagerly).await).expect("an answer");
+                    assert_eq!(seen.status, 504, "{target}");
+                    assert!(now().since(begun) < Duration::from_secs(60), "{target}: {:?}", now().since(begun));
+                }
+                // Far more than the window: it is reset in the middle of the body, or answered and not read.
+                backend.does_over_http2([
+                    bytes(&frames()[0]),
+                    Sending::Pause(Duration::from_millis(50)),
+                    bytes(&reset(ErrorCode::INTERNAL_ERROR)),
+                ]);
+                let seen = see(&play(vec![post(target, 900_000)], Reading::Eagerly).await).expect("an answer");
+                assert_eq!(seen.status, 502, "{target}");
+                backend.does_over_http2([bytes(&answer), bytes(&reset(ErrorCode::NO_ERROR))]);
+                let seen = see(&play(vec![post(target, 900_000)], Reading::Eagerly).await).expect("an answer");
+                assert_eq!((seen.status, &*seen.body, seen.is_whole), (200, BODY, true), "{target}");
             }
         });
     });

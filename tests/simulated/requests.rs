@@ -10,6 +10,7 @@ use gale_runtime::Bytes;
 use gale_runtime::simulation::{FileFaults, Sending, Simulation, Transcript};
 
 use super::answer::Received;
+use super::http2::Ask;
 
 /// Every timeout is long against whatever is late in a simulated world, so that only those run out that should.
 const CONFIGURATION: &str = "
@@ -189,6 +190,34 @@ impl Item {
         has(b"Connection: close\r\n") || has(b" HTTP/1.0\r\n") && !has(b"Connection: keep-alive\r\n")
     }
 
+    /// The request that it is, whichever version of HTTP carries it; `None` for what says something of a connection of
+    /// HTTP/1, or is no request.
+    pub fn ask(&self) -> Option<Ask> {
+        let [Part::Bytes(bytes)] = &self.parts[..] else { return None };
+        let end = bytes.windows(4).position(|end| end == b"\r\n\r\n")? + 4;
+        let (head, rest) = bytes.split_at(end);
+        let mut lines = std::str::from_utf8(head).ok()?.trim_end().lines();
+        let mut words = lines.next()?.split(' ');
+        let mut ask = Ask { method: words.next()?.to_owned(), target: words.next()?.to_owned(), ..Ask::default() };
+        let stays = matches!(self.after, After::Open | After::BrokenOff(_)) && words.next() == Some("HTTP/1.1");
+        for line in lines.filter(|_| stays) {
+            let (name, value) = line.split_once(": ")?;
+            match name {
+                "Host" => {}
+                "Content-Length" => ask.body = rest.to_vec(),
+                "Transfer-Encoding" => ask.body = without_chunks(rest),
+                "Connection" | "Expect" => return None,
+                _ => ask.fields.push((name.to_ascii_lowercase(), value.to_owned())),
+            }
+        }
+        stays.then_some(ask)
+    }
+
+    /// The statuses of its answers, interim ones included.
+    pub fn statuses(&self) -> &'static [u16] {
+        self.statuses
+    }
+
     /// Checks that a client that was alone has got what belongs to the item.
     pub fn check(&self, transcript: &Transcript) {
         let text = String::from_utf8_lossy(&transcript.received);
@@ -233,6 +262,20 @@ fn post_chunked(target: &str, fields: &str, body: &[u8], size: usize) -> Vec<u8>
     }
     request.extend(b"0\r\n\r\n");
     request
+}
+
+/// What is in the chunks of a body.
+fn without_chunks(mut rest: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    loop {
+        let line = rest.iter().position(|&byte| byte == b'\r').expect("the size of a chunk");
+        let size = usize::from_str_radix(std::str::from_utf8(&rest[..line]).expect("text"), 16).expect("a number");
+        body.extend_from_slice(&rest[line + 2..line + 2 + size]);
+        if size == 0 {
+            return body;
+        }
+        rest = &rest[line + 2 + size + 2..];
+    }
 }
 
 /// Every kind of request.

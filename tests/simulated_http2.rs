@@ -1,0 +1,548 @@
+//! HTTP/2 in a simulated world: whatever the network, the disks and the clients do, every stream gets the answer that
+//! its request has alone and over HTTP/1, or ends for a reason that can be named; and nothing is left behind.
+//!
+//! The requests are those of `simulated_http.rs`. What servers behind do is in `simulated_proxy.rs`.
+
+mod simulated;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use gale_engine::serve::Serving;
+use gale_process::Worker;
+use gale_protocol::http2::{ErrorCode, StreamId};
+use gale_runtime::simulation::{Faults, Random, Reading, Simulation, each_seed};
+use gale_runtime::{
+    AcceptOptions, Listener, LoopOptions, SocketAddress, Stream, leased_bytes, now, panic_count, sleep, spawn,
+    task_count,
+};
+use simulated::answer::Baseline;
+use simulated::http2::{Ask, Came, End, Http2Client, relay};
+use simulated::requests::{
+    self, After, CLIENT_BODY_TIMEOUT, KEEPALIVE_TIMEOUT, SEND_TIMEOUT, add_files, items, pattern,
+};
+use simulated::{SLOT, Site, Task, address, run};
+
+const SEEDS: u64 = 30;
+
+/// By how much everything that is late in a world may delay a timeout altogether.
+const LATENESS: Duration = Duration::from_secs(3);
+
+/// Long enough for every timeout of the server, one after the other.
+const SETTLING: Duration = Duration::from_secs(5000);
+
+/// More than a client has streams.
+const ASKS_MAX: usize = 6;
+
+fn configuration() -> String {
+    let text = requests::configuration();
+    let limits = "limit_conn simulated_places 1; limit_req zone=simulated_rates;";
+    assert!(text.contains(limits), "a place for each connection");
+    // The time of day would have another length in each run: Huffman's code is shorter for some digits.
+    let date = "add_header Date \"Thu, 01 Jan 1970 00:00:00 GMT\" always;";
+    text.replace(limits, &format!("http2 on; limit_conn simulated_places {ASKS_MAX}; {date}"))
+}
+
+/// A request with its answer.
+struct Known {
+    name: &'static str,
+    ask: Ask,
+    came: Came,
+    /// Its boundaries are others each time.
+    varies: bool,
+    /// Reading the file fails after so much of it.
+    breaks_at: Option<usize>,
+}
+
+impl Known {
+    /// Checks what a stream has got of it.
+    fn check(&self, came: &Came) {
+        let (name, own) = (self.name, &self.came);
+        assert!(own.statuses.starts_with(&came.statuses), "{name}: {:?}", came.statuses);
+        if let Some(good) = self.breaks_at {
+            assert!(!came.is_complete && pattern(good).starts_with(&came.body), "{name}: {} bytes", came.body.len());
+            return;
+        }
+        let is_right = if self.varies { came.body.len() <= own.body.len() } else { own.body.starts_with(&came.body) };
+        assert!(is_right, "{name}: another body");
+        if came.is_complete {
+            assert!(came.statuses == own.statuses && came.body.len() == own.body.len(), "{name}: {came:?}");
+        }
+    }
+}
+
+/// Every request that HTTP/2 has, too, with what a client gets that is alone.
+fn catalogue() -> &'static [Known] {
+    static CATALOGUE: OnceLock<Vec<Known>> = OnceLock::new();
+    CATALOGUE.get_or_init(|| {
+        let known = |item: requests::Item| {
+            let ask = item.ask()?;
+            let simulation = Simulation::new(0, Faults::NONE);
+            add_files(&simulation);
+            let came = run(&simulation, &configuration(), async |_| {
+                let stream = Stream::connect(&address()).await.expect("somebody listens");
+                let client = Http2Client::begin(stream, 1 << 20, Reading::Eagerly);
+                let id = client.ask(&ask).expect("a stream");
+                client.send_body(id, &ask.body, 100_000, Duration::ZERO, true, &Random::new(0)).await;
+                client.until(id, |_| false).await;
+                client.leave(false);
+                client.ended().await;
+                client.came(id)
+            });
+            let head = item.statuses().len();
+            let answer = Baseline::of(&item).answer.bytes;
+            let mut body = &answer[..];
+            for _ in 0..head {
+                let end = body.windows(4).position(|end| end == b"\r\n\r\n").expect("a head");
+                body = &body[end + 4..];
+            }
+            let body = body.strip_suffix(b"<last chunk>").unwrap_or(body);
+            let breaks_at = if let After::BrokenOff(good) = item.after { Some(good) } else { None };
+            let varies = answer.windows(9).any(|text| text == b"boundary=");
+            assert_eq!(came.statuses, item.statuses(), "{}", item.name);
+            match breaks_at {
+                Some(_) => assert_eq!(came.reset, Some(ErrorCode::INTERNAL_ERROR), "{}", item.name),
+                None => assert!(came.is_complete && (varies || came.body == body), "{}: as over HTTP/1", item.name),
+            }
+            Some(Known { name: item.name, ask, came, varies, breaks_at })
+        };
+        items().into_iter().filter_map(known).collect()
+    })
+}
+
+#[test]
+fn without_faults_every_request_has_the_answer_of_http1() {
+    assert!(catalogue().len() > 45, "{}", catalogue().len());
+}
+
+/// What a client wants of one stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wish {
+    Answer,
+    /// Gives it up when so much of the body has come.
+    Reset(usize),
+    /// Does not open its window again.
+    Hold,
+}
+
+/// How a client's part in a connection ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ending {
+    /// Waits until the server closes the connection.
+    Waits,
+    /// Closes when it has everything.
+    Closes,
+    /// Closes or resets after some time, whatever comes.
+    Vanishes { after: Duration, resets: bool },
+}
+
+/// What one client does.
+#[derive(Clone)]
+struct Plan {
+    asks: Vec<(usize, Wish)>,
+    /// Waits for every answer before the next request.
+    waits: bool,
+    window: u32,
+    piece_max: usize,
+    pause: Duration,
+    reads: Reading,
+    ending: Ending,
+    delay: Duration,
+}
+
+/// What it has seen.
+struct Seen {
+    streams: Vec<(StreamId, Came)>,
+    goaway: Option<(StreamId, ErrorCode)>,
+    end: End,
+    local: SocketAddress,
+}
+
+impl Plan {
+    fn new(random: &Random) -> Plan {
+        let window = *random.pick(&[1000, 20_000, 65_535, 1 << 20]);
+        let mut holds = false;
+        let mut asks = Vec::new();
+        for _ in 0..random.up_to(ASKS_MAX) {
+            let index = random.below(catalogue().len() as u64) as usize;
+            let known = &catalogue()[index];
+            if known.varies {
+                continue; // as the time of day
+            }
+            let length = known.came.body.len();
+            let wish = match random.below(8) {
+                0 => Wish::Reset(random.below(length as u64 + 1) as usize),
+                1 if !holds && length > window as usize && known.breaks_at.is_none() => {
+                    holds = true;
+                    Wish::Hold
+                }
+                _ => Wish::Answer,
+            };
+            asks.push((index, wish));
+        }
+        let ending = match random.below(4) {
+            0 => {
+                let after = Duration::from_micros(random.below(*random.pick(&[2_000, 100_000, 20_000_000])));
+                Ending::Vanishes { after, resets: random.chance(500) }
+            }
+            1 => Ending::Closes,
+            _ => Ending::Waits,
+        };
+        // Fast enough that a window is open again before the server gives the stream up.
+        let reads = match random.below(4) {
+            0 => Reading::Slowly(10_000 + random.up_to(10_000), Duration::from_millis(random.below(500))),
+            _ => Reading::Eagerly,
+        };
+        Plan {
+            asks,
+            waits: random.chance(300),
+            window,
+            piece_max: *random.pick(&[40, 500, 5000, 100_000]),
+            pause: Duration::from_micros(*random.pick(&[0, 100, 20_000])),
+            reads,
+            ending,
+            delay: Duration::from_millis(random.below(2000)),
+        }
+    }
+
+    /// Plays it on a connection of its own; `None` if there was none to be had.
+    async fn play(self, random: Random) -> Option<Seen> {
+        sleep(self.delay).await;
+        let stream = Stream::connect(&address()).await.ok()?;
+        let client = Http2Client::begin(stream, self.window, self.reads);
+        if let Ending::Vanishes { after, resets } = self.ending {
+            let client = Rc::clone(&client);
+            spawn(async move {
+                sleep(after).await;
+                client.leave(resets);
+            });
+        }
+        let mut streams = Vec::new();
+        let mut tasks = Vec::new();
+        for &(index, wish) in &self.asks {
+            let ask = &catalogue()[index].ask;
+            let Some(id) = client.ask(ask) else { break };
+            streams.push(id);
+            if wish == Wish::Hold {
+                client.held.set(Some(id));
+            }
+            let task = Task::spawn(want(Rc::clone(&client), id, index, wish, self.clone(), random.fork()));
+            if self.waits { task.take().await } else { tasks.push(task) }
+        }
+        for task in tasks {
+            task.take().await;
+        }
+        if self.ending == Ending::Closes {
+            client.leave(false);
+        }
+        let end = client.ended().await;
+        let streams = streams.into_iter().map(|id| (id, client.came(id))).collect();
+        Some(Seen { streams, goaway: client.goaway(), end, local: client.local.clone() })
+    }
+
+    /// Whether a window may have stayed closed for too long: what it lets pass is read slowly, and in small pieces where
+    /// the network has only those.
+    fn is_late_with_windows(&self, came: &Came) -> bool {
+        matches!(self.reads, Reading::Slowly(..)) && came.body.len() >= self.window as usize
+    }
+
+    /// Checks what the client has seen.
+    fn check(&self, seen: &Seen, was_cut: bool) {
+        let is_alone_to_blame = was_cut || matches!(self.ending, Ending::Vanishes { .. });
+        for (&(index, wish), (id, came)) in self.asks.iter().zip(&seen.streams) {
+            let known = &catalogue()[index];
+            known.check(came);
+            let reason = match (came.reset, known.breaks_at, wish) {
+                _ if came.is_complete => continue,
+                (None, ..) if is_alone_to_blame => "the client or the network has ended the connection",
+                (None, _, Wish::Reset(_)) => "the client has given it up",
+                (Some(ErrorCode::INTERNAL_ERROR), Some(_), _) => "the file cannot be read",
+                (Some(ErrorCode::CANCEL), _, Wish::Hold) => "the client has opened no window",
+                (Some(ErrorCode::CANCEL), ..) if self.is_late_with_windows(came) => {
+                    "the client has opened one too late"
+                }
+                (reset, ..) => panic!("stream {id}, {}: {reset:?}, {} bytes", known.name, came.body.len()),
+            };
+            assert!(!reason.is_empty());
+        }
+        if is_alone_to_blame {
+            return;
+        }
+        assert_eq!(seen.streams.len(), self.asks.len(), "the connection took no more");
+        match self.ending {
+            Ending::Closes => assert_eq!(seen.end, End::Left),
+            _ => {
+                assert_eq!(seen.end, End::Closed);
+                let last = seen.streams.last().map_or(0, |(id, _)| *id);
+                // It is said where that needs no waiting.
+                let said = seen.goaway.unwrap_or((last, ErrorCode::NO_ERROR));
+                assert_eq!(said, (last, ErrorCode::NO_ERROR));
+            }
+        }
+    }
+}
+
+/// Has a stream of a request that was begun do as the plan says.
+async fn want(client: Rc<Http2Client>, id: StreamId, index: usize, wish: Wish, plan: Plan, random: Random) {
+    let ask = &catalogue()[index].ask;
+    client.send_body(id, &ask.body, plan.piece_max, plan.pause, true, &random).await;
+    match wish {
+        Wish::Reset(length) => {
+            client.until(id, |came| came.body.len() >= length && !came.statuses.is_empty()).await;
+            client.reset(id);
+        }
+        Wish::Answer | Wish::Hold => client.until(id, |_| false).await,
+    }
+}
+
+/// Waits until the server has forgotten everything, and checks that it has.
+async fn check_nothing_is_left(simulation: &Simulation, serving: &Serving, tasks: usize) {
+    let deadline = now() + SETTLING;
+    while serving.connections() > 0 && now() < deadline {
+        sleep(Duration::from_secs(1)).await;
+    }
+    // What is on its way, tasks of pools that nobody waits for, and clients that vanish when there is nobody any more.
+    sleep(simulation.faults().task_max * 2 + Duration::from_secs(30)).await;
+    assert_eq!(serving.connections(), 0, "connections");
+    assert_eq!(simulation.open_ends(), 0, "sockets");
+    assert_eq!(simulation.pool_tasks(), 0, "tasks in pools");
+    assert_eq!(task_count(), tasks, "tasks");
+    assert_eq!(leased_bytes(), 0, "bytes on lease");
+    assert_eq!(panic_count(), 0, "panics");
+}
+
+/// A client that plays its plan.
+struct Client {
+    plan: Plan,
+    task: Task<Option<Seen>>,
+}
+
+impl Client {
+    fn spawn(random: &Random) -> Client {
+        let plan = Plan::new(random);
+        Client { task: Task::spawn(plan.clone().play(random.fork())), plan }
+    }
+
+    /// Has what the client has seen checked, and tells its plan if that fails.
+    async fn check(self, simulation: &Simulation) {
+        let Some(seen) = self.task.take().await else { return };
+        let was_cut = simulation.was_cut(&seen.local);
+        let plan = self.plan;
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| plan.check(&seen, was_cut))) {
+            let named = |&(index, wish): &(usize, Wish)| (catalogue()[index].name, wish);
+            let asks: Vec<_> = plan.asks.iter().map(named).collect();
+            eprintln!("{:?}: {asks:?}, waits {}, window {}, ", seen.local, plan.waits, plan.window);
+            eprintln!("pieces {} {:?}, {:?}, {:?}", plan.piece_max, plan.pause, plan.reads, plan.ending);
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// Has clients play plans of chance at the same time, and checks what they have seen.
+fn play(simulation: &Simulation, random: &Random) {
+    catalogue();
+    add_files(simulation);
+    run(simulation, &configuration(), async |serving| {
+        let tasks = task_count();
+        let clients: Vec<_> = (0..random.up_to(6)).map(|_| Client::spawn(random)).collect();
+        for client in clients {
+            client.check(simulation).await;
+        }
+        check_nothing_is_left(simulation, serving, tasks).await;
+    });
+}
+
+#[test]
+fn whatever_goes_wrong_streams_get_their_own_answers() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults::swarm(&random));
+        play(simulation, &random);
+    });
+}
+
+#[test]
+fn connections_that_break_or_are_never_made_cost_only_themselves() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        simulation.set_faults(Faults {
+            cuts: *random.pick(&[0, 200, 600]),
+            cut_within: Duration::from_millis(*random.pick(&[10, 500, 4000])),
+            connect_failures: *random.pick(&[0, 200]),
+            accept_aborts: *random.pick(&[0, 200]),
+            ..Faults::swarm(&random)
+        });
+        play(simulation, &random);
+    });
+}
+
+#[test]
+fn nobody_notices_a_reload() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        catalogue();
+        simulation.set_faults(Faults::swarm(&random));
+        add_files(simulation);
+        let site = Site::new(simulation, &configuration());
+        site.run(LoopOptions::default(), async |serving| {
+            let tasks = task_count();
+            let clients: Vec<_> = (0..random.up_to(6)).map(|_| Client::spawn(&random)).collect();
+            let mut old = Vec::new();
+            for _ in 0..random.up_to(5) {
+                sleep(Duration::from_millis(random.below(1500))).await;
+                let configuration = site.build();
+                old.push(Arc::downgrade(&configuration));
+                serving.commit(SLOT, configuration).await;
+            }
+            for client in clients {
+                client.check(simulation).await;
+            }
+            check_nothing_is_left(simulation, serving, tasks).await;
+            let held = old.iter().filter(|configuration| configuration.strong_count() > 0).count();
+            assert_eq!(held, 1, "configurations are held");
+        });
+    });
+}
+
+#[test]
+fn bodies_that_stop_end_their_streams_alone_and_in_time() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        catalogue();
+        // In one world nothing is late.
+        let is_punctual = simulation.seed() == 0;
+        simulation.set_faults(if is_punctual { Faults::NONE } else { Faults::swarm(&random) });
+        add_files(simulation);
+        run(simulation, &configuration(), async |serving| {
+            let tasks = task_count();
+            let stream = Stream::connect(&address()).await.expect("somebody listens");
+            let client = Http2Client::begin(stream, 1 << 20, Reading::Eagerly);
+            let body = pattern(20_000);
+            let post = |target: &str| Ask {
+                method: "POST".into(),
+                target: target.into(),
+                body: body.clone(),
+                ..Ask::default()
+            };
+            let half = &body[..random.below(20_000) as usize];
+            let mut streams = Vec::new();
+            for _ in 0..ASKS_MAX - 1 {
+                let id = client.ask(&post("/store")).expect("a stream");
+                client.send_body(id, half, 5000, Duration::ZERO, false, &random).await;
+                streams.push(id);
+            }
+            let begun = now();
+            let whole = client.ask(&post("/store")).expect("a stream");
+            client.send_body(whole, &body, 5000, Duration::ZERO, true, &random).await;
+            client.until(whole, |_| false).await;
+            assert!(client.came(whole).is_complete && client.came(whole).statuses == [200]);
+            for id in streams {
+                client.until(id, |came| came.reset.is_some()).await;
+                let came = client.came(id);
+                assert!(came.is_complete && came.statuses == [408], "{came:?}");
+                let waited = now().since(begun);
+                assert!(waited + LATENESS >= CLIENT_BODY_TIMEOUT, "{waited:?}");
+                assert!(!is_punctual || waited < CLIENT_BODY_TIMEOUT + LATENESS, "{waited:?}");
+            }
+            assert_eq!(client.ended().await, End::Closed);
+            let lasted = now().since(begun);
+            assert!(!is_punctual || lasted < CLIENT_BODY_TIMEOUT + KEEPALIVE_TIMEOUT + LATENESS, "{lasted:?}");
+            drop(client);
+            check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+#[test]
+fn a_client_that_does_not_read_its_socket_loses_the_connection_in_time() {
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        catalogue();
+        simulation.set_faults(Faults { completions: *random.pick(&[0, 500, 1000]), ..Faults::NONE });
+        add_files(simulation);
+        run(simulation, &configuration(), async |serving| {
+            let tasks = task_count();
+            let stream = Stream::connect(&address()).await.expect("somebody listens");
+            // It reads once in a long time: far more than the socket holds waits for it.
+            let client = Http2Client::begin(stream, 1 << 20, Reading::Slowly(1000, SEND_TIMEOUT * 20));
+            let get = Ask { method: "GET".into(), target: "/large.bin".into(), ..Ask::default() };
+            (0..3).for_each(|_| assert!(client.ask(&get).is_some()));
+            let begun = now();
+            while serving.connections() > 0 {
+                sleep(Duration::from_millis(100)).await;
+            }
+            let waited = now().since(begun);
+            assert!(waited >= SEND_TIMEOUT && waited < SEND_TIMEOUT + LATENESS, "{waited:?}");
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!(leased_bytes(), 0, "what waited for it");
+            client.ended().await;
+            drop(client);
+            check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+/// How long the way is, there or back.
+const DELAY: Duration = Duration::from_millis(25);
+/// Where a way begins that leads to the server.
+const FAR: &str = "192.0.2.3:80";
+const LONG: usize = 16 << 20;
+
+const FAR_SITE: &str = "error_log /log info;
+    events { }
+    http {
+        access_log off; http2 on; client_max_body_size 100m;
+        server { listen %ADDRESS%; root /www;
+                 location /echo { test_echo; }
+                 location /far/ { proxy_http_version 2; proxy_buffering off; proxy_pass http://192.0.2.3:80/; } } }";
+
+/// Has all who connect to [`FAR`] come to the server late.
+fn lengthen_the_way() {
+    let from = SocketAddress::Inet(FAR.parse().expect("an address"));
+    let listener = Listener::bind(&from, 64, AcceptOptions::default()).expect("nobody else is there");
+    spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            relay(near, Stream::connect(&address()).await.expect("somebody listens"), DELAY);
+        }
+    });
+}
+
+/// How long an exchange takes, begun by a client that is near or far; the answer is as long as [`LONG`].
+fn time_of(ask: &Ask, is_far: bool) -> Duration {
+    let simulation = Simulation::new(1, Faults::NONE);
+    simulation.add_file("/www/long.bin", &vec![b'l'; LONG]).expect("memory for it");
+    run(&simulation, FAR_SITE, async |_| {
+        lengthen_the_way();
+        let address = if is_far { SocketAddress::Inet(FAR.parse().expect("an address")) } else { address() };
+        let stream = Stream::connect(&address).await.expect("somebody listens");
+        let client = Http2Client::begin(stream, 32 << 20, Reading::Eagerly);
+        let begun = now();
+        let id = client.ask(ask).expect("a stream");
+        client.send_body(id, &ask.body, 64 * 1024, Duration::ZERO, true, &Random::new(0)).await;
+        client.until(id, |_| false).await;
+        let came = client.came(id);
+        assert!(came.is_complete && came.statuses == [200] && came.body.len() == LONG, "{:?}", came.statuses);
+        let time = now().since(begun);
+        client.leave(false);
+        client.ended().await;
+        time
+    })
+}
+
+#[test]
+fn an_upload_on_a_long_way_through_a_relay_is_not_held_up_by_windows() {
+    let ask = Ask { method: "POST".into(), target: "/echo".into(), body: vec![b'u'; LONG], ..Ask::default() };
+    let time = time_of(&ask, true);
+    // With the window that it begins with, of 64 KiB, it would take 12 seconds.
+    assert!(time < Duration::from_millis(1500), "{time:?}");
+}
+
+#[test]
+fn a_response_of_a_server_far_behind_a_relay_is_not_held_up_by_windows() {
+    let ask = Ask { method: "GET".into(), target: "/far/long.bin".into(), ..Ask::default() };
+    let time = time_of(&ask, false);
+    // With the window that it begins with, of 256 KiB, it would take 3 seconds.
+    assert!(time < Duration::from_millis(1500), "{time:?}");
+}
