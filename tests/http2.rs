@@ -12,7 +12,7 @@ use authority::Authority;
 use gale_protocol::http2::frame::MAX_31;
 use gale_protocol::http2::{ErrorCode, Limits};
 use http2::{GET, Http2, block, flag, frame, frame_type};
-use rustix::process::Signal;
+use rustix::process::{Resource, Signal, getrlimit, setrlimit};
 use support::{Backend, Driver, Server, Setup, with_each_driver};
 use tls::Tls;
 
@@ -36,6 +36,8 @@ with_each_driver!(
     websockets_are_upgrades_for_the_servers_behind,
     a_client_certificate_is_asked_for_by_name,
     floods_end_the_connection_and_nobody_else,
+    a_window_of_one_byte_is_a_flood_when_it_lasts,
+    thousands_of_connections_with_an_idle_stream_each_cost_little_memory,
     directives_are_checked_and_obsolete_ones_accepted,
 );
 
@@ -752,6 +754,63 @@ fn floods_end_the_connection_and_nobody_else(driver: Driver) {
     let (_, reset, ..) = ATTACKS[0];
     client.raw((0..10).flat_map(reset).collect::<Vec<u8>>());
     assert_eq!(client.raw_goaway(), Some(ErrorCode::ENHANCE_YOUR_CALM));
+    server.stop();
+}
+
+fn a_window_of_one_byte_is_a_flood_when_it_lasts(driver: Driver) {
+    let server =
+        setup(driver, "root %DIR%; http2_flood_limits window_updates=300;").file("file", [b'f'; 50_000]).start();
+    let mut bystander = Http2::unix(&server);
+    let mut client = Http2::unix_with(&server, Limits { stream_window: 1, ..Limits::default() });
+    let stream = client.begin("GET", "/file", &[], true);
+    client.read_to_end();
+    let length = client.answers[&stream].body.len();
+    assert!((200..5000).contains(&length), "{length} bytes");
+    assert_eq!(client.goaways.last().map(|(_, code)| *code), Some(ErrorCode::ENHANCE_YOUR_CALM));
+    server.wait_logged("too many WINDOW_UPDATE frames");
+    assert_eq!(bystander.get("/file").body.len(), 50_000);
+    server.stop();
+}
+
+/// As many as most systems let a process have.
+const CROWD: usize = 3000;
+
+/// What each of them may cost the worker, in bytes: the connection, the request, and the byte of its body that came.
+const CROWD_BYTES_MAX: u64 = 20 * 1024;
+
+fn thousands_of_connections_with_an_idle_stream_each_cost_little_memory(driver: Driver) {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).expect("up to the maximum");
+    // Both drivers' tests may have theirs at once.
+    if limit.maximum.is_some_and(|maximum| maximum < 2 * CROWD as u64 + 1000) {
+        return eprintln!("skipped: a process can have only {:?} descriptors here", limit.maximum);
+    }
+    // The body is waited for before anything is asked behind.
+    let text = "access_log off; client_body_timeout 1h; keepalive_timeout 1h;
+                location / { proxy_pass http://unix:%DIR%/nobody; } location /text { return 200 text; }";
+    let server = setup(driver, text)
+        .replace("worker_processes 2", "worker_processes 1")
+        .replace("worker_connections 128", &format!("worker_connections {}", CROWD + 100))
+        .start();
+    let begin = || {
+        let mut client = Http2::unix(&server);
+        let stream = client.begin("POST", "/", &[], false);
+        client.send(stream, b"x", false);
+        // What came before was dealt with, too.
+        assert_eq!(client.get("/text").text(), "text");
+        client
+    };
+    // What is set up once is there before.
+    drop((0..300).map(|_| begin()).collect::<Vec<_>>());
+    let worker = server.worker();
+    let before = support::anonymous_memory(worker);
+    let mut clients: Vec<Http2> = (0..CROWD).map(|_| begin()).collect();
+    let each = support::anonymous_memory(worker).saturating_sub(before) / CROWD as u64;
+    eprintln!("{each} bytes each");
+    assert!(each < CROWD_BYTES_MAX, "{each} bytes each");
+    assert!(clients.iter_mut().step_by(100).all(|client| client.get("/text").text() == "text"));
+    drop(clients);
     server.stop();
 }
 

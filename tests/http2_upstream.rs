@@ -18,6 +18,7 @@ use support::{Backend, Driver, Server, Setup, with_each_driver};
 with_each_driver!(
     requests_share_a_connection_and_get_their_own_answers,
     a_server_gets_as_many_connections_as_its_stream_limit_makes_necessary,
+    max_conns_bounds_the_requests_of_a_server_and_not_its_connections,
     a_connection_is_used_again_as_often_as_keepalive_requests_says,
     a_group_that_keeps_no_connections_ends_them_with_their_last_request,
     no_more_idle_connections_are_kept_than_keepalive_says,
@@ -94,6 +95,36 @@ fn a_server_gets_as_many_connections_as_its_stream_limit_makes_necessary(driver:
     other.answer(asked_second.stream, "other");
     assert_eq!((client.answer(first).text(), client.answer(second).text()), ("one", "other"));
     server.stop();
+}
+
+fn max_conns_bounds_the_requests_of_a_server_and_not_its_connections(driver: Driver) {
+    for pass in ["proxy_http_version 2; proxy_pass http://u;", "grpc_pass grpc://u;"] {
+        let backend = Backend::tcp();
+        let text = format!(
+            "upstream u {{ server {} max_conns=2; keepalive 8; }}
+             server {{ listen %UNIX%; http2 on; location / {{ {pass} }} }}",
+            backend.address()
+        );
+        let server = Setup::http(driver, &text).start();
+        let mut client = Http2::unix(&server);
+        let first = client.begin("GET", "/first", &[], true);
+        let mut upstream = Http2Server::accept(&backend);
+        let asked_first = upstream.request();
+        let second = client.begin("GET", "/second", &[], true);
+        let asked_second = upstream.request();
+        // There is room on the connection, and none at the server.
+        assert_eq!(client.get("/third").status, 502, "{pass}");
+        server.wait_logged("no live upstreams while connecting to upstream");
+        upstream.answer(asked_first.stream, "one");
+        assert_eq!(client.answer(first).text(), "one");
+        let fourth = client.begin("GET", "/fourth", &[], true);
+        let asked_fourth = upstream.request();
+        assert_eq!(asked_fourth.path, "/fourth");
+        upstream.answer(asked_second.stream, "two");
+        upstream.answer(asked_fourth.stream, "four");
+        assert_eq!((client.answer(second).text(), client.answer(fourth).text()), ("two", "four"));
+        server.stop();
+    }
 }
 
 fn a_connection_is_used_again_as_often_as_keepalive_requests_says(driver: Driver) {
