@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::behind::Behind;
 use crate::certificate::Certificate;
 use crate::client::{self, ClientKind, Figures, Headers};
+use crate::grpc::Grpc;
 use crate::location::{self, Page};
 use crate::options::Options;
 use crate::process::{self, CoreTime, Process, Thread, Threads};
@@ -61,6 +62,8 @@ pub struct Case {
     pub handshakes: Handshakes,
     /// Who answers what the servers pass on.
     pub behind: Option<Rc<Behind>>,
+    /// Calls of gRPC, and who answers them.
+    pub grpc: Option<Rc<Grpc>>,
     pub client: ClientKind,
     /// Event loops of the server, and processes of the client.
     pub workers: usize,
@@ -87,6 +90,7 @@ impl Case {
             certificate: None,
             handshakes: Handshakes::default(),
             behind: None,
+            grpc: None,
             client,
             workers: 1,
             clients: 1,
@@ -153,6 +157,14 @@ impl Case {
         let title = format!("HTTP/2, {body_bytes} bytes, 16 connections × {streams} streams");
         let client = ClientKind::H2load(streams);
         Case { name, title, path, body_bytes, ..Case::keepalive(options, client, 16) }
+    }
+
+    /// Unary calls of gRPC that are passed on to a server that speaks HTTP/2, many at once on each of 16 connections.
+    pub fn grpc(options: &Options, grpc: Rc<Grpc>, streams: u32) -> Case {
+        let title = format!("gRPC, unary calls, 16 connections × {streams} streams");
+        let headers = &["content-type: application/grpc", "te: trailers"];
+        let case = Case::http2(options, "grpc", "/grpc", Grpc::ANSWER.len(), streams);
+        Case { title, headers, directives: Some(grpc.directives()), grpc: Some(grpc), ..case }
     }
 
     /// A request that is passed on to `behind`, which answers every one with the same.
@@ -285,6 +297,7 @@ impl Case {
                 .collect(),
             path: self.path,
             headers: self.headers,
+            body: self.grpc.as_ref().map(|grpc| grpc.body.as_path()),
             connections: self.connections,
             is_short: self.is_short,
             is_tls: self.certificate.is_some(),

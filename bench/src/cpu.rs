@@ -12,6 +12,7 @@ use crate::behind::Behind;
 use crate::case::{self, Case, Directives, Row, Subject};
 use crate::certificate::Certificate;
 use crate::client::ClientKind;
+use crate::grpc::Grpc;
 use crate::interpreter::{Interpreter, Language};
 use crate::location;
 use crate::options::Options;
@@ -62,7 +63,7 @@ pub fn measure_files(options: &Options) -> Measured {
     measure_cases(options, "files", "CPU time per request: files in memory", cases)
 }
 
-/// Over HTTP/2, in the clear: what TLS costs is the same for all.
+/// Over HTTP/2, in the clear: what TLS costs is the same for all. And gRPC, which only nginx and Gale pass on.
 pub fn measure_http2(options: &Options) -> Measured {
     let mut cases = vec![
         Case::http2(options, "h2-small", "/return", SMALL_BODY.len(), 32),
@@ -71,6 +72,9 @@ pub fn measure_http2(options: &Options) -> Measured {
     let of_size =
         |(_, path, bytes): &(&'static str, &'static str, usize)| Case::http2(options, "h2-file", path, *bytes, 32);
     cases.extend(FILES.iter().filter(|(_, _, bytes)| *bytes == 64 << 10).map(of_size));
+    if let Some(grpc) = Grpc::start(options)? {
+        cases.push(Case::grpc(options, grpc, 32));
+    }
     let cases = options.chosen_cases(cases)?;
     measure_cases(options, "http2", "CPU time per request: HTTP/2", cases)
 }

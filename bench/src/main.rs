@@ -16,7 +16,9 @@ mod check;
 mod client;
 mod cpu;
 mod first_byte;
+mod floods;
 mod floor;
+mod grpc;
 mod idle;
 mod idle_tls;
 mod instructions;
@@ -81,6 +83,7 @@ const MEASUREMENTS: &[Entry] = &[
     ("profile", profile::measure, false),
     ("files", cpu::measure_files, false),
     ("http2", cpu::measure_http2, false),
+    ("floods", floods::measure, false),
     ("tls", cpu::measure_tls, false),
     ("idle-tls", idle_tls::measure, false),
     ("names", names::measure, false),

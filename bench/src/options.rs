@@ -25,6 +25,8 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   reload        many reloads in a row under load, every answer checked; memory before and after
   respawn       the worker process killed under load; time until served again
   files         CPU time per request of files of 1 KiB, 10 KiB, 64 KiB, 4 MiB: keep-alive and short connections
+  http2         CPU time per request over HTTP/2: small answers, one stream, 64 KiB, unary calls of gRPC (h2load)
+  floods        hostile clients of HTTP/2: the wait of a bystander, and the server's memory
   proxy         CPU time per proxied request: small, 64 KiB, 4 MiB buffered and not, short connections
   stream        CPU time per exchange, connection, GiB and datagram that is passed on, over TLS, too; memory of
                 tunnels; two workers
@@ -40,7 +42,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
   cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
   charts        draw the charts of thread-pools again from the results that are there; measures nothing
-  all           everything except instructions, lookups, check, profile, files, http2, proxy, applications, first-byte, cache-collapse, cache-million, cache-disks, stream, tunnels, upstreams, burst and the three that need a large disk
+  all           everything except instructions, lookups, check, profile, files, http2, floods, proxy, applications, first-byte, cache-collapse, cache-million, cache-disks, stream, tunnels, upstreams, burst and the three that need a large disk
 
   --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH
                          the binaries (default: from PATH; gale: target/release/gale)

@@ -7,6 +7,7 @@ pub fn command(run: &Run, address: &str, connections: u32, streams: u32) -> Vec<
     let mut words = ["h2load", "-t1"].map(str::to_owned).to_vec();
     words.extend([format!("-c{connections}"), format!("-m{streams}"), format!("-D{seconds}")]);
     words.extend(run.headers.iter().flat_map(|line| ["-H", line]).map(str::to_owned));
+    words.extend(run.body.map(|path| format!("-d{}", path.display())));
     words.push(run.url(address));
     words
 }

@@ -13,6 +13,7 @@ pub mod load;
 pub mod swarm;
 mod wrk;
 
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ pub struct Run<'a> {
     pub addresses: Vec<&'a str>,
     pub path: &'a str,
     pub headers: Headers,
+    /// What each request sends: h2load's alone.
+    pub body: Option<&'a Path>,
     /// Of all clients together.
     pub connections: u32,
     /// One request per connection.

@@ -1,0 +1,413 @@
+//! floods: what hostile clients of HTTP/2 cost a bystander.
+//!
+//! Attackers do one thing over and over, on connections that they open again when the server has ended them. Meanwhile
+//! a client with a connection of its own asks for two bytes every 20 ms. What matters is how long it waits, and what the
+//! server holds; before, the same is measured in peace. The server has a core of its own.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::Measured;
+use crate::case::in_turn;
+use crate::memory::Memory;
+use crate::options::Options;
+use crate::report::{self, Document, Spread};
+use crate::servers::{Program, Running, Setting};
+
+/// Attackers at once, each with a connection.
+const ATTACKERS: usize = 4;
+
+/// How often the bystander asks.
+const PROBE_EVERY: Duration = Duration::from_millis(20);
+
+/// How often the server's memory is looked at.
+const MEMORY_EVERY: Duration = Duration::from_millis(250);
+
+/// How long an answer, or room in a socket, is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How much of an attack leaves in one call, about.
+const PIECE: usize = 16 * 1024;
+
+/// Rounds on one connection at most: stream numbers end somewhere.
+const ROUNDS_MAX: u32 = 1 << 29;
+
+/// What a hostile client sends, over and over.
+struct Attack {
+    name: &'static str,
+    bounded_by: &'static str,
+    /// What is sent in a round, counted from 0.
+    next: fn(u32) -> Vec<u8>,
+    /// What is sent once the connection stands, and then nothing until the server ends it.
+    is_held: bool,
+}
+
+const ATTACKS: &[Attack] = &[
+    Attack {
+        name: "rapid reset",
+        bounded_by: "`http2_flood_limits` resets",
+        next: |round| [head(odd(round), true), frame(RST_STREAM, 0, odd(round), &8u32.to_be_bytes())].concat(),
+        is_held: false,
+    },
+    Attack {
+        name: "resets that the server is made to send",
+        bounded_by: "`http2_flood_limits` resets",
+        next: |round| [head_of("/held", odd(round), false), frame(WINDOW_UPDATE, 0, odd(round), &[0; 4])].concat(),
+        is_held: false,
+    },
+    Attack {
+        name: "PING",
+        bounded_by: "`http2_flood_limits` pings",
+        next: |_| frame(PING, 0, 0, &[0; 8]),
+        is_held: false,
+    },
+    Attack {
+        name: "SETTINGS",
+        bounded_by: "`http2_flood_limits` settings",
+        next: |_| frame(SETTINGS, 0, 0, &[]),
+        is_held: false,
+    },
+    Attack {
+        name: "WINDOW_UPDATE",
+        bounded_by: "`http2_flood_limits` window_updates",
+        next: |_| frame(WINDOW_UPDATE, 0, 0, &1u32.to_be_bytes()),
+        is_held: false,
+    },
+    Attack {
+        name: "PRIORITY",
+        bounded_by: "`http2_flood_limits` priorities",
+        next: |_| frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 7]),
+        is_held: false,
+    },
+    Attack {
+        name: "empty DATA",
+        bounded_by: "`http2_flood_limits` empty_frames",
+        next: |round| if round == 0 { head_of("/held", 1, false) } else { frame(DATA, 0, 1, &[]) },
+        is_held: false,
+    },
+    Attack {
+        name: "CONTINUATION",
+        bounded_by: "16 frames, 64 KiB of a block",
+        next: |round| match round {
+            0 => frame(HEADERS, 0, 1, &block()),
+            _ => frame(CONTINUATION, 0, 1, &[0, 1, b'x', 1, b'y']),
+        },
+        is_held: false,
+    },
+    Attack {
+        name: "a bomb of the table",
+        bounded_by: "twice the limit of a head, decoded",
+        next: |round| frame(HEADERS, END_HEADERS | END_STREAM, odd(round), &bomb()),
+        is_held: false,
+    },
+    Attack {
+        name: "100 streams without a window",
+        bounded_by: "`send_timeout`",
+        next: |round| match round {
+            0 => frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]),
+            1..=100 => head_of("/file-64k", odd(round), true),
+            _ => Vec::new(),
+        },
+        is_held: true,
+    },
+    Attack {
+        name: "100 bodies that stop",
+        bounded_by: "`client_body_timeout`",
+        next: |round| match round {
+            0..100 => [head_of("/held", odd(round), false), frame(DATA, 0, odd(round), b"x")].concat(),
+            _ => Vec::new(),
+        },
+        is_held: true,
+    },
+];
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const PRIORITY: u8 = 2;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+fn odd(round: u32) -> u32 {
+    2 * round + 1
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// GET, http, and a path, which leave no trace in a table (RFC 7541, section 6.2.2).
+fn block_of(path: &str) -> Vec<u8> {
+    let name = |index: u8, value: &[u8]| [&[index, value.len() as u8], value].concat();
+    [vec![0x82, 0x86], name(4, path.as_bytes()), name(1, b"localhost")].concat()
+}
+
+fn block() -> Vec<u8> {
+    block_of("/return")
+}
+
+fn head_of(path: &str, stream: u32, is_whole: bool) -> Vec<u8> {
+    frame(HEADERS, END_HEADERS | if is_whole { END_STREAM } else { 0 }, stream, &block_of(path))
+}
+
+fn head(stream: u32, is_whole: bool) -> Vec<u8> {
+    head_of("/return", stream, is_whole)
+}
+
+/// A field of 3,000 bytes that is put into the table, and 2,000 times more by its index.
+fn bomb() -> Vec<u8> {
+    // 3000 with a prefix of seven bits (RFC 7541, section 5.1).
+    let length = [0x7f, ((3000 - 127) % 128) as u8 | 0x80, ((3000 - 127) / 128) as u8];
+    [block(), vec![0x40, 1, b'x'], length.to_vec(), vec![b'v'; 3000], vec![0x80 | 62; 2000]].concat()
+}
+
+/// One run.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Sample {
+    /// Of the bystander, in milliseconds: before, and during the attack.
+    p99_before_ms: f64,
+    p99_ms: f64,
+    longest_ms: f64,
+    failed: u64,
+    /// Connections of the attackers, and MiB that they sent.
+    connections: u64,
+    sent_mib: f64,
+    /// PSS of the server, before and at most, in MiB.
+    before_mib: f64,
+    most_mib: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    attack: &'static str,
+    bounded_by: &'static str,
+    server: String,
+    samples: Vec<Sample>,
+}
+
+/// Measures Gale and nginx.
+pub fn measure(options: &Options) -> Measured {
+    let programs = options.servers(Some(&["nginx", "gale"]))?;
+    let mut rows = Vec::new();
+    for attack in ATTACKS {
+        let samples = in_turn(options.idle_rounds, &programs, |program, round| {
+            let sample = measure_one(options, program, attack)?;
+            eprintln!("floods: {}, {} round {round}: {sample:?}", attack.name, program.label);
+            Ok(sample)
+        })?;
+        rows.extend(programs.iter().zip(samples).map(|(program, samples)| Row {
+            attack: attack.name,
+            bounded_by: attack.bounded_by,
+            server: program.label.clone(),
+            samples,
+        }));
+    }
+    let spread = |row: &Row, figure: fn(&Sample) -> f64| Spread::of(row.samples.iter().map(figure)).to_string();
+    let table = report::table_of(
+        &rows,
+        &[
+            ("attack", &|row: &Row| row.attack.to_owned()),
+            ("server", &|row| row.server.clone()),
+            ("what bounds it", &|row| {
+                if row.server.starts_with("gale") { row.bounded_by.to_owned() } else { String::new() }
+            }),
+            ("p99 before, ms", &|row| spread(row, |sample| sample.p99_before_ms)),
+            ("p99 during, ms", &|row| spread(row, |sample| sample.p99_ms)),
+            ("longest", &|row| spread(row, |sample| sample.longest_ms)),
+            ("failed", &|row| row.samples.iter().map(|sample| sample.failed).sum::<u64>().to_string()),
+            ("connections", &|row| spread(row, |sample| sample.connections as f64)),
+            ("MiB sent", &|row| spread(row, |sample| sample.sent_mib)),
+            ("MiB before", &|row| spread(row, |sample| sample.before_mib)),
+            ("MiB at most", &|row| spread(row, |sample| sample.most_mib)),
+        ],
+    );
+    let body = format!(
+        "The wait of a client that asks every {} ms on a connection of its own, while {ATTACKERS} others do what the \
+         row says for {} s, over HTTP/2 in the clear; and PSS of the server. {} rounds; median (least – greatest).\n\n\
+         {table}",
+        PROBE_EVERY.as_millis(),
+        options.run_time.as_secs(),
+        options.idle_rounds
+    );
+    let holds = rows.iter().filter(|row| row.server.starts_with("gale")).flat_map(|row| &row.samples);
+    let holds = holds.map(|sample| sample.failed).sum::<u64>() == 0;
+    Ok((Document::new("floods", "Floods of HTTP/2, and a bystander", &programs, &body, &rows)?, holds))
+}
+
+fn measure_one(options: &Options, program: &Program, attack: &Attack) -> Result<Sample, String> {
+    let setting = Setting {
+        cores: Some(vec![options.server_core]),
+        http: "http2 on;".to_owned(),
+        // Whoever passes a request on waits for its body first.
+        server: "location = /held { proxy_pass http://127.0.0.1:9; }".to_owned(),
+        ..Setting::default()
+    };
+    let server = program.start(setting)?;
+    let fault = |error: std::io::Error| format!("{}, {}: {error}", program.label, attack.name);
+    let in_peace = Waits::of(&server.address, options.run_time).map_err(fault)?;
+    let before = Memory::read(&server.root.tree());
+    let (is_over, sent, connections) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let (waits, most) = std::thread::scope(|scope| {
+        for _ in 0..ATTACKERS {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    connections.fetch_add(1, Ordering::Relaxed);
+                    // The server ends it: that is what is to happen.
+                    let _ = attack_once(&server, attack, &is_over, &sent);
+                }
+            });
+        }
+        let most = scope.spawn(|| most_memory(&server, &is_over));
+        let waits = Waits::of(&server.address, options.run_time);
+        is_over.store(true, Ordering::Relaxed);
+        (waits, most.join().unwrap_or(0))
+    });
+    let waits = waits.map_err(fault)?;
+    let mib = |kib: u64| kib as f64 / 1024.0;
+    Ok(Sample {
+        p99_before_ms: in_peace.p99_ms(),
+        p99_ms: waits.p99_ms(),
+        longest_ms: waits.longest_ms(),
+        failed: in_peace.failed + waits.failed,
+        connections: connections.into_inner(),
+        sent_mib: sent.into_inner() as f64 / 1024.0 / 1024.0,
+        before_mib: mib(before.pss_kib),
+        most_mib: mib(most.max(before.pss_kib)),
+    })
+}
+
+/// Has one connection attack until the server ends it, or all is over.
+fn attack_once(server: &Running, attack: &Attack, is_over: &AtomicBool, sent: &AtomicU64) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(&server.address)?;
+    stream.set_read_timeout(Some(MEMORY_EVERY))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut heard = stream.try_clone()?;
+    std::thread::scope(|scope| {
+        // Whatever the server says is read: who does not read is held up by that alone.
+        let listening = scope.spawn(move || {
+            let mut buffer = vec![0; 64 * 1024];
+            loop {
+                match heard.read(&mut buffer) {
+                    Ok(0) => return,
+                    Ok(_) => {}
+                    Err(error) if is_waiting(&error) && !is_over.load(Ordering::Relaxed) => {}
+                    Err(_) => return,
+                }
+            }
+        });
+        let mut piece = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(SETTINGS, 0, 0, &[])].concat();
+        for round in 0..ROUNDS_MAX {
+            let more = (attack.next)(round);
+            let is_last = more.is_empty();
+            piece.extend(more);
+            if piece.len() >= PIECE || is_last || round == 0 {
+                stream.write_all(&piece)?;
+                sent.fetch_add(piece.len() as u64, Ordering::Relaxed);
+                piece.clear();
+            }
+            if is_last || is_over.load(Ordering::Relaxed) || listening.is_finished() {
+                break;
+            }
+        }
+        while attack.is_held && !listening.is_finished() && !is_over.load(Ordering::Relaxed) {
+            std::thread::sleep(PROBE_EVERY);
+        }
+        // It may be closed already.
+        let _ = stream.shutdown(Shutdown::Both);
+        Ok(())
+    })
+}
+
+/// A read has had nothing for a while.
+fn is_waiting(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
+}
+
+/// The greatest PSS of the server, in KiB, until all is over.
+fn most_memory(server: &Running, is_over: &AtomicBool) -> u64 {
+    let mut most = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        most = most.max(Memory::read(&server.root.tree()).pss_kib);
+        std::thread::sleep(MEMORY_EVERY);
+    }
+    most
+}
+
+/// How long a bystander has waited for its answers.
+#[derive(Default)]
+struct Waits {
+    sorted: Vec<Duration>,
+    failed: u64,
+}
+
+impl Waits {
+    /// Asks for some time.
+    fn of(address: &str, time: Duration) -> std::io::Result<Waits> {
+        let (end, mut waits) = (Instant::now() + time, Waits::default());
+        let mut stream = connect(address)?;
+        while Instant::now() < end {
+            let begun = Instant::now();
+            match ask(&mut stream) {
+                Ok(()) => waits.sorted.push(begun.elapsed()),
+                Err(_) => {
+                    waits.failed += 1;
+                    stream = connect(address)?;
+                }
+            }
+            std::thread::sleep(PROBE_EVERY.saturating_sub(begun.elapsed()));
+        }
+        waits.sorted.sort_unstable();
+        Ok(waits)
+    }
+
+    fn p99_ms(&self) -> f64 {
+        let place = (self.sorted.len() * 99 / 100).min(self.sorted.len().saturating_sub(1));
+        self.sorted.get(place).map_or(0.0, |wait| wait.as_secs_f64() * 1e3)
+    }
+
+    fn longest_ms(&self) -> f64 {
+        self.sorted.last().map_or(0.0, |wait| wait.as_secs_f64() * 1e3)
+    }
+}
+
+fn connect(address: &str) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Asks for two bytes over HTTP/1, and has them.
+fn ask(stream: &mut TcpStream) -> std::io::Result<()> {
+    stream.write_all(b"GET /return HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+    let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
+    while !answer.windows(4).any(|end| end == b"\r\n\r\n") || !answer.ends_with(crate::servers::SMALL_BODY) {
+        let length = stream.read(&mut piece)?;
+        if length == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        answer.extend_from_slice(&piece[..length]);
+    }
+    if answer.starts_with(b"HTTP/1.1 200 ") { Ok(()) } else { Err(std::io::ErrorKind::InvalidData.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_as_rfc_9113_has_them() {
+        assert_eq!(frame(RST_STREAM, 0, 5, &8u32.to_be_bytes()), [0, 0, 4, 3, 0, 0, 0, 0, 5, 0, 0, 0, 8]);
+        assert_eq!(head(1, true)[..13], [0, 0, 22, 1, 5, 0, 0, 0, 1, 0x82, 0x86, 4, 7]);
+        assert!(bomb().len() < 16 * 1024);
+    }
+}
