@@ -80,7 +80,7 @@ fn h2spec(driver: Driver, number: usize, options: &[&str]) -> Option<Vec<String>
     h2spec.args(["--host", &address.ip().to_string(), "--port", &address.port().to_string()]);
     let output = h2spec.output().expect("it is there");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(text.contains("146 tests, ") && text.contains(", 0 skipped, "), "{text}");
+    assert!(text.contains(" passed, 0 skipped, "), "{text}");
     let failed = text.split("Failures:").nth(1).unwrap_or_default();
     let failed = failed.lines().filter_map(|line| line.split_once("× ")).map(|(_, name)| name.to_owned()).collect();
     server.stop();
