@@ -8,21 +8,27 @@
 //! none of their own, because there are too many or they are ending; they add to it with locked instructions.
 //!
 //! ```text
-//! Tally ── row 0: [ shared ]          a copy is made when its thread counts for the first time
-//!       ── row 1: [ 1 | 2 ]
-//!       ── row 2: [ 3 | 4 | 5 | 6 ]
+//! Tally ── near:  [ shared | 1 … 7 ]  a copy is made when its thread counts for the first time
+//!       ── row 0: [ 8 … 15 ]
+//!       ── row 1: [ 16 … 31 ]
 //! ```
+//!
+//! The first threads of a process are its loops, so a request mostly finds its copies among the near ones.
 
 use std::array::from_fn;
+use std::cell::Cell;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Rows of copies, each twice as long as the one before: a thousand threads.
-const ROWS: usize = 10;
+/// Copies that a tally has room for itself; those of further threads stand in rows.
+const NEAR: usize = 8;
 
-/// How many threads have a copy of their own at most.
-const COPIES_MAX: usize = (1 << ROWS) - 1;
+/// Rows of copies, each twice as long as the one before: a thousand threads.
+const ROWS: usize = 7;
+
+/// How many copies there are at most.
+const COPIES_MAX: usize = NEAR << ROWS;
 
 /// The number of the copy that threads without one share.
 const SHARED: usize = 0;
@@ -34,8 +40,13 @@ static TAKEN: Mutex<Vec<bool>> = Mutex::new(Vec::new());
 struct Number(usize);
 
 thread_local! {
-    static NUMBER: Number = Number::take();
+    /// A plain value, because a request looks it up several times: no flag, no destructor.
+    static NUMBER: Cell<usize> = const { Cell::new(UNKNOWN) };
+    static OWN: Number = Number::take();
 }
+
+/// In place of a thread's number before it has one.
+const UNKNOWN: usize = usize::MAX;
 
 impl Number {
     fn take() -> Number {
@@ -57,6 +68,8 @@ impl Number {
 
 impl Drop for Number {
     fn drop(&mut self) {
+        // What the thread counts while it ends goes to the copy that is shared.
+        NUMBER.set(SHARED);
         if self.0 != SHARED {
             lock(&TAKEN)[self.0] = false;
         }
@@ -68,13 +81,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The number of the running thread's copy in every tally.
+#[inline]
 pub fn own_number() -> usize {
-    NUMBER.try_with(|number| number.0).unwrap_or(SHARED)
+    match NUMBER.get() {
+        UNKNOWN => take_number(),
+        number => number,
+    }
+}
+
+#[cold]
+fn take_number() -> usize {
+    let number = OWN.try_with(|own| own.0).unwrap_or(SHARED);
+    NUMBER.set(number);
+    number
 }
 
 /// `N` counters. See the file's head.
 #[derive(Debug)]
 pub struct Tally<const N: usize> {
+    near: [OnceLock<Box<Counts<N>>>; NEAR],
     rows: [OnceLock<Row<N>>; ROWS],
     /// What had been counted when it was reset last.
     base: Mutex<Option<Box<[u64; N]>>>,
@@ -106,6 +131,21 @@ impl<const N: usize> Own<'_, N> {
         }
     }
 
+    /// Counts so many of each: as [`Own::add`], with what is the same for all of them found out once.
+    #[inline]
+    pub fn add_each<const M: usize>(&self, counts: [(usize, u64); M]) {
+        if self.is_shared {
+            for (counter, count) in counts {
+                self.add(counter, count);
+            }
+            return;
+        }
+        for (counter, count) in counts {
+            let counter = &self.counters[counter];
+            counter.store(counter.load(Relaxed).wrapping_add(count), Release);
+        }
+    }
+
     /// Has the counter say this, for one whose largest value is asked for.
     #[inline]
     pub fn set(&self, counter: usize, value: u64) {
@@ -116,29 +156,51 @@ impl<const N: usize> Own<'_, N> {
 impl<const N: usize> Tally<N> {
     /// Nothing is counted.
     pub const fn new() -> Tally<N> {
-        Tally { rows: [const { OnceLock::new() }; ROWS], base: Mutex::new(None) }
+        Tally {
+            near: [const { OnceLock::new() }; NEAR],
+            rows: [const { OnceLock::new() }; ROWS],
+            base: Mutex::new(None),
+        }
     }
 
     /// The running thread's copy.
     #[inline]
     pub fn own(&self) -> Own<'_, N> {
         let number = own_number();
-        let (row, place) = place_of(number);
-        let copy = match self.rows[row].get().and_then(|row| row[place].get()) {
+        let copy = match self.near.get(number).and_then(OnceLock::get) {
             Some(copy) => copy,
-            None => self.make(row, place),
+            None => self.find_or_make(number),
         };
         Own { counters: &copy.0, is_shared: number == SHARED }
     }
 
+    /// The copy of this number, if it was made.
+    fn find(&self, number: usize) -> Option<&Counts<N>> {
+        let copy = match self.near.get(number) {
+            Some(near) => near.get(),
+            None => {
+                let (row, place) = place_of(number);
+                self.rows[row].get().and_then(|row| row[place].get())
+            }
+        };
+        copy.map(|copy| &**copy)
+    }
+
     #[cold]
-    fn make(&self, row: usize, place: usize) -> &Counts<N> {
-        let row = self.rows[row].get_or_init(|| (0..1 << row).map(|_| OnceLock::new()).collect());
-        row[place].get_or_init(|| Box::new(Counts([const { AtomicU64::new(0) }; N])))
+    fn find_or_make(&self, number: usize) -> &Counts<N> {
+        let copy = match self.near.get(number) {
+            Some(near) => near,
+            None => {
+                let (row, place) = place_of(number);
+                &self.rows[row].get_or_init(|| (0..NEAR << row).map(|_| OnceLock::new()).collect())[place]
+            }
+        };
+        copy.get_or_init(|| Box::new(Counts([const { AtomicU64::new(0) }; N])))
     }
 
     fn copies(&self) -> impl Iterator<Item = &Counts<N>> {
-        self.rows.iter().filter_map(OnceLock::get).flatten().filter_map(|copy| copy.get().map(|copy| &**copy))
+        let rows = self.rows.iter().filter_map(OnceLock::get).flatten();
+        self.near.iter().chain(rows).filter_map(|copy| copy.get().map(|copy| &**copy))
     }
 
     /// What all threads have counted. The counters of a thread are read in their order: who sees what it has counted in
@@ -173,8 +235,7 @@ impl<const N: usize> Tally<N> {
 
     /// What the thread of this number has counted, and those that had it before.
     pub fn counted_by(&self, number: usize) -> [u64; N] {
-        let (row, place) = place_of(number.min(COPIES_MAX - 1));
-        let copy = self.rows[row].get().and_then(|row| row[place].get());
+        let copy = self.find(number.min(COPIES_MAX - 1));
         copy.map_or([0; N], |copy| from_fn(|counter| copy.0[counter].load(Relaxed)))
     }
 
@@ -190,11 +251,10 @@ impl<const N: usize> Default for Tally<N> {
     }
 }
 
-/// The row of a copy, and its place there.
-#[inline]
+/// The row of a copy that is not near, and its place there.
 fn place_of(number: usize) -> (usize, usize) {
-    let row = (number + 1).ilog2() as usize;
-    (row, number + 1 - (1 << row))
+    let row = (number / NEAR).ilog2() as usize;
+    (row, number - (NEAR << row))
 }
 
 #[cfg(test)]
@@ -203,34 +263,59 @@ mod tests {
 
     #[test]
     fn every_number_has_a_place_of_its_own() {
-        let mut places: Vec<_> = (0..COPIES_MAX).map(place_of).collect();
-        assert!(places.iter().all(|&(row, place)| row < ROWS && place < 1 << row));
+        let mut places: Vec<_> = (NEAR..COPIES_MAX).map(place_of).collect();
+        assert!(places.iter().all(|&(row, place)| row < ROWS && place < NEAR << row));
         places.sort_unstable();
         places.dedup();
-        assert_eq!(places.len(), COPIES_MAX);
+        assert_eq!(places.len(), COPIES_MAX - NEAR);
     }
 
     #[test]
     fn nothing_that_threads_count_at_once_or_one_after_the_other_is_lost() {
         static TALLY: Tally<2> = Tally::new();
+        // More than there are near copies.
         for _ in 0..8 {
             std::thread::scope(|scope| {
-                for _ in 0..8 {
+                for _ in 0..20 {
                     scope.spawn(|| (0..1000).for_each(|_| TALLY.own().add(0, 2)));
                 }
             });
         }
-        assert_eq!(TALLY.sums(), [8 * 8 * 2000, 0]);
+        assert_eq!(TALLY.sums(), [8 * 20 * 2000, 0]);
     }
 
     #[test]
     fn threads_without_a_number_share_a_copy() {
         let tally = Tally::<1>::new();
-        let shared = Own { counters: &tally.make(0, 0).0, is_shared: true };
+        let shared = Own { counters: &tally.find_or_make(SHARED).0, is_shared: true };
         std::thread::scope(|scope| {
             (0..4).for_each(|_| _ = scope.spawn(|| (0..1000).for_each(|_| shared.add(0, 1))));
         });
         assert_eq!((tally.sums(), tally.counted_by(SHARED)), ([4000], [4000]));
+    }
+
+    #[test]
+    fn what_a_thread_counts_while_it_ends_is_not_lost() {
+        static TALLY: Tally<1> = Tally::new();
+        struct Late;
+        impl Drop for Late {
+            fn drop(&mut self) {
+                TALLY.own().add(0, 1);
+            }
+        }
+        thread_local! {
+            static BEFORE: Late = const { Late };
+            static AFTER: Late = const { Late };
+        }
+        std::thread::spawn(|| {
+            // Destructors come in the order of first uses, or in the other: one of these is later than the number's.
+            BEFORE.with(|_| ());
+            TALLY.own().add(0, 1);
+            AFTER.with(|_| ());
+        })
+        .join()
+        .unwrap();
+        assert_eq!(TALLY.sums(), [3]);
     }
 
     #[test]

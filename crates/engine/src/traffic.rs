@@ -2,13 +2,15 @@
 //! handshakes.
 //!
 //! A place is a zone of servers or of locations (`status_zone`), or a peer of a group. Its counters are a [`Tally`]:
-//! whoever is served costs some tens of plain instructions, and nothing that workers share is written.
+//! whoever is served costs some tens of plain instructions, and nothing that workers share is written. What was served
+//! is made ready once ([`Served::ready`]) for all places that count it.
 //!
 //! Invariant: what has begun and not ended is being processed, so both are counted exactly once, on whichever thread.
 
 use std::time::Duration;
 
 use gale_base::tally::{Own, Tally};
+use gale_runtime::Moment;
 
 /// The codes that are told one by one, ascending. A code that is none of them counts in its class alone: whoever
 /// answers with codes of his own makes the figures no larger.
@@ -39,13 +41,17 @@ const WHOLE: usize = FIRST + 1 + TIME_BUCKETS;
 const OF_CODES: usize = WHOLE + 1 + TIME_BUCKETS;
 /// Codes that are not in the list, by class; then those of no class.
 const OTHERS: usize = OF_CODES + CODES.len();
-const COUNTERS: usize = OTHERS + CLASSES + 1;
+/// What nobody reads: where a time or a code counts that there is none of.
+const NOTHING: usize = OTHERS + CLASSES + 1;
+const COUNTED: usize = NOTHING + 1;
+/// A power of two, so that no place in a byte needs to be checked but for one bit.
+const COUNTERS: usize = COUNTED.next_power_of_two();
 
 /// By code, where it counts: codes below 600.
 static PLACES: [u8; 600] = places();
 
 const fn places() -> [u8; 600] {
-    assert!(COUNTERS <= u8::MAX as usize, "a place has a byte");
+    const { assert!(COUNTERS <= 128, "a place has a byte, and all of them eight lines") };
     let mut places = [(OTHERS + CLASSES) as u8; 600];
     let mut code = 100;
     while code < 600 {
@@ -74,27 +80,76 @@ pub struct Served {
     /// Bytes that went to it.
     pub sent: u64,
     /// How long it took until the first byte, if one came.
-    pub first_byte: Option<Duration>,
+    pub first_byte: Option<Nanos>,
     /// How long all of it took.
-    pub whole: Option<Duration>,
+    pub whole: Option<Nanos>,
+}
+
+/// A time in nanoseconds: what two moments of a loop's clock differ by, without the division of a [`Duration`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nanos(u64);
+
+impl Nanos {
+    /// The time from `earlier` to `later`; zero when it is later itself.
+    #[inline]
+    pub fn between(earlier: Moment, later: Moment) -> Nanos {
+        Nanos(later.as_nanos().saturating_sub(earlier.as_nanos()))
+    }
+}
+
+impl From<Duration> for Nanos {
+    fn from(time: Duration) -> Nanos {
+        Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// What was served, by the counters that it counts in.
+#[derive(Clone, Copy, Debug)]
+pub struct Ready {
+    received: u64,
+    sent: u64,
+    first_micros: u64,
+    whole_micros: u64,
+    /// The buckets of both times, and the code.
+    places: [u8; 3],
 }
 
 impl Served {
+    /// For every place that counts it.
+    #[inline]
+    pub fn ready(&self) -> Ready {
+        let (first_micros, first) = place_of(FIRST, self.first_byte);
+        let (whole_micros, whole) = place_of(WHOLE, self.whole);
+        let code = match self.code {
+            Some(code) => PLACES.get(usize::from(code)).map_or((OTHERS + CLASSES) as u8, |&place| place),
+            None => NOTHING as u8,
+        };
+        Ready { received: self.received, sent: self.sent, first_micros, whole_micros, places: [first, whole, code] }
+    }
+}
+
+/// What a time adds to a sum, in microseconds, and the place of its bucket behind that.
+#[inline]
+fn place_of(sum: usize, time: Option<Nanos>) -> (u64, u8) {
+    match time {
+        Some(Nanos(nanos)) => (nanos / 1000, (sum + 1 + bucket_of(nanos)) as u8),
+        None => (0, NOTHING as u8),
+    }
+}
+
+impl Ready {
+    #[inline]
     fn count(&self, own: Own<'_, COUNTERS>) {
-        own.add(RECEIVED, self.received);
-        own.add(SENT, self.sent);
-        for (place, time) in [(FIRST, self.first_byte), (WHOLE, self.whole)] {
-            if let Some(time) = time {
-                // Without the 128 bits of `as_micros`.
-                let micros = time.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(time.subsec_micros()));
-                own.add(place, micros);
-                own.add(place + 1 + bucket_of(micros), 1);
-            }
-        }
-        if let Some(code) = self.code {
-            let place = PLACES.get(usize::from(code)).map_or(OTHERS + CLASSES, |&place| usize::from(place));
-            own.add(place, 1);
-        }
+        let [first, whole, code] = self.places.map(|place| usize::from(place) % COUNTERS);
+        own.add_each([
+            (code, 1),
+            (whole, 1),
+            (first, 1),
+            (WHOLE, self.whole_micros),
+            (FIRST, self.first_micros),
+            (SENT, self.sent),
+            (RECEIVED, self.received),
+        ]);
     }
 }
 
@@ -122,15 +177,24 @@ impl Traffic {
     /// How it has gone.
     #[inline]
     pub fn note(&self, served: &Served) {
-        served.count(self.0.own());
+        served.ready().count(self.0.own());
     }
 
     /// It is over, and has gone like this.
     #[inline]
-    pub fn finish(&self, served: &Served) {
+    pub fn finish(&self, served: &Ready) {
         let own = self.0.own();
         served.count(own);
         own.add(ENDED, 1);
+    }
+
+    /// It has begun, gone like this, and is over.
+    #[inline]
+    pub fn pass(&self, served: &Ready) {
+        let own = self.0.own();
+        served.count(own);
+        // What is read first is written last: who sees that it has begun sees all of it.
+        own.add_each([(BEGUN, 1), (ENDED, 1)]);
     }
 
     /// The figures by now.
@@ -151,10 +215,14 @@ impl Traffic {
     }
 }
 
-/// The bucket for a time in microseconds: the first one whose bound, a power of two of milliseconds, is not below it.
-fn bucket_of(micros: u64) -> usize {
-    let millis = micros.div_ceil(1000);
-    let bits = u64::BITS - millis.saturating_sub(1).leading_zeros();
+/// The bucket for a time in nanoseconds: the first one whose bound, a power of two of milliseconds, is not below it.
+#[inline]
+fn bucket_of(nanos: u64) -> usize {
+    // Most are.
+    if nanos <= 1_000_000 {
+        return 0;
+    }
+    let bits = u64::BITS - ((nanos - 1) / 1_000_000).leading_zeros();
     (bits as usize).min(TIME_BUCKETS - 1)
 }
 
@@ -207,7 +275,7 @@ impl TrafficFigures {
 
     /// How many responses there were.
     pub fn responses(&self) -> u64 {
-        self.counters[OF_CODES..].iter().sum()
+        self.counters[OF_CODES..NOTHING].iter().sum()
     }
 
     /// How many have ended without a response.
@@ -380,23 +448,24 @@ mod tests {
 
     #[test]
     fn a_time_is_in_the_first_bucket_whose_bound_is_not_below_it() {
-        for (micros, bucket) in [
+        for (nanos, bucket) in [
             (0, 0),
             (1, 0),
-            (1000, 0),
-            (1001, 1),
-            (2000, 1),
-            (2001, 2),
-            (4000, 2),
-            (16_384_000, 14),
-            (16_384_001, 15),
+            (1_000_000, 0),
+            (1_000_001, 1),
+            (2_000_000, 1),
+            (2_000_001, 2),
+            (4_000_000, 2),
+            (4_000_001, 3),
+            (16_384_000_000, 14),
+            (16_384_000_001, 15),
             (u64::MAX, 15),
         ] {
-            assert_eq!(bucket_of(micros), bucket, "{micros}");
+            assert_eq!(bucket_of(nanos), bucket, "{nanos}");
         }
         let traffic = Traffic::default();
         for millis in [1, 3, 20_000] {
-            let whole = Some(Duration::from_millis(millis));
+            let whole = Some(Duration::from_millis(millis).into());
             traffic.note(&Served { whole, ..Served::default() });
         }
         let figures = traffic.figures();

@@ -2,10 +2,11 @@
 //! it is over, however it ends. Subrequests are parts of it and do not count
 //! there.
 
-use gale_engine::traffic::Served;
+use gale_engine::traffic::{Nanos, Served};
 
 use super::Request;
 use super::configuration::HttpConfiguration;
+use super::exchange::Transferred;
 
 /// The server that the request is for is known.
 pub(super) fn begin(request: &mut Request, http: &HttpConfiguration) {
@@ -35,14 +36,15 @@ pub(super) fn end(request: &mut Request, http: &HttpConfiguration) {
     if server.is_none() && location.is_none() {
         return;
     }
-    let sent = request.sent().bytes;
+    let Transferred { received, sent } = request.transferred();
     let served = Served {
-        code: (sent > 0).then_some(request.response.status),
-        received: request.received(),
-        sent,
-        first_byte: request.answered.map(|answered| answered.since(request.started)),
-        whole: Some(gale_runtime::now().since(request.started)),
+        code: (sent.bytes > 0).then_some(request.response.status),
+        received,
+        sent: sent.bytes,
+        first_byte: request.answered.map(|answered| Nanos::between(request.started, answered)),
+        whole: Some(Nanos::between(request.started, gale_runtime::now())),
     };
+    let served = served.ready();
     if let Some(zone) = server {
         // The head of one that was given up was never whole.
         if !std::mem::take(&mut request.is_counted) {
@@ -51,9 +53,6 @@ pub(super) fn end(request: &mut Request, http: &HttpConfiguration) {
         zone.traffic.finish(&served);
     }
     if let Some(zone) = location {
-        // In this order: who sees that it has begun sees all of it.
-        zone.note(&served);
-        zone.begin();
-        zone.end();
+        zone.pass(&served);
     }
 }

@@ -83,6 +83,15 @@ pub struct Sent {
     pub head_bytes: u64,
 }
 
+/// How much has passed in both directions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Transferred {
+    /// Bytes of the request: its head and its body.
+    pub received: u64,
+    /// What was sent.
+    pub sent: Sent,
+}
+
 /// How the end of a response is told to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyLength {
@@ -207,4 +216,9 @@ pub trait Exchange {
     fn is_complete(&self) -> bool;
     /// How much has been sent so far.
     fn sent(&self) -> Sent;
+    /// All three at once.
+    fn transferred(&self, head_text_bytes: u64) -> Transferred {
+        let head_bytes = self.head_bytes().unwrap_or(head_text_bytes);
+        Transferred { received: head_bytes + self.received(), sent: self.sent() }
+    }
 }

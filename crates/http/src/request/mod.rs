@@ -49,7 +49,7 @@ use smallvec::SmallVec;
 
 use crate::request::browser::Browser;
 use crate::request::configuration::{HttpConfiguration, Scope, Server};
-use crate::request::exchange::{BodyLimits, Exchange, Sent};
+use crate::request::exchange::{BodyLimits, Exchange, Sent, Transferred};
 use crate::request::phases::Phase;
 use crate::request::request_body::StoredBody;
 use crate::request::response::{ResponseHead, ShortText};
@@ -693,8 +693,8 @@ impl Request {
         self.exchange.as_ref().map(|exchange| exchange.sent()).unwrap_or_default()
     }
 
-    /// How much came from the client, in bytes: the head (in HTTP/2 its block of fields), and the body once all of it has come. The bytes of a chunked
-    /// body, and those of one that broke off, are not counted.
+    /// How much came from the client, in bytes: the head (in HTTP/2 its block of fields), and the body once all of it has
+    /// come. The bytes of a chunked body, and those of one that broke off, are not counted.
     pub fn received(&self) -> u64 {
         let line = self.parsed.line;
         if line.is_empty() {
@@ -703,6 +703,16 @@ impl Request {
         let exchange = self.exchange();
         let text = || (self.head.len() - self.added_to_head - line.start()) as u64;
         exchange.head_bytes().unwrap_or_else(text) + exchange.received()
+    }
+
+    /// [`Request::received`] and [`Request::sent`], at the price of one.
+    pub(crate) fn transferred(&self) -> Transferred {
+        let Some(exchange) = &self.exchange else { return Transferred::default() };
+        let line = self.parsed.line;
+        if line.is_empty() {
+            return Transferred { received: 0, sent: exchange.sent() };
+        }
+        exchange.transferred((self.head.len() - self.added_to_head - line.start()) as u64)
     }
 
     /// Adds a field behind the response's body. Values of those before it may be asked for by those that follow.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_engine::traffic::Served;
+use gale_engine::traffic::{Nanos, Served};
 use gale_runtime::{Bytes, Moment};
 use smallvec::SmallVec;
 
@@ -179,8 +179,8 @@ impl Attempt {
             code: self.header_time.map(|_| self.status),
             received: self.bytes_received,
             sent: self.bytes_sent,
-            first_byte: self.header_time,
-            whole: self.response_time.filter(|_| self.header_time.is_some()),
+            first_byte: self.header_time.map(Nanos::from),
+            whole: self.response_time.filter(|_| self.header_time.is_some()).map(Nanos::from),
         }
     }
 

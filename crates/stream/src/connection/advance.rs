@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_engine::traffic::Served;
+use gale_engine::traffic::{Nanos, Served};
 use gale_engine::variables::subject::Subject;
 
 use super::listed::Listed;
@@ -59,7 +59,7 @@ impl Running {
             received: self.session.received(),
             sent: self.session.sent(),
             first_byte: None,
-            whole: Some(gale_runtime::now().since(self.session.connection.accepted)),
+            whole: Some(Nanos::between(self.session.connection.accepted, gale_runtime::now())),
         });
         zone.traffic.end();
     }

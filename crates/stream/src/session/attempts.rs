@@ -5,7 +5,7 @@ use std::cell::{Ref, RefCell, RefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_engine::traffic::Served;
+use gale_engine::traffic::{Nanos, Served};
 use gale_runtime::Moment;
 use smallvec::SmallVec;
 
@@ -35,8 +35,8 @@ impl Attempt {
             code: None,
             received: self.bytes_received,
             sent: self.bytes_sent,
-            first_byte: self.first_byte_time,
-            whole: self.session_time.filter(|_| self.connect_time.is_some()),
+            first_byte: self.first_byte_time.map(Nanos::from),
+            whole: self.session_time.filter(|_| self.connect_time.is_some()).map(Nanos::from),
         }
     }
 

@@ -33,7 +33,7 @@ use crate::request::advance;
 use crate::request::advance::Step;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::configuration::settings::{CoreSettings, LingeringClose};
-use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent};
+use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent, Transferred};
 use crate::request::phases::LocalBoxFuture;
 use crate::request::request_body;
 use crate::request::respond;
@@ -563,5 +563,11 @@ impl Exchange for HttpConnection {
 
     fn sent(&self) -> Sent {
         self.http1.borrow_mut().transfer().sender.sent()
+    }
+
+    fn transferred(&self, head_text_bytes: u64) -> Transferred {
+        let mut http1 = self.http1.borrow_mut();
+        let transfer = http1.transfer();
+        Transferred { received: head_text_bytes + transfer.body.received(), sent: transfer.sender.sent() }
     }
 }

@@ -23,7 +23,7 @@ use crate::connection::output::body_queue::BodyQueue;
 use crate::request::Request;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::exchange::{
-    BodyLength, BodyLimits, Exchange, Gone, LOW_WATER_BYTES, RequestBodyError, ResponseOptions, Sent,
+    BodyLength, BodyLimits, Exchange, Gone, LOW_WATER_BYTES, RequestBodyError, ResponseOptions, Sent, Transferred,
 };
 use crate::request::server_field::server_field;
 use gale_engine::connections::ConnectionInfo;
@@ -596,5 +596,10 @@ impl Exchange for Stream {
 
     fn sent(&self) -> Sent {
         self.state.borrow().response.sent
+    }
+
+    fn transferred(&self, _: u64) -> Transferred {
+        let state = self.state.borrow();
+        Transferred { received: state.body.head_bytes() as u64 + state.body.received(), sent: state.response.sent }
     }
 }
