@@ -15,6 +15,7 @@ mod certificate;
 mod check;
 mod client;
 mod cpu;
+mod figures;
 mod first_byte;
 mod floods;
 mod floor;
@@ -79,6 +80,7 @@ const MEASUREMENTS: &[Entry] = &[
     // They say where to look, not how good it is.
     ("instructions", instructions::measure, false),
     ("lookups", lookups::measure, false),
+    ("figures", figures::measure, false),
     ("check", check::measure, false),
     ("profile", profile::measure, false),
     ("files", cpu::measure_files, false),

@@ -20,6 +20,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   scaling       one against two workers: CPU time, task switches, futex calls
   instructions  user-space instructions per request, files with `aio auto` and `off` (callgrind)
   lookups       the same among ten and among thousands of locations, values of a map, networks of a geo (callgrind)
+  figures       the same without and with zones of figures, and traces (callgrind)
   check         instructions to read and check large configurations, as a start and a reload begin (callgrind)
   profile       where the user-space time goes (perf record)
   reload        many reloads in a row under load, every answer checked; memory before and after
@@ -42,7 +43,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
   cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
   charts        draw the charts of thread-pools again from the results that are there; measures nothing
-  all           everything except instructions, lookups, check, profile, files, http2, floods, proxy, applications, first-byte, cache-collapse, cache-million, cache-disks, stream, tunnels, upstreams, burst and the three that need a large disk
+  all           cpu, syscalls, idle, accept, scaling, reload and respawn
 
   --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH
                          the binaries (default: from PATH; gale: target/release/gale)
@@ -55,6 +56,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
                          files, instructions: 1k, 10k, 64k, 4m
                          proxy: small, 64k, 4m, 4m-unbuffered, short; applications: fastcgi, uwsgi
                          burst: file-50, file-200, file-1000, read-200, gzip-50, ssi-50, autoindex-20
+                         figures: zone, zones, file, proxied, traces
                          cpu, instructions: realistic, realistic-plain, gzip-1k, -3k, -10k, -20k, gzip (100 KiB), too
   --client wrk|lean      who asks over kept-alive connections (default: wrk; syscalls and profile: lean)
   --connections N[,N]    keep-alive connections (default: 128,500; of file, scaling and profile: the first;
@@ -64,8 +66,8 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --idle-seconds N       idle: how long the connections are then left alone (default: 10)
   --rounds N             5; idle: 3
   --seconds S            one run (default: 4)
-  --requests N           instructions, lookups: 5000
-  --callgrind-gale PATH  instructions, lookups, check: a Gale built for valgrind; else one is built
+  --requests N           instructions, lookups, figures: 5000
+  --callgrind-gale PATH  instructions, lookups, figures, check: a Gale built for valgrind; else one is built
   --server-core N, --client-core N
                          where server and client are pinned (default: 0 and 1)
   --reloads N            default: 1000
