@@ -73,7 +73,18 @@ pub struct Snapshot {
     max_ns: u64,
 }
 
+/// For [`Snapshot::cumulative`]: the first bound is 2^14 ns (16 µs), each next one four times as long, up to 17 s.
+const FIRST_BOUND_BITS: u32 = 14;
+const BOUNDS: u32 = 11;
+
 impl Snapshot {
+    /// What was counted elsewhere: the counts of the first buckets, the sum and the largest value in nanoseconds.
+    pub fn of_counts(counts: impl Iterator<Item = u64>, sum_ns: u64, max_ns: u64) -> Self {
+        let mut snapshot = Snapshot { sum_ns, max_ns, ..Snapshot::empty() };
+        snapshot.counts.iter_mut().zip(counts).for_each(|(bucket, count)| *bucket = count);
+        snapshot
+    }
+
     /// A snapshot without values, to [`add`](Self::add) others to.
     pub fn empty() -> Self {
         Snapshot { counts: Box::new([0; BUCKETS]), sum_ns: 0, max_ns: 0 }
@@ -124,11 +135,28 @@ impl Snapshot {
         Duration::ZERO
     }
 
+    /// For each of a few bounds how many values are below it; the last one has no bound. They are bounds of buckets, so
+    /// nothing is estimated.
+    pub fn cumulative(&self) -> impl Iterator<Item = (Option<Duration>, u64)> + '_ {
+        let bounds = bounds_ns().map(|bound| (Some(Duration::from_nanos(bound)), bucket_of(bound)));
+        let (mut seen, mut begin) = (0u64, 0);
+        bounds.chain([(None, BUCKETS)]).map(move |(bound, end)| {
+            seen = self.counts[begin..end].iter().fold(seen, |sum, &count| sum.saturating_add(count));
+            begin = end;
+            (bound, seen)
+        })
+    }
+
     /// The buckets that hold values: the largest duration that belongs to each, and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
         let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
         filled.map(|(index, &count)| (Duration::from_nanos(last_of_bucket(index)), count))
     }
+}
+
+/// How long in nanoseconds each bound of [`Snapshot::cumulative`] is, but for the last, which has none.
+fn bounds_ns() -> impl Iterator<Item = u64> {
+    (0..BOUNDS).map(|number| 1 << (FIRST_BOUND_BITS + 2 * number))
 }
 
 fn bucket_of(value: u64) -> usize {
@@ -190,6 +218,22 @@ mod tests {
         assert_eq!(snapshot.quantile(1.0), Duration::from_millis(1));
         let median = snapshot.quantile(0.5).as_nanos();
         assert!((500_000..=562_500).contains(&median), "{median}");
+    }
+
+    #[test]
+    fn a_value_counts_below_every_bound_that_is_longer() {
+        let histogram = Histogram::new();
+        for value in [0, 16_383, 16_384, 1 << 20, 1 << 34, u64::MAX] {
+            histogram.record_ns(value);
+        }
+        let snapshot = histogram.snapshot();
+        let counts: Vec<_> =
+            snapshot.cumulative().map(|(bound, count)| (bound.map(|bound| bound.as_nanos()), count)).collect();
+        assert_eq!(counts[..3], [(Some(1 << 14), 2), (Some(1 << 16), 3), (Some(1 << 18), 3)]);
+        assert_eq!(counts[3..5], [(Some(1 << 20), 3), (Some(1 << 22), 4)]);
+        assert_eq!(counts[10..], [(Some(1 << 34), 4), (None, 6)]);
+        let again = Snapshot::of_counts(snapshot.counts.iter().copied(), snapshot.sum_ns, snapshot.max_ns);
+        assert_eq!(again, snapshot);
     }
 
     #[test]

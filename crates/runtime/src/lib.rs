@@ -80,14 +80,15 @@ pub use executor::budget::{Effort, charge_units, poll_copy, poll_units};
 pub use executor::panics::{Panic, catch_panic, catch_panic_of, panic_count, set_panic_reporter};
 pub use executor::{TaskId, TurnEnd, abort, is_awake, spawn, yield_now};
 pub use files::{
-    CachedRead, File, FileCounters, FileKind, FileMetadata, OpenFlags, PieceRead, ReadHow, Rung, count_piece,
-    file_counters,
+    CachedRead, DeviceStatus, File, FileCounters, FileKind, FileMetadata, Mounted, OpenFlags, PieceRead, ReadHow, Rung,
+    count_piece, devices, file_counters,
 };
 pub use inbox::{Call, Remote, RemoteError};
 pub use net::{AcceptMutex, Datagram, Detached, IdleOptions, IdleStreams, Listener, Splice, Stream, WeakIdleStreams};
 pub use output::Output;
 pub use pool::{
-    Device, PoolCounters, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools, stop_pools,
+    Device, PoolCounters, PoolDevice, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools,
+    stop_pools,
 };
 pub use socket::{
     AcceptOptions, BATCH_MAX, ConnectError, ConnectOptions, ConnectStep, DatagramOptions, Ecn, MULTI_ACCEPT_BATCH,

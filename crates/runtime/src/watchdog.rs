@@ -11,6 +11,8 @@
 //! It never waits for a loop, refuses to guess when procfs is not readable (the stall is then counted but not filed),
 //! and leaves loops in virtual time alone.
 
+use std::collections::{HashSet, VecDeque};
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,11 +20,14 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
+use rustix::net::sockopt;
 
 use crate::environment::Environment;
 use crate::inbox::{self, Inbox, Remote};
+use crate::socket::{AcceptQueue, SocketAddress};
 use crate::stall::watched::{WatchedListener, has_connection, monotonic_nanos};
 use crate::stall::{STALL_THRESHOLD, Sample, StallKind, Turns, judge};
+use crate::time::Moment;
 
 /// How often the loops are looked at. A stall is over 10 ms long, so each is seen while it lasts unless the watchdog
 /// itself has to wait for a processor.
@@ -40,11 +45,16 @@ const REPORT_NANOS: u64 = 1_000_000_000;
 /// Stalls of a kind are reported so often at most.
 const REPORT_EVERY_NANOS: u64 = 60_000_000_000;
 
+/// How many stalls are kept for whoever asks ([`last_stalls`]).
+const STALLS_KEPT_MAX: usize = 32;
+
 /// A stall, for the log.
 #[derive(Clone, Debug)]
 pub struct Stall {
     /// The loop's [`crate::worker`].
     pub worker: usize,
+    /// When its turn began.
+    pub began: Moment,
     /// What held it up.
     pub kind: StallKind,
     /// How long, so far if it goes on.
@@ -67,9 +77,62 @@ pub fn set_stall_reporter(reporter: impl Fn(&Stall) + Send + Sync + 'static) {
     drop(displaced);
 }
 
+/// The last stalls of all loops that were filed, the latest last. Only the watchdog's thread writes them, a few in a
+/// second at most.
+static LAST: Mutex<VecDeque<Stall>> = Mutex::new(VecDeque::new());
+
+/// The last stalls that were filed, the latest last: a few dozens at most. One that goes on is among them when it has
+/// lasted for a second.
+pub fn last_stalls() -> Vec<Stall> {
+    LAST.lock().iter().cloned().collect()
+}
+
+/// Keeps a stall for [`last_stalls`], in place of what was kept of it while it went on.
+fn keep(stall: &Stall) {
+    let mut last = LAST.lock();
+    last.retain(|kept| (kept.worker, kept.began) != (stall.worker, stall.began));
+    if last.len() == STALLS_KEPT_MAX {
+        last.pop_front();
+    }
+    last.push_back(stall.clone());
+}
+
 /// The loops of this process, each with its worker and, through [`Remote::turns`], its figures: for a status page.
 pub fn workers() -> Vec<(usize, Remote)> {
     inbox::all().into_iter().map(|inbox| (inbox.watched.worker, Remote::new(inbox))).collect()
+}
+
+/// A listening socket, and how many connections wait on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerStatus {
+    /// Where it listens.
+    pub address: SocketAddress,
+    /// The loop's [`crate::worker`], if it is the only one that accepts from it.
+    pub worker: Option<usize>,
+    /// Connections that wait to be accepted.
+    pub waiting: u32,
+    /// How many may wait: the argument of listen(2), as far as the kernel grants it.
+    pub waiting_max: u32,
+}
+
+/// The sockets over TCP that the loops of this process accept from, each once: for a status page. A few system calls for
+/// each, none of which waits.
+pub fn listeners() -> Vec<ListenerStatus> {
+    let mut known = HashSet::new();
+    let mut listeners = Vec::new();
+    for inbox in inbox::all() {
+        for WatchedListener { socket, own_address } in inbox.watched.listeners() {
+            // Loops may have descriptors of their own for one socket.
+            let is_first = sockopt::socket_cookie(&socket).is_ok_and(|cookie| known.insert(cookie));
+            let queue = is_first.then(|| AcceptQueue::of(socket.as_fd())).and_then(Result::ok);
+            let Some(AcceptQueue { waiting, waiting_max }) = queue else { continue };
+            let Ok(address) = SocketAddress::bound_to(&socket) else { continue };
+            let worker = own_address.map(|_| inbox.watched.worker);
+            listeners.push(ListenerStatus { address, worker, waiting, waiting_max });
+        }
+    }
+    listeners.sort_by_key(|listener| (listener.address.to_string(), listener.worker));
+    listeners
 }
 
 /// Starts the watchdog of this process, once; further calls do nothing.
@@ -302,7 +365,9 @@ impl WatchedLoop {
         if age < REPORT_NANOS || std::mem::replace(&mut suspect.is_reported, true) {
             return None;
         }
-        Some(stall(inbox, kind, at, age, false))
+        let stall = stall(inbox, kind, at, began, age, false);
+        keep(&stall);
+        Some(stall)
     }
 
     /// A long turn is over. If it was a stall that was not filed in time, it is judged by how it was seen first, and
@@ -323,12 +388,15 @@ impl WatchedLoop {
             }
         };
         turns.file_time(kind, nanos);
-        (!suspect.is_reported).then(|| stall(&self.inbox, kind, at, nanos, true))
+        let stall = stall(&self.inbox, kind, at, suspect.began, nanos, true);
+        keep(&stall);
+        (!suspect.is_reported).then_some(stall)
     }
 }
 
-fn stall(inbox: &Inbox, kind: StallKind, at: &'static str, nanos: u64, is_over: bool) -> Stall {
-    Stall { worker: inbox.watched.worker, kind, duration: Duration::from_nanos(nanos), is_over, at, untold: 0 }
+fn stall(inbox: &Inbox, kind: StallKind, at: &'static str, began: u64, nanos: u64, is_over: bool) -> Stall {
+    let (worker, began) = (inbox.watched.worker, Moment::from_nanos(began));
+    Stall { worker, began, kind, duration: Duration::from_nanos(nanos), is_over, at, untold: 0 }
 }
 
 #[cfg(test)]
@@ -348,5 +416,29 @@ mod tests {
         let stall = look.look(ended).expect("it was long");
         assert_eq!((stall.at, stall.duration, stall.is_over), ("something long", Duration::from_millis(12), true));
         assert_eq!(inbox.turns.filed(stall.kind).count, 1);
+        let kept = |stall: &Stall| (stall.worker, stall.began) == (3, Moment::from_nanos(began)) && stall.is_over;
+        assert!(last_stalls().iter().any(kept));
+    }
+
+    #[test]
+    fn some_dozens_of_stalls_are_kept_each_once() {
+        let of = |number: u64, is_over| Stall {
+            worker: 77,
+            began: Moment::from_nanos(number),
+            kind: StallKind::Computing,
+            duration: Duration::from_secs(1),
+            is_over,
+            at: "something",
+            untold: 0,
+        };
+        for number in 0..100 {
+            keep(&of(number, false));
+            keep(&of(number, true));
+        }
+        let stalls = last_stalls();
+        assert!(stalls.len() <= STALLS_KEPT_MAX);
+        let own: Vec<&Stall> = stalls.iter().filter(|stall| stall.worker == 77).collect();
+        // The other test of this file may have kept one meanwhile.
+        assert!(own.len() >= STALLS_KEPT_MAX - 1 && own.iter().all(|stall| stall.is_over));
     }
 }

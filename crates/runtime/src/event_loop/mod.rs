@@ -284,6 +284,7 @@ impl EventLoop {
         let Environment { clock, inbox, wheel, driver, file_calls, .. } = &*self.environment;
         let ended = clock.read();
         inbox.turns.end(clock.now().as_nanos(), ended);
+        inbox.note_leased(blocks::leased_bytes(), blocks::leased_bytes_max());
         page_cache::end_turn(file_calls, clock.now(), Moment::from_nanos(ended));
         let next_timer = wheel.borrow().next_look();
         // Of what is simulated, too, it is known when it happens.

@@ -23,6 +23,7 @@
 
 mod access_time;
 pub(crate) mod counters;
+mod device_status;
 mod file;
 mod file_error;
 pub(crate) mod file_read;
@@ -40,6 +41,7 @@ mod single_flight;
 mod writer;
 
 pub use counters::{FileCounters, Rung, count_piece, file_counters};
+pub use device_status::{DeviceStatus, devices};
 pub use file::File;
 pub use file_error::FileError;
 pub use growing::{GrowingEnd, GrowingFile, GrowingReader, Grown};
@@ -47,6 +49,7 @@ pub use links::{
     LinkCheck, RefusedLinks, open_checked, open_checked_blocking, stat_checked, try_open_checked, try_stat_checked,
 };
 pub use metadata::{FileKind, FileMetadata};
+pub use mounts::Mounted;
 pub use names::{create_directories_blocking, rename};
 pub use open::{
     OpenFlags, likely_device, open, open_blocking, open_in, real_path, stat, stat_in, try_open, try_real_path, try_stat,

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gale_base::radix::PrefixTree;
@@ -94,6 +95,8 @@ static READ_AT_SECONDS: AtomicU64 = AtomicU64::new(0);
 static DEVICES: RwLock<Option<HashMap<u64, Kind>>> = RwLock::new(None);
 /// By mount id: a device may be mounted at several places in several ways.
 static ACCESS_TIMES: RwLock<Option<HashMap<u64, AccessTimes>>> = RwLock::new(None);
+/// What is mounted, by device: its source, and where.
+static NAMES: RwLock<Option<HashMap<u64, Mounted>>> = RwLock::new(None);
 /// Devices by mount point.
 static POINTS: RwLock<Option<PrefixTree<u64>>> = RwLock::new(None);
 
@@ -149,6 +152,20 @@ fn device_below(points: &PrefixTree<u64>, path: &[u8]) -> Option<u64> {
     points.prefixes(path).find(|&(_, length)| is_parent(length)).map(|(&device, _)| device)
 }
 
+/// What the mount table calls a device, and the first place where it is mounted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mounted {
+    /// Its source: `/dev/sda1`.
+    pub source: Arc<str>,
+    /// Its first mount point.
+    pub point: Arc<str>,
+}
+
+/// What the mount table says of a device.
+pub(crate) fn name_of(device: u64) -> Option<Mounted> {
+    NAMES.read().as_ref()?.get(&device).cloned()
+}
+
 /// Asks the file system itself whether its files may wait for others, which may block, and remembers the answer.
 pub(crate) fn classify(device: u64, file: BorrowedFd<'_>) -> bool {
     if let Some(known) = may_wait(device) {
@@ -197,6 +214,13 @@ pub(crate) fn refresh() {
         points.insert(&mount.point, mount.device);
     }
     *POINTS.write() = Some(points);
+    // Of several places of one device the first.
+    let text = |bytes: &[u8]| Arc::from(&*String::from_utf8_lossy(bytes));
+    let names = mounts
+        .iter()
+        .rev()
+        .map(|mount| (mount.device, Mounted { source: text(&mount.source), point: text(&mount.point) }));
+    *NAMES.write() = Some(names.collect());
     let devices: HashMap<u64, Kind> = mounts.iter().map(|mount| (mount.device, mount.kind)).collect();
     let any_strict = mounts.iter().any(|mount| mount.access_times == AccessTimes::Always);
     *ACCESS_TIMES.write() = Some(mounts.iter().map(|mount| (mount.id, mount.access_times)).collect());
@@ -209,6 +233,7 @@ pub(crate) fn refresh() {
 struct Mount {
     id: u64,
     device: u64,
+    source: Vec<u8>,
     point: Vec<u8>,
     kind: Kind,
     access_times: AccessTimes,
@@ -225,14 +250,15 @@ fn mount_of(line: &str) -> Option<Mount> {
     let mut source = line.split_once(" - ")?.1.split(' ');
     let name = source.next()?;
     let kind = kind_by_name(name.split('.').next()?);
-    let is_lazy = LAZY.contains(&name) && source.nth(1)?.split(',').any(|option| option == "lazytime");
+    let source_name = unescape(source.next()?.as_bytes());
+    let is_lazy = LAZY.contains(&name) && source.next()?.split(',').any(|option| option == "lazytime");
     let access_times = match options.find(|option| matches!(*option, "relatime" | "noatime" | "ro")) {
         _ if is_lazy || !is_of_disk(kind, device) => AccessTimes::Never,
         None => AccessTimes::Always,
         Some("relatime") => AccessTimes::Relative,
         Some(_) => AccessTimes::Never,
     };
-    Some(Mount { id, device, point, kind, access_times })
+    Some(Mount { id, device, source: source_name, point, kind, access_times })
 }
 
 /// Blanks and the like stand as `\040` in the mount table (proc(5)).
@@ -279,6 +305,7 @@ mod tests {
         let memory = "42 26 0:47 / /dev/shm rw - tmpfs tmpfs rw";
         assert_eq!(tells(memory), Some((device(0, 47), Kind::Memory, "/dev/shm".into())));
         assert_eq!(tells("nonsense"), None);
+        assert_eq!(mount_of(local).unwrap().source, b"/dev/sda1");
     }
 
     #[test]

@@ -83,6 +83,16 @@ impl Remote {
     pub fn turns(&self) -> &Turns {
         &self.inbox.turns
     }
+
+    /// The bytes that the loop had on lease at the end of its last turn.
+    pub fn leased_bytes(&self) -> usize {
+        self.inbox.leased[0].load(Ordering::Relaxed)
+    }
+
+    /// The limit of these.
+    pub fn leased_bytes_max(&self) -> usize {
+        self.inbox.leased[1].load(Ordering::Relaxed)
+    }
 }
 
 impl fmt::Debug for Remote {
@@ -107,6 +117,8 @@ pub(crate) struct Inbox {
     pub outside: AtomicUsize,
     pub turns: Turns,
     pub watched: Watched,
+    /// What was on lease at the end of the loop's last turn, and its limit then.
+    leased: [AtomicUsize; 2],
 }
 
 impl Inbox {
@@ -119,7 +131,14 @@ impl Inbox {
             outside: AtomicUsize::new(0),
             turns: Turns::new(),
             watched: Watched::new(worker),
+            leased: Default::default(),
         }))
+    }
+
+    /// What the loop has on lease, and its limit. Called by the loop's thread only.
+    pub fn note_leased(&self, leased: usize, leased_max: usize) {
+        self.leased[0].store(leased, Ordering::Relaxed);
+        self.leased[1].store(leased_max, Ordering::Relaxed);
     }
 
     pub fn eventfd(&self) -> BorrowedFd<'_> {

@@ -110,6 +110,11 @@ impl Device {
         // The kernel's device numbers have 32 bits.
         Device::number(key | 1 << 63)
     }
+
+    /// Whether files lie on it.
+    fn is_of_files(self) -> bool {
+        self != Device { line: self.line, ..Device::NONE } && self.number >> 63 == 0
+    }
 }
 
 /// Why a task gave no result.
@@ -172,6 +177,17 @@ pub struct PoolCounters {
     pub thread_failures: u64,
 }
 
+/// What a pool does for a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolDevice {
+    /// `st_dev` of stat(2).
+    pub number: u64,
+    /// Tasks being executed.
+    pub running: usize,
+    /// Tasks waiting for a thread.
+    pub waiting: usize,
+}
+
 /// A pool as the status page shows it.
 #[derive(Clone, Debug)]
 pub struct PoolStatus {
@@ -185,6 +201,8 @@ pub struct PoolStatus {
     pub is_ending: bool,
     /// What it does.
     pub counters: PoolCounters,
+    /// What it does for devices of files: each that something runs or waits for, once.
+    pub devices: Vec<PoolDevice>,
     /// How long tasks have waited for a thread.
     pub wait_times: Snapshot,
     /// How long tasks have run.
@@ -612,13 +630,22 @@ impl Shared {
         let state = self.state.lock();
         let (threads_max, queue_max) = (state.queue.threads_max(), state.queue.queue_max());
         let (is_ending, counters) = (state.is_ending, state.counters());
+        let loads: Vec<_> = state.queue.device_loads().collect();
         drop(state);
+        let mut devices: Vec<PoolDevice> = Vec::new();
+        for (number, running, waiting) in loads {
+            match devices.iter_mut().find(|device| device.number == number) {
+                Some(device) => (device.running, device.waiting) = (device.running + running, device.waiting + waiting),
+                None => devices.push(PoolDevice { number, running, waiting }),
+            }
+        }
         PoolStatus {
             name: Arc::clone(&self.name),
             threads_max,
             queue_max,
             is_ending,
             counters,
+            devices,
             wait_times: self.wait_times.snapshot(),
             run_times: self.run_times.snapshot(),
         }

@@ -137,6 +137,12 @@ impl<J> FairQueue<J> {
         self.share().saturating_add(self.queue_max.div_ceil(2))
     }
 
+    /// For each line of a device of files that something runs or waits for: its number, what runs, and what waits.
+    pub fn device_loads(&self) -> impl Iterator<Item = (u64, usize, usize)> + '_ {
+        let of_files = self.lanes.iter().filter(|(device, _)| device.is_of_files());
+        of_files.map(|(device, lane)| (device.number, lane.running, lane.waiting))
+    }
+
     fn lane(&self, device: Device) -> Option<&Lane<J>> {
         self.lanes.get(&device)
     }
@@ -445,6 +451,19 @@ mod tests {
         submit_all(&mut queue, B, [10, 11]);
         assert_eq!(submit(&mut queue, B, 12), Err(2));
         assert_eq!(take_all(&mut queue), [10, 11]);
+    }
+
+    #[test]
+    fn what_runs_and_waits_is_told_of_devices_of_files() {
+        let mut queue = FairQueue::new(1, 100);
+        submit_all(&mut queue, A, 0..3);
+        submit_all(&mut queue, A.looks(), [3]);
+        submit_all(&mut queue, Device::NONE, [4]);
+        submit_all(&mut queue, Device::key(1), [5]);
+        assert_eq!(take_all(&mut queue), [0]);
+        let mut loads: Vec<_> = queue.device_loads().collect();
+        loads.sort_unstable();
+        assert_eq!(loads, [(1, 0, 1), (1, 1, 2)]);
     }
 
     #[test]

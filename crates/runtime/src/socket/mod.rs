@@ -13,6 +13,7 @@ use rustix::io::Errno;
 pub use address::SocketAddress;
 pub use connect::{ConnectError, ConnectOptions, ConnectStep};
 pub use datagram::{BATCH_MAX, DatagramOptions, Ecn, ReceiveBatch, Received, Transmit};
+pub(crate) use options::AcceptQueue;
 pub use options::TcpInfo;
 
 /// How a loop accepts.

@@ -76,31 +76,71 @@ pub struct TcpInfo {
     pub receive_space: u32,
 }
 
+/// The queue of a listening TCP socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AcceptQueue {
+    pub waiting: u32,
+    pub waiting_max: u32,
+}
+
+impl AcceptQueue {
+    /// A system call. Errors: getsockopt(2)'s; `InvalidInput` if the socket does not listen.
+    pub(crate) fn of(socket: BorrowedFd<'_>) -> io::Result<AcceptQueue> {
+        let info = tcp_info(socket)?;
+        // include/net/tcp_states.h; of a socket that listens these two are its queue (net/ipv4/tcp.c).
+        const TCP_LISTEN: u8 = 10;
+        if info.tcpi_state != TCP_LISTEN {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(AcceptQueue { waiting: info.tcpi_unacked, waiting_max: info.tcpi_sacked })
+    }
+}
+
 impl TcpInfo {
     /// A system call. Errors: getsockopt(2)'s; the socket may be no TCP socket.
     pub(crate) fn of(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
-        // SAFETY: all bytes zero is a valid `tcp_info`, which is integers only.
-        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-        let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-        // SAFETY: the descriptor is open for the call; the pointers are to live values, and `length` is the size of
-        // `info`.
-        let code = unsafe {
-            libc::getsockopt(
-                socket.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_INFO,
-                (&raw mut info).cast(),
-                &raw mut length,
-            )
-        };
-        if code < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let info = tcp_info(socket)?;
         Ok(TcpInfo {
             rtt: info.tcpi_rtt,
             rtt_variance: info.tcpi_rttvar,
             congestion_window: info.tcpi_snd_cwnd,
             receive_space: info.tcpi_rcv_space,
         })
+    }
+}
+
+fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
+    // SAFETY: all bytes zero is a valid `tcp_info`, which is integers only.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the descriptor is open for the call; the pointers are to live values, and `length` is the size of
+    // `info`.
+    let code = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length)
+    };
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(info) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_listening_socket_tells_how_many_connections_wait() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&listener, 5).unwrap();
+        let queue = |waiting| AcceptQueue { waiting, waiting_max: 5 };
+        assert_eq!(AcceptQueue::of(listener.as_fd()).unwrap(), queue(0));
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert_eq!(AcceptQueue::of(listener.as_fd()).unwrap(), queue(1));
+        let accepted = listener.accept().unwrap();
+        assert_eq!(AcceptQueue::of(listener.as_fd()).unwrap(), queue(0));
+        assert_eq!(AcceptQueue::of(client.as_fd()).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        drop(accepted);
+        let (unix, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(AcceptQueue::of(unix.as_fd()).is_err());
     }
 }

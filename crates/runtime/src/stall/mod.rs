@@ -10,6 +10,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::time::Duration;
 
+use gale_base::histogram::Snapshot;
+
 /// A turn longer than this is a stall.
 pub const STALL_THRESHOLD: Duration = Duration::from_millis(10);
 
@@ -185,6 +187,12 @@ impl Turns {
         Duration::from_nanos(self.total.load(Ordering::Relaxed))
     }
 
+    /// How long the turns took, for reading.
+    pub fn times(&self) -> Snapshot {
+        let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
+        Snapshot::of_counts(counts, self.total.load(Ordering::Relaxed), self.longest.load(Ordering::Relaxed))
+    }
+
     /// A duration that the share `quantile` (0 to 1) of all turns did not exceed, rounded up to its bucket's end.
     pub fn quantile(&self, quantile: f64) -> Duration {
         let count = self.count();
@@ -291,6 +299,9 @@ mod tests {
         assert_eq!(turns.longest(), Duration::from_millis(11));
         assert!(turns.quantile(0.5) >= Duration::from_millis(9));
         assert!(turns.quantile(0.5) < Duration::from_millis(11));
+        let times = turns.times();
+        assert_eq!((times.count(), times.sum(), times.max()), (2, Duration::from_millis(20), turns.longest()));
+        assert_eq!(times.quantile(0.5), turns.quantile(0.5));
     }
 
     #[test]

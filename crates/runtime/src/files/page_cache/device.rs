@@ -87,6 +87,17 @@ pub(crate) enum Permission {
 }
 
 impl Condition {
+    /// Its name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Condition::Healthy => "healthy",
+            Condition::New => "new",
+            Condition::MemoryShort => "memory short",
+            Condition::Congested => "congested",
+            Condition::BackingOff => "backing off",
+        }
+    }
+
     /// May this be done on the loop with a part of a file? `was_seen` says whether it was seen in memory, so many ticks
     /// ago at most.
     #[inline]
@@ -112,6 +123,11 @@ impl Condition {
 /// One device.
 #[derive(Default)]
 pub(crate) struct DeviceState {
+    /// `st_dev` of the first device that it was asked for; 0 = none yet.
+    pub(super) number: AtomicU64,
+    /// Pieces that had to be read, and how long that took together: of those that are done.
+    pub(super) reads_done: AtomicU64,
+    pub(super) reads_nanos: AtomicU64,
     /// Pieces that are being read because they were not in memory.
     pub(super) reads: AtomicU32,
     /// Looks by threads of a pool, and those of them that write a time of access.
@@ -128,6 +144,9 @@ pub(crate) struct DeviceState {
 impl DeviceState {
     pub const fn new() -> Self {
         DeviceState {
+            number: AtomicU64::new(0),
+            reads_done: AtomicU64::new(0),
+            reads_nanos: AtomicU64::new(0),
             reads: AtomicU32::new(0),
             looks: AtomicU32::new(0),
             access_looks: AtomicU32::new(0),
@@ -158,6 +177,20 @@ impl DeviceState {
     fn is_memory_short(&self, now: Moment) -> bool {
         let missed_at = self.missed_at_nanos.load(Relaxed);
         missed_at != 0 && now <= Moment::from_nanos(missed_at) + SHORTAGE_TIME
+    }
+
+    /// The device of this number is asked for something.
+    #[inline]
+    pub fn note_asked(&self, number: u64) {
+        if self.number.load(Relaxed) == 0 {
+            self.number.store(number, Relaxed);
+        }
+    }
+
+    /// A piece was read in this time.
+    pub fn note_read(&self, time: Duration) {
+        self.reads_done.fetch_add(1, Relaxed);
+        self.reads_nanos.fetch_add(time.as_nanos() as u64, Relaxed);
     }
 
     #[inline]

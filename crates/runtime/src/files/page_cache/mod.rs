@@ -14,6 +14,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use self::calls::{Begun, Verdict};
 use self::device::{Call, DeviceState, Permission};
@@ -94,7 +95,21 @@ impl PageCache {
 
     #[inline]
     fn device(&self, number: u64) -> &DeviceState {
-        &self.devices[place(number)]
+        let device = &self.devices[place(number)];
+        device.note_asked(number);
+        device
+    }
+
+    /// What is known of the devices that something was asked of, by their numbers.
+    pub fn read_figures(&self, now: Moment) -> Vec<(u64, DeviceReads)> {
+        let figures = |device: &DeviceState| DeviceReads {
+            condition: device.condition(now).name(),
+            in_flight: device.reads.load(Relaxed),
+            done: device.reads_done.load(Relaxed),
+            time: Duration::from_nanos(device.reads_nanos.load(Relaxed)),
+        };
+        let asked = self.devices.iter().map(|device| (device.number.load(Relaxed), device));
+        asked.filter(|&(number, _)| number != 0).map(|(number, device)| (number, figures(device))).collect()
     }
 
     /// A call for files of this device, or a turn with such calls, took longer than it should.
@@ -113,7 +128,7 @@ impl PageCache {
         let state = self.device(device);
         state.reads.fetch_add(1, Relaxed);
         state.note_miss(now_anywhere());
-        InFlight { page_cache: Arc::clone(self), device, count: |state| &state.reads }
+        InFlight { page_cache: Arc::clone(self), device, count: |state| &state.reads, read_began: Some(now_anywhere()) }
     }
 
     /// Counts a look by a thread of a pool, if there may be one more.
@@ -129,7 +144,7 @@ impl PageCache {
     fn begin(self: &Arc<Self>, device: u64, count: fn(&DeviceState) -> &AtomicU32, most: u32) -> Option<InFlight> {
         let counted = count(self.device(device));
         counted.fetch_update(Relaxed, Relaxed, |before| (before < most).then_some(before + 1)).ok()?;
-        Some(InFlight { page_cache: Arc::clone(self), device, count })
+        Some(InFlight { page_cache: Arc::clone(self), device, count, read_began: None })
     }
 }
 
@@ -138,12 +153,27 @@ pub(crate) struct InFlight {
     page_cache: Arc<PageCache>,
     device: u64,
     count: fn(&DeviceState) -> &AtomicU32,
+    /// When it began, if it is a read and no look.
+    read_began: Option<Moment>,
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        (self.count)(self.page_cache.device(self.device)).fetch_sub(1, Relaxed);
+        let device = self.page_cache.device(self.device);
+        (self.count)(device).fetch_sub(1, Relaxed);
+        if let Some(began) = self.read_began {
+            device.note_read(now_anywhere().since(began));
+        }
     }
+}
+
+/// Reads of a device that were not in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct DeviceReads {
+    pub condition: &'static str,
+    pub in_flight: u32,
+    pub done: u64,
+    pub time: Duration,
 }
 
 /// What a look at a piece of a file found.
