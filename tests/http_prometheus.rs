@@ -16,7 +16,7 @@ with_each_driver!(
     templates_make_samples_of_figures_by_their_paths,
     templates_write_nothing_that_cannot_be_read,
     a_template_of_that_name_takes_the_place_of_all,
-    thousands_of_peers_and_zones_are_told_without_a_stall,
+    thousands_of_peers_and_zones_are_told_while_others_are_served,
 );
 
 /// Only ends a test that hangs.
@@ -322,7 +322,7 @@ fn a_template_of_that_name_takes_the_place_of_all(driver: Driver) {
     server.stop();
 }
 
-fn thousands_of_peers_and_zones_are_told_without_a_stall(driver: Driver) {
+fn thousands_of_peers_and_zones_are_told_while_others_are_served(driver: Driver) {
     const ZONES: usize = 5000;
     const PEERS: usize = 10_000;
     let zones: String =

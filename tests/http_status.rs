@@ -28,6 +28,11 @@ with_each_driver!(
     fields_choose_what_is_told,
     hostile_names_are_escaped,
     the_server_tells_of_itself,
+    loops_and_pools_tell_their_times_as_histograms,
+    the_last_stalls_are_told_with_their_tasks,
+    listening_sockets_tell_how_many_may_wait,
+    handshakes_are_counted_by_the_reason_why_they_fail,
+    handshakes_with_peers_are_counted,
     what_is_not_there_is_an_error_object,
     a_worker_process_that_dies_is_counted,
 );
@@ -247,7 +252,7 @@ fn sessions_and_their_peers_are_counted(driver: Driver) {
         backend.address()
     );
     let server = Setup::configuration(&configuration(driver, &blocks)).start();
-    assert_eq!(get(&server, "stream"), json!(["server_zones", "limit_conns", "upstreams"]));
+    assert_eq!(get(&server, "stream"), json!(["server_zones", "limit_conns", "limit_sessions", "upstreams"]));
     let mut client = server.connect();
     let mut behind = backend.accept();
     client.send("12345");
@@ -265,7 +270,7 @@ fn sessions_and_their_peers_are_counted(driver: Driver) {
     let group = eventually(&server, "stream/upstreams/db", |group| group["peers"][0]["active"] == 0);
     let peer = &group["peers"][0];
     assert_eq!((&peer["connections"], &peer["sent"], &peer["received"]), (&json!(1), &json!(5), &json!(3)), "{peer:#}");
-    assert!(peer["first_byte_time"].is_u64() && peer["response_time"].is_u64());
+    assert!(["connect_time", "first_byte_time", "response_time"].iter().all(|name| peer[*name].is_u64()), "{peer:#}");
     assert_eq!(server.connect_tcp(2).read_to_end(), b"hello");
     assert_eq!(server.connect_tcp(3).read_to_end(), b"");
     let zone = eventually(&server, "stream/server_zones/text", |zone| {
@@ -477,8 +482,131 @@ fn the_server_tells_of_itself(driver: Driver) {
     let loops = get(&server, "gale/loops");
     assert!(loops.as_array().is_some_and(|loops| loops.len() == 2 && loops[0]["turns"].as_u64() > Some(0)), "{loops}");
     assert!(get(&server, "gale/pools").is_array());
-    assert!(get(&server, "gale/memory")["leased_by_this_loop_max"].as_u64() > Some(0));
+    let sum = |name: &str| loops.as_array().unwrap().iter().map(|each| each[name].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(get(&server, "gale/memory")["leased_max"].as_u64(), Some(sum("leased_max")));
+    assert!(sum("leased_max") > 0 && get(&server, "gale/memory")["leased"].is_u64());
     assert!(get(&server, "gale/files")["rungs"]["sendfile"]["pieces"].is_u64());
+    server.stop();
+}
+
+fn loops_and_pools_tell_their_times_as_histograms(driver: Driver) {
+    let server = with_api(driver, SITE).start();
+    server.get("/");
+    // What is long is put together in a thread.
+    get(&server, "http/server_zones");
+    let pools = eventually(&server, "gale/pools", |pools| pools[0]["run_times"]["count"].as_u64() > Some(0));
+    let loops = get(&server, "gale/loops");
+    for times in [&loops[0]["turn_times"], &loops[1]["turn_times"], &pools[0]["wait_times"], &pools[0]["run_times"]] {
+        let buckets = times["buckets"].as_object().expect("buckets");
+        assert_eq!(buckets["inf"], times["count"], "{times:#}");
+        let mut bounds: Vec<(f64, u64)> =
+            buckets.iter().map(|(bound, count)| (bound.parse().unwrap(), count.as_u64().unwrap())).collect();
+        bounds.sort_by(|one, next| one.0.total_cmp(&next.0));
+        assert_eq!((bounds.len(), bounds[0].0, bounds[10].0), (12, 16.384, 17_179_869.184));
+        assert!(bounds.is_sorted_by_key(|(_, count)| *count), "{times:#}");
+    }
+    server.stop();
+}
+
+fn the_last_stalls_are_told_with_their_tasks(driver: Driver) {
+    let text = "server { listen %UNIX%; location /stall { test_stall %DIR%/fifo; test_echo; } }";
+    let server = with_api(driver, text).start();
+    assert_eq!(get(&server, "gale/stalls").as_array().map(Vec::is_empty), Some(true));
+    let fifo = server.directory.path().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::empty(), 0).unwrap();
+    rustix::fs::chmod(&fifo, rustix::fs::Mode::from_raw_mode(0o666)).unwrap();
+    let mut client = server.connect();
+    client.send("GET /stall HTTP/1.1\r\nHost: h\r\n\r\n");
+    let writer = std::fs::File::options().write(true).open(&fifo).unwrap();
+    // The other loop tells of it while it goes on.
+    let of_fifo = |stalls: &Value, is_over: bool| {
+        let is_it = |stall: &&Value| stall["kind"] == "blocked" && stall["is_over"] == is_over;
+        stalls.as_array().unwrap().iter().find(is_it).cloned()
+    };
+    let stalls = eventually(&server, "gale/stalls", |stalls| of_fifo(stalls, false).is_some());
+    let stall = of_fifo(&stalls, false).unwrap();
+    assert!(stall["task"].as_str().is_some_and(|task| task.contains("gale_")), "{stall:#}");
+    assert!(stall["began"].as_str().is_some_and(|time| time.ends_with('Z')), "{stall:#}");
+    drop(writer);
+    assert_eq!(client.response().status, 200);
+    let is_same = |told: &Value| told["worker"] == stall["worker"] && told["time"].as_u64() >= stall["time"].as_u64();
+    let stalls = eventually(&server, "gale/stalls", |stalls| of_fifo(stalls, true).is_some_and(|told| is_same(&told)));
+    assert!(of_fifo(&stalls, false).is_none(), "{stalls:#}");
+    server.stop();
+}
+
+fn listening_sockets_tell_how_many_may_wait(driver: Driver) {
+    let text = "server { listen %TCP2% backlog=7; listen %TCP3% backlog=9 reuseport; return 200; }";
+    let server = with_api(driver, text).start();
+    let (shared, own) = (server.directory.address(2).to_string(), server.directory.address(3).to_string());
+    let all = |listeners: &Value, address: &str| -> Vec<Value> {
+        let listeners = listeners.as_array().unwrap().iter();
+        listeners.filter(|listener| listener["address"] == address).cloned().collect()
+    };
+    let listeners = eventually(&server, "gale/listeners", |listeners| {
+        all(listeners, &shared).len() == 1 && all(listeners, &own).len() == 2
+    });
+    assert_eq!(all(&listeners, &shared), [json!({ "address": shared, "waiting": 0, "waiting_max": 7 })]);
+    for (worker, listener) in all(&listeners, &own).into_iter().enumerate() {
+        assert_eq!((&listener["worker"], &listener["waiting_max"]), (&json!(worker), &json!(9)));
+    }
+    server.stop();
+}
+
+fn handshakes_are_counted_by_the_reason_why_they_fail(driver: Driver) {
+    let authority = Authority::new("The authority");
+    let pair = authority.ecdsa(&["one.test"]);
+    let text = "ssl_certificate %DIR%/one.pem; ssl_certificate_key %DIR%/one.key; ssl_client_certificate %DIR%/ca.pem;
+        server { listen %UNIX% ssl; server_name one.test; ssl_protocols TLSv1.3; ssl_verify_client on;
+                 status_zone one; return 200; }";
+    let server = with_api(driver, text)
+        .file("one.pem", &pair.certificate)
+        .file("one.key", &pair.key)
+        .file("ca.pem", &authority.pem)
+        .start();
+    let path = server.directory.path().join("gale.sock");
+    let reason = |name: &'static str| {
+        eventually(&server, "http/server_zones/one", move |zone| zone["ssl"][name] == 1);
+        assert_eq!(get(&server, "ssl")[name], 1, "{name}");
+    };
+    assert!(Tls::tls12(&authority).connect(&path, "one.test").is_err());
+    reason("no_common_protocol");
+    // Whoever trusts another authority says that ours is unknown.
+    assert!(Tls::new(&Authority::new("Another one")).connect(&path, "one.test").is_err());
+    reason("peer_rejected_cert");
+    let refused = Tls::new(&authority).client(&path, "one.test").ask("GET / HTTP/1.1\r\nHost: one.test\r\n\r\n");
+    assert_eq!(refused.status, 400, "496 is told as 400");
+    let zone = eventually(&server, "http/server_zones/one", |zone| zone["ssl"]["verify_failures"]["no_cert"] == 1);
+    assert_eq!((&zone["ssl"]["handshakes_failed"], &zone["ssl"]["no_common_cipher"]), (&json!(2), &json!(0)));
+    let others = ["expired_cert", "revoked_cert", "hostname_mismatch", "other"];
+    assert!(others.iter().all(|name| zone["ssl"]["verify_failures"][*name] == 0), "{zone:#}");
+    server.stop();
+}
+
+fn handshakes_with_peers_are_counted(driver: Driver) {
+    let authority = Authority::new("The authority");
+    let pair = authority.ecdsa(&["one.test"]);
+    let text = "ssl_certificate %DIR%/one.pem; ssl_certificate_key %DIR%/one.key; upstream plain { server %TCP3%; }
+        upstream app { server %TCP2%; } proxy_ssl_verify on; proxy_ssl_trusted_certificate %DIR%/ca.pem;
+        server { listen %TCP2% ssl; return 200 hello; } server { listen %TCP3%; return 200 hello; }
+        server { listen %UNIX%; location /right { proxy_ssl_name one.test; proxy_pass https://app; }
+                 location /wrong { proxy_ssl_session_reuse off; proxy_ssl_name other.test; proxy_pass https://app; }
+                 location /plain { proxy_pass http://plain; } }";
+    let server = with_api(driver, text)
+        .file("one.pem", &pair.certificate)
+        .file("one.key", &pair.key)
+        .file("ca.pem", &authority.pem)
+        .start();
+    for (path, status) in [("/right", 200), ("/wrong", 502), ("/plain", 200)] {
+        assert_eq!(server.get(path).status, status, "{path}");
+    }
+    let group = get(&server, "http/upstreams/app");
+    let ssl = &group["peers"][0]["ssl"];
+    assert_eq!((&ssl["handshakes"], &ssl["handshakes_failed"]), (&json!(1), &json!(1)), "{group:#}");
+    assert_eq!(ssl["verify_failures"]["hostname_mismatch"], 1);
+    assert!(get(&server, "http/upstreams/plain")["peers"][0].get("ssl").is_none());
+    assert_eq!(ask(&server, "DELETE", "/api/9/http/upstreams/app").0, 204);
+    assert_eq!(get(&server, "http/upstreams/app")["peers"][0]["ssl"]["handshakes"], 0);
     server.stop();
 }
 

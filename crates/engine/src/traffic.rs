@@ -34,8 +34,11 @@ const RECEIVED: usize = 2;
 const SENT: usize = 3;
 /// When it was chosen last.
 const CHOSEN: usize = 4;
+/// How often a connection was made, and how long that took together, in microseconds.
+const CONNECTS: usize = 5;
+const CONNECTING: usize = 6;
 /// Times until the first byte: their sum in microseconds, then the buckets.
-const FIRST: usize = 5;
+const FIRST: usize = 7;
 /// Times until the end.
 const WHOLE: usize = FIRST + 1 + TIME_BUCKETS;
 const OF_CODES: usize = WHOLE + 1 + TIME_BUCKETS;
@@ -168,6 +171,12 @@ impl Traffic {
         own.set(CHOSEN, nanos);
     }
 
+    /// A connection was made for it.
+    pub fn note_connected(&self, time: Duration) {
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.0.own().add_each([(CONNECTS, 1), (CONNECTING, micros)]);
+    }
+
     /// It is over.
     #[inline]
     pub fn end(&self) {
@@ -296,6 +305,11 @@ impl TrafficFigures {
         counts.map(|(&code, &count)| (code, count)).filter(|(_, count)| *count > 0)
     }
 
+    /// How long connecting took, on average; nothing if no connection was made.
+    pub fn mean_connect(&self) -> Option<Duration> {
+        self.counters[CONNECTING].checked_div(self.counters[CONNECTS]).map(Duration::from_micros)
+    }
+
     /// How long it took until the first byte.
     pub fn first_byte(&self) -> Times<'_> {
         Times(&self.counters[FIRST..WHOLE])
@@ -345,17 +359,40 @@ pub enum Shaken {
     Full,
     /// It has gone on with a session of before.
     Resumed,
-    /// It has failed.
+    /// It has failed, for another reason than those below.
     Failed,
-    /// The client took too long.
+    /// The peer took too long.
     TimedOut,
+    /// There is no version of TLS that both sides speak.
+    NoCommonProtocol,
+    /// There is no cipher suite that both sides have.
+    NoCommonCipher,
+    /// The peer says that our certificate is not good.
+    CertificateRejected,
 }
 
-const HANDSHAKES: usize = 4;
+const OUTCOMES: usize = 7;
+
+/// Why the certificate of a peer is not good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unverified {
+    /// It has none, and needs one.
+    Missing,
+    /// It has expired.
+    Expired,
+    /// It was revoked.
+    Revoked,
+    /// It is for other names.
+    WrongName,
+    /// Anything else.
+    Other,
+}
+
+const REASONS: usize = 5;
 
 /// Handshakes, counted.
 #[derive(Debug)]
-pub struct Handshakes(Tally<HANDSHAKES>);
+pub struct Handshakes(Tally<{ OUTCOMES + REASONS }>);
 
 /// All handshakes with clients, whether or not their servers have a zone.
 pub static ALL_HANDSHAKES: Handshakes = Handshakes::new();
@@ -371,12 +408,33 @@ impl Handshakes {
         self.0.own().add(shaken as usize, 1);
     }
 
+    /// A certificate was not good, whatever became of the handshake: clients are told of it afterwards.
+    pub fn count_unverified(&self, reason: Unverified) {
+        self.0.own().add(OUTCOMES + reason as usize, 1);
+    }
+
     /// The figures by now.
     pub fn figures(&self) -> HandshakeFigures {
         let counters = self.0.since_reset();
         let of = |shaken: Shaken| counters[shaken as usize];
-        let (reused, timed_out) = (of(Shaken::Resumed), of(Shaken::TimedOut));
-        HandshakeFigures { done: of(Shaken::Full) + reused, reused, failed: of(Shaken::Failed) + timed_out, timed_out }
+        let of_reason = |reason: Unverified| counters[OUTCOMES + reason as usize];
+        let reused = of(Shaken::Resumed);
+        HandshakeFigures {
+            done: of(Shaken::Full) + reused,
+            reused,
+            failed: counters[Shaken::Failed as usize..OUTCOMES].iter().sum(),
+            timed_out: of(Shaken::TimedOut),
+            no_common_protocol: of(Shaken::NoCommonProtocol),
+            no_common_cipher: of(Shaken::NoCommonCipher),
+            certificate_rejected: of(Shaken::CertificateRejected),
+            unverified: UnverifiedFigures {
+                missing: of_reason(Unverified::Missing),
+                expired: of_reason(Unverified::Expired),
+                revoked: of_reason(Unverified::Revoked),
+                wrong_name: of_reason(Unverified::WrongName),
+                other: of_reason(Unverified::Other),
+            },
+        }
     }
 
     /// What was counted so far counts no more.
@@ -400,8 +458,27 @@ pub struct HandshakeFigures {
     pub reused: u64,
     /// That have failed.
     pub failed: u64,
-    /// Of these, because the client took too long.
+    /// Of these, because the peer took too long.
     pub timed_out: u64,
+    /// Of these, because there was no version that both sides speak.
+    pub no_common_protocol: u64,
+    /// Of these, because there was no cipher suite that both sides have.
+    pub no_common_cipher: u64,
+    /// Of these, because the peer took our certificate for bad.
+    pub certificate_rejected: u64,
+    /// Certificates of peers that were not good.
+    pub unverified: UnverifiedFigures,
+}
+
+/// Certificates of peers that were not good, by [`Unverified`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "they are those of the enum")]
+pub struct UnverifiedFigures {
+    pub missing: u64,
+    pub expired: u64,
+    pub revoked: u64,
+    pub wrong_name: u64,
+    pub other: u64,
 }
 
 /// A zone of servers: `status_zone`.
@@ -418,6 +495,14 @@ pub fn count_handshake(zone: Option<&ServerZone>, shaken: Shaken) {
     ALL_HANDSHAKES.count(shaken);
     if let Some(zone) = zone {
         zone.handshakes.count(shaken);
+    }
+}
+
+/// Counts that the certificate of a client was not good, also for the zone of its server.
+pub fn count_unverified(zone: Option<&ServerZone>, reason: Unverified) {
+    ALL_HANDSHAKES.count_unverified(reason);
+    if let Some(zone) = zone {
+        zone.handshakes.count_unverified(reason);
     }
 }
 
@@ -481,10 +566,22 @@ mod tests {
     #[test]
     fn handshakes_are_counted_by_what_became_of_them() {
         let zone = ServerZone::default();
-        for shaken in [Shaken::Full, Shaken::Resumed, Shaken::Failed, Shaken::TimedOut] {
-            count_handshake(Some(&zone), shaken);
-        }
-        let expected = HandshakeFigures { done: 2, reused: 1, failed: 2, timed_out: 1 };
+        use Shaken::{CertificateRejected, Failed, Full, NoCommonCipher, NoCommonProtocol, Resumed, TimedOut};
+        let all = [Full, Resumed, Failed, TimedOut, NoCommonProtocol, NoCommonCipher, CertificateRejected];
+        assert_eq!(all.map(|shaken| shaken as usize), std::array::from_fn::<_, OUTCOMES, _>(|outcome| outcome));
+        all.into_iter().for_each(|shaken| count_handshake(Some(&zone), shaken));
+        count_unverified(Some(&zone), Unverified::WrongName);
+        count_unverified(Some(&zone), Unverified::Other);
+        let expected = HandshakeFigures {
+            done: 2,
+            reused: 1,
+            failed: 5,
+            timed_out: 1,
+            no_common_protocol: 1,
+            no_common_cipher: 1,
+            certificate_rejected: 1,
+            unverified: UnverifiedFigures { wrong_name: 1, other: 1, ..UnverifiedFigures::default() },
+        };
         assert_eq!(zone.handshakes.figures(), expected);
         zone.handshakes.reset();
         assert_eq!(zone.handshakes.figures(), HandshakeFigures::default());

@@ -30,6 +30,8 @@ pub struct Figures {
     pub loops: Vec<Loop>,
     #[serde(rename = "gale/pools")]
     pub pools: Vec<Pool>,
+    #[serde(rename = "gale/devices")]
+    pub devices: Vec<Device>,
     #[serde(rename = "gale/memory")]
     pub memory: Memory,
 }
@@ -251,6 +253,35 @@ pub struct Loop {
 pub struct Quantiles {
     pub p50: u64,
     pub p99: u64,
+}
+
+/// A device that files lie on.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    pub device: String,
+    pub name: String,
+    pub condition: String,
+    pub reads: Reads,
+    pub tasks: Tasks,
+}
+
+/// Pieces of files that were not in memory.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Reads {
+    pub in_flight: u64,
+    pub total: u64,
+    /// In milliseconds.
+    pub time: u64,
+}
+
+/// What threads of pools do for a device.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Tasks {
+    pub running: u64,
+    pub waiting: u64,
 }
 
 #[derive(Debug, Default, Deserialize)]

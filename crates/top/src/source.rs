@@ -36,6 +36,7 @@ const PATHS: &[&str] = &[
     "stream/upstreams",
     "gale/loops",
     "gale/pools",
+    "gale/devices",
     "gale/memory",
 ];
 

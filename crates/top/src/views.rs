@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::figures::{Bound, Cache, Figures, Group, Loop, Peer, Pool, Times, Zone};
+use super::figures::{Bound, Cache, Device, Figures, Group, Loop, Peer, Pool, Times, Zone};
 use super::history::History;
 use super::number::{NONE, bound, bytes, count, micros, percent, rate};
 use super::table::{Cell, Table, Tone, visible};
@@ -39,7 +39,7 @@ impl View {
             View::Zones => vec![zones(history)],
             View::Peers => vec![peers(history)],
             View::Caches => vec![caches(history)],
-            View::Loops => vec![loops(history), pools(history)],
+            View::Loops => vec![loops(history), pools(history), devices(history)],
         }
     }
 }
@@ -289,4 +289,26 @@ fn pools(history: &History) -> Table {
     };
     let columns = &["pool", "tasks/s", "running", "waiting", "threads", "wait p99", "run p99", "refused"];
     Table { title: "thread pools", columns, rows: history.figures().pools.iter().enumerate().map(row).collect() }
+}
+
+fn devices(history: &History) -> Table {
+    let row = |(place, device): (usize, &Device)| {
+        let of_device = |figures: &Figures, find: fn(&Device) -> u64| {
+            figures.devices.get(place).filter(|found| found.device == device.device).map(find)
+        };
+        let reads = history.recent(|figures| of_device(figures, |device| device.reads.total)).unwrap_or_default();
+        let waited = history.recent(|figures| of_device(figures, |device| device.reads.time)).unwrap_or_default();
+        let mean = waited.saturating_mul(1000).checked_div(reads);
+        vec![
+            Cell::name(&format!("{} {}", device.device, device.name)),
+            Cell::name(&device.condition).bad_if(device.condition == "backing off"),
+            per_second(history.rate(|figures| of_device(figures, |device| device.reads.total))),
+            number(device.reads.in_flight),
+            mean.map_or_else(|| Cell::number(NONE.to_owned(), -1.0), time),
+            number(device.tasks.running),
+            number(device.tasks.waiting),
+        ]
+    };
+    let columns = &["device", "condition", "reads/s", "in flight", "mean read", "tasks", "waiting"];
+    Table { title: "devices", columns, rows: history.figures().devices.iter().enumerate().map(row).collect() }
 }

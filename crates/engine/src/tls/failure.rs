@@ -8,6 +8,7 @@ use gale_base::os_error::OsErrorText;
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerIncompatible, PeerMisbehaved};
 
 use super::verify::Fault;
+use crate::traffic::{Shaken, Unverified};
 
 /// See the file's head.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +52,40 @@ impl TlsFailure {
     /// As the error of a certificate, for the library to return it later.
     pub(super) fn of_certificate(self) -> Error {
         Error::InvalidCertificate(CertificateError::Other(rustls::OtherError(std::sync::Arc::new(self))))
+    }
+
+    /// What became of the handshake, as figures have it.
+    pub fn outcome(&self) -> Shaken {
+        let TlsFailure::Library(error) = self else { return Shaken::Failed };
+        match &**error {
+            Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon) => Shaken::NoCommonCipher,
+            Error::PeerIncompatible(
+                PeerIncompatible::Tls12NotOffered
+                | PeerIncompatible::Tls12NotOfferedOrEnabled
+                | PeerIncompatible::SupportedVersionsExtensionRequired
+                | PeerIncompatible::ServerDoesNotSupportTls12Or13
+                | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig,
+            )
+            | Error::AlertReceived(AlertDescription::ProtocolVersion) => Shaken::NoCommonProtocol,
+            Error::AlertReceived(
+                AlertDescription::BadCertificate
+                | AlertDescription::UnsupportedCertificate
+                | AlertDescription::CertificateRevoked
+                | AlertDescription::CertificateExpired
+                | AlertDescription::CertificateUnknown
+                | AlertDescription::UnknownCA,
+            ) => Shaken::CertificateRejected,
+            _ => Shaken::Failed,
+        }
+    }
+
+    /// Why the server's certificate is not good, if that is the reason.
+    pub fn unverified(&self) -> Option<Unverified> {
+        match self {
+            TlsFailure::BadCertificate(fault) => Some(fault.reason()),
+            TlsFailure::WrongName => Some(Unverified::WrongName),
+            _ => None,
+        }
     }
 
     /// Whether the client is to blame, or its network: nothing that the administrator could do anything about.

@@ -539,6 +539,12 @@ impl TlsStream {
         }
     }
 
+    /// Whether a handshake that is done went on with an earlier session.
+    pub fn is_resumed(&self) -> bool {
+        let state = self.state.borrow();
+        state.session.as_ref().is_some_and(|session| session.library.handshake_kind() == Some(HandshakeKind::Resumed))
+    }
+
     /// What is known of a client's session; none in the clear, while the handshake lasts and on the client's side.
     pub fn details<T>(&self, ask: impl FnOnce(&TlsDetails<'_>) -> T) -> Option<T> {
         let state = self.state.borrow();

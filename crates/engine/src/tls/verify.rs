@@ -22,6 +22,7 @@ use x509_parser::revocation_list::CertificateRevocationList;
 use x509_parser::time::ASN1Time;
 
 use super::settings::VerifyClient;
+use crate::traffic::Unverified;
 
 /// Longest way from a client's certificate to an authority that is looked for, and most certificates of the client's
 /// that are looked at: each pair of them may cost a check of a signature. (OpenSSL looks for 100.)
@@ -101,6 +102,15 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
+    /// As figures have it.
+    pub fn reason(self) -> Unverified {
+        match self {
+            Fault::Expired => Unverified::Expired,
+            Fault::Revoked | Fault::RevokedByResponder => Unverified::Revoked,
+            _ => Unverified::Other,
+        }
+    }
+
     /// OpenSSL's number.
     pub fn number(self) -> u16 {
         self as u16

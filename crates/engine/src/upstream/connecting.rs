@@ -12,6 +12,7 @@ use gale_base::os_error::OsErrorText;
 use gale_runtime::{ConnectError, ConnectOptions, ConnectStep, SocketAddress, Stream, Timer};
 
 use crate::tls::{TlsClient, TlsFailure, TlsStream};
+use crate::traffic::{Handshakes, Shaken};
 use crate::variables::subject::Subject;
 
 /// What is being done, as messages have it.
@@ -70,7 +71,7 @@ fn not_connected<S: Subject>(
     }
 }
 
-/// Shakes hands with the server of this name, for `timeout` at most.
+/// Shakes hands with the server of this name, for `timeout` at most, and counts what becomes of it.
 ///
 /// # Errors
 /// The server took too long, or refused.
@@ -80,8 +81,11 @@ pub async fn shake_hands<S: Subject>(
     name: &[u8],
     stream: Stream,
     timeout: Duration,
+    figures: &Handshakes,
 ) -> Result<TlsStream, ConnectFailure> {
     let failed = |failure: TlsFailure| {
+        figures.count(failure.outcome());
+        failure.unverified().into_iter().for_each(|reason| figures.count_unverified(reason));
         if failure == TlsFailure::WrongName {
             let name = BStr::new(name);
             subject.log(Level::Error, format_args!("{failure} \"{name}\" while {SHAKING_HANDS}"));
@@ -98,9 +102,13 @@ pub async fn shake_hands<S: Subject>(
         Poll::Pending => patience.poll_expired(context).map(|()| None),
     });
     match shaken.await {
-        Some(Ok(())) => Ok(stream),
+        Some(Ok(())) => {
+            figures.count(if stream.is_resumed() { Shaken::Resumed } else { Shaken::Full });
+            Ok(stream)
+        }
         Some(Err(failure)) => Err(failed(failure)),
         None => {
+            figures.count(Shaken::TimedOut);
             log_timeout(subject, SHAKING_HANDS);
             Err(ConnectFailure::TimedOut)
         }

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::balance::{LeastTime, Metric};
 use super::health::Health;
 use super::outliers::{Ejection, Observed};
-use crate::traffic::Traffic;
+use crate::traffic::{Handshakes, Traffic};
 
 /// What the configuration says of one `server`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,6 +126,8 @@ pub(super) struct PeerState {
     pub ejection: Ejection,
     /// Its requests, or sessions.
     pub traffic: Traffic,
+    /// Handshakes with it, if there were any.
+    pub handshakes: OnceLock<Box<Handshakes>>,
     /// How it has failed.
     pub failures: Failures,
 }
@@ -241,6 +243,7 @@ impl PeerState {
             observed: OnceLock::new(),
             ejection: Ejection::default(),
             traffic: Traffic::default(),
+            handshakes: OnceLock::new(),
             failures: Failures::default(),
         }
     }

@@ -14,7 +14,7 @@ use super::peer::{Peer, Standing};
 use super::peers::{PeerSet, View};
 use super::pool::Pool;
 use super::retry_budget::Retry;
-use crate::traffic::Served;
+use crate::traffic::{Handshakes, Served};
 
 /// One request's choice among the peers of a group. See [`Upstream::select`](super::Upstream::select).
 pub struct Selection {
@@ -407,6 +407,16 @@ impl Chosen {
             }
             self.end_inflight(now, response);
         }
+    }
+
+    /// How long connecting took, for the peer's figures.
+    pub fn note_connected(&self, time: Duration) {
+        self.peer().state.traffic.note_connected(time);
+    }
+
+    /// Where handshakes with the peer are counted.
+    pub fn handshakes(&self) -> &Handshakes {
+        self.peer().state.handshakes.get_or_init(Box::default)
     }
 
     /// How it has gone, for the peer's figures.

@@ -20,7 +20,7 @@ use super::peer::{ServerSettings, Standing};
 use super::peers::View;
 use super::queue::QueueFigures;
 use super::state_file;
-use crate::traffic::TrafficFigures;
+use crate::traffic::{HandshakeFigures, TrafficFigures};
 
 /// Most servers that a group may have by changes at run time.
 pub const SERVERS_MAX: usize = 65_536;
@@ -262,6 +262,8 @@ pub struct PeerReport {
     pub state: &'static str,
     /// Its requests, or sessions.
     pub traffic: TrafficFigures,
+    /// Handshakes with it, if there were any.
+    pub handshakes: Option<HandshakeFigures>,
     /// When it was chosen last.
     pub chosen: Option<Moment>,
     /// How many attempts have come to nothing.
@@ -355,6 +357,7 @@ impl Group {
         let view = self.view_of(0);
         for peer in view.peers.primary.peers.iter().chain(&view.peers.backup.peers) {
             peer.state.traffic.reset();
+            peer.state.handshakes.get().into_iter().for_each(|handshakes| handshakes.reset());
             peer.state.failures.reset();
             peer.state.health.reset();
         }
@@ -410,6 +413,7 @@ impl ReportedPeers {
                 Standing::Up => "up",
             },
             traffic: peer.state.traffic.figures(),
+            handshakes: peer.state.handshakes.get().map(|handshakes| handshakes.figures()),
             chosen: peer.state.traffic.chosen().map(Moment::from_nanos),
             fails: failures.attempts,
             downs: failures.downs,

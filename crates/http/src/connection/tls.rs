@@ -21,7 +21,7 @@ use gale_engine::tls::challenges::{self, Found};
 use gale_engine::tls::ocsp;
 use gale_engine::tls::settings::VerifyClient;
 use gale_engine::tls::{TlsServer, TlsStream, Verdict};
-use gale_engine::traffic::{Shaken, count_handshake};
+use gale_engine::traffic::{Shaken, Unverified, count_handshake, count_unverified};
 use gale_protocol::client_hello::{self, Status, host_of};
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Moment};
@@ -116,7 +116,7 @@ impl HttpConnection {
         if let Err(failure) = poll_fn(|context| stream.poll_handshake(context)).await {
             let level = if failure.is_usual() { Level::Info } else { Level::Crit };
             self.log_tls(level, &format_args!("{failure} while SSL handshaking"));
-            self.count_handshake(stream, Shaken::Failed);
+            self.count_handshake(stream, failure.outcome());
             return false;
         }
         let is_resumed = stream.details(|details| details.is_resumed()) == Some(true);
@@ -338,10 +338,12 @@ impl HttpConnection {
             match details.verdict() {
                 Verdict::Bad(fault) if mode == VerifyClient::OptionalNoCa && fault.is_unknown_issuer() => None,
                 Verdict::Bad(fault) => {
+                    count_unverified(request.server().zone.as_deref(), fault.reason());
                     request.log(Level::Info, format_args!("client SSL certificate verify error: {fault}"));
                     Some(495)
                 }
                 Verdict::None if mode == VerifyClient::On => {
+                    count_unverified(request.server().zone.as_deref(), Unverified::Missing);
                     request.log(Level::Info, format_args!("client sent no required SSL certificate"));
                     Some(496)
                 }

@@ -463,7 +463,7 @@ async fn open(
                 request.log(Level::Error, format_args!("{failure} while {SHAKING_HANDS}"));
                 Failure::Final(500)
             })?;
-            let shaken = shake_hands(request, &client, &tls.name, stream, timeout).await;
+            let shaken = shake_hands(request, &client, &tls.name, stream, timeout, chosen.handshakes()).await;
             Transport::Tls(Box::new(shaken.map_err(of_handshake)?))
         }
     };

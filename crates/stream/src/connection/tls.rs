@@ -10,7 +10,7 @@ use gale_engine::tls::challenges::{self, Found};
 use gale_engine::tls::ocsp;
 use gale_engine::tls::settings::{TlsSettings, VerifyClient};
 use gale_engine::tls::{TlsServer, Verdict};
-use gale_engine::traffic::{Shaken, count_handshake};
+use gale_engine::traffic::{Shaken, Unverified, count_handshake, count_unverified};
 use gale_engine::variables::subject::Subject;
 use gale_protocol::client_hello::{self, Status};
 
@@ -114,7 +114,7 @@ impl Session {
         shaken.map_err(|failure| {
             let level = if failure.is_usual() { Level::Info } else { Level::Crit };
             self.log(level, format_args!("{failure} {SHAKING_HANDS}"));
-            self.count_handshake(Shaken::Failed);
+            self.count_handshake(failure.outcome());
             session::INTERNAL_SERVER_ERROR
         })?;
         let is_resumed = tls.details(|details| details.is_resumed()) == Some(true);
@@ -140,7 +140,7 @@ impl Session {
             }
             Err(failure) => {
                 self.log(Level::Info, format_args!("{failure} {SHAKING_HANDS}"));
-                self.count_handshake(Shaken::Failed);
+                self.count_handshake(failure.outcome());
                 session::INTERNAL_SERVER_ERROR
             }
         }
@@ -202,10 +202,12 @@ impl Session {
         let refusal = tls.details(|details| match details.verdict() {
             Verdict::Bad(fault) if mode == VerifyClient::OptionalNoCa && fault.is_unknown_issuer() => false,
             Verdict::Bad(fault) => {
+                count_unverified(self.stream().server(self.server()).zone.as_deref(), fault.reason());
                 self.log(Level::Info, format_args!("client SSL certificate verify error: {fault}"));
                 true
             }
             Verdict::None if mode == VerifyClient::On => {
+                count_unverified(self.stream().server(self.server()).zone.as_deref(), Unverified::Missing);
                 self.log(Level::Info, format_args!("client sent no required SSL certificate"));
                 true
             }

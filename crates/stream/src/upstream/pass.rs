@@ -181,7 +181,7 @@ impl<'s> Attempts<'s> {
         let header = settings.proxy_header(session);
         let (transport, header) = if *settings.ssl.get() {
             self.send_header(&stream, header).await?;
-            (self.shake_hands(stream).await?, Vec::new())
+            (self.shake_hands(stream, chosen).await?, Vec::new())
         } else {
             (Transport::Plain(stream), header)
         };
@@ -192,6 +192,7 @@ impl<'s> Attempts<'s> {
             time
         };
         chosen.connected(time);
+        chosen.note_connected(time);
         chosen.is_there();
         if session.scope().error_log.takes(Level::Info)
             && let Ok(local) = transport.local_address()
@@ -227,7 +228,7 @@ impl<'s> Attempts<'s> {
         }
     }
 
-    async fn shake_hands(&self, stream: Stream) -> Result<Transport, Failure> {
+    async fn shake_hands(&self, stream: Stream, chosen: &Chosen) -> Result<Transport, Failure> {
         let client = self.settings.tls_client(self.session).await.map_err(|failure| {
             self.session.log(Level::Error, format_args!("{failure} while {SHAKING_HANDS}"));
             Failure::Final(session::INTERNAL_SERVER_ERROR)
@@ -235,7 +236,7 @@ impl<'s> Attempts<'s> {
         let name = self.settings.tls_name(self.session, self.target.name(self.session));
         // As in nginx this may take as long again as connecting.
         let timeout = *self.settings.connect_timeout.get();
-        match shake_hands(self.session, &client, without_port(&name), stream, timeout).await {
+        match shake_hands(self.session, &client, without_port(&name), stream, timeout, chosen.handshakes()).await {
             Ok(stream) => Ok(Transport::Tls(Box::new(stream))),
             Err(_) => Err(Failure::OfServer),
         }

@@ -6,6 +6,7 @@
 //! the access rules of the location to say.
 
 mod answer;
+mod own;
 mod tree;
 mod upstreams;
 
@@ -255,7 +256,6 @@ pub(super) fn view(request: &Request) -> View {
         now: gale_runtime::now(),
         wall: gale_runtime::wall(),
         address: request.exchange().local_address().map(ToString::to_string).unwrap_or_default(),
-        leased: Some([gale_runtime::leased_bytes(), gale_runtime::leased_bytes_max()]),
     }
 }
 
@@ -271,7 +271,6 @@ pub(crate) fn figures(configuration: &Arc<Configuration>) -> String {
         now: gale_runtime::now_anywhere(),
         wall: SystemTime::now(),
         address: String::new(),
-        leased: None,
     };
     Value::Object(tree::dashboard(&view)).to_string()
 }

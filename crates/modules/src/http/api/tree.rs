@@ -3,8 +3,8 @@
 //! ```text
 //!   nginx  processes  connections  slabs  resolvers  ssl  workers
 //!   http   requests  server_zones  location_zones  caches  limit_conns  limit_reqs  upstreams
-//!   stream server_zones  limit_conns  upstreams                     where there is a stream block
-//!   gale   loops  pools  memory  files  datagrams                   Gale's own
+//!   stream server_zones  limit_conns  limit_sessions  upstreams     where there is a stream block
+//!   gale   loops  stalls  listeners  pools  devices  memory  files  datagrams    Gale's own
 //! ```
 //!
 //! Nothing here waits or belongs to a loop: it may run in any thread.
@@ -17,22 +17,24 @@ use gale_base::http_date::{Date, date_of};
 use gale_base::tally::Tally;
 use gale_engine::configuration::{Configuration, RESOLVERS};
 use gale_engine::resolver::ResolverZone;
-use gale_engine::traffic::{ALL_HANDSHAKES, HandshakeFigures, ServerZone, Times, Traffic, TrafficFigures};
+use gale_engine::traffic::{
+    ALL_HANDSHAKES, HandshakeFigures, ServerZone, Times, Traffic, TrafficFigures, UnverifiedFigures,
+};
 use gale_engine::upstream::Group;
 use gale_engine::worker::{Totals, reset_connections, reset_requests, totals_by_worker, totals_since_reset};
 use gale_engine::zone::Occupancy;
 use gale_http::cache::zone::{CacheZone, UseFigures};
 use gale_http::configuration::HttpConfiguration;
 use gale_http::upstream::caching::CacheStatus;
-use gale_runtime::{Moment, Rung};
+use gale_runtime::Moment;
 use gale_stream::session::configuration::StreamConfiguration;
-use gale_stream::session::loss::Loss;
 use serde_json::{Map, Value, json};
 
 use super::answer::Fault;
-use super::upstreams;
+use super::{own, upstreams};
 use crate::shared::figures::{
-    HTTP_LIMIT_CONNS, HTTP_LIMIT_REQS, HTTP_LOCATIONS, HTTP_SERVERS, STREAM_LIMIT_CONNS, STREAM_SERVERS,
+    HTTP_LIMIT_CONNS, HTTP_LIMIT_REQS, HTTP_LOCATIONS, HTTP_SERVERS, STREAM_LIMIT_CONNS, STREAM_LIMIT_SESSIONS,
+    STREAM_SERVERS,
 };
 use crate::shared::{limit_conn, limit_req};
 
@@ -51,8 +53,6 @@ pub(in crate::http) struct View {
     pub wall: SystemTime,
     /// Where the question has come in.
     pub address: String,
-    /// What is on lease, which only its loop knows; none for who asks in no loop.
-    pub leased: Option<[usize; 2]>,
 }
 
 /// `fields=`: what is wanted of each object.
@@ -102,8 +102,12 @@ pub(super) fn read(view: &View, path: &[&str], fields: &Fields) -> Result<Value,
                 ["requests", "server_zones", "location_zones", "caches", "limit_conns", "limit_reqs", "upstreams"];
             return Ok(json!(names));
         }
-        ["stream"] if view.has_stream() => return Ok(json!(["server_zones", "limit_conns", "upstreams"])),
-        ["gale"] => return Ok(json!(["loops", "pools", "memory", "files", "datagrams"])),
+        ["stream"] if view.has_stream() => {
+            return Ok(json!(["server_zones", "limit_conns", "limit_sessions", "upstreams"]));
+        }
+        ["gale"] => {
+            return Ok(json!(["loops", "stalls", "listeners", "pools", "devices", "memory", "files", "datagrams"]));
+        }
         ["nginx"] => view.nginx(),
         ["processes"] => json!({ "respawned": gale_process::respawned() }),
         ["connections"] => connections(&totals_since_reset()),
@@ -150,6 +154,10 @@ pub(super) fn read(view: &View, path: &[&str], fields: &Fields) -> Result<Value,
             let figures = zones.figures_of::<limit_conn::Verdicts>(STREAM_LIMIT_CONNS);
             return list(figures, name, fields, "LimitConn", |verdicts| limit_conn_verdicts(&verdicts));
         }
+        ["stream", "limit_sessions", name @ ..] if view.has_stream() => {
+            let figures = zones.figures_of::<limit_req::Verdicts>(STREAM_LIMIT_SESSIONS);
+            return list(figures, name, fields, "LimitSession", |verdicts| limit_req_verdicts(&verdicts));
+        }
         ["http", "upstreams", name @ ..] if name.len() < 2 => {
             let groups = view.http_groups();
             let groups = groups.iter().map(|group| (group.name().as_bytes(), group));
@@ -160,11 +168,14 @@ pub(super) fn read(view: &View, path: &[&str], fields: &Fields) -> Result<Value,
             let groups = groups.iter().map(|group| (group.name().as_bytes(), group));
             return list(groups, name, fields, "Upstream", |group| upstreams::report(view, group, true));
         }
-        ["gale", "loops"] => return Ok(loops()),
-        ["gale", "pools"] => return Ok(pools()),
-        ["gale", "memory"] => view.memory(),
-        ["gale", "files"] => files(),
-        ["gale", "datagrams"] => datagrams(),
+        ["gale", "loops"] => return Ok(own::loops()),
+        ["gale", "stalls"] => return Ok(own::stalls(view)),
+        ["gale", "listeners"] => return Ok(own::listeners()),
+        ["gale", "pools"] => return Ok(own::pools()),
+        ["gale", "devices"] => return Ok(own::devices()),
+        ["gale", "memory"] => own::memory(),
+        ["gale", "files"] => own::files(),
+        ["gale", "datagrams"] => own::datagrams(),
         _ => return Err(Fault::path()),
     };
     Ok(fields.keep(value))
@@ -189,8 +200,12 @@ pub(in crate::http) const ROOTS: &[&[&str]] = &[
     &["stream", "server_zones"],
     &["stream", "upstreams"],
     &["stream", "limit_conns"],
+    &["stream", "limit_sessions"],
     &["gale", "loops"],
+    &["gale", "stalls"],
+    &["gale", "listeners"],
     &["gale", "pools"],
+    &["gale", "devices"],
     &["gale", "memory"],
     &["gale", "files"],
     &["gale", "datagrams"],
@@ -236,6 +251,9 @@ pub(super) fn reset(view: &View, path: &[&str]) -> Result<(), Fault> {
         }
         ["stream", "limit_conns", name, rest @ ..] if view.has_stream() => {
             found(zones.figures_of::<limit_conn::Verdicts>(STREAM_LIMIT_CONNS), name, rest, "LimitConn")?.reset();
+        }
+        ["stream", "limit_sessions", name, rest @ ..] if view.has_stream() => {
+            found(zones.figures_of::<limit_req::Verdicts>(STREAM_LIMIT_SESSIONS), name, rest, "LimitSession")?.reset();
         }
         ["http", "upstreams", name] => view.group(name, false)?.reset_figures(),
         ["stream", "upstreams", name] if view.has_stream() => view.group(name, true)?.reset_figures(),
@@ -333,18 +351,6 @@ impl View {
         })
     }
 
-    fn memory(&self) -> Value {
-        let mut described = json!({
-            "shared": gale_runtime::shared_bytes(),
-            "shared_max": gale_runtime::shared_bytes_max(),
-        });
-        if let Some([leased, leased_max]) = self.leased {
-            described["leased_by_this_loop"] = leased.into();
-            described["leased_by_this_loop_max"] = leased_max.into();
-        }
-        described
-    }
-
     /// A moment of the loops' clock, for people.
     pub fn wall_of(&self, moment: Moment) -> String {
         timestamp(self.wall.checked_sub(self.now.since(moment)).unwrap_or(UNIX_EPOCH))
@@ -381,13 +387,23 @@ fn worker(id: usize, totals: &Totals) -> Value {
     json!({ "id": id, "pid": std::process::id(), "connections": connections, "http": { "requests": requests } })
 }
 
-fn ssl(figures: &HandshakeFigures) -> Value {
-    let HandshakeFigures { done, reused, failed, timed_out } = figures;
+pub(super) fn ssl(figures: &HandshakeFigures) -> Value {
+    let UnverifiedFigures { missing, expired, revoked, wrong_name, other } = figures.unverified;
     json!({
-        "handshakes": done,
-        "handshakes_failed": failed,
-        "session_reuses": reused,
-        "handshake_timeout": timed_out,
+        "handshakes": figures.done,
+        "handshakes_failed": figures.failed,
+        "session_reuses": figures.reused,
+        "no_common_protocol": figures.no_common_protocol,
+        "no_common_cipher": figures.no_common_cipher,
+        "handshake_timeout": figures.timed_out,
+        "peer_rejected_cert": figures.certificate_rejected,
+        "verify_failures": {
+            "no_cert": missing,
+            "expired_cert": expired,
+            "revoked_cert": revoked,
+            "hostname_mismatch": wrong_name,
+            "other": other,
+        },
     })
 }
 
@@ -528,87 +544,6 @@ fn limit_req_verdicts(verdicts: &limit_req::Verdicts) -> Value {
 fn count_of<const N: usize>(tally: &Tally<N>) -> impl Fn(usize) -> u64 {
     let counters = tally.since_reset();
     move |counter| counters[counter]
-}
-
-/// The turns of each loop and its stalls.
-fn loops() -> Value {
-    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-    let mut loops = gale_runtime::watchdog::workers();
-    loops.sort_by_key(|(worker, _)| *worker);
-    let describe = |(worker, remote): &(usize, gale_runtime::Remote)| {
-        let turns = remote.turns();
-        let kinds = gale_runtime::stall::StallKind::ALL;
-        let stalls: Map<String, Value> = kinds
-            .into_iter()
-            .map(|kind| {
-                let filed = turns.filed(kind);
-                (kind.to_string(), json!({ "count": filed.count, "time": millis(filed.time) }))
-            })
-            .collect();
-        json!({
-            "worker": worker,
-            "turns": turns.count(),
-            "busy": millis(turns.busy()),
-            "longest": micros(turns.longest()),
-            "turn_times": {
-                "p50": micros(turns.quantile(0.5)),
-                "p99": micros(turns.quantile(0.99)),
-                "p999": micros(turns.quantile(0.999)),
-            },
-            "stalls": turns.stalls(),
-            "stalls_by_kind": stalls,
-        })
-    };
-    loops.iter().map(describe).collect()
-}
-
-fn pools() -> Value {
-    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-    let describe = |pool: &gale_runtime::PoolStatus| {
-        let counters = &pool.counters;
-        json!({
-            "name": &*pool.name,
-            "threads_max": pool.threads_max,
-            "queue_max": pool.queue_max,
-            "threads": counters.threads,
-            "running": counters.running,
-            "waiting": counters.waiting,
-            "completed": counters.completed,
-            "panicked": counters.panicked,
-            "cancelled": counters.cancelled,
-            "refused": counters.refused,
-            "thread_failures": counters.thread_failures,
-            "wait_times": { "p50": micros(pool.wait_times.quantile(0.5)), "p99": micros(pool.wait_times.quantile(0.99)) },
-            "run_times": { "p50": micros(pool.run_times.quantile(0.5)), "p99": micros(pool.run_times.quantile(0.99)) },
-        })
-    };
-    gale_runtime::pools().iter().map(describe).collect()
-}
-
-/// How pieces of files got to clients, and what the page-cache policy has decided.
-fn files() -> Value {
-    let counters = gale_runtime::file_counters();
-    let rungs: Map<String, Value> = Rung::ALL
-        .iter()
-        .zip(counters.pieces.iter().zip(counters.bytes))
-        .map(|(rung, (pieces, bytes))| (rung.name().to_owned(), json!({ "pieces": pieces, "bytes": bytes })))
-        .collect();
-    json!({
-        "rungs": rungs,
-        "probe_hits": counters.probe_hits,
-        "probe_misses": counters.probe_misses,
-        "unlooked": counters.unlooked,
-        "pool_hits": counters.pool_hits,
-        "long_calls": counters.long_calls,
-        "mispredictions": counters.mispredictions,
-        "shared_reads": counters.shared_reads,
-    })
-}
-
-/// Datagrams that stream has lost, by reason.
-fn datagrams() -> Value {
-    let lost: Map<String, Value> = Loss::ALL.iter().map(|loss| (loss.name().to_owned(), loss.count().into())).collect();
-    json!({ "lost": lost })
 }
 
 #[cfg(test)]

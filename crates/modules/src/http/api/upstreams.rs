@@ -29,7 +29,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::answer::{Fault, send};
-use super::tree::{View, millis, responses, times};
+use super::tree::{View, millis, responses, ssl, times};
 use super::{body, path_as_sent};
 
 /// The port of a server without one.
@@ -326,6 +326,7 @@ fn describe_peer(view: &View, peer: &PeerReport, is_stream: bool) -> Value {
     let mean_first_byte = figures.first_byte().mean().map(millis);
     if is_stream {
         set("connections", figures.begun().into());
+        figures.mean_connect().into_iter().for_each(|mean| set("connect_time", millis(mean).into()));
         mean_first_byte.into_iter().for_each(|mean| set("first_byte_time", mean.into()));
     } else {
         set("requests", figures.begun().into());
@@ -333,6 +334,7 @@ fn describe_peer(view: &View, peer: &PeerReport, is_stream: bool) -> Value {
         mean_first_byte.into_iter().for_each(|mean| set("header_time", mean.into()));
     }
     figures.whole().mean().into_iter().for_each(|mean| set("response_time", millis(mean).into()));
+    peer.handshakes.iter().for_each(|handshakes| set("ssl", ssl(handshakes)));
     peer.id.into_iter().for_each(|id| set("id", id.into()));
     peer.down_since.into_iter().for_each(|since| set("downstart", view.wall_of(since).into()));
     peer.chosen.into_iter().for_each(|chosen| set("selected", view.wall_of(chosen).into()));

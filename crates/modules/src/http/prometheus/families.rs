@@ -6,10 +6,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use gale_base::histogram::Snapshot;
 use gale_base::tally::Tally;
 use gale_engine::configuration::{Configuration, RESOLVERS};
 use gale_engine::resolver::{ResolverFigures, ResolverZone};
-use gale_engine::traffic::{ALL_HANDSHAKES, CLASSES, HandshakeFigures, ServerZone, Traffic, TrafficFigures};
+use gale_engine::traffic::{
+    ALL_HANDSHAKES, CLASSES, HandshakeFigures, ServerZone, Traffic, TrafficFigures, UnverifiedFigures,
+};
 use gale_engine::upstream::{Group, PeerReport, ReportedPeers};
 use gale_engine::worker::{Totals, totals, totals_by_worker};
 use gale_engine::zone::NamedZones;
@@ -18,7 +21,8 @@ use gale_http::configuration::HttpConfiguration;
 use gale_http::request::Request;
 use gale_http::upstream::caching::CacheStatus;
 use gale_runtime::stall::StallKind;
-use gale_runtime::{FileCounters, Moment, PoolStatus, Remote, Rung};
+use gale_runtime::watchdog::ListenerStatus;
+use gale_runtime::{DeviceStatus, FileCounters, Moment, PoolStatus, Remote, Rung};
 use gale_stream::session::configuration::StreamConfiguration;
 use gale_stream::session::loss::Loss;
 
@@ -39,7 +43,9 @@ pub(super) struct Sources {
     totals: Totals,
     workers: Vec<(usize, Totals)>,
     loops: Vec<(usize, Remote)>,
+    listeners: Vec<ListenerStatus>,
     pools: Vec<PoolStatus>,
+    devices: Vec<DeviceStatus>,
     files: FileCounters,
     http_servers: Named<ServerZone>,
     http_locations: Named<Traffic>,
@@ -71,7 +77,9 @@ impl Sources {
             totals: totals(),
             workers,
             loops: gale_runtime::watchdog::workers(),
+            listeners: gale_runtime::watchdog::listeners(),
             pools: gale_runtime::pools(),
+            devices: gale_runtime::devices(),
             files: gale_runtime::file_counters(),
             http_servers: named(zones, HTTP_SERVERS),
             http_locations: named(zones, HTTP_LOCATIONS),
@@ -84,6 +92,35 @@ impl Sources {
             stream_limit_sessions: named(zones, STREAM_LIMIT_SESSIONS),
             http_groups,
             stream_groups,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Sources {
+    /// Of nothing but zones of locations with these names.
+    pub fn of_locations(names: impl Iterator<Item = String>) -> Sources {
+        let none = || Groups::of(std::iter::empty());
+        Sources {
+            now: Moment::from_nanos(0),
+            totals: Totals::default(),
+            workers: Vec::new(),
+            loops: Vec::new(),
+            listeners: Vec::new(),
+            pools: Vec::new(),
+            devices: Vec::new(),
+            files: FileCounters::default(),
+            http_servers: Vec::new(),
+            http_locations: names.map(|name| (label(name.as_bytes()), Arc::default())).collect(),
+            stream_servers: Vec::new(),
+            caches: Vec::new(),
+            resolvers: Vec::new(),
+            http_limit_conns: Vec::new(),
+            stream_limit_conns: Vec::new(),
+            http_limit_reqs: Vec::new(),
+            stream_limit_sessions: Vec::new(),
+            http_groups: none(),
+            stream_groups: none(),
         }
     }
 }
@@ -181,11 +218,32 @@ const CONN_VERDICTS: [&str; 3] = ["passed", "rejected", "rejected_dry_run"];
 const REQ_VERDICTS: [&str; 5] = ["passed", "delayed", "rejected", "delayed_dry_run", "rejected_dry_run"];
 
 fn handshakes(figures: &HandshakeFigures, labels: &[(&str, &str)], out: &mut Out) {
-    let HandshakeFigures { done, reused, failed, timed_out } = *figures;
-    for (result, count) in
-        [("full", done - reused), ("resumed", reused), ("failed", failed - timed_out), ("timed_out", timed_out)]
-    {
+    let HandshakeFigures { done, reused, failed, timed_out, .. } = *figures;
+    let HandshakeFigures { no_common_protocol, no_common_cipher, certificate_rejected, .. } = *figures;
+    let other = failed - timed_out - no_common_protocol - no_common_cipher - certificate_rejected;
+    for (result, count) in [
+        ("full", done - reused),
+        ("resumed", reused),
+        ("failed", other),
+        ("timed_out", timed_out),
+        ("no_common_protocol", no_common_protocol),
+        ("no_common_cipher", no_common_cipher),
+        ("peer_rejected_cert", certificate_rejected),
+    ] {
         out.sample(&[labels, &[("result", result)]].concat(), count);
+    }
+}
+
+fn verify_failures(figures: &HandshakeFigures, labels: &[(&str, &str)], out: &mut Out) {
+    let UnverifiedFigures { missing, expired, revoked, wrong_name, other } = figures.unverified;
+    for (reason, count) in [
+        ("no_cert", missing),
+        ("expired_cert", expired),
+        ("revoked_cert", revoked),
+        ("hostname_mismatch", wrong_name),
+        ("other", other),
+    ] {
+        out.sample(&[labels, &[("reason", reason)]].concat(), count);
     }
 }
 
@@ -238,7 +296,7 @@ fn state(peer: &PeerReport, labels: &[(&str, &str)], out: &mut Out) {
     }
 }
 
-use Kind::{Counter, Gauge, Histogram, Summary};
+use Kind::{Counter, Gauge, Histogram};
 
 /// All families, in the order in which they are told.
 pub(super) static FAMILIES: &[Family] = &[
@@ -271,6 +329,9 @@ pub(super) static FAMILIES: &[Family] = &[
     ),
     row("gale_ssl_handshakes", Counter, "Handshakes with clients.", once, |_, _, out| {
         handshakes(&ALL_HANDSHAKES.figures(), &[], out);
+    }),
+    row("gale_ssl_verify_failures", Counter, "Certificates of clients that are not good.", once, |_, _, out| {
+        verify_failures(&ALL_HANDSHAKES.figures(), &[], out);
     }),
     row("gale_otel_spans", Counter, "Spans of traces that collectors have taken, or not.", once, |_, _, out| {
         for (result, count) in ["exported", "dropped"].iter().zip(SPANS.sums()) {
@@ -336,6 +397,16 @@ pub(super) static FAMILIES: &[Family] = &[
         let (name, zone) = &sources.http_servers[item];
         handshakes(&zone.handshakes.figures(), &[("zone", name)], out);
     }),
+    row(
+        "gale_http_server_zone_ssl_verify_failures",
+        Counter,
+        "Certificates of clients that are not good.",
+        http_servers,
+        |sources, item, out| {
+            let (name, zone) = &sources.http_servers[item];
+            verify_failures(&zone.handshakes.figures(), &[("zone", name)], out);
+        },
+    ),
     // Zones of locations.
     row("gale_http_location_zone_requests", Counter, "Requests.", http_locations, |sources, item, out| {
         let (zone, figures) = http_location(sources, item);
@@ -690,26 +761,29 @@ pub(super) static FAMILIES: &[Family] = &[
         |sources, item, out| verdicts(&sources.stream_limit_sessions[item], REQ_VERDICTS, out),
     ),
     // Gale's own.
+    row("gale_loop_turn_seconds", Histogram, "Turns of an event loop.", loops, |sources, item, out| {
+        let (worker, remote) = &sources.loops[item];
+        out.own_times(&[("worker", &worker.to_string())], &remote.turns().times());
+    }),
     row(
-        "gale_loop_turn_seconds",
-        Summary,
-        "Turns of an event loop.",
-        |sources| sources.loops.len(),
+        "gale_loop_leased_bytes",
+        Gauge,
+        "Memory for buffers that a loop has on lease.",
+        loops,
         |sources, item, out| {
             let (worker, remote) = &sources.loops[item];
-            let (worker, turns) = (worker.to_string(), remote.turns());
-            let labels = [("worker", &*worker)];
-            for (name, quantile) in [("0.5", 0.5), ("0.99", 0.99), ("0.999", 0.999)] {
-                out.quantile(&labels, name, turns.quantile(quantile));
-            }
-            out.sum_and_count(&labels, turns.busy(), turns.count());
+            out.sample(&[("worker", &worker.to_string())], remote.leased_bytes());
         },
     ),
+    row("gale_loop_leased_max_bytes", Gauge, "How much that may be.", loops, |sources, item, out| {
+        let (worker, remote) = &sources.loops[item];
+        out.sample(&[("worker", &worker.to_string())], remote.leased_bytes_max());
+    }),
     row(
         "gale_loop_stalls",
         Counter,
         "Turns of over 10 ms, by what held them up as far as that was seen.",
-        |sources| sources.loops.len(),
+        loops,
         |sources, item, out| {
             let (worker, remote) = &sources.loops[item];
             let (worker, turns) = (worker.to_string(), remote.turns());
@@ -718,16 +792,10 @@ pub(super) static FAMILIES: &[Family] = &[
             }
         },
     ),
-    row(
-        "gale_loop_longest_turn_seconds",
-        Gauge,
-        "The longest turn.",
-        |sources| sources.loops.len(),
-        |sources, item, out| {
-            let (worker, remote) = &sources.loops[item];
-            out.sample(&[("worker", &worker.to_string())], seconds(remote.turns().longest()));
-        },
-    ),
+    row("gale_loop_longest_turn_seconds", Gauge, "The longest turn.", loops, |sources, item, out| {
+        let (worker, remote) = &sources.loops[item];
+        out.sample(&[("worker", &worker.to_string())], seconds(remote.turns().longest()));
+    }),
     row("gale_pool_running", Gauge, "Tasks that threads of the pool execute.", pools, |sources, item, out| {
         pool(sources, item, out, |pool| pool.counters.running as u64);
     }),
@@ -740,14 +808,39 @@ pub(super) static FAMILIES: &[Family] = &[
     row("gale_pool_refused", Counter, "Tasks that found the queue full.", pools, |sources, item, out| {
         pool(sources, item, out, |pool| pool.counters.refused);
     }),
-    row("gale_pool_wait_seconds", Summary, "How long tasks have waited.", pools, |sources, item, out| {
-        let pool = &sources.pools[item];
-        let name = label(pool.name.as_bytes());
-        let (labels, times) = ([("pool", &*name)], &pool.wait_times);
-        for (name, quantile) in [("0.5", 0.5), ("0.99", 0.99)] {
-            out.quantile(&labels, name, times.quantile(quantile));
+    row("gale_pool_wait_seconds", Histogram, "How long tasks have waited.", pools, |sources, item, out| {
+        pool_times(sources, item, out, |pool| &pool.wait_times);
+    }),
+    row("gale_pool_run_seconds", Histogram, "How long tasks have run.", pools, |sources, item, out| {
+        pool_times(sources, item, out, |pool| &pool.run_times);
+    }),
+    row("gale_listener_waiting", Gauge, "Connections that wait to be accepted.", listeners, |sources, item, out| {
+        listener(sources, item, out, |listener| listener.waiting);
+    }),
+    row("gale_listener_waiting_max", Gauge, "How many may wait.", listeners, |sources, item, out| {
+        listener(sources, item, out, |listener| listener.waiting_max);
+    }),
+    row("gale_device_condition", Gauge, "1 for what a device is taken for.", devices, |sources, item, out| {
+        let (device, labels) = device(sources, item);
+        for condition in DeviceStatus::CONDITIONS {
+            let is_so = u8::from(device.condition == condition);
+            out.sample(&[("device", &labels[0]), ("name", &labels[1]), ("condition", condition)], is_so);
         }
-        out.sum_and_count(&labels, times.sum(), times.count());
+    }),
+    row("gale_device_reads_in_flight", Gauge, "Pieces of files that are being read.", devices, |sources, item, out| {
+        device_sample(sources, item, out, |device| f64::from(device.reads_in_flight));
+    }),
+    row("gale_device_reads", Counter, "Pieces of files that were not in memory.", devices, |sources, item, out| {
+        device_sample(sources, item, out, |device| device.reads as f64);
+    }),
+    row("gale_device_read_seconds", Counter, "How long reading them took.", devices, |sources, item, out| {
+        device_sample(sources, item, out, |device| seconds(device.read_time));
+    }),
+    row("gale_device_tasks", Gauge, "Tasks of thread pools for a device.", devices, |sources, item, out| {
+        let (device, labels) = device(sources, item);
+        for (state, count) in [("running", device.running), ("waiting", device.waiting)] {
+            out.sample(&[("device", &labels[0]), ("name", &labels[1]), ("state", state)], count);
+        }
     }),
     row("gale_stream_datagrams_lost", Counter, "Datagrams that stream has lost.", once, |_, _, out| {
         Loss::ALL.iter().for_each(|loss| out.sample(&[("reason", loss.name())], loss.count()));
@@ -790,6 +883,37 @@ fn resolver(sources: &Sources, item: usize) -> (&str, ResolverFigures) {
     (name, zone.figures())
 }
 
+fn loops(sources: &Sources) -> usize {
+    sources.loops.len()
+}
+
+fn listeners(sources: &Sources) -> usize {
+    sources.listeners.len()
+}
+
+fn listener(sources: &Sources, item: usize, out: &mut Out, of: fn(&ListenerStatus) -> u32) {
+    let listener = &sources.listeners[item];
+    let address = label(listener.address.to_string().as_bytes());
+    let worker = listener.worker.map(|worker| worker.to_string()).unwrap_or_default();
+    out.sample(&[("address", &address), ("worker", &worker)], of(listener));
+}
+
+fn devices(sources: &Sources) -> usize {
+    sources.devices.len()
+}
+
+/// A device, and its labels: its number, and what the mount table calls it.
+fn device(sources: &Sources, item: usize) -> (&DeviceStatus, [Box<str>; 2]) {
+    let device = &sources.devices[item];
+    let name = device.mounted.as_ref().map_or("", |mounted| &mounted.source);
+    (device, [label(device.number.as_bytes()), label(name.as_bytes())])
+}
+
+fn device_sample(sources: &Sources, item: usize, out: &mut Out, of: fn(&DeviceStatus) -> f64) {
+    let (device, [number, name]) = device(sources, item);
+    out.sample(&[("device", &number), ("name", &name)], of(device));
+}
+
 fn pools(sources: &Sources) -> usize {
     sources.pools.len()
 }
@@ -799,6 +923,13 @@ fn pool(sources: &Sources, item: usize, out: &mut Out, of: fn(&PoolStatus) -> u6
     // One that was replaced may still be there under its name.
     if !pool.is_ending {
         out.sample(&[("pool", &label(pool.name.as_bytes()))], of(pool));
+    }
+}
+
+fn pool_times(sources: &Sources, item: usize, out: &mut Out, of: fn(&PoolStatus) -> &Snapshot) {
+    let pool = &sources.pools[item];
+    if !pool.is_ending {
+        out.own_times(&[("pool", &label(pool.name.as_bytes()))], of(pool));
     }
 }
 

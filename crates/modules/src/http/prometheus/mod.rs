@@ -256,3 +256,35 @@ impl BodyStream for Exposition {
         self.is_over
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The longest text of one thing in one family: a histogram with two labels as long as they may be.
+    const ITEM_BYTES_MAX: usize = 20 * 1024;
+
+    #[test]
+    fn thousands_of_zones_are_told_in_pieces_that_are_no_longer_than_asked_for_but_for_one_item() {
+        const ZONES: usize = 5000;
+        const PIECE_BYTES: usize = 2000;
+        let names = (0..ZONES).map(|zone| format!("{zone}-{}", "x".repeat(300)));
+        let sources = Sources::of_locations(names);
+        let mut exposition = Exposition { sources, format: Format::OpenMetrics, family: 0, item: 0, is_over: false };
+        let (mut whole, mut pieces, mut items_before) = (String::new(), 0, (0, 0));
+        while !exposition.is_over {
+            let piece = exposition.piece(PIECE_BYTES);
+            assert!(piece.len() < PIECE_BYTES + ITEM_BYTES_MAX, "{}", piece.len());
+            // A piece whose families have nothing to tell is as short as its work: families are few.
+            let items = (exposition.family, exposition.item);
+            assert!(items > items_before);
+            items_before = items;
+            whole += &piece;
+            pieces += 1;
+        }
+        assert!(pieces > whole.len() / (PIECE_BYTES + ITEM_BYTES_MAX), "{pieces} of {}", whole.len());
+        assert_eq!(whole.matches("\ngale_http_location_zone_requests_total{").count(), ZONES);
+        assert_eq!(whole.matches("# TYPE gale_http_location_zone_requests counter\n").count(), 1);
+        assert!(whole.ends_with("# EOF\n"));
+    }
+}

@@ -322,7 +322,7 @@ impl Walk<'_> {
 
 /// What a member of a list is called in a path: what tells it from others, or its number.
 fn member_name(index: usize, member: &Value) -> String {
-    let named = ["server", "name", "id", "worker"].iter().find_map(|key| member.get(key));
+    let named = ["server", "device", "address", "name", "id", "worker"].iter().find_map(|key| member.get(key));
     match named {
         Some(Value::String(name)) => name.clone(),
         Some(Value::Number(number)) => number.to_string(),

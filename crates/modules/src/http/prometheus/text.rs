@@ -8,6 +8,7 @@ use std::fmt::{Display, Write};
 use std::time::Duration;
 
 use gale_base::crc32;
+use gale_base::histogram::Snapshot;
 use gale_engine::traffic::Times;
 
 /// The longest value of a label, in bytes. A longer one is cut, and gets a sum behind it that tells it from others.
@@ -67,8 +68,6 @@ pub(super) enum Kind {
     Gauge,
     /// Counts in buckets.
     Histogram,
-    /// Quantiles.
-    Summary,
 }
 
 /// Text under way, of one family.
@@ -92,7 +91,6 @@ impl Out {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
             Kind::Histogram => "histogram",
-            Kind::Summary => "summary",
         };
         self.put(format_args!("# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {word}\n"));
     }
@@ -108,26 +106,30 @@ impl Out {
         self.line(suffix, labels, None, value);
     }
 
-    /// A quantile of a summary.
-    pub fn quantile(&mut self, labels: &[(&str, &str)], quantile: &str, value: Duration) {
-        self.line("", labels, Some(("quantile", quantile)), seconds(value));
-    }
-
-    /// All of a summary but its quantiles.
-    pub fn sum_and_count(&mut self, labels: &[(&str, &str)], sum: Duration, count: u64) {
-        self.line("_sum", labels, None, seconds(sum));
-        self.line("_count", labels, None, count);
-    }
-
-    /// A histogram.
+    /// A histogram of a place.
     pub fn times(&mut self, labels: &[(&str, &str)], times: Times<'_>) {
+        self.histogram(labels, times.cumulative(), times.sum());
+    }
+
+    /// A histogram of Gale's own times.
+    pub fn own_times(&mut self, labels: &[(&str, &str)], times: &Snapshot) {
+        self.histogram(labels, times.cumulative(), times.sum());
+    }
+
+    fn histogram(
+        &mut self,
+        labels: &[(&str, &str)],
+        cumulative: impl Iterator<Item = (Option<Duration>, u64)>,
+        sum: Duration,
+    ) {
         let mut count = 0;
-        for (bound, not_above) in times.cumulative() {
+        for (bound, not_above) in cumulative {
             let bound = bound.map_or("+Inf".to_owned(), |bound| seconds(bound).to_string());
             self.line("_bucket", labels, Some(("le", &bound)), not_above);
             count = not_above;
         }
-        self.sum_and_count(labels, times.sum(), count);
+        self.line("_sum", labels, None, seconds(sum));
+        self.line("_count", labels, None, count);
     }
 
     /// Nothing follows any more.

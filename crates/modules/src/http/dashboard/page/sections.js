@@ -28,8 +28,11 @@ export class Sections {
       groupSection(figures, "stream/upstreams", "Upstream groups of streams", change),
       verdictSection(figures, "stream/limit_conns", "Limits of stream connections"),
       loopSection(figures),
+      stallSection(figures),
       workerSection(figures),
+      listenerSection(figures),
       poolSection(figures),
+      deviceSection(figures),
       fileSection(figures),
       resolverSection(figures),
     ];
@@ -320,15 +323,16 @@ function verdictSection(figures, path, title) {
   ]);
 }
 
-/** A section of a list whose members have a number or a name in `field`. */
+/** A section of a list whose members have a number or a name in `field`, or are told apart by what `field` makes of them. */
 function listSection(figures, path, field, title, columns, nameOf = String) {
   const table = new Table(title, columns, "card has-title");
+  const keyOf = typeof field === "function" ? field : (one) => one[field];
   const update = (matches) => {
     const all = figures.now.answer[path] ?? [];
-    const isShown = typeof all[0]?.[field] === "string" ? (one) => matches(one[field]) : () => true;
+    const isShown = (one) => typeof keyOf(one) !== "string" || matches(keyOf(one));
     table.update(all.filter(isShown).map((one) => {
-      const key = one[field];
-      const find = (answer) => answer[path]?.find((other) => other[field] === key);
+      const key = keyOf(one);
+      const find = (answer) => answer[path]?.find((other) => keyOf(other) === key);
       return [String(key), { name: nameOf(key), find }];
     }));
     return all.length;
@@ -363,6 +367,35 @@ function loopSection(figures) {
   ]);
 }
 
+/** What has held loops up lately, and at which task. */
+function stallSection(figures) {
+  const of = columns(figures);
+  return listSection(figures, "gale/stalls", (stall) => `${stall.began} loop ${stall.worker}`, "Last stalls", [
+    { title: "began", class: "text", text: (row) => new Date(of.now(row).began).toLocaleString() },
+    of.count("loop", (stall) => stall.worker),
+    { title: "kind", class: "text", text: (row) => of.now(row).kind },
+    { title: "time", text: (row) => time(of.now(row).time) },
+    { title: "goes on", class: "text", text: (row) => (of.now(row).is_over ? "no" : { text: "yes", class: "bad" }) },
+    { title: "task", class: "text", text: (row) => of.now(row).task },
+  ]);
+}
+
+/** Connections that wait to be accepted. */
+function listenerSection(figures) {
+  const of = columns(figures);
+  const name = (listener) => (listener.worker === undefined ? "" : ` (loop ${listener.worker})`);
+  return listSection(figures, "gale/listeners", (listener) => listener.address + name(listener), "Accept queues", [
+    { ...of.name, title: "address" },
+    {
+      title: "waiting",
+      text: (row) => {
+        const { waiting, waiting_max: most } = of.now(row);
+        return { text: `${number(waiting)} of ${number(most)}`, class: waiting > most ? "bad" : "" };
+      },
+    },
+  ]);
+}
+
 function workerSection(figures) {
   const of = columns(figures);
   return listSection(figures, "workers", "id", "Connections by loop", [
@@ -377,11 +410,40 @@ function workerSection(figures) {
   ]);
 }
 
+const CONDITION_CLASSES = { healthy: "good", new: "quiet", "memory short": "info", congested: "warn", "backing off": "bad" };
+
+/** Devices that files lie on. */
+function deviceSection(figures) {
+  const of = columns(figures);
+  const known = (row) => of.now(row);
+  return listSection(figures, "gale/devices", "device", "Disks", [
+    { title: "device", class: "text", text: (row) => `${known(row).name ?? "device"} (${row.name})` },
+    { title: "mounted on", class: "text", text: (row) => known(row).mounted_on ?? "–" },
+    {
+      title: "condition",
+      class: "text",
+      text: (row) => ({ text: known(row).condition, class: CONDITION_CLASSES[known(row).condition] }),
+    },
+    of.count("reads in flight", (device) => device.reads.in_flight),
+    of.perSecond("reads/s", (device) => device.reads.total),
+    {
+      title: "mean read",
+      text: (row) => {
+        const recent = (find) => figures.recent((answer) => counted(row.find(answer), find));
+        const [reads, wait] = [recent((device) => device.reads.total), recent((device) => device.reads.time)];
+        return reads > 0 ? time(wait / reads) : "–";
+      },
+    },
+    of.count("tasks running", (device) => device.tasks.running),
+    of.count("waiting", (device) => device.tasks.waiting),
+  ]);
+}
+
 /** Thread pools: where requests wait for disks. */
 function poolSection(figures) {
   const of = columns(figures);
   const micros = (title, value) => ({ title, text: (row) => time(value(of.now(row)) / 1000) });
-  return listSection(figures, "gale/pools", "name", "Thread pools and disks", [
+  return listSection(figures, "gale/pools", "name", "Thread pools", [
     of.name,
     { title: "threads", text: (row) => `${number(of.now(row).threads)} of ${number(of.now(row).threads_max)}` },
     of.count("running", (pool) => pool.running),
