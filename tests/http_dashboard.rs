@@ -3,13 +3,16 @@
 
 #[path = "support/browser.rs"]
 mod browser;
+#[path = "support/devtools.rs"]
+mod devtools;
 mod support;
 
 use std::time::{Duration, Instant};
 
 use browser::{browser, look};
+use devtools::Page;
 use serde_json::{Value, json};
-use support::{Backend, Driver, Response, Server, Serving, Setup, with_each_driver};
+use support::{Backend, Directory, Driver, Response, Server, Serving, Setup, with_each_driver};
 
 with_each_driver!(
     the_page_and_its_parts_are_served_with_a_strict_policy,
@@ -21,6 +24,8 @@ with_each_driver!(
     a_group_whose_name_has_a_slash_can_be_changed,
     access_rules_hold_for_all_of_it,
     a_browser_shows_the_traffic_and_names_as_text,
+    a_server_is_drained_and_weighed_by_keyboard,
+    the_page_is_readable_in_the_dark_on_a_phone_and_by_a_screen_reader,
 );
 
 /// Only ends a test that hangs.
@@ -267,6 +272,101 @@ fn a_browser_shows_the_traffic_and_names_as_text(driver: Driver) {
     let peer = row(&page, &backend.address).expect("the server of the group");
     assert_eq!(peer[1], "up", "{peer:?}");
     assert!(page.contains(&format!("aria-label=\"Drain {}\"", backend.address)), "what can be changed has a button");
+    server.stop();
+}
+
+fn a_server_is_drained_and_weighed_by_keyboard(driver: Driver) {
+    let Some(browser) = browser() else {
+        eprintln!("no Chromium that works is installed: nobody presses a key");
+        return;
+    };
+    let text = "upstream app { zone app 64k; server 127.0.0.1:1; server 127.0.0.1:2 weight=3; }
+        server { listen %TCP%; status_zone site; location /dashboard/ { dashboard write=on; } }";
+    let server = Setup::http(driver, text).start();
+    let mut page = Page::open(browser, &format!("http://{}/dashboard/", server.directory.address(1))).unwrap();
+    let labelled = |label: &str| format!("document.querySelector('[aria-label=\"{label}\"]')");
+    page.wait_until(&labelled("Drain 127.0.0.1:2"));
+    page.tab_to("Drain 127.0.0.1:2");
+    page.press("Enter", 13, "\r");
+    page.wait_until(&labelled("Undrain 127.0.0.1:2"));
+    let peer = |server: &Server| {
+        let response = server.connect_tcp(1).get("/dashboard/api/9/http/upstreams/app?fields=peers");
+        json_of(&response)["peers"][1].clone()
+    };
+    assert_eq!((&peer(&server)["state"], &peer(&server)["weight"]), (&json!("draining"), &json!(3)));
+    // The focus has stayed, and the field beside it takes a number.
+    assert_eq!(page.evaluate("document.activeElement.getAttribute('aria-label')"), "Undrain 127.0.0.1:2");
+    page.press("Tab", 9, "");
+    assert_eq!(page.evaluate("document.activeElement.getAttribute('aria-label')"), "Weight of 127.0.0.1:2");
+    page.press("7", 55, "7");
+    assert_eq!(page.evaluate("document.activeElement.value"), "7");
+    page.press("Enter", 13, "\r");
+    page.wait_until("document.getElementById('state').textContent.includes('is changed')");
+    page.wait_until(&format!("{}.value === '7'", labelled("Weight of 127.0.0.1:2")));
+    let end = Instant::now() + DEADLINE;
+    while peer(&server)["weight"] != 7 {
+        assert!(Instant::now() < end, "{:#}", peer(&server));
+    }
+    page.tab_to("Undrain 127.0.0.1:2");
+    page.press(" ", 32, " ");
+    page.wait_until(&labelled("Drain 127.0.0.1:2"));
+    assert_eq!(peer(&server)["state"], "up");
+    drop(page);
+    server.stop();
+}
+
+fn the_page_is_readable_in_the_dark_on_a_phone_and_by_a_screen_reader(driver: Driver) {
+    let Some(browser) = browser() else {
+        eprintln!("no Chromium that works is installed: nobody reads the page");
+        return;
+    };
+    let text = "upstream app { zone app 64k; server 127.0.0.1:1; }
+        server { listen %TCP%; status_zone a-long-name-of-a-zone-that-does-not-fit-into-a-narrow-window-at-all;
+                 location /dashboard/ { dashboard write=on; } }";
+    let server = Setup::http(driver, text).start();
+    let mut page = Page::open(browser, &format!("http://{}/dashboard/", server.directory.address(1))).unwrap();
+    page.wait_until("document.querySelectorAll('tbody tr').length > 3");
+    // By the formula of WCAG 2, of the colours of the page.
+    let contrast = "(() => {
+        const style = getComputedStyle(document.body);
+        const light = (color) => {
+          const parts = color.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255);
+          const linear = parts.map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+          return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+        };
+        const [text, ground] = [light(style.color), light(style.backgroundColor)];
+        return [(Math.max(text, ground) + 0.05) / (Math.min(text, ground) + 0.05), text > ground];
+      })()";
+    for (scheme, is_dark) in [("light", false), ("dark", true)] {
+        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        page.call("Emulation.setEmulatedMedia", &json!({ "features": features }));
+        let found = page.evaluate(contrast);
+        assert!(found[0].as_f64() >= Some(7.0) && found[1] == is_dark, "{scheme}: {found}");
+    }
+    // What is wider than the window scrolls by itself, and the page does not.
+    let phone = json!({ "width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true });
+    page.call("Emulation.setDeviceMetricsOverride", &phone);
+    page.wait_until("window.innerWidth === 360");
+    let width = page.evaluate("document.documentElement.scrollWidth").as_u64();
+    assert!(width <= Some(360), "the page is {width:?} wide");
+    let is_wide = "[...document.querySelectorAll('.scroll')].some((one) => one.scrollWidth > one.clientWidth)";
+    assert_eq!(page.evaluate(is_wide), true);
+    // Whatever can be used has a name.
+    let tree = page.call("Accessibility.getFullAXTree", &json!({}));
+    let nodes = tree["nodes"].as_array().expect("a tree");
+    let used = ["button", "spinbutton", "searchbox", "combobox", "textbox", "link", "region", "table", "image"];
+    let used: Vec<&Value> = nodes
+        .iter()
+        .filter(|node| node["ignored"] == false && used.iter().any(|role| node["role"]["value"] == *role))
+        .collect();
+    assert!(used.len() > 8, "{used:#?}");
+    for node in &used {
+        assert!(node["name"]["value"].as_str().is_some_and(|name| !name.is_empty()), "{node:#}");
+    }
+    let has =
+        |role: &str, name: &str| used.iter().any(|node| node["role"]["value"] == role && node["name"]["value"] == name);
+    assert!(has("button", "Drain 127.0.0.1:1") && has("spinbutton", "Weight of 127.0.0.1:1"), "{used:#?}");
+    drop(page);
     server.stop();
 }
 
