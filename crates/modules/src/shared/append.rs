@@ -80,7 +80,14 @@ pub fn append_seconds_or_dash(out: &mut Vec<u8>, time: Option<Duration>) {
 /// Bytes as hexadecimal digits in lower case.
 pub fn append_hex(out: &mut Vec<u8>, bytes: &[u8]) -> bool {
     const HEX: &[u8; 16] = b"0123456789abcdef";
-    out.extend(bytes.iter().flat_map(|byte| [HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]));
+    // In pieces with room of their own, so that the vector's is looked at once for each.
+    for bytes in bytes.chunks(16) {
+        let mut digits = [0; 32];
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
+            pair.copy_from_slice(&[HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+        }
+        out.extend_from_slice(&digits[..2 * bytes.len()]);
+    }
     true
 }
 
@@ -175,6 +182,8 @@ pub(crate) mod tests {
         assert_eq!(text(|out| append_seconds(out, Duration::from_micros(12_034_999))).unwrap(), "12.034");
         assert_eq!(text(|out| append_seconds(out, Duration::ZERO)).unwrap(), "0.000");
         assert_eq!(text(|out| append_hex(out, &[0, 0xab, 0xff])).unwrap(), "00abff");
+        assert_eq!(text(|out| append_hex(out, &[0x1e; 33])).unwrap(), "1e".repeat(33));
+        assert_eq!(text(|out| append_hex(out, &[])).unwrap(), "");
     }
 
     #[test]
