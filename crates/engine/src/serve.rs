@@ -29,7 +29,7 @@ use crate::log::{
     self, DeferredLog, DeferredSyslog, Destination, ErrorLog, SyslogServer, SyslogSettings, Target, Writers,
 };
 use crate::service::{HeldConfiguration, Services};
-use crate::tls::{self, random};
+use crate::tls::{self, random, syslog_tls};
 use crate::worker::Worker;
 use gale_base::log_level::Level;
 use gale_process::{
@@ -118,7 +118,12 @@ impl Program for Server {
             ErrorLogOutput::Syslog(text) => {
                 let settings = SyslogSettings::parse(text.as_bytes(), "gale").ok()?;
                 let is_known = !matches!(settings.server, SyslogServer::Host(..));
-                is_known.then(|| Target::Syslog(DeferredSyslog::new(settings)))
+                is_known.then(|| {
+                    let secure = syslog_tls::of_master(&settings);
+                    let server = DeferredSyslog::new(settings);
+                    server.complete(None, secure);
+                    Target::Syslog(server)
+                })
             }
         };
         // Standard error becomes the first file: what the writers say of themselves looks as the lines there do.

@@ -27,6 +27,7 @@ use crate::log::{DeferredLog, DeferredSyslog, ErrorLog, SyslogServer, SyslogSett
 use crate::nginx_names;
 use crate::server_address::HostAddresses;
 use crate::service::{ConfiguredService, ServiceSpec};
+use crate::tls::syslog_tls;
 use gale_process::{
     Account, BuildRequest, DataMapping, ListenSpec, ProcessSettings, ResourceError, Resources, SERIES_MAX,
 };
@@ -246,7 +247,9 @@ impl Builder {
     pub fn syslog(&mut self, word: &Word) -> Result<DeferredSyslog, Diagnostic> {
         let text = word.text.strip_prefix(b"syslog:").unwrap_or(&word.text);
         let settings = SyslogSettings::parse(text, &self.program);
-        let server = DeferredSyslog::new(settings.map_err(|message| Diagnostic::emerg(message).at(word.span))?);
+        let mut settings = settings.map_err(|message| Diagnostic::emerg(message).at(word.span))?;
+        settings.trusted = settings.trusted.map(|path| self.configuration_directory.join(path));
+        let server = DeferredSyslog::new(settings);
         self.syslogs.push((word.span, server.clone()));
         Ok(server)
     }
@@ -254,13 +257,21 @@ impl Builder {
     /// Looks up the names of syslog servers.
     fn find_syslogs(&mut self, resources: &mut dyn Resources) {
         for (span, server) in std::mem::take(&mut self.syslogs) {
-            let SyslogServer::Host(host, port) = &server.settings().server else { continue };
-            match resources.resolve(host).ok().and_then(|found| found.first().copied()) {
-                Some(address) => server.set_address((address, *port).into()),
-                None => {
-                    let message = format!("host not found in syslog server \"{host}\"");
-                    self.note([Diagnostic::emerg(message).at(span)]);
+            let address = match &server.settings().server {
+                SyslogServer::Host(host, port) => {
+                    let found = resources.resolve(host).ok().and_then(|found| found.first().copied());
+                    let Some(address) = found else {
+                        let message = format!("host not found in syslog server \"{host}\"");
+                        self.note([Diagnostic::emerg(message).at(span)]);
+                        continue;
+                    };
+                    Some((address, *port).into())
                 }
+                SyslogServer::Inet(_) | SyslogServer::Unix(_) => None,
+            };
+            match syslog_tls::of(server.settings(), resources) {
+                Ok(secure) => server.complete(address, secure),
+                Err(message) => self.note([Diagnostic::emerg(message).at(span)]),
             }
         }
     }

@@ -10,6 +10,7 @@ mod json;
 mod line_time;
 mod named;
 mod syslog;
+mod syslog_stream;
 mod writer;
 
 use std::fmt::{self, Write as _};
@@ -24,7 +25,8 @@ pub use access::{AccessBuffers, Hold};
 pub use json::JsonLine;
 pub use line_time::{LocalTime, Zone, format_time, local_time};
 pub use named::{NamedLine, OpenLogs, append_named};
-pub use syslog::{Syslog, SyslogServer, SyslogSettings};
+pub use syslog::{Carrier, Syslog, SyslogServer, SyslogSettings};
+pub use syslog_stream::{Channel, Secure};
 pub use writer::{LogWriter, Writers};
 
 use gale_base::log_level::{Level, LineForm};
@@ -71,12 +73,7 @@ pub struct DeferredSyslog(Arc<(SyslogSettings, OnceLock<Syslog>)>);
 impl DeferredSyslog {
     /// The server of these settings.
     pub fn new(settings: SyslogSettings) -> DeferredSyslog {
-        let known = OnceLock::new();
-        if !matches!(settings.server, SyslogServer::Host(..)) {
-            // Empty so far.
-            let _ = known.set(Syslog::new(settings.clone()));
-        }
-        DeferredSyslog(Arc::new((settings, known)))
+        DeferredSyslog(Arc::new((settings, OnceLock::new())))
     }
 
     /// What was written, with an address in place of the name once that is known.
@@ -84,12 +81,14 @@ impl DeferredSyslog {
         self.0.1.get().map_or(&self.0.0, Syslog::settings)
     }
 
-    /// The address behind the name.
-    pub fn set_address(&self, address: SocketAddr) {
+    /// Completes it: with the address behind the name, if it is one, and what makes the connection secure.
+    pub fn complete(&self, address: Option<SocketAddr>, secure: Option<Arc<dyn Secure>>) {
         let mut settings = self.0.0.clone();
-        settings.server = SyslogServer::Inet(address);
+        if let Some(address) = address {
+            settings.server = SyslogServer::Inet(address);
+        }
         // The first answer stands.
-        let _ = self.0.1.set(Syslog::new(settings));
+        let _ = self.0.1.set(Syslog::new(settings, secure));
     }
 
     /// The server.

@@ -1,5 +1,7 @@
-//! Logs that go to a syslog server: each line a datagram in the form of RFC 3164.
-//!   syslog:server=ADDRESS[,facility=NAME][,severity=NAME][,tag=TEXT][,nohostname]
+//! Logs that go to a syslog server: each line a message in the form of RFC 3164, as a datagram, or over TCP or TLS
+//! (`syslog_stream.rs`).
+//!   syslog:server=[tcp://|tls://]ADDRESS[,facility=NAME][,severity=NAME][,tag=TEXT][,nohostname]
+//!          [,name=NAME][,trusted=FILE]
 //! (<https://nginx.org/en/docs/syslog.html>)
 //!
 //! Lines wait in a bounded queue, and a thread of their own sends them. A server that takes nothing (a local one may be
@@ -17,12 +19,16 @@ use bstr::ByteSlice;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use super::line_time::local_time;
+use super::syslog_stream::Secure;
 use super::writer::{LogWriter, Writers};
 use crate::server_address::ServerAddress;
 use gale_base::log_level::Level;
 
 /// The port when none is named.
 const PORT_DEFAULT: u16 = 514;
+
+/// The same over TLS. (RFC 5425 §4.1)
+const TLS_PORT_DEFAULT: u16 = 6514;
 
 /// Longest tag. (RFC 3164 §4.1.3)
 const TAG_BYTES_MAX: usize = 32;
@@ -45,10 +51,38 @@ const SEVERITIES: [&str; 8] = ["emerg", "alert", "crit", "error", "warn", "notic
 pub struct SyslogSettings {
     /// Where to.
     pub server: SyslogServer,
+    /// How.
+    pub carrier: Carrier,
+    /// The name that the server's certificate has to be for.
+    pub name: Box<str>,
+    /// The file with the authorities that are trusted; without one the system's are.
+    pub trusted: Option<PathBuf>,
     facility: u8,
     severity: u8,
     tag: Box<str>,
     has_hostname: bool,
+}
+
+/// How messages get to a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Carrier {
+    /// Each by itself.
+    #[default]
+    Datagrams,
+    /// `tcp://`
+    Tcp,
+    /// `tls://`
+    Tls,
+}
+
+impl Carrier {
+    fn scheme(self) -> &'static str {
+        match self {
+            Carrier::Datagrams => "",
+            Carrier::Tcp => "tcp://",
+            Carrier::Tls => "tls://",
+        }
+    }
 }
 
 /// A server as it is written.
@@ -66,6 +100,7 @@ impl SyslogSettings {
     /// Parses the parameters; `tag` is for those that name none. The error is nginx's message.
     pub fn parse(text: &[u8], tag: &str) -> Result<SyslogSettings, String> {
         let (mut server, mut facility, mut severity, mut own_tag, mut has_hostname) = (None, None, None, None, true);
+        let (mut name, mut trusted) = (None, None);
         for parameter in text.split_str(",") {
             if let Some(value) = parameter.strip_prefix(b"server=") {
                 once(&mut server, "server", parse_server(value)?)?;
@@ -75,14 +110,25 @@ impl SyslogSettings {
                 once(&mut severity, "severity", number_of(value, &SEVERITIES, "severity")?)?;
             } else if let Some(value) = parameter.strip_prefix(b"tag=") {
                 once(&mut own_tag, "tag", parse_tag(value)?)?;
+            } else if let Some(value) = parameter.strip_prefix(b"name=") {
+                once(&mut name, "name", parse_name(value)?)?;
+            } else if let Some(value) = parameter.strip_prefix(b"trusted=") {
+                once(&mut trusted, "trusted", PathBuf::from(value.to_os_str_lossy().into_owned()))?;
             } else if parameter == b"nohostname" {
                 has_hostname = false;
             } else {
                 return Err(format!("unknown syslog parameter \"{}\"", parameter.as_bstr()));
             }
         }
+        let (server, carrier) = server.ok_or("no syslog server specified")?;
+        if carrier != Carrier::Tls && (name.is_some() || trusted.is_some()) {
+            return Err("syslog \"name\" and \"trusted\" are for a server with \"tls://\"".to_owned());
+        }
         Ok(SyslogSettings {
-            server: server.ok_or("no syslog server specified")?,
+            name: name.unwrap_or_else(|| server.host()),
+            server,
+            carrier,
+            trusted,
             facility: facility.unwrap_or(23),
             severity: severity.unwrap_or(6),
             tag: own_tag.unwrap_or_else(|| tag.into()),
@@ -114,10 +160,17 @@ impl SyslogSettings {
 /// As it can be parsed again, in another process.
 impl fmt::Display for SyslogSettings {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = self.carrier.scheme();
         match &self.server {
-            SyslogServer::Inet(address) => write!(formatter, "server={address}")?,
+            SyslogServer::Inet(address) => write!(formatter, "server={scheme}{address}")?,
             SyslogServer::Unix(path) => write!(formatter, "server=unix:{}", path.display())?,
-            SyslogServer::Host(host, port) => write!(formatter, "server={host}:{port}")?,
+            SyslogServer::Host(host, port) => write!(formatter, "server={scheme}{host}:{port}")?,
+        }
+        if self.carrier == Carrier::Tls {
+            write!(formatter, ",name={}", self.name)?;
+        }
+        if let Some(trusted) = &self.trusted {
+            write!(formatter, ",trusted={}", trusted.display())?;
         }
         let facility = FACILITIES[usize::from(self.facility)];
         let severity = SEVERITIES[usize::from(self.severity)];
@@ -148,12 +201,36 @@ fn parse_tag(text: &[u8]) -> Result<Box<str>, String> {
     }
 }
 
-fn parse_server(text: &[u8]) -> Result<SyslogServer, String> {
-    let address = ServerAddress::parse(text, PORT_DEFAULT);
-    match address.map_err(|what| format!("{what} in syslog server \"{}\"", text.as_bstr()))? {
-        ServerAddress::Inet(address) => Ok(SyslogServer::Inet(address)),
-        ServerAddress::Unix(path) => Ok(SyslogServer::Unix(path)),
-        ServerAddress::Host(host, port) => Ok(SyslogServer::Host(host, port)),
+fn parse_name(text: &[u8]) -> Result<Box<str>, String> {
+    match text.to_str() {
+        Ok(name) if !name.is_empty() => Ok(name.into()),
+        _ => Err(format!("invalid syslog name \"{}\"", text.as_bstr())),
+    }
+}
+
+fn parse_server(text: &[u8]) -> Result<(SyslogServer, Carrier), String> {
+    let (carrier, rest, port_default) = match text {
+        [b't', b'c', b'p', b':', b'/', b'/', rest @ ..] => (Carrier::Tcp, rest, PORT_DEFAULT),
+        [b't', b'l', b's', b':', b'/', b'/', rest @ ..] => (Carrier::Tls, rest, TLS_PORT_DEFAULT),
+        text => (Carrier::Datagrams, text, PORT_DEFAULT),
+    };
+    let wrong = |what| format!("{what} in syslog server \"{}\"", text.as_bstr());
+    match ServerAddress::parse(rest, port_default).map_err(wrong)? {
+        ServerAddress::Inet(address) => Ok((SyslogServer::Inet(address), carrier)),
+        ServerAddress::Unix(_) if carrier != Carrier::Datagrams => Err(wrong("invalid host")),
+        ServerAddress::Unix(path) => Ok((SyslogServer::Unix(path), carrier)),
+        ServerAddress::Host(host, port) => Ok((SyslogServer::Host(host, port), carrier)),
+    }
+}
+
+impl SyslogServer {
+    /// What a certificate is for, unless the configuration says otherwise.
+    fn host(&self) -> Box<str> {
+        match self {
+            SyslogServer::Inet(address) => address.ip().to_string().into(),
+            SyslogServer::Unix(_) => Box::default(),
+            SyslogServer::Host(host, _) => host.as_str().into(),
+        }
     }
 }
 
@@ -165,9 +242,9 @@ pub struct Syslog {
 }
 
 impl Syslog {
-    /// The server of these settings, whose name has been looked up.
-    pub fn new(settings: SyslogSettings) -> Syslog {
-        let writer = Writers::of_process().syslog(&settings.server);
+    /// The server of these settings, whose name has been looked up. `secure` is for one with `tls://`.
+    pub fn new(settings: SyslogSettings, secure: Option<Arc<dyn Secure>>) -> Syslog {
+        let writer = Writers::of_process().syslog(&settings, secure);
         Syslog { settings: Arc::new(settings), writer }
     }
 
@@ -209,7 +286,7 @@ impl Syslog {
 }
 
 /// Each message of a batch has its length before it.
-const LENGTH_BYTES: usize = 4;
+pub(super) const LENGTH_BYTES: usize = 4;
 
 /// The messages of a batch.
 pub(super) fn records(mut batch: &[u8]) -> impl Iterator<Item = &[u8]> {

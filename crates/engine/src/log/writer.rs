@@ -24,7 +24,8 @@ use gale_base::log_level::{Level, LineForm};
 use gale_base::os_error::OsErrorText;
 use parking_lot::{Condvar, Mutex};
 
-use super::syslog::{self, Peer, SyslogServer};
+use super::syslog::{self, Carrier, Peer, SyslogServer, SyslogSettings};
+use super::syslog_stream::{self, Outcome, Secure, StreamPeer};
 use gale_process::LogHandle;
 
 /// Bytes that may wait for one file: seconds of a busy log, not a disk's outage.
@@ -48,6 +49,9 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// a file that has not taken such a line, until it has.
 const WAIT_TIME_MAX: Duration = Duration::from_millis(200);
 
+/// How often a syslog server is tried that no configuration names any more: some seconds, in which it may be back.
+const TRIES_FOR_NOBODY: u32 = 5;
+
 /// One log file, or standard error, with its queue.
 #[derive(Debug)]
 pub struct LogWriter {
@@ -58,6 +62,8 @@ pub struct LogWriter {
     lost_lines: AtomicU64,
     /// Batches are compressed at this level, each by itself; 0 for not at all.
     gzip: AtomicU32,
+    /// Itself, where its thread has to know whether anybody else still logs there.
+    own: Weak<LogWriter>,
 }
 
 /// Where a writer writes.
@@ -66,6 +72,8 @@ enum Output {
     File(LogHandle),
     Stderr,
     Syslog(Peer),
+    /// A syslog server behind a connection.
+    Stream(StreamPeer),
 }
 
 #[derive(Debug, Default)]
@@ -87,7 +95,7 @@ struct Queue {
 impl LogWriter {
     fn new(file: Output) -> LogWriter {
         let (lost_lines, gzip) = (AtomicU64::new(0), AtomicU32::new(0));
-        LogWriter { file, queue: Mutex::default(), done: Condvar::new(), lost_lines, gzip }
+        LogWriter { file, queue: Mutex::default(), done: Condvar::new(), lost_lines, gzip, own: Weak::new() }
     }
 
     /// Appends whole lines; they are written soon. Never waits for the file.
@@ -102,7 +110,57 @@ impl LogWriter {
             !std::mem::replace(&mut queue.is_scheduled, true)
         };
         if must_schedule {
-            self.file.thread().schedule(Arc::clone(self));
+            match &self.file {
+                Output::Stream(peer) => self.schedule_stream(peer),
+                file => file.thread().schedule(Arc::clone(self)),
+            }
+        }
+    }
+
+    /// Has the server's own thread send what waits. If it cannot be started, the next line tries again.
+    fn schedule_stream(self: &Arc<Self>, peer: &StreamPeer) {
+        let writer = Arc::clone(self);
+        let start = || {
+            let thread = std::thread::Builder::new().name("log syslog".to_owned());
+            thread.spawn(move || writer.run_stream()).map(drop)
+        };
+        if !peer.schedule(start) {
+            self.queue.lock().is_scheduled = false;
+        }
+    }
+
+    /// The thread of a syslog server behind a connection.
+    fn run_stream(self: Arc<Self>) {
+        let Output::Stream(peer) = &self.file else { return };
+        gale_runtime::affinity::leave_processors();
+        let mut spare = Vec::new();
+        while peer.wait_due() {
+            self.write_batch(&mut spare);
+            spare.shrink_to(KEPT_BYTES_MAX);
+            self.shrink(Instant::now() + BURST_PAUSE);
+        }
+    }
+
+    /// Sends a batch, however long that takes: meanwhile lines gather in the queue. Nothing waits for a server that has
+    /// failed, and what nobody logs to any more is given up.
+    fn write_stream(&self, peer: &StreamPeer, batch: &[u8]) -> io::Result<()> {
+        let (mut rest, mut failures) = (batch, 0);
+        loop {
+            match peer.send(rest) {
+                Outcome::Sent => return Ok(()),
+                Outcome::Failed(sent, error) => {
+                    rest = &rest[sent..];
+                    failures = if sent > 0 { 1 } else { failures + 1 };
+                    if failures >= TRIES_FOR_NOBODY && self.own.strong_count() <= 1 {
+                        self.count_lost(rest);
+                        return Err(error);
+                    }
+                    self.queue.lock().is_stuck = true;
+                    self.done.notify_all();
+                    self.report(&format!("failed {}", OsErrorText(&error)));
+                }
+            }
+            std::thread::sleep(syslog_stream::pause(failures));
         }
     }
 
@@ -135,13 +193,14 @@ impl LogWriter {
             Output::File(file) => file.path().display().to_string(),
             Output::Stderr => "stderr".to_owned(),
             Output::Syslog(peer) => peer.name(),
+            Output::Stream(peer) => peer.name(),
         }
     }
 
     fn count_lost(&self, lines: &[u8]) {
         let count = match self.file {
             Output::File(_) | Output::Stderr => memchr::memchr_iter(b'\n', lines).count(),
-            Output::Syslog(_) => syslog::records(lines).count(),
+            Output::Syslog(_) | Output::Stream(_) => syslog::records(lines).count(),
         };
         self.lost_lines.fetch_add(count as u64, Ordering::Relaxed);
     }
@@ -207,6 +266,7 @@ impl LogWriter {
                     error
                 });
             }
+            Output::Stream(peer) => return self.write_stream(peer, batch),
             file => file,
         };
         let level = self.gzip.load(Ordering::Relaxed);
@@ -264,7 +324,7 @@ fn write_all(output: &Output, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
         let written = match output {
             Output::File(file) => rustix::io::write(file, rest),
             Output::Stderr => rustix::io::write(rustix::stdio::stderr(), rest),
-            Output::Syslog(_) => unreachable!("datagrams are sent"),
+            Output::Syslog(_) | Output::Stream(_) => unreachable!("messages are sent"),
         };
         match written {
             Ok(0) => return Err((io::ErrorKind::WriteZero.into(), rest.len())),
@@ -276,12 +336,15 @@ fn write_all(output: &Output, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
     Ok(())
 }
 
+/// What writers for syslog servers are told apart by: the server, how, by which name and whom that trusts.
+type SyslogKey = (SyslogServer, Carrier, Box<str>, u64);
+
 /// The writers of this process, by path: whoever logs to the same file shares
 /// one queue, so that lines keep their order across a reload.
 #[derive(Debug, Default)]
 pub struct Writers {
     files: Mutex<HashMap<PathBuf, Weak<LogWriter>>>,
-    syslogs: Mutex<HashMap<SyslogServer, Weak<LogWriter>>>,
+    syslogs: Mutex<HashMap<SyslogKey, Weak<LogWriter>>>,
     stderr: OnceLock<Arc<LogWriter>>,
     reports_json: AtomicBool,
 }
@@ -313,14 +376,26 @@ impl Writers {
     }
 
     /// The writer for a syslog server, which all who log there share.
-    pub(super) fn syslog(&self, server: &SyslogServer) -> Arc<LogWriter> {
+    pub(super) fn syslog(&self, settings: &SyslogSettings, secure: Option<Arc<dyn Secure>>) -> Arc<LogWriter> {
+        let (server, carrier) = (&settings.server, settings.carrier);
+        let (name, identity) = match &secure {
+            Some(secure) => (settings.name.clone(), secure.identity()),
+            None => (Box::default(), 0),
+        };
+        let key = (server.clone(), carrier, name, identity);
         let mut writers = self.syslogs.lock();
-        if let Some(writer) = writers.get(server).and_then(Weak::upgrade) {
+        if let Some(writer) = writers.get(&key).and_then(Weak::upgrade) {
             return writer;
         }
         writers.retain(|_, writer| writer.strong_count() > 0);
-        let writer = Arc::new(LogWriter::new(Output::Syslog(Peer::new(server.clone()))));
-        writers.insert(server.clone(), Arc::downgrade(&writer));
+        let output = match (carrier, server) {
+            (Carrier::Tcp | Carrier::Tls, SyslogServer::Inet(address)) => {
+                Output::Stream(StreamPeer::new(*address, secure))
+            }
+            _ => Output::Syslog(Peer::new(server.clone())),
+        };
+        let writer = Arc::new_cyclic(|own| LogWriter { own: Weak::clone(own), ..LogWriter::new(output) });
+        writers.insert(key, Arc::downgrade(&writer));
         writer
     }
 
@@ -358,6 +433,7 @@ impl Output {
             Output::File(_) => WriterThread::get(&FILES, "log"),
             Output::Stderr => WriterThread::get(&STDERR, "log stderr"),
             Output::Syslog(_) => WriterThread::get(&SYSLOG, "log syslog"),
+            Output::Stream(_) => unreachable!("it has a thread of its own"),
         }
     }
 }
@@ -427,6 +503,16 @@ pub(super) fn finish(deadline: Instant) {
         let mut dirty = thread.dirty.lock();
         while !dirty.writers.is_empty() || dirty.is_writing {
             if thread.changed.wait_until(&mut dirty, deadline).timed_out() {
+                break;
+            }
+        }
+    }
+    let syslogs: Vec<_> = Writers::of_process().syslogs.lock().values().filter_map(Weak::upgrade).collect();
+    for writer in syslogs.iter().filter(|writer| matches!(writer.file, Output::Stream(_))) {
+        let mut queue = writer.queue.lock();
+        // A server that has failed is not waited for.
+        while queue.is_scheduled && !queue.is_stuck {
+            if writer.done.wait_until(&mut queue, deadline).timed_out() {
                 break;
             }
         }

@@ -296,7 +296,7 @@ fn make(
 }
 
 /// Where systems keep the authorities that they trust.
-const SYSTEM_STORES: &[&str] = &[
+pub(super) const SYSTEM_STORES: &[&str] = &[
     // Debian, Ubuntu, Arch, Gentoo, Alpine
     "/etc/ssl/certs/ca-certificates.crt",
     // Fedora, RHEL

@@ -12,11 +12,13 @@
 //! compression  compressed certificates
 //! commands   what commands for OpenSSL mean here
 //! suites     OpenSSL's names of cipher suites, groups and versions
+//! syslog_tls  logs that go to a syslog server over TLS
 //! staple     certificates with what responders say of them
 //! tickets    sessions that clients come back with
 //! verify     certificates of clients
 //! verify_server  certificates of servers
 //! client     what is asked of servers, and how
+//! blocking   the same for threads that may wait
 //! library    the library's connection, of either side
 //! stream     a connection: records over a socket
 //! ocsp       what responders say of certificates
@@ -26,6 +28,7 @@
 //! failure    why a handshake failed, in OpenSSL's words
 //! ```
 
+pub mod blocking;
 mod certificate;
 pub mod challenges;
 mod client;
@@ -46,6 +49,7 @@ pub mod settings;
 pub mod staple;
 mod stream;
 mod suites;
+pub mod syslog_tls;
 mod tickets;
 mod verify;
 mod verify_server;

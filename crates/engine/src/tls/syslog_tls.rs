@@ -1,0 +1,67 @@
+//! What a log asks of a syslog server that it speaks to over TLS: a certificate for its name, of an authority that is
+//! trusted.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+use gale_process::Resources;
+
+use super::blocking::{BlockingClient, BlockingTls, TrustedBy, read_system};
+use super::random;
+use crate::log::{Carrier, Channel, Secure, SyslogSettings};
+
+/// Whatever these settings need, for a process that builds the configuration.
+///
+/// # Errors
+/// The authorities cannot be had.
+pub fn of(settings: &SyslogSettings, resources: &mut dyn Resources) -> Result<Option<Arc<dyn Secure>>, String> {
+    if settings.carrier != Carrier::Tls {
+        return Ok(None);
+    }
+    random::want();
+    let (text, name) = match &settings.trusted {
+        Some(path) => (resources.secret(path), path.display().to_string()),
+        None => (read_system(|path| resources.secret(path)), "of the system".to_owned()),
+    };
+    let failed = |why: String| format!("cannot load trusted certificates \"{name}\" of a syslog server: {why}");
+    let text = text.map_err(|error| failed(error.to_string()))?;
+    let client = BlockingClient::new(&settings.name, TrustedBy::Text(text));
+    client.check().map_err(failed)?;
+    Ok(Some(Arc::new(client)))
+}
+
+/// The same for the master, which builds none: its log reads the file when it first connects.
+pub fn of_master(settings: &SyslogSettings) -> Option<Arc<dyn Secure>> {
+    let trusted = settings.trusted.clone().map_or(TrustedBy::System, TrustedBy::File);
+    (settings.carrier == Carrier::Tls)
+        .then(|| Arc::new(BlockingClient::new(&settings.name, trusted)) as Arc<dyn Secure>)
+}
+
+impl Secure for BlockingClient {
+    fn shake_hands(&self, stream: TcpStream, deadline: Instant) -> io::Result<Box<dyn Channel>> {
+        BlockingClient::shake_hands(self, stream, deadline).map(|channel| Box::new(channel) as Box<dyn Channel>)
+    }
+
+    fn identity(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        match self.trusted() {
+            TrustedBy::Text(text) => text.hash(&mut hasher),
+            TrustedBy::File(path) => path.hash(&mut hasher),
+            TrustedBy::System => {}
+        }
+        hasher.finish()
+    }
+}
+
+impl Channel for BlockingTls {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        BlockingTls::send(self, bytes)
+    }
+
+    fn is_open(&mut self) -> bool {
+        BlockingTls::is_open(self)
+    }
+}
