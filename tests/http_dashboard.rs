@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use browser::{browser, look};
 use devtools::Page;
 use serde_json::{Value, json};
-use support::{Backend, Directory, Driver, Response, Server, Serving, Setup, with_each_driver};
+use support::{Backend, Driver, Response, Server, Serving, Setup, with_each_driver};
 
 with_each_driver!(
     the_page_and_its_parts_are_served_with_a_strict_policy,

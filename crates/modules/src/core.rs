@@ -333,7 +333,8 @@ fn error_log_target(builder: &mut Builder, word: &Word) -> Result<Target, Diagno
     Ok(Target::File(builder.log_file(text, Some(word.span))))
 }
 
-fn log_level(word: &Word) -> Result<Level, Diagnostic> {
+/// `debug … emerg`
+pub(crate) fn log_level(word: &Word) -> Result<Level, Diagnostic> {
     const LEVELS: [Level; 8] =
         [Level::Emerg, Level::Alert, Level::Crit, Level::Error, Level::Warn, Level::Notice, Level::Info, Level::Debug];
     // nginx's debug_http and the like choose a part of what debug writes.

@@ -88,7 +88,7 @@ pub use net::{AcceptMutex, Datagram, Detached, IdleOptions, IdleStreams, Listene
 pub use output::Output;
 pub use pool::{
     Device, PoolCounters, PoolDevice, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools,
-    stop_pools,
+    stop_pools, take_pool_wait,
 };
 pub use socket::{
     AcceptOptions, BATCH_MAX, ConnectError, ConnectOptions, ConnectStep, DatagramOptions, Ecn, MULTI_ACCEPT_BATCH,

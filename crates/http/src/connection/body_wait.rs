@@ -25,6 +25,11 @@ impl BodyWait {
         }
     }
 
+    /// How long it has been waited for.
+    pub fn waited(&self) -> Duration {
+        self.waited + self.since.map_or(Duration::ZERO, |since| gale_runtime::now().since(since))
+    }
+
     /// Waits for a client that has sent so many bytes; ready when that took too long. `timer` is stopped by whoever
     /// goes on.
     pub fn poll_ended(

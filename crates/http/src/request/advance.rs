@@ -24,6 +24,7 @@ use crate::request::outcome::{conclude, deny, perform, spend_redirect};
 use crate::request::phases::{CLIENT_LEFT, Decision, Flow, Handler, Phase};
 use crate::request::post_action;
 use crate::request::request_body;
+use crate::request::slow::{self, Cause, Wait};
 use gale_engine::variables::subject::Subject;
 
 /// Where a request stands when it cannot go on by itself.
@@ -119,19 +120,23 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
 async fn wait(handler: &dyn Handler, request: &mut Request, conf: &dyn Any) -> Flow {
     let exchange = request.exchange_handle();
     let stays = handler.outlives_client(request, conf);
+    let notes = slow::notes_of(request);
     let mut departure = Departure::default();
     let mut waiting = handler.wait(request, conf);
-    poll_fn(|context| match waiting.as_mut().poll(context) {
+    let flow = poll_fn(|context| match slow::noting_pools(notes.as_ref(), || waiting.as_mut().poll(context)) {
         Poll::Pending if !stays => {
             departure.poll(&*exchange, handler.patience(), context).map(|()| Flow::Respond(CLIENT_LEFT))
         }
         polled => polled,
     })
-    .await
+    .await;
+    slow::noting_pools(notes.as_ref(), || drop(waiting));
+    flow
 }
 
 /// Waits for a time; `false` if the client leaves before.
 async fn client_stays(request: &Request, time: Duration) -> bool {
+    let _wait = Wait::begin(request, Cause::Delays);
     let exchange = request.exchange();
     let mut timer = Timer::after(time);
     let stays = poll_fn(|context| match timer.poll_expired(context) {

@@ -4,9 +4,9 @@
 
 use gale_engine::traffic::{Nanos, Served};
 
-use super::Request;
 use super::configuration::HttpConfiguration;
 use super::exchange::Transferred;
+use super::{Request, slow};
 
 /// The server that the request is for is known.
 pub(super) fn begin(request: &mut Request, http: &HttpConfiguration) {
@@ -21,6 +21,7 @@ pub(super) fn end_part(request: &Request) {
     if let Some(count) = request.at_end.filter(|_| !request.is_in_background) {
         count(request);
     }
+    slow::end_part(request);
 }
 
 /// It is over.
@@ -31,8 +32,12 @@ pub(super) fn end(request: &mut Request, http: &HttpConfiguration) {
     if let Some(count) = request.at_end {
         count(request);
     }
+    let core = &http.scope(request.scope).core;
+    if let Some(&Some(slow_request_log)) = core.slow_request_log.get_opt() {
+        slow::end(request, slow_request_log);
+    }
     let server = http.server(request.server).zone.as_deref();
-    let location = http.scope(request.scope).core.location_zone.get_opt().and_then(Option::as_deref);
+    let location = core.location_zone.get_opt().and_then(Option::as_deref);
     if server.is_none() && location.is_none() {
         return;
     }

@@ -23,6 +23,7 @@ use crate::files::delivery::FileOptions;
 use crate::request::Request;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::configuration::settings::MinRate;
+use crate::request::slow::ExchangeWaits;
 use gale_engine::connections::ConnectionInfo;
 use gale_engine::tls::TlsStream;
 
@@ -220,5 +221,9 @@ pub trait Exchange {
     fn transferred(&self, head_text_bytes: u64) -> Transferred {
         let head_bytes = self.head_bytes().unwrap_or(head_text_bytes);
         Transferred { received: head_bytes + self.received(), sent: self.sent() }
+    }
+    /// What it has waited for so far.
+    fn waits(&self) -> ExchangeWaits {
+        ExchangeWaits::default()
     }
 }

@@ -26,6 +26,7 @@ pub mod request_body;
 pub(crate) mod respond;
 pub mod response;
 pub mod server_field;
+pub mod slow;
 pub mod subrequest;
 pub mod transform;
 pub mod tunnel;
@@ -189,6 +190,8 @@ pub(crate) struct Shared {
     pub(crate) subrequests: Cell<u32>,
     /// Bytes of bodies of subrequests that count as uses of a cache by themselves.
     pub(crate) counted_bytes: Cell<u64>,
+    /// What was waited for, where `slow_request_log` wants to know it.
+    waits: OnceCell<Box<slow::Waits>>,
 }
 
 impl Default for Request {
@@ -793,6 +796,7 @@ impl Shared {
         self.client.take();
         self.subrequests.set(0);
         self.counted_bytes.set(0);
+        self.waits.take();
     }
 }
 

@@ -11,16 +11,18 @@ use std::task::{Context, Poll, ready};
 use gale_base::log_level::Level;
 use gale_runtime::Timer;
 
-use crate::request::Request;
 use crate::request::body::{Body, BodyError, BodyItem};
 use crate::request::departure::Departure;
 use crate::request::exchange::{Gone, LOW_WATER_BYTES};
 use crate::request::limit_rate::{Rate, split};
+use crate::request::slow::{self, Cause, Wait};
+use crate::request::{Request, Shared};
 
 /// Sends a body to its end, or until the client leaves.
 pub async fn send_rest(request: &Request, body: Body) {
     let rate = Rate::of(request).map(Paced::new).map(Box::new);
-    let mut pump = Pump { body, rate, departure: Departure::default(), broken: None };
+    let notes = slow::notes_of(request);
+    let mut pump = Pump { body, rate, departure: Departure::default(), broken: None, notes, wait: None };
     // Whoever has left gets nothing more, and what waits for him ends with the pump.
     let _ = poll_fn(|context| pump.poll(request, context)).await;
 }
@@ -31,11 +33,16 @@ struct Pump {
     departure: Departure,
     /// The body cannot be completed; what came before is still the client's.
     broken: Option<BodyError>,
+    /// Where it is noted what was waited for.
+    notes: Option<Rc<Shared>>,
+    /// What is waited for while nothing is queued.
+    wait: Option<Wait>,
 }
 
 impl Pump {
     fn poll(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
         let exchange = request.exchange();
+        self.wait = None;
         loop {
             if let Some(error) = &self.broken {
                 // Also if it was still being gathered. Without the client nothing is.
@@ -52,7 +59,7 @@ impl Pump {
                 }
             }
             let item = match &mut self.rate {
-                None => self.body.poll_next(request, context),
+                None => slow::noting_pools(self.notes.as_ref(), || self.body.poll_next(request, context)),
                 Some(rate) => match rate.poll_next(&mut self.body, request, context) {
                     Poll::Ready(Err(gone)) => return Poll::Ready(Err(gone)),
                     Poll::Ready(Ok(item)) => Poll::Ready(item),
@@ -85,8 +92,9 @@ impl Pump {
                 }
                 Poll::Pending => {
                     // What is queued, the head at first, need not wait for what comes.
-                    if let Poll::Ready(Err(gone)) = exchange.poll_sent(context) {
-                        return Poll::Ready(Err(gone));
+                    if let Poll::Ready(sent) = exchange.poll_sent(context) {
+                        sent?;
+                        self.wait = self.notes.is_some().then(|| Wait::begin(request, self.cause()));
                     }
                     // As long as it may take nothing of what there is: the disk behind the body may never answer.
                     let patience = self.body.patience(*request.scope().core.send_timeout.get());
@@ -95,6 +103,11 @@ impl Pump {
                 }
             }
         }
+    }
+
+    /// What the body waits for.
+    fn cause(&self) -> Cause {
+        if self.rate.as_ref().is_some_and(|rate| rate.is_pausing) { Cause::Rate } else { Cause::Source }
     }
 
     fn client_has_left(&self, request: &Request) -> Poll<Result<(), Gone>> {
@@ -130,11 +143,12 @@ struct Paced {
     /// The piece that goes out: how much had been sent before, and its length.
     piece: Option<(u64, u64)>,
     pause: Timer,
+    is_pausing: bool,
 }
 
 impl Paced {
     fn new(rate: Rate) -> Paced {
-        Paced { rate, item: None, piece: None, pause: Timer::new() }
+        Paced { rate, item: None, piece: None, pause: Timer::new(), is_pausing: false }
     }
 
     /// The next piece, when it may go out. Of what was pushed nothing is left by then: it counts.
@@ -145,6 +159,7 @@ impl Paced {
         context: &mut Context<'_>,
     ) -> Poll<Result<Option<Result<BodyItem, BodyError>>, Gone>> {
         let exchange = request.exchange();
+        self.is_pausing = false;
         if self.piece.is_some() {
             ready!(exchange.poll_sent(context))?;
             if let Some((before, length)) = self.piece.take() {
@@ -166,6 +181,7 @@ impl Paced {
                     self.pause.set(until);
                     if self.pause.poll_expired(context).is_pending() {
                         // One that has ended its own direction counts as one that has left, as it does for nginx here.
+                        self.is_pausing = true;
                         ready!(exchange.poll_gone(context));
                         exchange.abort();
                         return Poll::Ready(Err(Gone::ByPeer));

@@ -22,6 +22,7 @@ use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Stream};
 
 use crate::request::phases::{CLIENT_LEFT, Flow};
 use crate::request::request_body::log_error;
+use crate::request::slow::{Cause, Wait};
 use crate::request::{PassedTo, Request};
 use crate::upstream::answering::{Answering, Carrier, Heading};
 use crate::upstream::caching::{self, Caching};
@@ -162,7 +163,10 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
         let started = gale_runtime::now();
         let chosen = match passing.selection.next() {
             // Only a group with a queue pays for waiting.
-            Err(_) if passing.selection.can_wait() => Box::pin(passing.selection.wait()).await,
+            Err(_) if passing.selection.can_wait() => {
+                let _wait = Wait::begin(request, Cause::Queue);
+                Box::pin(passing.selection.wait()).await
+            }
             chosen => chosen,
         };
         let mut chosen = match chosen {

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use crate::request::Request;
 use crate::request::response::FieldList;
+use crate::request::slow::{self, AsksUpstream, UpstreamTimes};
 
 /// One server that was tried.
 #[derive(Debug)]
@@ -75,6 +76,9 @@ impl Records {
         }
         let records = Rc::<Records>::default();
         request.notes.put(Rc::clone(&records));
+        if slow::is_noted(request) {
+            request.notes.put(AsksUpstream(times));
+        }
         records
     }
 
@@ -156,6 +160,19 @@ impl Records {
     pub(super) fn set_trailers(&self, trailers: Vec<(Bytes, Bytes)>) {
         self.trailers.replace(trailers);
     }
+}
+
+/// The times of the servers that a request was passed to. What is under way counts until now.
+fn times(request: &Request) -> UpstreamTimes {
+    let mut times = UpstreamTimes::default();
+    let Some(records) = Records::of(request) else { return times };
+    for entry in &*records.entries() {
+        let Entry::Attempt(attempt) = entry else { continue };
+        times.connect += attempt.connect_time.unwrap_or_default();
+        times.first_byte += attempt.header_time.unwrap_or_default();
+        times.whole += attempt.response_time.unwrap_or_else(|| gale_runtime::now().since(attempt.started));
+    }
+    times
 }
 
 impl Attempt {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bstr::ByteSlice;
+use gale_base::log_level::Level;
 use gale_base::units;
 use gale_config::{Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Statement, Takes, Word, slot, values};
 use gale_engine::configuration::{Builder, MainSettings, ScopeRef};
@@ -24,9 +25,11 @@ use gale_http::module::HttpPart;
 use gale_http::request::files::open_files::{OpenFileCache, Store};
 use gale_http::request::files::thread_pool::PoolName;
 use gale_http::request::post_action::PostAction;
+use gale_http::request::slow::SlowRequestLog;
 use gale_http::variables::template::{SizeTemplate, Template};
 use gale_runtime::files::RefusedLinks;
 
+use crate::core::log_level;
 use crate::shared::figures;
 
 /// See the file's head.
@@ -711,6 +714,15 @@ const DIRECTIVES: &[Directive] = &[
         store: &OneWith { parse: location_zone, slot: slot!(CoreSettings, location_zone) },
     },
     Directive {
+        name: "slow_request_log",
+        contexts: Contexts::ANYWHERE,
+        takes: Takes::Between(1, 2),
+        body: Body::None,
+        default: "off",
+        about: "A line in the error log, at this level (warn), for requests that take longer: with where the time went.",
+        store: &OneWith { parse: slow_request_log, slot: slot!(CoreSettings, slow_request_log) },
+    },
+    Directive {
         name: "log_subrequest",
         contexts: Contexts::ANYWHERE,
         takes: Takes::Flag,
@@ -1060,6 +1072,19 @@ fn server_zone(builder: &mut Builder, statement: &Statement) -> Result<(), Diagn
 fn location_zone(builder: &mut Builder, statement: &Statement) -> Result<Option<Arc<Traffic>>, Diagnostic> {
     let name = &statement.args[0].text;
     Ok((name != "off").then(|| builder.figures(figures::HTTP_LOCATIONS, name)))
+}
+
+/// `slow_request_log off | TIME [LEVEL]`
+fn slow_request_log(_: &mut Builder, statement: &Statement) -> Result<Option<SlowRequestLog>, Diagnostic> {
+    if statement.args[0].text == "off" {
+        return match statement.args.get(1) {
+            None => Ok(None),
+            Some(word) => Err(statement.error(format!("invalid parameter \"{}\"", word.text)).at(word.span)),
+        };
+    }
+    let time = values::time_ms(statement)?;
+    let level = statement.args.get(1).map_or(Ok(Level::Warn), log_level)?;
+    Ok(Some(SlowRequestLog { time, level }))
 }
 
 /// `types { TYPE EXTENSION ...; }`; several blocks of one level add up.

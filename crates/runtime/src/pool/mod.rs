@@ -33,7 +33,7 @@ use task::{Ended, Job, Outcome, QueueEntry, Standing, Task};
 
 pub use registry::{default_pool, named_pool, pools, stop_pools};
 pub(crate) use simulated::{SimulatedPools, SimulatedThread};
-pub use task::PoolTask;
+pub use task::{PoolTask, take_pool_wait};
 
 /// How long a thread without work stays. Starting one takes some microseconds, so a thread that is needed only every
 /// ten seconds costs nothing that can be measured; and what a burst has started (26 KiB for each thread, of user and

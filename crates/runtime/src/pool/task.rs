@@ -8,19 +8,22 @@
 //!
 //! What a task has captured and what it returns is dropped in the pool whenever nobody wants it: a loop never frees it.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::{Device, PoolError, Shared, on_a_loop};
+use crate::environment::try_now;
 use crate::executor::panics::boundary;
 use crate::inbox::Outside;
+use crate::time::Moment;
 
 /// What the queue and the threads know of a task.
 pub(super) trait Job: Send + Sync {
@@ -84,6 +87,19 @@ impl QueueEntry {
 #[must_use = "the task is cancelled when its result is dropped"]
 pub struct PoolTask<T> {
     stage: Stage<T>,
+    /// Since when a loop waits for it.
+    waits_since: Option<Moment>,
+}
+
+thread_local! {
+    /// See [`take_pool_wait`].
+    static WAITED_NS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How long tasks of pools have been waited for whose results were taken, or given up, on this thread since this was
+/// asked last: whoever asks before and after a poll knows what that has waited for.
+pub fn take_pool_wait() -> Duration {
+    Duration::from_nanos(WAITED_NS.take())
 }
 
 enum Stage<T> {
@@ -94,11 +110,23 @@ enum Stage<T> {
 
 impl<T> PoolTask<T> {
     pub(super) fn refused(error: PoolError) -> Self {
-        PoolTask { stage: Stage::Refused(error) }
+        PoolTask { stage: Stage::Refused(error), waits_since: None }
     }
 
     pub(super) fn of(outcome: Arc<dyn Outcome<T>>) -> Self {
-        PoolTask { stage: Stage::Submitted(outcome) }
+        PoolTask { stage: Stage::Submitted(outcome), waits_since: None }
+    }
+}
+
+impl<T> PoolTask<T> {
+    /// It is waited for no more.
+    fn note_wait(&mut self) {
+        if let Some(since) = self.waits_since.take()
+            && let Some(now) = try_now()
+        {
+            let waited = u64::try_from(now.since(since).as_nanos()).unwrap_or(u64::MAX);
+            WAITED_NS.set(WAITED_NS.get().saturating_add(waited));
+        }
     }
 }
 
@@ -112,6 +140,9 @@ impl<T> Future for PoolTask<T> {
             let polled = outcome.poll(cx);
             if polled.is_ready() {
                 self.stage = Stage::Taken;
+                self.note_wait();
+            } else if self.waits_since.is_none() {
+                self.waits_since = try_now();
             }
             return polled;
         }
@@ -126,6 +157,7 @@ impl<T> Drop for PoolTask<T> {
     fn drop(&mut self) {
         if let Stage::Submitted(outcome) = &self.stage {
             outcome.abandon();
+            self.note_wait();
         }
     }
 }

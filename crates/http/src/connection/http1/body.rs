@@ -2,6 +2,7 @@
 
 use std::io;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use gale_protocol::Range32;
 use gale_protocol::http1::{ChunkedDecoder, Trailers};
@@ -60,6 +61,11 @@ impl RequestBody {
 
     pub(super) fn received(&self) -> u64 {
         self.received
+    }
+
+    /// How long the client has been waited for.
+    pub(super) fn waited(&self) -> Duration {
+        self.wait.waited()
     }
 
     pub(super) fn wants_continue(&self) -> bool {

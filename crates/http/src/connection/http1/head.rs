@@ -62,11 +62,13 @@ impl HeadReading {
         }
     }
 
-    /// Waits no more, however that came.
-    pub(super) fn end_waiting(&mut self, counters: &OwnCounters) {
-        if std::mem::take(&mut self.is_counted) {
+    /// Waits no more, however that came. Says whether it was waiting.
+    pub(super) fn end_waiting(&mut self, counters: &OwnCounters) -> bool {
+        let was_waiting = std::mem::take(&mut self.is_counted);
+        if was_waiting {
             counters.end_reading();
         }
+        was_waiting
     }
 
     /// How much is read next when so much is there.
@@ -127,7 +129,9 @@ impl HttpConnection {
                     }
                     // The timer is left as it is: whoever waits next sets it.
                     Ok(Status::Complete { consumed }) => {
-                        head.end_waiting(&self.worker().common.counters);
+                        if head.end_waiting(&self.worker().common.counters) {
+                            request.note_head_wait();
+                        }
                         let Some(head) = split_off(input, consumed) else {
                             // No memory within the worker's bound: it cannot even be refused.
                             self.worker().give_back(request);
@@ -137,7 +141,9 @@ impl HttpConnection {
                         return Poll::Ready(Arrival::Request(request));
                     }
                     Err(found) => {
-                        head.end_waiting(&self.worker().common.counters);
+                        if head.end_waiting(&self.worker().common.counters) {
+                            request.note_head_wait();
+                        }
                         request.set_head(std::mem::take(input));
                         *offence = Some(found);
                         return Poll::Ready(Arrival::Request(request));
@@ -230,6 +236,7 @@ impl HttpConnection {
         self.worker().common.counters.begin_request();
         self.worker().common.counters.end_request();
         keep_first_line(&mut request);
+        request.note_head_wait();
         request.log(Level::Info, format_args!("{what} while reading client {reading}"));
         request.response.status = status;
         self.end(request);

@@ -37,6 +37,7 @@ use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, Res
 use crate::request::phases::LocalBoxFuture;
 use crate::request::request_body;
 use crate::request::respond;
+use crate::request::slow::ExchangeWaits;
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
 use gale_engine::tls::TlsStream;
@@ -569,5 +570,11 @@ impl Exchange for HttpConnection {
         let mut http1 = self.http1.borrow_mut();
         let transfer = http1.transfer();
         Transferred { received: head_text_bytes + transfer.body.received(), sent: transfer.sender.sent() }
+    }
+
+    fn waits(&self) -> ExchangeWaits {
+        let mut state = self.http1.borrow_mut();
+        let transfer = state.transfer();
+        ExchangeWaits { body: transfer.body.waited(), disk: transfer.sender.disk_waited() }
     }
 }

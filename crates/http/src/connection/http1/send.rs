@@ -141,6 +141,11 @@ impl Sender {
         self.queue.sent()
     }
 
+    /// How long a disk was waited for with nothing else to send.
+    pub(super) fn disk_waited(&self) -> Duration {
+        self.queue.disk_waited()
+    }
+
     pub(super) fn become_tunnel(&mut self) {
         self.framing = Framing::Tunnel { is_shut_down: false };
     }

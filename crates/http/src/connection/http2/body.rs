@@ -102,6 +102,11 @@ impl RequestBody {
         self.received
     }
 
+    /// How long the client has been waited for.
+    pub fn waited(&self) -> Duration {
+        self.wait.waited()
+    }
+
     pub fn head_bytes(&self) -> usize {
         self.head_bytes
     }

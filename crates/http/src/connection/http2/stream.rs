@@ -26,6 +26,7 @@ use crate::request::exchange::{
     BodyLength, BodyLimits, Exchange, Gone, LOW_WATER_BYTES, RequestBodyError, ResponseOptions, Sent, Transferred,
 };
 use crate::request::server_field::server_field;
+use crate::request::slow::ExchangeWaits;
 use gale_engine::connections::ConnectionInfo;
 use gale_engine::tls::TlsStream;
 
@@ -601,5 +602,10 @@ impl Exchange for Stream {
     fn transferred(&self, _: u64) -> Transferred {
         let state = self.state.borrow();
         Transferred { received: state.body.head_bytes() as u64 + state.body.received(), sent: state.response.sent }
+    }
+
+    fn waits(&self) -> ExchangeWaits {
+        let state = self.state.borrow();
+        ExchangeWaits { body: state.body.waited(), disk: state.response.queue.disk_waited() }
     }
 }

@@ -5,6 +5,7 @@
 //! nothing of what is shared. It sends nothing itself and knows no framing.
 
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use gale_runtime::Output;
 
@@ -45,6 +46,11 @@ impl BodyQueue {
     /// How many bytes it stands for.
     pub fn length(&self) -> u64 {
         self.output.len_bytes() as u64 + self.items.length()
+    }
+
+    /// How long a disk was waited for with nothing in hand.
+    pub fn disk_waited(&self) -> Duration {
+        self.items.disk_waited()
     }
 
     /// Whether there is nothing but bytes in hand.

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::io;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use gale_runtime::{Bytes, Output, poll_copy};
+use gale_runtime::{Bytes, Moment, Output, poll_copy};
 
 use crate::files::FilePiece;
 use crate::files::delivery::{Delivery, FileError, FileOptions, Next};
@@ -22,6 +23,29 @@ pub(super) struct Items {
     delivery: Delivery,
     /// So much of the first piece goes by `sendfile` when the output is empty, as was found in this poll.
     sendfile_bytes: u64,
+    disk_wait: DiskWait,
+}
+
+/// How long a disk is waited for with nothing else to send.
+#[derive(Default)]
+struct DiskWait {
+    since: Option<Moment>,
+    waited: Duration,
+}
+
+impl DiskWait {
+    fn begin(&mut self) {
+        self.since.get_or_insert_with(gale_runtime::now);
+    }
+
+    fn end(&mut self) {
+        self.waited = self.waited();
+        self.since = None;
+    }
+
+    fn waited(&self) -> Duration {
+        self.waited + self.since.map_or(Duration::ZERO, |since| gale_runtime::now().since(since))
+    }
 }
 
 impl Items {
@@ -29,16 +53,24 @@ impl Items {
         self.delivery = Delivery::new(files);
     }
 
-    /// Lets go of what belongs to the configuration.
+    /// Lets go of what belongs to the configuration and to the exchange.
     pub(super) fn forget_files(&mut self) {
         self.delivery = Delivery::default();
         self.sendfile_bytes = 0;
+        self.disk_wait = DiskWait::default();
     }
 
     /// Forgets all of them, and a read that is under way.
     pub(super) fn clear(&mut self) {
         self.queue.clear();
-        self.forget_files();
+        self.delivery = Delivery::default();
+        self.sendfile_bytes = 0;
+        self.disk_wait.end();
+    }
+
+    /// How long a disk was waited for with nothing else to send.
+    pub(super) fn disk_waited(&self) -> Duration {
+        self.disk_wait.waited()
     }
 
     pub(super) fn push(&mut self, item: BodyItem) {
@@ -155,7 +187,13 @@ impl Items {
     pub(super) fn poll_reading(&mut self, output: &mut Output, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let starves = output.is_empty();
         let (piece, delivery) = self.first_file();
-        let bytes = ready!(delivery.poll_read(piece, starves, context))?;
+        let polled = delivery.poll_read(piece, starves, context);
+        match polled.is_ready() {
+            true => self.disk_wait.end(),
+            false if starves => self.disk_wait.begin(),
+            false => {}
+        }
+        let bytes = ready!(polled)?;
         output.push(bytes);
         self.leave_finished_file();
         Poll::Ready(Ok(()))

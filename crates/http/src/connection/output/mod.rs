@@ -204,6 +204,11 @@ impl OutputQueue {
         self.sent
     }
 
+    /// How long a disk was waited for with nothing else to send.
+    pub(super) fn disk_waited(&self) -> Duration {
+        self.items.disk_waited()
+    }
+
     /// How many bytes are queued.
     pub(super) fn queued_bytes(&self) -> u64 {
         self.output.len_bytes() as u64 + self.items.length()

@@ -14,6 +14,7 @@ use hashbrown::HashMap;
 use crate::files::open_files::OpenFileCache;
 use crate::request::files::thread_pool::PoolName;
 use crate::request::post_action::PostAction;
+use crate::request::slow::SlowRequestLog;
 use crate::request::variables::template::{SizeTemplate, Template};
 use gale_engine::log::Destination;
 use gale_engine::resolver::ResolverSettings;
@@ -62,6 +63,9 @@ pub struct CoreSettings {
 
     /// `status_zone` of a location; `None` for `off`.
     pub location_zone: Setting<Option<Arc<Traffic>>>,
+
+    /// `slow_request_log`; `None` for `off`.
+    pub slow_request_log: Setting<Option<SlowRequestLog>>,
 
     // Files.
     pub root: Setting<Root>,
