@@ -64,6 +64,43 @@ Different (";
 }
 
 #[test]
+fn what_nginx_documents_for_others_is_neither_unknown_nor_gale_s_own() {
+    let text = "events {}
+        http {
+            keyval_zone zone=one:32k;
+            js_import main.js;
+            auth_jwt_claim_set $who sub;
+            otel_exporter { endpoint 127.0.0.1:4317; interval 5s; }
+            upstream group { zone group 64k; state /var/lib/group.state; server 127.0.0.1; ntlm; }
+            prometheus_template one { }
+            server {
+                status_zone one;
+                location /api { api write=on; }
+                location / { proxy_pass http://group; health_check; keyval_misspelt; }
+            }
+        }";
+    let (report, succeeded) = json(text);
+    assert!(!succeeded);
+    for (name, whose) in [
+        ("keyval_zone", "of nginx's commercial edition"),
+        ("ntlm", "of nginx's commercial edition"),
+        ("auth_jwt_claim_set", "of nginx's commercial edition"),
+        ("js_import", "of the module njs, which is not part of nginx's source"),
+    ] {
+        assert_eq!(
+            (&verdict(&report, name)["verdict"], &verdict(&report, name)["text"]),
+            (&"missing".into(), &whose.into())
+        );
+    }
+    for name in ["status_zone", "api", "state", "otel_exporter", "health_check"] {
+        let found = &verdict(&report, name)["verdict"];
+        assert!(*found == "same" || *found == "different", "{name}: {found}");
+    }
+    assert_eq!(verdict(&report, "prometheus_template")["verdict"], "own");
+    assert_eq!(verdict(&report, "keyval_misspelt")["verdict"], "unknown");
+}
+
+#[test]
 fn programs_read_the_report_as_json() {
     let (report, succeeded) = json("events {}\nhttp { server { root /srv; return 301 https://$host$uri; } }\n");
     assert!(succeeded);

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! Statements ──▶ Tree ──┬── survey ◀── directive tables, differences (docs/configuration.md)
+//!                       │           documented: what nginx documents and its source does not contain
 //!                       └── findings, a file per check
 //!                                  └──▶ Report ──▶ text, JSON
 //! ```
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod differences;
+mod documented;
 mod expression;
 mod findings;
 mod print;

@@ -33,7 +33,7 @@ impl Report {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// nginx has it, Gale does not have it.
+    /// nginx, its commercial edition or a module that it documents has it, Gale does not have it.
     Missing,
     /// Neither has it: it is another module's, or mistyped.
     Unknown,
@@ -56,7 +56,7 @@ pub struct Directive {
     pub verdict: Verdict,
     /// How often it occurs.
     pub count: usize,
-    /// What differs, or what may have been meant.
+    /// What differs, what may have been meant, or who has what is missing.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub text: String,
     /// Where to read on, in the documentation's folder.

@@ -6,6 +6,7 @@ use bstr::ByteSlice;
 use gale_config::{Diagnostic, Sources, Tables};
 
 use crate::differences::{Difference, Differences};
+use crate::documented;
 use crate::report::{Directive, PLACES_MAX, Place, Problem, Verdict};
 use crate::tree::{Node, Tree};
 
@@ -31,6 +32,7 @@ pub fn survey<Cx>(tree: &Tree<'_>, sources: &Sources, tables: &Tables<Cx>) -> (V
             count: 0,
             text: match verdict {
                 Verdict::Unknown => meant(node, tables),
+                Verdict::Missing => whose(node.name()),
                 _ => text.to_owned(),
             },
             more: difference.and_then(|difference| difference.more.clone()),
@@ -56,14 +58,14 @@ fn judge<'d, Cx>(
 ) -> Result<(Verdict, Option<&'d Difference>), Diagnostic> {
     let name = node.name().to_str().unwrap_or("");
     if node.statement.broken.is_none() && !tables.contains(name) {
-        let verdict = if tables.is_of_nginx(name) { Verdict::Missing } else { Verdict::Unknown };
-        return Ok((verdict, None));
+        let is_known = tables.is_of_nginx(name) || documented::owner(name).is_some();
+        return Ok((if is_known { Verdict::Missing } else { Verdict::Unknown }, None));
     }
     let row = tables.find(node.statement, node.context)?.directive;
     let difference = differences.of(name, node.statement, node.context);
     let verdict = match difference {
         _ if !row.store.has_effect() => Verdict::NoEffect,
-        _ if !tables.is_of_nginx(name) => Verdict::Own,
+        _ if !tables.is_of_nginx(name) && documented::owner(name).is_none() => Verdict::Own,
         Some(_) => Verdict::Different,
         None => Verdict::Same,
     };
@@ -73,6 +75,12 @@ fn judge<'d, Cx>(
 /// What may have been meant, in the words of the configuration's own error.
 fn meant<Cx>(node: &Node<'_>, tables: &Tables<Cx>) -> String {
     tables.find(node.statement, node.context).err().and_then(|error| error.hint).unwrap_or_default()
+}
+
+/// Who has a directive that Gale does not have, where that is not nginx's source.
+fn whose(name: &[u8]) -> String {
+    let owner = name.to_str().ok().and_then(documented::owner);
+    owner.map(|owner| owner.to_string()).unwrap_or_default()
 }
 
 fn problem(error: &Diagnostic, sources: &Sources) -> Problem {
