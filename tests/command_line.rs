@@ -561,25 +561,84 @@ fn debian_s_default_configuration_runs_under_nginx_s_name() {
     server.stop();
 }
 
+/// The commands that the help of the program names.
+fn commands(directory: &Directory) -> Vec<String> {
+    let help = run(directory, &["--help"]).stdout;
+    let list = help.lines().find_map(|line| line.trim().strip_prefix("gale ")?.strip_suffix(" --help"));
+    let commands: Vec<String> = list.expect("a list").split('|').map(str::to_owned).collect();
+    assert!(commands.len() > 5, "{help}");
+    commands
+}
+
+/// The options that the help of a command explains, or of the program; without hyphens, and without those for help.
+fn options(directory: &Directory, command: Option<&str>) -> Vec<String> {
+    let words: Vec<&str> = command.into_iter().chain(["--help"]).collect();
+    let help = run(directory, &words).stdout;
+    let options = help.lines().filter_map(|line| line.trim_start().strip_prefix('-'));
+    let names = options.filter_map(|line| line.split([' ', ',']).next());
+    let names = names.map(|name| name.trim_start_matches('-').to_owned()).filter(|name| name != "?");
+    let names: Vec<String> = names.collect();
+    assert!(help.contains("-?,-h") && (!names.is_empty() || command == Some("health")), "{help}");
+    names
+}
+
+fn packaging(name: &str) -> String {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
+    std::fs::read_to_string(folder.join(name)).expect("it is there")
+}
+
 #[test]
 fn completion_knows_every_command_and_option() {
     let directory = Directory::new();
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/completions");
-    let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("a completion");
-    let shells = [read("gale.bash"), read("_gale"), read("gale.fish")];
-    for command in
-        [&["--help"][..], &["serve", "--help"], &["reload", "--help"], &["check", "--help"], &["directives", "--help"]]
-    {
-        let help = run(&directory, command).stdout;
-        let options = help.lines().filter_map(|line| line.trim_start().strip_prefix('-'));
-        let names = options.filter_map(|line| line.split([' ', ',']).find(|name| *name != "?" && *name != "-?"));
-        let names: Vec<&str> = names.map(|name| name.trim_start_matches('-')).collect();
-        assert!(names.len() > 1, "{help}");
-        for (name, shell) in names.iter().flat_map(|name| shells.iter().map(move |shell| (name, shell))) {
+    let shells = ["gale.bash", "_gale", "gale.fish"].map(|name| packaging(&format!("completions/{name}")));
+    let commands = commands(&directory);
+    for command in [None].into_iter().chain(commands.iter().map(|command| Some(&**command))) {
+        let names = options(&directory, command).into_iter().chain(command.map(|_| "help".to_owned()));
+        for (name, shell) in names.flat_map(|name| shells.iter().map(move |shell| (name.clone(), shell))) {
             let spellings = [format!("-{name}"), format!(" -s {name} "), format!(" -l {name} ")];
             assert!(spellings.iter().any(|spelling| shell.contains(spelling)), "{name} is missing in\n{shell}");
         }
-        let command = command.first().filter(|word| !word.starts_with('-'));
-        assert!(shells.iter().all(|shell| command.is_none_or(|command| shell.contains(command))));
+        assert!(shells.iter().all(|shell| command.is_none_or(|command| shell.contains(command))), "{command:?}");
     }
+}
+
+#[test]
+fn manual_page_has_the_commands_and_options_of_the_program() {
+    let directory = Directory::new();
+    let page = packaging("gale.8");
+    let synopsis = page.split(".Sh ").find_map(|section| section.strip_prefix("SYNOPSIS\n")).expect("a synopsis");
+    // One form of the command line after the other.
+    let forms: Vec<&str> = synopsis.split(".Nm\n").skip(1).collect();
+    let command_of = |form: &str| form.lines().find_map(|line| line.strip_prefix(".Cm ")).map(str::to_owned);
+    let mut named: Vec<String> = forms.iter().filter_map(|form| command_of(form)).collect();
+    let mut commands = commands(&directory);
+    named.sort();
+    commands.sort();
+    assert_eq!(named, commands, "the commands of gale(8) and of --help");
+    for command in [None].into_iter().chain(commands.iter().map(|command| Some(&**command))) {
+        let own = forms.iter().filter(|form| command_of(form).as_deref() == command);
+        let mut told: Vec<String> = own.flat_map(|form| flags(form)).filter(|name| name != "h").collect();
+        let mut options = options(&directory, command);
+        told.sort();
+        options.sort();
+        assert_eq!(told, options, "the options of {command:?} in gale(8) and in --help");
+        let is_described = |name: &&String| command.is_some() || page.contains(&format!("\n.It Fl {name}"));
+        assert_eq!(options.iter().find(|name| !is_described(name)), None);
+        assert!(command.is_none_or(|command| page.contains(&format!("\n.It Cm {command}"))), "{command:?}");
+    }
+}
+
+/// The options behind `Fl` in mdoc: `.Op Fl tTq`, `.Op Fl c Ar file`, `.Fl h | v | V`, `.Op Fl -missing | Fl -man`.
+fn flags(form: &str) -> Vec<String> {
+    let mut flags = Vec::new();
+    for line in form.lines().filter(|line| line.contains("Fl ")) {
+        let words = line.split("Fl ").skip(1).flat_map(|rest| rest.split(" Ar ").next().unwrap_or("").split(" | "));
+        for word in words.map(str::trim).filter(|word| !word.is_empty()) {
+            match word.strip_prefix('-') {
+                Some(long) => flags.push(long.to_owned()),
+                None => flags.extend(word.chars().map(String::from)),
+            }
+        }
+    }
+    flags
 }

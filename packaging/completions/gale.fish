@@ -16,7 +16,10 @@ complete -c gale -n "__fish_seen_subcommand_from serve" -l tls -d "a certificate
 complete -c gale -n "__fish_seen_subcommand_from serve" -l dashboard -d "show what the server does"
 complete -c gale -n "__fish_seen_subcommand_from serve" -l listen -x -d "where to listen"
 complete -c gale -n "__fish_seen_subcommand_from serve" -l print-config -d "print the configuration"
-complete -c gale -n "__fish_seen_subcommand_from top" -s c -r -d configuration
+complete -c gale -n "__fish_seen_subcommand_from reload top" -s p -r -d prefix
+complete -c gale -n "__fish_seen_subcommand_from reload top" -s c -r -d configuration
+complete -c gale -n "__fish_seen_subcommand_from reload" -s e -r -d "error log"
+complete -c gale -n "__fish_seen_subcommand_from reload top" -s g -x -d "global directives"
 complete -c gale -n "__fish_seen_subcommand_from top" -l url -x -d "where figures are"
 complete -c gale -n "__fish_seen_subcommand_from top" -l interval -x -d "seconds between two questions"
 complete -c gale -n "__fish_seen_subcommand_from top" -l once -d "one page of text"

@@ -441,7 +441,7 @@ Options:
 ";
 
 const RELOAD_HELP: &str = "\
-Usage: gale reload [-p prefix] [-c filename] [-g directives]
+Usage: gale reload [-p prefix] [-c filename] [-e filename] [-g directives]
 
 Has the server read its configuration again, and waits for the result: prints the errors and warnings, and
 exits with 0 if the new configuration is in force, else with 1. Only for root and the user who started the
@@ -451,6 +451,7 @@ Options:
   -?,-h,--help   : this help
   -p prefix      : set prefix path
   -c filename    : the configuration, which names the pid file
+  -e filename    : set error log file
   -g directives  : set global directives out of configuration file
 
 ";
