@@ -3,11 +3,12 @@
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use support::Directory;
+use serde_json::Value;
+use support::{Directory, Driver, Server, Setup};
 
 /// What this program has for tests alone is in none of the pages.
 const OF_TESTS: &str = "test_";
@@ -102,3 +103,89 @@ fn the_manual_page_is_that_of_the_program() {
 fn with_end(line: &str) -> String {
     format!("{line}\n")
 }
+
+/// What the server answers at this path of its API.
+fn told(server: &Server, path: &str) -> Value {
+    let response = server.get(&format!("/api/9{path}"));
+    assert_eq!(response.status, 200, "{path}");
+    serde_json::from_slice(&response.body).expect("JSON")
+}
+
+#[test]
+fn the_api_s_description_has_its_paths_and_the_names_of_its_fields() {
+    let text = "upstream group { zone group 1m; queue 1; server 127.0.0.1:1; }
+        limit_req_zone $uri zone=requests:1m rate=1r/s; limit_conn_zone $uri zone=connections:1m;
+        proxy_cache_path %DIR%/cache keys_zone=cache:1m;
+        resolver 127.0.0.1 status_zone=resolver;
+        server { listen %UNIX%; status_zone server;
+            location / { status_zone location; return 200; }
+            location /limited { limit_req zone=requests; limit_conn connections 1; proxy_cache cache; proxy_pass http://group; }
+            location /api/ { api; } } }
+        stream { upstream group { zone streams 1m; server 127.0.0.1:1; }
+            limit_conn_zone $remote_addr zone=sessions:1m;
+            server { listen unix:%DIR%/stream; status_zone stream; limit_conn sessions 1; proxy_pass group; }";
+    let server = Setup::http(Driver::Epoll, text).start();
+    assert_eq!(server.get("/").status, 200);
+    let page = fs::read_to_string(workspace("docs/api.yaml")).expect("a description");
+    let mut paths = BTreeSet::new();
+    for root in told(&server, "/").as_array().expect("a list") {
+        let root = format!("/{}", root.as_str().expect("a name"));
+        match told(&server, &root) {
+            // A directory.
+            Value::Array(names) if names.iter().all(Value::is_string) && !names.is_empty() => {
+                paths.extend(names.iter().map(|name| format!("{root}/{}", name.as_str().expect("a name"))));
+            }
+            _ => drop(paths.insert(root)),
+        }
+    }
+    let described = page.lines().filter_map(|line| line.strip_prefix("  /")?.strip_suffix(':'));
+    let described = described.filter(|path| !path.contains('{') && *path != "figures").map(|path| format!("/{path}"));
+    assert_eq!(paths, described.collect(), "what the server has, and what docs/api.yaml has");
+    let (_, schemas) = page.split_once("\n  schemas:\n").expect("schemas");
+    for path in &paths {
+        let (_, own) = page.split_once(&format!("\n  {path}:\n")).expect("it is described");
+        let own = own.split("\n  /").next().expect("text");
+        let mut known = String::new();
+        gather(schemas, own, &mut known, &mut BTreeSet::new());
+        // Those of Gale's own figures are not described.
+        if !path.starts_with("/gale/") {
+            assert_names(path, &told(&server, path), &known);
+        }
+    }
+    server.stop();
+}
+
+/// Appends this text, and the schemas that it refers to.
+fn gather(schemas: &str, text: &str, out: &mut String, seen: &mut BTreeSet<String>) {
+    out.push_str(text);
+    for name in text.split("#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next()) {
+        if seen.insert(name.to_owned()) {
+            let start = format!("    {name}:");
+            let mut lines = schemas.lines().skip_while(|line| !line.starts_with(&start));
+            let first = lines.next().unwrap_or_else(|| panic!("no schema {name}"));
+            let rest: Vec<&str> = lines.take_while(|line| line.starts_with("     ")).collect();
+            gather(schemas, &format!("{first}\n{}\n", rest.join("\n")), out, seen);
+        }
+    }
+}
+
+/// Every name of a field is known, but for those that are names or numbers of something themselves.
+fn assert_names(path: &str, value: &Value, known: &str) {
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| assert_names(path, item, known)),
+        Value::Object(fields) => {
+            // A list by names: that of this configuration, a status, a bound.
+            for (name, value) in fields {
+                let is_described = known.contains(&format!("{name}: {{")) || known.contains(&format!(" {name}:\n"));
+                let is_name = OWN_NAMES.contains(&&**name) || name.starts_with(|first: char| first.is_ascii_digit());
+                assert!(is_described || is_name || name == "inf", "docs/api.yaml does not have \"{name}\" of {path}");
+                assert_names(path, value, known);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// What is called so in the configuration of the test.
+const OWN_NAMES: &[&str] =
+    &["group", "requests", "connections", "cache", "resolver", "server", "location", "stream", "streams", "sessions"];
