@@ -3,11 +3,13 @@
 //! A filter that only adds items, or looks at them, is a [`BodyStream`] around [`InMemory`]. One that makes other bytes
 //! of the bytes that pass is a [`Transform`], and [`Transformed`] does the rest: bytes of files come in bounded pieces
 //! without holding the loop, work proceeds in steps that together have a share of the turn, what is made leaves in
-//! pieces of bounded size, flushes and trailers keep their places. Dropped, all of it ends.
+//! pieces of bounded size, flushes and trailers keep their places. What has been made does not wait while the source
+//! pauses, and leaves before the error with which a body breaks off. Dropped, all of it ends.
 //!
 //! The head is the filter's: see [`ResponseHead::will_change`](crate::request::response::ResponseHead::will_change).
 
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use gale_runtime::{Effort, Lease, charge_units, poll_units};
 
@@ -58,6 +60,21 @@ impl InMemory {
             }
         }
     }
+
+    /// Whether the next item waits for a file alone.
+    fn is_reading(&self) -> bool {
+        self.piece.is_some()
+    }
+
+    /// See [`BodyStream::poll_ahead`].
+    pub fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
+        self.body.poll_ahead(request, context);
+    }
+
+    /// See [`BodyStream::patience`].
+    pub fn patience(&self, default: Duration) -> Duration {
+        self.body.patience(default)
+    }
 }
 
 /// A reader that does what the request's location says.
@@ -87,6 +104,9 @@ pub trait Transform {
 pub enum Until {
     /// More input will come.
     MoreInput,
+    /// More input will come, but there is none now: what is certain of what was taken leaves, as far as that makes the
+    /// output no longer.
+    Pause,
     /// All that was taken has to be made something of: the client waits for it.
     Flush,
     /// This is the end.
@@ -102,7 +122,7 @@ pub struct Step {
     pub produced: usize,
     /// How much work that was, as [`Transform::units`] counts it.
     pub units: usize,
-    /// Whether the flush, or the end, is complete.
+    /// Whether the pause, the flush, or the end, is complete.
     pub is_done: bool,
 }
 
@@ -114,6 +134,8 @@ pub struct Transformed<T> {
     /// What has been made and not left yet: so many bytes of the lease.
     made: Option<(Lease, usize)>,
     state: State,
+    /// Something was taken since the last pause.
+    has_taken: bool,
     /// They come behind what the end makes.
     trailers: Option<BodyItem>,
 }
@@ -123,9 +145,13 @@ enum State {
     Open,
     /// So many bytes of the item have been taken.
     Taking(BodyItem, usize),
-    /// The item will be passed on behind all that was taken before it: a flush, or a subrequest.
-    Flushing(BodyItem),
-    Flushed(BodyItem),
+    /// The source has nothing at the moment.
+    Pausing,
+    Paused,
+    /// The item will be passed on behind all that was taken before it: a flush, a subrequest, or the error with which
+    /// the body breaks off.
+    Flushing(Result<BodyItem, BodyError>),
+    Flushed(Result<BodyItem, BodyError>),
     Ending,
     Ended,
 }
@@ -142,26 +168,37 @@ impl<T: Transform> Transformed<T> {
             room_bytes: room_bytes.clamp(*ROOM_BYTES.start(), *ROOM_BYTES.end()),
             made: None,
             state: State::Open,
+            has_taken: false,
             trailers: None,
         }
     }
 
     /// Takes the next item of the body in.
-    fn poll_open(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
-        match ready!(self.inner.poll_next(request, context)).transpose()? {
-            Some(item @ (BodyItem::Flush | BodyItem::Subrequest(_))) => self.state = State::Flushing(item),
-            Some(trailers @ BodyItem::Trailers(_)) => self.trailers = Some(trailers),
-            Some(item) if item.length() > 0 => self.state = State::Taking(item, 0),
-            Some(_) => {}
+    fn poll_open(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<()> {
+        let item = match self.inner.poll_next(request, context) {
+            Poll::Ready(item) => item,
+            Poll::Pending if self.has_taken && !self.inner.is_reading() => {
+                self.has_taken = false;
+                self.state = State::Pausing;
+                return Poll::Ready(());
+            }
+            Poll::Pending => return Poll::Pending,
+        };
+        match item {
+            Some(item @ (Ok(BodyItem::Flush | BodyItem::Subrequest(_)) | Err(_))) => self.state = State::Flushing(item),
+            Some(Ok(trailers @ BodyItem::Trailers(_))) => self.trailers = Some(trailers),
+            Some(Ok(item)) if item.length() > 0 => self.state = State::Taking(item, 0),
+            Some(Ok(_)) => {}
             None => self.state = State::Ending,
         }
-        Poll::Ready(Ok(()))
+        Poll::Ready(())
     }
 
     /// One step, when it has its share of the turn.
     fn poll_step(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         let (input, until) = match &self.state {
             State::Taking(item, taken) => (&item.bytes()[*taken..], Until::MoreInput),
+            State::Pausing => (&[][..], Until::Pause),
             State::Flushing(_) => (&[][..], Until::Flush),
             _ => (&[][..], Until::End),
         };
@@ -179,12 +216,14 @@ impl<T: Transform> Transformed<T> {
         match &mut self.state {
             State::Taking(item, taken) => {
                 *taken += step.consumed;
+                self.has_taken = true;
                 if *taken == item.bytes().len() {
                     self.state = State::Open;
                 }
             }
+            State::Pausing if step.is_done => self.state = State::Paused,
             State::Flushing(item) if step.is_done => {
-                let item = std::mem::replace(item, BodyItem::Flush);
+                let item = std::mem::replace(item, Ok(BodyItem::Flush));
                 self.state = State::Flushed(item);
             }
             State::Ending if step.is_done => self.state = State::Ended,
@@ -211,31 +250,43 @@ impl<T: Transform> BodyStream for Transformed<T> {
             if self.is_full() {
                 return Poll::Ready(self.take_made().map(Ok));
             }
-            let done = match &mut self.state {
-                State::Open => self.poll_open(request, context),
-                State::Taking(..) | State::Flushing(_) | State::Ending => self.poll_step(context),
+            match &mut self.state {
+                State::Open => ready!(self.poll_open(request, context)),
+                State::Taking(..) | State::Pausing | State::Flushing(_) | State::Ending => {
+                    if let Err(error) = ready!(self.poll_step(context)) {
+                        self.state = State::Flushed(Err(error));
+                    }
+                }
+                State::Paused => {
+                    self.state = State::Open;
+                    if let Some(made) = self.take_made() {
+                        return Poll::Ready(Some(Ok(made)));
+                    }
+                }
                 State::Flushed(_) if self.made.is_some() => {
                     if let Some(made) = self.take_made() {
                         return Poll::Ready(Some(Ok(made)));
                     }
-                    continue;
                 }
                 State::Flushed(item) => {
-                    let item = std::mem::replace(item, BodyItem::Flush);
+                    let item = std::mem::replace(item, Ok(BodyItem::Flush));
                     self.state = State::Open;
-                    return Poll::Ready(Some(Ok(item)));
+                    return Poll::Ready(Some(item));
                 }
                 State::Ended => {
                     let item = self.take_made().or_else(|| self.trailers.take());
                     return Poll::Ready(item.map(Ok));
                 }
-            };
-            match done {
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
-                Poll::Pending => return Poll::Pending,
             }
         }
+    }
+
+    fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
+        self.inner.poll_ahead(request, context);
+    }
+
+    fn patience(&self, default: Duration) -> Duration {
+        self.inner.patience(default)
     }
 
     fn is_at_end(&self) -> bool {
@@ -245,8 +296,10 @@ impl<T: Transform> BodyStream for Transformed<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::collections::VecDeque;
     use std::future::poll_fn;
+    use std::rc::Rc;
 
     use gale_runtime::{Bytes, EventLoop, File, LoopOptions};
 
@@ -327,8 +380,38 @@ mod tests {
     }
 
     #[test]
-    fn an_error_comes_instead_of_what_was_made_before_it() {
-        assert_eq!(items_of(vec![bytes("a"), bytes("!")]), ["refused"]);
+    fn what_was_made_leaves_before_an_error() {
+        assert_eq!(items_of(vec![bytes("ab"), bytes("c!")]), ["aabbcc", "refused"]);
+    }
+
+    /// A source that has nothing once for every empty item, which it notes, and breaks off at its end.
+    struct Pausing(VecDeque<&'static str>, Rc<RefCell<Vec<String>>>);
+
+    impl BodyStream for Pausing {
+        fn poll_next(&mut self, _: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+            match self.0.pop_front() {
+                Some("") => {
+                    self.1.borrow_mut().push("pause".to_owned());
+                    context.waker().wake_by_ref();
+                    Poll::Pending
+                }
+                Some(text) => Poll::Ready(Some(Ok(bytes(text)))),
+                None => Poll::Ready(Some(Err(BodyError::Reset))),
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_made_leaves_when_the_source_pauses_or_breaks_off() {
+        let events = Rc::<RefCell<Vec<String>>>::default();
+        let source = Pausing(VecDeque::from(["ab", "c", "", "d", "", "", "ef"]), Rc::clone(&events));
+        let mut stream = Transformed::new(Body::Stream(Box::new(source)), Twice::default(), 0);
+        EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
+            while let Some(Ok(item)) = poll_fn(|context| stream.poll_next(&Request::default(), context)).await {
+                events.borrow_mut().push(String::from_utf8(item.bytes().to_vec()).unwrap());
+            }
+        });
+        assert_eq!(*events.borrow(), ["pause", "aabbcc", "pause", "dd", "pause", "eeff"]);
     }
 
     #[test]
@@ -342,6 +425,6 @@ mod tests {
         let truncated = items_of(vec![piece(8, 3)]);
         // The kernel's words for what has no name any more.
         let expected = format!("\"{} (deleted)\" was truncated at 10 while it was being sent", path.display());
-        assert_eq!(truncated, [expected]);
+        assert_eq!(truncated, ["8899", &expected]);
     }
 }

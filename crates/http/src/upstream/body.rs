@@ -3,6 +3,8 @@
 //! What has come is passed on at once. While the client is slow, a buffered body (`proxy_buffering on`) is read ahead:
 //! into memory up to `proxy_buffers`, then into a temporary file up to `proxy_max_temp_file_size`, so that the server's
 //! connection is free early. An unbuffered body stays with the server. A disk that fails costs only the reading ahead.
+//! When the server pauses, a flush follows what came of an unbuffered body or of a `text/event-stream`, so that filters
+//! that gather give it out.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, ready};
@@ -66,8 +68,51 @@ pub(super) struct UpstreamBody {
     patience: Duration,
     /// A piece was given to the client's side since the server was asked last.
     client_took: bool,
+    flushing: Flushing,
     /// What is stored of it: `proxy_store`.
     storing: Option<Box<Storing>>,
+}
+
+/// Whether filters have to give out what they gather when the server pauses.
+pub(super) enum Flushing {
+    Never,
+    /// Nothing has come since the last flush.
+    Done,
+    /// Something has come since then.
+    Due,
+}
+
+impl Flushing {
+    /// Of a response with this head.
+    pub fn of(request: &Request, is_buffered: bool) -> Flushing {
+        match is_buffered && !is_event_stream(&request.response.content_type) {
+            true => Flushing::Never,
+            false => Flushing::Done,
+        }
+    }
+
+    /// Something was given out.
+    pub fn note_item(&mut self) {
+        if let Flushing::Done = self {
+            *self = Flushing::Due;
+        }
+    }
+
+    /// The flush to be given before the next item is waited for.
+    pub fn take(&mut self) -> Option<BodyItem> {
+        let is_due = matches!(self, Flushing::Due);
+        is_due.then(|| {
+            *self = Flushing::Done;
+            BodyItem::Flush
+        })
+    }
+}
+
+/// Server-sent events: each is for the client at once.
+/// (<https://html.spec.whatwg.org/multipage/server-sent-events.html>)
+fn is_event_stream(content_type: &[u8]) -> bool {
+    let end = content_type.iter().position(|&byte| byte == b';').unwrap_or(content_type.len());
+    content_type[..end].trim_ascii_end().eq_ignore_ascii_case(b"text/event-stream")
 }
 
 /// What of a body has come with its head.
@@ -128,6 +173,7 @@ impl UpstreamBody {
             rate: (rate > 0 && is_buffered).then(|| Rate { per_second: rate, pause: Timer::new() }),
             file_is_logged: false,
             client_took: true,
+            flushing: Flushing::of(request, is_buffered),
             patience: if *settings.ignore_client_abort.get() { HANDLER_PATIENCE } else { Duration::ZERO },
         };
         if let Some(piece) = came.first {
@@ -345,6 +391,7 @@ impl Drop for UpstreamBody {
             file_is_logged: true,
             patience: Duration::ZERO,
             client_took: false,
+            flushing: Flushing::Never,
         });
     }
 }
@@ -352,18 +399,24 @@ impl Drop for UpstreamBody {
 impl BodyStream for UpstreamBody {
     fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         if let Some(item) = ready!(self.poll_take(context)) {
+            self.flushing.note_item();
             return Poll::Ready(Some(item));
         }
         if std::mem::take(&mut self.client_took) {
             // While the client took its time, nobody has asked the server.
             self.expect_more();
         }
-        match ready!(self.poll_receive(request, context)) {
-            Some(piece) => {
+        match self.poll_receive(request, context) {
+            Poll::Ready(Some(piece)) => {
                 self.client_took = true;
+                self.flushing.note_item();
                 Poll::Ready(Some(Ok(BodyItem::Bytes(piece))))
             }
-            None => Poll::Ready(self.broken.take().map(Err)),
+            Poll::Ready(None) => Poll::Ready(self.broken.take().map(Err)),
+            Poll::Pending => match self.flushing.take() {
+                Some(flush) => Poll::Ready(Some(Ok(flush))),
+                None => Poll::Pending,
+            },
         }
     }
 

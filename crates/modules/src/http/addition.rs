@@ -8,6 +8,7 @@
 //! between comes as it is made: then it begins when that has ended, so that nothing is kept ready for a long time.
 
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use gale_config::{Body as BlockBody, Contexts, Diagnostic, ManyWith, One, Setting, Statement, Takes, slot};
 use gale_engine::module::{ConfType, Directive, Module};
@@ -123,6 +124,14 @@ impl BodyStream for Added {
         self.body = Body::Empty;
         let last = self.last.take().map(Ok);
         Poll::Ready(last.or_else(|| Some(begin(request, self.after.take()?))))
+    }
+
+    fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
+        self.body.poll_ahead(request, context);
+    }
+
+    fn patience(&self, default: Duration) -> Duration {
+        self.body.patience(default)
     }
 
     fn is_at_end(&self) -> bool {

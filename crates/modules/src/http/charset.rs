@@ -16,6 +16,7 @@ use std::cell::RefCell;
 use std::io::Write;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bstr::{BStr, ByteSlice};
 use gale_base::log_level::Level;
@@ -463,6 +464,20 @@ impl BodyStream for ByteForByte {
         }
         let State::Converting(stream) = &mut self.state else { unreachable!("it was begun") };
         stream.poll_next(request, context)
+    }
+
+    fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
+        match &mut self.state {
+            State::Whole(body) => body.poll_ahead(request, context),
+            State::Converting(stream) => stream.poll_ahead(request, context),
+        }
+    }
+
+    fn patience(&self, default: Duration) -> Duration {
+        match &self.state {
+            State::Whole(body) => body.patience(default),
+            State::Converting(stream) => stream.patience(default),
+        }
     }
 
     fn is_at_end(&self) -> bool {

@@ -434,12 +434,17 @@ impl Transform for Deflate {
         match (self.gather_max > 0, until) {
             (true, Until::End) => self.gathered.len(),
             (true, Until::MoreInput) if self.may_gather(input) => 0,
+            (_, Until::Pause) => 0,
             _ if !self.gathered.is_empty() => self.next_of_stream(self.gathered.readable()).len(),
             _ => self.next_of_stream(input).len(),
         }
     }
 
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError> {
+        if until == Until::Pause {
+            // What zlib holds back, only a flush brings out, and that costs bytes.
+            return Ok(Step { consumed: 0, produced: 0, units: 0, is_done: true });
+        }
         if self.gather_max > 0 {
             if until == Until::MoreInput && self.may_gather(input) {
                 self.gathered.append(input)?;
@@ -482,7 +487,7 @@ impl Deflate {
         let stream = self.stream.get_or_insert_with(|| take_spare(level));
         let (taken, made) = (stream.total_in(), stream.total_out());
         let flush = match until {
-            Until::MoreInput => FlushCompress::None,
+            Until::MoreInput | Until::Pause => FlushCompress::None,
             Until::Flush => FlushCompress::Sync,
             Until::End => FlushCompress::Finish,
         };
@@ -491,7 +496,7 @@ impl Deflate {
         let (taken, made) = ((taken_in_all - taken) as usize, (made_in_all - made) as usize);
         let is_done = match until {
             // Room is left when nothing is.
-            Until::MoreInput | Until::Flush => made < room.len(),
+            Until::MoreInput | Until::Pause | Until::Flush => made < room.len(),
             Until::End => status == Status::StreamEnd,
         };
         if status == Status::StreamEnd {

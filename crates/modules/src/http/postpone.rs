@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use gale_engine::module::Module;
 use gale_http::module::HttpPart;
@@ -65,6 +66,16 @@ impl BodyStream for Postponed {
                 }
             }
         }
+    }
+
+    fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
+        if let Some(source) = &mut self.source {
+            source.poll_ahead(request, context);
+        }
+    }
+
+    fn patience(&self, default: Duration) -> Duration {
+        self.source.as_ref().map_or(default, |source| source.patience(default))
     }
 
     fn is_at_end(&self) -> bool {

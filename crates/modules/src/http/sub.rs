@@ -225,7 +225,7 @@ impl Search {
         }
         match until {
             Until::MoreInput => Found::Nothing(at.min(text.len())),
-            Until::Flush => Found::Nothing(self.first_beginning(text, at.min(text.len()), is_wanted)),
+            Until::Pause | Until::Flush => Found::Nothing(self.first_beginning(text, at.min(text.len()), is_wanted)),
             Until::End => Found::Nothing(text.len()),
         }
     }
@@ -275,8 +275,17 @@ impl Transform for Substitution {
         self.search.effort()
     }
 
+    /// What is held is looked at once more when no more comes for now.
+    fn units(&self, input: &[u8], until: Until, _: usize) -> usize {
+        match until {
+            Until::MoreInput | Until::End => input.len(),
+            Until::Pause | Until::Flush => self.held.len() - self.start,
+        }
+    }
+
     fn step(&mut self, input: &[u8], until: Until, room: &mut [u8]) -> Result<Step, BodyError> {
-        let mut step = Step { consumed: 0, produced: self.put(room), units: input.len(), is_done: false };
+        let units = self.units(input, until, room.len());
+        let mut step = Step { consumed: 0, produced: self.put(room), units, is_done: false };
         while step.produced < room.len() && !step.is_done {
             if until == Until::MoreInput && self.is_decided {
                 if step.consumed > 0 {

@@ -22,7 +22,7 @@ use crate::request::Request;
 use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
 use crate::request::phases::Flow;
 use crate::request::response::{FieldList, FieldText};
-use crate::upstream::body::NoBody;
+use crate::upstream::body::{Flushing, NoBody};
 use crate::upstream::receiving::UpstreamHead;
 use crate::upstream::record::Records;
 use crate::upstream::response::{HeadRewriter, copy_head, intercept, obey_head};
@@ -114,7 +114,9 @@ pub(super) fn body_of_fill(
         length => {
             let (zone, fill) = (Arc::clone(zone), Arc::clone(fill));
             let disk_timeout = *settings.cache.disk_timeout.get();
-            Flow::Answer(Body::Stream(Box::new(FillBody::new(zone, fill, meta, length, disk_timeout))))
+            let mut body = FillBody::new(zone, fill, meta, length, disk_timeout);
+            body.flushing = Flushing::of(request, true);
+            Flow::Answer(Body::Stream(Box::new(body)))
         }
     }
 }
@@ -175,6 +177,7 @@ struct FillBody {
     tag: Option<Rc<[u8]>>,
     /// What the server sends of that.
     remainder: Option<Remainder>,
+    flushing: Flushing,
 }
 
 impl FillBody {
@@ -201,6 +204,7 @@ impl FillBody {
             patience,
             tag,
             remainder: None,
+            flushing: Flushing::Never,
         }
     }
 
@@ -208,6 +212,7 @@ impl FillBody {
         let rest = usize::try_from(self.end - self.offset).unwrap_or(usize::MAX);
         bytes.truncate(rest.min(bytes.len()));
         self.offset += bytes.len() as u64;
+        self.flushing.note_item();
         bytes
     }
 
@@ -288,10 +293,13 @@ impl BodyStream for FillBody {
                     true
                 }
             };
-            let found = if must_resume {
-                Found::Behind
-            } else {
-                ready!(self.fill.poll_at(self.ticket, self.offset, most, context))
+            let found = match must_resume {
+                true => Poll::Ready(Found::Behind),
+                false => self.fill.poll_at(self.ticket, self.offset, most, context),
+            };
+            let Poll::Ready(found) = found else {
+                let flush = self.flushing.take();
+                return flush.map_or(Poll::Pending, |flush| Poll::Ready(Some(Ok(flush))));
             };
             match found {
                 Found::Bytes(piece) => return Poll::Ready(Some(Ok(BodyItem::Bytes(self.take(piece))))),

@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bstr::BStr;
 use gale_base::log_level::Level;
@@ -228,6 +229,14 @@ impl BodyStream for Document {
                 return Poll::Ready(Some(Ok(item)));
             }
         }
+    }
+
+    fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
+        self.source.poll_ahead(request, context);
+    }
+
+    fn patience(&self, default: Duration) -> Duration {
+        self.source.patience(default)
     }
 }
 
