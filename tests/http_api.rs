@@ -9,6 +9,8 @@ with_each_driver!(
     the_tree_is_nginx_s,
     servers_are_added_changed_and_removed,
     a_whole_list_is_replaced_at_once_or_not_at_all,
+    lists_of_servers_are_made_in_a_thread,
+    what_is_told_of_servers_can_be_put_back_whatever_balances_them,
     what_cannot_be_done_is_told_and_changes_nothing,
     changes_live_until_a_reload_alters_the_servers,
     a_state_file_has_what_was_changed,
@@ -172,6 +174,71 @@ fn a_whole_list_is_replaced_at_once_or_not_at_all(driver: Driver) {
     let many = json!([Value::Array(many).as_array().unwrap().as_slice(), &[json!({ "server": two.address })]].concat());
     assert_eq!(ask(&server, "PUT", SERVERS, &many.to_string()).0, 200);
     assert_eq!((listed(&server).len(), answering(&server)), (10_001, vec!["two".to_owned()]));
+    server.stop();
+}
+
+fn lists_of_servers_are_made_in_a_thread(driver: Driver) {
+    let server = start(driver, "server 127.0.0.1:1; server 127.0.0.1:2;");
+    // This alone is told without one.
+    let tasks = || {
+        let pools = get(&server, "/api/9/gale/pools");
+        let of_default = pools.as_array().unwrap().iter().find(|pool| pool["name"] == "default");
+        of_default.and_then(|pool| pool["completed"].as_u64()).unwrap_or(0)
+    };
+    let list = get(&server, SERVERS).to_string();
+    let (one, first) = (json!({ "server": "127.0.0.1:3" }).to_string(), format!("{SERVERS}/0"));
+    // What reads JSON, what changes the group, and what writes JSON.
+    for (method, path, body, expected) in
+        [("GET", SERVERS, "", 1), ("PUT", SERVERS, &list, 4), ("POST", SERVERS, &one, 2), ("DELETE", &first, "", 2)]
+    {
+        // A task that is done may be counted behind its answer.
+        let mut before = tasks();
+        server.directory.wait_until("threads without a task", |_| std::mem::replace(&mut before, tasks()) == tasks());
+        assert!(ask(&server, method, path, body).0 < 300, "{method} {path}");
+        server.directory.wait_until("task", |_| tasks() >= before + expected);
+    }
+    server.stop();
+}
+
+fn what_is_told_of_servers_can_be_put_back_whatever_balances_them(driver: Driver) {
+    let methods = [
+        "",
+        "least_conn;",
+        "least_time header;",
+        "ip_hash;",
+        "hash $uri;",
+        "hash $uri consistent;",
+        "random;",
+        "random two least_conn;",
+        "sticky cookie own;",
+    ];
+    let groups = (0..).zip(methods).map(|(number, method): (u32, &str)| {
+        let servers = "server 127.0.0.1:1; server 127.0.0.1:2 weight=3 max_conns=4 max_fails=0 fail_timeout=1m down;";
+        format!("upstream g{number} {{ {method} {servers} }}\n")
+    });
+    let groups = groups.collect::<String>();
+    let server =
+        Setup::http(driver, &format!("{groups} server {{ listen %UNIX%; location /api/ {{ api write=on; }} }}"))
+            .start();
+    for (number, method) in (0_u32..).zip(methods) {
+        let path = format!("/api/9/http/upstreams/g{number}/servers");
+        let told = get(&server, &path);
+        let (status, now, _) = ask(&server, "PUT", &path, &told.to_string());
+        assert_eq!((status, &now), (200, &told), "{method}");
+        for one in told.as_array().unwrap() {
+            let mut one = one.clone();
+            let id = one["id"].as_u64().unwrap();
+            one.as_object_mut().unwrap().retain(|name, _| !matches!(&**name, "server" | "backup"));
+            let (status, now, _) = ask(&server, "PATCH", &format!("{path}/{id}"), &one.to_string());
+            assert_eq!(
+                (status, &now),
+                (200, &told.as_array().unwrap().iter().find(|told| told["id"] == id).unwrap().clone())
+            );
+        }
+        let slow = json!([{ "server": "127.0.0.1:1", "slow_start": "1s" }]).to_string();
+        let takes_it = !["ip_hash", "hash", "random"].iter().any(|name| method.starts_with(name));
+        assert_eq!(ask(&server, "PUT", &path, &slow).0, if takes_it { 200 } else { 400 }, "{method}");
+    }
     server.stop();
 }
 

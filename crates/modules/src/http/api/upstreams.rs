@@ -28,7 +28,7 @@ use gale_runtime::{SocketAddress, default_pool};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::answer::{Fault, send};
+use super::answer::{Fault, send, send_text};
 use super::tree::{View, millis, responses, ssl, times};
 use super::{body, path_as_sent};
 
@@ -49,7 +49,7 @@ pub(super) async fn answer_servers(request: &mut Request, group: &Arc<Group>, pa
 
 async fn servers(request: &mut Request, group: &Arc<Group>) -> Result<Flow, Fault> {
     match request.method() {
-        Method::Get | Method::Head => Ok(send(request, 200, &list(&group.servers()))),
+        Method::Get | Method::Head => send_list(request, group.servers()).await,
         Method::Post => {
             let wanted: Wanted = parse(body(request).await?).await?;
             let (address, name, settings) = wanted.server(group)?;
@@ -67,7 +67,7 @@ async fn servers(request: &mut Request, group: &Arc<Group>) -> Result<Flow, Faul
             let servers: Result<Vec<_>, Fault> = default_pool().run(read).await.map_err(|error| overloaded(&error))?;
             let servers = servers?;
             let now = edit(request, group, move |editing| editing.replace(servers)).await?;
-            Ok(send(request, 200, &list(&now)))
+            send_list(request, now).await
         }
         _ => Err(Fault::method()),
     }
@@ -93,10 +93,17 @@ async fn server(request: &mut Request, group: &Arc<Group>, id: u64) -> Result<Fl
         }
         Method::Delete => {
             edit(request, group, move |editing| editing.remove(id)).await?;
-            Ok(send(request, 200, &list(&group.servers())))
+            send_list(request, group.servers()).await
         }
         _ => Err(Fault::method()),
     }
+}
+
+/// Answers with these servers. The text is made in a thread: there may be ten thousand of them.
+async fn send_list(request: &mut Request, servers: impl AsRef<[GroupServer]> + Send + 'static) -> Result<Flow, Fault> {
+    let tell = move || servers.as_ref().iter().map(describe).collect::<Value>().to_string();
+    let text = default_pool().run(tell).await.map_err(|error| overloaded(&error))?;
+    Ok(send_text(request, 200, text))
 }
 
 /// Changes a group, and says so in the error log.
@@ -217,8 +224,10 @@ impl Wanted {
         if self.route.as_ref().is_some_and(|route| route.len() > ROUTE_LENGTH_MAX) {
             return Err(Fault::format(format!("route is longer than {ROUTE_LENGTH_MAX}")));
         }
-        for (name, is_given) in [("backup", self.backup == Some(true)), ("slow_start", self.slow_start.is_some())] {
-            if is_given && !group.has_backups() {
+        // Zero is what every server without it is told to have.
+        let is_slow = self.slow_start.as_ref().and_then(Time::parse).is_some_and(|time| !time.is_zero());
+        for (name, is_wanted) in [("backup", self.backup == Some(true)), ("slow_start", is_slow)] {
+            if is_wanted && !group.has_backups() {
                 return Err(Fault::format(format!("balancing method does not support parameter \"{name}\"")));
             }
         }
@@ -248,10 +257,6 @@ impl Wanted {
             (.., standing) => standing,
         };
     }
-}
-
-fn list(servers: &[GroupServer]) -> Value {
-    servers.iter().map(describe).collect()
 }
 
 fn describe(server: &GroupServer) -> Value {
