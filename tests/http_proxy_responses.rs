@@ -2,9 +2,12 @@
 
 #[path = "support/answers.rs"]
 mod answers;
+#[path = "support/http2.rs"]
+mod http2;
 mod support;
 
 use answers::{KEEPALIVE, LENGTH, own_fields, post, scripted};
+use http2::Http2;
 use support::{Backend, Driver, Setup, with_each_driver};
 
 with_each_driver!(
@@ -12,6 +15,7 @@ with_each_driver!(
     a_response_without_a_body_has_none,
     a_head_may_be_as_long_as_its_buffer,
     fields_of_a_response_are_hidden_and_passed_as_configured,
+    the_server_field_is_left_to_the_server_where_it_is_passed,
     the_server_has_a_say_with_x_accel_fields,
     an_internal_location_answers_what_x_accel_redirect_names,
     errors_of_the_server_are_intercepted_where_that_is_configured,
@@ -150,6 +154,41 @@ fn fields_of_a_response_are_hidden_and_passed_as_configured(driver: Driver) {
     passed.sort();
     expected.sort_unstable();
     assert_eq!(passed, expected);
+    server.stop();
+}
+
+fn the_server_field_is_left_to_the_server_where_it_is_passed(driver: Driver) {
+    let backend = scripted(&[
+        ("/with", "HTTP/1.1 200 OK\r\nServer: its own\r\nContent-Length: 2\r\n\r\nok"),
+        ("/without", LENGTH),
+        ("/failing", "HTTP/1.1 500 Error\r\nContent-Length: 0\r\n\r\n"),
+    ]);
+    let setup = Setup::server(
+        driver,
+        "http2 on; proxy_intercept_errors on; error_page 500 /500; location /500 { return 500 ours; }
+         location / { proxy_pass http://ADDRESS; }
+         location /pass/ { proxy_pass_header server; proxy_pass http://ADDRESS/;
+             location /pass/in/ { proxy_pass http://ADDRESS/; } }",
+    );
+    let server = setup.replace("ADDRESS", &backend.address).start();
+    for (target, expected) in [
+        ("/with", Some("gale")),
+        ("/without", Some("gale")),
+        ("/pass/with", Some("its own")),
+        ("/pass/without", None),
+        ("/pass/in/without", None),
+        ("/pass/failing", Some("gale")),
+    ] {
+        let response = server.get(target);
+        let is_as_expected = |found: Option<&str>| match (found, expected) {
+            (Some(found), Some(expected)) => found.starts_with(expected),
+            (found, expected) => found == expected,
+        };
+        assert!(is_as_expected(response.header("Server")), "{target}: {response:?}");
+        assert!(response.header("Date").is_some(), "{target}: whoever forwards adds one (RFC 9110 6.6.1)");
+        let answer = Http2::unix(&server).get(target);
+        assert!(is_as_expected(answer.header("server")), "{target}: {answer:?}");
+    }
     server.stop();
 }
 

@@ -41,6 +41,8 @@ pub struct ResponseHead {
     pub has_trailers: bool,
     /// Another server gave it, which has seen the request's conditions, too.
     pub is_from_upstream: bool,
+    /// Whether it has no `Server` field unless it is given one.
+    pub omits_server: bool,
     /// A reason phrase of its own, see [`ResponseHead::reason`].
     pub reason: Option<Reason>,
 }
@@ -68,6 +70,7 @@ impl ResponseHead {
             fields,
             has_trailers,
             is_from_upstream,
+            omits_server,
             reason,
         } = self;
         *status = 0;
@@ -80,6 +83,7 @@ impl ResponseHead {
         fields.clear();
         *has_trailers = false;
         *is_from_upstream = false;
+        *omits_server = false;
         *reason = None;
     }
 
@@ -87,6 +91,7 @@ impl ResponseHead {
     pub fn clear_entity(&mut self) {
         self.reason = None;
         self.is_from_upstream = false;
+        self.omits_server = false;
         self.content_type.clear();
         self.content_length = None;
         self.last_modified = None;

@@ -295,6 +295,7 @@ pub(super) fn copy_head(
     response.reason = head.reason.clone().map(|phrase| Reason { status: head.status, phrase });
     response.content_length = head.length;
     response.is_from_upstream = true;
+    response.omits_server = settings.leaves_server_field && !fields.has(ResponseField::Server);
     for field in fields.iter() {
         if settings.hidden.has(&field.name) {
             continue;

@@ -87,6 +87,8 @@ pub struct UpstreamSettings {
     pub hide_header: Setting<Vec<BString>>,
     /// Fields that the client does get although they are among the usual ones.
     pub pass_header: Setting<Vec<BString>>,
+    /// Whether `Server` is the server's own alone: Gale adds none.
+    pub leaves_server_field: bool,
     /// Fields that have no effect on Gale.
     pub ignore_headers: Setting<Vec<Ignored>>,
     /// What follows from `ignore_headers`.

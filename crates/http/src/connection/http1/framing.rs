@@ -125,7 +125,7 @@ pub(super) fn write_head(
         None => response::write_status_line(out, head.status),
         Some(phrase) => response::write_status_line_with(out, head.status, phrase),
     }
-    if !head.has(ResponseField::Server) {
+    if !head.has(ResponseField::Server) && !head.omits_server {
         out.extend_from_slice(conduct.server_line);
     }
     if !head.has(ResponseField::Date) {

@@ -21,7 +21,7 @@ pub(super) fn write_head(
         // What cannot be written is left out.
         let _ = fields.known(field, value);
     };
-    if !head.has(ResponseField::Server) && !server.is_empty() {
+    if !head.has(ResponseField::Server) && !head.omits_server && !server.is_empty() {
         known(ResponseField::Server, server);
     }
     if !head.has(ResponseField::Date) {

@@ -294,6 +294,8 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
         Some("$scheme$proxy_host$request_uri"),
     )?;
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)?;
+    let passed = conf.upstream.pass_header.get_opt().map(Vec::as_slice).unwrap_or_default();
+    conf.upstream.leaves_server_field = passed.iter().any(|name| name.eq_ignore_ascii_case(b"Server"));
     health::complete(conf, builder)
 }
 
