@@ -29,6 +29,7 @@ with_each_driver!(
     busy_connections_make_new_ones_wait,
     a_thousand_idle_connections_do_no_harm,
     descriptors_that_run_out_come_back,
+    a_request_that_finds_no_descriptor_for_its_server_fails_alone,
     a_client_with_a_path_as_long_as_an_address_is_as_good_as_any,
     a_server_that_stops_does_not_wait_for_those_who_say_nothing,
 );
@@ -419,6 +420,34 @@ fn descriptors_that_run_out_come_back(driver: Driver) {
     let mut last = clients.pop().expect("sixty");
     drop(clients);
     assert_hello(&mut last);
+    server.stop();
+}
+
+fn a_request_that_finds_no_descriptor_for_its_server_fails_alone(driver: Driver) {
+    let backends: [_; 2] = std::array::from_fn(|_| {
+        support::Backend::tcp()
+            .serve(|_, client| client.try_send("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nbehind").is_ok())
+    });
+    let servers: String =
+        backends.iter().map(|backend| format!("server {} fail_timeout=1h;", backend.address)).collect();
+    let text = format!(
+        "upstream two {{ {servers} keepalive 0; }}
+         server {{ listen %UNIX%; {HELLO} location /behind {{ proxy_pass http://two; }} }}",
+    );
+    let configuration = support::http_configuration(driver, &text)
+        .replace("worker_processes 2", "worker_processes 1; worker_rlimit_nofile 40");
+    let server = Setup::configuration(&configuration).start();
+    let mut clients: Vec<Client> = (0..60).map(|_| server.connect()).collect();
+    server.wait_logged("accept4() failed (24: Too many open files)");
+    assert_eq!(clients[0].get("/behind").status, 500);
+    server.wait_logged("socket() failed (24: Too many open files) while connecting to upstream");
+    assert_hello(&mut clients[1]);
+    clients.truncate(10);
+    // Those that waited to be accepted have left.
+    assert_hello(&mut server.connect());
+    // The fault was the worker's: neither server counts as failed, for an hour as it would.
+    (0..4).for_each(|_| assert_eq!(clients[1].get("/behind").text(), "behind"));
+    backends.iter().for_each(|backend| assert_eq!(backend.connection_count(), 2));
     server.stop();
 }
 

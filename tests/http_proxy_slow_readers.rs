@@ -6,9 +6,13 @@ mod support;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use support::{Backend, Client, DEADLINE, Driver, Setup, resident_memory, with_each_driver};
 
-with_each_driver!(servers_are_free_long_before_clients_that_do_not_read);
+with_each_driver!(
+    servers_are_free_long_before_clients_that_do_not_read,
+    thousands_of_clients_that_do_not_read_cost_their_buffers,
+);
 
 /// How many clients there are at once.
 const CLIENTS: usize = 200;
@@ -54,6 +58,64 @@ fn servers_are_free_long_before_clients_that_do_not_read(driver: Driver) {
     assert_eq!(other.get("/").body.len(), BODY);
     // A few of them take what they have asked for; the others leave.
     for mut client in clients.into_iter().step_by(20) {
+        let response = client.response();
+        assert!(response.status == 200 && response.body[..] == body[..]);
+    }
+    server.stop();
+}
+
+/// How many there are where descriptors allow it: each takes three of the worker process, for its client, its server
+/// and its file, and two of the test.
+const THOUSANDS: u64 = 4000;
+
+/// What each of them asks for: more than `proxy_buffers` and the sockets, whose buffers are small, take of it.
+const SHORT_BODY: usize = 192 << 10;
+
+/// How much the worker process may grow for each of them: a piece of 64 KiB, as much as is received at once, what
+/// belongs to a request under way, and what the allocator keeps.
+const GROWTH_MAX_OF_ONE: u64 = 96 << 10;
+
+fn thousands_of_clients_that_do_not_read_cost_their_buffers(driver: Driver) {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("up to the maximum");
+    // Both drivers are tested at once, in one process.
+    let count = limit.maximum.map_or(THOUSANDS, |limit| THOUSANDS.min(limit / 5));
+    let body: Arc<[u8]> = (0..SHORT_BODY).map(|at| (at % 251) as u8).collect();
+    let (ended, endings) = channel();
+    let sent = Arc::clone(&body);
+    let backend = Backend::tcp().serve(move |_, client| {
+        client.send(format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", sent.len()));
+        client.send(&sent);
+        client.assert_closed();
+        ended.send(()).expect("somebody counts");
+        false
+    });
+    let text = format!(
+        "proxy_temp_path %DIR%/proxy; send_timeout 1h; proxy_buffer_size 4k; proxy_buffers 2 4k;
+         proxy_busy_buffers_size 4k;
+         server {{ listen %TCP% sndbuf=8k; location / {{ proxy_pass http://{}; }} }}",
+        backend.address
+    );
+    let setup = Setup::http(driver, &text).replace("worker_connections 128", "worker_connections 16384");
+    let server = setup.replace("error.log info", "error.log error").start();
+    let worker = server.worker();
+    let (before, _) = resident_memory(worker);
+    let address = server.directory.address(1);
+    let mut clients: Vec<Client> = Vec::new();
+    // No more of them at once than wait to be accepted, and than there are threads behind.
+    while (clients.len() as u64) < count {
+        let next = clients.len();
+        clients.extend((0..100).map(|_| Client::tcp_with_small_buffer(address)));
+        clients[next..].iter_mut().for_each(|client| client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n"));
+        for _ in next..clients.len() {
+            endings.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("behind {next} a connection did not end"));
+        }
+    }
+    let (_, most) = resident_memory(worker);
+    let grown = most.saturating_sub(before) / clients.len() as u64;
+    assert!(grown < GROWTH_MAX_OF_ONE, "from {before} to {most}: {grown} bytes for each");
+    assert_eq!(Client::tcp(address).get("/").body.len(), SHORT_BODY);
+    for client in clients.iter_mut().step_by(100) {
         let response = client.response();
         assert!(response.status == 200 && response.body[..] == body[..]);
     }

@@ -25,6 +25,8 @@ const CONFIGURATION: &str = "error_log /log info;
     http {
         access_log off; client_body_temp_path %TEMP%; proxy_temp_path %TEMP%; send_timeout 60s;
         proxy_read_timeout 20s; proxy_send_timeout 20s; proxy_connect_timeout 20s; lingering_time 1s;
+        fastcgi_temp_path %TEMP%; scgi_temp_path %TEMP%; uwsgi_temp_path %TEMP%;
+        fastcgi_read_timeout 20s; scgi_read_timeout 20s; uwsgi_read_timeout 20s; memcached_read_timeout 20s;
         upstream u { server 192.0.2.2:80 max_fails=0; keepalive 0; }
         upstream kept { server 192.0.2.2:80 max_fails=0; }
         server {
@@ -36,6 +38,11 @@ const CONFIGURATION: &str = "error_log /log info;
             location /2/off {
                 proxy_http_version 2; proxy_buffering off; proxy_request_buffering off; proxy_pass http://u;
             }
+            location /fastcgi { fastcgi_pass u; }
+            location /fastcgi-off { fastcgi_buffering off; fastcgi_pass u; }
+            location /scgi { scgi_pass u; scgi_param SCGI 1; }
+            location /uwsgi { uwsgi_pass u; }
+            location /memcached { set $memcached_key key; memcached_pass u; }
         }
     }";
 
@@ -232,6 +239,77 @@ fn a_server_that_stops_at_any_byte_breaks_off_that_response_and_nothing_else() {
                             assert!(BODY.starts_with(&seen.body), "{}", shown());
                             assert!(!is_whole || framed == Framed::UntilClose || seen.body == BODY, "{}", shown());
                         }
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// A response of another protocol, where its head ends, and the end of a request for it.
+fn responses_of_gateways() -> Vec<(&'static str, Vec<u8>, usize, &'static [u8])> {
+    let record = |kind: u8, padding: u8, content: &[u8]| {
+        let header = [1, kind, 0, 1, 0, content.len() as u8, padding, 0];
+        [&header, content, &vec![b'p'; padding.into()][..]].concat()
+    };
+    // Without a length a connection that closes ends a response, as with nginx.
+    let with_status = b"Status: 200 OK\r\nContent-Length: 12\r\n\r\nhello";
+    let fastcgi = [
+        record(6, 3, with_status),
+        record(7, 0, b"a message"),
+        record(6, 0, b", world"),
+        record(6, 0, b""),
+        record(3, 2, &[0; 8]),
+    ]
+    .concat();
+    let cgi = b"Status: 200 OK\r\nContent-Length: 12\r\n\r\nhello, world".to_vec();
+    let http = b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\nhello, world".to_vec();
+    let memcached = b"VALUE key 0 12\r\nhello, world\r\nEND\r\n".to_vec();
+    let behind =
+        |text: &[u8], end: &[u8]| text.windows(end.len()).position(|part| part == end).expect("an end") + end.len();
+    let all: [(_, _, &[u8], &'static [u8]); 5] = [
+        ("/fastcgi", fastcgi.clone(), b"\r\n\r\n", &[1, 5, 0, 1, 0, 0, 0, 0]),
+        ("/fastcgi-off", fastcgi, b"\r\n\r\n", &[1, 5, 0, 1, 0, 0, 0, 0]),
+        ("/scgi", cgi, b"\r\n\r\n", b","),
+        ("/uwsgi", http, b"\r\n\r\n", b""),
+        ("/memcached", memcached, b"\r\n", b"\r\n"),
+    ];
+    all.map(|(target, text, head_end, asked)| (target, text.clone(), behind(&text, head_end), asked)).into()
+}
+
+#[test]
+fn an_application_that_stops_at_any_byte_breaks_off_that_response_and_nothing_else() {
+    each_seed(1, |simulation| {
+        with_backend(simulation, async |backend| {
+            for (target, text, head_end, asked) in responses_of_gateways() {
+                for cut in 0..=text.len() {
+                    for (stop, last) in [
+                        (Stop::Close, Sending::Close),
+                        (Stop::Reset, Sending::Reset),
+                        (Stop::Stall, Sending::Pause(Duration::from_secs(100))),
+                    ] {
+                        let has_asked = Rc::new(move |bytes: &[u8]| !bytes.is_empty() && bytes.ends_with(asked));
+                        *backend.script.borrow_mut() = vec![
+                            Sending::Await(has_asked),
+                            bytes(&text[..cut]),
+                            Sending::Pause(Duration::from_millis(5)),
+                            last,
+                        ];
+                        let begun = now();
+                        let transcript = play(vec![request(target)], Reading::Eagerly).await;
+                        let seen = see(&transcript);
+                        let shown = || format!("{target} {stop:?} at {cut}: {seen:?} {transcript:?}");
+                        let Some(seen) = &seen else { panic!("{}", shown()) };
+                        assert!(now().since(begun) < Duration::from_secs(30), "{}", shown());
+                        if cut < head_end {
+                            let status = if stop == Stop::Stall { 504 } else { 502 };
+                            assert_eq!((seen.status, seen.is_whole), (status, true), "{}", shown());
+                            continue;
+                        }
+                        assert_eq!(seen.status, 200, "{}", shown());
+                        assert!(BODY.starts_with(&seen.body), "{}", shown());
+                        assert!(!seen.is_whole || seen.body == BODY, "{}", shown());
+                        assert!(seen.is_whole || cut < text.len(), "{}", shown());
                     }
                 }
             }
