@@ -1,7 +1,8 @@
 //! FastCGI 1.0, the side of the web server: requests are written, responses are decoded.
 //!
-//! A connection carries one request at a time, whose id is always 1, as in nginx; records of another request are
-//! refused, those that manage the connection are passed over. Invariant: whatever a record is made of, the decoder
+//! A connection carries one request at a time, whose id is always 1, as in nginx; records that manage the connection
+//! are passed over, and those of another request are refused, also as in nginx: nobody has made it, so whoever sends
+//! them has lost count, and what it sends next may be somebody else's. Invariant: whatever a record is made of, the decoder
 //! keeps no more of it than its header.
 //!
 //! ```text
