@@ -9,19 +9,22 @@
 //! is dropped when a thread comes to it. Nothing here blocks the caller, except [`ThreadPool::stop`] and
 //! [`stop_pools`].
 
+mod device;
 mod queue;
 mod registry;
 mod simulated;
+mod status;
 mod task;
+#[cfg(test)]
+mod tests;
 
 use std::cell::Cell;
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use gale_base::histogram::{Histogram, Snapshot};
+use gale_base::histogram::Histogram;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::environment::Environment;
@@ -31,8 +34,10 @@ use crate::simulation::World;
 use queue::{FairQueue, Taken};
 use task::{Ended, Job, Outcome, QueueEntry, Standing, Task};
 
+pub use device::Device;
 pub use registry::{default_pool, named_pool, pools, stop_pools};
 pub(crate) use simulated::{SimulatedPools, SimulatedThread};
+pub use status::{PoolCounters, PoolDevice, PoolError, PoolStatus};
 pub use task::{PoolTask, take_pool_wait};
 
 /// How long a thread without work stays. Starting one takes some microseconds, so a thread that is needed only every
@@ -50,163 +55,6 @@ const ABANDONED_MAX: usize = 4096;
 #[derive(Clone)]
 pub struct ThreadPool {
     handle: Arc<Handle>,
-}
-
-/// What a task will wait for: within a pool, tasks that name the same device come one after the other, and no device
-/// keeps the pool from the others. It is a number that is compared and nothing else.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Device {
-    number: u64,
-    line: Line,
-}
-
-/// The lines in which tasks of one device stand. Each has its turn and its half as if it were a device, but when the
-/// device hangs they all do: so the reserve for other devices is counted for all of them together.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Line {
-    Own,
-    Looks,
-    Accesses,
-    Writes,
-}
-
-impl Line {
-    const ALL: [Line; 4] = [Line::Own, Line::Looks, Line::Accesses, Line::Writes];
-}
-
-impl Device {
-    /// None in particular: computing, or a library that tells nothing. All such tasks together are treated as one
-    /// device.
-    pub const NONE: Device = Device::number(0);
-
-    /// The device that a file lies on: `st_dev` of stat(2), [`crate::FileMetadata::device`].
-    pub const fn number(number: u64) -> Device {
-        Device { number, line: Line::Own }
-    }
-
-    /// The line of those that look what is in memory, and wait only when the device hangs.
-    pub(crate) const fn looks(self) -> Device {
-        Device { line: Line::Looks, ..self }
-    }
-
-    /// The line of those that do that and write a time of access, for which the file system may wait.
-    pub(crate) const fn accesses(self) -> Device {
-        Device { line: Line::Accesses, ..self }
-    }
-
-    /// The line of writes and of changes of names: they wait when the device has too much to write, and reads then do
-    /// not.
-    pub const fn writes(self) -> Device {
-        Device { line: Line::Writes, ..self }
-    }
-
-    /// The same device, in each of its lines.
-    fn lines(self) -> impl Iterator<Item = Device> {
-        Line::ALL.into_iter().map(move |line| Device { line, ..self })
-    }
-
-    /// Something else that may be slow on its own: a server, a customer. Never equal to a device of files.
-    pub const fn key(key: u64) -> Device {
-        // The kernel's device numbers have 32 bits.
-        Device::number(key | 1 << 63)
-    }
-
-    /// Whether files lie on it.
-    fn is_of_files(self) -> bool {
-        self != Device { line: self.line, ..Device::NONE } && self.number >> 63 == 0
-    }
-}
-
-/// Why a task gave no result.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum PoolError {
-    /// The queue is full. The text is nginx's.
-    Overflow {
-        /// The pool's name.
-        pool: Arc<str>,
-        /// How many tasks wait.
-        waiting: usize,
-    },
-    /// The task panicked; it was reported as every caught panic is.
-    Panicked,
-    /// The pool was stopped before the task began.
-    Stopped,
-    /// Not one thread could be started.
-    NoThread(io::ErrorKind),
-}
-
-impl fmt::Display for PoolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PoolError::Overflow { pool, waiting } => {
-                write!(f, "thread pool \"{pool}\" queue overflow: {waiting} tasks waiting")
-            }
-            PoolError::Panicked => f.write_str("a task in a thread pool panicked"),
-            PoolError::Stopped => f.write_str("the thread pool has stopped"),
-            PoolError::NoThread(kind) => write!(f, "cannot start a thread: {kind}"),
-        }
-    }
-}
-
-impl std::error::Error for PoolError {}
-
-impl From<PoolError> for io::Error {
-    fn from(error: PoolError) -> Self {
-        io::Error::other(error)
-    }
-}
-
-/// What a pool is doing and has done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct PoolCounters {
-    /// Threads that there are.
-    pub threads: usize,
-    /// Tasks being executed.
-    pub running: usize,
-    /// Tasks waiting for a thread.
-    pub waiting: usize,
-    /// Tasks executed since the start, panics included.
-    pub completed: u64,
-    /// Of these, how many panicked.
-    pub panicked: u64,
-    /// Tasks that were given up before they began.
-    pub cancelled: u64,
-    /// Tasks refused because the queue was full.
-    pub refused: u64,
-    /// How often the system refused to start a thread.
-    pub thread_failures: u64,
-}
-
-/// What a pool does for a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PoolDevice {
-    /// `st_dev` of stat(2).
-    pub number: u64,
-    /// Tasks being executed.
-    pub running: usize,
-    /// Tasks waiting for a thread.
-    pub waiting: usize,
-}
-
-/// A pool as the status page shows it.
-#[derive(Clone, Debug)]
-pub struct PoolStatus {
-    /// Its name. A pool that was replaced may still be there under the same name.
-    pub name: Arc<str>,
-    /// The limit of its threads.
-    pub threads_max: usize,
-    /// The limit of the tasks that wait.
-    pub queue_max: usize,
-    /// It takes no tasks any more and ends when those that it has are done.
-    pub is_ending: bool,
-    /// What it does.
-    pub counters: PoolCounters,
-    /// What it does for devices of files: each that something runs or waits for, once.
-    pub devices: Vec<PoolDevice>,
-    /// How long tasks have waited for a thread.
-    pub wait_times: Snapshot,
-    /// How long tasks have run.
-    pub run_times: Snapshot,
 }
 
 impl ThreadPool {
@@ -679,163 +527,4 @@ pub(crate) fn on_a_loop() -> bool {
 pub(crate) fn on_a_pool_thread() -> bool {
     // Asked while the thread ends, it is one that runs destructors only.
     IS_OF_A_POOL.try_with(Cell::get).unwrap_or(false)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::*;
-
-    /// Longer than any machine needs; only a failed test waits so long.
-    const DEADLINE: Duration = Duration::from_secs(60);
-
-    impl Shared {
-        fn wait_until(&self, is_true: impl Fn(&State) -> bool) {
-            let deadline = Instant::now() + DEADLINE;
-            let mut state = self.state.lock();
-            while !is_true(&state) {
-                assert!(!self.ended.wait_until(&mut state, deadline).timed_out(), "waited in vain");
-            }
-        }
-    }
-
-    #[test]
-    fn idle_threads_end_and_new_ones_come() {
-        let tuning = Tuning { idle_time: Duration::from_millis(1), ..Tuning::default() };
-        let pool = ThreadPool::with_tuning("test", 3, 10, tuning);
-        for _ in 0..3 {
-            let (sender, receiver) = mpsc::channel();
-            for _ in 0..3 {
-                let sender = sender.clone();
-                pool.detach(Device::NONE, move || sender.send(()).unwrap()).unwrap();
-            }
-            drop(sender);
-            assert_eq!(receiver.iter().count(), 3);
-            pool.handle.shared.wait_until(|state| state.threads == 0);
-            assert!(pool.handle.shared.state.lock().idle.is_empty());
-        }
-    }
-
-    #[test]
-    fn the_thread_that_rested_last_is_woken_first() {
-        let pool = ThreadPool::new("test", 8, 10);
-        let (sender, receiver) = mpsc::channel();
-        // Two at the same time, then one after the other.
-        let both = Arc::new(std::sync::Barrier::new(2));
-        for _ in 0..2 {
-            let (sender, both) = (sender.clone(), Arc::clone(&both));
-            pool.detach(Device::NONE, move || drop((both.wait(), sender.send(std::thread::current().id())))).unwrap();
-        }
-        let threads = [receiver.recv().unwrap(), receiver.recv().unwrap()];
-        assert_ne!(threads[0], threads[1]);
-        let shared = Arc::clone(&pool.handle.shared);
-        let deadline = Instant::now() + DEADLINE;
-        let mut used = Vec::new();
-        for _ in 0..10 {
-            while shared.state.lock().idle.len() < 2 {
-                assert!(Instant::now() < deadline, "the threads do not come to rest");
-                std::thread::yield_now();
-            }
-            let sender = sender.clone();
-            pool.detach(Device::NONE, move || sender.send(std::thread::current().id()).unwrap()).unwrap();
-            used.push(receiver.recv().unwrap());
-        }
-        assert_eq!(used, [used[0]; 10]);
-    }
-
-    /// No thread can have a stack of this size: there are not as many addresses.
-    const STACK_TOO_LARGE: usize = 1 << 60;
-
-    #[test]
-    fn without_a_single_thread_tasks_are_refused_until_there_is_one() {
-        let pool = ThreadPool::new("test", 3, 10);
-        let tuning = &pool.handle.shared.tuning;
-        tuning.stack_bytes.store(STACK_TOO_LARGE, Relaxed);
-        for failures in 1..3 {
-            assert!(matches!(pool.detach(Device::NONE, || ()), Err(PoolError::NoThread(_))));
-            let counters = pool.counters();
-            assert_eq!((counters.threads, counters.waiting, counters.thread_failures), (0, 0, failures));
-        }
-        tuning.stack_bytes.store(0, Relaxed);
-        let (sender, receiver) = mpsc::channel();
-        pool.detach(Device::NONE, move || sender.send("done").unwrap()).unwrap();
-        assert_eq!(receiver.recv(), Ok("done"));
-    }
-
-    #[test]
-    fn a_thread_that_cannot_be_started_is_no_failure_while_another_runs() {
-        let pool = ThreadPool::new("test", 3, 10);
-        let (sender, receiver) = mpsc::channel();
-        let (release, released) = mpsc::channel::<()>();
-        let begun = sender.clone();
-        pool.detach(Device::NONE, move || {
-            begun.send(0).unwrap();
-            let _ = released.recv();
-        })
-        .unwrap();
-        assert_eq!(receiver.recv(), Ok(0));
-        pool.handle.shared.tuning.stack_bytes.store(STACK_TOO_LARGE, Relaxed);
-        for number in 1..4 {
-            let sender = sender.clone();
-            pool.detach(Device::NONE, move || sender.send(number).unwrap()).unwrap();
-        }
-        let counters = pool.counters();
-        assert_eq!((counters.threads, counters.waiting, counters.thread_failures), (1, 3, 3));
-        drop(release);
-        assert_eq!(receiver.iter().take(3).collect::<Vec<_>>(), [1, 2, 3]);
-    }
-
-    #[test]
-    fn a_smaller_pool_ends_the_threads_that_rest_and_a_larger_one_starts_some() {
-        let pool = ThreadPool::new("test", 4, 100);
-        let shared = Arc::clone(&pool.handle.shared);
-        let occupy = |count: usize| {
-            let (release, released) = mpsc::channel::<()>();
-            let released = Arc::new(Mutex::new(released));
-            let (begun, has_begun) = mpsc::channel();
-            for _ in 0..count {
-                let (released, begun) = (Arc::clone(&released), begun.clone());
-                let task = move || {
-                    begun.send(()).unwrap();
-                    let _ = released.lock().recv();
-                };
-                pool.detach(Device::NONE, task).unwrap();
-            }
-            (release, has_begun)
-        };
-        let (release, has_begun) = occupy(4);
-        (0..4).for_each(|_| has_begun.recv().unwrap());
-        pool.resize(2, 100);
-        drop(release);
-        shared.wait_until(|state| state.threads == 2);
-
-        let (release, has_begun) = occupy(5);
-        (0..2).for_each(|_| has_begun.recv().unwrap());
-        assert_eq!(pool.counters().waiting, 3);
-        pool.resize(5, 100);
-        (0..3).for_each(|_| has_begun.recv().unwrap());
-        assert_eq!((pool.counters().threads, pool.counters().waiting), (5, 0));
-        drop(release);
-    }
-
-    #[test]
-    fn what_is_given_up_stops_counting_up_to_a_bound() {
-        let pool = ThreadPool::new("test", 1, usize::MAX);
-        let (release, released) = mpsc::channel::<()>();
-        let running = pool.run(move || released.recv());
-        let waiting: Vec<_> = (0..ABANDONED_MAX + 2).map(|_| pool.run(|| ())).collect();
-        assert!(pool.counters().running + pool.counters().waiting == waiting.len() + 1);
-        drop(waiting);
-        let shared = &pool.handle.shared;
-        assert_eq!(shared.state.lock().abandoned, ABANDONED_MAX);
-        assert_eq!(pool.counters().running + pool.counters().waiting, 3);
-        drop(release);
-        shared.begin_end();
-        shared.wait_until(|state| state.threads == 0);
-        drop(running);
-        let counters = pool.counters();
-        assert_eq!((counters.completed, counters.cancelled), (1, ABANDONED_MAX as u64 + 2));
-        assert_eq!(shared.state.lock().abandoned, 0);
-    }
 }

@@ -21,7 +21,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{Device, Line};
+use super::device::{Device, Line};
 
 /// The tasks of one device.
 struct Lane<J> {
