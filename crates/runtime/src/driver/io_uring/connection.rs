@@ -186,13 +186,13 @@ impl Connection {
         self.socket.as_ref().expect("an open stream has its socket")
     }
 
-    /// The place for what is on its way.
+    /// What is on its way.
     pub fn busy(&mut self) -> &mut BusyState {
         self.busy.get_or_insert_default()
     }
 
-    /// Drops the place for what is on its way if nothing is.
-    pub fn drop_empty_transit(&mut self) {
+    /// Drops the state of a busy connection if nothing is on its way.
+    pub fn drop_idle_state(&mut self) {
         self.busy.take_if(|busy| busy.is_empty());
     }
 
@@ -524,11 +524,11 @@ mod tests {
         connection.receive = Receive::Multishot;
         connection.in_flight.add(Op::Recv);
         connection.handle(Op::Recv, &completion(5, true), b"hello", OPTIONS);
-        connection.drop_empty_transit();
+        connection.drop_idle_state();
         assert_eq!(std::mem::take(&mut connection.busy().received).readable(), b"hello");
         assert!(connection.end_receive(Receive::EndingIdle));
         connection.handle(Op::Recv, &completion(-libc::ECANCELED, false), b"", OPTIONS);
-        connection.drop_empty_transit();
+        connection.drop_idle_state();
         assert!(connection.busy.is_none() && connection.in_flight.is_empty());
     }
 }

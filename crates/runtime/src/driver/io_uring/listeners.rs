@@ -14,6 +14,8 @@ use rustix::io::Errno;
 use super::operation::{KIND_LISTENER, push_cancel, user_data};
 use super::ring::{Completion, Queues, Ring};
 use super::sockets::Sockets;
+use super::{IoUring, Kernel};
+use crate::driver::ListenerDriver;
 use crate::driver::listening::{Accepted, Listening};
 use crate::executor::slots::{Key, Slots};
 use crate::socket::AcceptOptions;
@@ -209,5 +211,47 @@ impl Listening<Polls> {
         self.registration.is_in_flight = true;
         // SAFETY: the slot owns a share of the descriptor, and is there when this is submitted right afterwards.
         unsafe { ring.push(&poll.build().user_data(user_data(KIND_LISTENER, key))) };
+    }
+}
+
+impl<K: Kernel> ListenerDriver for IoUring<K> {
+    fn listen(&self, address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
+        self.sockets.listen(address, backlog)
+    }
+
+    fn listener_address(&self, socket: &OwnedFd) -> io::Result<SocketAddress> {
+        self.sockets.listener_address(socket)
+    }
+
+    fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
+        self.listeners.attach(socket, options)
+    }
+
+    fn set_accept_options(&self, key: Key, options: AcceptOptions) {
+        self.listeners.set_options(key, options);
+    }
+
+    fn detach_listener(&self, key: Key) {
+        self.listeners.detach(key);
+    }
+
+    fn pause_listener(&self, key: Key) {
+        self.listeners.pause(key);
+    }
+
+    fn rearm_shared_listeners(&self) {
+        self.listeners.rearm_shared();
+    }
+
+    fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
+        self.listeners.accept_for_another(address, &socket);
+    }
+
+    fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
+        self.listeners.try_accept(key, &self.sockets)
+    }
+
+    fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
+        self.listeners.poll_accept(key, cx, self.turn.get(), &self.sockets)
     }
 }

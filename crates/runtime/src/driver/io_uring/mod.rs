@@ -25,6 +25,8 @@
 
 mod buffers;
 mod connection;
+mod datagrams;
+mod ending;
 mod file_reads;
 mod idle;
 mod linux;
@@ -42,7 +44,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -58,23 +59,18 @@ use self::idle::Sweep;
 use self::linux::LinuxQueues;
 use self::listeners::Listeners;
 use self::operation::{
-    KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_POST, Op, Ops,
-    kind_and_key, push_cancel, user_data,
+    KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_POST, Op, kind_and_key,
+    push_cancel, user_data,
 };
 use self::posts::Posts;
 use self::ring::{Completion, Queues, Ring};
 use self::sockets::{LinuxSockets, Sockets};
-use super::{
-    DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, RingCounters, RingOptions, StreamDriver, datagrams,
-};
+use super::{Driver, FileDriver, Fresh, RingCounters, RingOptions, StreamDriver};
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
 use crate::files::file_read::{FileRead, FileReading};
 use crate::output::Output;
-use crate::socket::AcceptOptions;
-use crate::socket::SocketAddress;
-use crate::socket::datagram::{DatagramOptions, Received, Room, Transmit};
 
 /// How many unused [`Sending`]s are kept.
 const SENDINGS_KEPT_MAX: usize = 64;
@@ -87,10 +83,6 @@ const TEST_BYTES_MAX: usize = 16;
 
 /// Calls until a cancelled receive must have completed: one, unless the queue was full.
 const CANCEL_CALLS_MAX: u32 = 16;
-
-/// Waits for the operations of closed connections when a loop ends, and how long each is: a second in all.
-const CLOSE_CALLS_MAX: u32 = 100;
-const CLOSE_PAUSE: Duration = Duration::from_millis(10);
 
 /// What stands behind the driver.
 pub(crate) trait Kernel {
@@ -431,7 +423,7 @@ impl<K: Kernel> IoUring<K> {
             self.request_wanted(key, connection);
         }
         if !cqueue::more(completion.flags) {
-            connection.drop_empty_transit();
+            connection.drop_idle_state();
         }
         drop(connections);
         wakers.into_iter().flatten().for_each(Waker::wake);
@@ -444,214 +436,6 @@ impl<K: Kernel> IoUring<K> {
             // One that is broken has ended.
             let _ = self.sockets.shutdown(socket.as_fd());
         }
-    }
-
-    /// Has everything that moves data of a connection come to its end, in some calls: the receive in flight is
-    /// cancelled and has told what it got until then, a queued send is submitted and done. Errors: if that is not so.
-    fn settle(&self, key: Key) -> io::Result<()> {
-        for _ in 0..CANCEL_CALLS_MAX {
-            let mut completions = Vec::new();
-            {
-                let mut connections = self.connections.borrow_mut();
-                let connection = connections.get_mut(key).ok_or(io::ErrorKind::NotConnected)?;
-                let is_send_wanted = connection.wanted.has(Op::Send);
-                connection.wanted = Ops::default();
-                if is_send_wanted {
-                    connection.wanted.add(Op::Send);
-                }
-                if connection.in_flight.has(Op::Recv) {
-                    connection.receive = Receive::Ending;
-                    connection.wanted.add(Op::EndRecv);
-                }
-                if connection.wanted.is_empty()
-                    && !connection.in_flight.has(Op::Recv)
-                    && !connection.in_flight.has(Op::Send)
-                {
-                    return match connection.sending() {
-                        Some(sending) if sending.result != Some(Ok(sending.offered)) => Err(send_under_way()),
-                        _ => Ok(()),
-                    };
-                }
-                let mut ring = self.ring.borrow_mut();
-                connection.make_entries(key, &mut ring, self.receive_options());
-                ring.enter(Some(Duration::ZERO))?;
-                ring.take(&mut completions, usize::MAX);
-            }
-            completions.iter().for_each(|completion| self.handle_completion(completion));
-        }
-        Err(send_under_way())
-    }
-
-    /// Submits the cancellations that were requested last, and waits until nothing is in flight any more for
-    /// connections that were closed. False if that takes too long.
-    fn finish_closed(&self) -> bool {
-        self.make_entries();
-        self.finish(|| self.connections.borrow().len() == 0 && self.file_reads.is_empty())
-    }
-
-    /// Waits for what is in flight, for a bounded time, until there is no more of it.
-    fn finish(&self, is_over: impl Fn() -> bool) -> bool {
-        for call in 0..CLOSE_CALLS_MAX {
-            // Most of it ends within the first calls, without a wait.
-            let is_first = call < 2;
-            if is_over() {
-                return true;
-            }
-            let mut completions = Vec::new();
-            {
-                let mut ring = self.ring.borrow_mut();
-                if ring.enter(Some(if is_first { Duration::ZERO } else { CLOSE_PAUSE })).is_err() {
-                    return false;
-                }
-                ring.take(&mut completions, usize::MAX);
-            }
-            completions.iter().for_each(|completion| self.handle_completion(completion));
-        }
-        false
-    }
-
-    /// Takes the socket out of a slot, which stays for as long as something is in flight: to be cancelled by the
-    /// caller.
-    fn take_socket(&self, key: Key) -> Option<(OwnedFd, Ops)> {
-        let mut connections = self.connections.borrow_mut();
-        let connection = connections.get_mut(key)?;
-        let socket = connection.socket.take()?;
-        connection.wanted = Ops::default();
-        let waiter = connection.is_closing.then(|| self.leave_closed()).flatten();
-        let wakers = connection.take_all_wakers();
-        let received = connection.busy.as_mut().map(|busy| std::mem::take(&mut busy.received));
-        let sending = connection.take_sending_of_ours();
-        let in_flight = connection.in_flight;
-        let removed = in_flight.is_empty().then(|| connections.remove(key));
-        drop(connections);
-        drop((wakers, received, sending, removed));
-        waiter.into_iter().for_each(Waker::wake);
-        Some((socket, in_flight))
-    }
-
-    /// Ends operations of a socket that has been closed, when the turn ends: until then the kernel keeps the connection
-    /// open, and the peer hears nothing of its end.
-    fn cancel(&self, key: Key, operations: Ops) {
-        let in_flight = Op::ALL.into_iter().filter(|op| operations.has(*op));
-        self.requests.borrow_mut().extend(in_flight.map(|op| Request::Cancel(user_data(op as u64, key))));
-    }
-
-    /// The kernel did not find an operation that was to be cancelled: it has completed, or is just between two
-    /// attempts. Or there was no memory for the cancellation. What is in flight all the same is cancelled once more.
-    fn cancel_again(&self, key: Key) {
-        let mut connections = self.connections.borrow_mut();
-        let Some(connection) = connections.get_mut(key) else { return };
-        if connection.socket.is_none() {
-            self.cancel(key, connection.in_flight);
-        } else if connection.is_receive_ending() {
-            self.request(key, connection, Op::EndRecv);
-        }
-    }
-}
-
-impl<K: Kernel> DatagramDriver for IoUring<K> {
-    fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key> {
-        if let Some(datagrams) = self.sockets.datagrams() {
-            return datagrams.open_datagram(options);
-        }
-        Ok(self.attach(datagrams::open(options)?, Fresh::Datagram))
-    }
-
-    fn adopt_datagram(&self, socket: OwnedFd, options: &DatagramOptions) -> io::Result<Key> {
-        if let Some(datagrams) = self.sockets.datagrams() {
-            return datagrams.adopt_datagram(socket, options);
-        }
-        Ok(self.attach(datagrams::adopt(socket, options)?, Fresh::Datagram))
-    }
-
-    fn close_datagram(&self, key: Key) {
-        if let Some(datagrams) = self.sockets.datagrams() {
-            return datagrams.close_datagram(key);
-        }
-        self.close(key);
-    }
-
-    fn poll_recv_datagrams(
-        &self,
-        key: Key,
-        cx: &mut Context<'_>,
-        room: Room<'_>,
-        received: &mut Vec<Received>,
-    ) -> Poll<io::Result<()>> {
-        if let Some(datagrams) = self.sockets.datagrams() {
-            return datagrams.poll_recv_datagrams(key, cx, room, received);
-        }
-        let Room { memory, bytes_each, count } = room;
-        // Few datagrams say nothing about the next one: the socket is readable until it says EAGAIN.
-        self.attempt(key, cx, Op::Readable, |connection| {
-            let room = Room { memory: &mut *memory, bytes_each, count };
-            datagrams::receive(connection.socket().as_fd(), room, received)?;
-            connection.reads.count_as(datagrams::operations(received));
-            Ok(())
-        })
-    }
-
-    fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize> {
-        if let Some(datagrams) = self.sockets.datagrams() {
-            return datagrams.send_datagrams(key, transmits);
-        }
-        self.with_socket(key, |socket| datagrams::send(socket.as_fd(), transmits))
-    }
-
-    fn poll_send_ready(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if let Some(datagrams) = self.sockets.datagrams() {
-            return datagrams.poll_send_ready(key, cx);
-        }
-        self.poll_writable(key, cx)
-    }
-
-    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
-        if let Some(datagrams) = self.sockets.datagrams() {
-            return datagrams.datagram_address(key);
-        }
-        self.address(key, End::Local)
-    }
-}
-
-impl<K: Kernel> ListenerDriver for IoUring<K> {
-    fn listen(&self, address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
-        self.sockets.listen(address, backlog)
-    }
-
-    fn listener_address(&self, socket: &OwnedFd) -> io::Result<SocketAddress> {
-        self.sockets.listener_address(socket)
-    }
-
-    fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key {
-        self.listeners.attach(socket, options)
-    }
-
-    fn set_accept_options(&self, key: Key, options: AcceptOptions) {
-        self.listeners.set_options(key, options);
-    }
-
-    fn detach_listener(&self, key: Key) {
-        self.listeners.detach(key);
-    }
-
-    fn pause_listener(&self, key: Key) {
-        self.listeners.pause(key);
-    }
-
-    fn rearm_shared_listeners(&self) {
-        self.listeners.rearm_shared();
-    }
-
-    fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
-        self.listeners.accept_for_another(address, &socket);
-    }
-
-    fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
-        self.listeners.try_accept(key, &self.sockets)
-    }
-
-    fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
-        self.listeners.poll_accept(key, cx, self.turn.get(), &self.sockets)
     }
 }
 
@@ -735,37 +519,4 @@ fn key_of_descriptor(descriptor: RawFd) -> Key {
 fn descriptor_of_key(key: Key) -> OwnedFd {
     // SAFETY: `make_closes` has made the key of a descriptor that is nobody's, and the kernel has not taken its entry.
     unsafe { OwnedFd::from_raw_fd(key.index as RawFd) }
-}
-
-fn send_under_way() -> io::Error {
-    io::Error::new(io::ErrorKind::ResourceBusy, "data is still being sent")
-}
-
-impl<K: Kernel> Drop for IoUring<K> {
-    fn drop(&mut self) {
-        let handle = |completion: &Completion| {
-            if let (KIND_FILE_READ, key) = kind_and_key(completion.user_data) {
-                self.file_reads.handle_completion(key, completion);
-            }
-        };
-        self.file_reads.give_up_begun();
-        // No turn comes that would see what the last has left: a descriptor that the kernel has not closed is among it.
-        let mut completions = Vec::new();
-        self.ring.borrow_mut().take(&mut completions, usize::MAX);
-        completions.iter().for_each(|completion| self.handle_completion(completion));
-        // No turn comes that would close them.
-        self.closing.take().into_iter().for_each(|socket| self.sockets.close(socket));
-        // Every stream has gone before; what is left of them is in flight.
-        let is_cancelled = self.ring.borrow_mut().cancel_all(handle);
-        let is_over = is_cancelled || self.finish_closed();
-        // No cancellation ends what a disk is doing.
-        if !self.finish(|| self.file_reads.is_empty()) {
-            self.file_reads.forget_memory();
-        }
-        if !is_over {
-            // The kernel may still read what is being sent, and fill buffers.
-            self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.take_sending()));
-            std::mem::forget(self.buffers.borrow_mut().take());
-        }
-    }
 }

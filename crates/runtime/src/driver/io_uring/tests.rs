@@ -7,6 +7,8 @@
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 
+use super::ending::CLOSE_PAUSE;
+use super::operation::Ops;
 use super::*;
 
 /// `IORING_CQE_F_MORE`.

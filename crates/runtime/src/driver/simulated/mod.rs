@@ -8,6 +8,9 @@
 //! It makes no system call but for descriptors that serve as names. Instead of waiting for ever it panics, because
 //! nobody outside could end the wait: a task hangs.
 
+mod datagrams;
+mod listeners;
+
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -19,15 +22,13 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::direct::SEND_MAX;
-use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, StreamDriver};
+use super::{Driver, End, FileDriver, Fresh, Released, StreamDriver};
 use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
 use crate::output::Output;
 use crate::simulation::{Event, Named, Side, World, storm};
-use crate::socket::SocketAddress;
-use crate::socket::datagram::{DatagramOptions, Received, Room, Transmit};
-use crate::socket::{AcceptOptions, ConnectError, ConnectOptions, ConnectStep};
+use crate::socket::{ConnectError, ConnectOptions, ConnectStep, SocketAddress};
 
 /// What a receive in flight takes at most, as the buffers of the ring.
 const RECEIVED_MAX: usize = 4096;
@@ -567,133 +568,7 @@ impl StreamDriver for Simulated {
     }
 }
 
-impl DatagramDriver for Simulated {
-    fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key> {
-        Ok(self.world.datagrams.borrow_mut().open(options)?)
-    }
-
-    fn adopt_datagram(&self, _socket: OwnedFd, _options: &DatagramOptions) -> io::Result<Key> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    fn close_datagram(&self, key: Key) {
-        let reader = self.world.datagrams.borrow_mut().close(key);
-        drop(reader);
-    }
-
-    fn poll_recv_datagrams(
-        &self,
-        key: Key,
-        cx: &mut Context<'_>,
-        room: Room<'_>,
-        received: &mut Vec<Received>,
-    ) -> Poll<io::Result<()>> {
-        let mut datagrams = self.world.datagrams.borrow_mut();
-        let (polled, displaced) = datagrams.poll_recv(&self.world.fate, key, cx, room, received);
-        drop(datagrams);
-        drop(displaced);
-        polled.map_err(io::Error::from)
-    }
-
-    fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize> {
-        let fate = &self.world.fate;
-        let mut datagrams = self.world.datagrams.borrow_mut();
-        for (index, transmit) in transmits.iter().enumerate() {
-            // The first one is lost rather than refused: whoever sends one at a time need not know of room.
-            let is_full = index > 0 && fate.strikes(|faults| faults.short_writes);
-            match if is_full { Err(Errno::AGAIN) } else { datagrams.send(fate, key, transmit) } {
-                Ok(()) => {}
-                Err(errno) if index == 0 => return Err(errno.into()),
-                Err(_) => return Ok(index),
-            }
-        }
-        Ok(transmits.len())
-    }
-
-    fn poll_send_ready(&self, _key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.world.fate.strikes(|faults| faults.would_block) {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
-        Ok(self.world.datagrams.borrow_mut().address(key))
-    }
-}
-
 impl FileDriver for Simulated {}
-
-impl ListenerDriver for Simulated {
-    fn listen(&self, address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
-        self.world.listen(address, usize::try_from(backlog).unwrap_or(0))
-    }
-
-    fn listener_address(&self, socket: &OwnedFd) -> io::Result<SocketAddress> {
-        match self.world.named(socket) {
-            Named::Listener(listener) => Ok(self.world.network.borrow_mut().listener_address(listener)),
-            Named::End(_) => Err(Errno::INVAL.into()),
-        }
-    }
-
-    fn attach_listener(&self, socket: Arc<OwnedFd>, _options: AcceptOptions) -> Key {
-        let Named::Listener(listener) = self.world.named(&socket) else { panic!("this socket does not listen") };
-        let key = self.listeners.borrow_mut().insert(Listening {
-            _socket: socket,
-            listener,
-            will_be_told: false,
-            acceptor: Parked::new(),
-        });
-        self.world.network.borrow_mut().attach_listener(listener, key);
-        key
-    }
-
-    /// Batches are chance here.
-    fn set_accept_options(&self, _key: Key, _options: AcceptOptions) {}
-
-    fn detach_listener(&self, key: Key) {
-        if let Some(listening) = self.listeners.borrow_mut().remove(key) {
-            self.world.network.borrow_mut().detach_listener(listening.listener, key);
-        }
-    }
-
-    fn pause_listener(&self, key: Key) {
-        let acceptor = self.listeners.borrow_mut().get_mut(key).and_then(|listening| listening.acceptor.take());
-        drop(acceptor);
-    }
-
-    fn rearm_shared_listeners(&self) {
-        let mut wakers = Vec::new();
-        self.listeners.borrow_mut().for_each(|_, listening| wakers.extend(listening.acceptor.take()));
-        wakers.into_iter().for_each(Waker::wake);
-    }
-
-    fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>> {
-        let listener = self.listeners.borrow_mut().get_mut(key).expect("an open listener owns its slot").listener;
-        self.accept(listener)
-    }
-
-    fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>> {
-        let listener = self.listeners.borrow_mut().get_mut(key).expect("an open listener owns its slot").listener;
-        let fate = &self.world.fate;
-        let hesitates =
-            self.world.network.borrow_mut().has_queued(listener) && fate.strikes(|faults| faults.would_block);
-        if !hesitates && let Some(accepted) = self.accept(listener)? {
-            return Poll::Ready(Ok(accepted));
-        }
-        let mut listeners = self.listeners.borrow_mut();
-        let listening = listeners.get_mut(key).expect("an open listener owns its slot");
-        let is_told = hesitates || fate.strikes(|faults| faults.spurious_wakes);
-        if is_told && !std::mem::replace(&mut listening.will_be_told, true) {
-            fate.plan(storm(fate), Event::ListenerReady { slot: key });
-        }
-        let displaced = listening.acceptor.park(cx.waker());
-        drop(listeners);
-        drop(displaced);
-        Poll::Pending
-    }
-}
 
 impl Driver for Simulated {
     fn name(&self) -> &'static str {

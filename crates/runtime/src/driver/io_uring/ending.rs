@@ -1,0 +1,158 @@
+//! How what is in flight comes to its end: of a connection that goes to another loop or is closed, and of all of them
+//! when their loop ends.
+//!
+//! The kernel keeps a closed connection open, and uses its memory, until the last operation has completed. So the slot
+//! stays, and what is in flight is cancelled.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::task::Waker;
+use std::time::Duration;
+
+use super::connection::Receive;
+use super::operation::{KIND_FILE_READ, Op, Ops, kind_and_key, user_data};
+use super::ring::Completion;
+use super::sockets::Sockets;
+use super::{CANCEL_CALLS_MAX, IoUring, Kernel, Request};
+use crate::executor::slots::Key;
+
+/// Waits for the operations of closed connections when a loop ends, and how long each is: a second in all.
+const CLOSE_CALLS_MAX: u32 = 100;
+pub(super) const CLOSE_PAUSE: Duration = Duration::from_millis(10);
+
+impl<K: Kernel> IoUring<K> {
+    /// Has everything that moves data of a connection come to its end, in some calls: the receive in flight is
+    /// cancelled and has told what it got until then, a queued send is submitted and done. Errors: if that is not so.
+    pub(super) fn settle(&self, key: Key) -> io::Result<()> {
+        for _ in 0..CANCEL_CALLS_MAX {
+            let mut completions = Vec::new();
+            {
+                let mut connections = self.connections.borrow_mut();
+                let connection = connections.get_mut(key).ok_or(io::ErrorKind::NotConnected)?;
+                let is_send_wanted = connection.wanted.has(Op::Send);
+                connection.wanted = Ops::default();
+                if is_send_wanted {
+                    connection.wanted.add(Op::Send);
+                }
+                if connection.in_flight.has(Op::Recv) {
+                    connection.receive = Receive::Ending;
+                    connection.wanted.add(Op::EndRecv);
+                }
+                if connection.wanted.is_empty()
+                    && !connection.in_flight.has(Op::Recv)
+                    && !connection.in_flight.has(Op::Send)
+                {
+                    return match connection.sending() {
+                        Some(sending) if sending.result != Some(Ok(sending.offered)) => Err(send_under_way()),
+                        _ => Ok(()),
+                    };
+                }
+                let mut ring = self.ring.borrow_mut();
+                connection.make_entries(key, &mut ring, self.receive_options());
+                ring.enter(Some(Duration::ZERO))?;
+                ring.take(&mut completions, usize::MAX);
+            }
+            completions.iter().for_each(|completion| self.handle_completion(completion));
+        }
+        Err(send_under_way())
+    }
+
+    /// Submits the cancellations that were requested last, and waits until nothing is in flight any more for
+    /// connections that were closed. False if that takes too long.
+    pub(super) fn finish_closed(&self) -> bool {
+        self.make_entries();
+        self.finish(|| self.connections.borrow().len() == 0 && self.file_reads.is_empty())
+    }
+
+    /// Waits for what is in flight, for a bounded time, until there is no more of it.
+    fn finish(&self, is_over: impl Fn() -> bool) -> bool {
+        for call in 0..CLOSE_CALLS_MAX {
+            // Most of it ends within the first calls, without a wait.
+            let is_first = call < 2;
+            if is_over() {
+                return true;
+            }
+            let mut completions = Vec::new();
+            {
+                let mut ring = self.ring.borrow_mut();
+                if ring.enter(Some(if is_first { Duration::ZERO } else { CLOSE_PAUSE })).is_err() {
+                    return false;
+                }
+                ring.take(&mut completions, usize::MAX);
+            }
+            completions.iter().for_each(|completion| self.handle_completion(completion));
+        }
+        false
+    }
+
+    /// Takes the socket out of a slot, which stays for as long as something is in flight: to be cancelled by the
+    /// caller.
+    pub(super) fn take_socket(&self, key: Key) -> Option<(OwnedFd, Ops)> {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key)?;
+        let socket = connection.socket.take()?;
+        connection.wanted = Ops::default();
+        let waiter = connection.is_closing.then(|| self.leave_closed()).flatten();
+        let wakers = connection.take_all_wakers();
+        let received = connection.busy.as_mut().map(|busy| std::mem::take(&mut busy.received));
+        let sending = connection.take_sending_of_ours();
+        let in_flight = connection.in_flight;
+        let removed = in_flight.is_empty().then(|| connections.remove(key));
+        drop(connections);
+        drop((wakers, received, sending, removed));
+        waiter.into_iter().for_each(Waker::wake);
+        Some((socket, in_flight))
+    }
+
+    /// Ends operations of a socket that has been closed, when the turn ends: until then the kernel keeps the connection
+    /// open, and the peer hears nothing of its end.
+    pub(super) fn cancel(&self, key: Key, operations: Ops) {
+        let in_flight = Op::ALL.into_iter().filter(|op| operations.has(*op));
+        self.requests.borrow_mut().extend(in_flight.map(|op| Request::Cancel(user_data(op as u64, key))));
+    }
+
+    /// The kernel did not find an operation that was to be cancelled: it has completed, or is just between two
+    /// attempts. Or there was no memory for the cancellation. What is in flight all the same is cancelled once more.
+    pub(super) fn cancel_again(&self, key: Key) {
+        let mut connections = self.connections.borrow_mut();
+        let Some(connection) = connections.get_mut(key) else { return };
+        if connection.socket.is_none() {
+            self.cancel(key, connection.in_flight);
+        } else if connection.is_receive_ending() {
+            self.request(key, connection, Op::EndRecv);
+        }
+    }
+}
+
+fn send_under_way() -> io::Error {
+    io::Error::new(io::ErrorKind::ResourceBusy, "data is still being sent")
+}
+
+impl<K: Kernel> Drop for IoUring<K> {
+    fn drop(&mut self) {
+        let handle = |completion: &Completion| {
+            if let (KIND_FILE_READ, key) = kind_and_key(completion.user_data) {
+                self.file_reads.handle_completion(key, completion);
+            }
+        };
+        self.file_reads.give_up_begun();
+        // No turn comes that would see what the last has left: a descriptor that the kernel has not closed is among it.
+        let mut completions = Vec::new();
+        self.ring.borrow_mut().take(&mut completions, usize::MAX);
+        completions.iter().for_each(|completion| self.handle_completion(completion));
+        // No turn comes that would close them.
+        self.closing.take().into_iter().for_each(|socket| self.sockets.close(socket));
+        // Every stream has gone before; what is left of them is in flight.
+        let is_cancelled = self.ring.borrow_mut().cancel_all(handle);
+        let is_over = is_cancelled || self.finish_closed();
+        // No cancellation ends what a disk is doing.
+        if !self.finish(|| self.file_reads.is_empty()) {
+            self.file_reads.forget_memory();
+        }
+        if !is_over {
+            // The kernel may still read what is being sent, and fill buffers.
+            self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.take_sending()));
+            std::mem::forget(self.buffers.borrow_mut().take());
+        }
+    }
+}
