@@ -49,8 +49,8 @@ const PATHS_MAX: usize = 8192;
 const STEPS_MAX: usize = 128;
 const LINKS_MAX: usize = 40;
 
-/// How often the housekeeper comes while there is something to do.
-const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(1);
+/// How often the sweep runs while there is something to do.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// Events after which the thread looks at mounts and the clock again, and whoever waits for its lock gets it: some
 /// milliseconds of work.
@@ -164,14 +164,14 @@ pub fn is_possible() -> bool {
     World::current().is_none() && Watcher::started().is_some()
 }
 
-/// Has `housekeeper` called every second on the thread of the watches, until it returns false: then it has nothing to
+/// Has `sweep` called every second on the thread of the watches, until it returns false: then it has nothing to
 /// do. To be called when it has something to do; the function is the same each time. False if there is no such thread.
-pub fn run_every_second(housekeeper: fn() -> bool) -> bool {
+pub fn run_every_second(sweep: fn() -> bool) -> bool {
     if World::current().is_some() {
         return false;
     }
     let Some(watcher) = Watcher::started() else { return false };
-    watcher.housekeeper.get_or_init(|| housekeeper);
+    watcher.sweep.get_or_init(|| sweep);
     watcher.rouse();
     true
 }
@@ -187,7 +187,7 @@ struct Watcher {
     paths_max: usize,
     /// Watches that were dropped and are still in the lists.
     dropped: AtomicUsize,
-    housekeeper: OnceLock<fn() -> bool>,
+    sweep: OnceLock<fn() -> bool>,
     /// The thread comes back every second.
     is_awake: AtomicBool,
     bell: OwnedFd,
@@ -227,7 +227,7 @@ impl Watcher {
             paths: AtomicUsize::new(0),
             paths_max: allowed.map_or(PATHS_MAX, |allowed| (allowed / 2).min(PATHS_MAX)),
             dropped: AtomicUsize::new(0),
-            housekeeper: OnceLock::new(),
+            sweep: OnceLock::new(),
             is_awake: AtomicBool::new(false),
             bell: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             has_ended: AtomicBool::new(false),
@@ -241,17 +241,17 @@ impl Watcher {
         }
     }
 
-    /// The thread: events as they come, mounts, and the housekeeper.
+    /// The thread: events as they come, mounts, and the sweep.
     fn run(&self) {
         let _end = EndsAll(self);
         // Readable for `poll` when something was mounted or unmounted, which no watch tells.
         let mounts = std::fs::File::open("/proc/self/mountinfo").ok();
-        let mut next_housekeeping = Instant::now() + HOUSEKEEPING_EVERY;
+        let mut next_sweep = Instant::now() + SWEEP_EVERY;
         let mut buffer = [MaybeUninit::uninit(); 4096];
         loop {
             let mut sources = vec![PollFd::new(&self.inotify, PollFlags::IN), PollFd::new(&self.bell, PollFlags::IN)];
             sources.extend(mounts.as_ref().map(|mounts| PollFd::new(mounts, PollFlags::PRI)));
-            let rest = next_housekeeping.saturating_duration_since(Instant::now());
+            let rest = next_sweep.saturating_duration_since(Instant::now());
             let rest = Timespec::try_from(rest).expect("a second at most");
             let timeout = self.is_awake.load(Ordering::SeqCst).then_some(&rest);
             if !matches!(rustix::event::poll(&mut sources, timeout), Ok(_) | Err(Errno::INTR)) {
@@ -270,17 +270,17 @@ impl Watcher {
                 mounts::refresh();
                 self.places.lock().signal_all();
             }
-            if next_housekeeping <= Instant::now() {
-                next_housekeeping = Instant::now() + HOUSEKEEPING_EVERY;
-                self.run_housekeeper();
+            if next_sweep <= Instant::now() {
+                next_sweep = Instant::now() + SWEEP_EVERY;
+                self.run_sweep();
             }
         }
     }
 
-    fn run_housekeeper(&self) {
+    fn run_sweep(&self) {
         // Said before the work is done: who brings more afterwards rings the bell.
         self.is_awake.store(false, Ordering::SeqCst);
-        let has_more = self.housekeeper.get().is_some_and(|housekeeper| housekeeper());
+        let has_more = self.sweep.get().is_some_and(|sweep| sweep());
         if self.dropped.swap(0, Ordering::Relaxed) > 0 {
             self.places.lock().forget_dropped(&self.inotify);
         }

@@ -101,25 +101,25 @@ impl Queue {
         }
     }
 
-    fn enter(&self) -> Option<Place<'_>> {
+    fn enter(&self) -> Option<QueuedRequest<'_>> {
         let enter = |waiting| (waiting < self.settings.requests_max).then_some(waiting + 1);
         if self.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_err() {
             self.overflows.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        let mut place = Place { queue: self, woken: None };
-        place.line_up(false);
-        Some(place)
+        let mut queued = QueuedRequest { queue: self, woken: None };
+        queued.line_up(false);
+        Some(queued)
     }
 }
 
-/// A request's place.
-struct Place<'q> {
+/// A request that waits.
+struct QueuedRequest<'q> {
     queue: &'q Queue,
     woken: Option<oneshot::Receiver<()>>,
 }
 
-impl Place<'_> {
+impl QueuedRequest<'_> {
     /// Stands in the line, again in front if it was woken for nothing.
     fn line_up(&mut self, in_front: bool) {
         let (sender, receiver) = oneshot::channel();
@@ -146,7 +146,7 @@ impl Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuedRequest<'_> {
     fn drop(&mut self) {
         self.queue.waiting.fetch_sub(1, Ordering::SeqCst);
         // It was woken, and does not need it any more.
@@ -179,10 +179,10 @@ impl Selection {
 
     async fn wait_in_queue(&mut self, group: &Arc<Group>) -> Result<Chosen, NoPeer> {
         let queue = group.common.queue.as_ref().ok_or(NoPeer::NoneAlive)?;
-        let mut place = queue.enter().ok_or(NoPeer::QueueFull)?;
+        let mut queued = queue.enter().ok_or(NoPeer::QueueFull)?;
         let deadline = now() + queue.settings.timeout;
         loop {
-            // After the place was taken: what changes from now on is not missed.
+            // After it has entered: what changes from now on is not missed.
             self.look_anew(group.view());
             let now = now();
             if let Ok(chosen) = self.next_at(now) {
@@ -191,11 +191,11 @@ impl Selection {
             if now >= deadline {
                 return Err(NoPeer::QueueTimedOut);
             }
-            if place.woken.is_none() {
-                place.line_up(true);
+            if queued.woken.is_none() {
+                queued.line_up(true);
                 continue;
             }
-            place.changed(deadline).await;
+            queued.changed(deadline).await;
         }
     }
 }

@@ -30,17 +30,17 @@ const PIECE_BYTES: usize = 64 * 1024;
 static ASKING: AtomicUsize = AtomicUsize::new(0);
 
 /// One of those that are being told, until it is dropped.
-struct Place;
+struct Asker;
 
-impl Place {
-    fn take() -> Option<Place> {
-        let taken = ASKING.fetch_add(1, Ordering::Relaxed) < ASKING_MAX;
-        let place = Place;
-        taken.then_some(place)
+impl Asker {
+    fn admit() -> Option<Asker> {
+        let has_room = ASKING.fetch_add(1, Ordering::Relaxed) < ASKING_MAX;
+        let asker = Asker;
+        has_room.then_some(asker)
     }
 }
 
-impl Drop for Place {
+impl Drop for Asker {
     fn drop(&mut self) {
         ASKING.fetch_sub(1, Ordering::Relaxed);
     }
@@ -51,10 +51,10 @@ impl<P: Program> Control<P> {
     pub(super) fn tell_figures(&self, socket: Option<OwnedFd>) {
         let Some(socket) = socket else { return };
         let mut stream = UnixStream::from(socket);
-        let Some(place) = Place::take() else { return refuse(&mut stream, "too many ask at once") };
+        let Some(asker) = Asker::admit() else { return refuse(&mut stream, "too many ask at once") };
         let (program, configuration) = (Arc::clone(&self.program), Arc::clone(&self.configuration));
         let tell = move || {
-            let _place = place;
+            let _asker = asker;
             let figures = program.figures(&configuration);
             // Not held for as long as somebody reads.
             drop(configuration);
