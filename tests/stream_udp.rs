@@ -329,10 +329,12 @@ fn what_arrives_together_leaves_together_in_order(driver: Driver) {
         sessions.push(from);
     }
     // Joined datagrams stay so, and the kernel joins none by itself over the loopback device.
-    [&behind, &clients[0], &clients[1]].map(|socket| set_option(socket, libc::UDP_GRO, 1));
+    [&behind, &clients[0], &clients[1]].into_iter().for_each(|socket| set_option(socket, libc::UDP_GRO, 1));
     server.with_worker_stopped(|| {
         for number in 0..COUNT {
-            (0u8..).zip(&clients).for_each(|(client, socket)| drop(socket.send(&numbered(client, number)).unwrap()));
+            (0u8..).zip(&clients).for_each(|(client, socket)| {
+                socket.send(&numbered(client, number)).unwrap();
+            });
         }
     });
     let (arrived, pieces) = received_numbers(&behind, 2 * usize::from(COUNT));
@@ -345,7 +347,9 @@ fn what_arrives_together_leaves_together_in_order(driver: Driver) {
     server.with_worker_stopped(|| {
         for number in 0..COUNT {
             let sessions = (0u8..).zip(&sessions);
-            sessions.for_each(|(client, to)| drop(behind.send_to(&numbered(client, number), to).unwrap()));
+            sessions.for_each(|(client, to)| {
+                behind.send_to(&numbered(client, number), to).unwrap();
+            });
         }
     });
     for (own, client) in (0u8..).zip(&clients) {
@@ -490,7 +494,9 @@ fn lost_datagrams_are_counted_by_reason(driver: Driver) {
     own.send_to(&[b'x'; 100_000], server.directory.path().join("own.sock")).unwrap();
     server.wait_logged("recvmsg() truncated data: 1 datagrams to unix:");
     let clients: Vec<UdpSocket> = (0..30).map(|_| client(&server, 1)).collect();
-    clients.iter().for_each(|client| drop(client.send(b"x").unwrap()));
+    clients.iter().for_each(|client| {
+        client.send(b"x").unwrap();
+    });
     server.wait_logged("datagrams to 127.");
     assert!((15..=30).contains(&lost("no_room")), "{}", lost("no_room"));
     assert_eq!(["handed_over", "truncated"].map(lost), [0, 1]);

@@ -321,7 +321,8 @@ fn a_browser_shows_a_page(driver: Driver) {
     let text = "http2 on; default_type text/html; return 200 \"<p id=said>$ssl_protocol $server_protocol $ssl_curve\";";
     let world = World::new(driver, text);
     let url = format!("https://{}/", world.address());
-    let (page, console) = look(browser, &url, &["--ignore-certificate-errors"]).unwrap_or_else(|error| panic!("{error}"));
+    let (page, console) =
+        look(browser, &url, &["--ignore-certificate-errors"]).unwrap_or_else(|error| panic!("{error}"));
     assert!(page.contains("TLSv1.3 HTTP/2.0 X25519"), "{page} {console}");
     world.server.stop();
 }

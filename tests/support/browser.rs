@@ -18,7 +18,14 @@ pub fn browser() -> Option<&'static Path> {
 pub fn look(browser: &Path, url: &str, options: &[&str]) -> Result<(String, String), String> {
     let directory = Directory::new();
     let mut child = Command::new(browser)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run"])
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--disable-quic",
+            "--no-first-run",
+        ])
         .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
         .args(["--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom"])
         .arg(format!("--user-data-dir={}", directory.path().join("profile").display()))

@@ -129,7 +129,7 @@ impl<'a> Transmit<'a> {
             let is_last = length > 0 && length < stride && next.stride() == length;
             let joins = next.may_join
                 && (next.destination, next.source, next.ecn) == (first.destination, first.source, first.ecn)
-                && bytes % stride == 0
+                && bytes.is_multiple_of(stride)
                 && (next.stride() == stride || is_last)
                 && bytes + length <= SEGMENTS_BYTES_MAX.min(SEGMENTS_MAX * stride);
             bytes += length;
