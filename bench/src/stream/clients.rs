@@ -167,6 +167,7 @@ pub fn flow_of(address: SocketAddr, end: Instant, in_segments: bool, behind: &Be
         }
     }
     let before = behind.datagrams.load(Ordering::SeqCst);
+    let arrived = || behind.datagrams.load(Ordering::SeqCst) - before;
     let mut sent = 0u64;
     while Instant::now() < end {
         if in_segments {
@@ -179,12 +180,13 @@ pub fn flow_of(address: SocketAddr, end: Instant, in_segments: bool, behind: &Be
         sent += BURST as u64;
         // No more than four bursts are under way, so that hardly any is lost.
         let window = Instant::now() + Duration::from_millis(20);
-        while sent - (behind.datagrams.load(Ordering::SeqCst) - before) > 4 * BURST as u64 && Instant::now() < window {
+        while sent.saturating_sub(arrived()) > 4 * BURST as u64 && Instant::now() < window {
             std::thread::yield_now();
         }
         if Instant::now() >= window {
-            sent = behind.datagrams.load(Ordering::SeqCst) - before;
+            // What was lost does not come any more; what is late does, beyond what was sent since.
+            sent = arrived();
         }
     }
-    Ok(behind.datagrams.load(Ordering::SeqCst) - before)
+    Ok(arrived())
 }
