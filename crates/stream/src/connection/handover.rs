@@ -298,7 +298,7 @@ mod tests {
         let address = ListenAddress::Inet(([127, 0, 0, 1], 3).into());
         let (one, _) = Owners::join(&address);
         let (other, _inbox) = Owners::join(&address);
-        let long = || Handed { bytes: vec![0; 60_000], ..handed(9) };
+        let long = || Handed { bytes: vec![0; 60_000], stride: 60_000, ..handed(9) };
         let fit = WAITING_BYTES_MAX / (5 * 60_000) + 1;
         for _ in 0..fit * 5 {
             one.hand_over(other.seat, long());
