@@ -611,6 +611,9 @@ fn a_flipped_bit_of_a_body_is_found_when_it_is_opened(driver: Driver) {
     server.stop();
     let files = std::fs::read_dir(directory.path()).unwrap().flatten();
     let file = files.into_iter().find(|entry| entry.file_name().len() == 32).unwrap().path();
+    let server = setup().start();
+    assert_eq!(server.get("/a?size=200000").header("X-Cache"), Some("HIT"));
+    server.stop();
     let mut bytes = std::fs::read(&file).unwrap();
     bytes[150_000] ^= 1;
     std::fs::write(&file, bytes).unwrap();

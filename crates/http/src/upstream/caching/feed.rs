@@ -110,9 +110,12 @@ pub(super) fn start(
     let silence_max = *settings.read_timeout.get();
     let rate = settings.limit_rate.get().evaluate(request);
     let guard = GiveUp(Arc::clone(&ending.fill));
+    let fill_beginning = ending.fill.whole_in_memory().unwrap_or_default();
     let started = copy_in_background(request, move |copy| async move {
         let _guard = guard;
-        let sum = crc32fast::Hasher::new();
+        let mut sum = crc32fast::Hasher::new();
+        // What came with the head.
+        fill_beginning.iter().for_each(|piece| sum.update(piece));
         let silence = Timer::after(silence_max);
         let feed = Feed { answering: Some(answering), ending, meta, pool, silence, silence_max, rate, sum };
         if let Some(whole) = feed.run(&copy, next).await {

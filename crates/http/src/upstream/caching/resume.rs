@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 
 use gale_base::log_level::Level;
 use gale_base::units;
+use gale_protocol::request::Method;
 use gale_protocol::response::ResponseField;
 
 use crate::cache::format::Meta;
@@ -52,8 +53,8 @@ pub(super) struct Remainder {
 }
 
 impl Remainder {
-    /// Asks for what follows `offset`, up to `end` if that is known. `None` if the response has no strong entity tag,
-    /// or nothing more can be asked.
+    /// Asks for what follows `offset`, up to `end` if that is known. `None` if the response has no strong entity tag, or
+    /// is none to a GET, or nothing more can be asked.
     pub fn ask(
         request: &Request,
         tag: Option<&Rc<[u8]>>,
@@ -61,7 +62,7 @@ impl Remainder {
         end: Option<u64>,
         total: Option<u64>,
     ) -> Option<Remainder> {
-        let tag = tag?;
+        let tag = tag.filter(|_| request.method() == Method::Get)?;
         let last = end.map(|end| (end - 1).to_string()).unwrap_or_default();
         let range = format!("bytes={offset}-{last}").into_bytes().into();
         let subrequest = Subrequest::repeat(request, Part { range, if_range: Rc::clone(tag) })?;
@@ -110,8 +111,8 @@ fn check(head: &ResponseHead, tag: &[u8], offset: u64, end: Option<u64>, total: 
     if head.status != 206 {
         return Err(format!("unexpected status {}", head.status));
     }
-    // One that the location hides was compared by the server.
-    if !head.etag.is_empty() && *head.etag != *tag {
+    // A server that knows no If-Range may send a part of what has come in its place.
+    if *head.etag != *tag {
         return Err("another entity tag".to_owned());
     }
     let text = head.field(ResponseField::ContentRange).unwrap_or_default();
@@ -156,10 +157,11 @@ mod tests {
         let judge = |head: &ResponseHead, end| check(head, b"\"a\"", 10, end, Some(20));
         assert_eq!(judge(&head(206, "\"a\"", "bytes 10-19/20"), Some(20)), Ok(20));
         assert_eq!(judge(&head(206, "\"a\"", "bytes 10-14/*"), Some(15)), Ok(15));
-        assert_eq!(judge(&head(206, "", "bytes 10-19/20"), None), Ok(20));
+        assert_eq!(judge(&head(206, "\"a\"", "bytes 10-19/20"), None), Ok(20));
         for wrong in [
             head(200, "\"a\"", "bytes 10-19/20"),
             head(206, "\"b\"", "bytes 10-19/20"),
+            head(206, "", "bytes 10-19/20"),
             head(206, "W/\"a\"", "bytes 10-19/20"),
             head(206, "\"a\"", "bytes 10-18/20"),
             head(206, "\"a\"", "bytes 9-19/20"),

@@ -10,7 +10,7 @@ use gale_runtime::files::{GrowingReader, Grown};
 use gale_runtime::{Bytes, Rung, count_piece};
 
 use super::resume::{Remainder, strong_tag};
-use super::stored::{Patience, body_of_file, note_error, note_silence};
+use super::stored::{Patience, body_of_file, is_of_disk, note_error, note_silence};
 use super::{CacheStatus, Caching, tell_status};
 use crate::cache::CacheZone;
 use crate::cache::fill::{Fill, Found, Stage};
@@ -232,6 +232,9 @@ impl FillBody {
                 self.reader = None;
                 Poll::Ready(Ok(None))
             }
+            Some(Err(error)) if !is_of_disk(error.error()) => {
+                Poll::Ready(Err(DiskFault::Other(BodyError::Other(error.to_string()))))
+            }
             Some(Err(error)) => Poll::Ready(Err(DiskFault::Failed(error.to_string()))),
             None => Poll::Ready(Err(DiskFault::Silent)),
         }
@@ -266,6 +269,8 @@ const NO_TICKET: u64 = 0;
 
 /// Why the file of a fill cannot be read.
 enum DiskFault {
+    /// It is none of the disk: there is no memory, or no room in a pool.
+    Other(BodyError),
     Failed(String),
     Silent,
 }
@@ -284,6 +289,7 @@ impl BodyStream for FillBody {
             let must_resume = match ready!(self.poll_file(most, context)) {
                 Ok(Some(piece)) => return Poll::Ready(Some(Ok(BodyItem::Bytes(piece)))),
                 Ok(None) => false,
+                Err(DiskFault::Other(error)) => return Poll::Ready(Some(Err(error))),
                 Err(DiskFault::Failed(error)) => {
                     note_error(request, &self.zone, &error);
                     true

@@ -8,6 +8,7 @@
 //!
 //! What cannot be resumed waits longer ([`LAST_PATIENCE`]), and is cut off then.
 
+use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use std::time::Duration;
 use gale_base::log_level::Level;
 use gale_base::units;
 use gale_protocol::request::KnownHeader;
-use gale_runtime::{Bytes, File, ReadHow, Timer, timeout};
+use gale_runtime::{Bytes, File, PoolError, ReadHow, Timer, timeout};
 
 use super::resume::{Remainder, strong_tag};
 use crate::cache::CacheZone;
@@ -76,6 +77,8 @@ pub(super) async fn can_be_read(
             true
         }
         Ok(Ok(_)) => false,
+        // Delivering it tells whether there is room by then.
+        Ok(Err(error)) if !is_of_disk(&error) => true,
         Ok(Err(error)) => {
             note_error(request, zone, &error.to_string());
             false
@@ -85,6 +88,12 @@ pub(super) async fn can_be_read(
             false
         }
     }
+}
+
+/// Whether the disk is at fault, and no want of memory or of room in a pool.
+pub(super) fn is_of_disk(error: &io::Error) -> bool {
+    let is_of_pool = error.get_ref().is_some_and(|error| error.is::<PoolError>());
+    !is_of_pool && (error.kind() != io::ErrorKind::OutOfMemory || error.raw_os_error().is_some())
 }
 
 /// The same, of what is in memory alone, without waiting.
@@ -249,12 +258,17 @@ impl BodyStream for StoredBody {
         if let Some(item) = self.take_at_once() {
             return Poll::Ready(Some(Ok(item)));
         }
+        let was_reading = self.reader.is_reading();
         let read = self.reader.poll_read(&mut self.piece, context);
         match ready!(self.patience.poll(read, context)) {
             Some(Ok(bytes)) => {
-                self.zone.disk.note_alive();
+                // What is in memory says nothing of the disk.
+                if was_reading {
+                    self.zone.disk.note_alive();
+                }
                 return Poll::Ready(Some(Ok(BodyItem::Bytes(bytes))));
             }
+            Some(Err(error)) if !is_of_disk(&error) => return Poll::Ready(Some(Err(error.into()))),
             Some(Err(error)) => note_error(request, &self.zone, &error.to_string()),
             None => note_silence(request, &self.zone),
         }
