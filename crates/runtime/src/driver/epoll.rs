@@ -282,6 +282,10 @@ impl StreamDriver for Epoll {
         self.attempt(key, cx, Direction::Write, |connection| look_for(connection.socket.as_fd(), PollFlags::OUT))
     }
 
+    fn is_full(&self, key: Key) -> bool {
+        self.connections.borrow_mut().get_mut(key).is_some_and(|connection| !connection.writable)
+    }
+
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
         self.attempt(key, cx, Direction::Read, |connection| {
             let received = receive(connection.socket.as_fd(), into, max)?;

@@ -225,6 +225,10 @@ pub(crate) trait StreamDriver {
     /// Ready when a send would not wait: there is room, or an error.
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
+    /// Whether the kernel took less than it was offered when it was asked last, and has not announced room since. No
+    /// system call.
+    fn is_full(&self, key: Key) -> bool;
+
     /// Receives at most `max` bytes (> 0) at the end of `into`; 0 is the end of the stream.
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>>;
 

@@ -163,6 +163,12 @@ impl Stream {
         self.environment.driver.poll_writable(self.key, cx)
     }
 
+    /// Whether the kernel took less than it was offered when it was asked last, and has announced no room since. A send
+    /// may wait for other reasons, such as the turn's budget. No system call.
+    pub fn is_full(&self) -> bool {
+        self.environment.driver.is_full(self.key)
+    }
+
     /// Receives at most `max` bytes behind those in `into`. `Ok(0)` is the end of the stream. The buffer holds memory
     /// only while there are bytes, not while this waits.
     ///

@@ -18,7 +18,7 @@ use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use gale_runtime::{Lease, Output};
+use gale_runtime::{Lease, Output, Stream};
 
 use self::items::Items;
 use self::patience::Patience;
@@ -310,13 +310,13 @@ impl OutputQueue {
             }
             if !is_earlier && self.output.is_empty() && self.items.waits_for_room() {
                 match stream.plain().map_or(Poll::Ready(Ok(())), |stream| stream.poll_writable(context)) {
-                    Poll::Ready(Ok(())) => {}
+                    Poll::Ready(Ok(())) => self.patience.stop(),
                     Poll::Ready(Err(_)) => {
                         self.fail();
                         continue;
                     }
                     Poll::Pending => {
-                        self.items.note_full();
+                        self.note_full(stream);
                         return self.poll_patience(context);
                     }
                 }
@@ -357,11 +357,18 @@ impl OutputQueue {
                 Poll::Ready(Err(FileError::OfFile(error))) => self.fail_with_file(error),
                 Poll::Ready(Err(FileError::OfSocket)) => self.fail(),
                 Poll::Pending => {
-                    self.items.note_full();
+                    self.note_full(stream);
                     return self.poll_patience(context);
                 }
             }
             self.patience.stop();
+        }
+    }
+
+    /// A send waits: if that is for the socket, the client is what is waited for. Of TLS nobody knows here.
+    fn note_full(&mut self, stream: &Transport) {
+        if stream.plain().is_some_and(Stream::is_full) {
+            self.items.note_full();
         }
     }
 

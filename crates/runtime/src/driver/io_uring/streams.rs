@@ -270,6 +270,10 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         !is_told && self.has_input(key)
     }
 
+    fn is_full(&self, key: Key) -> bool {
+        self.connections.borrow_mut().get_mut(key).is_some_and(|connection| !connection.writable)
+    }
+
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.send_posted_by(key);
         {

@@ -392,6 +392,11 @@ impl StreamDriver for Simulated {
         Poll::Ready(Ok(()))
     }
 
+    fn is_full(&self, key: Key) -> bool {
+        let end = self.with(key, |socket| socket.end);
+        self.world.network.borrow_mut().room(end) == Err(Errno::AGAIN)
+    }
+
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
         if let Some(received) = self.take_received(key, into, max) {
             return Poll::Ready(received);
