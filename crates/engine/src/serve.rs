@@ -119,7 +119,7 @@ impl Program for Server {
                 let settings = SyslogSettings::parse(text.as_bytes(), "gale").ok()?;
                 let is_known = !matches!(settings.server, SyslogServer::Host(..));
                 is_known.then(|| {
-                    let secure = syslog_tls::of_master(&settings);
+                    let secure = syslog_tls::of_process(&settings);
                     let server = DeferredSyslog::new(settings);
                     server.complete(None, secure);
                     Target::Syslog(server)

@@ -1,11 +1,13 @@
 //! A client's side of TLS for threads that may wait: the socket's own timeouts bound each call.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
@@ -23,31 +25,38 @@ const VERIFY_DEPTH: u64 = 10;
 pub enum TrustedBy {
     /// In this text, PEM.
     Text(Vec<u8>),
-    /// In this file, which is read when it is first needed.
+    /// In this file, which is read for each connection; where this process may not read it, what is known of it.
     File(PathBuf),
-    /// In the system's own store, as before.
+    /// In the system's own store, which is read for each connection.
     System,
+}
+
+/// What files of authorities say of which only the master may read some: see [`note_file`].
+static KNOWN_FILES: Mutex<BTreeMap<PathBuf, Vec<u8>>> = Mutex::new(BTreeMap::new());
+
+/// Notes what a file of authorities says, for clients that may not read it themselves.
+pub fn note_file(path: &Path, text: &[u8]) {
+    KNOWN_FILES.lock().insert(path.to_owned(), text.to_owned());
 }
 
 /// What is asked of a server.
 pub struct BlockingClient {
     name: String,
     trusted: TrustedBy,
-    config: OnceLock<Arc<ClientConfig>>,
 }
 
 impl BlockingClient {
     /// A client of the server of this name, which its certificate has to be for.
     pub fn new(name: &str, trusted: TrustedBy) -> BlockingClient {
-        BlockingClient { name: name.to_owned(), trusted, config: OnceLock::new() }
+        BlockingClient { name: name.to_owned(), trusted }
     }
 
-    /// Whether the text has certificates.
+    /// Whether the text has certificates, and a certificate can have the name.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
-        self.config().map(drop).map_err(|error| error.to_string())
+        self.name().and_then(|_| self.config()).map(drop).map_err(|error| error.to_string())
     }
 
     /// What is trusted.
@@ -60,9 +69,7 @@ impl BlockingClient {
     /// # Errors
     /// The connection's, and why the server is not trusted.
     pub fn shake_hands(&self, mut socket: TcpStream, deadline: Instant) -> io::Result<BlockingTls> {
-        let name = ServerName::try_from(self.name.clone())
-            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no name that a certificate can have"))?;
-        let mut connection = ClientConnection::new(Arc::clone(self.config()?), name).map_err(invalid)?;
+        let mut connection = ClientConnection::new(self.config()?, self.name()?).map_err(invalid)?;
         while connection.is_handshaking() {
             if Instant::now() >= deadline {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -80,13 +87,17 @@ impl BlockingClient {
         Ok(BlockingTls { connection, socket })
     }
 
-    fn config(&self) -> io::Result<&Arc<ClientConfig>> {
-        if let Some(config) = self.config.get() {
-            return Ok(config);
-        }
+    fn name(&self) -> io::Result<ServerName<'static>> {
+        let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("\"{}\" is no name of a server", self.name));
+        ServerName::try_from(self.name.clone()).map_err(|_| wrong())
+    }
+
+    fn config(&self) -> io::Result<Arc<ClientConfig>> {
         let text = match &self.trusted {
             TrustedBy::Text(text) => text.clone(),
-            TrustedBy::File(path) => std::fs::read(path)?,
+            TrustedBy::File(path) => {
+                std::fs::read(path).or_else(|error| KNOWN_FILES.lock().get(path).cloned().ok_or(error))?
+            }
             TrustedBy::System => read_system(|path| std::fs::read(path))?,
         };
         let authorities = load::authorities(&text, Purpose::Server).map_err(io::Error::other)?;
@@ -98,7 +109,7 @@ impl BlockingClient {
         let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let builder = builder.map_err(io::Error::other)?.dangerous();
         let config = builder.with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth();
-        Ok(self.config.get_or_init(|| Arc::new(config)))
+        Ok(Arc::new(config))
     }
 }
 
@@ -173,5 +184,17 @@ impl BlockingTls {
             }
         }
         true
+    }
+}
+
+/// The server is told that nothing more comes (RFC 5425, section 4.4). What it has said and nobody has read goes first, or
+/// the connection would end with a reset, and what is on its way with it.
+impl Drop for BlockingTls {
+    fn drop(&mut self) {
+        if self.is_open() {
+            self.connection.send_close_notify();
+            let _ = self.connection.write_tls(&mut self.socket);
+        }
+        let _ = self.socket.shutdown(Shutdown::Write);
     }
 }

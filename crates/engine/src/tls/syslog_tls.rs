@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use gale_process::Resources;
 
-use super::blocking::{BlockingClient, BlockingTls, TrustedBy, read_system};
+use super::blocking::{BlockingClient, BlockingTls, TrustedBy, note_file, read_system};
 use super::random;
 use crate::log::{Carrier, Channel, Secure, SyslogSettings};
 
@@ -28,13 +28,17 @@ pub fn of(settings: &SyslogSettings, resources: &mut dyn Resources) -> Result<Op
     };
     let failed = |why: String| format!("cannot load trusted certificates \"{name}\" of a syslog server: {why}");
     let text = text.map_err(|error| failed(error.to_string()))?;
+    if let Some(path) = &settings.trusted {
+        note_file(path, &text);
+    }
     let client = BlockingClient::new(&settings.name, TrustedBy::Text(text));
     client.check().map_err(failed)?;
     Ok(Some(Arc::new(client)))
 }
 
-/// The same for the master, which builds none: its log reads the file when it first connects.
-pub fn of_master(settings: &SyslogSettings) -> Option<Arc<dyn Secure>> {
+/// The same for the logs of whole processes, which are there before a configuration is built: they read the file for each
+/// connection.
+pub fn of_process(settings: &SyslogSettings) -> Option<Arc<dyn Secure>> {
     let trusted = settings.trusted.clone().map_or(TrustedBy::System, TrustedBy::File);
     (settings.carrier == Carrier::Tls)
         .then(|| Arc::new(BlockingClient::new(&settings.name, trusted)) as Arc<dyn Secure>)

@@ -178,11 +178,9 @@ impl HttpConnection {
                 let name = hello.server_name().map(host_of);
                 if let Some(version) = hello.version_before_tls12() {
                     stream.note_server_name(name.as_deref());
-                    self.log_tls(
-                        Level::Info,
-                        &format_args!("{} while SSL handshaking", stream.refuse_version(version)),
-                    );
-                    self.count_handshake(stream, Shaken::Failed);
+                    let failure = stream.refuse_version(version);
+                    self.log_tls(Level::Info, &format_args!("{failure} while SSL handshaking"));
+                    self.count_handshake(stream, failure.outcome());
                     return First::Refused;
                 }
                 let asks = may_be_challenge && hello.alpn_protocols().any(|protocol| protocol == challenges::ALPN);

@@ -171,7 +171,7 @@ impl Session {
                             self.choose_server(name);
                         }
                         self.log(Level::Info, format_args!("{failure} {SHAKING_HANDS}"));
-                        self.count_handshake(Shaken::Failed);
+                        self.count_handshake(failure.outcome());
                         return Err(session::INTERNAL_SERVER_ERROR);
                     }
                     let asks_challenge = hello.alpn_protocols().any(|protocol| protocol == challenges::ALPN);
