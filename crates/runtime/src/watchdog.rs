@@ -131,7 +131,16 @@ pub fn listeners() -> Vec<ListenerStatus> {
             listeners.push(ListenerStatus { address, worker, waiting, waiting_max });
         }
     }
-    listeners.sort_by_key(|listener| (listener.address.to_string(), listener.worker));
+    listeners.sort_by_cached_key(|listener| (listener.address.to_string(), listener.worker));
+    // After a reload with fewer workers one has several sockets of an address.
+    listeners.dedup_by(|next, first| {
+        let is_same = (&next.address, next.worker) == (&first.address, first.worker);
+        if is_same {
+            first.waiting = first.waiting.saturating_add(next.waiting);
+            first.waiting_max = first.waiting_max.saturating_add(next.waiting_max);
+        }
+        is_same
+    });
     listeners
 }
 

@@ -87,7 +87,7 @@ impl Fields {
 pub(super) fn may_be_long(path: &[&str]) -> bool {
     match path {
         ["http", "requests"] => false,
-        ["http" | "stream", _, ..] | ["resolvers" | "slabs", ..] => true,
+        ["http" | "stream", _, ..] | ["resolvers" | "slabs", ..] | ["gale", "listeners", ..] => true,
         _ => false,
     }
 }
