@@ -4,10 +4,10 @@
 mod support;
 
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use support::{Backend, Client, DEADLINE, Driver, Setup, resident_memory, with_each_driver};
+use support::{Backend, Client, DEADLINE, Driver, Serving, Setup, resident_memory, with_each_driver};
 
 with_each_driver!(
     servers_are_free_long_before_clients_that_do_not_read,
@@ -25,18 +25,22 @@ const BODY: usize = 2 << 20;
 /// beside that. Their bodies are 400 MiB.
 const GROWTH_MAX: u64 = 64 << 20;
 
-fn servers_are_free_long_before_clients_that_do_not_read(driver: Driver) {
-    let body: Arc<[u8]> = (0..BODY).map(|at| (at % 251) as u8).collect();
-    let (ended, endings) = channel();
-    let sent = Arc::clone(&body);
-    let backend = Backend::tcp().serve(move |_, client| {
-        client.send(format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", sent.len()));
-        client.send(&sent);
-        // All of it was read, and the connection is closed.
+/// A server that answers every request with this, and says when all of it was read and the connection was closed.
+fn sending(body: &Arc<[u8]>, ended: Sender<()>) -> Serving {
+    let body = Arc::clone(body);
+    Backend::tcp().serve(move |_, client| {
+        client.send(format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len()));
+        client.send(&body);
         client.assert_closed();
         ended.send(()).expect("somebody counts");
         false
-    });
+    })
+}
+
+fn servers_are_free_long_before_clients_that_do_not_read(driver: Driver) {
+    let body: Arc<[u8]> = (0..BODY).map(|at| (at % 251) as u8).collect();
+    let (ended, endings) = channel();
+    let backend = sending(&body, ended);
     let text = format!(
         "proxy_temp_path %DIR%/proxy; send_timeout 1h;
          server {{ listen %TCP%; location / {{ proxy_pass http://{}; }} }}",
@@ -82,14 +86,7 @@ fn thousands_of_clients_that_do_not_read_cost_their_buffers(driver: Driver) {
     let count = limit.maximum.map_or(THOUSANDS, |limit| THOUSANDS.min(limit / 5));
     let body: Arc<[u8]> = (0..SHORT_BODY).map(|at| (at % 251) as u8).collect();
     let (ended, endings) = channel();
-    let sent = Arc::clone(&body);
-    let backend = Backend::tcp().serve(move |_, client| {
-        client.send(format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", sent.len()));
-        client.send(&sent);
-        client.assert_closed();
-        ended.send(()).expect("somebody counts");
-        false
-    });
+    let backend = sending(&body, ended);
     let text = format!(
         "proxy_temp_path %DIR%/proxy; send_timeout 1h; proxy_buffer_size 4k; proxy_buffers 2 4k;
          proxy_busy_buffers_size 4k;

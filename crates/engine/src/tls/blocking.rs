@@ -187,8 +187,8 @@ impl BlockingTls {
     }
 }
 
-/// The server is told that nothing more comes (RFC 5425, section 4.4). What it has said and nobody has read goes first, or
-/// the connection would end with a reset, and what is on its way with it.
+/// The server is told that nothing more comes (RFC 5425, section 4.4). Before that its unread bytes are taken off the
+/// socket, or the connection would end with a reset, and lines on their way with it.
 impl Drop for BlockingTls {
     fn drop(&mut self) {
         if self.is_open() {

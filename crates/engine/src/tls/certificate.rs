@@ -113,8 +113,8 @@ impl<'c> Certificate<'c> {
         end.saturating_sub(now) / 86_400
     }
 
-    /// Why nobody takes it at this time; none if it is valid.
-    pub fn is_invalid_at(&self, now: u64) -> Option<String> {
+    /// Why nobody takes it at this time; `None` if it is valid.
+    pub fn why_invalid_at(&self, now: u64) -> Option<String> {
         let (begin, end) = self.validity();
         if now < begin {
             return Some(format!("is not valid before {}", self.valid_from()));
@@ -385,9 +385,9 @@ mod tests {
         assert!(Certificate::of(b"no certificate").is_none());
         assert_eq!(own.alternative_names(), None);
         let begin = 1_767_312_000;
-        assert_eq!([begin, end].map(|now| own.is_invalid_at(now)), [None, None]);
-        assert_eq!(own.is_invalid_at(begin - 1).unwrap(), "is not valid before Jan  2 00:00:00 2026 GMT");
-        assert_eq!(own.is_invalid_at(end + 1).unwrap(), "expired on Nov 23 00:00:00 2046 GMT");
+        assert_eq!([begin, end].map(|now| own.why_invalid_at(now)), [None, None]);
+        assert_eq!(own.why_invalid_at(begin - 1).unwrap(), "is not valid before Jan  2 00:00:00 2026 GMT");
+        assert_eq!(own.why_invalid_at(end + 1).unwrap(), "expired on Nov 23 00:00:00 2046 GMT");
     }
 
     #[test]

@@ -536,7 +536,7 @@ pub(super) fn read_pair(
         let needs_password = passwords.is_empty() && encrypted_key::is_encrypted(&text);
         if needs_password { failed.hint("the key has a password: name its file by ssl_password_file") } else { failed }
     })?;
-    if let Some(why) = chain.first().and_then(|own| Certificate::of(own)).and_then(|own| own.is_invalid_at(now())) {
+    if let Some(why) = chain.first().and_then(|own| Certificate::of(own)).and_then(|own| own.why_invalid_at(now())) {
         let message = format!("certificate \"{}\" {why}", certificate.text);
         notes.push(Diagnostic::warn(message).at(certificate.span));
     }
