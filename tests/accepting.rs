@@ -339,18 +339,19 @@ fn listen_multipath_takes_connections_of_multipath_tcp(driver: Driver) {
         support::configuration(driver, &blocks)
     };
     let mut server = Setup::configuration(&blocks("multipath")).start();
-    let ask = |number: usize| {
+    // A server that answers without a question closes at once: to send it one might fail.
+    let ask = |number: usize, question: &str| {
         let mut socket = multipath_socket().expect("there was one");
         rustix::net::connect(&socket, &server.directory.address(number)).expect("it listens");
-        socket.write_all(b"GET / HTTP/1.0\r\n\r\n").expect("sent");
+        socket.write_all(question.as_bytes()).expect("sent");
         let has_paths = !has_fallen_back(&socket);
         let mut answer = String::new();
         socket.read_to_string(&mut answer).expect("an answer");
         (has_paths, answer.split("\r\n\r\n").last().expect("one").to_owned())
     };
-    assert_eq!(ask(1), (true, "http".to_owned()));
-    assert_eq!(ask(2), (true, "stream".to_owned()));
-    assert_eq!(ask(3), (false, "plain".to_owned()));
+    assert_eq!(ask(1, "GET / HTTP/1.0\r\n\r\n"), (true, "http".to_owned()));
+    assert_eq!(ask(2, ""), (true, "stream".to_owned()));
+    assert_eq!(ask(3, ""), (false, "plain".to_owned()));
     // Clients without it are served as ever.
     assert_eq!(server.connect_tcp(1).get("/").text(), "http");
     server.reload(&blocks(""));
