@@ -25,7 +25,7 @@ mod variables;
 use gale_config::{Parsed, Sources, Tables};
 
 pub use self::differences::{Difference, Differences};
-pub use self::report::{Directive, Finding, PLACES_MAX, Place, Problem, Report, Severity, Verdict};
+pub use self::report::{Directive, Finding, PLACES_MAX, Problem, Report, Severity, SourceLine, Verdict};
 
 /// Reads what was parsed of a configuration whose directives are these tables'.
 pub fn check<Cx>(parsed: &Parsed, sources: &Sources, tables: &Tables<Cx>) -> Report {

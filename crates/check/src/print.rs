@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use crate::report::{Directive, Place, Report, Severity, Verdict};
+use crate::report::{Directive, Report, Severity, SourceLine, Verdict};
 
 /// How wide a column of names is at most.
 const NAME_WIDTH_MAX: usize = 36;
@@ -93,7 +93,7 @@ fn wrapped(f: &mut Formatter<'_>, names: &[&str]) -> fmt::Result {
 }
 
 /// `FILE:LINE`
-struct Brief<'p>(&'p Place);
+struct Brief<'p>(&'p SourceLine);
 
 impl Display for Brief<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -102,7 +102,7 @@ impl Display for Brief<'_> {
 }
 
 /// ` in FILE:LINE`, if it is anywhere.
-struct InPlace<'p>(Option<&'p Place>);
+struct InPlace<'p>(Option<&'p SourceLine>);
 
 impl Display for InPlace<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {

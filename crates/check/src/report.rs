@@ -63,23 +63,23 @@ pub struct Directive {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub more: Option<String>,
     /// Where it occurs: all places of one that is not there, else the first; [`PLACES_MAX`] at most.
-    pub places: Vec<Place>,
+    pub places: Vec<SourceLine>,
 }
 
 /// A file and a line in it, from 1 on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct SourceLine {
     /// The file's name as it was read.
     pub file: String,
     /// The line.
     pub line: u32,
 }
 
-impl Place {
-    pub(crate) fn of(span: Span, sources: &Sources) -> Option<Place> {
+impl SourceLine {
+    pub(crate) fn of(span: Span, sources: &Sources) -> Option<SourceLine> {
         sources.knows(span).then(|| {
             let source = sources.get(span.source);
-            Place { file: source.name(), line: source.position(span.start).line }
+            SourceLine { file: source.name(), line: source.position(span.start).line }
         })
     }
 }
@@ -93,7 +93,7 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// Where it is.
-    pub place: Option<Place>,
+    pub place: Option<SourceLine>,
 }
 
 /// How bad something unsafe is.
@@ -120,5 +120,5 @@ pub struct Finding {
     /// What to write instead.
     pub advice: &'static str,
     /// Where it is.
-    pub place: Place,
+    pub place: SourceLine,
 }

@@ -7,7 +7,7 @@ use gale_config::{Diagnostic, Sources, Tables};
 
 use crate::differences::{Difference, Differences};
 use crate::documented;
-use crate::report::{Directive, PLACES_MAX, Place, Problem, Verdict};
+use crate::report::{Directive, PLACES_MAX, Problem, SourceLine, Verdict};
 use crate::tree::{Node, Tree};
 
 /// What is said of each name, and why the configuration would be refused besides.
@@ -42,7 +42,7 @@ pub fn survey<Cx>(tree: &Tree<'_>, sources: &Sources, tables: &Tables<Cx>) -> (V
         let is_missing = matches!(verdict, Verdict::Missing | Verdict::Unknown);
         let places_max = if is_missing { PLACES_MAX } else { 1 };
         if directive.places.len() < places_max {
-            directive.places.extend(Place::of(node.statement.name.span, sources));
+            directive.places.extend(SourceLine::of(node.statement.name.span, sources));
         }
     }
     let mut directives: Vec<Directive> = found.into_values().collect();
@@ -87,6 +87,6 @@ fn problem(error: &Diagnostic, sources: &Sources) -> Problem {
     Problem {
         message: error.message.clone(),
         hint: error.hint.clone(),
-        place: error.span.and_then(|span| Place::of(span, sources)),
+        place: error.span.and_then(|span| SourceLine::of(span, sources)),
     }
 }

@@ -39,9 +39,6 @@
 //! ```
 
 pub mod affinity;
-mod blocks;
-mod buffer;
-mod bytes;
 mod driver;
 mod environment;
 mod event_loop;
@@ -50,7 +47,6 @@ pub mod files;
 mod inbox;
 mod memory;
 mod net;
-mod output;
 mod pool;
 #[cfg(test)]
 #[path = "../../../tests/support/scratch.rs"]
@@ -63,12 +59,6 @@ mod time;
 pub mod watch;
 pub mod watchdog;
 
-pub use blocks::{
-    LEASE_CLASSES, leased_bytes, leased_bytes_max, leases_exhausted, set_leased_bytes_max, set_shared_bytes_max,
-    share_leases, shared_bytes, shared_bytes_max,
-};
-pub use buffer::{Buffer, Lease};
-pub use bytes::Bytes;
 pub use driver::listening::look_for_connections;
 pub use driver::shortage::{RingShortage, set_shortage_reporter};
 pub use driver::{RingCounters, RingOptions};
@@ -84,8 +74,11 @@ pub use files::{
     count_piece, devices, file_counters,
 };
 pub use inbox::{Call, Remote, RemoteError};
+pub use memory::{
+    Buffer, Bytes, LEASE_CLASSES, Lease, Output, leased_bytes, leased_bytes_max, leases_exhausted,
+    set_leased_bytes_max, set_shared_bytes_max, share_leases, shared_bytes, shared_bytes_max,
+};
 pub use net::{AcceptMutex, Datagram, Detached, IdleOptions, IdleStreams, Listener, Splice, Stream, WeakIdleStreams};
-pub use output::Output;
 pub use pool::{
     Device, PoolCounters, PoolDevice, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools,
     stop_pools, take_pool_wait,

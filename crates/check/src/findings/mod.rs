@@ -12,7 +12,7 @@ mod shared_cache;
 
 use gale_config::Sources;
 
-use crate::report::{Finding, PLACES_MAX, Place, Severity};
+use crate::report::{Finding, PLACES_MAX, Severity, SourceLine};
 use crate::tree::Tree;
 use crate::variables::Variables;
 
@@ -47,7 +47,7 @@ pub fn find(tree: &Tree<'_>, sources: &Sources) -> Vec<Finding> {
         (check.run)(tree, &variables, &mut |number, message| {
             let span = tree.nodes[number].statement.span;
             if count < PLACES_MAX
-                && let Some(place) = Place::of(span, sources)
+                && let Some(place) = SourceLine::of(span, sources)
             {
                 count += 1;
                 let Check { name, severity, advice, .. } = **check;

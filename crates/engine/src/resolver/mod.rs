@@ -5,7 +5,7 @@
 //! resolve(name) ─► cache ─► known ───────────────────────────────────► answer
 //!                    │ no     ▲                                          ▲
 //!                    ▼        └──────────────┐                           │
-//!                 flight of this name ─► task asks the servers ─► all who wait for it
+//!                 lookup of this name ─► task asks the servers ─► all who wait for it
 //! ```
 //!
 //! Each event loop has its own resolvers, caches and sockets, as each worker process of nginx has. However many ask for
@@ -51,7 +51,7 @@ const NAMES_MAX: usize = 4096;
 const KEPT_MAX: usize = 64;
 
 /// Names that are asked for at the same time: each has a socket.
-const FLIGHTS_MAX: usize = 512;
+const LOOKUPS_MAX: usize = 512;
 
 /// Aliases followed from name to name, as in nginx.
 const ALIASES_MAX: usize = 50;
@@ -181,7 +181,7 @@ pub struct Resolver {
     servers: Servers,
     log: RefCell<Arc<ErrorLog>>,
     cache: RefCell<Cache<Key, Rc<Found>>>,
-    flights: RefCell<HashMap<Key, Rc<Flight>>>,
+    lookups: RefCell<HashMap<Key, Rc<Lookup>>>,
     /// Whom the next name is asked of first.
     next_server: Cell<usize>,
 }
@@ -233,7 +233,7 @@ impl Resolver {
             servers,
             log: RefCell::new(Arc::clone(log)),
             cache: RefCell::new(Cache::new(NAMES_MAX)),
-            flights: RefCell::default(),
+            lookups: RefCell::default(),
             next_server: Cell::new(0),
         })
     }
@@ -304,7 +304,7 @@ impl Resolver {
             let key = Key { name: service.target.clone(), what: What::Addresses };
             if self.known(&key).is_none() {
                 // Whoever waits for it below is told what is wrong.
-                let _ = self.flight(&key);
+                let _ = self.lookup(&key);
             }
         }
         let (mut found, mut valid_until, mut error) = (Vec::new(), known.until, ResolveError::NotFound);
@@ -353,7 +353,7 @@ impl Resolver {
     async fn look_up(self: &Rc<Self>, key: &Key) -> Outcome {
         match self.known(key) {
             Some(known) => Ok(known),
-            None => Waiting { flight: self.flight(key)?, place: None }.await,
+            None => Waiting { lookup: self.lookup(key)?, place: None }.await,
         }
     }
 
@@ -363,26 +363,26 @@ impl Resolver {
         Some(Known { found: Rc::clone(found), until })
     }
 
-    /// The flight of a name: the one that is under way, or a new one.
-    fn flight(self: &Rc<Self>, key: &Key) -> Result<Rc<Flight>, ResolveError> {
-        let mut flights = self.flights.borrow_mut();
-        if let Some(flight) = flights.get(key) {
-            return Ok(Rc::clone(flight));
+    /// The lookup of a name: the one that is under way, or a new one.
+    fn lookup(self: &Rc<Self>, key: &Key) -> Result<Rc<Lookup>, ResolveError> {
+        let mut lookups = self.lookups.borrow_mut();
+        if let Some(lookup) = lookups.get(key) {
+            return Ok(Rc::clone(lookup));
         }
-        if self.servers.addresses.is_empty() || flights.len() >= FLIGHTS_MAX {
+        if self.servers.addresses.is_empty() || lookups.len() >= LOOKUPS_MAX {
             return Err(ResolveError::Busy);
         }
-        let flight = Rc::new(Flight::default());
-        flights.insert(key.clone(), Rc::clone(&flight));
+        let lookup = Rc::new(Lookup::default());
+        lookups.insert(key.clone(), Rc::clone(&lookup));
         let first = self.next_server.get();
         self.next_server.set((first + 1) % self.servers.addresses.len());
-        let landing = Landing { resolver: Rc::clone(self), key: key.clone(), flight: Rc::clone(&flight) };
-        gale_runtime::spawn(async move { landing.resolver.fly(&landing, first).await });
-        Ok(flight)
+        let end = LookupEnd { resolver: Rc::clone(self), key: key.clone(), lookup: Rc::clone(&lookup) };
+        gale_runtime::spawn(async move { end.resolver.run_lookup(&end, first).await });
+        Ok(lookup)
     }
 
-    async fn fly(&self, landing: &Landing, first: usize) {
-        let Landing { key, flight, .. } = landing;
+    async fn run_lookup(&self, end: &LookupEnd, first: usize) {
+        let LookupEnd { key, lookup, .. } = end;
         let kinds = match key.what {
             What::Addresses => self.servers.kinds,
             What::Services => &[Kind::Srv],
@@ -392,8 +392,8 @@ impl Resolver {
         if let Some(zone) = self.servers.zone() {
             kinds.iter().for_each(|&kind| zone.count_question(kind));
         }
-        if ask(&self.servers.addresses, first, &key.name, &mut asked, &(self, &**flight)).await {
-            flight.land(self.conclude(key, asked));
+        if ask(&self.servers.addresses, first, &key.name, &mut asked, &(self, &**lookup)).await {
+            lookup.finish(self.conclude(key, asked));
         }
     }
 
@@ -444,8 +444,8 @@ impl Resolver {
     }
 }
 
-/// Who asks for a flight's name.
-impl Report for (&Resolver, &Flight) {
+/// Who asks for a lookup's name.
+impl Report for (&Resolver, &Lookup) {
     fn report(&self, level: Level, message: &dyn fmt::Display, server: SocketAddr) {
         let log = Arc::clone(&self.0.log.borrow());
         log.write(level, None, &format_args!("{message}, resolver: {server}"));
@@ -465,38 +465,38 @@ impl Report for (&Resolver, &Flight) {
 /// A name that is being asked for, and all who wait for it. Each of these is a task with a request of its own, so what
 /// bounds requests bounds them.
 #[derive(Default)]
-struct Flight {
+struct Lookup {
     outcome: OnceCell<Outcome>,
     waiters: RefCell<Slab<Waker>>,
 }
 
-impl Flight {
+impl Lookup {
     /// Tells all who wait; the first outcome counts.
-    fn land(&self, outcome: Outcome) {
+    fn finish(&self, outcome: Outcome) {
         if self.outcome.set(outcome).is_ok() {
             self.waiters.borrow().iter().for_each(|(_, waker)| waker.wake_by_ref());
         }
     }
 }
 
-/// The end of a flight, however the task ends.
-struct Landing {
+/// The end of a lookup, however the task ends.
+struct LookupEnd {
     resolver: Rc<Resolver>,
     key: Key,
-    flight: Rc<Flight>,
+    lookup: Rc<Lookup>,
 }
 
-impl Drop for Landing {
+impl Drop for LookupEnd {
     fn drop(&mut self) {
-        self.resolver.flights.borrow_mut().remove(&self.key);
+        self.resolver.lookups.borrow_mut().remove(&self.key);
         // Nobody is left to be told, or the task has panicked.
-        self.flight.land(Err(ResolveError::ServerFailure));
+        self.lookup.finish(Err(ResolveError::ServerFailure));
     }
 }
 
-/// Waits for a flight.
+/// Waits for a lookup.
 struct Waiting {
-    flight: Rc<Flight>,
+    lookup: Rc<Lookup>,
     place: Option<usize>,
 }
 
@@ -504,16 +504,16 @@ impl Future for Waiting {
     type Output = Outcome;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
-        if let Some(outcome) = self.flight.outcome.get() {
+        if let Some(outcome) = self.lookup.outcome.get() {
             return Poll::Ready(outcome.clone());
         }
         let waker = cx.waker().clone();
         let place = match self.place {
             Some(place) => {
-                self.flight.waiters.borrow_mut()[place] = waker;
+                self.lookup.waiters.borrow_mut()[place] = waker;
                 place
             }
-            None => self.flight.waiters.borrow_mut().insert(waker),
+            None => self.lookup.waiters.borrow_mut().insert(waker),
         };
         self.place = Some(place);
         Poll::Pending
@@ -523,7 +523,7 @@ impl Future for Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         if let Some(place) = self.place {
-            self.flight.waiters.borrow_mut().remove(place);
+            self.lookup.waiters.borrow_mut().remove(place);
         }
     }
 }

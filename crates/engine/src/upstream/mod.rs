@@ -90,7 +90,7 @@ pub struct Group {
     /// The servers of the plan whose addresses are known, as the configuration has them.
     configured: Box<[GroupServer]>,
     /// By worker.
-    seats: Box<[Seat]>,
+    views: Box<[CurrentView]>,
     source: Mutex<Versioned>,
     /// The version of the source that the list was made of.
     renewed: Mutex<u64>,
@@ -98,7 +98,7 @@ pub struct Group {
 
 /// What a worker sees of the group now. Only this worker locks it, and whoever replaces the list.
 #[repr(align(128))]
-struct Seat(Mutex<Arc<View>>);
+struct CurrentView(Mutex<Arc<View>>);
 
 /// What the list of peers is made of, and how often that has changed.
 struct Versioned {
@@ -158,10 +158,10 @@ impl Group {
         let (servers, changes) = common.state.servers.lock().settle(&configured, common.state_file.is_some());
         let common = Arc::new(common);
         let peers = Arc::new(common.list(&plan, &servers, &findings));
-        let seat = |worker| Seat(Mutex::new(View::new(&common, &peers, worker)));
-        let seats = (0..common.workers).map(seat).collect();
+        let view = |worker| CurrentView(Mutex::new(View::new(&common, &peers, worker)));
+        let views = (0..common.workers).map(view).collect();
         let source = Mutex::new(Versioned { version: 0, servers, changes, findings });
-        let group = Arc::new(Group { common, plan, configured, seats, source, renewed: Mutex::new(0) });
+        let group = Arc::new(Group { common, plan, configured, views, source, renewed: Mutex::new(0) });
         group.common.state.servers.lock().register(&group);
         group
     }
@@ -187,8 +187,8 @@ impl Group {
     }
 
     fn view_of(&self, worker: usize) -> Arc<View> {
-        let seat = &self.seats[worker % self.seats.len()];
-        Arc::clone(&seat.0.lock())
+        let view = &self.views[worker % self.views.len()];
+        Arc::clone(&view.0.lock())
     }
 
     /// How many peers there are now.
@@ -231,9 +231,9 @@ impl Group {
     /// From now on requests see this list.
     fn replace(&self, peers: Arc<Peers>) {
         let moves = Moves::between(&self.view_of(0).peers, &peers);
-        for (worker, seat) in self.seats.iter().enumerate() {
+        for (worker, current) in self.views.iter().enumerate() {
             let view = self.view_of(worker).renewed(&peers, &moves);
-            *seat.0.lock() = view;
+            *current.0.lock() = view;
         }
         if let Some(queue) = &self.common.queue {
             queue.wake_all();

@@ -98,7 +98,7 @@ impl Service for CacheService {
                 flush_journal(&context, &zone, false).await;
                 return;
             }
-            let (name, path) = (&zone.name, zone.place.path.display());
+            let (name, path) = (&zone.name, zone.directory.path.display());
             context.log(Level::Warn, format_args!("the directory \"{path}\" of cache \"{name}\" was removed"));
         }
     }
@@ -110,14 +110,14 @@ impl Service for CacheService {
 
 /// Does something that may block, for this cache.
 async fn in_pool<T: Send + 'static>(zone: &CacheZone, task: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-    Ok(default_pool().run_for(likely_device(&zone.place.path), task).await?)
+    Ok(default_pool().run_for(likely_device(&zone.directory.path), task).await?)
 }
 
 /// Waits for the lock of the directory.
 async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> Arc<File> {
     let mut is_told = false;
     loop {
-        let directory = zone.place.path.clone();
+        let directory = zone.directory.path.clone();
         let locked = in_pool(zone, move || {
             let mut options = File::options();
             options.create(true).read(true).write(true).truncate(false);
@@ -150,7 +150,7 @@ async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> Arc<Fil
             Err(error) => format!("cannot be locked {}", OsErrorText(&error)),
         };
         if !std::mem::replace(&mut is_told, true) {
-            let (name, path) = (&zone.name, zone.place.path.display());
+            let (name, path) = (&zone.name, zone.directory.path.display());
             context.log(Level::Warn, format_args!("the directory \"{path}\" of cache \"{name}\" {message}"));
         }
         sleep(LOCK_TRY_PAUSE).await;
@@ -162,7 +162,7 @@ async fn load(context: &Context<CacheService>, zone: &Arc<CacheZone>, seen: Opti
     // Another process may have written to it until a moment ago.
     read_journal(context, zone, seen).await;
     flush_journal(context, zone, true).await;
-    let mut walk = Walk::new(zone.place.path.clone());
+    let mut walk = Walk::new(zone.directory.path.clone());
     while !walk.is_done {
         let pace = zone.options().loader;
         let own = Arc::clone(zone);
@@ -240,7 +240,7 @@ async fn read_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>, se
 /// Does again what the journal says. `None`: there is none, or it was `seen` already.
 async fn read_whole_journal(zone: &Arc<CacheZone>, seen: Option<Seen>) -> io::Result<Option<(Seen, Outcome)>> {
     let own = Arc::clone(zone);
-    let Some(mut reading) = in_pool(zone, move || Reading::open(&own.place.path, seen)).await?? else {
+    let Some(mut reading) = in_pool(zone, move || Reading::open(&own.directory.path, seen)).await?? else {
         return Ok(None);
     };
     // The same file throughout: another process may put a new one in its place.
@@ -314,7 +314,7 @@ pub fn append_journal(zone: &CacheZone) -> io::Result<()> {
     if changes.bytes.is_empty() {
         return Ok(());
     }
-    let path = zone.place.path.join(JOURNAL_FILE);
+    let path = zone.directory.path.join(JOURNAL_FILE);
     let written = append(&path, &changes);
     if written.is_err() {
         zone.note_torn_journal();
@@ -344,7 +344,7 @@ fn append(path: &Path, changes: &Changes) -> io::Result<()> {
 pub fn write_soon(zone: &Arc<CacheZone>) {
     let own = Arc::clone(zone);
     // Refused, or if it fails, the manager writes it.
-    let _ = default_pool().detach(likely_device(&zone.place.path).writes(), move || drop(append_journal(&own)));
+    let _ = default_pool().detach(likely_device(&zone.directory.path).writes(), move || drop(append_journal(&own)));
 }
 
 /// As [`write_soon`], and waits for that, but no longer than `patience`: the disk may hang. False if it is not written
@@ -354,7 +354,7 @@ pub async fn write_now(zone: &Arc<CacheZone>, patience: Duration) -> bool {
         return false;
     }
     let own = Arc::clone(zone);
-    let task = default_pool().run_for(likely_device(&zone.place.path).writes(), move || {
+    let task = default_pool().run_for(likely_device(&zone.directory.path).writes(), move || {
         append_journal(&own).inspect(|()| own.disk.note_alive())
     });
     // It may have waited for the pool, or for a journal that is written anew: that says nothing about the disk.
@@ -362,8 +362,8 @@ pub async fn write_now(zone: &Arc<CacheZone>, patience: Duration) -> bool {
 }
 
 fn write_journal(zone: &CacheZone) -> io::Result<()> {
-    let path = zone.place.path.join(JOURNAL_FILE);
-    let new = zone.place.path.join(format!("{JOURNAL_FILE}.new"));
+    let path = zone.directory.path.join(JOURNAL_FILE);
+    let new = zone.directory.path.join(format!("{JOURNAL_FILE}.new"));
     let _turn = zone.journal_turn();
     // Until it is there, what has changed is nowhere but in memory.
     zone.note_torn_journal();
@@ -398,7 +398,7 @@ fn write_journal(zone: &CacheZone) -> io::Result<()> {
 
 /// Whether the directory's lock is still the file that this process has locked; yes, where the disk does not say.
 async fn is_locked(zone: &Arc<CacheZone>, lock: &Arc<File>) -> bool {
-    let (path, lock) = (zone.place.path.join(LOCK_FILE), Arc::clone(lock));
+    let (path, lock) = (zone.directory.path.join(LOCK_FILE), Arc::clone(lock));
     let is_same = in_pool(zone, move || match (fs::metadata(path), lock.metadata()) {
         (Ok(named), Ok(own)) => (named.dev(), named.ino()) == (own.dev(), own.ino()),
         (Err(error), _) => error.kind() != io::ErrorKind::NotFound,
@@ -487,7 +487,7 @@ async fn keep_free(zone: &Arc<CacheZone>, options: &PathOptions) {
 async fn purge_files(context: &Context<CacheService>, zone: &Arc<CacheZone>, pace: Pace) {
     // Purges after this one are about files that the walk may have passed by.
     let number = zone.next_number();
-    let mut walk = Walk::new(zone.place.path.clone());
+    let mut walk = Walk::new(zone.directory.path.clone());
     while !walk.is_done {
         let own = Arc::clone(zone);
         let Ok(went) = in_pool(zone, move || {
@@ -649,16 +649,16 @@ fn remove_abandoned(path: &Path, suffix: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::settings::Place;
+    use crate::cache::settings::CacheDirectory;
 
     fn zone(directory: &Path) -> Arc<CacheZone> {
-        let place = Place { path: directory.into(), levels: Default::default() };
+        let place = CacheDirectory { path: directory.into(), levels: Default::default() };
         Arc::new(CacheZone::new("one".into(), place, PathOptions::default(), 64 * 1024))
     }
 
     /// Does again what the journal of a zone's directory says.
     fn read(zone: &Arc<CacheZone>) -> Outcome {
-        let mut reading = Reading::open(&zone.place.path, None).unwrap().unwrap();
+        let mut reading = Reading::open(&zone.directory.path, None).unwrap().unwrap();
         while !reading.step(zone).unwrap() {}
         reading.scan.outcome()
     }

@@ -76,9 +76,9 @@ impl Default for PathOptions {
     }
 }
 
-/// Where the files of a cache are.
+/// The directory of a cache, and its levels.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct CacheDirectory {
     /// The directory.
     pub path: PathBuf,
     /// `levels`

@@ -28,7 +28,7 @@ use super::journal::{Changes, Record};
 use super::key::{Id, path_of};
 use super::policy::{Lifetime, SearchRules};
 use super::purges::{Purges, Verdict};
-use super::settings::{Pace, PathOptions, Place};
+use super::settings::{CacheDirectory, Pace, PathOptions};
 use super::store::{self, OpenError, Opened, Unnamed};
 
 /// Most lists of field names in `Vary` that a cache tells apart.
@@ -78,7 +78,7 @@ pub struct CacheZone {
     /// The name of the zone.
     pub name: BString,
     /// Where its files are.
-    pub place: Place,
+    pub directory: CacheDirectory,
     /// Its entries.
     pub index: Index,
     /// What was purged.
@@ -290,10 +290,10 @@ pub enum Lookup {
 
 impl CacheZone {
     /// An empty one, whose index takes at most `bytes`.
-    pub fn new(name: BString, place: Place, options: PathOptions, bytes: usize) -> CacheZone {
+    pub fn new(name: BString, directory: CacheDirectory, options: PathOptions, bytes: usize) -> CacheZone {
         CacheZone {
             name,
-            place,
+            directory,
             index: Index::new(bytes),
             purges: Purges::default(),
             counters: Counters::default(),
@@ -334,7 +334,7 @@ impl CacheZone {
     /// # Errors
     /// The disk's.
     pub fn learn_block_size(&self) -> std::io::Result<()> {
-        let size = rustix::fs::statvfs(&self.place.path)?.f_bsize;
+        let size = rustix::fs::statvfs(&self.directory.path)?.f_bsize;
         let is_likely = (BLOCK_SIZE_LEAST..=BLOCK_SIZE).contains(&size) && size.is_power_of_two();
         self.block_size.store(if is_likely { size } else { BLOCK_SIZE_LEAST }, Relaxed);
         Ok(())
@@ -416,7 +416,7 @@ impl CacheZone {
 
     /// The file of an entry.
     pub fn path_of(&self, id: &Id) -> PathBuf {
-        path_of(&self.place.path, &self.place.levels, id)
+        path_of(&self.directory.path, &self.directory.levels, id)
     }
 
     /// What there is under this name. It counts as asked for.
@@ -980,7 +980,7 @@ impl CacheZone {
     /// `min_free`, where this may block: removes files as long as less is free, at most so many. True if there is more
     /// to do; what was removed and is still being read is free when that ends.
     pub fn free_space(&self, least: u64, most: u64) -> std::io::Result<bool> {
-        let stat = rustix::fs::statvfs(&self.place.path)?;
+        let stat = rustix::fs::statvfs(&self.directory.path)?;
         let needed = least.saturating_sub(stat.f_bavail * stat.f_frsize);
         let (mut count, mut removed) = (0, 0);
         while removed < needed {
@@ -1027,7 +1027,7 @@ impl CacheZone {
         let pool = pool.cloned().unwrap_or_else(default_pool);
         let zone = Arc::clone(self);
         // Refused, the files stay until the loader finds them or others take their places.
-        let _ = pool.detach(likely_device(&self.place.path).writes(), move || {
+        let _ = pool.detach(likely_device(&self.directory.path).writes(), move || {
             for evicted in &gone {
                 zone.remove_file(evicted);
             }

@@ -27,7 +27,7 @@ use crate::request::{PassedTo, Request};
 use crate::upstream::answering::{Answering, Carrier, Heading};
 use crate::upstream::caching::{self, Caching};
 use crate::upstream::exclusive::{Connection, Exclusive};
-use crate::upstream::http2::{self, Found, Http2Request, Place, Shared};
+use crate::upstream::http2::{self, Destination, Found, Http2Request, Shared};
 use crate::upstream::receiving::{Malformed, ResponseReader, UpstreamHead};
 use crate::upstream::record::{Attempt, Records};
 use crate::upstream::response::{self, HeadRewriter};
@@ -507,11 +507,11 @@ async fn share(
 ) -> Result<Shared, Failure> {
     let settings = passing.settings;
     let key = pool_key(request, passing, chosen);
-    let place = Place::new(key, chosen.connections());
+    let destination = Destination::new(key, chosen.connections());
     let until = gale_runtime::now() + *settings.connect_timeout.get();
     loop {
         let left = until.since(gale_runtime::now());
-        let (connection, is_reused) = match http2::find(&request.worker().common, &place, progress.avoided) {
+        let (connection, is_reused) = match http2::find(&request.worker().common, &destination, progress.avoided) {
             Found::Room(connection) => (connection, true),
             Found::None(opening) => match open(request, passing, chosen, records).await {
                 Ok((transport, counted)) => (opening.begin(transport, counted, settings.head_max()), false),

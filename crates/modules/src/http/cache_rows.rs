@@ -18,7 +18,7 @@ use gale_http::cache::policy::Conformance;
 use gale_http::cache::policy::freshness::Heuristic;
 use gale_http::cache::services::CacheService;
 use gale_http::cache::settings::{
-    CacheChoice, CacheKey, CachePath, PathOptions, Place, SearchPlace, Valid, method_bit,
+    CacheChoice, CacheDirectory, CacheKey, CachePath, PathOptions, SearchPlace, Valid, method_bit,
 };
 use gale_http::configuration::builder::InHttp;
 use gale_http::upstream::settings::{RetryOn, UpstreamSettings};
@@ -211,7 +211,7 @@ pub(crate) fn cache_path(builder: &mut Builder, statement: &Statement) -> Result
         return Err(Diagnostic::emerg(message).at(directory.span));
     }
     directories.push((path.clone(), size.name.clone()));
-    let place = Place { path: path.clone(), levels: levels.clone() };
+    let place = CacheDirectory { path: path.clone(), levels: levels.clone() };
     let shown = [path.as_os_str().as_encoded_bytes(), b" ", &levels[..]].concat();
     let made = options.clone();
     let name = size.name.clone();

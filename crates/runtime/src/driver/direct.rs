@@ -8,9 +8,9 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
 use smallvec::SmallVec;
 
-use crate::buffer::Buffer;
 use crate::executor::budget::QUANTUM_BYTES;
-use crate::output::{Output, SLICES_MAX};
+use crate::memory::buffer::Buffer;
+use crate::memory::output::{Output, SLICES_MAX};
 
 /// Operations in each direction of a connection per turn: one that always has data yields to the others after these.
 pub(super) const OPERATIONS_PER_TURN: u32 = 16;

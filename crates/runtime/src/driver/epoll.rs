@@ -31,10 +31,10 @@ use super::direct::{
 };
 use super::listening::{Listening, accept};
 use super::{DatagramDriver, Driver, End, FileDriver, Fresh, ListenerDriver, Released, StreamDriver, datagrams};
-use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
-use crate::output::Output;
+use crate::memory::buffer::Buffer;
+use crate::memory::output::Output;
 use crate::socket::AcceptOptions;
 use crate::socket::SocketAddress;
 use crate::socket::datagram::{DatagramOptions, Received, Room, Transmit};

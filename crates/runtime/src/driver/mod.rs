@@ -14,10 +14,10 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
-use crate::buffer::Buffer;
 use crate::executor::slots::Key;
 use crate::files::file_read::{FileRead, FileReading};
-use crate::output::Output;
+use crate::memory::buffer::Buffer;
+use crate::memory::output::Output;
 use crate::socket::AcceptOptions;
 pub(crate) use crate::socket::Fresh;
 use crate::socket::SocketAddress;

@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::blocks;
 use crate::driver::epoll::Epoll;
 use crate::driver::io_uring::IoUring;
 use crate::driver::simulated::Simulated;
@@ -23,7 +22,8 @@ use crate::files;
 use crate::files::mounts;
 use crate::files::page_cache::{self, LoopCalls};
 use crate::inbox::{self, Call, Inbox, Remote};
-use crate::memory;
+use crate::memory::blocks;
+use crate::memory::limits;
 use crate::simulation::{SimulatedKernel, Simulation, World};
 use crate::time::{Clock, ClockChoice, Moment, Wheel};
 use crate::watchdog;
@@ -166,7 +166,7 @@ impl EventLoop {
         seed: u64,
         simulation: Option<Rc<World>>,
     ) -> io::Result<Self> {
-        let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| memory::share_of_leases(1));
+        let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| limits::share_of_leases(1));
         blocks::set_leased_bytes_max(leased_bytes_max);
         let index = inbox::register(&inbox)?;
         let environment = Rc::new(Environment {

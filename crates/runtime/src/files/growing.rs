@@ -13,8 +13,8 @@ use std::task::{Context, Poll};
 
 use super::writer::{Growing, Growth};
 use super::{CachedRead, File, FileError, Rung, count_piece};
-use crate::blocks::Charge;
-use crate::bytes::Bytes;
+use crate::memory::blocks::Charge;
+use crate::memory::bytes::Bytes;
 use crate::pool::PoolTask;
 use crate::sync::waiters::Ticket;
 

@@ -10,8 +10,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use super::file::ReadAccess;
 use super::{CachedRead, File, Rung, count_piece, mounts};
-use crate::buffer::Lease;
-use crate::bytes::Bytes;
+use crate::memory::buffer::Lease;
+use crate::memory::bytes::Bytes;
 use crate::pool::{ThreadPool, default_pool};
 use crate::simulation::World;
 

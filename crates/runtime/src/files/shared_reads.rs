@@ -28,9 +28,9 @@ use super::page_cache::{Condition, InFlight, PageCache};
 use super::read::Blocks;
 use super::single_flight::{Joined, SingleFlight};
 use super::{File, mounts};
-use crate::blocks::Charge;
 use crate::environment::Environment;
 use crate::files::file_read::FileRead;
+use crate::memory::blocks::Charge;
 use crate::pool::{PoolError, ThreadPool};
 
 /// How a piece is read.

@@ -35,9 +35,9 @@ pub(super) struct SingleFlight<K, T> {
     hasher: RandomState,
 }
 
-type Shard<K, T> = HashMap<K, Arc<Flight<K, T>>>;
+type Shard<K, T> = HashMap<K, Arc<InFlight<K, T>>>;
 
-struct Flight<K, T> {
+struct InFlight<K, T> {
     key: K,
     state: Mutex<State<T>>,
 }
@@ -66,7 +66,7 @@ enum Stage<T> {
 /// A share in a computation. Dropped, it leaves.
 pub(super) struct Joined<K: Eq + Hash, T> {
     flights: Arc<SingleFlight<K, T>>,
-    flight: Arc<Flight<K, T>>,
+    flight: Arc<InFlight<K, T>>,
     number: u64,
 }
 
@@ -82,7 +82,7 @@ impl<K: Eq + Hash + Clone, T> SingleFlight<K, T> {
         let flight = flights.entry(key).or_insert_with_key(|key| {
             let stage = Stage::Resting(begin());
             let state = State { stage, waiting: BTreeMap::new(), next: 0, interested: 0 };
-            Arc::new(Flight { key: key.clone(), state: Mutex::new(state) })
+            Arc::new(InFlight { key: key.clone(), state: Mutex::new(state) })
         });
         let flight = Arc::clone(flight);
         let mut state = flight.state.lock();
@@ -101,7 +101,7 @@ impl<K: Eq + Hash, T> SingleFlight<K, T> {
     }
 
     /// Nobody else takes part any more.
-    fn forget(&self, flight: &Arc<Flight<K, T>>) {
+    fn forget(&self, flight: &Arc<InFlight<K, T>>) {
         let mut flights = self.shard(&flight.key).lock();
         let is_current = flights.get(&flight.key).is_some_and(|current| Arc::ptr_eq(current, flight));
         let removed = is_current.then(|| flights.remove_entry(&flight.key));
@@ -110,7 +110,7 @@ impl<K: Eq + Hash, T> SingleFlight<K, T> {
     }
 }
 
-impl<K: Send + Sync, T: Send> Wake for Flight<K, T> {
+impl<K: Send + Sync, T: Send> Wake for InFlight<K, T> {
     /// The computation can go on: everybody looks, and the first one polls it.
     fn wake(self: Arc<Self>) {
         let mut state = self.state.lock();
@@ -206,7 +206,7 @@ mod tests {
 
     use super::*;
 
-    type Flights = Arc<SingleFlight<u32, u32>>;
+    type Numbers = Arc<SingleFlight<u32, u32>>;
 
     fn poll(joined: &mut Joined<u32, u32>) -> Poll<u32> {
         Pin::new(joined).poll(&mut Context::from_waker(Waker::noop()))
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn all_who_join_get_the_result_of_one_computation() {
-        let flights: Flights = SingleFlight::new();
+        let flights: Numbers = SingleFlight::new();
         let begun = AtomicU32::new(0);
         let join = || {
             let begin = || -> Computation<u32> {
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn no_lock_is_held_while_it_is_polled_and_no_wake_up_is_lost() {
-        let flights: Flights = SingleFlight::new();
+        let flights: Numbers = SingleFlight::new();
         let other: Arc<Mutex<Option<Joined<u32, u32>>>> = Arc::default();
         let slot = Arc::clone(&other);
         let own = Arc::clone(&flights);
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn the_last_who_leaves_drops_the_computation() {
-        let flights: Flights = SingleFlight::new();
+        let flights: Numbers = SingleFlight::new();
         let held = Arc::new(());
         let join = || {
             let held = Arc::clone(&held);

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use super::file_system::file_system;
 use super::growing::{GrowingEnd, GrowingFile};
 use super::{File, FileError, OpenFlags, likely_device, open_blocking};
-use crate::bytes::Bytes;
+use crate::memory::bytes::Bytes;
 use crate::pool::{Device, PoolError, ThreadPool, default_pool};
 use crate::sync::waiters::Waiters;
 

@@ -15,8 +15,8 @@ use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 
 use super::Stream;
-use crate::buffer::Buffer;
-use crate::output::Output;
+use crate::memory::buffer::Buffer;
+use crate::memory::output::Output;
 
 /// What is received at once where that is cheaper; a larger piece is spliced. By measurement.
 const COPIED_MAX: usize = 64 * 1024;

@@ -14,13 +14,13 @@ use std::task::{Context, Poll, ready};
 
 use rustix::io::Errno;
 
-use crate::buffer::Buffer;
 use crate::driver::{Driver, End, Fresh, Released};
 use crate::environment::Environment;
 use crate::executor::budget::QUANTUM_BYTES;
 use crate::executor::slots::Key;
 use crate::files::File;
-use crate::output::Output;
+use crate::memory::buffer::Buffer;
+use crate::memory::output::Output;
 use crate::socket::ConnectOptions;
 use crate::socket::SocketAddress;
 use crate::socket::options::{self, TcpInfo};

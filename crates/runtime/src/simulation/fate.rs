@@ -12,7 +12,7 @@ use super::network::Arrival;
 use super::random::Random;
 use super::trace::Trace;
 use crate::executor::slots::Key;
-use crate::output::Output;
+use crate::memory::output::Output;
 use crate::pool::SimulatedThread;
 
 /// Something takes this long even where nothing is slow: what follows from an event never happens at the same moment.

@@ -11,13 +11,13 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::bytes::Bytes;
+use crate::memory::bytes::Bytes;
 
 use super::random::Random;
-use crate::buffer::Buffer;
 use crate::environment::now;
+use crate::memory::buffer::Buffer;
+use crate::memory::output::Output;
 use crate::net::Stream;
-use crate::output::Output;
 use crate::socket::SocketAddress;
 use crate::time::{Moment, sleep};
 

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 
 use super::SocketAddress;
-use crate::buffer::Lease;
+use crate::memory::buffer::Lease;
 
 /// How a datagram socket is made. Everything is off by default.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -271,8 +271,8 @@ impl Receiver {
                 Loss::HandedOver.note(datagrams);
                 self.lost.set(self.lost.get() + datagrams);
             }
-            Owner::Other(seat) => {
-                self.owners.hand_over(seat, Handed { key, bytes: bytes.to_vec(), stride, times: times + 1 });
+            Owner::Other(owner) => {
+                self.owners.hand_over(owner, Handed { key, bytes: bytes.to_vec(), stride, times: times + 1 });
             }
             // The address is gone.
             Owner::Nobody => {}

@@ -52,7 +52,7 @@ pub(super) struct Handed {
 pub(super) enum Owner {
     /// This loop, from now on or already.
     Own,
-    /// The loop that has this seat.
+    /// The loop with this number.
     Other(usize),
     /// Nobody, and no loop opens sessions any more.
     Nobody,
@@ -62,11 +62,11 @@ pub(super) enum Owner {
 struct Table {
     hasher: DefaultHashBuilder,
     parts: [Mutex<HashMap<Key, usize>>; PARTS],
-    loops: Mutex<Vec<Option<Seat>>>,
+    loops: Mutex<Vec<Option<Entry>>>,
 }
 
-/// A loop at the table.
-struct Seat {
+/// A loop in the table.
+struct Entry {
     sender: mpsc::Sender<Vec<Handed>>,
     /// How many bytes wait for it.
     waiting_bytes: Arc<AtomicUsize>,
@@ -75,15 +75,15 @@ struct Seat {
 
 /// What gathers for another loop.
 struct Outgoing {
-    seat: usize,
+    owner: usize,
     batch: Vec<Handed>,
     bytes: usize,
 }
 
-/// A loop's handle on the table of an address. Dropped, it gives its seat up.
+/// A loop's handle on the table of an address. Dropped, it gives its entry up.
 pub(super) struct Owners {
     table: Arc<Table>,
-    seat: usize,
+    owner: usize,
     outgoing: RefCell<Vec<Outgoing>>,
     is_leaving: Cell<bool>,
     dropped: Cell<u64>,
@@ -96,7 +96,7 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// The next batch; none when the loop has given its seat up.
+    /// The next batch; none when the loop has given its entry up.
     pub async fn next(&mut self) -> Option<Vec<Handed>> {
         let batch = poll_fn(|context| self.receiver.poll_recv(context)).await?;
         self.waiting_bytes.fetch_sub(length_of(&batch), Ordering::Relaxed);
@@ -105,7 +105,7 @@ impl Inbox {
 }
 
 impl Owners {
-    /// Takes a seat at the table of this address.
+    /// Takes an entry in the table of this address.
     pub fn join(address: &ListenAddress) -> (Owners, Inbox) {
         let table = {
             let mut tables = TABLES.lock();
@@ -125,17 +125,17 @@ impl Owners {
         };
         let (sender, receiver) = mpsc::channel(BATCHES_MAX);
         let waiting_bytes = Arc::<AtomicUsize>::default();
-        let seat = {
+        let owner = {
             let mut loops = table.loops.lock();
             let free = loops.iter().position(Option::is_none).unwrap_or_else(|| {
                 loops.push(None);
                 loops.len() - 1
             });
-            loops[free] = Some(Seat { sender, waiting_bytes: Arc::clone(&waiting_bytes), is_leaving: false });
+            loops[free] = Some(Entry { sender, waiting_bytes: Arc::clone(&waiting_bytes), is_leaving: false });
             free
         };
         let (outgoing, is_leaving, dropped) = (RefCell::default(), Cell::new(false), Cell::new(0));
-        (Owners { table, seat, outgoing, is_leaving, dropped }, Inbox { receiver, waiting_bytes })
+        (Owners { table, owner, outgoing, is_leaving, dropped }, Inbox { receiver, waiting_bytes })
     }
 
     fn part(&self, key: &Key) -> &Mutex<HashMap<Key, usize>> {
@@ -147,7 +147,7 @@ impl Owners {
     pub fn claim(&self, key: &Key) -> Owner {
         let mut part = self.part(key).lock();
         match part.get(key) {
-            Some(&seat) if seat == self.seat && self.is_leaving.get() => {
+            Some(&owner) if owner == self.owner && self.is_leaving.get() => {
                 part.remove(key);
                 drop(part);
                 self.heir()
@@ -156,10 +156,10 @@ impl Owners {
                 drop(part);
                 self.heir()
             }
-            Some(&seat) if seat == self.seat => Owner::Own,
-            Some(&seat) => Owner::Other(seat),
+            Some(&owner) if owner == self.owner => Owner::Own,
+            Some(&owner) => Owner::Other(owner),
             None => {
-                part.insert(key.clone(), self.seat);
+                part.insert(key.clone(), self.owner);
                 Owner::Own
             }
         }
@@ -168,31 +168,31 @@ impl Owners {
     /// A loop that stays.
     fn heir(&self) -> Owner {
         let loops = self.table.loops.lock();
-        let stays = |seat: &Option<Seat>| seat.as_ref().is_some_and(|seat| !seat.is_leaving);
+        let stays = |owner: &Option<Entry>| owner.as_ref().is_some_and(|owner| !owner.is_leaving);
         loops.iter().position(stays).map_or(Owner::Nobody, Owner::Other)
     }
 
     /// This loop opens no session from now on. Its own go on.
     pub fn leave(&self) {
         self.is_leaving.set(true);
-        if let Some(seat) = &mut self.table.loops.lock()[self.seat] {
-            seat.is_leaving = true;
+        if let Some(owner) = &mut self.table.loops.lock()[self.owner] {
+            owner.is_leaving = true;
         }
     }
 
     /// This loop has no session of this client any more.
     pub fn release(&self, key: &Key) {
         let mut part = self.part(key).lock();
-        if part.get(key) == Some(&self.seat) {
+        if part.get(key) == Some(&self.owner) {
             part.remove(key);
         }
     }
 
-    /// Gives the loop at this seat what is its own, with the next [`Owners::flush`] at the latest.
-    pub fn hand_over(&self, seat: usize, handed: Handed) {
+    /// Gives the loop with this number what is its own, with the next [`Owners::flush`] at the latest.
+    pub fn hand_over(&self, owner: usize, handed: Handed) {
         let mut all = self.outgoing.borrow_mut();
-        let place = all.iter().position(|outgoing| outgoing.seat == seat).unwrap_or_else(|| {
-            all.push(Outgoing { seat, batch: Vec::new(), bytes: 0 });
+        let place = all.iter().position(|outgoing| outgoing.owner == owner).unwrap_or_else(|| {
+            all.push(Outgoing { owner, batch: Vec::new(), bytes: 0 });
             all.len() - 1
         });
         all[place].bytes += handed.bytes.len();
@@ -210,18 +210,18 @@ impl Owners {
         self.outgoing.take().into_iter().for_each(|outgoing| self.send(outgoing));
     }
 
-    fn send(&self, Outgoing { seat, batch, bytes }: Outgoing) {
+    fn send(&self, Outgoing { owner, batch, bytes }: Outgoing) {
         let count: u64 = batch.iter().map(|handed| Arrived::count_of(handed.bytes.len(), handed.stride)).sum();
         let loops = self.table.loops.lock();
-        let sent = loops.get(seat).and_then(Option::as_ref).is_some_and(|seat| {
+        let sent = loops.get(owner).and_then(Option::as_ref).is_some_and(|owner| {
             // What one batch is above the bound does not matter.
-            if seat.waiting_bytes.load(Ordering::Relaxed) >= WAITING_BYTES_MAX {
+            if owner.waiting_bytes.load(Ordering::Relaxed) >= WAITING_BYTES_MAX {
                 return false;
             }
-            seat.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
-            let sent = seat.sender.try_send(batch).is_ok();
+            owner.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+            let sent = owner.sender.try_send(batch).is_ok();
             if !sent {
-                seat.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                owner.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
             }
             sent
         });
@@ -242,9 +242,9 @@ fn length_of(batch: &[Handed]) -> usize {
 
 impl Drop for Owners {
     fn drop(&mut self) {
-        self.table.loops.lock()[self.seat] = None;
+        self.table.loops.lock()[self.owner] = None;
         for part in &self.table.parts {
-            part.lock().retain(|_, seat| *seat != self.seat);
+            part.lock().retain(|_, owner| *owner != self.owner);
         }
     }
 }
@@ -269,11 +269,11 @@ mod tests {
         let address = ListenAddress::Inet(([127, 0, 0, 1], 1).into());
         let (one, _) = Owners::join(&address);
         let (other, _) = Owners::join(&address);
-        assert_eq!((one.claim(&key(9)), other.claim(&key(9))), (Owner::Own, Owner::Other(one.seat)));
+        assert_eq!((one.claim(&key(9)), other.claim(&key(9))), (Owner::Own, Owner::Other(one.owner)));
         other.release(&key(9));
-        assert_eq!(other.claim(&key(9)), Owner::Other(one.seat));
+        assert_eq!(other.claim(&key(9)), Owner::Other(one.owner));
         one.release(&key(9));
-        assert_eq!((other.claim(&key(9)), one.claim(&key(9))), (Owner::Own, Owner::Other(other.seat)));
+        assert_eq!((other.claim(&key(9)), one.claim(&key(9))), (Owner::Own, Owner::Other(other.owner)));
         drop(other);
         assert_eq!(one.claim(&key(9)), Owner::Own);
     }
@@ -284,8 +284,8 @@ mod tests {
         let (one, _) = Owners::join(&address);
         let (other, mut inbox) = Owners::join(&address);
         for _ in 0..BATCHES_MAX + 2 {
-            one.hand_over(other.seat, handed(9));
-            one.hand_over(other.seat, handed(10));
+            one.hand_over(other.owner, handed(9));
+            one.hand_over(other.owner, handed(10));
             one.flush();
         }
         assert_eq!(one.take_dropped(), 4);
@@ -301,11 +301,11 @@ mod tests {
         let long = || Handed { bytes: vec![0; 60_000], stride: 60_000, ..handed(9) };
         let fit = WAITING_BYTES_MAX / (5 * 60_000) + 1;
         for _ in 0..fit * 5 {
-            one.hand_over(other.seat, long());
+            one.hand_over(other.owner, long());
         }
         one.flush();
         assert_eq!(one.take_dropped(), 0);
-        one.hand_over(other.seat, long());
+        one.hand_over(other.owner, long());
         one.flush();
         assert_eq!(one.take_dropped(), 1);
     }
@@ -318,8 +318,8 @@ mod tests {
         assert_eq!(leaving.claim(&key(9)), Owner::Own);
         leaving.leave();
         // Who asks for a client has no session that could take more.
-        assert_eq!(leaving.claim(&key(9)), Owner::Other(staying.seat));
-        assert_eq!(leaving.claim(&key(10)), Owner::Other(staying.seat));
+        assert_eq!(leaving.claim(&key(9)), Owner::Other(staying.owner));
+        assert_eq!(leaving.claim(&key(10)), Owner::Other(staying.owner));
         assert_eq!((staying.claim(&key(9)), staying.claim(&key(10))), (Owner::Own, Owner::Own));
         drop(staying);
         assert_eq!(leaving.claim(&key(11)), Owner::Nobody);

@@ -11,7 +11,7 @@ use gale_engine::worker::Worker;
 use gale_runtime::{Bytes, SocketAddress, Timer, now, timeout};
 
 use super::connection::Http2Connection;
-use super::connections::Place;
+use super::connections::Destination;
 use super::request::Http2Request;
 use super::stream::{Head, Lost, Stream, StreamEnd};
 use crate::upstream::client::{Answer, ClientConnection, ClientError, Patience, Step};
@@ -31,8 +31,8 @@ impl Http2Client {
         head_max: usize,
     ) -> Http2Client {
         let (transport, counted) = connection.into_parts();
-        let place = Place::new(PoolKey::new(address, 0), None);
-        let connection = Http2Connection::begin(worker, 0, place, transport, counted, head_max);
+        let destination = Destination::new(PoolKey::new(address, 0), None);
+        let connection = Http2Connection::begin(worker, 0, destination, transport, counted, head_max);
         connection.keep();
         Http2Client(connection)
     }

@@ -24,7 +24,7 @@ use gale_protocol::http2::{
 use gale_protocol::response::ResponseField;
 use gale_runtime::{Buffer, Bytes, Moment, Notify, Output, Timer, now};
 
-use super::connections::{self, Place};
+use super::connections::{self, Destination};
 use super::request::Http2Request;
 use super::stream::{Head, Lost, Stream, StreamEnd};
 use super::windows::{CONNECTION_WINDOW, STREAM_WINDOW, STREAMS_MAX, Windows};
@@ -65,7 +65,7 @@ const PRIORITY: Priority = Priority { urgency: 3, incremental: true };
 pub(in crate::upstream) struct Http2Connection {
     /// Tells it apart from the worker's others.
     pub number: u64,
-    pub(super) place: Place,
+    pub(super) destination: Destination,
     worker: Weak<Worker>,
     /// Somebody holds it, also while nothing is under way, and closes it.
     is_kept: Cell<bool>,
@@ -132,7 +132,7 @@ impl Http2Connection {
     pub(super) fn begin(
         worker: &Rc<Worker>,
         number: u64,
-        place: Place,
+        destination: Destination,
         transport: Transport,
         counted: CountedConnection,
         head_max: usize,
@@ -171,7 +171,7 @@ impl Http2Connection {
         };
         let connection = Rc::new(Http2Connection {
             number,
-            place,
+            destination,
             worker: Rc::downgrade(worker),
             is_kept: Cell::new(false),
             state: RefCell::new(state),
@@ -201,7 +201,7 @@ impl Http2Connection {
     }
 
     fn is_usable(&self, state: &State) -> bool {
-        let is_spent = self.place.pool.as_ref().is_some_and(|pool| {
+        let is_spent = self.destination.pool.as_ref().is_some_and(|pool| {
             let settings = pool.settings();
             state.age.requests >= settings.requests_max || now().since(state.age.opened) > settings.time_max
         });
@@ -305,7 +305,7 @@ impl Http2Connection {
             std::mem::take(&mut state.has_become_idle)
         };
         if has_become_idle && polled.is_pending() {
-            connections::note_idle(&self.worker, &self.place);
+            connections::note_idle(&self.worker, &self.destination);
         }
         polled
     }
@@ -351,7 +351,7 @@ impl Http2Connection {
         if !state.streams.is_empty() || state.age.requests == 0 {
             return pong_until;
         }
-        let idle_until = match &self.place.pool {
+        let idle_until = match &self.destination.pool {
             Some(pool) if self.is_usable(state) && state.codec.check_can_open() != Err(CannotOpen::IdsUsedUp) => {
                 state.age.idle_since + pool.settings().timeout
             }

@@ -17,7 +17,7 @@ use super::connection::Http2Connection;
 
 /// Which connections may stand for each other.
 #[derive(Clone)]
-pub(in crate::upstream) struct Place {
+pub(in crate::upstream) struct Destination {
     key: PoolKey,
     /// What the group keeps of idle ones.
     pub(super) pool: Option<Pool>,
@@ -28,7 +28,7 @@ pub(in crate::upstream) struct Place {
 struct Connections {
     /// Those whose tasks run.
     open: Vec<Weak<Http2Connection>>,
-    opening: Vec<(Place, Rc<Outcome>)>,
+    opening: Vec<(Destination, Rc<Outcome>)>,
     /// How many there were.
     count: u64,
     /// What it can do without; `None` before there is anything.
@@ -66,17 +66,17 @@ pub(in crate::upstream) enum Found {
 pub(in crate::upstream) struct Opening {
     worker: Rc<Worker>,
     outcome: Rc<Outcome>,
-    place: Place,
+    destination: Destination,
 }
 
-impl Place {
+impl Destination {
     /// Where connections for this key belong, of a group that keeps idle ones in this pool.
-    pub fn new(key: PoolKey, pool: Option<&Pool>) -> Place {
+    pub fn new(key: PoolKey, pool: Option<&Pool>) -> Destination {
         let key = pool.map_or_else(|| key.clone(), |pool| pool.own_key(key.clone()));
-        Place { key, pool: pool.cloned() }
+        Destination { key, pool: pool.cloned() }
     }
 
-    fn is_same(&self, other: &Place) -> bool {
+    fn is_same(&self, other: &Destination) -> bool {
         let is_same_pool = match (&self.pool, &other.pool) {
             (Some(one), Some(other)) => one.is_same(other),
             (None, None) => true,
@@ -87,12 +87,12 @@ impl Place {
 }
 
 /// Looks for a connection for a request, other than the one of this number.
-pub(in crate::upstream) fn find(worker: &Rc<Worker>, place: &Place, avoided: Option<u64>) -> Found {
+pub(in crate::upstream) fn find(worker: &Rc<Worker>, destination: &Destination, avoided: Option<u64>) -> Found {
     worker.with_note(|connections: &mut Connections| {
         connections.open.retain(|connection| connection.strong_count() > 0);
         let mut beginning = None;
         for connection in connections.open.iter().filter_map(Weak::upgrade) {
-            if !connection.place.is_same(place) || Some(connection.number) == avoided {
+            if !connection.destination.is_same(destination) || Some(connection.number) == avoided {
                 continue;
             }
             if connection.has_room() {
@@ -105,12 +105,12 @@ pub(in crate::upstream) fn find(worker: &Rc<Worker>, place: &Place, avoided: Opt
         if let Some(news) = beginning {
             return Found::Beginning(news);
         }
-        if let Some((_, outcome)) = connections.opening.iter().find(|(other, _)| other.is_same(place)) {
+        if let Some((_, outcome)) = connections.opening.iter().find(|(other, _)| other.is_same(destination)) {
             return Found::Opening(Rc::clone(outcome));
         }
         let outcome = Rc::<Outcome>::default();
-        connections.opening.push((place.clone(), Rc::clone(&outcome)));
-        Found::None(Opening { worker: Rc::clone(worker), outcome, place: place.clone() })
+        connections.opening.push((destination.clone(), Rc::clone(&outcome)));
+        Found::None(Opening { worker: Rc::clone(worker), outcome, destination: destination.clone() })
     })
 }
 
@@ -121,7 +121,8 @@ impl Opening {
             connections.count += 1;
             connections.count
         });
-        let connection = Http2Connection::begin(&self.worker, number, self.place.clone(), transport, counted, head_max);
+        let connection =
+            Http2Connection::begin(&self.worker, number, self.destination.clone(), transport, counted, head_max);
         let weak = Rc::downgrade(&connection);
         self.worker.with_note(|connections: &mut Connections| connections.open.push(weak));
         register(&self.worker);
@@ -145,18 +146,18 @@ impl Drop for Opening {
 }
 
 /// A connection has become idle: whoever waits for one may have its place.
-pub(super) fn note_idle(worker: &Weak<Worker>, place: &Place) {
+pub(super) fn note_idle(worker: &Weak<Worker>, destination: &Destination) {
     if let Some(worker) = worker.upgrade() {
-        close_surplus(&worker, place);
+        close_surplus(&worker, destination);
         worker.connections.note_idle();
     }
 }
 
 /// Closes idle connections of a pool above what it keeps, those that have been idle for longest first.
-fn close_surplus(worker: &Worker, place: &Place) {
-    let Some(pool) = &place.pool else { return };
+fn close_surplus(worker: &Worker, destination: &Destination) {
+    let Some(pool) = &destination.pool else { return };
     let mut idle = worker.with_note(|connections: &mut Connections| connections.idle());
-    idle.retain(|connection| connection.place.pool.as_ref().is_some_and(|other| other.is_same(pool)));
+    idle.retain(|connection| connection.destination.pool.as_ref().is_some_and(|other| other.is_same(pool)));
     idle.sort_by_key(|connection| connection.idle_since());
     let surplus = idle.len().saturating_sub(pool.settings().connections);
     idle.iter().take(surplus).for_each(|connection| connection.close());

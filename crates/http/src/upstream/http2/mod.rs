@@ -22,6 +22,6 @@ mod stream;
 mod windows;
 
 pub use client::Http2Client;
-pub(super) use connections::{Found, Place, find};
+pub(super) use connections::{Destination, Found, find};
 pub(super) use exchange::Shared;
 pub use request::Http2Request;

@@ -27,11 +27,11 @@ use rustix::io::Errno;
 use super::buffers::GROUP;
 use super::operation::{Op, Ops, push_cancel, user_data};
 use super::ring::{Completion, Queues, Ring};
-use crate::buffer::Buffer;
 use crate::driver::direct::Share;
 use crate::executor::parked::Parked;
 use crate::executor::slots::Key;
-use crate::output::{Output, SLICES_MAX};
+use crate::memory::buffer::Buffer;
+use crate::memory::output::{Output, SLICES_MAX};
 use crate::socket::Fresh;
 
 /// `IORING_RECVSEND_POLL_FIRST`: the socket is known to be empty, so wait before the first attempt.

@@ -66,11 +66,11 @@ use self::posts::Posts;
 use self::ring::{Completion, Queues, Ring};
 use self::sockets::{LinuxSockets, Sockets};
 use super::{Driver, FileDriver, Fresh, RingCounters, RingOptions, StreamDriver};
-use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
 use crate::files::file_read::{FileRead, FileReading};
-use crate::output::Output;
+use crate::memory::buffer::Buffer;
+use crate::memory::output::Output;
 
 /// How many unused [`Sending`]s are kept.
 const SENDINGS_KEPT_MAX: usize = 64;

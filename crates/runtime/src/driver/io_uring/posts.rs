@@ -28,11 +28,11 @@ use super::operation::{KIND_POST, Op, Ops, kind_and_key, user_data};
 use super::ring::{Completion, Queues, Ring};
 use super::sockets::Sockets;
 use super::{IoUring, Kernel, Linux};
-use crate::buffer::Buffer;
 use crate::driver::direct::OPERATIONS_PER_TURN;
 use crate::driver::{Fresh, StreamDriver};
 use crate::executor::slots::Key;
-use crate::output::{Output, SLICES_MAX};
+use crate::memory::buffer::Buffer;
+use crate::memory::output::{Output, SLICES_MAX};
 
 /// What is posted in a turn at most, in bytes: a turn's 512 polls with answers of 2 KiB each.
 const POSTED_MAX: usize = 1024 * 1024;

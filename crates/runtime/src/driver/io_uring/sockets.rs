@@ -7,10 +7,10 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
-use crate::buffer::Buffer;
 use crate::driver::listening::{self, Accepted};
 use crate::driver::{DatagramDriver, End, Fresh, direct, listen};
-use crate::output::Output;
+use crate::memory::buffer::Buffer;
+use crate::memory::output::Output;
 use crate::socket::SocketAddress;
 use crate::socket::connect::{ConnectError, ConnectOptions, begin_connect};
 use crate::socket::options;

@@ -23,10 +23,10 @@ use rustix::io::Errno;
 
 use super::direct::SEND_MAX;
 use super::{Driver, End, FileDriver, Fresh, Released, StreamDriver};
-use crate::buffer::Buffer;
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
-use crate::output::Output;
+use crate::memory::buffer::Buffer;
+use crate::memory::output::Output;
 use crate::simulation::{Event, Named, Side, World, storm};
 use crate::socket::{ConnectError, ConnectOptions, ConnectStep, SocketAddress};
 

@@ -24,9 +24,9 @@ use super::counters::{Event, Rung, count_event, count_piece};
 use super::file_system::{PAGE_CACHE, file_system};
 use super::shared_reads::{PieceRead, ReadHow, Reads};
 use super::single_flight::SingleFlight;
-use crate::buffer::Lease;
-use crate::bytes::Bytes;
 use crate::environment::Environment;
+use crate::memory::buffer::Lease;
+use crate::memory::bytes::Bytes;
 use crate::pool::ThreadPool;
 use crate::time::{Moment, now_anywhere};
 

@@ -9,14 +9,14 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::SimulatedRing;
-use crate::buffer::Buffer;
 use crate::driver::direct::SEND_MAX;
 use crate::driver::io_uring::sockets::Sockets;
 use crate::driver::listening::Accepted;
 use crate::driver::simulated::Simulated;
 use crate::driver::{DatagramDriver, End, Fresh, ListenerDriver, StreamDriver};
 use crate::executor::slots::Key;
-use crate::output::Output;
+use crate::memory::buffer::Buffer;
+use crate::memory::output::Output;
 use crate::simulation::network::{Named, Network};
 use crate::socket::SocketAddress;
 use crate::socket::{ConnectError, ConnectOptions};

@@ -12,7 +12,7 @@ use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 
-use crate::blocks::Block;
+use crate::memory::blocks::Block;
 
 /// Owned bytes in memory on loan. Dereferences to its bytes.
 pub struct Lease {

@@ -23,7 +23,7 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering, fence};
 
-use crate::memory;
+use crate::memory::limits;
 
 const KIB: usize = 1024;
 
@@ -78,7 +78,7 @@ pub fn set_leased_bytes_max(bytes: usize) {
 /// Gives the current loop its part of a quarter of the memory, as one of so many: loops come and go. What is on lease
 /// above a limit that has become smaller stays there until it is returned.
 pub fn share_leases(loops: usize) {
-    set_leased_bytes_max(memory::share_of_leases(loops));
+    set_leased_bytes_max(limits::share_of_leases(loops));
 }
 
 /// The bytes that are charged to the process, because they were given to other loops ([`crate::Bytes::share`]).
@@ -89,7 +89,7 @@ pub fn shared_bytes() -> usize {
 /// The limit of [`shared_bytes`]: if nobody has set one, a sixteenth of the memory that the process may use.
 pub fn shared_bytes_max() -> usize {
     match SHARED_MAX.load(Ordering::Relaxed) {
-        0 => memory::share_of_shared_bytes(),
+        0 => limits::share_of_shared_bytes(),
         bytes => bytes,
     }
 }

@@ -21,8 +21,8 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 
-use crate::blocks::{self, Block, Charge, Memory};
-use crate::buffer::Lease;
+use crate::memory::blocks::{self, Block, Charge, Memory};
+use crate::memory::buffer::Lease;
 
 /// Copies up to this length are one allocation.
 const SHORT_MAX: usize = 48;

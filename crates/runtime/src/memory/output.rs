@@ -8,8 +8,8 @@ use std::io;
 
 use smallvec::SmallVec;
 
-use crate::buffer::Lease;
-use crate::bytes::Bytes;
+use crate::memory::buffer::Lease;
+use crate::memory::bytes::Bytes;
 
 /// How many chunks one system call sends at most: more than any response head and body need, few enough for the stack.
 pub(crate) const SLICES_MAX: usize = 64;
