@@ -229,6 +229,9 @@ impl Case {
             if self.certificate.is_some() && program.kind == Kind::Floor {
                 continue; // it speaks in the clear
             }
+            if self.handshakes.are_hybrid && !program.has_hybrid_keys {
+                continue;
+            }
             let is_http2 = matches!(self.client, ClientKind::H2load(_));
             if is_http2 && matches!(program.kind, Kind::Floor | Kind::Haproxy) {
                 continue; // they speak HTTP/1
@@ -281,7 +284,7 @@ impl Case {
                     Setting { http: http.clone(), server: server.clone(), ..Setting::default() }
                 }
                 (None, ClientKind::H2load(_)) => Setting { http: "http2 on;".to_owned(), ..Setting::default() },
-                (None, ClientKind::Wrk | ClientKind::Lean) => Setting::default(),
+                (None, ClientKind::Wrk | ClientKind::Lean | ClientKind::Handshakes) => Setting::default(),
             }
         }
     }
@@ -300,7 +303,7 @@ impl Case {
             body: self.grpc.as_ref().map(|grpc| grpc.body.as_path()),
             connections: self.connections,
             is_short: self.is_short,
-            is_tls: self.certificate.is_some(),
+            certificate: self.certificate.as_ref().map(|certificate| certificate.chain()),
             run_time,
             clients: self.clients,
             cores: &self.client_cores,

@@ -92,22 +92,28 @@ pub fn measure_tls(options: &Options) -> Measured {
         title: format!("HTTP/2, proxied, 2 bytes, 16 connections × {streams} streams"),
         ..Case::proxied(options, client, "h2-proxied", "/proxied", Rc::clone(&behind), 16)
     };
-    let handshake = |name, are_full: bool, are_of_12: bool| {
+    let handshake = |name, handshakes: Handshakes| {
+        let Handshakes { are_full, are_of_12, are_hybrid } = handshakes;
         let how = if are_full { "a full handshake" } else { "a handshake that resumes a session" };
         let version = if are_of_12 { "1.2" } else { "1.3" };
+        let keys = if are_hybrid { " with X25519MLKEM768" } else { "" };
         let case = Case {
             connections: TLS_SHORT_CONNECTIONS,
-            title: format!("2-byte answer, {how} of version {version} for each, {TLS_SHORT_CONNECTIONS} at a time"),
-            handshakes: Handshakes { are_full, are_of_12 },
+            title: format!(
+                "2-byte answer, {how} of version {version}{keys} for each, {TLS_SHORT_CONNECTIONS} at a time"
+            ),
+            client: if are_hybrid { ClientKind::Handshakes } else { ClientKind::Wrk },
+            handshakes,
             ..Case::short(options)
         };
         case.over_tls(name, &certificate)
     };
     let cases = vec![
-        handshake("handshake", true, false),
-        handshake("resumed", false, false),
-        handshake("handshake-12", true, true),
-        handshake("resumed-12", false, true),
+        handshake("handshake", Handshakes { are_full: true, ..Handshakes::default() }),
+        handshake("resumed", Handshakes::default()),
+        handshake("handshake-12", Handshakes { are_full: true, are_of_12: true, ..Handshakes::default() }),
+        handshake("resumed-12", Handshakes { are_of_12: true, ..Handshakes::default() }),
+        handshake("handshake-hybrid", Handshakes { are_full: true, are_hybrid: true, ..Handshakes::default() }),
         Case::keepalive(options, client, options.connections[0]).over_tls("return", &certificate),
         Case::sized_file(options, client, "64k", file, file_bytes, false).over_tls("64k", &certificate),
         Case {

@@ -77,6 +77,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --data-mib N           thread-pools: 4096
   --memory-mib N         of server and page cache (default: three eighths of the data)
   --disk-mib-s N         what the disk is held to (default: 100)
+  --over clear|tls       thread-pools: how clients 1 and 2 ask (default: clear)
   --disk own|small       own: the directory's; small: one behind a queue of 4 requests (default: own)
   --workers N            of the server there (default: 2)
   --tree-files N         cold-tree: 200000
@@ -183,6 +184,7 @@ impl Options {
                 "--memory-mib" => options.experiment.memory_mib = Some(number(option, value)?.into()),
                 "--disk-mib-s" => options.experiment.disk_mib_per_second = number(option, value)?.into(),
                 "--disk" => options.experiment.on_small_disk = is_small(value)?,
+                "--over" => options.experiment.is_over_tls = is_tls(value)?,
                 "--workers" => options.experiment.workers = count()?,
                 "--tree-files" => options.experiment.tree_files = count()?,
                 "--cache-entries" => options.experiment.cache_entries = count()?,
@@ -247,6 +249,14 @@ fn client(text: &str) -> Result<ClientKind, String> {
         "wrk" => Ok(ClientKind::Wrk),
         "lean" => Ok(ClientKind::Lean),
         _ => Err(format!("--client needs wrk or lean, not \"{text}\"")),
+    }
+}
+
+fn is_tls(text: &str) -> Result<bool, String> {
+    match text {
+        "clear" => Ok(false),
+        "tls" => Ok(true),
+        _ => Err(format!("--over needs clear or tls, not \"{text}\"")),
     }
 }
 

@@ -67,6 +67,8 @@ pub struct Program {
     pub deferred: bool,
     /// What the binary says of itself; empty until `resolve`.
     pub version: String,
+    /// It can exchange keys of X25519 and ML-KEM together; of nginx its library decides that.
+    pub has_hybrid_keys: bool,
 }
 
 /// How several workers come to their connections.
@@ -127,6 +129,8 @@ pub struct Handshakes {
     pub are_full: bool,
     /// With TLSv1.2.
     pub are_of_12: bool,
+    /// With keys of X25519 and ML-KEM together, not of X25519 alone.
+    pub are_hybrid: bool,
 }
 
 impl Default for Setting {
@@ -183,6 +187,7 @@ impl Program {
             open_file_cache: false,
             deferred: false,
             version: String::new(),
+            has_hybrid_keys: kind == Kind::Gale,
         }
     }
 
@@ -209,11 +214,19 @@ impl Program {
             let found = fs::canonicalize(&self.binary);
             program.binary = found.map_err(|error| format!("{}: {error}", self.binary.display()))?;
         }
-        let option = if self.kind == Kind::H2o { "--version" } else { "-v" };
+        let option = match self.kind {
+            Kind::H2o => "--version",
+            Kind::Nginx => "-V",
+            Kind::Floor | Kind::Gale | Kind::Haproxy => "-v",
+        };
         let output = Command::new(&program.binary).arg(option).output();
         let output = output.map_err(|error| format!("{}: {error}", self.binary.display()))?;
         let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         program.version = text.lines().next().unwrap_or("says no version").trim().to_owned();
+        if let Some(library) = text.lines().find_map(|line| line.strip_prefix("built with ")) {
+            program.has_hybrid_keys = library.contains("AWS-LC") || library.contains("BoringSSL");
+            program.version += &format!(", {}", library.split(" (").next().unwrap_or(library));
+        }
         Ok(program)
     }
 
@@ -328,9 +341,10 @@ impl Program {
                 let tls = setting.certificate.as_ref().map_or_else(String::new, |certificate| {
                     // One group for all, so that all do the same work.
                     format!(
-                        "        listen 127.0.0.1:{} ssl{listen};\n        ssl_ecdh_curve X25519;\n{}{}\
+                        "        listen 127.0.0.1:{} ssl{listen};\n        ssl_ecdh_curve {};\n{}{}\
                          \x20       ssl_certificate {};\n        ssl_certificate_key {};\n",
                         ports.tls,
+                        if handshakes.are_hybrid { "X25519MLKEM768" } else { "X25519" },
                         where_true(handshakes.are_full, "        ssl_session_tickets off; ssl_session_cache off;\n"),
                         where_true(handshakes.are_of_12, "        ssl_protocols TLSv1.2;\n"),
                         certificate.chain().display(),
@@ -419,6 +433,11 @@ impl Program {
 }
 
 impl Running {
+    /// What its port for TLS has.
+    pub fn certificate(&self) -> Option<&Path> {
+        self.setting.certificate.as_ref().map(|certificate| certificate.chain())
+    }
+
     /// Writes the configuration with another number and tells the master.
     pub fn reload(&self, generation: u32) -> Result<(), String> {
         self.program.write_configuration(&self.directory, self.ports, generation, &self.setting)?;

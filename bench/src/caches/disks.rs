@@ -194,6 +194,7 @@ fn fill(server: &Running) -> Result<(), String> {
         run_time: Duration::from_secs(300),
         ends: &ends,
         bytes_per_second: None,
+        certificate: None,
     };
     let got = swarm.run()?;
     if got.errors > 0 { Err(format!("the caches were not filled: {got:?}")) } else { Ok(()) }
@@ -211,7 +212,17 @@ fn run(server: &Running, run_time: Duration, with_cold: bool) -> Result<Vec<Shar
         let swarm = |connections: usize, mut request: Box<dyn FnMut(usize) -> String + Send>| {
             scope.spawn(move || {
                 let request = &mut *request;
-                Swarm { address, connections, request, warm_up: WARM_UP, run_time, ends, bytes_per_second: None }.run()
+                Swarm {
+                    address,
+                    connections,
+                    request,
+                    warm_up: WARM_UP,
+                    run_time,
+                    ends,
+                    bytes_per_second: None,
+                    certificate: None,
+                }
+                .run()
             })
         };
         let shares: Vec<_> = (0..DISKS)

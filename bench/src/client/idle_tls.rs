@@ -41,15 +41,7 @@ pub struct IdleTls {
 impl IdleTls {
     /// Opens that many, one after the other.
     pub fn open(address: SocketAddr, certificate: &Path, count: usize, asked: Asked) -> Result<IdleTls, String> {
-        let mut roots = RootCertStore::empty();
-        let der = CertificateDer::from_pem_file(certificate).map_err(|error| format!("certificate: {error}"))?;
-        roots.add(der).map_err(|error| format!("certificate: {error}"))?;
-        let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-        let protocol = if asked == Asked::Http1 { "http/1.1" } else { "h2" };
-        config.alpn_protocols = vec![protocol.into()];
-        // Full handshakes, and nothing kept of them here.
-        config.resumption = rustls::client::Resumption::disabled();
-        let config = Arc::new(config);
+        let config = configuration(certificate, if asked == Asked::Http1 { "http/1.1" } else { "h2" })?;
         let mut idle = IdleTls { connections: Vec::new() };
         for number in 0..count {
             let fault = |error: std::io::Error| format!("connection {number}: {error}");
@@ -69,6 +61,17 @@ impl IdleTls {
         }
         Ok(idle)
     }
+}
+
+/// What a client needs to know of the server. All handshakes are full, and nothing is kept of them here.
+pub fn configuration(certificate: &Path, protocol: &str) -> Result<Arc<ClientConfig>, String> {
+    let mut roots = RootCertStore::empty();
+    let der = CertificateDer::from_pem_file(certificate).map_err(|error| format!("certificate: {error}"))?;
+    roots.add(der).map_err(|error| format!("certificate: {error}"))?;
+    let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![protocol.into()];
+    config.resumption = rustls::client::Resumption::disabled();
+    Ok(Arc::new(config))
 }
 
 impl Drop for IdleTls {

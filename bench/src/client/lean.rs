@@ -19,7 +19,7 @@ pub fn command(run: &Run, address: &str, connections: u32) -> Result<Vec<String>
     if run.is_short {
         return Err("the lean client keeps its connections".to_owned());
     }
-    if run.is_tls {
+    if run.certificate.is_some() {
         return Err("the lean client speaks in the clear".to_owned());
     }
     let own = std::env::current_exe().map_err(|error| format!("lean: {error}"))?;
@@ -116,23 +116,23 @@ fn ask(mut peers: Vec<Peer>, request: &'static [u8], run_time: Duration) -> io::
 }
 
 #[derive(Default)]
-struct Totals {
-    requests: u64,
-    errors: u64,
+pub(super) struct Totals {
+    pub requests: u64,
+    pub errors: u64,
 }
 
 /// From the turn in which a request was sent to the turn in which its answer was whole.
 #[derive(Default)]
-struct Latency {
+pub(super) struct Latency {
     histogram: Histogram,
 }
 
 impl Latency {
-    fn record(&self, ns: u64) {
+    pub fn record(&self, ns: u64) {
         self.histogram.record_ns(ns);
     }
 
-    fn figures(&self, totals: Totals, elapsed: Duration) -> Figures {
+    pub fn figures(&self, totals: Totals, elapsed: Duration) -> Figures {
         let snapshot = self.histogram.snapshot();
         let us = |duration: Duration| duration.as_secs_f64() * 1e6;
         let mean = us(snapshot.mean());

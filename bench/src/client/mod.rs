@@ -2,10 +2,12 @@
 //!
 //! `wrk` is what others measure with; its HTTP parser makes it slower than the servers that it measures, so that with
 //! one core each it is the limit. `lean` is our own and looks at nothing but the number of bytes, so that the server's
-//! core is saturated. `h2load` speaks HTTP/2. `load` checks every byte and `idle` only holds connections. Invariant:
+//! core is saturated. `h2load` speaks HTTP/2. `handshakes` opens a connection over TLS for each request, with a group of
+//! keys that the libraries of wrk and h2load do not have. `load` checks every byte and `idle` only holds connections. Invariant:
 //! figures are of a run that asked for something.
 
 mod h2load;
+pub mod handshakes;
 pub mod idle;
 pub mod idle_tls;
 pub mod lean;
@@ -28,6 +30,8 @@ pub enum ClientKind {
     Lean,
     /// HTTP/2, in the clear by prior knowledge, with so many streams at once on each connection.
     H2load(u32),
+    /// A connection over TLS for each request, with a hybrid exchange of keys (X25519MLKEM768).
+    Handshakes,
 }
 
 /// Lines of a request beside those that every request has.
@@ -47,7 +51,8 @@ pub struct Run<'a> {
     pub connections: u32,
     /// One request per connection.
     pub is_short: bool,
-    pub is_tls: bool,
+    /// The server speaks TLS with this certificate.
+    pub certificate: Option<&'a Path>,
     pub run_time: Duration,
     /// Processes.
     pub clients: usize,
@@ -58,7 +63,7 @@ pub struct Run<'a> {
 impl Run<'_> {
     /// What is asked for at one of the addresses.
     fn url(&self, address: &str) -> String {
-        let scheme = if self.is_tls { "https" } else { "http" };
+        let scheme = if self.certificate.is_some() { "https" } else { "http" };
         format!("{scheme}://{address}{}", self.path)
     }
 }
@@ -116,7 +121,7 @@ pub fn run(run: &Run, under: Option<Command>) -> Result<(Figures, Duration), Str
         let text = String::from_utf8_lossy(&output.stdout);
         let figures = match run.kind {
             ClientKind::Wrk => wrk::parse(&text),
-            ClientKind::Lean => lean::parse(&text),
+            ClientKind::Lean | ClientKind::Handshakes => lean::parse(&text),
             ClientKind::H2load(_) => h2load::parse(&text),
         };
         let figures = figures.filter(|_| output.status.success());
@@ -139,6 +144,7 @@ fn start(run: &Run, number: usize, under: Option<Command>) -> Result<Child, Stri
         ClientKind::Wrk => wrk::command(run, address, connections),
         ClientKind::Lean => lean::command(run, address, connections)?,
         ClientKind::H2load(streams) => h2load::command(run, address, connections, streams),
+        ClientKind::Handshakes => handshakes::command(run, address, connections)?,
     };
     let mut command = match under {
         Some(mut command) => {

@@ -4,12 +4,16 @@
 //! (`MSG_TRUNC`), so that the client leaves the machine to the server. What has not ended at the end counts with the
 //! time that it had waited if that is more than a second: a server that answers nobody must not look quick.
 //!
+//! Over TLS bodies are decrypted, and so copied; the probe asks in the clear even then.
+//!
 //! The probe asks at fixed times, whatever became of the request before, and counts from those times: one answer that
 //! takes a second delays the fifty that should have been asked meanwhile, and all of them count.
 
-use std::io::Write;
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,8 +22,11 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection};
 use serde::{Deserialize, Serialize};
 
+use super::idle_tls;
 use super::load::{ANSWER_TIME_LIMIT, Connection};
 
 /// A head is not longer.
@@ -41,6 +48,8 @@ pub struct Swarm<'a> {
     pub ends: &'a AtomicBool,
     /// A connection receives so many bytes a second and no more; its buffer is small then, so that the server notices.
     pub bytes_per_second: Option<u64>,
+    /// Over TLS, with this certificate.
+    pub certificate: Option<&'a Path>,
 }
 
 /// What it got.
@@ -72,6 +81,7 @@ impl Got {
 
 struct Peer {
     stream: TcpStream,
+    session: Option<Box<ClientConnection>>,
     head: Vec<u8>,
     /// Of the body; None while the head is read.
     missing: Option<u64>,
@@ -87,12 +97,14 @@ impl Swarm<'_> {
         let fault = |error: std::io::Error| format!("swarm: {error}");
         let address: SocketAddr = self.address.parse().map_err(|_| "swarm: no address".to_owned())?;
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| fault(error.into()))?;
+        let config = self.certificate.map(|path| idle_tls::configuration(path, "http/1.1")).transpose()?;
         let mut peers = Vec::with_capacity(self.connections);
         for number in 0..self.connections {
-            let stream = self.connect(&address).map_err(fault)?;
+            let (stream, session) = self.connect(&address, config.as_ref()).map_err(fault)?;
             let data = epoll::EventData::new_u64(number as u64);
             epoll::add(&poll, &stream, data, epoll::EventFlags::IN).map_err(|error| fault(error.into()))?;
-            peers.push(Peer { stream, head: Vec::new(), missing: None, asked: Instant::now(), has_ended: false });
+            let (head, asked) = (Vec::new(), Instant::now());
+            peers.push(Peer { stream, session, head, missing: None, asked, has_ended: false });
         }
         let begun = Instant::now();
         let counts_from = begun + self.warm_up;
@@ -142,14 +154,30 @@ impl Swarm<'_> {
         Ok(Got::of(&tally.latency.snapshot(), tally.requests, tally.bytes, tally.errors, seconds))
     }
 
-    fn connect(&self, address: &SocketAddr) -> std::io::Result<TcpStream> {
-        let stream = TcpStream::connect_timeout(address, ANSWER_TIME_LIMIT)?;
+    fn connect(
+        &self,
+        address: &SocketAddr,
+        config: Option<&Arc<ClientConfig>>,
+    ) -> std::io::Result<(TcpStream, Option<Box<ClientConnection>>)> {
+        let mut stream = TcpStream::connect_timeout(address, ANSWER_TIME_LIMIT)?;
         if self.bytes_per_second.is_some() {
             sockopt::set_socket_recv_buffer_size(&stream, 16 * 1024)?;
         }
         stream.set_nodelay(true)?;
+        let session = match config {
+            Some(config) => {
+                let name = ServerName::try_from("localhost").map_err(std::io::Error::other)?;
+                let mut session = ClientConnection::new(Arc::clone(config), name).map_err(std::io::Error::other)?;
+                stream.set_read_timeout(Some(ANSWER_TIME_LIMIT))?;
+                while session.is_handshaking() {
+                    session.complete_io(&mut stream)?;
+                }
+                Some(Box::new(session))
+            }
+            None => None,
+        };
         stream.set_nonblocking(true)?;
-        Ok(stream)
+        Ok((stream, session))
     }
 }
 
@@ -170,18 +198,36 @@ impl Peer {
         self.head.clear();
         self.missing = None;
         self.asked = Instant::now();
-        let _ = (&self.stream).write_all(request.as_bytes());
+        let _ = match &mut self.session {
+            Some(session) => rustls::Stream::new(&mut **session, &mut self.stream).write_all(request.as_bytes()),
+            None => self.stream.write_all(request.as_bytes()),
+        };
+    }
+
+    /// Some bytes of the answer: those of its head are put into `scratch`.
+    fn receive_some(&mut self, scratch: &mut [u8], most: usize) -> rustix::io::Result<usize> {
+        let most_missing = self.missing.map_or(HEAD_MAX, |missing| usize::try_from(missing).unwrap_or(usize::MAX));
+        let most = most.min(most_missing);
+        if let Some(session) = &mut self.session {
+            let most = most.min(scratch.len());
+            let mut stream = rustls::Stream::new(&mut **session, &mut self.stream);
+            return stream.read(&mut scratch[..most]).map_err(|error| match error.kind() {
+                ErrorKind::WouldBlock => Errno::AGAIN,
+                _ => Errno::from_io_error(&error).unwrap_or(Errno::IO),
+            });
+        }
+        match self.missing {
+            None => recv(&self.stream, &mut scratch[..most], RecvFlags::DONTWAIT).map(|(received, _)| received),
+            Some(_) => discard(&self.stream, most),
+        }
     }
 
     /// Receives at most so much; an error where the connection or the answer is broken.
     fn receive(&mut self, scratch: &mut [u8], most: usize, tally: &mut Tally) -> Result<Option<Whole>, ()> {
         let mut left = most;
-        while left > 0 && !self.has_ended {
-            let received = match self.missing {
-                None => recv(&self.stream, &mut scratch[..left.min(HEAD_MAX)], RecvFlags::DONTWAIT).map(|(n, _)| n),
-                Some(missing) => discard(&self.stream, left.min(usize::try_from(missing).unwrap_or(usize::MAX))),
-            };
-            let received = match received {
+        // What a session has decrypted is told by no event.
+        while (left > 0 || self.session.is_some()) && !self.has_ended {
+            let received = match self.receive_some(scratch, left.max(1)) {
                 Ok(0) => return Err(()),
                 Ok(received) => received,
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(None),

@@ -16,12 +16,14 @@ pub mod files;
 mod waits;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::Measured;
+use crate::certificate::Certificate;
 use crate::client::load;
 use crate::client::swarm::{self, Got, Swarm};
 use crate::options::Options;
@@ -56,6 +58,8 @@ pub struct Experiment {
     pub disk_mib_per_second: u64,
     /// A disk behind a tiny queue instead of the directory's own.
     pub on_small_disk: bool,
+    /// Clients 1 and 2 ask over TLS.
+    pub is_over_tls: bool,
     pub directory: PathBuf,
     pub workers: usize,
     pub tree_files: usize,
@@ -71,6 +75,7 @@ impl Default for Experiment {
             memory_mib: None,
             disk_mib_per_second: 100,
             on_small_disk: false,
+            is_over_tls: false,
             directory: std::env::temp_dir(),
             workers: 2,
             tree_files: 200_000,
@@ -81,12 +86,12 @@ impl Default for Experiment {
     }
 }
 
-/// The names of the results: on the directory's own disk, and on the one with a tiny queue.
-const NAMES: [&str; 2] = ["thread-pools", "thread-pools-small-disk"];
+/// The names of the results: on the directory's own disk, on the one with a tiny queue, and over TLS.
+const NAMES: [&str; 3] = ["thread-pools", "thread-pools-small-disk", "thread-pools-tls"];
 
 impl Experiment {
     fn name(&self) -> &'static str {
-        NAMES[usize::from(self.on_small_disk)]
+        NAMES[if self.is_over_tls { 2 } else { usize::from(self.on_small_disk) }]
     }
 
     fn memory_bytes(&self) -> u64 {
@@ -218,10 +223,11 @@ pub fn measure(options: &Options) -> Measured {
     let site = Site::build(experiment, experiment.data_mib << 20)?;
     eprintln!("writing {} MiB to {}", experiment.data_mib, site.root().display());
     let data = DataSet::write(site.root(), experiment.data_mib << 20)?;
+    let certificate = experiment.is_over_tls.then(|| Certificate::make(&["localhost".to_owned()])).transpose()?;
     let mut rows: Vec<Row> = Vec::new();
     for round in 1..=options.rounds {
         for program in &programs {
-            measure_program(options, &site, &data, program, round, &mut rows)?;
+            measure_program(options, &site, &data, certificate.as_ref(), program, round, &mut rows)?;
         }
     }
     let document = document(experiment, &site, &programs, &rows)?;
@@ -241,13 +247,15 @@ fn measure_program(
     options: &Options,
     site: &Site,
     data: &DataSet,
+    certificate: Option<&Arc<Certificate>>,
     program: &Program,
     round: u32,
     rows: &mut Vec<Row>,
 ) -> Result<(), String> {
     let ways = ways(program.kind);
     let http = |aio: &str| format!("{HTTP} aio {aio};");
-    let mut server = program.start(site.setting(options.experiment.workers, http(ways[0])))?;
+    let setting = site.setting(options.experiment.workers, http(ways[0]));
+    let mut server = program.start(Setting { certificate: certificate.cloned(), ..setting })?;
     for (generation, aio) in (0..).zip(ways) {
         if generation > 0
             && let Err(error) = change(&mut server, http(aio), generation)
@@ -309,7 +317,8 @@ fn change(server: &mut Running, http: String, generation: u32) -> Result<(), Str
 
 fn run(options: &Options, server: &Running, data: &DataSet, with_client_1: bool) -> Result<Run, String> {
     data.forget();
-    let address = server.address.as_str();
+    let address = server.tls_address.as_ref().unwrap_or(&server.address).as_str();
+    let certificate = server.certificate();
     // Client 2's file is in memory, and the server's control group is charged for it.
     let hot = get("/files/data/0");
     let mut warm = |_: usize| hot.clone();
@@ -322,6 +331,7 @@ fn run(options: &Options, server: &Running, data: &DataSet, with_client_1: bool)
         run_time: Duration::from_secs(1),
         ends: &goes_on,
         bytes_per_second: None,
+        certificate,
     }
     .run()?;
     let mut random = Random(0x2545_f491_4f6c_dd1d);
@@ -338,12 +348,13 @@ fn run(options: &Options, server: &Running, data: &DataSet, with_client_1: bool)
             run_time,
             ends: &ends,
             bytes_per_second: None,
+            certificate,
         };
         let client_1 = with_client_1.then(|| {
             let swarm = swarm(CLIENT_1_CONNECTIONS, &mut any);
             scope.spawn(move || swarm.run())
         });
-        let probe = scope.spawn(|| swarm::probe(address, "/return", WARM_UP, &ends));
+        let probe = scope.spawn(|| swarm::probe(&server.address, "/return", WARM_UP, &ends));
         let looks = scope.spawn(|| share_in_state_d(server.root, &ends));
         let client_2 = swarm(CLIENT_2_CONNECTIONS, &mut same).run();
         ends.store(true, Ordering::Relaxed);
@@ -485,7 +496,7 @@ fn document(experiment: &Experiment, site: &Site, programs: &[Program], rows: &[
     let name = experiment.name();
     let body = format!(
         "{}{ignoring}{} MiB of random files of 4 MiB, {}, {}, {} \
-         workers, `sendfile on`, `sendfile_max_chunk 512k`, no access log. Client 1: {CLIENT_1_CONNECTIONS} connections, random \
+         workers, `sendfile on`, `sendfile_max_chunk 512k`, no access log.{} Client 1: {CLIENT_1_CONNECTIONS} connections, random \
          files. Client 2: {CLIENT_2_CONNECTIONS} connections, one file. Probe: two bytes every 20 ms. Where two figures stand, \
          the first is with client 1, the second without it. Medians of {} rounds. `aio` was changed by reloads.\n\n{table}\n{targets}\n\
          ![By default]({name}.svg)\n\n![Every value of aio]({name}-all.svg)\n\n{NOTES}",
@@ -494,6 +505,7 @@ fn document(experiment: &Experiment, site: &Site, programs: &[Program], rows: &[
         site.memory(experiment),
         site.disk(experiment),
         experiment.workers,
+        if experiment.is_over_tls { " Clients 1 and 2 over TLS, the probe in the clear." } else { "" },
         rows.iter().map(|row| row.with_client_1.len()).max().unwrap_or(0),
     );
     Document::new(name, "Thread pools: a slow disk beside a file in memory", programs, &body, rows)
@@ -506,7 +518,7 @@ waiting for a disk. Stalls: lines of Gale's error log, which tells of one stall 
 the machine's fault.\n";
 
 /// In the order of `NAMES`: the chart of the defaults, and the one of every value of `aio`.
-const TITLES: [[&str; 2]; 2] = [
+const TITLES: [[&str; 2]; 3] = [
     [
         "A file in memory beside a slow disk: nginx and Gale by default",
         "A file in memory beside a slow disk: every value of aio (times: logarithmic)",
@@ -514,6 +526,10 @@ const TITLES: [[&str; 2]; 2] = [
     [
         "A file in memory beside a slow disk (queue of 4): nginx and Gale by default",
         "A file in memory beside a slow disk (queue of 4): every aio (times: logarithmic)",
+    ],
+    [
+        "A file in memory beside a slow disk, over TLS: nginx and Gale by default",
+        "A file in memory beside a slow disk, over TLS: every aio (times: logarithmic)",
     ],
 ];
 const PANEL_TITLES: [&str; 3] = [
