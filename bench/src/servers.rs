@@ -225,7 +225,7 @@ impl Program {
         program.version = text.lines().next().unwrap_or("says no version").trim().to_owned();
         if let Some(library) = text.lines().find_map(|line| line.strip_prefix("built with ")) {
             program.has_hybrid_keys = library.contains("AWS-LC") || library.contains("BoringSSL");
-            program.version += &format!(", {}", library.split(" (").next().unwrap_or(library));
+            program.version += &format!(", {}", library.split(" (running").next().unwrap_or(library));
         }
         Ok(program)
     }
