@@ -115,6 +115,8 @@ impl Client {
 
     fn take(&mut self, event: Event, input: &[u8], fields: &Fields) {
         let text = &fields.text;
+        // How many pieces a body has depends on how the input is cut: nothing is begun at each of them.
+        let is_piece = matches!(event, Event::Data { end_stream: false, .. });
         match event {
             Event::Data { stream, piece, end_stream } => {
                 let asked = self.asked.get_mut(&stream).expect("it was asked for");
@@ -164,10 +166,10 @@ impl Client {
                 open.into_iter().for_each(|stream| self.send(stream));
             }
         }
-        if self.habits & 4 != 0 {
+        if self.habits & 4 != 0 && !is_piece {
             self.begin(1);
         }
-        if self.habits & 8 != 0 && self.seen.events.len() % 5 == 4 {
+        if self.habits & 8 != 0 && !is_piece && self.seen.events.len() % 5 == 4 {
             self.give_up_oldest();
         }
     }
