@@ -1,0 +1,55 @@
+//! Datagram sockets: received from and sent to as with every driver (`driver/datagrams.rs`), registered as connections.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::task::{Context, Poll};
+
+use super::Epoll;
+use super::connection::Direction;
+use crate::driver::{DatagramDriver, End, Fresh, StreamDriver, datagrams};
+use crate::executor::slots::Key;
+use crate::socket::SocketAddress;
+use crate::socket::datagram::{DatagramOptions, Received, Room, Transmit};
+
+impl DatagramDriver for Epoll {
+    fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key> {
+        Ok(self.attach(datagrams::open(options)?, Fresh::Datagram))
+    }
+
+    fn adopt_datagram(&self, socket: OwnedFd, options: &DatagramOptions) -> io::Result<Key> {
+        Ok(self.attach(datagrams::adopt(socket, options)?, Fresh::Datagram))
+    }
+
+    fn close_datagram(&self, key: Key) {
+        self.close(key);
+    }
+
+    fn poll_recv_datagrams(
+        &self,
+        key: Key,
+        cx: &mut Context<'_>,
+        room: Room<'_>,
+        received: &mut Vec<Received>,
+    ) -> Poll<io::Result<()>> {
+        let Room { memory, bytes_each, count } = room;
+        // Few datagrams say nothing about the next one: the socket is readable until it says EAGAIN.
+        self.attempt(key, cx, Direction::Read, |connection| {
+            let room = Room { memory: &mut *memory, bytes_each, count };
+            datagrams::receive(connection.socket.as_fd(), room, received)?;
+            connection.reads.count_as(datagrams::operations(received));
+            Ok(())
+        })
+    }
+
+    fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+        self.with_socket(key, |socket| datagrams::send(socket.as_fd(), transmits))
+    }
+
+    fn poll_send_ready(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_writable(key, cx)
+    }
+
+    fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
+        self.address(key, End::Local)
+    }
+}
