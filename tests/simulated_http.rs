@@ -503,7 +503,7 @@ fn without_memory_and_threads_nobody_hangs_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_crowd_that_wants_the_same_file_from_a_slow_disk_gets_it_whole() {
+fn many_clients_that_want_the_same_file_from_a_slow_disk_get_it_whole() {
     each_seed(SEEDS, |simulation| {
         let random = Random::new(simulation.seed());
         simulation.set_faults(Faults {

@@ -262,7 +262,7 @@ fn a_large_send_dropped_in_any_state_keeps_order_and_memory() {
 
 /// A short answer into a socket with room for it, for some of it, or for nothing, and what becomes of the stream then.
 /// No future is dropped: what counts as sent has to arrive without one.
-async fn left_post(room: Room, before: u32, after: u32, then: Then) {
+async fn left_answer(room: Room, before: u32, after: u32, then: Then) {
     let (stream, mut peer) = connection().await;
     let mut sent = match room {
         Room::Enough => Vec::new(),
@@ -334,9 +334,9 @@ fn fill(stream: &Stream, room: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_posted_arrives_whatever_becomes_of_its_stream() {
+fn what_was_sent_fire_and_forget_arrives_whatever_becomes_of_its_stream() {
     for room in [Room::Enough, Room::Some, Room::None] {
-        for_each_state(async |before, after, then| left_post(room, before, after, then).await);
+        for_each_state(async |before, after, then| left_answer(room, before, after, then).await);
     }
 }
 

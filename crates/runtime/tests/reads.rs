@@ -261,7 +261,7 @@ fn what_was_found_in_memory_is_known_by_every_open_file() {
 }
 
 /// Reads that wait in a pool, all of the same file and of different pieces.
-async fn crowd(file: &File, pool: &ThreadPool) -> Vec<PieceRead> {
+async fn waiting_reads(file: &File, pool: &ThreadPool) -> Vec<PieceRead> {
     let mut reads = Vec::new();
     for number in 0..4 {
         let mut read = file.begin_read(pool, number * 1000, 1000, ReadHow::default()).unwrap();
@@ -272,7 +272,7 @@ async fn crowd(file: &File, pool: &ThreadPool) -> Vec<PieceRead> {
 }
 
 #[test]
-fn on_a_crowded_device_only_what_is_known_to_be_in_memory_is_looked_for() {
+fn on_a_congested_device_only_what_is_known_to_be_in_memory_is_looked_for() {
     let _alone = alone();
     let directory = Directory::new();
     run(async {
@@ -281,7 +281,7 @@ fn on_a_crowded_device_only_what_is_known_to_be_in_memory_is_looked_for() {
             return eprintln!("skipped: reads cannot be tried here");
         }
         let (pool, task, gate) = busy_pool();
-        let crowd = crowd(&open(&directory, "cold", &pattern(9000)), &pool).await;
+        let waiting = waiting_reads(&open(&directory, "cold", &pattern(9000)), &pool).await;
         assert!(matches!(known.look(0, 9000).unwrap(), CachedRead::Found(_)));
         let missed = unknown.look(0, 9000).unwrap();
         assert!(matches!(missed, CachedRead::NotLooked) && !unknown.is_resident(0, 9000).unwrap());
@@ -290,7 +290,7 @@ fn on_a_crowded_device_only_what_is_known_to_be_in_memory_is_looked_for() {
         let piece = unknown.begin_read(&other, 0, 9000, missed.how()).unwrap().await.unwrap();
         assert_eq!(piece.len(), 9000);
         assert!(matches!(unknown.look(0, 9000).unwrap(), CachedRead::Found(_)));
-        drop(crowd);
+        drop(waiting);
         drop(gate);
         task.await.unwrap();
     });

@@ -19,8 +19,8 @@ fn is_there() -> bool {
     event_loop(simulated_time()).driver_name() == "io_uring"
 }
 
-/// Whether what is sent goes by the ring: short answers are posted, also into a full socket, and others queued. (That
-/// takes provided buffers.) On a thread of its own, because tests ask for it within their loops.
+/// Whether what is sent goes by the ring: short answers fire-and-forget, also into a full socket, and others queued.
+/// (That takes provided buffers.) On a thread of its own, because tests ask for it within their loops.
 fn sends_on_ring() -> bool {
     let ask = || {
         event_loop(simulated_time()).run(async {
@@ -403,12 +403,12 @@ fn an_error_of_a_queued_send_gives_the_bytes_back() {
 }
 
 #[test]
-fn posted_answers_leave_in_order_however_they_are_followed() {
+fn fire_and_forget_answers_leave_in_order_however_they_are_followed() {
     event_loop(simulated_time()).run(async {
         for closes in [false, true] {
             let (server, client) = tcp_pair().await;
             warm_up(&server, &client).await;
-            // Two posts in a row, then what is queued, then the end of the stream.
+            // Two fire-and-forget sends in a row, then what is queued, then the end of the stream.
             assert_eq!(server.try_send_copy(b"one ", false).unwrap(), 4);
             assert_eq!(server.try_send_copy(b"two ", false).unwrap(), 4);
             if closes {
@@ -436,7 +436,7 @@ fn chunks_of(bytes: &[u8]) -> Output {
 }
 
 #[test]
-fn posted_chunks_are_kept_until_the_turn_ends_and_leave_in_order() {
+fn fire_and_forget_chunks_are_kept_until_the_turn_ends_and_leave_in_order() {
     let sends = sends_on_ring();
     event_loop(simulated_time()).run(async {
         let (server, client) = tcp_pair().await;
@@ -457,7 +457,7 @@ fn posted_chunks_are_kept_until_the_turn_ends_and_leave_in_order() {
             yield_now().await;
             assert_eq!(leased_bytes(), leased, "round {round}");
         }
-        // Too much for a post is left to whoever sends it.
+        // Too much for that is left to whoever sends it.
         if sends {
             let mut large = chunks_of(&[0; 33 * 1024]);
             assert_eq!((server.try_send(&mut large, false).unwrap(), large.len_bytes()), (0, 33 * 1024));
@@ -468,7 +468,7 @@ fn posted_chunks_are_kept_until_the_turn_ends_and_leave_in_order() {
 }
 
 #[test]
-fn what_a_full_socket_does_not_take_of_a_post_is_sent_later() {
+fn what_a_full_socket_does_not_take_of_a_fire_and_forget_send_is_sent_later() {
     event_loop(simulated_time()).run(async {
         let ways = [(false, false), (true, false), (false, true), (true, true)];
         for (closes, ends, in_chunks) in
@@ -476,7 +476,7 @@ fn what_a_full_socket_does_not_take_of_a_post_is_sent_later() {
         {
             let (server, client) = tcp_pair().await;
             warm_up(&server, &client).await;
-            let mut posted = Vec::new();
+            let mut wanted = Vec::new();
             // Until the socket is full and the driver owes the rest.
             for number in 0..2000 {
                 let answer: Vec<u8> = (0..32 * 1024).map(|place| (place / 251 + number) as u8).collect();
@@ -488,35 +488,35 @@ fn what_a_full_socket_does_not_take_of_a_post_is_sent_later() {
                 };
                 match taken {
                     0 => break,
-                    count => posted.extend_from_slice(&answer[..count]),
+                    count => wanted.extend_from_slice(&answer[..count]),
                 }
                 yield_now().await;
             }
-            assert!(posted.len() < 2000 * 32 * 1024, "the socket takes everything");
+            assert!(wanted.len() < 2000 * 32 * 1024, "the socket takes everything");
             if ends {
                 // Behind what the driver still has to send.
                 server.shutdown_write().unwrap();
                 let _kept = Some(server).filter(|_| !closes);
-                assert!(receive_all(&client).await == posted, "closes: {closes}, and ends");
+                assert!(receive_all(&client).await == wanted, "closes: {closes}, and ends");
                 continue;
             }
             if !closes {
                 let mut output = Output::new();
                 output.push(b"behind it");
-                posted.extend_from_slice(b"behind it");
+                wanted.extend_from_slice(b"behind it");
                 let sent = spawn_sending(server, output);
-                assert!(receive_all(&client).await == posted, "closes: {closes}");
+                assert!(receive_all(&client).await == wanted, "closes: {closes}");
                 assert!(sent.get());
                 continue;
             }
             drop(server);
-            assert!(receive_all(&client).await == posted, "closes: {closes}");
+            assert!(receive_all(&client).await == wanted, "closes: {closes}");
         }
     });
 }
 
 #[test]
-fn posts_do_not_make_a_turn_longer() {
+fn fire_and_forget_sends_do_not_make_a_turn_longer() {
     const EVENTS_MAX: usize = 2;
     if !sends_on_ring() {
         return;
@@ -532,7 +532,7 @@ fn posts_do_not_make_a_turn_longer() {
             spawn(async move {
                 while receive(&server, 4).await == b"more" {
                     *turns_of_readers.borrow_mut().entry(turn()).or_default() += 1;
-                    assert_eq!(server.try_send_copy(b"post", false).unwrap(), 4);
+                    assert_eq!(server.try_send_copy(b"pong", false).unwrap(), 4);
                 }
             });
         }
@@ -542,7 +542,7 @@ fn posts_do_not_make_a_turn_longer() {
                 rustix::net::send(client, b"more", rustix::net::SendFlags::empty()).unwrap();
             }
             for client in &clients {
-                assert_eq!(receive(client, 4).await, b"post");
+                assert_eq!(receive(client, 4).await, b"pong");
             }
         }
         let most = *turns_of_readers.borrow().values().max().unwrap();
@@ -551,7 +551,7 @@ fn posts_do_not_make_a_turn_longer() {
 }
 
 #[test]
-fn every_post_that_failed_is_told_of_however_small_the_completion_queue_is() {
+fn every_fire_and_forget_send_that_failed_is_told_of_however_small_the_completion_queue_is() {
     let sends = sends_on_ring();
     let ring = RingOptions { submissions: 2, completions: 4, ..RingOptions::default() };
     event_loop(with_ring(ring)).run(async {
@@ -585,20 +585,20 @@ fn a_closed_connection_gets_its_last_answer_when_there_is_room() {
     }
     event_loop(simulated_time()).run(async {
         let (server, client, filled) = full_pair().await;
-        assert_eq!(server.try_send_copy(b"posted", false).unwrap(), 6);
-        // Once in the turn that posted, and once after the post has failed.
+        assert_eq!(server.try_send_copy(b"answer", false).unwrap(), 6);
+        // Once in the turn of the send, and once after it has failed.
         let leased = leased_bytes();
         drop(server);
         turns(2).await;
         assert!(leased_bytes() > leased, "what waits is not counted");
-        assert_eq!(receive_all(&client).await[filled..], *b"posted");
+        assert_eq!(receive_all(&client).await[filled..], *b"answer");
         assert_eq!(leased_bytes(), leased);
 
         let (server, client, filled) = full_pair().await;
-        assert_eq!(server.try_send_copy(b"posted", false).unwrap(), 6);
+        assert_eq!(server.try_send_copy(b"answer", false).unwrap(), 6);
         turns(2).await;
         drop(server);
-        assert_eq!(receive_all(&client).await[filled..], *b"posted");
+        assert_eq!(receive_all(&client).await[filled..], *b"answer");
 
         for waits in [false, true] {
             let (server, client, filled) = full_pair().await;
@@ -619,8 +619,8 @@ fn who_waits_until_all_is_sent_waits_for_the_last_of_closed_connections() {
         let mut peers = Vec::new();
         for _ in 0..2 {
             let (server, client, filled) = full_pair().await;
-            let posted = server.try_send_copy(b"posted", false).unwrap();
-            peers.push((client, filled + posted));
+            let taken = server.try_send_copy(b"answer", false).unwrap();
+            peers.push((client, filled + taken));
         }
         turns(2).await;
         let mut sent = Box::pin(all_sent());
@@ -647,7 +647,7 @@ fn the_oldest_of_too_many_that_wait_to_be_closed_gives_way() {
         let mut clients = Vec::new();
         for _ in 0..140 {
             let (server, client, filled) = full_pair().await;
-            assert_eq!(server.try_send_copy(b"posted", false).unwrap(), 6);
+            assert_eq!(server.try_send_copy(b"answer", false).unwrap(), 6);
             drop(server);
             clients.push((client, filled));
         }
@@ -674,7 +674,7 @@ async fn full_pair() -> (Stream, Stream, usize) {
 }
 
 #[test]
-fn a_reset_drops_what_was_posted() {
+fn a_reset_drops_what_was_sent_fire_and_forget() {
     if !sends_on_ring() {
         return;
     }
@@ -709,7 +709,7 @@ fn who_cannot_be_answered_any_more_is_given_up_by_the_reader() {
             }
             // Nothing that a receive would be told of.
             client.shutdown(std::net::Shutdown::Read).unwrap();
-            match server.try_send_copy(b"posted", false) {
+            match server.try_send_copy(b"answer", false) {
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe),
                 Ok(0) => assert!(!sends_on_ring()),
                 Ok(_) => {
@@ -723,14 +723,14 @@ fn who_cannot_be_answered_any_more_is_given_up_by_the_reader() {
 }
 
 #[test]
-fn a_stream_that_moves_has_sent_what_was_posted() {
+fn a_stream_that_moves_has_sent_what_was_fire_and_forget() {
     event_loop(simulated_time()).run(async {
         let (server, client) = tcp_pair().await;
         warm_up(&server, &client).await;
-        assert_eq!(server.try_send_copy(b"posted", false).unwrap(), 6);
+        assert_eq!(server.try_send_copy(b"answer", false).unwrap(), 6);
         let server = server.detach().unwrap().attach();
         drop(server);
-        assert_eq!(receive_all(&client).await, b"posted");
+        assert_eq!(receive_all(&client).await, b"answer");
     });
 }
 

@@ -211,12 +211,12 @@ fn answers_and_closes_that_the_kernel_has_no_memory_for_are_done_directly() {
         }
         turns(2).await;
         refuse_many();
-        let posted: Vec<usize> =
-            pairs.iter().map(|(server, _)| server.try_send_copy(b"posted", false).unwrap()).collect();
+        let taken: Vec<usize> =
+            pairs.iter().map(|(server, _)| server.try_send_copy(b"answer", false).unwrap()).collect();
         turns(1).await;
         let refused = ring_counters().refused;
-        assert!(refused >= TOO_MANY as u64 || posted[0] == 0);
-        for ((_, client), length) in pairs.iter_mut().zip(posted) {
+        assert!(refused >= TOO_MANY as u64 || taken[0] == 0);
+        for ((_, client), length) in pairs.iter_mut().zip(taken) {
             client.read_exact(&mut vec![0; length]).unwrap();
         }
         let (servers, clients): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();

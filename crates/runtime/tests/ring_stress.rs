@@ -31,7 +31,8 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// What a client asks for: so many bytes come after the number, and so many are wanted back.
 const REQUEST_BYTES: usize = 8;
 
-/// Answers as HTTP/1 does: posts what is short, sends what is left, and watches for the client's leaving now and then.
+/// Answers as HTTP/1 does: fire-and-forget what is short, sends what is left, and watches for the client's leaving now
+/// and then.
 async fn serve(stream: Stream, connections: Rc<Cell<u32>>) {
     let _ = answer_all(&stream).await;
     drop(stream);

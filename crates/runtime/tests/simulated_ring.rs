@@ -45,8 +45,8 @@ fn run<T>(simulation: &Simulation, ring: RingOptions, main: impl Future<Output =
     EventLoop::simulated(simulation, options).unwrap().run(main)
 }
 
-/// Answers as HTTP/1 does: posts what is short, as a copy or in chunks, sends what is left, watches for the client's
-/// leaving now and then, and may leave itself right behind an answer.
+/// Answers as HTTP/1 does: fire-and-forget what is short, as a copy or in chunks, sends what is left, watches for
+/// the client's leaving now and then, and may leave itself right behind an answer.
 async fn serve(stream: Stream, random: Random) -> io::Result<()> {
     let (mut input, mut out) = (Buffer::new(), Output::new());
     let mut place = 0;
@@ -198,7 +198,7 @@ fn add(sum: &mut RingFaults, more: RingFaults) {
         cancellations_missed,
         cancelled,
         sends_shortened,
-        posts_failed,
+        unwaited_sends_failed,
         late,
         polls_in_vain,
         calls_cut_short,
@@ -214,7 +214,7 @@ fn add(sum: &mut RingFaults, more: RingFaults) {
     sum.cancellations_missed += cancellations_missed;
     sum.cancelled += cancelled;
     sum.sends_shortened += sends_shortened;
-    sum.posts_failed += posts_failed;
+    sum.unwaited_sends_failed += unwaited_sends_failed;
     sum.late += late;
     sum.polls_in_vain += polls_in_vain;
     sum.calls_cut_short += calls_cut_short;
@@ -254,8 +254,11 @@ fn answers_are_whole_and_in_order_whatever_the_ring_does() {
             [buffers_missed, receives_ended, doorbells_ended, cancellations_missed].iter().all(|&n| n > 0),
             "{seen:?}"
         );
-        let RingFaults { cancelled, sends_shortened, posts_failed, late, polls_in_vain, .. } = seen;
-        assert!([cancelled, sends_shortened, posts_failed, late, polls_in_vain].iter().all(|&n| n > 0), "{seen:?}");
+        let RingFaults { cancelled, sends_shortened, unwaited_sends_failed, late, polls_in_vain, .. } = seen;
+        assert!(
+            [cancelled, sends_shortened, unwaited_sends_failed, late, polls_in_vain].iter().all(|&n| n > 0),
+            "{seen:?}"
+        );
         let RingFaults { calls_cut_short, overflows, closed_in_use, .. } = seen;
         assert!([calls_cut_short, overflows, closed_in_use, idle.get()].iter().all(|&n| n > 0), "{seen:?}");
     }
@@ -357,7 +360,7 @@ fn connections_whose_close_the_kernel_refused_are_closed_when_the_loop_ends() {
 }
 
 #[test]
-fn posts_that_full_sockets_do_not_take_leave_later_however_few_completions_are_seen_at_once() {
+fn fire_and_forget_sends_that_full_sockets_do_not_take_leave_later_however_few_completions_are_seen() {
     const CONNECTIONS: usize = 16;
     let seen = RefCell::new(RingFaults::default());
     each_seed(SEEDS, |simulation| {
@@ -371,7 +374,7 @@ fn posts_that_full_sockets_do_not_take_leave_later_however_few_completions_are_s
             for _ in 0..CONNECTIONS {
                 clients.push(Stream::connect(&address()).await.unwrap());
                 let (server, _) = listener.accept().await.unwrap();
-                spawn(async move { drop(serve_posts(server).await) });
+                spawn(async move { drop(serve_unwaited(server).await) });
             }
             // On the ring is who has waited for something.
             sleep(Duration::from_secs(1)).await;
@@ -390,29 +393,29 @@ fn posts_that_full_sockets_do_not_take_leave_later_however_few_completions_are_s
                     }
                     input.clear();
                 }
-                assert!(place >= POSTED_BYTES, "{place} bytes");
+                assert!(place >= UNWAITED_BYTES, "{place} bytes");
             }
         });
         add(&mut seen.borrow_mut(), simulation.ring_faults());
     });
     let seen = seen.take();
-    assert!(!has_all_seeds() || seen.posts_failed > 0 && seen.overflows > 0, "{seen:?}");
+    assert!(!has_all_seeds() || seen.unwaited_sends_failed > 0 && seen.overflows > 0, "{seen:?}");
 }
 
 /// More than the windows hold.
-const POSTED_BYTES: usize = 11_000;
+const UNWAITED_BYTES: usize = 11_000;
 
-/// Posts a piece in each turn, sends what is not taken, and leaves.
-async fn serve_posts(stream: Stream) -> io::Result<()> {
+/// Sends a piece fire-and-forget in each turn, sends what is not taken, and leaves.
+async fn serve_unwaited(stream: Stream) -> io::Result<()> {
     stream.recv(&mut Buffer::new(), 100).await?;
     let mut place = 0;
-    while place < POSTED_BYTES {
+    while place < UNWAITED_BYTES {
         let bytes: Vec<u8> = (place..place + 300).map(byte_at).collect();
         place += bytes.len();
-        let posted = stream.try_send_copy(&bytes, false)?;
+        let taken = stream.try_send_copy(&bytes, false)?;
         yield_now().await;
         let mut out = Output::new();
-        out.push(bytes[posted..].to_vec());
+        out.push(bytes[taken..].to_vec());
         stream.send_all(&mut out).await?;
     }
     Ok(())

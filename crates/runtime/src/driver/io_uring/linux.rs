@@ -19,7 +19,7 @@ use super::ring::{Completion, Queues};
 use crate::driver::RingOptions;
 
 /// Kernel threads per class (bounded, unbounded) that requests may be pushed to. Nothing that is submitted here needs
-/// one; should some kernel think otherwise, it must not start a crowd.
+/// one; should some kernel think otherwise, it must not start many.
 const KERNEL_WORKERS_MAX: [u32; 2] = [2, 2];
 
 /// How long the cancellation of everything may take when a ring is closed; operations on sockets end at once.

@@ -3,8 +3,8 @@
 //! The kernel counts them, and does not say whose they were. So everything in flight is cancelled: what ends then was
 //! not lost, and goes on as after any cancellation. What still counts as in flight has ended without a word, and what
 //! it has received or sent is unknown: it fails with ENOMEM for whoever wanted it, so that its connection ends. Polls
-//! move no data, and are wanted again. A post says nothing when all of it has left, so of one that was submitted with
-//! the call nothing is known: its connection ends, too.
+//! move no data, and are wanted again. A fire-and-forget send says nothing when all of it has left, so of one that was
+//! submitted with the call nothing is known: its connection ends, too.
 
 use std::io;
 

@@ -6,9 +6,10 @@
 //! waiting connection holds no memory of ours and a buffer never outlives its completion. Of a connection that is kept
 //! alive one multishot receive serves all requests. A short answer is queued: its [`Output`] goes on loan until the
 //! completion. What is large, or goes on after a full socket, is tried directly and waits by a poll, which moves no
-//! data before somebody wants it: a slow consumer stops the sender. A short answer that is there at once is posted: it
-//! leaves with the call that ends the turn, and nobody waits for it (`posts.rs`). Sockets are closed with that call,
-//! too. A multishot receive whose data nobody reads is ended. (`streams.rs`, and `connection.rs` for its slots)
+//! data before somebody wants it: a slow consumer stops the sender. A short answer that is there at once is sent
+//! fire-and-forget: it leaves with the call that ends the turn, and nobody waits for it (`unwaited_sends.rs`). Sockets
+//! are closed with that call, too. A multishot receive whose data nobody reads is ended.
+//! (`streams.rs`, and `connection.rs` for its slots)
 //!
 //! Operations have a shape that leaves little to go wrong. There is at most one of each [`Op`] per connection. A poll
 //! of the task only *notes* what it wants; the entry is made when the turn ends, from what the slot says then, so
@@ -33,12 +34,12 @@ mod linux;
 mod listeners;
 mod lost;
 mod operation;
-mod posts;
 pub(crate) mod ring;
 pub(crate) mod sockets;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod unwaited_sends;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -59,12 +60,12 @@ use self::idle::Sweep;
 use self::linux::LinuxQueues;
 use self::listeners::Listeners;
 use self::operation::{
-    KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_POST, Op, kind_and_key,
-    push_cancel, user_data,
+    KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_UNWAITED_SEND, Op,
+    kind_and_key, push_cancel, user_data,
 };
-use self::posts::Posts;
 use self::ring::{Completion, Queues, Ring};
 use self::sockets::{LinuxSockets, Sockets};
+use self::unwaited_sends::UnwaitedSends;
 use super::{Driver, FileDriver, Fresh, RingCounters, RingOptions, StreamDriver};
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
@@ -113,12 +114,12 @@ pub(crate) struct IoUring<K: Kernel = Linux> {
     #[expect(clippy::vec_box, reason = "the kernel knows their address while they are in use")]
     sendings: RefCell<Vec<Box<Sending>>>,
     tickets: Cell<u32>,
-    posts: RefCell<Posts>,
-    /// The kernel carries posted sends out while it takes them.
-    may_post: Cell<bool>,
+    unwaited_sends: RefCell<UnwaitedSends>,
+    /// The kernel carries fire-and-forget sends out while it takes them.
+    may_send_unwaited: Cell<bool>,
     /// To be closed when the turn ends.
     closing: RefCell<Vec<OwnedFd>>,
-    /// Connections that stayed when they were closed, the newest last; see `posts.rs`.
+    /// Connections that stayed when they were closed, the newest last; see `unwaited_sends.rs`.
     closed: RefCell<VecDeque<Key>>,
     /// How many of them are still there, and who waits until none is.
     staying: Cell<usize>,
@@ -201,7 +202,7 @@ impl IoUring<Linux> {
                 _ => Err(refused("nothing was received")),
             }
         });
-        let tested = tested.and_then(|()| self.test_posts(pair));
+        let tested = tested.and_then(|()| self.test_unwaited_sends(pair));
         self.close(near);
         self.close(far);
         tested
@@ -243,8 +244,8 @@ impl<K: Kernel> IoUring<K> {
             completions: RefCell::new(Vec::new()),
             sendings: RefCell::new(Vec::new()),
             tickets: Cell::new(OWNED),
-            posts: RefCell::default(),
-            may_post: Cell::new(can_skip_success),
+            unwaited_sends: RefCell::default(),
+            may_send_unwaited: Cell::new(can_skip_success),
             closing: RefCell::default(),
             closed: RefCell::default(),
             staying: Cell::new(0),
@@ -308,7 +309,7 @@ impl<K: Kernel> IoUring<K> {
             unsafe { ring.push(&poll.build().user_data(user_data(KIND_INBOX, NO_KEY))) };
         }
         let receive_options = self.receive_options();
-        self.posts.borrow_mut().make_entries(&mut ring);
+        self.unwaited_sends.borrow_mut().make_entries(&mut ring);
         self.make_closes(&mut ring);
         let mut connections = self.connections.borrow_mut();
         self.listeners.make_entries(&mut ring);
@@ -353,8 +354,8 @@ impl<K: Kernel> IoUring<K> {
             KIND_CANCEL if completion.was_refused() => self.listeners.cancel_again(key),
             KIND_CANCEL_OP if completion.was_refused() || completion.result == -libc::ENOENT => self.cancel_again(key),
             KIND_CLOSE if completion.was_refused() => self.sockets.close(descriptor_of_key(key)),
-            // `handle_failed_posts` has seen to posts.
-            KIND_CANCEL | KIND_CANCEL_OP | KIND_CLOSE | KIND_POST => {}
+            // `handle_failed_unwaited_sends` has seen to these.
+            KIND_CANCEL | KIND_CANCEL_OP | KIND_CLOSE | KIND_UNWAITED_SEND => {}
             KIND_FILE_READ => self.file_reads.handle_completion(key, completion),
             KIND_LISTENER => self.listeners.handle_completion(key, completion),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
@@ -477,7 +478,7 @@ impl<K: Kernel> Driver for IoUring<K> {
                     ring.enter(timeout)?;
                 }
                 ring.take(&mut completions, self.completions_max);
-                self.take_failed_posts(&mut ring, &mut completions)?;
+                self.take_failed_unwaited_sends(&mut ring, &mut completions)?;
                 self.has_more.set(ring.has_deferred_work() || ring.has_completions());
                 if !completions.is_empty() || !ring.has_deferred_work() {
                     break;
@@ -489,14 +490,14 @@ impl<K: Kernel> Driver for IoUring<K> {
             self.cancel_all(&mut completions)?;
         }
         self.turn.set(self.turn.get().wrapping_add(1));
-        self.handle_failed_posts(&completions);
+        self.handle_failed_unwaited_sends(&completions);
         if has_lost {
-            self.break_off_posted();
+            self.break_off_unwaited_sends();
         }
-        self.clear_posts();
+        self.clear_unwaited_sends();
         if !has_lost {
-            // Where there were posts all that had completed was taken.
-            self.ring.borrow_mut().put_back(&mut completions, self.completions_max, Posts::is_of_post);
+            // Where there were fire-and-forget sends all that had completed was taken.
+            self.ring.borrow_mut().put_back(&mut completions, self.completions_max, UnwaitedSends::is_of_unwaited_send);
         }
         for completion in completions.iter() {
             self.handle_completion(completion);

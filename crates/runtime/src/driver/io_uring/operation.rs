@@ -37,8 +37,8 @@ pub(super) const KIND_INBOX: u64 = 9;
 pub(super) const KIND_CANCEL: u64 = 10;
 /// The cancellation of a connection's [`Op`].
 pub(super) const KIND_CANCEL_OP: u64 = 11;
-/// A posted send.
-pub(super) const KIND_POST: u64 = 12;
+/// A fire-and-forget send.
+pub(super) const KIND_UNWAITED_SEND: u64 = 12;
 /// A close that nobody waits for.
 pub(super) const KIND_CLOSE: u64 = 13;
 pub(super) const KIND_FILE_READ: u64 = 14;

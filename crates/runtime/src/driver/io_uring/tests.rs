@@ -48,16 +48,16 @@ fn wait_until_free(driver: &IoUring, key: Key) {
     panic!("the slot is not free");
 }
 
-/// Has a send wait for room in the kernel: a queued one, or what is left of a post.
-fn send_into_full_socket(driver: &IoUring, key: Key, is_posted: bool) {
+/// Has a send wait for room in the kernel: a queued one, or what is left of a fire-and-forget one.
+fn send_into_full_socket(driver: &IoUring, key: Key, is_unwaited: bool) {
     with(driver, key, |connection| while rustix::io::write(connection.socket(), &[7; 1000]).is_ok() {});
     with(driver, key, |connection| while rustix::io::write(connection.socket(), &[7]).is_ok() {});
-    if !is_posted || driver.try_send_copy(key, &[1; 900], false).unwrap() == 0 {
+    if !is_unwaited || driver.try_send_copy(key, &[1; 900], false).unwrap() == 0 {
         let mut out = Output::new();
         out.push(vec![1; 900]);
         assert!(driver.poll_send(key, &mut Context::from_waker(Waker::noop()), &mut out).is_pending());
     }
-    // One that is posted fails first.
+    // A fire-and-forget one fails first.
     for _ in 0..2 {
         driver.wait(Some(Duration::ZERO)).unwrap();
     }
@@ -67,11 +67,11 @@ fn send_into_full_socket(driver: &IoUring, key: Key, is_posted: bool) {
 #[test]
 fn the_memory_of_a_send_stays_until_its_own_completion_whatever_comes_before() {
     let Some(driver) = driver(&RingOptions::default()) else { return };
-    for is_posted in [false, true] {
+    for is_unwaited in [false, true] {
         let (key, peer) = attach(&driver);
         assert!(driver.poll_peer_closed(key, &mut Context::from_waker(Waker::noop())).is_pending());
-        send_into_full_socket(&driver, key, is_posted);
-        // What is left of a post would keep the connection otherwise.
+        send_into_full_socket(&driver, key, is_unwaited);
+        // What is left of it would keep the connection otherwise.
         driver.set_linger_reset(key).unwrap();
         driver.close(key);
         // Until the kernel hears of the end, the poll for the peer's leaving is all that can complete.

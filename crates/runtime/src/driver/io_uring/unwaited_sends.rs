@@ -1,13 +1,13 @@
-//! Posted sends: short answers that leave with the call that ends the turn, and of which nobody waits for the end.
+//! Fire-and-forget sends: short answers that leave with the call that ends the turn, and whose end nobody waits for.
 //!
-//! A post is to its sender what a write into the socket's buffer is: done. A few bytes are copied here, chunks are
+//! Such a send is to its sender what a write into the socket's buffer is: done. A few bytes are copied here, chunks are
 //! taken over as they are; when the turn ends they become sends with `MSG_DONTWAIT`, which the kernel carries out while
 //! it takes them, and which say nothing when all is sent. So there is nothing to wake and nothing to remember of a
 //! connection: the memory serves the next turn, and the chunks go when the call has returned. What a full socket did
 //! not take is told by a completion of the same call; its rest becomes a usual send, which the driver owns
-//! (`Sending::is_owned`). Until then nothing else may be sent on that connection: whoever wants to has the post sent
-//! directly first ([`Posts::take_back`]). A connection that is closed meanwhile stays until its rest has left; whoever
-//! ends a loop may wait for that (`all_sent`), or it is lost.
+//! (`Sending::is_owned`). Until then nothing else may be sent on that connection: whoever wants to has this sent
+//! directly first ([`UnwaitedSends::take_back`]). A connection that is closed meanwhile stays until its rest has left;
+//! whoever ends a loop may wait for that (`all_sent`), or it is lost.
 //!
 //! That the kernel works this way is tried out by the driver's self-test; where it does not, sends are queued instead.
 //! (A kernel that forgot of what it had sent a part would have us send that twice.)
@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, sockopt};
 
 use super::connection::{Connection, OWNED, Sending, is_temporary};
-use super::operation::{KIND_POST, Op, Ops, kind_and_key, user_data};
+use super::operation::{KIND_UNWAITED_SEND, Op, Ops, kind_and_key, user_data};
 use super::ring::{Completion, Queues, Ring};
 use super::sockets::Sockets;
 use super::{IoUring, Kernel, Linux};
@@ -34,88 +34,88 @@ use crate::executor::slots::Key;
 use crate::memory::buffer::Buffer;
 use crate::memory::output::{Output, SLICES_MAX};
 
-/// What is posted in a turn at most, in bytes: a turn's 512 polls with answers of 2 KiB each.
-const POSTED_MAX: usize = 1024 * 1024;
+/// Bytes that are sent so in a turn at most: a turn's 512 polls with answers of 2 KiB each.
+const BYTES_PER_TURN_MAX: usize = 1024 * 1024;
 
-/// Chunks of so many bytes together are posted at most: the kernel copies them in the call that ends the turn.
+/// The chunks of a connection have so many bytes together at most: the kernel copies them in the call that ends the
+/// turn.
 const CHUNKS_MAX: usize = 32 * 1024;
 
-/// How long a peer may take nothing of what was posted for it before its connection was closed.
+/// How long a peer may take nothing of what was left for it when its connection was closed.
 const UNSENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many closed connections may wait for room for what was posted: each holds a descriptor that no stream answers
-/// for.
+/// How many closed connections may wait for room for what is left: each holds a descriptor that no stream answers for.
 const CLOSED_MAX: usize = 128;
 
-/// Calls until every failed post is known: each brings a full queue, and the kernel has as many completions at most as
-/// there are operations in flight.
+/// Calls until every send that failed is known: each brings a full queue, and the kernel has as many completions at
+/// most as there are operations in flight.
 const OVERFLOW_CALLS_MAX: u32 = 100_000;
 
-/// What the self-test posts to a socket that is not full, and does not hold so much.
+/// What the self-test sends to a socket that is not full, and does not hold so much.
 const TEST_BYTES: usize = 64 * 1024;
 
 /// Memory that is kept from turn to turn, in bytes.
 const KEPT_MAX: usize = 128 * 1024;
 
-/// The posts of one turn.
+/// The fire-and-forget sends of one turn.
 #[derive(Default)]
-pub(super) struct Posts {
-    list: Vec<Post>,
+pub(super) struct UnwaitedSends {
+    list: Vec<UnwaitedSend>,
     /// The bytes of all copies, one after another.
     bytes: Vec<u8>,
     /// How many bytes the chunks have.
     chunk_bytes: usize,
 }
 
-struct Post {
+struct UnwaitedSend {
     key: Key,
     descriptor: RawFd,
     what: What,
 }
 
-/// What is posted.
+/// What is sent.
 enum What {
     /// This part of the copies.
     Copy(Range<usize>),
     Chunks(Box<Sending>),
 }
 
-impl Posts {
+impl UnwaitedSends {
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
     fn has_room(&self, bytes: usize) -> bool {
-        self.bytes.len() + self.chunk_bytes + bytes <= POSTED_MAX
+        self.bytes.len() + self.chunk_bytes + bytes <= BYTES_PER_TURN_MAX
     }
 
-    /// Posts a copy of `bytes`, behind the connection's post if that is the last one, and a copy. False when that is
-    /// not so, or there is no room in this turn. `may_be_posted` = the connection may have a post.
-    pub fn post_copy(&mut self, key: Key, descriptor: RawFd, bytes: &[u8], may_be_posted: bool) -> bool {
+    /// Adds a copy of `bytes`, behind what the connection has if that is the last one, and a copy. False when that is
+    /// not so, or there is no room in this turn. `may_have_one` = the connection may have a send here.
+    pub fn add_copy(&mut self, key: Key, descriptor: RawFd, bytes: &[u8], may_have_one: bool) -> bool {
         if !self.has_room(bytes.len()) {
             return false;
         }
         let begin = self.bytes.len();
         match self.list.last_mut() {
-            Some(Post { key: last, what: What::Copy(range), .. }) if *last == key && range.end == begin => {
+            Some(UnwaitedSend { key: last, what: What::Copy(range), .. }) if *last == key && range.end == begin => {
                 range.end += bytes.len();
             }
-            _ if may_be_posted => return false,
-            _ => self.list.push(Post { key, descriptor, what: What::Copy(begin..begin + bytes.len()) }),
+            _ if may_have_one => return false,
+            _ => self.list.push(UnwaitedSend { key, descriptor, what: What::Copy(begin..begin + bytes.len()) }),
         }
         self.bytes.extend_from_slice(bytes);
         true
     }
 
-    /// Posts chunks, for which there is room, of a connection that has no post.
-    fn post_chunks(&mut self, key: Key, descriptor: RawFd, sending: Box<Sending>) {
+    /// Adds chunks, for which there is room, of a connection that has no send here.
+    fn add_chunks(&mut self, key: Key, descriptor: RawFd, sending: Box<Sending>) {
         self.chunk_bytes += sending.output.len_bytes();
-        self.list.push(Post { key, descriptor, what: What::Chunks(sending) });
+        self.list.push(UnwaitedSend { key, descriptor, what: What::Chunks(sending) });
     }
 
-    /// Takes a connection's post out again, for who has to send it in another way. (Rare, so it is searched for.)
+    /// Takes a connection's send out again, for who has to send it in another way. (Rare, so it is searched for.)
     fn take_back(&mut self, key: Key) -> Option<Taken<'_>> {
-        let index = self.list.iter().rposition(|post| post.key == key)?;
+        let index = self.list.iter().rposition(|send| send.key == key)?;
         Some(match self.list.swap_remove(index).what {
             What::Copy(range) => Taken::Copy(&self.bytes[range]),
             What::Chunks(sending) => Taken::Chunks(sending),
@@ -128,45 +128,45 @@ impl Posts {
         std::mem::forget(std::mem::take(self));
     }
 
-    /// Makes the entries. Until [`Posts::clear`] nothing may be posted.
+    /// Makes the entries. Until [`UnwaitedSends::clear`] nothing may be added.
     pub fn make_entries(&mut self, ring: &mut Ring<impl Queues>) {
         // MSG_WAITALL: a short send is an error, of which the kernel tells.
         const FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL;
-        for post in &mut self.list {
-            let entry = match &mut post.what {
+        for send in &mut self.list {
+            let entry = match &mut send.what {
                 What::Copy(range) => {
                     let bytes = &self.bytes[range.clone()];
-                    let send = opcode::Send::new(types::Fd(post.descriptor), bytes.as_ptr(), bytes.len() as u32);
+                    let send = opcode::Send::new(types::Fd(send.descriptor), bytes.as_ptr(), bytes.len() as u32);
                     send.flags(FLAGS).build()
                 }
-                What::Chunks(sending) => sending.entry_with(post.descriptor, FLAGS),
+                What::Chunks(sending) => sending.entry_with(send.descriptor, FLAGS),
             };
-            let entry = entry.flags(Flags::SKIP_SUCCESS).user_data(user_data(KIND_POST, post.key));
-            // SAFETY: the connection's slot owns the descriptor, and whoever closes it takes the post back. The bytes,
+            let entry = entry.flags(Flags::SKIP_SUCCESS).user_data(user_data(KIND_UNWAITED_SEND, send.key));
+            // SAFETY: the connection's slot owns the descriptor, and whoever closes it takes the send back. The bytes,
             // and what the entry says of chunks, stay where they are until `clear`, and the kernel looks at them while
             // it takes the entry, not later.
             unsafe { ring.push(&entry) };
         }
     }
 
-    /// Whether a completion tells of a post that failed.
-    pub fn is_of_post(completion: &Completion) -> bool {
-        kind_and_key(completion.user_data).0 == KIND_POST
+    /// Whether a completion tells of a fire-and-forget send that failed.
+    pub fn is_of_unwaited_send(completion: &Completion) -> bool {
+        kind_and_key(completion.user_data).0 == KIND_UNWAITED_SEND
     }
 
-    /// All posts are sent, or their rests taken care of.
+    /// All are sent, or their rests taken care of.
     pub fn clear(&mut self) {
         self.list.clear();
         self.bytes.clear();
         self.chunk_bytes = 0;
         if self.bytes.capacity() > KEPT_MAX {
             self.bytes.shrink_to(KEPT_MAX);
-            self.list.shrink_to(KEPT_MAX / size_of::<Post>());
+            self.list.shrink_to(KEPT_MAX / size_of::<UnwaitedSend>());
         }
     }
 }
 
-/// A post that was taken back.
+/// What was taken back.
 enum Taken<'p> {
     Copy(&'p [u8]),
     Chunks(Box<Sending>),
@@ -174,62 +174,62 @@ enum Taken<'p> {
 
 impl<K: Kernel> IoUring<K> {
     /// As [`StreamDriver::try_send_copy`], for a connection on the ring.
-    pub(super) fn try_post_copy(&self, key: Key, connection: &mut Connection, bytes: &[u8]) -> bool {
+    pub(super) fn try_send_copy_unwaited(&self, key: Key, connection: &mut Connection, bytes: &[u8]) -> bool {
         let turn = self.turn.get();
-        let may_be_posted = connection.writes.is_of(turn);
-        if !self.may_post.get() || connection.hung_up || !connection.writes.take(turn, OPERATIONS_PER_TURN) {
+        let may_have_one = connection.writes.is_of(turn);
+        if !self.may_send_unwaited.get() || connection.hung_up || !connection.writes.take(turn, OPERATIONS_PER_TURN) {
             return false;
         }
-        self.posts.borrow_mut().post_copy(key, connection.socket().as_raw_fd(), bytes, may_be_posted)
+        self.unwaited_sends.borrow_mut().add_copy(key, connection.socket().as_raw_fd(), bytes, may_have_one)
     }
 
     /// As [`StreamDriver::try_send`], for a connection on the ring: takes all of `out`, or nothing.
-    pub(super) fn try_post(&self, key: Key, connection: &mut Connection, out: &mut Output) -> bool {
+    pub(super) fn try_send_unwaited(&self, key: Key, connection: &mut Connection, out: &mut Output) -> bool {
         let turn = self.turn.get();
         let is_fit = out.len_bytes() <= CHUNKS_MAX && out.chunk_count() <= SLICES_MAX && !out.has_loan();
-        // One that may have a post would need its chunks behind that.
-        if !is_fit || !self.may_post.get() || connection.hung_up || connection.writes.is_of(turn) {
+        // A connection that may have a send here would need its chunks behind that.
+        if !is_fit || !self.may_send_unwaited.get() || connection.hung_up || connection.writes.is_of(turn) {
             return false;
         }
-        let mut posts = self.posts.borrow_mut();
-        if !posts.has_room(out.len_bytes()) || !connection.writes.take(turn, OPERATIONS_PER_TURN) {
+        let mut sends = self.unwaited_sends.borrow_mut();
+        if !sends.has_room(out.len_bytes()) || !connection.writes.take(turn, OPERATIONS_PER_TURN) {
             return false;
         }
         let mut sending = self.sendings.borrow_mut().pop().unwrap_or_default();
         sending.output = std::mem::take(out);
-        posts.post_chunks(key, connection.socket().as_raw_fd(), sending);
+        sends.add_chunks(key, connection.socket().as_raw_fd(), sending);
         true
     }
 
-    /// The posts have been sent, or their rests taken care of.
-    pub(super) fn clear_posts(&self) {
+    /// The fire-and-forget sends have left, or their rests are taken care of.
+    pub(super) fn clear_unwaited_sends(&self) {
         // Nobody knows what the owner of a chunk does when it goes.
-        let mut list = std::mem::take(&mut self.posts.borrow_mut().list);
-        for post in list.drain(..) {
-            if let What::Chunks(sending) = post.what {
+        let mut list = std::mem::take(&mut self.unwaited_sends.borrow_mut().list);
+        for send in list.drain(..) {
+            if let What::Chunks(sending) = send.what {
                 self.keep(sending);
             }
         }
-        let mut posts = self.posts.borrow_mut();
-        posts.list = list;
-        posts.clear();
+        let mut sends = self.unwaited_sends.borrow_mut();
+        sends.list = list;
+        sends.clear();
     }
 
-    /// Sends what the connection has posted in this turn, before something else is done with it. `is_last` as in
+    /// Sends what the connection has here in this turn, before something else is done with it. `is_last` as in
     /// [`StreamDriver::try_send`].
-    pub(super) fn send_posted(&self, key: Key, connection: &mut Connection, is_last: bool) {
-        let mut posts = self.posts.borrow_mut();
-        if posts.is_empty() || !connection.writes.is_of(self.turn.get()) {
+    pub(super) fn send_unwaited_now(&self, key: Key, connection: &mut Connection, is_last: bool) {
+        let mut sends = self.unwaited_sends.borrow_mut();
+        if sends.is_empty() || !connection.writes.is_of(self.turn.get()) {
             return;
         }
-        let Some(taken) = posts.take_back(key) else { return };
+        let Some(taken) = sends.take_back(key) else { return };
         if connection.is_reset {
             return;
         }
         self.send_taken(key, connection, taken, is_last);
     }
 
-    /// Sends a post that was taken back; the ring sends what the socket does not take.
+    /// Sends what was taken back; the ring sends what the socket does not take.
     ///
     /// After an error that is everything: the socket may be whole (ENOBUFS, ENOMEM), and what came next would be taken
     /// for what is missing. If it is broken, the ring's send fails, which breaks the connection off.
@@ -306,14 +306,14 @@ impl<K: Kernel> IoUring<K> {
         if self.staying.get() == 0 { self.all_sent_waiter.borrow_mut().take() } else { None }
     }
 
-    /// Takes all completions that the call has brought about, when there were posts: which of them failed has to be
-    /// known before anything is posted again.
-    pub(super) fn take_failed_posts(
+    /// Takes all completions that the call has brought about, when there were fire-and-forget sends: which of
+    /// them failed has to be known before anything is added again.
+    pub(super) fn take_failed_unwaited_sends(
         &self,
         ring: &mut Ring<impl Queues>,
         completions: &mut Vec<Completion>,
     ) -> io::Result<()> {
-        if self.posts.borrow().is_empty() {
+        if self.unwaited_sends.borrow().is_empty() {
             return Ok(());
         }
         ring.take(completions, usize::MAX);
@@ -327,23 +327,23 @@ impl<K: Kernel> IoUring<K> {
         Err(io::ErrorKind::OutOfMemory.into())
     }
 
-    /// Has what failed posts have left sent later. Comes before all other completions: those wake, and may close.
-    pub(super) fn handle_failed_posts(&self, completions: &[Completion]) {
-        if self.posts.borrow().is_empty() {
+    /// Has what failed sends have left sent later. Comes before all other completions: those wake, and may close.
+    pub(super) fn handle_failed_unwaited_sends(&self, completions: &[Completion]) {
+        if self.unwaited_sends.borrow().is_empty() {
             return;
         }
         for completion in completions {
-            if let (KIND_POST, key) = kind_and_key(completion.user_data) {
-                self.handle_failed_post(key, completion);
+            if let (KIND_UNWAITED_SEND, key) = kind_and_key(completion.user_data) {
+                self.handle_failed_unwaited_send(key, completion);
             }
         }
     }
 
-    /// Completions are lost: whether the posts have left of which nothing was told is unknown.
+    /// Completions are lost: whether the sends have left of which nothing was told is unknown.
     #[cold]
-    pub(super) fn break_off_posted(&self) {
-        let posted: Vec<Key> = self.posts.borrow().list.iter().map(|post| post.key).collect();
-        for key in posted {
+    pub(super) fn break_off_unwaited_sends(&self) {
+        let keys: Vec<Key> = self.unwaited_sends.borrow().list.iter().map(|send| send.key).collect();
+        for key in keys {
             let mut connections = self.connections.borrow_mut();
             let Some(connection) = connections.get_mut(key) else { continue };
             self.break_off(connection, Errno::NOMEM);
@@ -353,13 +353,13 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
-    /// A post was not sent, or not to its end.
-    fn handle_failed_post(&self, key: Key, completion: &Completion) {
+    /// A fire-and-forget send has failed, or was not sent to its end.
+    fn handle_failed_unwaited_send(&self, key: Key, completion: &Completion) {
         let mut connections = self.connections.borrow_mut();
         let Some(connection) = connections.get_mut(key) else { return };
         if completion.was_refused() {
             // A call of its own takes no memory of the ring's.
-            if let Some(taken) = self.posts.borrow_mut().take_back(key) {
+            if let Some(taken) = self.unwaited_sends.borrow_mut().take_back(key) {
                 self.send_taken(key, connection, taken, false);
             }
             return;
@@ -378,7 +378,7 @@ impl<K: Kernel> IoUring<K> {
                 return wakers.into_iter().flatten().for_each(Waker::wake);
             }
         };
-        match self.posts.borrow_mut().take_back(key) {
+        match self.unwaited_sends.borrow_mut().take_back(key) {
             Some(Taken::Copy(bytes)) => self.owe_copy(key, connection, bytes.get(sent..).unwrap_or_default()),
             Some(Taken::Chunks(sending)) => self.owe(key, connection, sending, sent),
             None => {}
@@ -387,37 +387,38 @@ impl<K: Kernel> IoUring<K> {
 }
 
 impl IoUring<Linux> {
-    /// Tries whether the kernel refuses at once, and tells exactly, what a full socket does not take of a post: of one
-    /// that fits in part, and then of one that does not fit at all. Where that is not so, nothing is posted.
-    pub(super) fn test_posts(&self, pair: impl Fn() -> Result<(OwnedFd, OwnedFd), Errno>) -> io::Result<()> {
+    /// Tries whether the kernel refuses at once, and tells exactly, what a full socket does not take: of a send that
+    /// fits in part, and then of one that does not fit at all. Where that is not so, sends are queued.
+    pub(super) fn test_unwaited_sends(&self, pair: impl Fn() -> Result<(OwnedFd, OwnedFd), Errno>) -> io::Result<()> {
         for in_chunks in [false, true] {
-            if self.may_post.get() {
-                self.test_posts_of(in_chunks, pair()?)?;
+            if self.may_send_unwaited.get() {
+                self.test_unwaited_sends_of(in_chunks, pair()?)?;
             }
         }
         Ok(())
     }
 
-    fn test_posts_of(&self, in_chunks: bool, (near, far): (OwnedFd, OwnedFd)) -> io::Result<()> {
+    fn test_unwaited_sends_of(&self, in_chunks: bool, (near, far): (OwnedFd, OwnedFd)) -> io::Result<()> {
         sockopt::set_socket_send_buffer_size(&near, 1)?;
         let near = self.attach(near, Fresh::Connected);
         self.connections.borrow_mut().get_mut(near).expect("just attached").is_on_ring = true;
         const FIRST: usize = if TEST_BYTES > CHUNKS_MAX { CHUNKS_MAX } else { TEST_BYTES };
         let first = if in_chunks { &[0; TEST_BYTES][..FIRST] } else { &[0; TEST_BYTES][..] };
-        let tested = self.test_post(near, first, in_chunks).and_then(|rest| match rest {
+        let tested = self.test_unwaited_send(near, first, in_chunks).and_then(|rest| match rest {
             Some(rest) if rest > 0 && rest < first.len() => {
-                let is_refused = self.test_post(near, b"posted", in_chunks)? == Some(6);
+                let is_refused = self.test_unwaited_send(near, b"answer", in_chunks)? == Some(6);
                 Ok(is_refused && drain(&far)? == first.len() - rest)
             }
             _ => Ok(false),
         });
         self.close(near);
-        self.may_post.set(tested?);
+        self.may_send_unwaited.set(tested?);
         Ok(())
     }
 
-    /// Posts, and says how much of it the driver then had to send itself; `None` if the kernel has said nothing.
-    fn test_post(&self, near: Key, bytes: &'static [u8], in_chunks: bool) -> io::Result<Option<usize>> {
+    /// Sends fire-and-forget, and says how much of it the driver then had to send itself; `None` if the kernel has said
+    /// nothing.
+    fn test_unwaited_send(&self, near: Key, bytes: &'static [u8], in_chunks: bool) -> io::Result<Option<usize>> {
         self.turn.update(|turn| turn.wrapping_add(1));
         let taken = if in_chunks {
             let mut out = Output::new();
@@ -436,17 +437,17 @@ impl IoUring<Linux> {
         {
             let mut ring = self.ring.borrow_mut();
             ring.enter(Some(Duration::ZERO))?;
-            self.take_failed_posts(&mut ring, &mut completions)?;
+            self.take_failed_unwaited_sends(&mut ring, &mut completions)?;
         }
-        self.handle_failed_posts(&completions);
+        self.handle_failed_unwaited_sends(&completions);
         completions.iter().for_each(|completion| self.handle_completion(completion));
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(near).expect("attached by the caller");
         let rest = connection.take_sending().map(|sending| sending.offered);
         connection.wanted = Ops::default();
         match rest {
-            Some(_) => self.clear_posts(),
-            None => self.posts.borrow_mut().leak(),
+            Some(_) => self.clear_unwaited_sends(),
+            None => self.unwaited_sends.borrow_mut().leak(),
         }
         Ok(rest)
     }

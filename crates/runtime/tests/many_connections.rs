@@ -3,7 +3,7 @@
 
 mod common;
 
-/// `crowd_io_uring.rs` includes this file for the other driver.
+/// `many_connections_io_uring.rs` includes this file for the other driver.
 #[allow(dead_code)]
 const DRIVER: gale_runtime::DriverChoice = gale_runtime::DriverChoice::Epoll;
 
