@@ -4,6 +4,8 @@
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -620,6 +622,31 @@ fn written_file_is_whole_for_all_who_follow_it_or_all_are_told_why_not() {
     });
     let is_a_sample = std::env::var_os("GALE_SEED").is_some() || std::env::var_os("GALE_SEEDS").is_some();
     assert!(is_a_sample || stored.get() > 0 && refused.get() > 0, "{} and {}", stored.get(), refused.get());
+}
+
+#[test]
+fn what_is_remembered_of_a_real_file_does_not_depend_on_its_inode() {
+    const PART: u64 = 64 * 1024;
+    const PARTS: u64 = 64;
+    // There is room for some of the parts of both.
+    let known_beside = |real: File| {
+        let simulation = Simulation::new(1, Faults { cold_files: 1000, ..Faults::NONE });
+        simulation.add_file("/file", &vec![0; (PART * PARTS) as usize]).unwrap();
+        run(&simulation, async {
+            let file = files::open(Path::new("/file"), OpenFlags::READ).await.unwrap();
+            file.note_sent(0, (PART * PARTS) as usize);
+            let real = File::from_std(real.as_fd().try_clone_to_owned().unwrap().into()).unwrap();
+            real.note_sent(0, (PART * PARTS / 2) as usize);
+            let is_known = |part| file.is_resident(part * PART, PART).unwrap();
+            (0..PARTS).map(is_known).collect::<Vec<bool>>()
+        })
+    };
+    let files: Vec<File> = (0..20).map(|_| unnamed_file()).collect();
+    let first = known_beside(files[0].clone());
+    assert!(first.contains(&true) && first.contains(&false), "{first:?}");
+    for file in files {
+        assert_eq!(known_beside(file), first);
+    }
 }
 
 #[test]

@@ -71,12 +71,24 @@ impl File {
         access: ReadAccess,
         access_time: AccessTime,
     ) -> Self {
+        let hash = FileHash::new(metadata.device, metadata.inode);
+        File::with_hash(descriptor, metadata, access, access_time, hash)
+    }
+
+    /// As `new`, known by another name in what is remembered of files.
+    pub(super) fn with_hash(
+        descriptor: OwnedFd,
+        metadata: FileMetadata,
+        access: ReadAccess,
+        access_time: AccessTime,
+        hash: FileHash,
+    ) -> Self {
         let shared = Shared {
             descriptor: Some(descriptor),
             metadata,
             access,
             access_time,
-            hash: FileHash::new(metadata.device, metadata.inode),
+            hash,
             opened: now_anywhere(),
             lies_in_memory: AtomicBool::new(false),
             was_advised: AtomicBool::new(false),

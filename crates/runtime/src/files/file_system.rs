@@ -131,8 +131,8 @@ impl FileSystem for World {
 
     fn adopt(&self, descriptor: OwnedFd) -> io::Result<File> {
         let metadata = FileMetadata::from_kernel(&rustix::fs::fstat(&descriptor)?);
-        let access = ReadAccess::Simulated(self.adopted(&descriptor));
-        Ok(File::new(descriptor, metadata, access, AccessTime::of_no_concern()))
+        let (faults, hash) = self.adopted(&descriptor);
+        Ok(File::with_hash(descriptor, metadata, ReadAccess::Simulated(faults), AccessTime::of_no_concern(), hash))
     }
 
     fn write(&self, file: BorrowedFd<'_>, pieces: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {

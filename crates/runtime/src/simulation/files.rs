@@ -14,6 +14,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
 use super::fate::Fate;
+use crate::files::page_cache::FileHash;
 use crate::files::{FileKind, FileMetadata};
 use crate::pool::Device;
 
@@ -22,6 +23,9 @@ const MODIFIED_SECONDS: i64 = 1_000_000_000 - 86_400;
 
 /// The device that all of them lie on.
 pub(super) const DEVICE: Device = Device::number(1);
+
+/// That of real files, in the names that they have in a world.
+const DEVICE_OF_REAL_FILES: u64 = 2;
 
 /// What is wrong with a file's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -64,11 +68,13 @@ pub(crate) struct Files {
     entries: BTreeMap<PathBuf, Entry>,
     /// The faults of open files, by descriptor. An entry of a closed one is replaced when its number is used again.
     open: BTreeMap<RawFd, FileFaults>,
+    /// How many real files there were.
+    adopted: u64,
 }
 
 impl Files {
     pub fn new() -> Self {
-        Files { entries: BTreeMap::new(), open: BTreeMap::new() }
+        Files { entries: BTreeMap::new(), open: BTreeMap::new(), adopted: 0 }
     }
 
     pub fn add(&mut self, path: &Path, content: &[u8], faults: FileFaults) -> io::Result<()> {
@@ -114,6 +120,13 @@ impl Files {
 
     pub fn note_open(&mut self, descriptor: RawFd, faults: FileFaults) {
         self.open.insert(descriptor, faults);
+    }
+
+    /// Takes a real file, and names it.
+    pub fn adopt(&mut self, descriptor: RawFd, faults: FileFaults) -> FileHash {
+        self.note_open(descriptor, faults);
+        self.adopted += 1;
+        FileHash::new(DEVICE_OF_REAL_FILES, self.adopted)
     }
 
     pub fn faults_of(&self, descriptor: RawFd) -> FileFaults {

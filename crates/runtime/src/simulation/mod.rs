@@ -35,7 +35,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
 use crate::environment::Environment;
-use crate::files::page_cache::PageCache;
+use crate::files::page_cache::{FileHash, PageCache};
 use crate::files::{File, FileMetadata};
 use crate::pool::{Device, SimulatedPools, SimulatedThread};
 use crate::socket::SocketAddress;
@@ -234,11 +234,11 @@ impl World {
         if self.fate.strikes(|faults| faults.cold_files) { Err(files::DEVICE) } else { Ok(attempt(self)) }
     }
 
-    /// A file that was opened for real.
-    pub fn adopted(&self, descriptor: &OwnedFd) -> FileFaults {
+    /// A file that was opened for real: what is wrong with it, and its name in what is remembered of files. That is the
+    /// world's, not the inode's number, which depends on what else the machine does, as would what displaces what.
+    pub fn adopted(&self, descriptor: &OwnedFd) -> (FileFaults, FileHash) {
         let faults = FileFaults::default();
-        self.files.borrow_mut().note_open(descriptor.as_raw_fd(), faults);
-        faults
+        (faults, self.files.borrow_mut().adopt(descriptor.as_raw_fd(), faults))
     }
 
     /// Reads what is in memory into all of `into` at most, and says how much; `None` when nothing is.
