@@ -420,3 +420,55 @@ async fn serve_unwaited(stream: Stream) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn reads_of_files_whose_completions_are_lost_are_done_by_a_pool_and_counted() {
+    const READS: u64 = 40;
+    const PIECE: usize = 4096;
+    let content: Vec<u8> = (0..READS as usize * PIECE).map(byte_at).collect();
+    let (lost, kept) = (Cell::new(0), Cell::new(0));
+    each_seed(SEEDS, |simulation| {
+        let random = Random::new(simulation.seed());
+        let ring_losses = *random.pick(&[200, 1000]);
+        simulation.set_faults(Faults { ring_losses, ..Faults::swarm(&random) });
+        simulation.add_file("/file", &content).unwrap();
+        let ring = RingOptions { completions: *random.pick(&[2, 8]), ..ring_of(&random) };
+        run(simulation, ring, async {
+            let pool = ThreadPool::new("test", 4, 1000);
+            let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
+            let read_all = async || {
+                let how = ReadHow { by_ring: true, ..ReadHow::default() };
+                let begin = |number| file.begin_read(&pool, number * PIECE as u64, PIECE, how).unwrap();
+                let left = Rc::new(Cell::new(READS));
+                for number in 0..READS {
+                    let (read, left, begins) = (begin(number), Rc::clone(&left), number as usize * PIECE);
+                    let expected = content[begins..begins + PIECE].to_vec();
+                    spawn(async move {
+                        assert_eq!(read.await.unwrap()[..], expected[..]);
+                        left.set(left.get() - 1);
+                    });
+                }
+                let panics = panic_count();
+                while left.get() > 0 {
+                    assert_eq!(panic_count(), panics, "a read has failed");
+                    sleep(Duration::from_millis(100)).await;
+                }
+            };
+            read_all().await;
+            // Those that were still to come have come.
+            sleep(Duration::from_secs(1)).await;
+            let counters = ring_counters();
+            assert!(counters.reads_kept <= counters.lost, "{counters:?}");
+            lost.set(lost.get() + counters.lost);
+            kept.set(kept.get() + counters.reads_kept);
+            // With memory all is as ever.
+            simulation.set_faults(Faults { ring_losses: 0, ..simulation.faults() });
+            read_all().await;
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!(ring_counters().reads_kept, counters.reads_kept, "nothing more was lost");
+        });
+    });
+    if has_all_seeds() {
+        assert!(lost.get() > 0 && kept.get() > 0, "{} lost, {} kept", lost.get(), kept.get());
+    }
+}

@@ -128,6 +128,9 @@ pub struct RingCounters {
     /// Completions that the kernel had no memory to keep: everything in flight was cancelled each time, and what ended
     /// without a word has failed with ENOMEM for whoever wanted it.
     pub lost: u64,
+    /// Reads of files that were in flight at such a moment, and of whose end nothing was heard yet: a pool has done
+    /// them, and their buffers stay.
+    pub reads_kept: u64,
 }
 
 /// A socket that has left its driver.

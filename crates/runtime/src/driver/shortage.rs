@@ -20,12 +20,18 @@ pub struct RingShortage {
     pub worker: usize,
     /// Operations, of all loops, that were refused or lost since the last shortage that was told of.
     pub refused: u64,
+    /// The loop's [`crate::RingCounters::reads_kept`], where completions were lost.
+    pub reads_kept: u64,
 }
 
 impl fmt::Display for RingShortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RingShortage { worker, refused } = self;
-        write!(f, "io_uring of worker {worker}: the kernel has no memory, {refused} operations failed")
+        let RingShortage { worker, refused, reads_kept } = self;
+        write!(f, "io_uring of worker {worker}: the kernel has no memory, {refused} operations failed")?;
+        if *reads_kept > 0 {
+            write!(f, ", the ends of {reads_kept} reads of files are unknown and their buffers are kept")?;
+        }
+        Ok(())
     }
 }
 
@@ -45,8 +51,9 @@ pub fn set_shortage_reporter(reporter: impl Fn(&RingShortage) + Send + Sync + 's
     drop(displaced);
 }
 
-/// Notes that the kernel has refused, or lost, so many operations of the current loop.
-pub(super) fn note(refused: u64) {
+/// Notes that the kernel has refused, or lost, so many operations of the current loop, which keeps the memory of so many
+/// reads.
+pub(super) fn note(refused: u64, reads_kept: u64) {
     UNTOLD.fetch_add(refused, Ordering::Relaxed);
     // While a loop is set up, or ends, there is nobody to tell it for: the next one does.
     let Some((worker, now)) =
@@ -63,5 +70,21 @@ pub(super) fn note(refused: u64) {
     }
     // Called without the lock, which it may want itself.
     let Some(reporter) = REPORTER.read().clone() else { return };
-    reporter(&RingShortage { worker, refused: UNTOLD.swap(0, Ordering::Relaxed) });
+    reporter(&RingShortage { worker, refused: UNTOLD.swap(0, Ordering::Relaxed), reads_kept });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_that_keep_their_buffers_are_said() {
+        let shortage = RingShortage { worker: 1, refused: 7, reads_kept: 0 };
+        assert_eq!(shortage.to_string(), "io_uring of worker 1: the kernel has no memory, 7 operations failed");
+        let text = RingShortage { reads_kept: 3, ..shortage }.to_string();
+        assert!(
+            text.ends_with("failed, the ends of 3 reads of files are unknown and their buffers are kept"),
+            "{text}"
+        );
+    }
 }

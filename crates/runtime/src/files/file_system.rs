@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::access_time::AccessTime;
 use super::file::ReadAccess;
 use super::page_cache::PageCache;
-use super::{File, FileMetadata, OpenFlags, open};
+use super::{File, FileMetadata, OpenFlags, mounts, open};
 use crate::pool::Device;
 use crate::simulation::World;
 
@@ -36,6 +36,9 @@ pub(super) trait FileSystem {
 
     /// Takes a file that was opened otherwise. May block.
     fn adopt(&self, descriptor: OwnedFd) -> io::Result<File>;
+
+    /// Whether files of this device are read without a thread that waits, as far as is known.
+    fn reads_asynchronously(&self, device: u64) -> bool;
 
     /// Writes the beginning of these pieces at least, where the caller may block.
     fn write(&self, file: BorrowedFd<'_>, pieces: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno>;
@@ -89,6 +92,10 @@ impl FileSystem for Kernel {
         File::inspect_blocking(descriptor, no_access_time)
     }
 
+    fn reads_asynchronously(&self, device: u64) -> bool {
+        mounts::reads_asynchronously(device)
+    }
+
     fn write(&self, file: BorrowedFd<'_>, pieces: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
         rustix::io::retry_on_intr(|| rustix::io::pwritev(file, pieces, offset))
     }
@@ -133,6 +140,11 @@ impl FileSystem for World {
         let metadata = FileMetadata::from_kernel(&rustix::fs::fstat(&descriptor)?);
         let (faults, hash) = self.adopted(&descriptor);
         Ok(File::with_hash(descriptor, metadata, ReadAccess::Simulated(faults), AccessTime::of_no_concern(), hash))
+    }
+
+    /// All are: where the loop has a ring, that reads them.
+    fn reads_asynchronously(&self, _device: u64) -> bool {
+        true
     }
 
     fn write(&self, file: BorrowedFd<'_>, pieces: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {

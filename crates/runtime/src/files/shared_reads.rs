@@ -23,11 +23,12 @@ use std::task::{Context, Poll};
 
 use rustix::io::Errno;
 
+use super::File;
 use super::counters::{Event, Rung, count_event, count_piece};
+use super::file_system::file_system;
 use super::page_cache::{Condition, InFlight, PageCache};
 use super::read::Blocks;
 use super::single_flight::{Joined, SingleFlight};
-use super::{File, mounts};
 use crate::environment::Environment;
 use crate::files::file_read::FileRead;
 use crate::memory::blocks::Charge;
@@ -257,7 +258,8 @@ impl Piece {
         pool: &ThreadPool,
         in_flight: InFlight,
     ) -> Result<Option<Bytes>, Failure> {
-        if !mounts::reads_asynchronously(self.file.metadata().device) {
+        let device = self.file.metadata().device;
+        if !file_system(|file_system| file_system.reads_asynchronously(device)) {
             return Ok(None);
         }
         let is_direct = match self.file.opened_directly() {

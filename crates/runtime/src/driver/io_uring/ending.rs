@@ -61,7 +61,7 @@ impl<K: Kernel> IoUring<K> {
     /// connections that were closed. False if that takes too long.
     pub(super) fn finish_closed(&self) -> bool {
         self.make_entries();
-        self.finish(|| self.connections.borrow().len() == 0 && self.file_reads.is_empty())
+        self.finish(|| self.connections.borrow().len() == 0 && self.file_reads.all_given_up())
     }
 
     /// Waits for what is in flight, for a bounded time, until there is no more of it.
@@ -145,10 +145,10 @@ impl<K: Kernel> Drop for IoUring<K> {
         // Every stream has gone before; what is left of them is in flight.
         let is_cancelled = self.ring.borrow_mut().cancel_all(handle);
         let is_over = is_cancelled || self.finish_closed();
-        // No cancellation ends what a disk is doing.
-        if !self.finish(|| self.file_reads.is_empty()) {
-            self.file_reads.forget_memory();
-        }
+        // No cancellation ends what a disk is doing: if that takes longer, the memory is left to it. So is that of reads
+        // that were given up, whose ends may be lost.
+        self.finish(|| self.file_reads.all_given_up());
+        self.file_reads.forget_memory();
         if !is_over {
             // The kernel may still read what is being sent, and fill buffers.
             self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.take_sending()));

@@ -16,7 +16,7 @@ use crate::files::file_read::{FileRead, FileReadEnd, FileReading, file_reading};
 const IN_FLIGHT_MAX: usize = 256;
 
 pub(super) struct FileReads {
-    /// The end is of use as long as somebody waits.
+    /// One without an end was given up.
     reads: RefCell<Slots<(FileRead, Option<FileReadEnd>)>>,
     /// Whose entries are made when the turn ends.
     begun: RefCell<Vec<Key>>,
@@ -27,8 +27,10 @@ impl FileReads {
         FileReads { reads: RefCell::new(Slots::new()), begun: RefCell::new(Vec::new()) }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.reads.borrow().len() == 0
+    /// Whether there are none but those that were given up.
+    pub fn all_given_up(&self) -> bool {
+        let given_up = self.given_up();
+        self.reads.borrow().len() == given_up
     }
 
     /// Gives the read back if there are too many.
@@ -82,6 +84,13 @@ impl FileReads {
         drop(given_up);
     }
 
+    /// How many there are of those that were given up.
+    pub fn given_up(&self) -> usize {
+        let mut count = 0;
+        self.reads.borrow_mut().for_each(|_, (_, end)| count += usize::from(end.is_none()));
+        count
+    }
+
     /// No turn comes that would submit them; whoever waits is told that they were broken off.
     pub fn give_up_begun(&self) {
         for key in self.begun.take() {
@@ -90,7 +99,7 @@ impl FileReads {
         }
     }
 
-    /// The ring ends while the kernel may still write.
+    /// The ring ends while the kernel may still write to what is left.
     pub fn forget_memory(&self) {
         self.reads.borrow_mut().for_each(|_, (read, _)| std::mem::forget(std::mem::take(&mut read.memory)));
     }

@@ -5,6 +5,11 @@
 //! it has received or sent is unknown: it fails with ENOMEM for whoever wanted it, so that its connection ends. Polls
 //! move no data, and are wanted again. A fire-and-forget send says nothing when all of it has left, so of one that was
 //! submitted with the call nothing is known: its connection ends, too.
+//!
+//! No cancellation finds a read of a file that a disk is at, and the kernel cannot be asked for it: whether it is over
+//! or its completion was lost looks the same, and memory that is freed too early would be written to. So a pool does
+//! these reads anew, and what they had stays until the kernel tells of them after all, else as long as the process.
+//! There are `file_reads::IN_FLIGHT_MAX` of them at most, and from then on pools do all reads.
 
 use std::io;
 
@@ -14,6 +19,7 @@ use super::buffers::{Buffers, GROUP};
 use super::operation::{KIND_LISTENER, Op, user_data};
 use super::ring::{Completion, Queues};
 use super::{IoUring, Kernel};
+use crate::driver::shortage;
 
 impl<K: Kernel> IoUring<K> {
     /// Cancels everything in flight, and adds what ends to `completions`. Errors: the kernel cannot do that (before
@@ -28,6 +34,7 @@ impl<K: Kernel> IoUring<K> {
     /// Ends what still counts as in flight after [`IoUring::cancel_all`], when all of its completions were handled.
     #[cold]
     pub(super) fn end_lost(&self) {
+        let lost_count = self.ring.borrow_mut().take_lost();
         self.is_inbox_armed.set(false);
         self.file_reads.give_up_in_flight();
         for key in self.listeners.in_flight() {
@@ -46,6 +53,7 @@ impl<K: Kernel> IoUring<K> {
             });
         }
         self.renew_buffers();
+        shortage::note(lost_count.into(), self.file_reads.given_up() as u64);
     }
 
     /// Registers buffers in the place of those of which some were lost with their completions. No receive is in flight.

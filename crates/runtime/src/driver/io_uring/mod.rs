@@ -453,7 +453,8 @@ impl<K: Kernel> Driver for IoUring<K> {
 
     fn ring_counters(&self) -> RingCounters {
         let (idle, buffers_missed) = (self.sweep.ended.get(), self.buffers_missed.get());
-        RingCounters { idle, buffers_missed, ..self.ring.borrow().counters }
+        let reads_kept = self.file_reads.given_up() as u64;
+        RingCounters { idle, buffers_missed, reads_kept, ..self.ring.borrow().counters }
     }
 
     fn has_events(&self) -> bool {

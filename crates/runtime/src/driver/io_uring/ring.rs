@@ -120,14 +120,15 @@ pub(super) struct Ring<Q> {
     has_refused: bool,
     /// [`Queues::lost`] after the last call.
     lost: u32,
-    has_lost: bool,
+    /// How many of these were not seen to.
+    unhandled_lost: u32,
     pub counters: RingCounters,
 }
 
 impl<Q: Queues> Ring<Q> {
     pub fn new(queues: Q) -> Self {
         let counters = RingCounters::default();
-        Ring { queues, stash: Vec::new(), queued: Vec::new(), has_refused: false, lost: 0, has_lost: false, counters }
+        Ring { queues, stash: Vec::new(), queued: Vec::new(), has_refused: false, lost: 0, unhandled_lost: 0, counters }
     }
 
     pub fn queues(&mut self) -> &mut Q {
@@ -210,7 +211,7 @@ impl<Q: Queues> Ring<Q> {
             let _ = self.call(Some(wait));
         }
         self.counters.refused += refused as u64;
-        shortage::note(refused as u64);
+        shortage::note(refused as u64, 0);
         let first = self.queued.len() - refused;
         self.stash.extend(self.queued.drain(..).skip(first).map(Completion::refused));
     }
@@ -238,14 +239,18 @@ impl<Q: Queues> Ring<Q> {
 
     #[cold]
     fn note_lost(&mut self, count: u32) {
-        self.has_lost = true;
+        self.unhandled_lost = self.unhandled_lost.saturating_add(count);
         self.counters.lost += u64::from(count);
-        shortage::note(count.into());
     }
 
-    /// Whether completions are lost whose operations were not seen to: [`Ring::cancel_all`] does that.
+    /// Whether completions are lost whose operations were not seen to.
     pub fn has_lost(&self) -> bool {
-        self.has_lost
+        self.unhandled_lost > 0
+    }
+
+    /// How many completions are lost whose operations are seen to now.
+    pub fn take_lost(&mut self) -> u32 {
+        std::mem::take(&mut self.unhandled_lost)
     }
 
     /// Moves at most `max` completions to `into`.
@@ -280,7 +285,6 @@ impl<Q: Queues> Ring<Q> {
                 break;
             }
         }
-        self.has_lost = false;
         true
     }
 }

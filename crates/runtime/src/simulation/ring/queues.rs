@@ -1,6 +1,6 @@
 //! The queues of a simulated ring: what of it the driver sees.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use io_uring::squeue;
 use io_uring::types::BufRingEntry;
 use rustix::io::Errno;
 
-use super::operation::Target;
+use super::operation::{Target, What};
 use super::{Buffers, SimulatedRing};
 use crate::driver::io_uring::ring::{Completion, Queues};
 use crate::simulation::fate::Event;
@@ -185,7 +185,11 @@ impl Queues for SimulatedQueues {
 
     fn cancel_all(&mut self) -> io::Result<()> {
         let operations = std::mem::take(&mut *self.ring.operations.borrow_mut());
-        for operation in operations.into_values() {
+        // Those that a disk is at are not found.
+        let (reads, found): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            operations.into_iter().partition(|(_, operation)| matches!(operation.what, What::Read { .. }));
+        *self.ring.operations.borrow_mut() = reads;
+        for operation in found.into_values() {
             self.ring.complete(operation.cancelled());
             self.ring.let_go(operation.target);
         }
