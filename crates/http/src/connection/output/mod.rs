@@ -154,6 +154,8 @@ impl OutputQueue {
 
     /// The client has gone; what the kernel says about it is of no further use.
     pub(super) fn fail(&mut self) {
+        // The responses before cannot be sent either.
+        self.earlier_bytes = 0;
         self.give_up(Gone::ByPeer);
     }
 
@@ -453,5 +455,41 @@ impl OutputQueue {
     fn fail_with_file(&mut self, error: io::Error) {
         self.failure = Some(BodyError::of_file(self.items.first_name(), error));
         self.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::os::unix::net::UnixStream;
+
+    use gale_runtime::{DriverChoice, EventLoop, LoopOptions, yield_now};
+
+    use super::*;
+
+    #[test]
+    fn response_given_up_behind_others_ends_when_their_client_has_gone() {
+        for driver in [DriverChoice::Epoll, DriverChoice::IoUring] {
+            let mut event_loop = EventLoop::new(LoopOptions { driver, ..LoopOptions::default() }).expect("a loop");
+            let ended = event_loop.run(async {
+                let (near, client) = UnixStream::pair().expect("descriptors");
+                near.set_nonblocking(true).expect("a socket");
+                let stream = Transport::Plain(Stream::from_fd(near.into()).expect("a socket"));
+                let mut queue = OutputQueue::default();
+                queue.push_earlier(Lease::copy_of(b"the response before").expect("memory"));
+                queue.begin(Duration::from_secs(60));
+                queue.abort();
+                drop(client);
+                for _ in 0..10 {
+                    let polled = poll_fn(|context| Poll::Ready(queue.poll_sent(&stream, context))).await;
+                    if let Poll::Ready(ended) = polled {
+                        return Some(ended);
+                    }
+                    yield_now().await;
+                }
+                None
+            });
+            assert!(matches!(ended, Some(Err(Gone::Aborted))), "{driver:?}");
+        }
     }
 }
