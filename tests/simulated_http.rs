@@ -8,32 +8,24 @@ mod simulated;
 
 use std::cell::Cell;
 use std::fmt;
-use std::panic::{catch_unwind, resume_unwind};
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use gale_engine::serve::Serving;
 use gale_process::Worker;
 use gale_runtime::simulation::{Faults, Peer, PeerEnd, Random, Reading, Sending, Simulation, Transcript, each_seed};
-use gale_runtime::{Bytes, LoopOptions, Stream, leased_bytes, now, panic_count, sleep, task_count};
+use gale_runtime::{Bytes, SocketAddress, Stream, leased_bytes, sleep, task_count};
 use simulated::answer::{Answer, Baseline, Received};
+use simulated::clients::{
+    Client, ClientPlan, LATENESS, SEEDS, SETTLING, check_nothing_is_left, faults_that_break, play, play_over_reloads,
+};
 use simulated::requests::{
     After, CLIENT_HEADER_TIMEOUT, Item, KEEPALIVE_TIMEOUT, SEND_TIMEOUT, add_files, configuration, items,
 };
-use simulated::{SLOT, Site, Task, address, loop_options, run};
-
-/// How many worlds a test looks at when nobody says.
-const SEEDS: u64 = 30;
-
-/// By how much everything that is late in a world may delay a timeout altogether.
-const LATENESS: Duration = Duration::from_secs(3);
+use simulated::{Task, address, run};
 
 /// What a connection holds when it is full.
 const WINDOW: usize = 64 * 1024;
-
-/// Long enough for every timeout of the server, one after the other.
-const SETTLING: Duration = Duration::from_secs(5000);
 
 struct Known {
     item: Item,
@@ -186,14 +178,6 @@ impl Plan {
         sends
     }
 
-    /// Plays it on a connection of its own; `None` if there was none to be had.
-    async fn play(self, random: Random) -> Option<Transcript> {
-        sleep(self.delay).await;
-        let stream = Stream::connect(&address()).await.ok()?;
-        let peer = Peer { sends: self.script(), reads: self.reads, patience: SETTLING };
-        Some(peer.play(stream, &random).await)
-    }
-
     /// What the client may receive at most: the answers of everything that it has begun to send.
     fn expected(&self, offered: usize) -> Answer {
         let (mut answer, mut begins) = (Answer::default(), 0);
@@ -241,7 +225,30 @@ impl Plan {
         }
     }
 
-    /// Checks what the client has seen.
+    /// How long after the last byte that the client sends the server gives up, if that is how it ends.
+    fn timeout(&self) -> Option<Duration> {
+        match (self.ending, self.items.last().map(|&index| catalogue()[index].item.after)) {
+            (Ending::Stalls { head: 1.. }, _) => Some(CLIENT_HEADER_TIMEOUT),
+            (Ending::Waits, Some(After::TimedOut(time))) => Some(time),
+            _ => None,
+        }
+    }
+}
+
+impl ClientPlan for Plan {
+    type Seen = Transcript;
+
+    async fn play(self, random: Random) -> Option<Transcript> {
+        sleep(self.delay).await;
+        let stream = Stream::connect(&address()).await.ok()?;
+        let peer = Peer { sends: self.script(), reads: self.reads, patience: SETTLING };
+        Some(peer.play(stream, &random).await)
+    }
+
+    fn address_of(transcript: &Transcript) -> &SocketAddress {
+        &transcript.local
+    }
+
     fn check(&self, transcript: &Transcript, was_cut: bool) {
         let Transcript { received, end, offered, .. } = transcript;
         let received = &Received::new(received, &self.heads()).bytes;
@@ -274,15 +281,11 @@ impl Plan {
             assert!(is_right, "the server gave up after {:?} instead of {time:?}", transcript.ended - scripted);
         }
     }
+}
 
-    /// How long after the last byte that the client sends the server gives up, if that is how it ends.
-    fn timeout(&self) -> Option<Duration> {
-        match (self.ending, self.items.last().map(|&index| catalogue()[index].item.after)) {
-            (Ending::Stalls { head: 1.. }, _) => Some(CLIENT_HEADER_TIMEOUT),
-            (Ending::Waits, Some(After::TimedOut(time))) => Some(time),
-            _ => None,
-        }
-    }
+/// Clients with plans of chance.
+fn clients(random: &Random) -> Vec<Client<Plan>> {
+    (0..random.up_to(8)).map(|_| Client::spawn(Plan::new(random), random)).collect()
 }
 
 /// A head that never becomes whole.
@@ -301,56 +304,11 @@ fn cut_off(sends: Vec<Sending>, mut bytes: usize) -> Vec<Sending> {
     cut
 }
 
-/// Waits until the server has forgotten everything, and checks that it has.
-async fn check_nothing_is_left(simulation: &Simulation, serving: &Serving, tasks: usize) {
-    let deadline = now() + SETTLING;
-    while serving.connections() > 0 && now() < deadline {
-        sleep(Duration::from_secs(1)).await;
-    }
-    // What is on its way, and tasks of pools that nobody waits for: a file is read ahead of its client.
-    sleep(simulation.faults().task_max * 2 + Duration::from_secs(10)).await;
-    assert_eq!(serving.connections(), 0, "connections");
-    assert_eq!(simulation.open_ends(), 0, "sockets");
-    assert_eq!(simulation.pool_tasks(), 0, "tasks in pools");
-    assert_eq!(task_count(), tasks, "tasks");
-    assert_eq!(leased_bytes(), 0, "bytes on lease");
-    assert_eq!(panic_count(), 0, "panics");
-}
-
-/// A client that plays its plan.
-struct Client {
-    plan: Plan,
-    task: Task<Option<Transcript>>,
-}
-
-impl Client {
-    fn spawn(plan: Plan, random: &Random) -> Client {
-        Client { task: Task::spawn(plan.clone().play(random.fork())), plan }
-    }
-
-    /// Has what the client has seen checked, and tells its plan if that fails.
-    async fn check(self, simulation: &Simulation, check: fn(&Plan, &Transcript, bool)) {
-        let Some(transcript) = self.task.take().await else { return };
-        let was_cut = simulation.was_cut(&transcript.local);
-        let plan = self.plan;
-        if let Err(panic) = catch_unwind(|| check(&plan, &transcript, was_cut)) {
-            eprintln!("{:?}: {plan:?}", transcript.local);
-            resume_unwind(panic);
-        }
-    }
-}
-
-/// Has clients play plans of chance at the same time, and checks what they have seen.
-fn play(simulation: &Simulation, random: &Random) {
-    add_files(simulation);
-    run(simulation, &configuration(), async |serving| {
-        let tasks = task_count();
-        let clients: Vec<_> = (0..random.up_to(8)).map(|_| Client::spawn(Plan::new(random), random)).collect();
-        for client in clients {
-            client.check(simulation, Plan::check).await;
-        }
-        check_nothing_is_left(simulation, serving, tasks).await;
-    });
+/// Runs `test` in a world of each seed, when it is known what requests are answered with.
+fn each_world(test: impl Fn(&Simulation, &Random)) {
+    // In worlds of their own, before this one.
+    catalogue();
+    each_seed(SEEDS, |simulation| test(simulation, &Random::new(simulation.seed())));
 }
 
 #[test]
@@ -371,38 +329,29 @@ fn without_faults_every_request_is_answered_as_it_should_be() {
 
 #[test]
 fn whatever_goes_wrong_answers_are_whole_and_in_order() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        let mut faults = Faults::swarm(&random);
+    each_world(|simulation, random| {
+        let mut faults = Faults::swarm(random);
         if random.chance(200) {
             // No client is at fault for a disk that is slower than every timeout.
             (faults.cold_files, faults.task_max) = (700, SEND_TIMEOUT * 3);
         }
         simulation.set_faults(faults);
-        play(simulation, &random);
+        play(simulation, &configuration(), || clients(random));
     });
 }
 
 #[test]
 fn connections_that_break_or_are_never_made_cost_only_themselves() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        simulation.set_faults(Faults {
-            cuts: *random.pick(&[0, 200, 600]),
-            cut_within: Duration::from_millis(*random.pick(&[10, 500, 4000])),
-            connect_failures: *random.pick(&[0, 200]),
-            accept_aborts: *random.pick(&[0, 200]),
-            ..Faults::swarm(&random)
-        });
-        play(simulation, &random);
+    each_world(|simulation, random| {
+        simulation.set_faults(faults_that_break(random));
+        play(simulation, &configuration(), || clients(random));
     });
 }
 
 #[test]
 fn who_sends_more_than_the_server_wants_gets_the_answers_before() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        simulation.set_faults(Faults::swarm(&random));
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults::swarm(random));
         add_files(simulation);
         // Whoever says that nothing more will come and sends more takes back the answer itself.
         let ends: Vec<usize> = (0..catalogue().len())
@@ -413,7 +362,7 @@ fn who_sends_more_than_the_server_wants_gets_the_answers_before() {
             .collect();
         run(simulation, &configuration(), async |serving| {
             let tasks = task_count();
-            let mut plan = Plan::new(&random);
+            let mut plan = Plan::new(random);
             plan.items = vec![*random.pick(&ends)];
             (plan.waits, plan.reads, plan.ending) = (false, Reading::Eagerly, Ending::Waits);
             plan.too_late = Some(random.below(catalogue().len() as u64) as usize);
@@ -434,15 +383,14 @@ fn who_sends_more_than_the_server_wants_gets_the_answers_before() {
 
 #[test]
 fn a_server_that_ends_finishes_what_it_has_begun() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        simulation.set_faults(Faults::swarm(&random));
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults::swarm(random));
         add_files(simulation);
         run(simulation, &configuration(), async |serving| {
             let tasks = task_count();
             // Who sends the next request before the answer has come may lose that answer: TCP takes it back.
-            let plan = |_| Plan { waits: true, ..Plan::new(&random) };
-            let clients: Vec<_> = (0..random.up_to(8)).map(plan).map(|plan| Client::spawn(plan, &random)).collect();
+            let plan = |_| Plan { waits: true, ..Plan::new(random) };
+            let clients: Vec<_> = (0..random.up_to(8)).map(plan).map(|plan| Client::spawn(plan, random)).collect();
             sleep(Duration::from_millis(random.below(4000))).await;
             simulation.note("drains", 0, serving.connections());
             serving.stop_accepting(true).await;
@@ -451,7 +399,7 @@ fn a_server_that_ends_finishes_what_it_has_begun() {
             quiet.await;
             assert_eq!(serving.connections(), 0);
             for client in clients {
-                client.check(simulation, Plan::check_whole_answers).await;
+                client.check_by(simulation, Plan::check_whole_answers).await;
             }
             // Nothing accepts any more.
             check_nothing_is_left(simulation, serving, tasks - 1).await;
@@ -461,17 +409,16 @@ fn a_server_that_ends_finishes_what_it_has_begun() {
 
 #[test]
 fn more_clients_than_connections_are_served_in_turn() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        simulation.set_faults(Faults::swarm(&random));
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults::swarm(random));
         add_files(simulation);
         let configuration = configuration().replace("events { }", "events { worker_connections 4; }");
         run(simulation, &configuration, async |serving| {
             let tasks = task_count();
-            let plan = |_| Plan { waits: true, ..Plan::new(&random) };
-            let clients: Vec<_> = (0..12).map(plan).map(|plan| Client::spawn(plan, &random)).collect();
+            let plan = |_| Plan { waits: true, ..Plan::new(random) };
+            let clients: Vec<_> = (0..12).map(plan).map(|plan| Client::spawn(plan, random)).collect();
             for client in clients {
-                client.check(simulation, Plan::check_whole_answers).await;
+                client.check_by(simulation, Plan::check_whole_answers).await;
             }
             check_nothing_is_left(simulation, serving, tasks).await;
         });
@@ -480,22 +427,20 @@ fn more_clients_than_connections_are_served_in_turn() {
 
 #[test]
 fn without_memory_and_threads_nobody_hangs_and_nothing_is_lost() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        simulation.set_faults(Faults { pool_refusals: *random.pick(&[0, 100, 500]), ..Faults::swarm(&random) });
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults { pool_refusals: *random.pick(&[0, 100, 500]), ..Faults::swarm(random) });
         add_files(simulation);
-        // Not on the ring yet: without memory for leases a task runs in circles there (seed 21).
-        Site::new(simulation, &configuration()).run(LoopOptions::default(), async |serving| {
+        run(simulation, &configuration(), async |serving| {
             // When the server starts it takes its share of the machine's: this is less.
             gale_runtime::set_leased_bytes_max(*random.pick(&[4096, 65536, 200_000, 1 << 20]));
             let tasks = task_count();
-            let clients: Vec<_> = (0..12).map(|_| Client::spawn(Plan::new(&random), &random)).collect();
+            let clients: Vec<_> = (0..12).map(|_| Client::spawn(Plan::new(random), random)).collect();
             for client in clients {
                 // Answers may be refusals, and may break off.
                 let check = |plan: &Plan, transcript: &Transcript, _| {
                     Received::new(&transcript.received, &plan.heads());
                 };
-                client.check(simulation, check).await;
+                client.check_by(simulation, check).await;
             }
             check_nothing_is_left(simulation, serving, tasks).await;
         });
@@ -504,13 +449,12 @@ fn without_memory_and_threads_nobody_hangs_and_nothing_is_lost() {
 
 #[test]
 fn many_clients_that_want_the_same_file_from_a_slow_disk_get_it_whole() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
+    each_world(|simulation, random| {
         simulation.set_faults(Faults {
             cold_files: *random.pick(&[300, 900, 1000]),
             slow_calls: *random.pick(&[0, 100, 900]),
             task_max: Duration::from_millis(*random.pick(&[1, 50, 5000])),
-            ..Faults::swarm(&random)
+            ..Faults::swarm(random)
         });
         add_files(simulation);
         run(simulation, &configuration(), async |serving| {
@@ -519,11 +463,11 @@ fn many_clients_that_want_the_same_file_from_a_slow_disk_get_it_whole() {
             let wanted = catalogue().iter().position(|known| known.item.name == name).expect("it is known");
             // Some leave in the middle, also those who have begun a read that others wait for.
             let clients: Vec<_> = (0..20)
-                .map(|_| Plan { items: vec![wanted], ..Plan::new(&random) })
-                .map(|plan| Client::spawn(plan, &random))
+                .map(|_| Plan { items: vec![wanted], ..Plan::new(random) })
+                .map(|plan| Client::spawn(plan, random))
                 .collect();
             for client in clients {
-                client.check(simulation, Plan::check).await;
+                client.check(simulation).await;
             }
             check_nothing_is_left(simulation, serving, tasks).await;
         });
@@ -597,28 +541,8 @@ fn what_cannot_be_read_ahead_for_want_of_memory_is_read_when_the_last_piece_has_
 
 #[test]
 fn nobody_notices_a_reload() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        simulation.set_faults(Faults::swarm(&random));
-        add_files(simulation);
-        let site = Site::new(simulation, &configuration());
-        site.run(loop_options(simulation), async |serving| {
-            let tasks = task_count();
-            let clients: Vec<_> = (0..random.up_to(8)).map(|_| Client::spawn(Plan::new(&random), &random)).collect();
-            let mut old = Vec::new();
-            for _ in 0..random.up_to(5) {
-                sleep(Duration::from_millis(random.below(1500))).await;
-                simulation.note("reloads", 0, serving.connections());
-                let configuration = site.build();
-                old.push(Arc::downgrade(&configuration));
-                serving.commit(SLOT, configuration).await;
-            }
-            for client in clients {
-                client.check(simulation, Plan::check).await;
-            }
-            check_nothing_is_left(simulation, serving, tasks).await;
-            let held = old.iter().filter(|configuration| configuration.strong_count() > 0).count();
-            assert_eq!(held, 1, "configurations are held");
-        });
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults::swarm(random));
+        play_over_reloads(simulation, &configuration(), random, || clients(random));
     });
 }

@@ -5,33 +5,24 @@
 
 mod simulated;
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::fmt;
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use gale_engine::serve::Serving;
 use gale_process::Worker;
 use gale_protocol::http2::{ErrorCode, StreamId};
 use gale_runtime::simulation::{Faults, Random, Reading, Simulation, each_seed};
-use gale_runtime::{
-    AcceptOptions, Listener, LoopOptions, SocketAddress, Stream, leased_bytes, now, panic_count, sleep, spawn,
-    task_count,
-};
+use gale_runtime::{AcceptOptions, Listener, SocketAddress, Stream, leased_bytes, now, sleep, spawn, task_count};
 use simulated::answer::Baseline;
+use simulated::clients::{
+    Client, ClientPlan, LATENESS, SEEDS, check_nothing_is_left, faults_that_break, play, play_over_reloads,
+};
 use simulated::http2::{Ask, Came, End, Http2Client, relay};
 use simulated::requests::{
     self, After, CLIENT_BODY_TIMEOUT, KEEPALIVE_TIMEOUT, SEND_TIMEOUT, add_files, items, pattern,
 };
-use simulated::{SLOT, Site, Task, address, run};
-
-const SEEDS: u64 = 30;
-
-/// By how much everything that is late in a world may delay a timeout altogether.
-const LATENESS: Duration = Duration::from_secs(3);
-
-/// Long enough for every timeout of the server, one after the other.
-const SETTLING: Duration = Duration::from_secs(5000);
+use simulated::{Task, address, run};
 
 /// More than a client has streams.
 const ASKS_MAX: usize = 6;
@@ -110,6 +101,13 @@ fn catalogue() -> &'static [Known] {
         };
         items().into_iter().filter_map(known).collect()
     })
+}
+
+/// Runs `test` in a world of each seed, when it is known what requests are answered with.
+fn each_world(test: impl Fn(&Simulation, &Random)) {
+    // In worlds of their own, before this one.
+    catalogue();
+    each_seed(SEEDS, |simulation| test(simulation, &Random::new(simulation.seed())));
 }
 
 #[test]
@@ -207,7 +205,25 @@ impl Plan {
         }
     }
 
-    /// Plays it on a connection of its own; `None` if there was none to be had.
+    /// Whether a window may have stayed closed for too long: what it lets pass is read slowly, and in small pieces where
+    /// the network has only those.
+    fn is_late_with_windows(&self, came: &Came) -> bool {
+        matches!(self.reads, Reading::Slowly(..)) && came.body.len() >= self.window as usize
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = |&(index, wish): &(usize, Wish)| (catalogue()[index].name, wish);
+        let asks: Vec<_> = self.asks.iter().map(named).collect();
+        write!(f, "{asks:?}, waits {}, window {}, ", self.waits, self.window)?;
+        write!(f, "pieces {} {:?}, {:?}, {:?}", self.piece_max, self.pause, self.reads, self.ending)
+    }
+}
+
+impl ClientPlan for Plan {
+    type Seen = Seen;
+
     async fn play(self, random: Random) -> Option<Seen> {
         sleep(self.delay).await;
         let stream = Stream::connect(&address()).await.ok()?;
@@ -242,13 +258,10 @@ impl Plan {
         Some(Seen { streams, goaway: client.goaway(), end, local: client.local.clone() })
     }
 
-    /// Whether a window may have stayed closed for too long: what it lets pass is read slowly, and in small pieces where
-    /// the network has only those.
-    fn is_late_with_windows(&self, came: &Came) -> bool {
-        matches!(self.reads, Reading::Slowly(..)) && came.body.len() >= self.window as usize
+    fn address_of(seen: &Seen) -> &SocketAddress {
+        &seen.local
     }
 
-    /// Checks what the client has seen.
     fn check(&self, seen: &Seen, was_cut: bool) {
         let is_alone_to_blame = was_cut || matches!(self.ending, Ending::Vanishes { .. });
         for (&(index, wish), (id, came)) in self.asks.iter().zip(&seen.streams) {
@@ -284,6 +297,11 @@ impl Plan {
     }
 }
 
+/// Clients with plans of chance.
+fn clients(random: &Random) -> Vec<Client<Plan>> {
+    (0..random.up_to(6)).map(|_| Client::spawn(Plan::new(random), random)).collect()
+}
+
 /// Has a stream of a request that was begun do as the plan says.
 async fn want(client: Rc<Http2Client>, id: StreamId, index: usize, wish: Wish, plan: Plan, random: Random) {
     let ask = &catalogue()[index].ask;
@@ -297,123 +315,36 @@ async fn want(client: Rc<Http2Client>, id: StreamId, index: usize, wish: Wish, p
     }
 }
 
-/// Waits until the server has forgotten everything, and checks that it has.
-async fn check_nothing_is_left(simulation: &Simulation, serving: &Serving, tasks: usize) {
-    let deadline = now() + SETTLING;
-    while serving.connections() > 0 && now() < deadline {
-        sleep(Duration::from_secs(1)).await;
-    }
-    // What is on its way, tasks of pools that nobody waits for, and clients that vanish when there is nobody any more.
-    sleep(simulation.faults().task_max * 2 + Duration::from_secs(30)).await;
-    assert_eq!(serving.connections(), 0, "connections");
-    assert_eq!(simulation.open_ends(), 0, "sockets");
-    assert_eq!(simulation.pool_tasks(), 0, "tasks in pools");
-    assert_eq!(task_count(), tasks, "tasks");
-    assert_eq!(leased_bytes(), 0, "bytes on lease");
-    assert_eq!(panic_count(), 0, "panics");
-}
-
-/// A client that plays its plan.
-struct Client {
-    plan: Plan,
-    task: Task<Option<Seen>>,
-}
-
-impl Client {
-    fn spawn(random: &Random) -> Client {
-        let plan = Plan::new(random);
-        Client { task: Task::spawn(plan.clone().play(random.fork())), plan }
-    }
-
-    /// Has what the client has seen checked, and tells its plan if that fails.
-    async fn check(self, simulation: &Simulation) {
-        let Some(seen) = self.task.take().await else { return };
-        let was_cut = simulation.was_cut(&seen.local);
-        let plan = self.plan;
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| plan.check(&seen, was_cut))) {
-            let named = |&(index, wish): &(usize, Wish)| (catalogue()[index].name, wish);
-            let asks: Vec<_> = plan.asks.iter().map(named).collect();
-            eprintln!("{:?}: {asks:?}, waits {}, window {}, ", seen.local, plan.waits, plan.window);
-            eprintln!("pieces {} {:?}, {:?}, {:?}", plan.piece_max, plan.pause, plan.reads, plan.ending);
-            resume_unwind(panic);
-        }
-    }
-}
-
-/// Has clients play plans of chance at the same time, and checks what they have seen.
-fn play(simulation: &Simulation, random: &Random) {
-    catalogue();
-    add_files(simulation);
-    run(simulation, &configuration(), async |serving| {
-        let tasks = task_count();
-        let clients: Vec<_> = (0..random.up_to(6)).map(|_| Client::spawn(random)).collect();
-        for client in clients {
-            client.check(simulation).await;
-        }
-        check_nothing_is_left(simulation, serving, tasks).await;
-    });
-}
-
 #[test]
 fn whatever_goes_wrong_streams_get_their_own_answers() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        simulation.set_faults(Faults::swarm(&random));
-        play(simulation, &random);
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults::swarm(random));
+        play(simulation, &configuration(), || clients(random));
     });
 }
 
 #[test]
 fn connections_that_break_or_are_never_made_cost_only_themselves() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        simulation.set_faults(Faults {
-            cuts: *random.pick(&[0, 200, 600]),
-            cut_within: Duration::from_millis(*random.pick(&[10, 500, 4000])),
-            connect_failures: *random.pick(&[0, 200]),
-            accept_aborts: *random.pick(&[0, 200]),
-            ..Faults::swarm(&random)
-        });
-        play(simulation, &random);
+    each_world(|simulation, random| {
+        simulation.set_faults(faults_that_break(random));
+        play(simulation, &configuration(), || clients(random));
     });
 }
 
 #[test]
 fn nobody_notices_a_reload() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        catalogue();
-        simulation.set_faults(Faults::swarm(&random));
-        add_files(simulation);
-        let site = Site::new(simulation, &configuration());
-        site.run(LoopOptions::default(), async |serving| {
-            let tasks = task_count();
-            let clients: Vec<_> = (0..random.up_to(6)).map(|_| Client::spawn(&random)).collect();
-            let mut old = Vec::new();
-            for _ in 0..random.up_to(5) {
-                sleep(Duration::from_millis(random.below(1500))).await;
-                let configuration = site.build();
-                old.push(Arc::downgrade(&configuration));
-                serving.commit(SLOT, configuration).await;
-            }
-            for client in clients {
-                client.check(simulation).await;
-            }
-            check_nothing_is_left(simulation, serving, tasks).await;
-            let held = old.iter().filter(|configuration| configuration.strong_count() > 0).count();
-            assert_eq!(held, 1, "configurations are held");
-        });
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults::swarm(random));
+        play_over_reloads(simulation, &configuration(), random, || clients(random));
     });
 }
 
 #[test]
 fn bodies_that_stop_end_their_streams_alone_and_in_time() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        catalogue();
+    each_world(|simulation, random| {
         // In one world nothing is late.
         let is_punctual = simulation.seed() == 0;
-        simulation.set_faults(if is_punctual { Faults::NONE } else { Faults::swarm(&random) });
+        simulation.set_faults(if is_punctual { Faults::NONE } else { Faults::swarm(random) });
         add_files(simulation);
         run(simulation, &configuration(), async |serving| {
             let tasks = task_count();
@@ -430,12 +361,12 @@ fn bodies_that_stop_end_their_streams_alone_and_in_time() {
             let mut streams = Vec::new();
             for _ in 0..ASKS_MAX - 1 {
                 let id = client.ask(&post("/store")).expect("a stream");
-                client.send_body(id, half, 5000, Duration::ZERO, false, &random).await;
+                client.send_body(id, half, 5000, Duration::ZERO, false, random).await;
                 streams.push(id);
             }
             let begun = now();
             let whole = client.ask(&post("/store")).expect("a stream");
-            client.send_body(whole, &body, 5000, Duration::ZERO, true, &random).await;
+            client.send_body(whole, &body, 5000, Duration::ZERO, true, random).await;
             client.until(whole, |_| false).await;
             assert!(client.came(whole).is_complete && client.came(whole).statuses == [200]);
             for id in streams {
@@ -457,9 +388,7 @@ fn bodies_that_stop_end_their_streams_alone_and_in_time() {
 
 #[test]
 fn a_client_that_does_not_read_its_socket_loses_the_connection_in_time() {
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        catalogue();
+    each_world(|simulation, random| {
         simulation.set_faults(Faults { completions: *random.pick(&[0, 500, 1000]), ..Faults::NONE });
         add_files(simulation);
         run(simulation, &configuration(), async |serving| {

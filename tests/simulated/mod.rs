@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "not every test program uses all of it")]
 
 pub mod answer;
+pub mod clients;
 pub mod http2;
 pub mod requests;
 
