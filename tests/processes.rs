@@ -41,6 +41,8 @@ with_each_driver!(
     one_process_does_everything_without_a_master,
     a_new_binary_takes_over,
     an_upgrade_closes_no_idle_connection,
+    a_process_that_is_told_to_leave_before_its_successor_serves_waits_for_it,
+    the_master_keeps_the_name_that_it_was_started_by,
     a_reload_that_needs_a_new_process_closes_no_idle_connection,
     a_log_that_nobody_reads_holds_nothing_up,
     event_loops_stay_on_the_processors_of_the_configuration,
@@ -911,6 +913,13 @@ fn upgrade(server: &mut Server) -> Pid {
     new
 }
 
+fn the_master_keeps_the_name_that_it_was_started_by(driver: Driver) {
+    let server = Setup::http(driver, "server { listen %UNIX%; return 200; }").start();
+    let name = |pid: Pid| std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).expect("it runs");
+    assert_eq!((name(server.pid()).trim_end(), name(server.worker()).trim_end()), ("gale", "gale worker"));
+    server.stop();
+}
+
 fn an_upgrade_closes_no_idle_connection(driver: Driver) {
     const CLIENTS: usize = 100;
     let answer = "return 200 \"$pid $connection_requests\";";
@@ -945,6 +954,33 @@ fn an_upgrade_closes_no_idle_connection(driver: Driver) {
     proxied.assert_closed();
     assert!(server.wait_exited().success(), "{server}");
     drop(clients);
+    kill(new, Signal::QUIT);
+    assert!(wait_ended(new));
+    server.assert_nothing_left();
+}
+
+fn a_process_that_is_told_to_leave_before_its_successor_serves_waits_for_it(driver: Driver) {
+    let mut server = Server::start(driver, "return 200 \"$pid $connection_requests\";");
+    let mut client = server.connect();
+    let (old, worker) = (server.pid(), server.worker().to_string());
+    assert_eq!(client.get("/").text(), format!("{worker} 1"));
+    kill(old, Signal::USR2);
+    // Its number is written before it has a worker process. What serves by now all the same may take the connection.
+    server.directory.wait_until("new pid file", |directory| {
+        directory.try_read("pid").is_some_and(|pid| !pid.is_empty() && pid.trim_end() != old.to_string())
+    });
+    let new = server.pid_in_file();
+    kill(new, Signal::STOP);
+    kill(old, Signal::QUIT);
+    server.wait_logged(", shutting down");
+    assert!(client.get("/").text().ends_with(" 2"));
+    kill(new, Signal::CONT);
+    server.wait_notified("READY=1");
+    server.wait_logged("1 idle connections were passed to the new worker process");
+    let answer = client.get("/").text().to_owned();
+    assert!(answer.ends_with(" 3") && !answer.starts_with(&worker), "{answer}");
+    assert!(server.wait_exited().success(), "{server}");
+    drop(client);
     kill(new, Signal::QUIT);
     assert!(wait_ended(new));
     server.assert_nothing_left();

@@ -90,6 +90,12 @@ impl Successor {
         rustix::net::recv(&*self.0, &mut [0; HELLO.len()], flags).is_ok_and(|(count, _)| count == HELLO.len())
     }
 
+    /// Whether somebody may still come who takes it.
+    pub(crate) fn is_awaited(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        matches!(rustix::net::recv(&*self.0, &mut [0; HELLO.len()], flags), Err(Errno::AGAIN))
+    }
+
     /// Passes a connection. Who passes it still holds it, and closes it.
     ///
     /// # Errors
@@ -216,8 +222,10 @@ mod tests {
     fn a_connection_arrives_with_its_note_and_nothing_is_passed_to_nobody() {
         let (successor, arrivals) = pair().unwrap();
         assert!(!successor.is_there(), "a binary that knows nothing of this takes none");
+        assert!(successor.is_awaited());
         arrivals.announce();
         assert!(successor.is_there() && successor.is_there(), "for every loop");
+        assert!(!successor.is_awaited());
         let (mut client, ours) = UnixStream::pair().unwrap();
         successor.pass(ours.as_fd(), &note(), b"GET\n").unwrap();
         drop(ours);
@@ -230,6 +238,13 @@ mod tests {
         assert!(arrivals.take().unwrap().is_none());
         drop(successor);
         assert_eq!(arrivals.take().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn nobody_is_awaited_who_has_gone() {
+        let (successor, arrivals) = pair().unwrap();
+        drop(arrivals);
+        assert!(!successor.is_awaited() && !successor.is_there());
     }
 
     #[test]

@@ -154,9 +154,9 @@ impl<P: Program> Master<P> {
     }
 
     /// Supervises until told to stop, or until the first worker process fails to become ready.
+    ///
+    /// The process keeps the name that it was started by: `start-stop-daemon --name nginx` looks for that.
     pub fn run(mut self) -> ExitCode {
-        // Only cosmetic: the name in `top`.
-        let _ = rustix::thread::set_name(c"gale master");
         if let Err(message) = self.control.begin() {
             self.log.write(Level::Warn, &message);
         }

@@ -114,6 +114,8 @@ struct Control<P: Program> {
     successor: Option<Successor>,
     /// Where idle connections of others come.
     arrivals: Option<Arrivals>,
+    /// Told to leave to a successor that does not serve yet: waits for it until then.
+    leave_at: Option<Instant>,
     stop: Option<Stop>,
     exit_code: u8,
     /// `master_process off`: nobody else has secrets for this process.
@@ -153,6 +155,7 @@ impl<P: Program> Control<P> {
             retired: Vec::new(),
             successor: None,
             arrivals: None,
+            leave_at: None,
             stop: None,
             exit_code: 0,
             secrets: SecretKeeper::default(),
@@ -184,6 +187,7 @@ impl<P: Program> Control<P> {
             self.check_draining();
             self.check_reopening(None);
             self.check_lost_logs();
+            self.check_leaving();
             if self.check_stop() {
                 break;
             }
@@ -206,6 +210,8 @@ impl<P: Program> Control<P> {
         };
         let mut polled = vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&*self.events, PollFlags::IN)];
         polled.extend(link.map(|link| PollFd::new(link, link.interest())));
+        let awaited = self.successor.as_ref().filter(|_| self.leave_at.is_some());
+        polled.extend(awaited.map(|successor| PollFd::new(successor.descriptor(), PollFlags::IN)));
         let timeout = self.next_deadline().map(|at| timespec(at.saturating_duration_since(Instant::now())));
         // An interrupted wait is a short one.
         let _ = rustix::event::poll(&mut polled, timeout.as_ref());
@@ -237,6 +243,7 @@ impl<P: Program> Control<P> {
             .chain(retry)
             .chain(reopening)
             .chain(self.ask_for_logs_at)
+            .chain(self.leave_at)
             .chain(self.secrets.next())
             .chain(draining)
             .chain(expiring)

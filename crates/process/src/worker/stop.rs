@@ -1,6 +1,8 @@
 //! The end of the worker process: graceful or fast, and in either case bounded against loops that are stuck.
 //!
 //! ```text
+//!   (waits for a successor)
+//!       ▼
 //!   Graceful (loops drain) ──► Finishing (the program's end, on a thread) ──► exit
 //!       │ over time                │
 //!       └──► Fast (loops end) ─────┘
@@ -14,12 +16,16 @@ use std::time::{Duration, Instant};
 use super::event_loops::LoopPhase;
 use super::{Control, EXIT_FATAL, Event, Origin};
 use crate::errors::{Report, say};
+use crate::handover::Successor;
 use crate::link::Message;
 use crate::loops::Order;
 use crate::pid_file;
 use crate::program::Program;
 use crate::system;
 
+/// How long a graceful stop is put off for a successor that has started and does not serve yet: one that reads a large
+/// configuration, say. A binary that knows nothing of this never says that it serves.
+const SUCCESSOR_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a fast stop waits for the loops to end, so that what they hold is dropped in order.
 pub(super) const LOOPS_STOP_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long it then waits for `Program::finish`.
@@ -46,11 +52,17 @@ impl<P: Program> Control<P> {
         self.begin_fast_stop();
     }
 
-    /// `is_last`: nobody else accepts at the sockets then.
+    /// `is_last`: nobody else accepts at the sockets then. Otherwise a successor that is not there yet is waited for,
+    /// so that it gets the idle connections.
     pub(super) fn begin_graceful_stop(&mut self, is_last: bool) {
         if self.stop.is_some() {
             return;
         }
+        if !is_last && self.leave_at.is_none() && self.awaits_successor() {
+            self.leave_at = Some(Instant::now() + SUCCESSOR_TIMEOUT);
+            return;
+        }
+        self.leave_at = None;
         // At the start one loop may have clients before another one serves.
         if !self.loops.iter().any(|each| each.phase == LoopPhase::Serving) {
             return self.begin_fast_stop();
@@ -80,10 +92,22 @@ impl<P: Program> Control<P> {
         }
     }
 
+    fn awaits_successor(&self) -> bool {
+        self.successor.as_ref().is_some_and(Successor::is_awaited)
+    }
+
+    /// Leaves when the successor serves, is gone, or takes too long.
+    pub(super) fn check_leaving(&mut self) {
+        if self.leave_at.is_some_and(|at| at <= Instant::now() || !self.awaits_successor()) {
+            self.begin_graceful_stop(false);
+        }
+    }
+
     pub(super) fn begin_fast_stop(&mut self) {
         if matches!(self.stop, Some(Stop::Fast { .. } | Stop::Finishing { .. })) {
             return;
         }
+        self.leave_at = None;
         if let Origin::Single(single) = &self.origin {
             single.notifier.stopping();
         }
