@@ -17,6 +17,7 @@ with_each_driver!(
     templates_write_nothing_that_cannot_be_read,
     a_template_of_that_name_takes_the_place_of_all,
     thousands_of_peers_and_zones_are_told_while_others_are_served,
+    what_is_told_is_gathered_in_the_pool,
 );
 
 /// Only ends a test that hangs.
@@ -365,5 +366,14 @@ fn thousands_of_peers_and_zones_are_told_while_others_are_served(driver: Driver)
     slow.send("GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n");
     (0..20).for_each(|_| assert_eq!(server.get("/7").status, 200));
     drop(slow);
+    server.stop();
+}
+
+fn what_is_told_is_gathered_in_the_pool(driver: Driver) {
+    // Nothing else has anything for the pool to do.
+    let server = Setup::http(driver, SCRAPED).start();
+    let before = eventually(&server, |_| true);
+    assert!(before["gale_pool_completed_total{pool=\"default\"}"] <= 1.0, "{before:#?}");
+    eventually(&server, |samples| samples["gale_pool_completed_total{pool=\"default\"}"] > 1.0);
     server.stop();
 }

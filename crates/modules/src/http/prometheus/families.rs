@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gale_base::histogram::Snapshot;
 use gale_base::tally::Tally;
-use gale_engine::configuration::{Configuration, RESOLVERS};
+use gale_engine::configuration::RESOLVERS;
 use gale_engine::resolver::{ResolverFigures, ResolverZone};
 use gale_engine::traffic::{
     ALL_HANDSHAKES, CLASSES, HandshakeFigures, ServerZone, Traffic, TrafficFigures, UnverifiedFigures,
@@ -18,7 +18,6 @@ use gale_engine::worker::{Totals, totals, totals_by_worker};
 use gale_engine::zone::NamedZones;
 use gale_http::cache::zone::{CacheZone, Counters};
 use gale_http::configuration::HttpConfiguration;
-use gale_http::request::Request;
 use gale_http::upstream::caching::CacheStatus;
 use gale_runtime::stall::StallKind;
 use gale_runtime::watchdog::ListenerStatus;
@@ -27,6 +26,7 @@ use gale_stream::session::configuration::StreamConfiguration;
 use gale_stream::session::loss::Loss;
 
 use super::text::{Kind, Out, label, seconds};
+use crate::http::api::View;
 use crate::http::otel::SPANS;
 use crate::shared::figures::{
     HTTP_LIMIT_CONNS, HTTP_LIMIT_REQS, HTTP_LOCATIONS, HTTP_SERVERS, STREAM_LIMIT_CONNS, STREAM_LIMIT_SESSIONS,
@@ -61,8 +61,9 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    pub fn of(request: &Request) -> Sources {
-        let configuration: &Configuration = request.configuration().whole();
+    /// What there is. Some system calls for each listening socket, and memory for each name: nothing for a loop to do.
+    pub fn of(view: &View) -> Sources {
+        let configuration = &*view.configuration;
         let zones = &*configuration.zones;
         let mut workers = totals_by_worker();
         workers.dedup_by_key(|(worker, _)| *worker);
@@ -73,7 +74,7 @@ impl Sources {
         let stream_groups = stream.iter().flat_map(|stream| stream.upstreams.declared());
         let stream_groups = Groups::of(stream_groups.map(|upstream| Arc::clone(upstream.group())));
         Sources {
-            now: gale_runtime::now(),
+            now: view.now,
             totals: totals(),
             workers,
             loops: gale_runtime::watchdog::workers(),

@@ -6,8 +6,9 @@
 //! Gale's API. Without a template of its name, `prometheus all` and `prometheus` tell all figures in a fixed form,
 //! which is Gale's own.)
 //!
-//! The fixed form is made while it is sent, in pieces that have the share of a turn that bulk has: ten thousand peers
-//! hold up nobody. Templates are in `template.rs`. Who may ask is for the access rules of the location to say.
+//! What there is to tell of is gathered in the pool, since listening sockets are asked one by one; the fixed form is
+//! made while it is sent, in pieces that have the share of a turn that bulk has: ten thousand peers hold up nobody.
+//! Templates are in `template.rs`. Who may ask is for the access rules of the location to say.
 
 mod families;
 mod template;
@@ -139,11 +140,10 @@ impl Handler for Prometheus {
         conf_of(conf).answer.is_some()
     }
 
-    fn decide(&self, request: &mut Request, conf: &dyn Any) -> Decision {
-        match &conf_of(conf).answer {
-            _ if !matches!(request.method(), Method::Get | Method::Head) => Decision::Flow(Flow::Respond(405)),
-            Some(Answer::Of(_)) => Decision::MustWait,
-            _ => Decision::Flow(answer(request)),
+    fn decide(&self, request: &mut Request, _: &dyn Any) -> Decision {
+        match request.method() {
+            Method::Get | Method::Head => Decision::MustWait,
+            _ => Decision::Flow(Flow::Respond(405)),
         }
     }
 
@@ -151,7 +151,7 @@ impl Handler for Prometheus {
         Box::pin(async move {
             match &conf_of(conf).answer {
                 Some(Answer::Of(template)) => answer_of(request, template).await,
-                _ => answer(request),
+                _ => answer_all(request).await,
             }
         })
     }
@@ -176,10 +176,19 @@ async fn answer_of(request: &mut Request, template: &Arc<Template>) -> Flow {
     Flow::Answer(Body::Bytes(Bytes::from(text.into_bytes())))
 }
 
-fn answer(request: &mut Request) -> Flow {
+/// Answers with everything that there is to tell.
+async fn answer_all(request: &mut Request) -> Flow {
+    let view = api::view(request);
+    let sources = match default_pool().run(move || Sources::of(&view)).await {
+        Ok(sources) => sources,
+        Err(error) => {
+            template::report(request, &error.to_string());
+            return Flow::Respond(503);
+        }
+    };
     let accepted = request.fields().filter(|(field, ..)| field.known == Some(KnownHeader::Accept));
     let format = Format::wanted(accepted.map(|(.., value)| value));
-    let exposition = Exposition { sources: Sources::of(request), format, family: 0, item: 0, is_over: false };
+    let exposition = Exposition { sources, format, family: 0, item: 0, is_over: false };
     set_head(request, format);
     Flow::Answer(Body::Stream(Box::new(exposition)))
 }

@@ -428,7 +428,7 @@ fn escape_help(text: &[u8]) -> Box<str> {
 
 /// Says in the error log why there are no samples.
 pub(super) fn report(request: &Request, error: &str) {
-    request.log(Level::Alert, format_args!("{error} while looking for figures of a Prometheus template"));
+    request.log(Level::Alert, format_args!("{error} while looking for figures for Prometheus"));
 }
 
 #[cfg(test)]
