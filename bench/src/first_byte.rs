@@ -30,15 +30,16 @@ const CONNECTIONS: usize = 64;
 const JOBS: [(&str, usize, u32); 2] = [("2 bytes", SMALL_BODY.len(), 5000), ("64 KiB", 64 << 10, 1000)];
 /// Not counted.
 const WARM_UP_TIME: Duration = Duration::from_millis(500);
-const REQUEST: &[u8] = b"GET /proxied HTTP/1.1\r\nHost: bench\r\n\r\n";
 const RECEIVED_MAX: usize = 16 * 1024;
 
+/// How long answers took to begin.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Sample {
-    p50_us: f64,
-    p99_us: f64,
-    max_us: f64,
-    errors: u64,
+pub struct Sample {
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub max_us: f64,
+    /// Connections that broke, and answers that were none.
+    pub errors: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -97,7 +98,7 @@ fn measure_one(options: &Options, program: &Program, behind: &Rc<Behind>, rate: 
     let client = std::thread::spawn(move || {
         pin(core)?;
         take_priority();
-        ask(&address, rate, run_time).map_err(|error| format!("first-byte: {error}"))
+        ask(&address, "/proxied", rate, run_time).map_err(|error| format!("first-byte: {error}"))
     });
     client.join().map_err(|_| "first-byte: the client panicked".to_owned())?
 }
@@ -116,7 +117,9 @@ enum Received {
     Whole,
 }
 
-fn ask(address: &str, rate: u32, run_time: Duration) -> std::io::Result<Sample> {
+/// Asks for `path` at that many requests a second, whatever becomes of them.
+pub fn ask(address: &str, path: &str, rate: u32, run_time: Duration) -> std::io::Result<Sample> {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n");
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut peers = Vec::with_capacity(CONNECTIONS);
     for number in 0..CONNECTIONS {
@@ -139,7 +142,7 @@ fn ask(address: &str, rate: u32, run_time: Duration) -> std::io::Result<Sample> 
         while due <= now
             && let Some(number) = idle.pop()
         {
-            peers[number].ask(due)?;
+            peers[number].ask(&request, due)?;
             due += interval;
         }
         let wait = due.min(end).saturating_duration_since(Instant::now());
@@ -171,10 +174,10 @@ fn ask(address: &str, rate: u32, run_time: Duration) -> std::io::Result<Sample> 
 }
 
 impl Peer {
-    fn ask(&mut self, due: Instant) -> std::io::Result<()> {
+    fn ask(&mut self, request: &str, due: Instant) -> std::io::Result<()> {
         (self.due, self.missing) = (due, None);
         self.head.clear();
-        (&self.stream).write_all(REQUEST)
+        (&self.stream).write_all(request.as_bytes())
     }
 
     fn is_first_byte(&self) -> bool {

@@ -8,6 +8,7 @@
 mod accept;
 mod application;
 mod behind;
+mod beside;
 mod burst;
 mod caches;
 mod case;
@@ -95,6 +96,8 @@ const MEASUREMENTS: &[Entry] = &[
     ("proxy", cpu::measure_proxy, false),
     ("applications", cpu::measure_applications, false),
     ("first-byte", first_byte::measure, false),
+    ("scrapes", beside::measure_scrapes, false),
+    ("large-reload", beside::measure_reloads, false),
     ("burst", burst::measure, false),
     ("stream", stream::measure, false),
     ("tunnels", tunnels::measure, false),
