@@ -69,6 +69,8 @@ struct Stall {
     began: String,
     kind: String,
     ms: f64,
+    /// What ran.
+    task: String,
 }
 
 impl Stall {
@@ -263,6 +265,7 @@ fn parse_stalls(told: &[u8]) -> Option<Vec<Stall>> {
             began: told["began"].as_str()?.to_owned(),
             kind: told["kind"].as_str()?.to_owned(),
             ms: told["time"].as_f64()?,
+            task: told["task"].as_str()?.to_owned(),
         })
     };
     told.as_array()?.iter().map(stall).collect()
@@ -274,7 +277,7 @@ mod tests {
 
     #[test]
     fn only_stalls_of_the_server_are_judged() {
-        let told = br#"[{"worker": 0, "began": "2026-01-01T00:00:00.000Z", "kind": "preempted", "time": 90},
+        let told = br#"[{"worker": 0, "began": "2026-01-01T00:00:00.000Z", "kind": "preempted", "time": 90, "task": ""},
             {"worker": 0, "began": "2026-01-01T00:00:01.000Z", "kind": "computing", "time": 15, "task": "x"}]"#;
         let stalls = parse_stalls(told).unwrap();
         assert_eq!((stalls[0].ms, stalls[1].kind.as_str()), (90.0, "computing"));

@@ -45,7 +45,7 @@ struct Blocks {
 
 const NONE: Blocks = Blocks { http: "", server: "" };
 
-const CASES: [Case; 5] = [
+const CASES: [Case; 6] = [
     Case {
         name: "zone",
         title: "2-byte answer, a zone of the server",
@@ -79,8 +79,19 @@ const CASES: [Case; 5] = [
         ratio_max: ZONES_MAX,
     },
     Case {
+        name: "chance",
+        title: "2-byte answer, one in a hundred traced by chance",
+        path: "/return",
+        off: NONE,
+        on: Blocks {
+            http: "otel_exporter { endpoint http://127.0.0.1:COLLECTOR/v1/traces; }",
+            server: "otel_trace 1%;",
+        },
+        ratio_max: TRACES_MAX,
+    },
+    Case {
         name: "traces",
-        title: "2-byte answer, one in a hundred traced",
+        title: "2-byte answer, one in a hundred traced by a variable",
         path: "/return",
         off: NONE,
         on: Blocks {
@@ -198,7 +209,8 @@ mod tests {
         for case in CASES {
             let plain = case.on.server.replace("status_zone site; ", "").replace("status_zone site;", "");
             let plain = plain.replace("status_zone counted; ", "").replace("status_zone file; ", "");
-            assert_eq!(plain.replace("otel_trace $sampled;", ""), case.off.server, "{}", case.name);
+            let plain = plain.replace("otel_trace $sampled;", "").replace("otel_trace 1%;", "");
+            assert_eq!(plain, case.off.server, "{}", case.name);
         }
     }
 }

@@ -22,7 +22,8 @@ use crate::servers::{SMALL_BODY, file_body};
 /// Longer than any pause of a server that works.
 pub const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(10);
 const HEADER_BYTES_MAX: usize = 16 * 1024;
-const BODY_BYTES_MAX: usize = 8 << 20;
+/// A scrape of thousands of zones is the longest.
+const BODY_BYTES_MAX: usize = 64 << 20;
 /// After a failed connect: a dead server must not be asked a million times.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(2);
 
