@@ -4,6 +4,7 @@
 //! and the request structure knows of neither.
 
 use std::any::{Any, TypeId};
+use std::rc::Rc;
 
 /// The notes of one request: at most one value of each type.
 #[derive(Default)]
@@ -51,9 +52,43 @@ impl Notes {
     }
 }
 
+/// The notes that a request and its subrequests have in common.
+#[derive(Default)]
+pub struct SharedNotes(Vec<(TypeId, Rc<dyn Any>)>);
+
+impl SharedNotes {
+    /// The note of type `T`: an empty one at first.
+    pub fn note<T: Default + 'static>(&mut self) -> Rc<T> {
+        let wanted = TypeId::of::<T>();
+        if let Some((_, note)) = self.0.iter().find(|(id, _)| *id == wanted)
+            && let Ok(note) = Rc::clone(note).downcast()
+        {
+            return note;
+        }
+        let note = Rc::<T>::default();
+        self.0.push((wanted, Rc::<T>::clone(&note)));
+        note
+    }
+
+    /// Forgets everything, keeping the memory for the next request.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shared_note_is_one_until_all_are_forgotten() {
+        let mut notes = SharedNotes::default();
+        let one = notes.note::<std::cell::Cell<u8>>();
+        one.set(7);
+        assert_eq!((notes.note::<std::cell::Cell<u8>>().get(), *notes.note::<u32>()), (7, 0));
+        notes.clear();
+        assert_eq!(notes.note::<std::cell::Cell<u8>>().get(), 0);
+    }
 
     #[derive(Debug, PartialEq)]
     struct Verdict(u8);

@@ -3,7 +3,8 @@
 //!
 //! A place is a zone of servers or of locations (`status_zone`), or a peer of a group. Its counters are a [`Tally`]:
 //! whoever is served costs some tens of plain instructions, and nothing that workers share is written. What was served
-//! is made ready once ([`Served::ready`]) for all places that count it.
+//! is made ready once ([`Served::ready`]) for all places that count it, and what has gone in the usual way has a
+//! counter of its own in place of several.
 //!
 //! Invariant: what has begun and not ended is being processed, so both are counted exactly once, on whichever thread.
 
@@ -29,16 +30,21 @@ pub const TIME_BUCKETS: usize = 16;
 
 // In this order they are read: what ends meanwhile is not counted as ended before it began.
 const ENDED: usize = 0;
-const BEGUN: usize = 1;
-const RECEIVED: usize = 2;
-const SENT: usize = 3;
+/// Those that have ended in the usual way: with [`USUAL_CODE`], and both times in the first bucket. What they count in,
+/// the code, two buckets and the end, is one counter, since most requests are of this kind.
+const USUAL_ENDED: usize = 1;
+/// The same of those that pass: they have begun, too.
+const USUAL_PASSED: usize = 2;
+const BEGUN: usize = 3;
+const RECEIVED: usize = 4;
+const SENT: usize = 5;
 /// When it was chosen last.
-const CHOSEN: usize = 4;
+const CHOSEN: usize = 6;
 /// How often a connection was made, and how long that took together, in microseconds.
-const CONNECTS: usize = 5;
-const CONNECTING: usize = 6;
+const CONNECTS: usize = 7;
+const CONNECTING: usize = 8;
 /// Times until the first byte: their sum in microseconds, then the buckets.
-const FIRST: usize = 7;
+const FIRST: usize = 9;
 /// Times until the end.
 const WHOLE: usize = FIRST + 1 + TIME_BUCKETS;
 const OF_CODES: usize = WHOLE + 1 + TIME_BUCKETS;
@@ -69,6 +75,10 @@ const fn places() -> [u8; 600] {
     places
 }
 
+const USUAL_CODE: u16 = 200;
+const OF_USUAL_CODE: usize = places()[USUAL_CODE as usize] as usize;
+const USUAL_PLACES: Places = Places { first: (FIRST + 1) as u8, whole: (WHOLE + 1) as u8, code: OF_USUAL_CODE as u8 };
+
 /// See the file's head.
 #[derive(Debug, Default)]
 pub struct Traffic(Tally<COUNTERS>);
@@ -89,10 +99,17 @@ pub struct Served {
 }
 
 /// A time in nanoseconds: what two moments of a loop's clock differ by, without the division of a [`Duration`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Nanos(u64);
 
+/// The bound of the first bucket.
+const FIRST_BOUND: Nanos = Nanos(1_000_000);
+
 impl Nanos {
+    fn micros(self) -> u64 {
+        self.0 / 1000
+    }
+
     /// The time from `earlier` to `later`; zero when it is later itself.
     #[inline]
     pub fn between(earlier: Moment, later: Moment) -> Nanos {
@@ -113,21 +130,36 @@ pub struct Ready {
     sent: u64,
     first_micros: u64,
     whole_micros: u64,
-    /// The buckets of both times, and the code.
-    places: [u8; 3],
+    /// `None` for what has gone in the usual way.
+    places: Option<Places>,
+}
+
+/// The buckets of both times, and the code.
+#[derive(Clone, Copy, Debug)]
+struct Places {
+    first: u8,
+    whole: u8,
+    code: u8,
 }
 
 impl Served {
     /// For every place that counts it.
     #[inline]
     pub fn ready(&self) -> Ready {
+        let (received, sent) = (self.received, self.sent);
+        if let (Some(USUAL_CODE), Some(first), Some(whole)) = (self.code, self.first_byte, self.whole)
+            && first.max(whole) <= FIRST_BOUND
+        {
+            let (first_micros, whole_micros) = (first.micros(), whole.micros());
+            return Ready { received, sent, first_micros, whole_micros, places: None };
+        }
         let (first_micros, first) = place_of(FIRST, self.first_byte);
         let (whole_micros, whole) = place_of(WHOLE, self.whole);
         let code = match self.code {
             Some(code) => PLACES.get(usize::from(code)).map_or((OTHERS + CLASSES) as u8, |&place| place),
             None => NOTHING as u8,
         };
-        Ready { received: self.received, sent: self.sent, first_micros, whole_micros, places: [first, whole, code] }
+        Ready { received, sent, first_micros, whole_micros, places: Some(Places { first, whole, code }) }
     }
 }
 
@@ -135,25 +167,49 @@ impl Served {
 #[inline]
 fn place_of(sum: usize, time: Option<Nanos>) -> (u64, u8) {
     match time {
-        Some(Nanos(nanos)) => (nanos / 1000, (sum + 1 + bucket_of(nanos)) as u8),
+        Some(time) => (time.micros(), (sum + 1 + bucket_of(time.0)) as u8),
         None => (0, NOTHING as u8),
     }
 }
 
 impl Ready {
+    /// Counts all of it; for what has gone in the usual way, `usual` says that it is over, too. Whether that is so.
     #[inline]
-    fn count(&self, own: Own<'_, COUNTERS>) {
-        let [first, whole, code] = self.places.map(|place| usize::from(place) % COUNTERS);
+    fn count(&self, own: Own<'_, COUNTERS>, usual: usize) -> bool {
+        self.add_sums(own);
+        match self.places {
+            Some(places) => places.count(own),
+            None => own.add(usual, 1),
+        }
+        self.places.is_none()
+    }
+
+    #[inline]
+    fn add_sums(&self, own: Own<'_, COUNTERS>) {
         own.add_each([
-            (code, 1),
-            (whole, 1),
-            (first, 1),
             (WHOLE, self.whole_micros),
             (FIRST, self.first_micros),
             (SENT, self.sent),
             (RECEIVED, self.received),
         ]);
     }
+}
+
+impl Places {
+    #[inline]
+    fn count(self, own: Own<'_, COUNTERS>) {
+        own.add_each([self.first, self.whole, self.code].map(|place| (usize::from(place) % COUNTERS, 1)));
+    }
+}
+
+/// What is counted together as what it stands for.
+fn apart(mut counters: [u64; COUNTERS]) -> [u64; COUNTERS] {
+    let [ended, passed] = [USUAL_ENDED, USUAL_PASSED].map(|usual| std::mem::take(&mut counters[usual]));
+    counters[BEGUN] += passed;
+    for place in [ENDED, FIRST + 1, WHOLE + 1, OF_USUAL_CODE] {
+        counters[place] += ended + passed;
+    }
+    counters
 }
 
 impl Traffic {
@@ -183,34 +239,38 @@ impl Traffic {
         self.0.own().add(ENDED, 1);
     }
 
-    /// How it has gone.
+    /// How it has gone: [`Traffic::end`] counts that it is over.
     #[inline]
     pub fn note(&self, served: &Served) {
-        served.ready().count(self.0.own());
+        let (own, served) = (self.0.own(), served.ready());
+        served.add_sums(own);
+        served.places.unwrap_or(USUAL_PLACES).count(own);
     }
 
     /// It is over, and has gone like this.
     #[inline]
     pub fn finish(&self, served: &Ready) {
         let own = self.0.own();
-        served.count(own);
-        own.add(ENDED, 1);
+        // What is read first is written last: who sees that it has ended sees all of it.
+        if !served.count(own, USUAL_ENDED) {
+            own.add(ENDED, 1);
+        }
     }
 
     /// It has begun, gone like this, and is over.
     #[inline]
     pub fn pass(&self, served: &Ready) {
         let own = self.0.own();
-        served.count(own);
-        // What is read first is written last: who sees that it has begun sees all of it.
-        own.add_each([(BEGUN, 1), (ENDED, 1)]);
+        if !served.count(own, USUAL_PASSED) {
+            own.add_each([(BEGUN, 1), (ENDED, 1)]);
+        }
     }
 
     /// The figures by now.
     pub fn figures(&self) -> TrafficFigures {
         let ever = self.0.sums();
-        let processing = ever[BEGUN].saturating_sub(ever[ENDED]);
-        TrafficFigures { processing, counters: self.0.after_reset(ever) }
+        let processing = ever[BEGUN].saturating_sub(ever[ENDED]).saturating_sub(ever[USUAL_ENDED]);
+        TrafficFigures { processing, counters: apart(self.0.after_reset(ever)) }
     }
 
     /// When it was chosen last, by the loops' clock; `None` for never.
@@ -228,7 +288,7 @@ impl Traffic {
 #[inline]
 fn bucket_of(nanos: u64) -> usize {
     // Most are.
-    if nanos <= 1_000_000 {
+    if nanos <= FIRST_BOUND.0 {
         return 0;
     }
     let bits = u64::BITS - ((nanos - 1) / 1_000_000).leading_zeros();
@@ -529,6 +589,45 @@ mod tests {
         traffic.reset();
         let figures = traffic.figures();
         assert_eq!((figures.begun(), figures.responses(), figures.processing()), (0, 0, 1));
+    }
+
+    #[test]
+    fn what_goes_in_the_usual_way_counts_as_everything_else_does() {
+        let millis = |millis: u64| Some(Nanos::from(Duration::from_millis(millis)));
+        let (whole, sent) = (millis(1), 7);
+        let usual = Served { code: Some(200), received: 5, sent, first_byte: millis(0), whole };
+        let others = [
+            Served { whole: millis(2), ..usual },
+            Served { first_byte: None, ..usual },
+            Served { code: Some(201), ..usual },
+            Served { code: None, ..usual },
+        ];
+        assert!(usual.ready().places.is_none() && others.iter().all(|other| other.ready().places.is_some()));
+        let all = || others.iter().chain([&usual, &usual]);
+        let (finished, passed, noted) = (Traffic::default(), Traffic::default(), Traffic::default());
+        for served in all() {
+            finished.begin();
+            finished.finish(&served.ready());
+            passed.pass(&served.ready());
+            noted.begin();
+            noted.note(served);
+            noted.end();
+        }
+        finished.begin();
+        assert_eq!((finished.figures().processing(), finished.figures().begun()), (1, 7));
+        assert_eq!((passed.figures().processing(), passed.figures().begun()), (0, 6));
+        for figures in [finished.figures(), passed.figures(), noted.figures()] {
+            assert_eq!((figures.ended(), figures.responses(), figures.discarded()), (6, 5, 1));
+            assert_eq!(figures.codes().collect::<Vec<_>>(), [(200, 4), (201, 1)]);
+            assert_eq!((figures.received(), figures.sent()), (30, 42));
+            assert_eq!((figures.whole().count(), figures.whole().sum()), (6, Duration::from_millis(7)));
+            let counts: Vec<_> = figures.whole().cumulative().map(|(_, count)| count).collect();
+            assert_eq!((counts[0], counts[1], figures.first_byte().count()), (5, 6, 5));
+        }
+        passed.reset();
+        all().for_each(|served| passed.pass(&served.ready()));
+        let figures = passed.figures();
+        assert_eq!((figures.begun(), figures.ended(), figures.responses()), (6, 6, 5));
     }
 
     #[test]

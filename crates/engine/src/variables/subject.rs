@@ -116,7 +116,7 @@ pub trait Subject: Sized + 'static {
 
     /// Gives a stored variable its value.
     fn store_variable(&self, id: VariableId, value: &[u8]) {
-        store(self, id, Stored::Value(value.into()));
+        store(self, id, Stored::Value(Value::new(value)));
     }
 
     /// Gives a variable the value that `set` says, in the way of whoever defines it.
@@ -136,6 +136,7 @@ pub trait Subject: Sized + 'static {
         }
         match self.values().0.borrow().get(id.0 as usize) {
             Some(Stored::Value(value)) => {
+                let value = value.bytes();
                 if depth > 0 && !spend(self, id, COPY_COST + value.len()) {
                     return false;
                 }
@@ -160,7 +161,7 @@ pub trait Subject: Sized + 'static {
                     return false;
                 }
                 if !is_volatile {
-                    store(self, id, if found { Stored::Value(out[start..].into()) } else { Stored::Missing });
+                    store(self, id, if found { Stored::Value(Value::new(&out[start..])) } else { Stored::Missing });
                 }
                 found
             }
@@ -192,7 +193,37 @@ enum Stored {
     Nothing,
     /// It was worked out, and there is no value.
     Missing,
-    Value(Box<[u8]>),
+    Value(Value),
+}
+
+/// A value, with memory of its own if it is not short: most of those that a configuration chooses among are.
+enum Value {
+    Short { length: u8, bytes: [u8; SHORT_MAX] },
+    Long(Box<[u8]>),
+}
+
+/// As much as has room where a long one has its address and its length.
+const SHORT_MAX: usize = 22;
+const _: () = assert!(size_of::<Stored>() == 24);
+
+impl Value {
+    fn new(value: &[u8]) -> Value {
+        let mut bytes = [0; SHORT_MAX];
+        match bytes.get_mut(..value.len()) {
+            Some(start) => {
+                start.copy_from_slice(value);
+                Value::Short { length: value.len() as u8, bytes }
+            }
+            None => Value::Long(value.into()),
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Value::Short { length, bytes } => &bytes[..usize::from(*length)],
+            Value::Long(bytes) => bytes,
+        }
+    }
 }
 
 impl Values {
@@ -209,7 +240,14 @@ pub struct Evaluation {
     depth: Cell<u32>,
     nested_cost: Cell<usize>,
     is_too_costly: Cell<bool>,
+    /// Memory for texts that are looked at and forgotten.
+    buffers: RefCell<Vec<Vec<u8>>>,
 }
+
+/// How many of them are kept, and how long they may be: for a variable that asks for another one.
+const BUFFERS_MAX: usize = 2;
+const BUFFER_BYTES: usize = 64;
+const BUFFER_BYTES_MAX: usize = 1024;
 
 /// The last regular expression that matched: where its groups stand, and in what.
 #[derive(Clone, Default)]
@@ -225,6 +263,19 @@ impl Evaluation {
         self.depth.set(0);
         self.nested_cost.set(0);
         self.is_too_costly.set(false);
+    }
+
+    /// Lends an empty buffer.
+    pub(super) fn with_buffer<T>(&self, f: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let kept = self.buffers.borrow_mut().pop();
+        let mut buffer = kept.unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES));
+        let result = f(&mut buffer);
+        buffer.clear();
+        let mut buffers = self.buffers.borrow_mut();
+        if buffers.len() < BUFFERS_MAX && buffer.capacity() <= BUFFER_BYTES_MAX {
+            buffers.push(buffer);
+        }
+        result
     }
 
     /// The captures of another subject, for one that goes on where that stands.

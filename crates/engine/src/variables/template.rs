@@ -156,6 +156,17 @@ impl<S: Subject> Template<S> {
         self.as_constant().map_or_else(|| Cow::Owned(self.evaluate(subject)), Cow::Borrowed)
     }
 
+    /// Lets `look` see the text for this subject, for which there is no memory of its own.
+    pub fn with_text<T>(&self, subject: &S, look: impl FnOnce(&[u8]) -> T) -> T {
+        match self.as_constant() {
+            Some(text) => look(text),
+            None => subject.evaluation().with_buffer(|out| {
+                self.append(subject, out);
+                look(out)
+            }),
+        }
+    }
+
     /// The text for this subject.
     pub fn evaluate(&self, subject: &S) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);

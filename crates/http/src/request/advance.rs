@@ -68,6 +68,8 @@ pub fn advance(request: &mut Request) -> Step {
                 let scope = request.scope;
                 let conf = configuration.http().conf(&bound, scope);
                 match bound.handler.decide(request, conf) {
+                    // Most have nothing against it: no more is to be done then.
+                    Decision::Flow(Flow::Next) => continue,
                     Decision::Flow(flow) => flow,
                     Decision::MustWait => return Step::Wait(Waiting(bound, scope)),
                 }
@@ -263,6 +265,9 @@ pub fn log(request: &mut Request) {
     for bound in &scope.handlers[Phase::Log as usize] {
         // Nothing waits and nothing is decided any more.
         let _ = bound.handler.decide(request, scope.conf(bound.module));
+    }
+    for then in std::mem::take(&mut request.when_logged) {
+        then(request);
     }
     if scope.core.post_action.is_set() {
         post_action::begin(request);

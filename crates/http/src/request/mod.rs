@@ -62,7 +62,7 @@ use gale_base::log_level::Level;
 use gale_engine::configuration::{ScopeId, ServerId};
 use gale_engine::connections::{ConnectionInfo, address_text};
 use gale_engine::log::{Describe, Fields};
-use gale_engine::notes::Notes;
+use gale_engine::notes::{Notes, SharedNotes};
 use gale_engine::resolver::Resolver;
 use gale_engine::variables::subject::{Evaluation, Values};
 
@@ -149,6 +149,8 @@ pub struct Request {
     pub(crate) exchange: Option<Rc<dyn Exchange>>,
     /// It counts as one that its server's zone has under way.
     pub(crate) is_counted: bool,
+    /// What is called when it is logged.
+    when_logged: Vec<fn(&mut Request)>,
     /// Counts what somebody counts of it when it is over.
     pub(crate) at_end: Option<fn(&Request)>,
     /// When its response began to leave.
@@ -180,7 +182,7 @@ pub struct Request {
 #[derive(Default)]
 pub(crate) struct Shared {
     pub(crate) values: Values,
-    notes: RefCell<Notes>,
+    notes: RefCell<SharedNotes>,
     /// The holds of subrequests, until the client's request is over.
     held: RefCell<Notes>,
     id: Cell<Option<[u8; 16]>>,
@@ -239,6 +241,7 @@ impl Request {
             passed_to: None,
             exchange: None,
             is_counted: false,
+            when_logged: Vec::new(),
             at_end: None,
             answered: None,
             closes_connection: Cell::new(false),
@@ -300,6 +303,7 @@ impl Request {
         self.exchange = None;
         self.is_counted = false;
         self.at_end = None;
+        self.when_logged.clear();
         self.answered = None;
         self.closes_connection.set(false);
         self.nesting = 0;
@@ -384,13 +388,13 @@ impl Request {
 
     /// The note of this type that a request and its subrequests have in common: an empty one at first.
     pub fn shared_note<T: Default + 'static>(&self) -> Rc<T> {
-        let mut notes = self.shared.notes.borrow_mut();
-        if let Some(note) = notes.get::<Rc<T>>() {
-            return Rc::clone(note);
-        }
-        let note = Rc::<T>::default();
-        notes.put(Rc::clone(&note));
-        note
+        self.shared.notes.borrow_mut().note()
+    }
+
+    /// Calls `then` when the request is logged, behind the handlers of the log phase: for what few requests need, which
+    /// would be a handler that all of them run.
+    pub fn when_logged(&mut self, then: fn(&mut Request)) {
+        self.when_logged.push(then);
     }
 
     /// Drops `value` when the request is over. A subrequest is over with the client's request that it is a part of; a

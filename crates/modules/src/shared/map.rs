@@ -56,12 +56,12 @@ struct Entry {
 
 impl<S: Subject> Definition<S> for Map<S> {
     fn append(&self, subject: &S, out: &mut Vec<u8>) -> bool {
-        let source = self.source.evaluate(subject);
-        let mut key: &[u8] = &source;
-        if self.has_hostnames {
-            key = key.strip_suffix(b".").unwrap_or(key);
-        }
-        let value = self.find(subject, key).or(self.default);
+        let value = self.source.with_text(subject, |mut key| {
+            if self.has_hostnames {
+                key = key.strip_suffix(b".").unwrap_or(key);
+            }
+            self.find(subject, key).or(self.default)
+        });
         if let Some(value) = value {
             self.values[value].append(subject, out);
         }

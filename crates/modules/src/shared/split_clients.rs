@@ -46,7 +46,7 @@ struct Part {
 
 impl<S: Subject> Definition<S> for Split<S> {
     fn append(&self, subject: &S, out: &mut Vec<u8>) -> bool {
-        let hash = murmur_hash2(&self.source.evaluate(subject));
+        let hash = self.source.with_text(subject, murmur_hash2);
         if let Some(part) = self.parts.iter().find(|part| part.end.is_none_or(|end| hash < end)) {
             out.extend_from_slice(&part.value);
         }

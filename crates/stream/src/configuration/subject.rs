@@ -41,11 +41,7 @@ impl Subject for Session {
     }
 
     fn shared_note<T: Default + 'static>(&self) -> Rc<T> {
-        let mut notes = self.shared_notes.borrow_mut();
-        if !notes.has::<Rc<T>>() {
-            notes.put(Rc::<T>::default());
-        }
-        Rc::clone(notes.get().expect("it was put there"))
+        self.shared_notes.borrow_mut().note()
     }
 
     fn hold<T: 'static>(&mut self, value: T) {

@@ -18,7 +18,7 @@ use std::rc::Rc;
 use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
 use gale_engine::connections::{Carried, ConnectionInfo};
-use gale_engine::notes::Notes;
+use gale_engine::notes::{Notes, SharedNotes};
 use gale_engine::tls::TlsStream;
 use gale_engine::transport::Transport;
 use gale_engine::variables::subject::{Evaluation, Subject, Values};
@@ -62,7 +62,7 @@ pub struct Session {
     pub(crate) address: OnceCell<SocketAddress>,
     pub(crate) values: Values,
     pub(crate) evaluation: Evaluation,
-    pub(crate) shared_notes: RefCell<Notes>,
+    pub(crate) shared_notes: RefCell<SharedNotes>,
     pub(crate) held: Notes,
     /// What came from the client, in bytes.
     received: Cell<u64>,
