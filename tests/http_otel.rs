@@ -36,6 +36,8 @@ with_each_driver!(
     contexts_are_taken_passed_on_both_or_neither,
     a_context_that_is_none_is_not_believed,
     requests_are_sampled_by_a_variable,
+    requests_are_sampled_by_chance,
+    an_id_is_made_for_a_request_without_a_span_where_it_is_told,
     a_request_has_one_span_whatever_becomes_of_it,
     names_and_attributes_come_from_variables,
     what_is_no_utf8_is_replaced,
@@ -491,6 +493,56 @@ fn requests_are_sampled_by_a_variable(driver: Driver) {
         }
     }
     assert!(counts.iter().all(|&count| count > 5), "{counts:?}");
+    server.stop();
+}
+
+fn requests_are_sampled_by_chance(driver: Driver) {
+    let collector = Collector::new();
+    let server = setup(
+        driver,
+        &format!(
+            "{} server {{ listen %UNIX%; otel_trace_context inject;
+             location /some {{ otel_trace 50%; return 200 $http_traceparent; }}
+             location /all {{ otel_trace 100%; return 200 $http_traceparent; }}
+             location /none {{ otel_trace 0%; return 200 $http_traceparent; }} }}",
+            collector.block()
+        ),
+    )
+    .start();
+    let mut client = server.connect();
+    let mut is_traced = |path: &str| {
+        let text = client.get(path).text().to_owned();
+        let is_traced = text.ends_with("-01");
+        assert!(is_traced || text.ends_with("-00"), "{text}");
+        if is_traced {
+            assert_eq!(collector.span().trace_id, text[3..35]);
+        }
+        is_traced
+    };
+    // That all of two hundred are alike by chance does not happen.
+    let some: Vec<bool> = (0..200).map(|_| is_traced("/some")).collect();
+    assert!(some.contains(&true) && some.contains(&false));
+    assert!((0..20).all(|_| is_traced("/all")) && !(0..20).any(|_| is_traced("/none")));
+    server.stop();
+}
+
+fn an_id_is_made_for_a_request_without_a_span_where_it_is_told(driver: Driver) {
+    let collector = Collector::new();
+    let server = setup(
+        driver,
+        &format!(
+            "{} server {{ listen %UNIX%; otel_trace 0%; location / {{ return 200 \"$otel_trace_id $otel_trace_id\"; }}
+             location /extracting {{ otel_trace_context extract; return 200 \"$otel_trace_id $otel_parent_id\"; }} }}",
+            collector.block()
+        ),
+    )
+    .start();
+    let mut client = server.connect();
+    let text = client.get("/").text().to_owned();
+    let (first, second) = text.split_once(' ').expect("two ids");
+    assert!(first.len() == 32 && first == second, "{text}");
+    assert_ne!(client.get("/").text(), text);
+    assert_eq!(client.ask(traced("/extracting", &parent_fields())).text(), format!("{TRACE} {PARENT}"));
     server.stop();
 }
 

@@ -4,7 +4,7 @@
 //! A client is believed in what has the standard's form; anything else counts as not sent. Where there are several
 //! `traceparent`s, none counts.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::OnceCell;
 use std::io;
 
 use gale_http::request::Request;
@@ -49,8 +49,6 @@ pub(super) struct TraceContext {
 #[derive(Default)]
 pub(super) struct Note {
     context: OnceCell<TraceContext>,
-    /// Whether it is traced was asked.
-    pub is_decided: Cell<bool>,
 }
 
 impl Note {

@@ -44,7 +44,7 @@ pub(super) struct Resource {
 pub(super) struct ScopeSpans {
     #[prost(message, optional, tag = "1")]
     pub scope: Option<InstrumentationScope>,
-    /// Each is an encoded [`Span`]: a message within a message has the form of bytes.
+    /// Each is an encoded span (`encoder.rs`): a message within a message has the form of bytes.
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub spans: Vec<Vec<u8>>,
 }
@@ -58,42 +58,6 @@ pub(super) struct InstrumentationScope {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Span {
-    #[prost(bytes = "vec", tag = "1")]
-    pub trace_id: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub span_id: Vec<u8>,
-    #[prost(string, tag = "3")]
-    pub trace_state: String,
-    #[prost(bytes = "vec", tag = "4")]
-    pub parent_span_id: Vec<u8>,
-    #[prost(string, tag = "5")]
-    pub name: String,
-    #[prost(int32, tag = "6")]
-    pub kind: i32,
-    #[prost(fixed64, tag = "7")]
-    pub start_time_unix_nano: u64,
-    #[prost(fixed64, tag = "8")]
-    pub end_time_unix_nano: u64,
-    #[prost(message, repeated, tag = "9")]
-    pub attributes: Vec<KeyValue>,
-    #[prost(message, optional, tag = "15")]
-    pub status: Option<Status>,
-}
-
-/// `Span.SPAN_KIND_SERVER`
-pub(super) const SPAN_KIND_SERVER: i32 = 2;
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Status {
-    #[prost(int32, tag = "3")]
-    pub code: i32,
-}
-
-/// `Status.STATUS_CODE_ERROR`
-pub(super) const STATUS_CODE_ERROR: i32 = 2;
-
-#[derive(Clone, PartialEq, Message)]
 pub(super) struct KeyValue {
     #[prost(string, tag = "1")]
     pub key: String,
@@ -103,7 +67,7 @@ pub(super) struct KeyValue {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct AnyValue {
-    #[prost(oneof = "Value", tags = "1, 3, 5")]
+    #[prost(oneof = "Value", tags = "1")]
     pub value: Option<Value>,
 }
 
@@ -111,38 +75,12 @@ pub(super) struct AnyValue {
 pub(super) enum Value {
     #[prost(string, tag = "1")]
     String(String),
-    #[prost(int64, tag = "3")]
-    Int(i64),
-    #[prost(message, tag = "5")]
-    Array(ArrayValue),
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ArrayValue {
-    #[prost(message, repeated, tag = "1")]
-    pub values: Vec<AnyValue>,
 }
 
 impl KeyValue {
-    /// An attribute with a text. Strings of protocol buffers are UTF-8, and a collector may refuse all that comes with
-    /// one that is not: what a client has sent otherwise becomes U+FFFD.
+    /// An attribute with a text.
     pub fn text(key: &str, text: &[u8]) -> KeyValue {
-        KeyValue::of(key, Value::String(utf8(text)))
-    }
-
-    /// An attribute with a number.
-    pub fn number(key: &str, number: u64) -> KeyValue {
-        KeyValue::of(key, Value::Int(i64::try_from(number).unwrap_or(i64::MAX)))
-    }
-
-    /// An attribute with a list of one text.
-    pub fn list(key: &str, text: &[u8]) -> KeyValue {
-        let value = AnyValue { value: Some(Value::String(utf8(text))) };
-        KeyValue::of(key, Value::Array(ArrayValue { values: vec![value] }))
-    }
-
-    fn of(key: &str, value: Value) -> KeyValue {
-        KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }) }
+        KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(Value::String(utf8(text))) }) }
     }
 }
 
@@ -157,24 +95,16 @@ mod tests {
 
     #[test]
     fn a_message_is_what_the_definitions_say_byte_by_byte() {
-        let span = Span {
-            trace_id: vec![1, 2],
-            span_id: vec![3],
-            name: "/".to_owned(),
-            kind: SPAN_KIND_SERVER,
-            start_time_unix_nano: 1,
-            attributes: vec![KeyValue::text("a", b"\xff"), KeyValue::number("b", 300), KeyValue::list("c", b"x")],
-            status: Some(Status { code: STATUS_CODE_ERROR }),
-            ..Span::default()
-        };
+        let span = b"as it is encoded";
+        let resource = Resource { attributes: vec![KeyValue::text("a", b"\xff")] };
         let scope = InstrumentationScope { name: "s".to_owned(), version: String::new() };
-        let scope_spans = vec![ScopeSpans { scope: Some(scope), spans: vec![span.encode_to_vec()] }];
-        let request = ExportTraceServiceRequest { resource_spans: vec![ResourceSpans { resource: None, scope_spans }] };
-        let span = b"\x0a\x02\x01\x02\x12\x01\x03\x2a\x01/\x30\x02\x39\x01\0\0\0\0\0\0\0\
-            \x4a\x0a\x0a\x01a\x12\x05\x0a\x03\xef\xbf\xbd\x4a\x08\x0a\x01b\x12\x03\x18\xac\x02\
-            \x4a\x0c\x0a\x01c\x12\x07\x2a\x05\x0a\x03\x0a\x01x\x7a\x02\x18\x02";
+        let scope_spans = vec![ScopeSpans { scope: Some(scope), spans: vec![span.to_vec()] }];
+        let request =
+            ExportTraceServiceRequest { resource_spans: vec![ResourceSpans { resource: Some(resource), scope_spans }] };
         let length = u8::try_from(span.len()).unwrap();
-        let expected = [&[0x0a, length + 9, 0x12, length + 7, 0x0a, 3, 0x0a, 1, b's', 0x12, length][..], span].concat();
+        let resource = b"\x0a\x0c\x0a\x0a\x0a\x01a\x12\x05\x0a\x03\xef\xbf\xbd";
+        let scope = [0x12, length + 7, 0x0a, 3, 0x0a, 1, b's', 0x12, length];
+        let expected = [&[0x0a, length + 9 + 14][..], resource, &scope, span].concat();
         assert_eq!(request.encode_to_vec(), expected);
     }
 

@@ -2,7 +2,7 @@
 //!   otel_exporter { … }                                        http; see `exporter.rs`
 //!   otel_service_name NAME;                                    http
 //!   otel_resource_attr NAME VALUE;                             http
-//!   otel_trace on | off | $VARIABLE;                           http, server, location
+//!   otel_trace on | off | PERCENT% | $VARIABLE;                http, server, location (a percentage is Gale's own)
 //!   otel_trace_context extract | inject | propagate | ignore;  http, server, location
 //!   otel_span_name NAME;                                       http, server, location
 //!   otel_span_attr NAME VALUE;                                 http, server, location
@@ -10,26 +10,28 @@
 //! (<https://nginx.org/en/docs/ngx_otel_module.html>)
 //!
 //! ```text
-//!   head ─► rewrite phase: traced?  ─► … ─► log phase: its span ─► queue ─► exporter ─► collector
+//!   head ─► rewrite phase: traced?  ─► … ─► logged: its span ───► queue ─► exporter ─► collector
 //!           context                                    span        of the loop   a service
 //! ```
 //!
 //! A client's request has a span, subrequests have none. Whether there is one is settled once, in the first location; a
-//! redirect changes nothing. No request ever waits for a collector: a queue that is full drops spans.
+//! redirect changes nothing. Ids are made for those that have one, and where a variable or a server is told them. No
+//! request ever waits for a collector: a queue that is full drops spans.
 
 mod collector;
 mod context;
+mod encoder;
 mod exporter;
 mod messages;
 mod queue;
 mod span;
 
 use std::any::Any;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use bstr::{BString, ByteSlice};
 use gale_base::log_level::Level;
+use gale_base::units;
 use gale_config::{
     Body as Block, Contexts, Custom, Diagnostic, Many, ManyWith, One, OneWith, Setting, Statement, Takes, slot, values,
 };
@@ -87,7 +89,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "off",
-            about: "Whether requests are traced: a variable that is on or 1 says so, too.",
+            about: "Whether requests are traced: all, none, so many of a hundred by chance (1%), or those for which a \
+                    variable is on or 1.",
             store: &OneWith { parse: trace, slot: slot!(Conf, trace) },
         },
         Directive {
@@ -136,11 +139,7 @@ pub static MODULE: Module = Module {
                 append(out, if with_context(request, is_sampled) { b"1" } else { b"0" })
             }),
         ],
-        handlers: &[
-            (Phase::Rewrite, &Decide { applies: Conf::looks_at_requests, run: begin }),
-            // A location without traces may end what another one has begun.
-            (Phase::Log, &Decide { applies: |conf: &Conf| conf.exporter.is_some(), run: end }),
-        ],
+        handlers: &[(Phase::Rewrite, &Decide { applies: Conf::looks_at_requests, run: begin })],
         ..HttpPart::EMPTY
     }],
 };
@@ -165,6 +164,8 @@ struct Conf {
 enum Trace {
     Off,
     On,
+    /// Those whose random number is below it.
+    Share(u64),
     By(Template),
 }
 
@@ -200,13 +201,21 @@ fn exporter(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Re
 }
 
 fn trace(builder: &mut Builder, statement: &Statement) -> Result<Trace, Diagnostic> {
-    let template = builder.http_mut().template(&statement.args[0])?;
-    Ok(match template.as_constant() {
-        Some(text) if is_on(text) => Trace::On,
-        Some(_) => Trace::Off,
-        None => Trace::By(template),
-    })
+    let word = &statement.args[0];
+    let template = builder.http_mut().template(word)?;
+    let Some(text) = template.as_constant() else { return Ok(Trace::By(template)) };
+    if let Some(number) = text.strip_suffix(b"%") {
+        return match units::parse_fixed_point(number, 2) {
+            Some(WHOLE) => Ok(Trace::On),
+            Some(share) if share < WHOLE => Ok(Trace::Share(u64::MAX / WHOLE * share)),
+            _ => Err(Diagnostic::emerg(format!("invalid percent value \"{}\"", word.text)).at(word.span)),
+        };
+    }
+    Ok(if is_on(text) { Trace::On } else { Trace::Off })
 }
+
+/// All requests, in hundredths of a percent.
+const WHOLE: u64 = 10_000;
 
 /// As nginx reads it: everything else is off.
 fn is_on(text: &[u8]) -> bool {
@@ -254,43 +263,43 @@ fn with_context<T>(request: &Request, look: impl FnOnce(&TraceContext) -> T) -> 
     look(request.shared_note::<Note>().context(request, extracts))
 }
 
-/// The module's note on a request that has a span.
-struct Sampled;
-
 /// Settles whether a client's request is traced.
 fn begin(request: &mut Request, conf: &Conf) -> Flow {
+    // Whoever has begun anew was settled before.
     if !request.is_main() || request.is_redirected() {
         return Flow::Next;
     }
     let Propagation { extracts, injects } = *conf.propagation.get();
-    let note = request.shared_note::<Note>();
-    if note.is_decided.replace(true) {
-        return Flow::Next;
+    let context = |request: &Request| _ = request.shared_note::<Note>().context(request, || extracts);
+    if extracts || injects {
+        // Before the decision, which may depend on it.
+        context(request);
     }
-    // Before the decision, which may depend on it.
-    let context = note.context(request, || extracts);
     let is_sampled = match conf.trace.get() {
         Trace::Off => false,
         Trace::On => true,
-        Trace::By(template) => is_on(&template.evaluate(request)),
+        Trace::Share(below) => gale_runtime::random_u64() < *below,
+        Trace::By(template) => template.with_text(request, is_on),
     };
     if is_sampled {
-        request.notes.put(Sampled);
+        context(request);
+        request.when_logged(end);
     }
-    if injects && let Err(error) = context.inject(request, is_sampled) {
-        request.log(Level::Alert, format_args!("the trace context cannot be passed on: {error}"));
+    if injects {
+        let note = request.shared_note::<Note>();
+        if let Err(error) = note.context(request, || extracts).inject(request, is_sampled) {
+            request.log(Level::Alert, format_args!("the trace context cannot be passed on: {error}"));
+        }
     }
     Flow::Next
 }
 
 /// Hands the span of a request that is over to the exporter.
-fn end(request: &mut Request, conf: &Conf) -> Flow {
-    if let Some(exporter) = &conf.exporter
-        && request.notes.take::<Sampled>().is_some()
-    {
-        let note: Rc<Note> = request.shared_note();
-        let span = span::encode(request, conf, note.context(request, || false));
+fn end(request: &mut Request) {
+    // A location without traces may end what another one has begun.
+    let Some(conf) = request.scope().conf_of::<Conf>() else { return };
+    if let Some(exporter) = &conf.exporter {
+        let span = with_context(request, |context| span::encode(request, conf, context));
         Queue::of(&request.worker().common).add(span, exporter.limits);
     }
-    Flow::Next
 }
