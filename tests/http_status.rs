@@ -331,6 +331,7 @@ fn caches_count_how_they_were_used(driver: Driver) {
     assert_eq!((&cache["miss"]["responses"], &cache["miss"]["bytes"]), (&json!(1), &json!(5)));
     assert_eq!((&cache["hit"]["bytes"], &cache["stale"]["responses"]), (&json!(15), &json!(0)));
     assert_eq!((&cache["max_size"], &cache["cold"]), (&json!(9 << 20), &json!(false)));
+    assert_eq!(cache["disk_answers"], true);
     assert_eq!((&cache["entries"], &cache["collapsed"], &cache["disk_errors"]), (&json!(1), &json!(0), &json!(0)));
     assert!(cache["loaded"].is_u64() && cache["disk_timeouts"].is_u64() && cache["evicted"].is_u64());
     assert!(cache["size"].as_u64() > Some(0) && cache["miss"]["bytes_written"].as_u64() > Some(5));

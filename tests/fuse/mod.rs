@@ -4,12 +4,18 @@
 //! All files lie in its root, are 200,000 bytes long by what it says, and are told apart by the first letter of their
 //! names: `g` is well, `e` fails with EIO from the middle on, `s` is shorter than it says, `h` is never read. A test
 //! may put files of its own beside them, whose reads from a place on fail, or wait until it lets them go on.
+//!
+//! [`disk::Disk`] is one that can be written to.
+
+#![allow(dead_code, reason = "every test program uses a part of it")]
+
+pub mod disk;
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
@@ -38,6 +44,9 @@ const INIT: u32 = 26;
 const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 
+/// What is not answered.
+const FORGOTTEN: [u32; 3] = [FORGET, BATCH_FORGET, INTERRUPT];
+
 /// Every read reaches us.
 const FOPEN_DIRECT_IO: u32 = 1;
 
@@ -52,7 +61,6 @@ pub struct FileSystem {
     connection: File,
     thread: Option<JoinHandle<()>>,
     /// Told of each read that will not be answered.
-    #[allow(dead_code, reason = "not every test program waits for it")]
     hanging: Receiver<()>,
     /// Nothing is answered.
     is_hung: Arc<AtomicBool>,
@@ -80,15 +88,8 @@ pub enum Fault {
 impl FileSystem {
     /// None where it cannot be mounted: in a container that forbids it.
     pub fn mount() -> Option<FileSystem> {
-        let connection = File::options().read(true).write(true).open("/dev/fuse").ok()?;
         let directory = Directory::new();
-        let point = directory.path().join("fuse");
-        std::fs::create_dir(&point).expect("ours");
-        let options =
-            format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other,max_read=131072", connection.as_raw_fd());
-        let options = std::ffi::CString::new(options).expect("without NUL");
-        let flags = MountFlags::NOSUID | MountFlags::NODEV;
-        rustix::mount::mount("gale-test", &point, "fuse", flags, Some(&*options)).ok()?;
+        let connection = connect(&directory.path().join("fuse"))?;
         let own = connection.try_clone().expect("a descriptor");
         let (tell, hanging) = std::sync::mpsc::channel();
         let is_hung = Arc::new(AtomicBool::new(false));
@@ -100,14 +101,12 @@ impl FileSystem {
     }
 
     /// Puts a file there.
-    #[allow(dead_code, reason = "not every test program has files of its own")]
     pub fn put(&self, name: &str, content: Vec<u8>) {
         self.own.lock().unwrap().files.insert(name.into(), content);
     }
 
     /// From now on reads that go beyond this place of a file that was put there end so, or as they should: then what
     /// has waited goes on.
-    #[allow(dead_code, reason = "not every test program has files of its own")]
     pub fn set_fault(&self, fault: Option<(Fault, usize)>) {
         let mut own = self.own.lock().unwrap();
         own.fault = fault;
@@ -118,14 +117,12 @@ impl FileSystem {
     }
 
     /// From now on nothing is answered, or everything again. What hung by then hangs for ever.
-    #[allow(dead_code, reason = "not every test program hangs all of it")]
     pub fn set_hung(&self, is_hung: bool) {
         self.is_hung.store(is_hung, Ordering::SeqCst);
     }
 
     /// Waits until a read has been taken that will not be answered.
     #[track_caller]
-    #[allow(dead_code, reason = "not every test program waits for it")]
     pub fn wait_hanging(&self) {
         self.hanging.recv_timeout(DEADLINE).expect("a read of a file that hangs");
     }
@@ -138,10 +135,42 @@ impl FileSystem {
 impl Drop for FileSystem {
     fn drop(&mut self) {
         // Whoever still waits is told that the file system has gone, and so is the thread.
-        let _ = rustix::mount::unmount(self.point(), UnmountFlags::FORCE | UnmountFlags::DETACH);
+        disconnect(&self.point());
         let _ = self.connection.flush();
         let _ = self.thread.take().map(JoinHandle::join);
     }
+}
+
+/// Mounts a file system of ours; none where that cannot be.
+fn connect(point: &Path) -> Option<File> {
+    let connection = File::options().read(true).write(true).open("/dev/fuse").ok()?;
+    std::fs::create_dir(point).expect("ours");
+    let options =
+        format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other,max_read=131072", connection.as_raw_fd());
+    let options = std::ffi::CString::new(options).expect("without NUL");
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    rustix::mount::mount("gale-test", point, "fuse", flags, Some(&*options)).ok()?;
+    Some(connection)
+}
+
+/// The end of it, for whoever still waits, too.
+fn disconnect(point: &Path) {
+    let _ = rustix::mount::unmount(point, UnmountFlags::FORCE | UnmountFlags::DETACH);
+}
+
+/// `struct fuse_init_out`
+fn init() -> Vec<u8> {
+    fields(&[7, 31, 128 * 1024, 0, 16 << 16 | 12, 128 * 1024, 1, 32, 0, 0, 0, 0, 0, 0, 0, 0])
+}
+
+/// `struct fuse_out_header`, and what follows it.
+fn reply(unique: u64, answer: Result<Vec<u8>, Errno>) -> Vec<u8> {
+    let (error, body) = match answer {
+        Ok(body) => (0, body),
+        Err(error) => (-error.raw_os_error(), Vec::new()),
+    };
+    let head = [fields(&[16 + body.len() as u32, error as u32]), unique.to_ne_bytes().to_vec()].concat();
+    [head, body].concat()
 }
 
 fn serve(mut connection: File, hanging: &Sender<()>, is_hung: &AtomicBool, own: &Mutex<Own>) {
@@ -163,8 +192,8 @@ fn serve(mut connection: File, hanging: &Sender<()>, is_hung: &AtomicBool, own: 
         let first = names.get(node).and_then(|name| name.first()).copied();
         let mut must_wait = false;
         let answer = match operation {
-            INIT => Ok(fields(&[7, 31, 128 * 1024, 0, 16 << 16 | 12, 128 * 1024, 1, 32, 0, 0, 0, 0, 0, 0, 0, 0])),
-            FORGET | BATCH_FORGET | INTERRUPT => continue,
+            INIT => Ok(init()),
+            operation if FORGOTTEN.contains(&operation) => continue,
             LOOKUP => {
                 let name = request[40..length].strip_suffix(b"\0").unwrap_or_default().to_vec();
                 let size = content_of(&name).map(|content| content.len());
@@ -206,12 +235,7 @@ fn serve(mut connection: File, hanging: &Sender<()>, is_hung: &AtomicBool, own: 
             RELEASE | FLUSH => Ok(Vec::new()),
             _ => Err(Errno::NOSYS),
         };
-        let (error, body) = match answer {
-            Ok(body) => (0, body),
-            Err(error) => (-error.raw_os_error(), Vec::new()),
-        };
-        let head = [fields(&[16 + body.len() as u32, error as u32]), unique.to_ne_bytes().to_vec()].concat();
-        let answer = [head, body].concat();
+        let answer = reply(unique, answer);
         if must_wait {
             own.waiting.push(answer);
             let _ = hanging.send(());

@@ -492,7 +492,12 @@ fn stream_server(zone: &ServerZone) -> Value {
 }
 
 fn cache(zone: &CacheZone) -> Value {
-    let mut described = json!({ "size": zone.index.bytes(), "entries": zone.index.stored(), "cold": zone.is_cold() });
+    let mut described = json!({
+        "size": zone.index.bytes(),
+        "entries": zone.index.stored(),
+        "cold": zone.is_cold(),
+        "disk_answers": zone.disk.is_well(),
+    });
     let counters = &zone.counters;
     for (name, counter) in [
         ("collapsed", &counters.collapsed),

@@ -645,6 +645,16 @@ pub(super) static FAMILIES: &[Family] = &[
         |sources, item, out| cache_counter(sources, item, out, |counters| &counters.disk_timeouts),
     ),
     row(
+        "gale_http_cache_disk_answers",
+        Gauge,
+        "Whether requests wait for the disk: 0 while it does not answer.",
+        |sources| sources.caches.len(),
+        |sources, item, out| {
+            let (name, cache) = &sources.caches[item];
+            out.sample(&[("cache", name)], u64::from(cache.disk.is_well()));
+        },
+    ),
+    row(
         "gale_resolver_questions",
         Counter,
         "Questions to name servers.",

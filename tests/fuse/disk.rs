@@ -1,0 +1,332 @@
+//! A disk in user space that can be written to, and that goes wrong as a test wants: slow, full, read-only, failing,
+//! hung, and well again. What it has is in the memory of the test.
+//!
+//! The kernel remembers nothing of it, neither names nor attributes nor pages: every operation reaches the disk.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::{FORGOTTEN, connect, disconnect, fields, init, reply};
+use crate::support::Directory;
+
+const LOOKUP: u32 = 1;
+const GETATTR: u32 = 3;
+const SETATTR: u32 = 4;
+const MKDIR: u32 = 9;
+const UNLINK: u32 = 10;
+const RMDIR: u32 = 11;
+const RENAME: u32 = 12;
+const OPEN: u32 = 14;
+const READ: u32 = 15;
+const WRITE: u32 = 16;
+const STATFS: u32 = 17;
+const RELEASE: u32 = 18;
+const FSYNC: u32 = 20;
+const FLUSH: u32 = 25;
+const INIT: u32 = 26;
+const OPENDIR: u32 = 27;
+const READDIR: u32 = 28;
+const RELEASEDIR: u32 = 29;
+const CREATE: u32 = 35;
+const RENAME2: u32 = 45;
+
+/// Where the arguments of an operation begin: behind `struct fuse_in_header`.
+const ARGUMENTS: usize = 40;
+
+/// How the disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    Well,
+    /// Each operation takes so long, one after the other.
+    Slow(Duration),
+    /// There is no room for anything new.
+    Full,
+    /// Nothing can be changed.
+    ReadOnly,
+    /// Every operation fails with EIO.
+    Failing,
+    /// Nothing is answered. What waits goes on when the disk is otherwise.
+    Hung,
+}
+
+/// Mounted until it is dropped.
+pub struct Disk {
+    directory: Directory,
+    connection: File,
+    shared: Arc<Mutex<Shared>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    condition: Condition,
+    /// Operations that are not answered yet.
+    waiting: Vec<Vec<u8>>,
+    nodes: Vec<Node>,
+}
+
+/// A directory or a file, by its number; those that were removed stay, since somebody may have them open.
+enum Node {
+    /// Stands for the number that there is none of.
+    None,
+    Directory(BTreeMap<Vec<u8>, u64>),
+    File {
+        content: Vec<u8>,
+        modified_seconds: u64,
+    },
+}
+
+impl Disk {
+    /// None where it cannot be mounted.
+    pub fn mount() -> Option<Disk> {
+        let directory = Directory::new();
+        let connection = connect(&directory.path().join("disk"))?;
+        let nodes = vec![Node::None, Node::Directory(BTreeMap::new())];
+        let shared = Arc::new(Mutex::new(Shared { condition: Condition::Well, waiting: Vec::new(), nodes }));
+        let (own, state) = (connection.try_clone().expect("a descriptor"), Arc::clone(&shared));
+        let thread = std::thread::spawn(move || serve(own, &state));
+        Some(Disk { directory, connection, shared, thread: Some(thread) })
+    }
+
+    pub fn point(&self) -> PathBuf {
+        self.directory.path().join("disk")
+    }
+
+    /// From now on the disk is so.
+    pub fn set(&self, condition: Condition) {
+        let mut shared = self.shared.lock().unwrap();
+        shared.condition = condition;
+        for request in std::mem::take(&mut shared.waiting) {
+            shared.take(&self.connection, request);
+        }
+    }
+
+    /// How many operations wait, on a disk that hangs.
+    pub fn waiting(&self) -> usize {
+        self.shared.lock().unwrap().waiting.len()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        disconnect(&self.point());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn serve(mut connection: File, shared: &Mutex<Shared>) {
+    let mut request = vec![0; 256 * 1024];
+    while let Ok(length) = connection.read(&mut request) {
+        let condition = shared.lock().unwrap().condition;
+        if let Condition::Slow(time) = condition {
+            // The test does not wait for this, the disk is so.
+            std::thread::sleep(time);
+        }
+        shared.lock().unwrap().take(&connection, request[..length].to_vec());
+    }
+}
+
+impl Shared {
+    fn take(&mut self, mut connection: &File, bytes: Vec<u8>) {
+        let request = Request(&bytes);
+        if FORGOTTEN.contains(&request.operation()) {
+            return;
+        }
+        if self.condition == Condition::Hung {
+            self.waiting.push(bytes);
+            return;
+        }
+        let answer = match self.fault(&request) {
+            Some(errno) => Err(errno),
+            None => self.answer(&request),
+        };
+        // Whoever has asked may have been killed.
+        let _ = connection.write(&reply(request.long(8), answer));
+    }
+
+    /// What the disk's condition makes of an operation.
+    fn fault(&self, request: &Request) -> Option<Errno> {
+        let operation = request.operation();
+        let ends = matches!(operation, INIT | RELEASE | RELEASEDIR);
+        let adds = matches!(operation, MKDIR | CREATE | WRITE);
+        let opens_to_write = operation == OPEN && request.number(ARGUMENTS) & libc::O_ACCMODE as u32 != 0;
+        let changes = adds || opens_to_write || matches!(operation, SETATTR | UNLINK | RMDIR | RENAME | RENAME2);
+        match self.condition {
+            Condition::Full if adds => Some(Errno::NOSPC),
+            Condition::ReadOnly if changes => Some(Errno::ROFS),
+            Condition::Failing if !ends => Some(Errno::IO),
+            _ => None,
+        }
+    }
+
+    fn answer(&mut self, request: &Request) -> Result<Vec<u8>, Errno> {
+        let node = request.long(16);
+        match request.operation() {
+            INIT => Ok(init()),
+            LOOKUP => {
+                let found = *self.directory(node)?.get(request.name(ARGUMENTS)).ok_or(Errno::NOENT)?;
+                Ok(self.entry(found))
+            }
+            GETATTR => Ok([fields(&[0; 4]), self.attributes(node)].concat()),
+            SETATTR => {
+                const SIZE: u32 = 1 << 3;
+                if request.number(ARGUMENTS) & SIZE != 0 {
+                    let size = request.long(ARGUMENTS + 16) as usize;
+                    self.change(node, |content| content.resize(size, 0))?;
+                }
+                Ok([fields(&[0; 4]), self.attributes(node)].concat())
+            }
+            MKDIR => self.add(node, request.name(ARGUMENTS + 8), Node::Directory(BTreeMap::new())),
+            CREATE => {
+                let file = Node::File { content: Vec::new(), modified_seconds: now_seconds() };
+                Ok([self.add(node, request.name(ARGUMENTS + 16), file)?, opened()].concat())
+            }
+            UNLINK | RMDIR => {
+                let name = request.name(ARGUMENTS);
+                let found = *self.directory(node)?.get(name).ok_or(Errno::NOENT)?;
+                if matches!(&self.nodes[found as usize], Node::Directory(entries) if !entries.is_empty()) {
+                    return Err(Errno::NOTEMPTY);
+                }
+                self.directory(node)?.remove(name);
+                Ok(Vec::new())
+            }
+            RENAME => self.rename(node, request, ARGUMENTS + 8, 0),
+            RENAME2 => self.rename(node, request, ARGUMENTS + 16, request.number(ARGUMENTS + 8)),
+            OPEN | OPENDIR => Ok(opened()),
+            READ => {
+                let (offset, size) = (request.long(ARGUMENTS + 8) as usize, request.number(ARGUMENTS + 16) as usize);
+                let Some(Node::File { content, .. }) = self.nodes.get(node as usize) else { return Err(Errno::ISDIR) };
+                Ok(content[offset.min(content.len())..(offset + size).min(content.len())].to_vec())
+            }
+            WRITE => {
+                let (offset, size) = (request.long(ARGUMENTS + 8) as usize, request.number(ARGUMENTS + 16));
+                let data = &request.0[ARGUMENTS + 40..][..size as usize];
+                self.change(node, |content| {
+                    content.resize(content.len().max(offset + data.len()), 0);
+                    content[offset..offset + data.len()].copy_from_slice(data);
+                })?;
+                Ok(fields(&[size, 0]))
+            }
+            STATFS => {
+                let mut words = [1 << 20, 0].repeat(5);
+                words.extend([4096, 255, 4096, 0]);
+                words.extend([0; 6]);
+                Ok(fields(&words))
+            }
+            READDIR => self.list(node, request.long(ARGUMENTS + 8) as usize, request.number(ARGUMENTS + 16) as usize),
+            RELEASE | RELEASEDIR | FLUSH | FSYNC => Ok(Vec::new()),
+            _ => Err(Errno::NOSYS),
+        }
+    }
+
+    fn directory(&mut self, node: u64) -> Result<&mut BTreeMap<Vec<u8>, u64>, Errno> {
+        match self.nodes.get_mut(node as usize) {
+            Some(Node::Directory(entries)) => Ok(entries),
+            _ => Err(Errno::NOTDIR),
+        }
+    }
+
+    fn change(&mut self, node: u64, change: impl FnOnce(&mut Vec<u8>)) -> Result<(), Errno> {
+        let Some(Node::File { content, modified_seconds }) = self.nodes.get_mut(node as usize) else {
+            return Err(Errno::ISDIR);
+        };
+        *modified_seconds = now_seconds();
+        change(content);
+        Ok(())
+    }
+
+    fn add(&mut self, parent: u64, name: &[u8], node: Node) -> Result<Vec<u8>, Errno> {
+        let number = self.nodes.len() as u64;
+        let entries = self.directory(parent)?;
+        if entries.contains_key(name) {
+            return Err(Errno::EXIST);
+        }
+        entries.insert(name.to_owned(), number);
+        self.nodes.push(node);
+        Ok(self.entry(number))
+    }
+
+    fn rename(&mut self, from: u64, request: &Request, names: usize, flags: u32) -> Result<Vec<u8>, Errno> {
+        let to = request.long(ARGUMENTS);
+        let (old, new) = (request.name(names), request.name(names + request.name(names).len() + 1));
+        let moved = *self.directory(from)?.get(old).ok_or(Errno::NOENT)?;
+        if flags & libc::RENAME_NOREPLACE != 0 && self.directory(to)?.contains_key(new) {
+            return Err(Errno::EXIST);
+        }
+        self.directory(from)?.remove(old);
+        self.directory(to)?.insert(new.to_owned(), moved);
+        Ok(Vec::new())
+    }
+
+    /// `struct fuse_dirent` of each entry from a place on.
+    fn list(&mut self, node: u64, from: usize, most: usize) -> Result<Vec<u8>, Errno> {
+        let entries: Vec<(Vec<u8>, u64)> = self.directory(node)?.clone().into_iter().collect();
+        let mut listed = Vec::new();
+        for (place, (name, number)) in entries.into_iter().enumerate().skip(from) {
+            let kind =
+                if matches!(self.nodes[number as usize], Node::Directory(_)) { libc::DT_DIR } else { libc::DT_REG };
+            let mut entry = fields(&[number as u32, 0, place as u32 + 1, 0, name.len() as u32, kind.into()]);
+            entry.extend(name);
+            entry.resize(entry.len().next_multiple_of(8), 0);
+            if listed.len() + entry.len() > most {
+                break;
+            }
+            listed.extend(entry);
+        }
+        Ok(listed)
+    }
+
+    /// `struct fuse_entry_out`
+    fn entry(&self, node: u64) -> Vec<u8> {
+        [fields(&[node as u32, 0, 0, 0, 0, 0, 0, 0, 0, 0]), self.attributes(node)].concat()
+    }
+
+    /// `struct fuse_attr`
+    fn attributes(&self, node: u64) -> Vec<u8> {
+        let (mode, size, seconds) = match &self.nodes[node as usize] {
+            Node::File { content, modified_seconds } => (0o100_644, content.len() as u32, *modified_seconds as u32),
+            _ => (0o040_777, 0, 0),
+        };
+        let mut words = vec![node as u32, 0, size, 0, size.div_ceil(512), 0];
+        words.extend([seconds, 0].repeat(3));
+        words.extend([0, 0, 0, mode, 1, 0, 0, 0, 4096, 0]);
+        fields(&words)
+    }
+}
+
+fn now_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time").as_secs()
+}
+
+/// `struct fuse_open_out`: all reads and writes reach the disk.
+fn opened() -> Vec<u8> {
+    fields(&[0, 0, super::FOPEN_DIRECT_IO, 0])
+}
+
+/// An operation as the kernel tells it.
+struct Request<'a>(&'a [u8]);
+
+impl<'a> Request<'a> {
+    fn operation(&self) -> u32 {
+        self.number(4)
+    }
+
+    fn number(&self, at: usize) -> u32 {
+        u32::from_ne_bytes(self.0[at..at + 4].try_into().unwrap())
+    }
+
+    fn long(&self, at: usize) -> u64 {
+        u64::from_ne_bytes(self.0[at..at + 8].try_into().unwrap())
+    }
+
+    /// Up to its NUL.
+    fn name(&self, at: usize) -> &'a [u8] {
+        self.0[at..].split(|&byte| byte == 0).next().unwrap_or_default()
+    }
+}
