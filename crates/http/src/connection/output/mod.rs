@@ -30,9 +30,9 @@ use gale_engine::transport::Transport;
 /// Bytes up to this length are copied behind others.
 pub(super) const COPIED_MAX: usize = 4 * 1024;
 
-/// From so much of a file on, packets leave only when they are full (`TCP_CORK`) until all of it is sent: otherwise
-/// each acknowledgement that comes meanwhile sends off what there is. On loopback that costs a tenth; below, less than
-/// the two calls.
+/// From so much of a file on, packets leave only when they are full (`TCP_CORK`) until all of it is sent, and what
+/// follows it at once: otherwise each acknowledgement that comes meanwhile sends off what there is. On loopback that
+/// costs a tenth; below, less than the two calls.
 const CORKED_FROM: u64 = 128 * 1024;
 
 /// What follows a response when it has left, as far as sending it is concerned.
@@ -273,7 +273,7 @@ impl OutputQueue {
 /// How it leaves.
 impl OutputQueue {
     /// As [`OutputQueue::poll_sent`], until no more than `low_water` bytes are left. What may wait for the next item is
-    /// not sent for that.
+    /// not sent for that, and packets that are not full wait for it: a caller that has no item calls `poll_sent`.
     pub(super) fn poll_ready(
         &mut self,
         low_water: u64,
@@ -283,9 +283,9 @@ impl OutputQueue {
         if self.may_gather() {
             return Poll::Ready(Ok(()));
         }
-        match self.poll_sent(stream, context) {
+        match self.poll_emptied(stream, context) {
             Poll::Pending if self.queued_bytes() <= low_water => Poll::Ready(Ok(())),
-            sent => sent,
+            emptied => emptied,
         }
     }
 
@@ -300,6 +300,13 @@ impl OutputQueue {
 
     /// Sends what is queued; ready when all of it has left.
     pub(super) fn poll_sent(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        let emptied = ready!(self.poll_emptied(stream, context));
+        self.uncork(stream);
+        Poll::Ready(emptied)
+    }
+
+    /// The same, but that the end of it may wait for a packet to be full.
+    fn poll_emptied(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<(), Gone>> {
         self.items.look_anew();
         loop {
             // The responses before are good, whatever becomes of this one.
@@ -341,7 +348,6 @@ impl OutputQueue {
                 continue;
             }
             if self.is_empty() {
-                self.uncork(stream);
                 self.has_left &= self.is_begun();
                 self.flushes = false;
                 self.patience.clear();
@@ -461,11 +467,16 @@ impl OutputQueue {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
-    use gale_runtime::{DriverChoice, EventLoop, LoopOptions, yield_now};
+    use gale_runtime::{DriverChoice, EventLoop, File, LoopOptions, yield_now};
+    use rustix::net::sockopt;
 
     use super::*;
+    use crate::files::FilePiece;
+    use crate::files::delivery::ReadWay;
 
     #[test]
     fn response_given_up_behind_others_ends_when_their_client_has_gone() {
@@ -491,5 +502,38 @@ mod tests {
             });
             assert!(matches!(ended, Some(Err(Gone::Aborted))), "{driver:?}");
         }
+    }
+
+    #[test]
+    fn a_connection_stays_corked_between_pieces_of_files_that_follow_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let client = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
+        let server = listener.accept().expect("it has connected").0;
+        let looked_at = server.try_clone().expect("a descriptor");
+        let is_corked = || sockopt::tcp_cork(&looked_at).expect("a TCP socket");
+        let reader =
+            std::thread::spawn(move || std::io::copy(&mut (&client).take(3 * CORKED_FROM), &mut std::io::sink()));
+        let path = std::env::temp_dir().join(format!("gale-output-{}", std::process::id()));
+        std::fs::write(&path, vec![b'x'; 2 * CORKED_FROM as usize]).expect("room");
+        let file = std::fs::File::open(&path).expect("it was written");
+        std::fs::remove_file(&path).expect("it is there");
+        EventLoop::new(LoopOptions::default()).expect("a loop").run(async {
+            let stream = Transport::Plain(Stream::from_fd(server.into()).expect("a socket"));
+            let file = File::from_std(file).expect("a file");
+            let mut queue = OutputQueue::default();
+            queue.begin(Duration::from_secs(60));
+            // Whatever the disk does.
+            queue.set_files(&FileOptions { sendfile: true, way: ReadWay::Blocking, ..FileOptions::default() }, &stream);
+            for offset in [0, CORKED_FROM] {
+                queue.push(BodyItem::File(FilePiece { file: file.clone(), offset, length: CORKED_FROM }));
+                poll_fn(|context| queue.poll_ready(0, &stream, context)).await.expect("the client reads");
+                assert!(queue.is_empty() && is_corked(), "{offset}");
+            }
+            // Nothing follows yet.
+            poll_fn(|context| queue.poll_sent(&stream, context)).await.expect("the client reads");
+            assert!(!is_corked());
+        });
+        drop(looked_at);
+        assert_eq!(reader.join().expect("no panic").expect("it reads"), 2 * CORKED_FROM);
     }
 }
