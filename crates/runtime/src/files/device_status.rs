@@ -19,8 +19,8 @@ pub struct DeviceStatus {
     pub number: String,
     /// What the mount table says of it, if it is there.
     pub mounted: Option<Mounted>,
-    /// What it is taken for: `healthy`, `new`, `memory short`, `congested`, `backing off`; `new` where only pools have
-    /// to do with it.
+    /// What it is taken for: `healthy`, `new`, `memory short`, `congested`, `backing off`, `silent`; `new` where only
+    /// pools have to do with it.
     pub condition: &'static str,
     /// Pieces that are being read because they were not in memory.
     pub reads_in_flight: u32,
@@ -51,7 +51,7 @@ pub fn devices() -> Vec<DeviceStatus> {
 
 impl DeviceStatus {
     /// What `condition` may be.
-    pub const CONDITIONS: [&'static str; 5] = ["healthy", "new", "memory short", "congested", "backing off"];
+    pub const CONDITIONS: [&'static str; 6] = ["healthy", "new", "memory short", "congested", "backing off", "silent"];
 
     fn new(number: u64) -> DeviceStatus {
         DeviceStatus {

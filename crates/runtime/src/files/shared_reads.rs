@@ -204,7 +204,7 @@ async fn read_somehow(
         }
     }
     if how.by_ring
-        && page_cache.condition(device) != Condition::BackingOff
+        && page_cache.condition(device) < Condition::BackingOff
         && !piece.file.writes_access_time()
         && let Some(result) = piece.read_by_ring(how.direct, &pool, page_cache.begin_read(device)).await?
     {

@@ -5,15 +5,18 @@
 //! |---|---|---|---|
 //! | healthy | nothing had to be read for a minute | what was seen a second ago; else its ends are asked for | yes |
 //! | new | nobody had asked a minute ago | what was seen a second ago; else all of it is asked for | yes |
-//! | memory short | something had to be read | what was seen a tick ago; else all of it is asked for | yes |
-//! | congested | four reads are in flight | what was seen a tick ago | what was seen ten seconds ago |
-//! | backing off | a call on a loop has waited | no | what was seen ten seconds ago |
+//! | memory short | something had to be read | what was seen in this tick; else all of it is asked for | yes |
+//! | congested | four reads are in flight, or a look has waited | what was seen in this tick | what was seen a second ago |
+//! | backing off | a `sendfile`, or nobody knows what, has waited | no | what was seen a second ago |
+//! | silent | reads are in flight, and none has ended for a while | no | what was seen a tick ago |
 //!
 //! While something had to be read within a minute memory is taken to be short: a page that is there tells nothing of
 //! those beside it, and what was there a moment ago may have gone, since each read takes memory for what is read ahead
 //! as well. Even a look may wait, when many reads are in flight: on a miss the kernel begins to read ahead, and whoever
-//! submits that sleeps while the device's queue is full. A device on which a call has waited is given time, and each
-//! time that was not enough twice as much.
+//! submits that sleeps while the device's queue is full: then the device is congested for a while, since that says
+//! nothing of what is in constant use. A device on which a `sendfile` has waited is given time, and each time that was
+//! not enough twice as much. One that is silent may hang: then a call that waits does so until it answers
+//! again. What is in constant use is still read there: whoever has read it before has had the kernel read ahead, too.
 //!
 //! States are found by a hash of the device's number, without a lock. Devices that share one are taken for one device,
 //! which makes both more careful.
@@ -32,6 +35,9 @@ const CONGESTED_FROM: u32 = 4;
 /// lasts, and to be careful for longer costs little: what is asked for again and again is known anyway.
 const SHORTAGE_TIME: Duration = Duration::from_secs(60);
 
+/// How long a device is taken for congested after a look has waited.
+const CONGESTED_FOR: Duration = Duration::from_secs(2);
+
 /// How long a device is given on which a call has waited, at first and at most.
 const BACK_OFF_MIN: Duration = Duration::from_secs(2);
 const BACK_OFF_MAX: Duration = Duration::from_secs(32);
@@ -40,11 +46,19 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(32);
 /// the kernel evicts first what was used longest ago.
 const BELIEVED_TICKS: u16 = 4;
 
-/// The same while memory is short.
-const BELIEVED_TICKS_SHORT: u16 = 1;
+/// The same while memory is short: in this tick only. What is in constant use is asked for four times a second then.
+const BELIEVED_TICKS_SHORT: u16 = 0;
 
-/// For so many, about ten seconds, a part is worth an attempt that is refused if it is not in memory any more.
-const WORTH_TRYING_TICKS: u16 = 40;
+/// For so many, about a second, a part is worth an attempt that is refused if it is not in memory any more. What was
+/// seen before that may have gone, and then the attempt begins to read, for which the device's queue may have no room.
+const WORTH_TRYING_TICKS: u16 = 4;
+
+/// The same on a device that may hang, where the attempt would wait with it.
+const WORTH_TRYING_TICKS_SILENT: u16 = 1;
+
+/// For so long a device on which reads are in flight may end none of them, before it is taken for silent. Slow disks
+/// end some within tens of milliseconds, however many there are.
+const SILENT_AFTER: Duration = Duration::from_millis(100);
 
 /// What one `sendfile` may take at most: what a stream sends at once (to ask about more would be in vain), and, while
 /// memory may be short, what a loop waits for at once if a belief was wrong.
@@ -60,10 +74,12 @@ pub(crate) enum Condition {
     New,
     /// Something had to be read lately.
     MemoryShort,
-    /// Several reads are in flight.
+    /// Several reads are in flight, or a look has waited.
     Congested,
-    /// A call that should not have waited did.
+    /// A call that should not have waited did, and was no look.
     BackingOff,
+    /// Reads are in flight, and none ends.
+    Silent,
 }
 
 /// What would be done on the loop.
@@ -95,6 +111,7 @@ impl Condition {
             Condition::MemoryShort => "memory short",
             Condition::Congested => "congested",
             Condition::BackingOff => "backing off",
+            Condition::Silent => "silent",
         }
     }
 
@@ -106,6 +123,7 @@ impl Condition {
         match (call, self) {
             (Call::Look, Condition::Healthy | Condition::New | Condition::MemoryShort) => Yes,
             (Call::Look, Condition::Congested | Condition::BackingOff) if was_seen(WORTH_TRYING_TICKS) => Yes,
+            (Call::Look, Condition::Silent) if was_seen(WORTH_TRYING_TICKS_SILENT) => Yes,
             (Call::Send, Condition::Healthy | Condition::New) if was_seen(BELIEVED_TICKS) => Yes,
             (Call::Send, Condition::Healthy) => AskForEnds,
             (Call::Send, Condition::MemoryShort | Condition::Congested) if was_seen(BELIEVED_TICKS_SHORT) => Yes,
@@ -135,8 +153,11 @@ pub(crate) struct DeviceState {
     pub(super) access_looks: AtomicU32,
     /// When somebody asked for the first time.
     asked_at_nanos: AtomicU64,
+    /// When a read ended last, or began when there was none.
+    progress_at_nanos: AtomicU64,
     /// When a piece was not in memory last, or a call took long; 0 = never.
     missed_at_nanos: AtomicU64,
+    congested_until_nanos: AtomicU64,
     back_off_until_nanos: AtomicU64,
     back_off_nanos: AtomicU64,
 }
@@ -151,7 +172,9 @@ impl DeviceState {
             looks: AtomicU32::new(0),
             access_looks: AtomicU32::new(0),
             asked_at_nanos: AtomicU64::new(0),
+            progress_at_nanos: AtomicU64::new(0),
             missed_at_nanos: AtomicU64::new(0),
+            congested_until_nanos: AtomicU64::new(0),
             back_off_until_nanos: AtomicU64::new(0),
             back_off_nanos: AtomicU64::new(0),
         }
@@ -160,9 +183,11 @@ impl DeviceState {
     #[inline]
     pub fn condition(&self, now: Moment) -> Condition {
         let reads = self.reads.load(Relaxed);
-        if now.as_nanos() < self.back_off_until_nanos.load(Relaxed) {
+        if reads > 0 && now > Moment::from_nanos(self.progress_at_nanos.load(Relaxed)) + SILENT_AFTER {
+            Condition::Silent
+        } else if now.as_nanos() < self.back_off_until_nanos.load(Relaxed) {
             Condition::BackingOff
-        } else if reads >= CONGESTED_FROM {
+        } else if reads >= CONGESTED_FROM || now.as_nanos() < self.congested_until_nanos.load(Relaxed) {
             Condition::Congested
         } else if reads > 0 || self.is_memory_short(now) {
             Condition::MemoryShort
@@ -187,8 +212,18 @@ impl DeviceState {
         }
     }
 
+    /// A piece that is not in memory is about to be read.
+    pub fn begin_read(&self, now: Moment) {
+        self.note_miss(now);
+        if self.reads.load(Relaxed) == 0 {
+            self.progress_at_nanos.store(now.as_nanos(), Relaxed);
+        }
+        self.reads.fetch_add(1, Relaxed);
+    }
+
     /// A piece was read in this time.
-    pub fn note_read(&self, time: Duration) {
+    pub fn note_read(&self, time: Duration, now: Moment) {
+        self.progress_at_nanos.store(now.as_nanos(), Relaxed);
         self.reads_done.fetch_add(1, Relaxed);
         self.reads_nanos.fetch_add(time.as_nanos() as u64, Relaxed);
     }
@@ -205,6 +240,11 @@ impl DeviceState {
     /// A piece was not in memory, or a call took so long that it may not have been.
     pub fn note_miss(&self, now: Moment) {
         self.missed_at_nanos.store(now.as_nanos(), Relaxed);
+    }
+
+    /// A look waited, for room in the device's queue.
+    pub fn note_full(&self, now: Moment) {
+        self.congested_until_nanos.fetch_max((now + CONGESTED_FOR).as_nanos(), Relaxed);
     }
 
     /// A call that should not wait did. Whatever else waits at the same time says nothing new.
@@ -246,6 +286,34 @@ mod tests {
     }
 
     #[test]
+    fn device_on_which_a_look_waited_is_congested_for_a_while() {
+        let device = DeviceState::new();
+        device.note_full(BEGIN);
+        assert_eq!(device.condition(BEGIN + CONGESTED_FOR - INSTANT), Condition::Congested);
+        assert_ne!(device.condition(BEGIN + CONGESTED_FOR), Condition::Congested);
+    }
+
+    #[test]
+    fn device_that_ends_none_of_its_reads_is_silent_until_it_does() {
+        let device = DeviceState::new();
+        let is_silent = |now: Moment| device.condition(now) == Condition::Silent;
+        device.begin_read(BEGIN);
+        // Another one, which begins later, says nothing.
+        device.begin_read(BEGIN + SILENT_AFTER);
+        let later = BEGIN + SILENT_AFTER + INSTANT;
+        assert!(!is_silent(BEGIN + SILENT_AFTER) && is_silent(later));
+        device.back_off(later);
+        assert!(is_silent(later));
+        device.note_read(SILENT_AFTER, later);
+        assert!(!is_silent(later + SILENT_AFTER) && is_silent(later + SILENT_AFTER + INSTANT));
+        device.reads.store(0, Relaxed);
+        assert!(!is_silent(later + SHORTAGE_TIME));
+        // For one that was idle the time begins anew.
+        device.begin_read(later + SHORTAGE_TIME);
+        assert!(!is_silent(later + SHORTAGE_TIME + SILENT_AFTER));
+    }
+
+    #[test]
     fn device_that_waits_again_is_given_twice_the_time() {
         let device = DeviceState::new();
         let is_backing_off = |now: Moment| device.condition(now) == Condition::BackingOff;
@@ -270,14 +338,15 @@ mod tests {
         let permits = |condition: Condition, call: Call, age: Option<u16>| {
             condition.permits(call, |ticks| age.is_some_and(|age| age <= ticks))
         };
-        let sent = |condition| [Some(1), Some(4), Some(5), None].map(|age| permits(condition, Call::Send, age));
+        let sent = |condition| [Some(0), Some(4), Some(5), None].map(|age| permits(condition, Call::Send, age));
         assert_eq!(sent(Healthy), [Yes, Yes, AskForEnds, AskForEnds]);
         assert_eq!(sent(New), [Yes, Yes, AskForAll, AskForAll]);
         assert_eq!(sent(MemoryShort), [Yes, AskForAll, AskForAll, AskForAll]);
         assert_eq!(sent(Congested), [Yes, No, No, No]);
-        assert_eq!(sent(BackingOff), [No; 4]);
-        let looked = |condition| [Some(40), Some(41), None].map(|age| permits(condition, Call::Look, age));
-        assert_eq!([Healthy, New, MemoryShort].map(looked), [[Yes; 3]; 3]);
-        assert_eq!((looked(Congested), looked(BackingOff)), ([Yes, No, No], [Yes, No, No]));
+        assert_eq!((sent(BackingOff), sent(Silent)), ([No; 4], [No; 4]));
+        let looked = |condition| [Some(1), Some(4), Some(5), None].map(|age| permits(condition, Call::Look, age));
+        assert_eq!([Healthy, New, MemoryShort].map(looked), [[Yes; 4]; 3]);
+        assert_eq!((looked(Congested), looked(BackingOff)), ([Yes, Yes, No, No], [Yes, Yes, No, No]));
+        assert_eq!(looked(Silent), [Yes, No, No, No]);
     }
 }

@@ -60,7 +60,8 @@ pub(crate) fn end_turn(calls: &LoopCalls, began: Moment, ended: Moment) {
     if verdict == Verdict::Waited && devices != 0 {
         let is_called = |&(place, _): &(usize, &DeviceState)| devices & 1 << place != 0;
         let called = PAGE_CACHE.devices.iter().enumerate().filter(is_called);
-        called.for_each(|(_, device)| PAGE_CACHE.note_long(device, verdict));
+        // Which call it was nobody knows.
+        called.for_each(|(_, device)| PAGE_CACHE.note_long(device, Call::Send, verdict));
     }
 }
 
@@ -114,21 +115,24 @@ impl PageCache {
 
     /// A call for files of this device, or a turn with such calls, took longer than it should.
     #[cold]
-    fn note_long(&self, device: &DeviceState, verdict: Verdict) {
+    fn note_long(&self, device: &DeviceState, call: Call, verdict: Verdict) {
         count_event(Event::LongCall);
-        device.note_miss(now_anywhere());
+        let now = now_anywhere();
+        device.note_miss(now);
         if verdict == Verdict::Waited {
             count_event(Event::Misprediction);
-            device.back_off(now_anywhere());
+            match call {
+                Call::Look => device.note_full(now),
+                Call::Send => device.back_off(now),
+            }
         }
     }
 
     /// Counts a read of a piece that is not in memory, until the result is dropped.
     pub fn begin_read(self: &Arc<Self>, device: u64) -> InFlight {
-        let state = self.device(device);
-        state.reads.fetch_add(1, Relaxed);
-        state.note_miss(now_anywhere());
-        InFlight { page_cache: Arc::clone(self), device, count: |state| &state.reads, read_began: Some(now_anywhere()) }
+        let now = now_anywhere();
+        self.device(device).begin_read(now);
+        InFlight { page_cache: Arc::clone(self), device, count: |state| &state.reads, read_began: Some(now) }
     }
 
     /// Counts a look by a thread of a pool, if there may be one more.
@@ -160,10 +164,11 @@ pub(crate) struct InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         let device = self.page_cache.device(self.device);
-        (self.count)(device).fetch_sub(1, Relaxed);
         if let Some(began) = self.read_began {
-            device.note_read(now_anywhere().since(began));
+            let now = now_anywhere();
+            device.note_read(now.since(began), now);
         }
+        (self.count)(device).fetch_sub(1, Relaxed);
     }
 }
 
@@ -220,7 +225,7 @@ impl File {
                 return Ok(CachedRead::NotLooked);
             }
             let mut lease = Lease::new(length)?;
-            match self.watched(|| self.read_nowait(offset, &mut lease)) {
+            match self.watch(Call::Look, || self.read_nowait(offset, &mut lease)) {
                 Some(Ok(count)) => {
                     lease.truncate(count);
                     self.note_found(cache, offset, length, count);
@@ -307,19 +312,23 @@ impl File {
     }
 
     fn probe_into(&self, offset: u64, memory: &mut [u8]) -> io::Result<bool> {
-        let found = self.watched(|| self.read_nowait(offset, memory));
+        let found = self.watch(Call::Look, || self.read_nowait(offset, memory));
         found.transpose().map(|count| count == Some(memory.len()))
     }
 
-    /// Calls something that should not wait for this file. If it waited, that is counted, and the device is given time.
-    pub fn watched<T>(&self, call: impl FnOnce() -> T) -> T {
+    /// Sends something of this file, which should not wait. If it waited, that is counted, and the device is given time.
+    pub fn watched<T>(&self, send: impl FnOnce() -> T) -> T {
+        self.watch(Call::Send, send)
+    }
+
+    fn watch<T>(&self, kind: Call, call: impl FnOnce() -> T) -> T {
         let device = self.metadata().device;
         let begin = |environment: &Environment| environment.file_calls.begin(place(device), environment.clock.now());
         let begun = Environment::try_with(begin).unwrap_or(Begun::Untimed);
         let result = call();
         let verdict = Environment::try_with(|environment| environment.file_calls.end(begun)).unwrap_or(Verdict::Quick);
         if verdict != Verdict::Quick {
-            self.with_page_cache(|cache| cache.note_long(cache.device(device), verdict));
+            self.with_page_cache(|cache| cache.note_long(cache.device(device), kind, verdict));
         }
         result
     }
