@@ -5,7 +5,7 @@
 //! |---|---|---|---|
 //! | healthy | nothing had to be read for a minute | what was seen a second ago; else its ends are asked for | yes |
 //! | new | nobody had asked a minute ago | what was seen a second ago; else all of it is asked for | yes |
-//! | memory short | something had to be read | what was seen in this tick; else all of it is asked for | yes |
+//! | memory short | something had to be read | what was seen a tick ago; else all of it is asked for | yes |
 //! | congested | four reads are in flight, or a look has waited | what was seen in this tick | what was seen a second ago |
 //! | backing off | a `sendfile`, or nobody knows what, has waited | no | what was seen a second ago |
 //! | silent | reads are in flight, and none has ended for a while | no | what was seen a tick ago |
@@ -46,8 +46,11 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(32);
 /// the kernel evicts first what was used longest ago.
 const BELIEVED_TICKS: u16 = 4;
 
-/// The same while memory is short: in this tick only. What is in constant use is asked for four times a second then.
-const BELIEVED_TICKS_SHORT: u16 = 0;
+/// The same while memory is short.
+const BELIEVED_TICKS_SHORT: u16 = 1;
+
+/// The same while many reads take memory from each other: what is in constant use is looked at four times a second.
+const BELIEVED_TICKS_CONGESTED: u16 = 0;
 
 /// For so many, about a second, a part is worth an attempt that is refused if it is not in memory any more. What was
 /// seen before that may have gone, and then the attempt begins to read, for which the device's queue may have no room.
@@ -126,7 +129,8 @@ impl Condition {
             (Call::Look, Condition::Silent) if was_seen(WORTH_TRYING_TICKS_SILENT) => Yes,
             (Call::Send, Condition::Healthy | Condition::New) if was_seen(BELIEVED_TICKS) => Yes,
             (Call::Send, Condition::Healthy) => AskForEnds,
-            (Call::Send, Condition::MemoryShort | Condition::Congested) if was_seen(BELIEVED_TICKS_SHORT) => Yes,
+            (Call::Send, Condition::MemoryShort) if was_seen(BELIEVED_TICKS_SHORT) => Yes,
+            (Call::Send, Condition::Congested) if was_seen(BELIEVED_TICKS_CONGESTED) => Yes,
             (Call::Send, Condition::New | Condition::MemoryShort) => AskForAll,
             _ => No,
         }
@@ -338,12 +342,13 @@ mod tests {
         let permits = |condition: Condition, call: Call, age: Option<u16>| {
             condition.permits(call, |ticks| age.is_some_and(|age| age <= ticks))
         };
-        let sent = |condition| [Some(0), Some(4), Some(5), None].map(|age| permits(condition, Call::Send, age));
-        assert_eq!(sent(Healthy), [Yes, Yes, AskForEnds, AskForEnds]);
-        assert_eq!(sent(New), [Yes, Yes, AskForAll, AskForAll]);
-        assert_eq!(sent(MemoryShort), [Yes, AskForAll, AskForAll, AskForAll]);
-        assert_eq!(sent(Congested), [Yes, No, No, No]);
-        assert_eq!((sent(BackingOff), sent(Silent)), ([No; 4], [No; 4]));
+        let sent =
+            |condition| [Some(0), Some(1), Some(4), Some(5), None].map(|age| permits(condition, Call::Send, age));
+        assert_eq!(sent(Healthy), [Yes, Yes, Yes, AskForEnds, AskForEnds]);
+        assert_eq!(sent(New), [Yes, Yes, Yes, AskForAll, AskForAll]);
+        assert_eq!(sent(MemoryShort), [Yes, Yes, AskForAll, AskForAll, AskForAll]);
+        assert_eq!(sent(Congested), [Yes, No, No, No, No]);
+        assert_eq!((sent(BackingOff), sent(Silent)), ([No; 5], [No; 5]));
         let looked = |condition| [Some(1), Some(4), Some(5), None].map(|age| permits(condition, Call::Look, age));
         assert_eq!([Healthy, New, MemoryShort].map(looked), [[Yes; 4]; 3]);
         assert_eq!((looked(Congested), looked(BackingOff)), ([Yes, Yes, No, No], [Yes, Yes, No, No]));
