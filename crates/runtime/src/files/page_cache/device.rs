@@ -281,9 +281,9 @@ mod tests {
         assert_eq!(device.condition(BEGIN + SHORTAGE_TIME), Condition::MemoryShort);
         let later = BEGIN + SHORTAGE_TIME + INSTANT;
         assert_eq!(device.condition(later), Condition::Healthy);
-        device.reads.store(1, Relaxed);
+        device.begin_read(later);
         assert_eq!(device.condition(later), Condition::MemoryShort);
-        device.reads.store(CONGESTED_FROM, Relaxed);
+        (1..CONGESTED_FROM).for_each(|_| device.begin_read(later));
         assert_eq!(device.condition(later), Condition::Congested);
         device.back_off(later);
         assert_eq!(device.condition(later), Condition::BackingOff);
@@ -293,7 +293,7 @@ mod tests {
     fn device_on_which_a_look_waited_is_congested_for_a_while() {
         let device = DeviceState::new();
         device.note_full(BEGIN);
-        assert_eq!(device.condition(BEGIN + CONGESTED_FOR - INSTANT), Condition::Congested);
+        assert_eq!(device.condition(BEGIN + (CONGESTED_FOR - INSTANT)), Condition::Congested);
         assert_ne!(device.condition(BEGIN + CONGESTED_FOR), Condition::Congested);
     }
 
