@@ -16,6 +16,7 @@ with_each_driver!(
     head_tells_what_get_would,
     a_slow_reader_gets_all_and_holds_nobody_up,
     a_client_that_disappears_costs_nothing_but_its_connection,
+    memory_that_reads_by_threads_have_taken_goes_back,
     a_file_that_shrinks_while_it_is_sent_breaks_the_answer_off,
     a_file_that_grows_or_is_replaced_or_deleted_is_sent_as_it_was,
     parts_of_files_are_sent,
@@ -134,6 +135,23 @@ fn a_client_that_disappears_costs_nothing_but_its_connection(driver: Driver) {
         assert!((1..BIG).contains(&sent) && !line.ends_with("OK"), "{line}");
     }
     assert_eq!(server.get("/").text(), "quick");
+    server.stop();
+}
+
+fn memory_that_reads_by_threads_have_taken_goes_back(driver: Driver) {
+    const CLIENTS: usize = 40;
+    // What is kept for the next reads is 4 MiB; other things take a little.
+    const KEPT_MAX: u64 = 7 << 20;
+    // Past the page cache, so that every read is a thread's.
+    let setup = Setup::server(driver, "location /files/ { alias %DIR%/files/; directio 4k; }");
+    let server = setup.file("files/big", big()).start();
+    let worker = server.worker();
+    let fetch = || assert!(ask(&mut server.connect(), "/files/big", "").body == big());
+    fetch();
+    let before = support::anonymous_memory(worker);
+    std::thread::scope(|scope| (0..CLIENTS).for_each(|_| drop(scope.spawn(fetch))));
+    let kept = support::anonymous_memory(worker).saturating_sub(before);
+    assert!(kept <= KEPT_MAX, "{kept} bytes");
     server.stop();
 }
 

@@ -14,13 +14,14 @@ use rustix::io::Errno;
 
 use crate::files::File;
 use crate::files::page_cache::InFlight;
+use crate::memory::read_memory::ReadMemory;
 
 /// What is to be read.
 pub(crate) struct FileRead {
     pub file: File,
     /// By its descriptor that goes past the page cache, which has been opened.
     pub is_direct: bool,
-    pub memory: Box<[u8]>,
+    pub memory: ReadMemory,
     /// The part of the memory that is read into.
     pub into: Range<usize>,
     pub offset: u64,
@@ -29,7 +30,7 @@ pub(crate) struct FileRead {
 }
 
 /// The memory and how many bytes came; no memory when the driver could not give it back.
-type Outcome = (Box<[u8]>, Result<usize, Errno>);
+type Outcome = (ReadMemory, Result<usize, Errno>);
 
 /// For whoever waits.
 pub(crate) struct FileReading(Arc<Mutex<State>>);
@@ -63,7 +64,7 @@ impl FileReadEnd {
 
 impl Drop for FileReadEnd {
     fn drop(&mut self) {
-        self.finish((Box::default(), Err(Errno::CANCELED)));
+        self.finish((ReadMemory::default(), Err(Errno::CANCELED)));
     }
 }
 

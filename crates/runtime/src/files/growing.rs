@@ -15,6 +15,7 @@ use super::writer::{Growing, Growth};
 use super::{CachedRead, File, FileError, Rung, count_piece};
 use crate::memory::blocks::Charge;
 use crate::memory::bytes::Bytes;
+use crate::memory::read_memory::ReadMemory;
 use crate::pool::PoolTask;
 use crate::sync::waiters::Ticket;
 
@@ -89,7 +90,7 @@ pub struct GrowingReader {
 }
 
 struct PoolRead {
-    task: PoolTask<io::Result<Box<[u8]>>>,
+    task: PoolTask<io::Result<(ReadMemory, usize)>>,
     charge: Charge,
 }
 
@@ -110,10 +111,9 @@ impl GrowingReader {
             if let Some(read) = &mut self.read {
                 let Poll::Ready(result) = Pin::new(&mut read.task).poll(cx) else { return Poll::Pending };
                 let charge = self.read.take().expect("it was polled just now").charge;
-                let bytes = result.unwrap_or_else(|refused| Err(refused.into())).map(|memory| {
-                    let range = 0..memory.len();
-                    count_piece(Rung::Pool, memory.len() as u64);
-                    Bytes::of_read(Arc::new(memory), range, charge)
+                let bytes = result.unwrap_or_else(|refused| Err(refused.into())).map(|(memory, count)| {
+                    count_piece(Rung::Pool, count as u64);
+                    Bytes::of_read(Arc::new(memory), 0..count, charge)
                 });
                 return Poll::Ready(self.take(bytes));
             }
@@ -164,13 +164,12 @@ impl GrowingReader {
         }
     }
 
-    fn begin_read(&self, length: usize) -> PoolTask<io::Result<Box<[u8]>>> {
+    fn begin_read(&self, length: usize) -> PoolTask<io::Result<(ReadMemory, usize)>> {
         let (file, offset) = (self.growing.file.clone(), self.offset);
         self.growing.pool.run_for(file.device(), move || {
-            let mut memory = vec![0; length];
+            let mut memory = ReadMemory::new(length);
             let count = file.read_blocking(offset, &mut memory)?;
-            memory.truncate(count);
-            Ok(memory.into_boxed_slice())
+            Ok((memory, count))
         })
     }
 

@@ -12,6 +12,7 @@ use super::file::ReadAccess;
 use super::{CachedRead, File, Rung, count_piece, mounts};
 use crate::memory::buffer::Lease;
 use crate::memory::bytes::Bytes;
+use crate::memory::read_memory::ReadMemory;
 use crate::pool::{ThreadPool, default_pool};
 use crate::simulation::World;
 
@@ -101,9 +102,9 @@ impl File {
         offset: u64,
         length: usize,
         alignment: u32,
-    ) -> io::Result<(Box<[u8]>, Range<usize>)> {
+    ) -> io::Result<(ReadMemory, Range<usize>)> {
         let through_cache = || {
-            let mut memory = vec![0; length].into_boxed_slice();
+            let mut memory = ReadMemory::new(length);
             let count = self.read_blocking(offset, &mut memory)?;
             Ok((memory, 0..count))
         };
@@ -197,7 +198,7 @@ impl File {
 
 /// The blocks around a piece of a file, and memory that is aligned as they are: what `O_DIRECT` demands.
 pub(crate) struct Blocks {
-    pub memory: Box<[u8]>,
+    pub memory: ReadMemory,
     /// The part of the memory that the blocks go into.
     pub into: Range<usize>,
     /// Where the first block begins in the file.
@@ -212,7 +213,7 @@ impl Blocks {
         let alignment = (alignment as usize).next_power_of_two().max(DIRECT_ALIGNMENT_MIN);
         let before = (offset % alignment as u64) as usize;
         let wanted = (before + length).next_multiple_of(alignment);
-        let memory = vec![0; wanted + alignment].into_boxed_slice();
+        let memory = ReadMemory::new(wanted + alignment);
         let skipped = memory.as_ptr().align_offset(alignment);
         Blocks { memory, into: skipped..skipped + wanted, offset: offset - before as u64, before, length }
     }

@@ -32,6 +32,7 @@ use super::single_flight::{Joined, SingleFlight};
 use crate::environment::Environment;
 use crate::files::file_read::FileRead;
 use crate::memory::blocks::Charge;
+use crate::memory::read_memory::ReadMemory;
 use crate::pool::{PoolError, ThreadPool};
 
 /// How a piece is read.
@@ -65,7 +66,7 @@ pub(crate) enum FileKey {
 /// The memory that was read into, in which part of it the piece is, and how it was read.
 #[derive(Clone)]
 pub(crate) struct Bytes {
-    memory: Arc<Box<[u8]>>,
+    memory: Arc<ReadMemory>,
     piece: Range<usize>,
     rung: Rung,
     /// It was in memory after all.
@@ -128,10 +129,9 @@ impl PieceRead {
     ) -> io::Result<PieceRead> {
         // The thread that reads allocates when it begins.
         let charge = Charge::for_length(length)?;
-        let size = charge.bytes();
         let key = Key { file: file.key(), offset, length, pool: pool.identity(), how };
         let (read, was_in_flight) = page_cache.reads.join(key, || {
-            let piece = Piece { file: file.clone(), offset, length, size };
+            let piece = Piece { file: file.clone(), offset, length };
             Box::pin(read(piece, pool.clone(), Arc::clone(page_cache), how))
         });
         if was_in_flight {
@@ -153,13 +153,12 @@ impl Future for PieceRead {
     }
 }
 
-/// What is to be read, into memory of so many bytes.
+/// What is to be read.
 #[derive(Clone)]
 struct Piece {
     file: File,
     offset: u64,
     length: usize,
-    size: usize,
 }
 
 async fn read(piece: Piece, pool: ThreadPool, page_cache: Arc<PageCache>, how: ReadHow) -> Result<Bytes, Failure> {
@@ -222,7 +221,7 @@ impl Piece {
     /// What is in memory now, if that is the beginning.
     fn look(&self) -> Option<Bytes> {
         let mut memory = self.memory();
-        let read = self.file.read_nowait(self.offset, &mut memory[..self.length]);
+        let read = self.file.read_nowait(self.offset, &mut memory);
         // Also one that was refused has written it.
         self.file.note_accessed();
         match read {
@@ -244,7 +243,7 @@ impl Piece {
             Some(alignment) => self.file.read_direct(self.offset, self.length, alignment)?,
             None => {
                 let mut memory = self.memory();
-                let count = self.file.read_blocking(self.offset, &mut memory[..self.length])?;
+                let count = self.file.read_blocking(self.offset, &mut memory)?;
                 (memory, 0..self.file.still_there(self.offset, count))
             }
         };
@@ -297,8 +296,8 @@ impl Piece {
         Ok(Some(Bytes { memory: Arc::new(memory), piece, rung: Rung::Ring, was_resident: false }))
     }
 
-    fn memory(&self) -> Box<[u8]> {
-        vec![0; self.size].into_boxed_slice()
+    fn memory(&self) -> ReadMemory {
+        ReadMemory::new(self.length)
     }
 }
 

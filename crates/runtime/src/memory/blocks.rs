@@ -266,7 +266,7 @@ impl Drop for Memory {
 /// The smallest class for that many bytes. By arithmetic, because every request asks: the classes have 4^n KiB, with
 /// one of 20 KiB between.
 #[inline]
-fn class_of(size: usize) -> Option<usize> {
+pub(crate) fn class_of(size: usize) -> Option<usize> {
     let above_first = size.div_ceil(KIB).saturating_sub(1);
     let power = (usize::BITS - above_first.leading_zeros()).div_ceil(2) as usize;
     let class = power + usize::from(above_first >= 20);

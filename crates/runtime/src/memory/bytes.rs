@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use crate::memory::blocks::{self, Block, Charge, Memory};
 use crate::memory::buffer::Lease;
+use crate::memory::read_memory::ReadMemory;
 
 /// Copies up to this length are one allocation.
 const SHORT_MAX: usize = 48;
@@ -48,7 +49,7 @@ enum Owner {
 enum Other {
     Vec(Vec<u8>),
     /// What was read for all who asked, and the charge of one of them.
-    Read(Arc<Box<[u8]>>, Charge),
+    Read(Arc<ReadMemory>, Charge),
     Owner(Box<dyn AsRef<[u8]> + Send + Sync>),
 }
 
@@ -101,7 +102,7 @@ impl Bytes {
     }
 
     /// What was read into memory that others may have, too, and one's charge for it.
-    pub(crate) fn of_read(memory: Arc<Box<[u8]>>, range: Range<usize>, charge: Charge) -> Bytes {
+    pub(crate) fn of_read(memory: Arc<ReadMemory>, range: Range<usize>, charge: Charge) -> Bytes {
         debug_assert!(range.len() <= charge.bytes());
         Bytes::of_other(Other::Read(memory, charge), range)
     }

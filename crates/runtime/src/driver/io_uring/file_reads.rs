@@ -53,8 +53,8 @@ impl FileReads {
             let into = &mut read.memory[read.into.clone()];
             // Pieces are far below 4 GiB.
             let entry = opcode::Read::new(descriptor, into.as_mut_ptr(), into.len() as u32).offset(read.offset);
-            // SAFETY: descriptor and memory belong to the slot, which stays until the completion; the memory is a box,
-            // so it does not move with the slot.
+            // SAFETY: descriptor and memory belong to the slot, which stays until the completion; the bytes
+            // are elsewhere, so they do not move with it.
             unsafe { ring.push(&entry.build().user_data(user_data(KIND_FILE_READ, key))) };
         }
     }
@@ -120,6 +120,7 @@ mod tests {
     use crate::driver::{Driver, FileDriver, RingOptions};
     use crate::files::File;
     use crate::files::page_cache::{Condition, PageCache};
+    use crate::memory::read_memory::ReadMemory;
 
     /// A driver; `None` where the kernel gives no ring.
     fn driver() -> Option<IoUring> {
@@ -131,7 +132,7 @@ mod tests {
     /// What nobody answers, as a disk that hangs: reads from a pipe into which nobody writes.
     fn hanging_read(file: &File, page_cache: &Arc<PageCache>) -> FileRead {
         let in_flight = Some(page_cache.begin_read(1));
-        let memory = vec![0; 16].into_boxed_slice();
+        let memory = ReadMemory::new(16);
         FileRead { file: file.clone(), is_direct: false, memory, into: 0..16, offset: 0, in_flight }
     }
 

@@ -1,0 +1,187 @@
+//! Memory that files are read into by threads of pools, or by the ring: taken on one thread, given back on another.
+//!
+//! An allocator keeps what it has given out for the thread that it gave it to. A pool has dozens of threads, each of
+//! which takes memory, and a loop gives all of it back; so what is free would lie about in parts, a multiple of what is
+//! in use, and no page of it could go back to the system. These blocks therefore belong to nobody:
+//!
+//! ```text
+//!   system ──map──► cold ──take──► ReadMemory ──drop, on any thread──► warm (4 MiB at most) ──take──► …
+//!                    ▲                                                  │ beyond that
+//!                    └──── its pages go back to the system ◄────────────┘
+//! ```
+//!
+//! Addresses stay mapped, pages do not: nothing is ever unmapped, so the number of mappings grows only with the most
+//! that was in use at a time. What a block contains when it is taken is unspecified.
+
+use std::ops::{Deref, DerefMut};
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use parking_lot::Mutex;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+
+use crate::memory::blocks::{LEASE_CLASSES, class_of};
+
+/// How many bytes of free blocks keep their pages: what some dozens of threads read at once.
+const WARM_BYTES_MAX: usize = 4 << 20;
+
+/// Blocks of a class are mapped so many bytes at a time; the largest have as many.
+const REGION_BYTES: usize = 1 << 20;
+
+/// Where a free block begins.
+struct Start(NonNull<u8>);
+
+// SAFETY: nobody has the block while it is free, and it belongs to no thread.
+unsafe impl Send for Start {}
+
+/// The free blocks of all threads.
+struct Free {
+    /// By class, those that have pages.
+    warm: [Vec<Start>; LEASE_CLASSES.len()],
+    warm_bytes: usize,
+    /// Those that have none.
+    cold: [Vec<Start>; LEASE_CLASSES.len()],
+}
+
+static FREE: Mutex<Free> = Mutex::new(Free {
+    warm: [const { Vec::new() }; LEASE_CLASSES.len()],
+    warm_bytes: 0,
+    cold: [const { Vec::new() }; LEASE_CLASSES.len()],
+});
+
+/// Bytes that one has and may write to, on any thread.
+pub(crate) struct ReadMemory {
+    start: NonNull<u8>,
+    length: usize,
+    /// `None`: it is the allocator's.
+    class: Option<usize>,
+}
+
+// SAFETY: the bytes belong to this value alone, as a box's do.
+unsafe impl Send for ReadMemory {}
+// SAFETY: as above.
+unsafe impl Sync for ReadMemory {}
+
+impl ReadMemory {
+    /// So many bytes. They begin with a page if they are as many.
+    pub fn new(length: usize) -> ReadMemory {
+        let class = class_of(length).filter(|&class| LEASE_CLASSES[class].is_multiple_of(rustix::param::page_size()));
+        match class.and_then(|class| Some((class, take(class)?))) {
+            Some((class, Start(start))) => ReadMemory { start, length, class: Some(class) },
+            // Less than a page, more than any class has, or there is nothing left to be mapped.
+            None => {
+                let bytes = Box::into_raw(vec![0_u8; length].into_boxed_slice());
+                let start = NonNull::new(bytes.cast::<u8>()).expect("a box has an address");
+                ReadMemory { start, length, class: None }
+            }
+        }
+    }
+}
+
+impl Default for ReadMemory {
+    /// No bytes.
+    fn default() -> ReadMemory {
+        ReadMemory::new(0)
+    }
+}
+
+impl Deref for ReadMemory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: there are so many bytes, all initialized, and nobody else has them.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+}
+
+impl DerefMut for ReadMemory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
+    }
+}
+
+impl Drop for ReadMemory {
+    fn drop(&mut self) {
+        match self.class {
+            Some(class) => give_back(class, Start(self.start)),
+            // SAFETY: `new` made it of a box of this length, and nobody has it any more.
+            None => drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.length)) }),
+        }
+    }
+}
+
+/// A block of this class; `None` where the system gives no more.
+fn take(class: usize) -> Option<Start> {
+    let size = LEASE_CLASSES[class];
+    {
+        let mut free = FREE.lock();
+        if let Some(start) = free.warm[class].pop() {
+            free.warm_bytes -= size;
+            return Some(start);
+        }
+        if let Some(start) = free.cold[class].pop() {
+            return Some(start);
+        }
+    }
+    let blocks = REGION_BYTES / size;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the system's choice touches nobody's memory.
+    let region = unsafe { mmap_anonymous(ptr::null_mut(), blocks * size, protection, MapFlags::PRIVATE) }.ok()?;
+    // SAFETY: the mapping is ours. A huge page would bring memory for blocks that nobody has; an error says that there
+    // are none.
+    let _ = unsafe { madvise(region, blocks * size, Advice::LinuxNoHugepage) };
+    let region = NonNull::new(region.cast::<u8>())?;
+    // SAFETY: each block lies within the region.
+    let mut starts = (0..blocks).map(|block| Start(unsafe { region.add(block * size) }));
+    let first = starts.next();
+    FREE.lock().cold[class].extend(starts);
+    first
+}
+
+/// A block that nobody has any more.
+fn give_back(class: usize, start: Start) {
+    let size = LEASE_CLASSES[class];
+    {
+        let mut free = FREE.lock();
+        if free.warm_bytes + size <= WARM_BYTES_MAX {
+            free.warm_bytes += size;
+            return free.warm[class].push(start);
+        }
+    }
+    // SAFETY: the block is whole pages of a private mapping, of which nobody has any more: they may be zero from now on.
+    // An error leaves them as they are.
+    let _ = unsafe { madvise(start.0.as_ptr().cast(), size, Advice::LinuxDontNeed) };
+    FREE.lock().cold[class].push(start);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LARGE: usize = 1 << 20;
+
+    #[test]
+    fn memory_of_any_length_is_ones_own() {
+        let lengths = [0, 1, 1000, 4096, 4097, 16 << 10, 70_000, LARGE, LARGE + 1];
+        let mut all: Vec<ReadMemory> = lengths.into_iter().map(ReadMemory::new).collect();
+        for (number, memory) in all.iter_mut().enumerate() {
+            memory.fill(number as u8);
+        }
+        for (number, (memory, length)) in all.iter().zip(lengths).enumerate() {
+            assert_eq!(memory.len(), length);
+            assert!(memory.iter().all(|&byte| byte == number as u8), "{length}");
+        }
+    }
+
+    #[test]
+    fn what_other_threads_give_back_is_kept_up_to_a_bound_and_the_rest_has_no_pages() {
+        const COUNT: usize = 16;
+        let take_all = || -> Vec<ReadMemory> { (0..COUNT).map(|_| ReadMemory::new(LARGE)).collect() };
+        let mut all = take_all();
+        all.iter_mut().for_each(|memory| memory.fill(1));
+        std::thread::spawn(move || drop(all)).join().expect("no panic");
+        let kept = take_all().iter().filter(|memory| memory[0] == 1).count();
+        assert!(kept <= WARM_BYTES_MAX / LARGE, "{kept} of {COUNT}");
+    }
+}
