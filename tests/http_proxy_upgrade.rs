@@ -13,6 +13,8 @@ with_each_driver!(
     each_direction_ends_on_its_own,
     an_idle_tunnel_ends_after_the_read_timeout,
     a_tunnel_survives_a_reload,
+    the_log_line_of_a_tunnel_tells_what_was_asked_and_what_has_passed,
+    an_idle_tunnel_takes_little_memory,
     ends_that_write_without_reading_are_held_up_and_lose_nothing,
     a_reset_of_one_end_ends_the_other,
     connect_makes_a_tunnel_where_the_configuration_says_so,
@@ -217,6 +219,66 @@ fn a_tunnel_survives_a_reload(driver: Driver) {
     assert_eq!(server.get("/").text(), "new");
     client.close_both();
     peer.assert_closed();
+    server.stop();
+}
+
+fn the_log_line_of_a_tunnel_tells_what_was_asked_and_what_has_passed(driver: Driver) {
+    let backend = Backend::tcp();
+    let text = "log_format tunnel '$request|$http_upgrade|$http_x_asked|$sent_http_x_own|$upstream_http_x_own|$status \
+        $upstream_status|$upstream_addr|$upstream_bytes_sent $upstream_bytes_received $upstream_response_length|\
+        $bytes_sent $body_bytes_sent|$upstream_response_time';
+        server { listen %UNIX%; access_log %DIR%/tunnel.log tunnel; location / { proxy_pass http://ADDRESS; } }";
+    let server = Setup::http(driver, &text.replace("ADDRESS", backend.address())).start();
+    let mut client = server.connect();
+    client.send(request("/?a=b", "websocket").replace("Host: h", "Host: h\r\nX-Asked: yes"));
+    let mut peer = backend.accept();
+    let asked = peer.request();
+    let agreement = agreement("websocket");
+    peer.send(&agreement);
+    assert_eq!(client.response().status, 101);
+    converse(&mut client, &mut peer);
+    client.close_both();
+    peer.assert_closed();
+    drop(peer);
+    let line = server.directory.wait_line("tunnel.log", "101");
+    let parts: Vec<&str> = line.trim_end().split('|').collect();
+    let passed = "hello".len() + "\0\x01\u{ff}\r\n\r\nGET / HTTP/1.1\r\n\r\n".len() + "x".len();
+    let received = agreement.len() + passed;
+    assert_eq!(parts[..5], ["GET /?a=b HTTP/1.1", "websocket", "yes", "1", "1"], "{line}");
+    assert_eq!(parts[5..7], ["101 101", backend.address()], "{line}");
+    let fields: usize = asked.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n").len()).sum();
+    let head = format!("{} {} {}\r\n\r\n", asked.method, asked.target, asked.version).len() + fields;
+    assert_eq!(parts[7], format!("{} {received} {passed}", head + passed), "{line}");
+    assert!(parts[8].ends_with(&format!(" {passed}")), "{line}");
+    assert!(parts[9].parse::<f64>().is_ok(), "{line}");
+    server.stop();
+}
+
+fn an_idle_tunnel_takes_little_memory(driver: Driver) {
+    const COUNT: usize = 200;
+    /// Half of it are the request and the head of its response, which the log line may need.
+    const BYTES_MAX: u64 = 5 * 1024;
+    support::raise_descriptor_limit();
+    let backend = Backend::tcp();
+    let setup =
+        Setup::server(driver, "location / { proxy_pass http://ADDRESS; }").replace("ADDRESS", backend.address());
+    let setup = setup.replace("worker_processes 2", "worker_processes 1");
+    let server = setup.replace("worker_connections 128", "worker_connections 2000").start();
+    let open_some = |count: usize| -> Vec<_> {
+        let open = |_| {
+            let (mut client, mut peer, ..) = open(&backend, &server);
+            converse(&mut client, &mut peer);
+            (client, peer)
+        };
+        (0..count).map(open).collect()
+    };
+    // What is there once, and what tables grow by at a time.
+    let before = open_some(COUNT);
+    let begin = support::anonymous_memory(server.worker());
+    let tunnels = open_some(COUNT);
+    let each = support::anonymous_memory(server.worker()).saturating_sub(begin) / COUNT as u64;
+    assert!(each <= BYTES_MAX, "{each} bytes for a tunnel");
+    drop((before, tunnels));
     server.stop();
 }
 

@@ -37,8 +37,8 @@ pub use directory::{Directory, Watch};
 pub use gate::{Gate, Task};
 pub use mounts::has_own_mounts;
 pub use processes::{
-    anonymous_memory, children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, resident_memory,
-    threads_named, wait_ended,
+    anonymous_memory, children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, raise_descriptor_limit,
+    resident_memory, threads_named, wait_ended,
 };
 
 /// Long enough for a debug build on a busy machine; only a failed test ever waits so long.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
+use rustix::process::{Pid, PidfdFlags, Resource, Signal, WaitOptions, getrlimit, setrlimit};
 
 use super::DEADLINE;
 use super::directory::wait_readable_any;
@@ -128,6 +128,14 @@ pub fn forget_peak_memory(pid: Pid) {
 pub fn anonymous_memory(pid: Pid) -> u64 {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
     kib_of(&rollup, "Anonymous:") * 1024
+}
+
+/// Lets this process, and what it starts from now on, have as many descriptors as the system allows: many programs are
+/// given a thousand.
+pub fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).expect("up to the maximum");
 }
 
 /// How many threads of a process have this name.

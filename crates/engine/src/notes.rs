@@ -46,6 +46,11 @@ impl Notes {
         note.downcast().ok().map(|note| *note)
     }
 
+    /// Keeps memory for no more than there are.
+    pub fn shrink(&mut self) {
+        self.0.shrink_to_fit();
+    }
+
     /// Forgets everything, keeping the memory for the next request.
     pub fn clear(&mut self) {
         self.0.clear();

@@ -357,6 +357,22 @@ impl Request {
         request
     }
 
+    /// Gives back memory that it has and does not need: from now on it only waits for its end, which may take days.
+    pub(crate) fn shrink(&mut self) {
+        if let Some(head) = Rc::get_mut(&mut self.head) {
+            head.shrink();
+        }
+        if let Some(parsed) = Rc::get_mut(&mut self.parsed) {
+            parsed.headers.shrink_to_fit();
+        }
+        self.response.fields.shrink();
+        self.notes.shrink();
+        if let Some(passed_to) = &mut self.passed_to {
+            // It may be a part of all that was sent to the server.
+            passed_to.uri = Bytes::copy_from_slice(&passed_to.uri);
+        }
+    }
+
     /// Forgets what came of it, but for its status, what modules wrote down and when it began.
     pub(crate) fn begin_anew(&mut self) {
         let status = self.response.status;

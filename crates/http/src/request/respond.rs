@@ -16,14 +16,27 @@ use crate::request::limit_rate::Rate;
 use crate::request::pump::send_rest;
 use crate::request::tunnel::{self, Tunnel};
 
-/// The rest of a request that has to wait: through the phases and on to the last
-/// item of the body. `false` when the connection is to be closed without an answer.
-pub async fn finish_and_send(request: &mut Request, step: Step) -> bool {
-    let Some(body) = finish(request, step).await else { return false };
-    if let Some(rest) = start_response(request, body) {
-        rest.send(request).await;
+/// What has become of a request that had to wait.
+pub enum Answered {
+    /// There is no answer: the connection is to be closed.
+    Not,
+    /// All of the answer was given to the exchange.
+    Wholly,
+    /// The head was: what follows are bytes both ways. They may go on for days, so the caller carries them, and frees
+    /// before that what the request needed on its way here.
+    Tunnel(Box<dyn Tunnel>),
+}
+
+/// The rest of a request that has to wait: through the phases and on to the last item of the body, or to the beginning
+/// of a tunnel.
+pub async fn finish_and_send(request: &mut Request, step: Step) -> Answered {
+    let Some(body) = finish(request, step).await else { return Answered::Not };
+    match start_response(request, body) {
+        Some(Rest::Body(body)) => send_rest(request, body).await,
+        Some(Rest::Tunnel(other_end)) => return Answered::Tunnel(other_end),
+        None => {}
     }
-    true
+    Answered::Wholly
 }
 
 /// What follows a response's head and is not given with it.
@@ -78,6 +91,7 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Rest> {
         let exchange = request.exchange();
         exchange.become_tunnel();
         exchange.start(request, &options);
+        request.shrink();
         return Some(Rest::Tunnel(other_end));
     }
     let exchange = request.exchange();

@@ -7,11 +7,11 @@ use std::task::{Context, Poll, ready};
 
 use gale_engine::upstream::{Chosen, Learning, Timing, Upstream};
 use gale_protocol::request::KnownHeader;
-use gale_runtime::{Buffer, Bytes, Moment, Output, Timer};
+use gale_runtime::{Bytes, Moment, Timer};
 
 use crate::request::Request;
 use crate::upstream::attempt::{End, Passing, authenticates_connection};
-use crate::upstream::exclusive::Exclusive;
+use crate::upstream::exclusive::{Connection, Exclusive};
 use crate::upstream::http2::Shared;
 use crate::upstream::receiving::{BodyRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::record::Records;
@@ -28,6 +28,8 @@ pub(super) struct Answering {
     pub started: Moment,
     /// The connection itself may stand for its client's user (NTLM, Negotiate), so nobody else may use it.
     pub is_authenticated: bool,
+    /// Its end is somebody else's to tell.
+    is_over: bool,
 }
 
 /// What carries a request and its response.
@@ -71,6 +73,7 @@ impl Answering {
             records: Rc::clone(records),
             started,
             is_authenticated: request.header(KnownHeader::Authorization).is_some_and(authenticates_connection),
+            is_over: false,
         })
     }
 
@@ -213,40 +216,15 @@ impl Answering {
         }
     }
 
-    /// What has come behind the head, for a tunnel.
-    pub fn take_input(&mut self) -> Buffer {
-        self.tunnel().take_input()
-    }
-
-    /// Receives for a tunnel.
-    pub fn poll_receive_into(
-        &mut self,
-        input: &mut Buffer,
-        max: usize,
-        context: &mut Context<'_>,
-    ) -> Poll<io::Result<usize>> {
-        let received = ready!(self.tunnel().poll_receive_into(input, max, context))?;
-        let mut record = self.records.last();
-        record.bytes_received += received as u64;
-        record.response_length += received as u64;
-        Poll::Ready(Ok(received))
-    }
-
-    /// Sends for a tunnel.
-    pub fn poll_send_from(&mut self, output: &mut Output, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.tunnel().poll_send_from(output, context)
-    }
-
-    /// Ends a tunnel's direction to the server.
-    pub fn shutdown_write(&mut self) -> io::Result<()> {
-        self.tunnel().shutdown_write()
-    }
-
-    fn tunnel(&mut self) -> &mut Exclusive {
-        match &mut self.carrier {
-            Carrier::Exclusive(exclusive) => exclusive,
+    /// The server has agreed to a tunnel: what that needs of all this, with what was sent so far.
+    pub fn into_tunnel(mut self: Box<Self>) -> (Connection, TunnelRecord) {
+        let sent = self.sent();
+        let connection = match &mut self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive.take_connection(),
             Carrier::Shared(_) => unreachable!("HTTP/2 has no 101, and its codec says so"),
-        }
+        };
+        self.is_over = true;
+        (connection, TunnelRecord { chosen: self.chosen.take(), records: Rc::clone(&self.records), sent })
     }
 
     /// The fields behind the body.
@@ -271,13 +249,44 @@ impl Answering {
 /// A response that is dropped before its end has ended, too.
 impl Drop for Answering {
     fn drop(&mut self) {
-        let sent = self.sent();
-        let mut record = self.records.last();
-        record.bytes_sent = sent;
-        record.end(gale_runtime::now());
-        if let Some(chosen) = &self.chosen {
-            chosen.note_served(&record.served());
+        if !self.is_over {
+            note_end(&self.records, self.chosen.as_ref(), self.sent());
         }
+    }
+}
+
+fn note_end(records: &Records, chosen: Option<&Chosen>, sent: u64) {
+    let mut record = records.last();
+    record.bytes_sent = sent;
+    record.end(gale_runtime::now());
+    if let Some(chosen) = chosen {
+        chosen.note_served(&record.served());
+    }
+}
+
+/// What is told of a tunnel when it ends.
+pub(super) struct TunnelRecord {
+    chosen: Option<Chosen>,
+    records: Rc<Records>,
+    /// What has been sent, in bytes, the request included.
+    sent: u64,
+}
+
+impl TunnelRecord {
+    pub fn note_received(&self, count: usize) {
+        let mut record = self.records.last();
+        record.bytes_received += count as u64;
+        record.response_length += count as u64;
+    }
+
+    pub fn note_sent(&mut self, count: usize) {
+        self.sent += count as u64;
+    }
+}
+
+impl Drop for TunnelRecord {
+    fn drop(&mut self) {
+        note_end(&self.records, self.chosen.as_ref(), self.sent);
     }
 }
 

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use gale_engine::transport::Transport;
 use gale_engine::upstream::{Chosen, ConnectionAge, IdleConnection, PoolKey};
 use gale_engine::worker::CountedConnection;
-use gale_runtime::{Buffer, Output};
+use gale_runtime::Buffer;
 
 use crate::request::Request;
 use crate::upstream::answering::{Heading, tell_messages};
@@ -166,31 +166,9 @@ impl Exclusive {
         polled
     }
 
-    /// What has come behind the head, for a tunnel.
-    pub fn take_input(&mut self) -> Buffer {
-        std::mem::take(&mut self.open().input)
-    }
-
-    /// Receives for a tunnel.
-    pub fn poll_receive_into(
-        &mut self,
-        input: &mut Buffer,
-        max: usize,
-        context: &mut Context<'_>,
-    ) -> Poll<io::Result<usize>> {
-        self.open().stream.poll_recv(context, input, max)
-    }
-
-    /// Sends for a tunnel.
-    pub fn poll_send_from(&mut self, output: &mut Output, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let sent = ready!(self.open().stream.poll_send(context, output))?;
-        self.sending.sent += sent as u64;
-        Poll::Ready(Ok(sent))
-    }
-
-    /// Ends a tunnel's direction to the server.
-    pub fn shutdown_write(&mut self) -> io::Result<()> {
-        self.open().stream.shutdown_write()
+    /// The connection, with what has come behind the head: no response is read from it.
+    pub fn take_connection(&mut self) -> Connection {
+        self.connection.take().expect("the response has not ended")
     }
 
     fn open(&mut self) -> &mut Connection {

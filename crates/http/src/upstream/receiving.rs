@@ -25,11 +25,15 @@ pub struct UpstreamHead {
     pub may_have_trailers: bool,
 }
 
+/// What servers say when they agree to a tunnel, nearly always: no copy of these is kept.
+const USUAL_TEXTS: [&[u8]; 2] = [b"Switching Protocols", b"websocket"];
+
 impl UpstreamHead {
     /// Keeps nothing of the buffer that it came in: it may be there for as long as a tunnel is.
     pub(super) fn detach(&mut self) {
         for text in [&mut self.reason, &mut self.upgrade].into_iter().flatten() {
-            *text = Bytes::copy_from_slice(text);
+            let usual = USUAL_TEXTS.into_iter().find(|usual| *usual == &text[..]);
+            *text = usual.map_or_else(|| Bytes::copy_from_slice(text), Bytes::from_static);
         }
         self.fields.detach();
     }

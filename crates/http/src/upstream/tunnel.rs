@@ -1,22 +1,31 @@
 //! The server's end of a tunnel, after a 101 or a 2xx to CONNECT.
+//!
+//! A tunnel may be idle for days: it keeps the connection and what is told at its end, and memory for bytes only while
+//! there are some. What has sent the request and read the response's head is gone.
 
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use gale_engine::transport::Transport;
+use gale_engine::worker::CountedConnection;
 use gale_runtime::{Buffer, Bytes, Output};
 
 use crate::request::body::BodyError;
 use crate::request::tunnel::Tunnel;
-use crate::upstream::answering::Answering;
+use crate::upstream::answering::{Answering, TunnelRecord};
+use crate::upstream::exclusive::Connection;
 
 /// Most that is received at once, in bytes.
 const PIECE_BYTES: usize = 16 * 1024;
 
 /// See the file's head.
 pub(super) struct UpstreamTunnel {
-    answering: Box<Answering>,
+    record: TunnelRecord,
+    stream: Transport,
+    _counted: CountedConnection,
     input: Buffer,
-    output: Output,
+    /// While there is something to send.
+    output: Option<Box<Output>>,
     has_ended: bool,
     /// The client has ended its direction, and the server is to be told when it has all.
     is_ending: bool,
@@ -25,9 +34,18 @@ pub(super) struct UpstreamTunnel {
 
 impl UpstreamTunnel {
     /// The connection on which a server has agreed.
-    pub fn new(mut answering: Box<Answering>, idle_max: Duration) -> UpstreamTunnel {
-        let input = answering.take_input();
-        UpstreamTunnel { answering, input, output: Output::new(), has_ended: false, is_ending: false, idle_max }
+    pub fn new(answering: Box<Answering>, idle_max: Duration) -> UpstreamTunnel {
+        let (Connection { stream, input, counted, .. }, record) = answering.into_tunnel();
+        UpstreamTunnel {
+            record,
+            stream,
+            _counted: counted,
+            input,
+            output: None,
+            has_ended: false,
+            is_ending: false,
+            idle_max,
+        }
     }
 }
 
@@ -44,28 +62,33 @@ impl Tunnel for UpstreamTunnel {
             if self.has_ended {
                 return Poll::Ready(Ok(None));
             }
-            let received = ready!(self.answering.poll_receive_into(&mut self.input, PIECE_BYTES, context));
-            if received.map_err(lost)? == 0 {
+            let received = ready!(self.stream.poll_recv(context, &mut self.input, PIECE_BYTES)).map_err(lost)?;
+            if received == 0 {
                 self.has_ended = true;
                 return Poll::Ready(Ok(None));
             }
+            self.record.note_received(received);
         }
         Poll::Ready(Ok(self.input.take_lease().map(gale_runtime::Lease::freeze)))
     }
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
-        while !self.output.is_empty() {
-            ready!(self.answering.poll_send_from(&mut self.output, context)).map_err(lost)?;
+        if let Some(output) = &mut self.output {
+            while !output.is_empty() {
+                let sent = ready!(self.stream.poll_send(context, output)).map_err(lost)?;
+                self.record.note_sent(sent);
+            }
+            self.output = None;
         }
         if std::mem::take(&mut self.is_ending) {
             // It has closed the connection already.
-            let _ = self.answering.shutdown_write();
+            let _ = self.stream.shutdown_write();
         }
         Poll::Ready(Ok(()))
     }
 
     fn write(&mut self, bytes: Bytes) {
-        self.output.push(bytes);
+        self.output.get_or_insert_default().push(bytes);
     }
 
     fn end(&mut self) {

@@ -222,7 +222,7 @@ impl Drop for Charge {
 pub(crate) struct Memory {
     start: NonNull<u8>,
     size: usize,
-    /// Its class; none if it is too large for any.
+    /// Its class; none if it is too large for any, or has a size of its own.
     class: Option<u8>,
     charge: Charge,
 }
@@ -314,6 +314,13 @@ impl Block {
             None => Arc::new(Memory::allocate(class.map(|class| class as u8), size, origin_of_new())),
         };
         Ok(Block::of(memory))
+    }
+
+    /// A block of just that many bytes, of no class: it goes back to the allocator. There is no limit for it, since it
+    /// takes the place of a larger one.
+    pub fn exact(length: usize) -> Block {
+        charge(length, usize::MAX).expect("there is no limit");
+        Block::of(Arc::new(Memory::allocate(None, length, origin_of_new())))
     }
 
     fn of(memory: Arc<Memory>) -> Block {

@@ -234,6 +234,18 @@ impl Buffer {
         }
     }
 
+    /// Moves the readable bytes to memory of just their size if that is half as much or less: for what is kept for long.
+    pub fn shrink(&mut self) {
+        let readable = self.readable();
+        if readable.is_empty() || 2 * readable.len() > self.capacity() {
+            return;
+        }
+        let mut exact = Block::exact(readable.len());
+        exact.bytes_mut().copy_from_slice(readable);
+        (self.start, self.end) = (0, readable.len() as u32);
+        self.block = Some(exact);
+    }
+
     /// The readable bytes as a lease, without a copy; `None` when empty.
     pub fn into_lease(self) -> Option<Lease> {
         let Buffer { block, start, end } = self;
@@ -294,6 +306,25 @@ mod tests {
         buffer.spare(100).unwrap();
         buffer.commit(0);
         assert_eq!(leased_bytes(), before);
+    }
+
+    #[test]
+    fn a_buffer_that_is_shrunk_holds_its_bytes_alone_and_grows_again() {
+        let before = leased_bytes();
+        let mut buffer = Buffer::new();
+        buffer.append(&[1; 200]).unwrap();
+        buffer.consume(100);
+        buffer.shrink();
+        assert_eq!((buffer.readable(), buffer.capacity(), leased_bytes()), (&[1; 100][..], 100, before + 100));
+        buffer.append(&[2; 50]).unwrap();
+        assert_eq!(buffer.readable(), [vec![1; 100], vec![2; 50]].concat());
+        buffer.append(&[3; 800]).unwrap();
+        // That would be hardly less.
+        buffer.shrink();
+        assert_eq!(buffer.capacity(), 1024);
+        buffer.consume(950);
+        buffer.shrink();
+        assert_eq!((buffer.capacity(), leased_bytes()), (0, before));
     }
 
     #[test]

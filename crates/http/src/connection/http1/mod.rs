@@ -36,8 +36,9 @@ use crate::request::configuration::settings::{CoreSettings, LingeringClose};
 use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent, Transferred};
 use crate::request::phases::LocalBoxFuture;
 use crate::request::request_body;
-use crate::request::respond;
+use crate::request::respond::{self, Answered};
 use crate::request::slow::ExchangeWaits;
+use crate::request::tunnel;
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
 use gale_engine::tls::TlsStream;
@@ -162,8 +163,15 @@ impl HttpConnection {
         self.worker().common.counters.begin_request();
         let mut in_flight = InFlight { connection: self, request: Some(request) };
         async move {
-            if !in_flight.connection.answer(in_flight.request()).await {
-                return AfterExchange::Close;
+            {
+                let carrying = match in_flight.connection.answer(in_flight.request()).await {
+                    Answered::Not => return AfterExchange::Close,
+                    Answered::Wholly => None,
+                    Answered::Tunnel(other_end) => Some(Box::pin(tunnel::carry(in_flight.request(), other_end))),
+                };
+                if let Some(carrying) = carrying {
+                    carrying.await;
+                }
             }
             let sent = poll_fn(|context| in_flight.connection.poll_sent(context)).await;
             match in_flight.connection.afterwards(in_flight.request(), sent) {
@@ -188,8 +196,10 @@ impl HttpConnection {
     /// what is left of the request's body.
     async fn conclude(&self, request: &mut Request, mut sent: Result<(), Gone>) -> AfterExchange {
         while let Some(step) = self.refuse(request) {
-            if !respond::finish_and_send(request, step).await {
-                return AfterExchange::Close;
+            match respond::finish_and_send(request, step).await {
+                Answered::Not => return AfterExchange::Close,
+                Answered::Wholly => {}
+                Answered::Tunnel(other_end) => Box::pin(tunnel::carry(request, other_end)).await,
             }
             sent = poll_fn(|context| self.poll_sent(context)).await;
         }
@@ -207,25 +217,25 @@ impl HttpConnection {
         afterwards
     }
 
-    /// Answers: at once as far as that needs no waiting, the rest when it is awaited. Says whether there was an answer.
-    fn answer<'r>(self: &Rc<Self>, request: &'r mut Request) -> impl Future<Output = bool> + use<'r> {
+    /// Answers: at once as far as that needs no waiting, the rest when it is awaited.
+    fn answer<'r>(self: &Rc<Self>, request: &'r mut Request) -> impl Future<Output = Answered> + use<'r> {
         let mut rest = self.answer_at_once(request);
         poll_fn(move |context| match &mut rest {
             Some(rest) => rest.as_mut().poll(context),
-            None => Poll::Ready(true),
+            None => Poll::Ready(Answered::Wholly),
         })
     }
 
-    /// Answers as far as that needs no waiting; the rest, if any, says whether there was an answer. A function of its
-    /// own, so that the connection's future has no room for what is only passed through.
-    fn answer_at_once<'r>(self: &Rc<Self>, request: &'r mut Request) -> Option<LocalBoxFuture<'r, bool>> {
-        let rest: LocalBoxFuture<'r, bool> = match self.begin(request) {
-            Step::Close => Box::pin(std::future::ready(false)),
+    /// Answers as far as that needs no waiting; the rest, if any, says what has become of it. A function of its own, so
+    /// that the connection's future has no room for what is only passed through.
+    fn answer_at_once<'r>(self: &Rc<Self>, request: &'r mut Request) -> Option<LocalBoxFuture<'r, Answered>> {
+        let rest: LocalBoxFuture<'r, Answered> = match self.begin(request) {
+            Step::Close => Box::pin(std::future::ready(Answered::Not)),
             Step::Answer(body) => {
                 let rest = respond::start_response(request, body)?;
                 Box::pin(async move {
                     rest.send(request).await;
-                    true
+                    Answered::Wholly
                 })
             }
             step => Box::pin(respond::finish_and_send(request, step)),
@@ -234,7 +244,7 @@ impl HttpConnection {
     }
 
     /// What may take its time, or closes the connection, begins when the answers before have left.
-    fn after_held<'r>(self: &Rc<Self>, rest: LocalBoxFuture<'r, bool>) -> LocalBoxFuture<'r, bool> {
+    fn after_held<'r>(self: &Rc<Self>, rest: LocalBoxFuture<'r, Answered>) -> LocalBoxFuture<'r, Answered> {
         let has_held = {
             let mut state = self.http1.borrow_mut();
             let sender = &mut state.transfer().sender;
@@ -249,7 +259,10 @@ impl HttpConnection {
             let poll_held = |context: &mut Context<'_>| {
                 connection.http1.borrow_mut().transfer().sender.poll_held(&connection.stream, context)
             };
-            poll_fn(poll_held).await.is_ok() && rest.await
+            match poll_fn(poll_held).await {
+                Ok(()) => rest.await,
+                Err(_) => Answered::Not,
+            }
         })
     }
 

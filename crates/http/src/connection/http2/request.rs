@@ -20,7 +20,8 @@ use crate::request::Request;
 use crate::request::advance::{self, Step};
 use crate::request::begin;
 use crate::request::exchange::Exchange;
-use crate::request::respond::{self, Rest};
+use crate::request::respond::{self, Answered, Rest};
+use crate::request::tunnel;
 
 /// Streams whose requests are still being ended after the client has reset them, beyond those that it may have open.
 const RESET_STREAMS_MAX: usize = 128;
@@ -188,19 +189,20 @@ impl InFlight {
 
     /// Waits, answers, and waits until the answer has left.
     async fn go_on(mut self, waits: Waits) {
-        let is_answered = match waits {
+        let answered = match waits {
             Waits::Step(step) => respond::finish_and_send(self.request(), step).await,
             Waits::Rest(rest) => {
                 rest.send(self.request()).await;
-                true
+                Answered::Wholly
             }
         };
-        if is_answered {
-            // Whether it is whole shows in the stream.
-            let _ = poll_fn(|context| self.stream.poll_sent(context)).await;
-        } else {
-            self.stream.abort();
+        match answered {
+            Answered::Not => return self.stream.abort(),
+            Answered::Wholly => {}
+            Answered::Tunnel(other_end) => Box::pin(tunnel::carry(self.request(), other_end)).await,
         }
+        // Whether it is whole shows in the stream.
+        let _ = poll_fn(|context| self.stream.poll_sent(context)).await;
     }
 }
 

@@ -16,8 +16,14 @@ use gale_engine::transport::Transport;
 const OUTPUT_BYTES: usize = 64 * 1024;
 
 /// See the file's head. The first one is a piece of a file.
+///
+/// They are in a box, which is there from the first response on that has any. Connections use it again, and tunnels and
+/// many others have none.
 #[derive(Default)]
-pub(super) struct Items {
+pub(super) struct Items(Option<Box<Held>>);
+
+#[derive(Default)]
+struct Held {
     queue: VecDeque<BodyItem>,
     /// How the pieces of files are delivered.
     delivery: Delivery,
@@ -49,95 +55,154 @@ impl DiskWait {
 }
 
 impl Items {
+    fn held(&mut self) -> &mut Held {
+        self.0.get_or_insert_default()
+    }
+
     pub(super) fn set_files(&mut self, files: FileOptions) {
-        self.delivery = Delivery::new(files);
+        self.held().delivery = Delivery::new(files);
     }
 
     /// Lets go of what belongs to the configuration and to the exchange.
     pub(super) fn forget_files(&mut self) {
-        self.delivery = Delivery::default();
-        self.sendfile_bytes = 0;
-        self.disk_wait = DiskWait::default();
+        if let Some(held) = &mut self.0 {
+            held.delivery = Delivery::default();
+            held.sendfile_bytes = 0;
+            held.disk_wait = DiskWait::default();
+        }
+    }
+
+    /// There will be none for long: gives the box back.
+    pub(super) fn shrink(&mut self) {
+        if self.is_empty() && !self.is_reading() {
+            self.0 = None;
+        }
     }
 
     /// Forgets all of them, and a read that is under way.
     pub(super) fn clear(&mut self) {
-        self.queue.clear();
-        self.delivery = Delivery::default();
-        self.sendfile_bytes = 0;
-        self.disk_wait.end();
+        if let Some(held) = &mut self.0 {
+            held.queue.clear();
+            held.delivery = Delivery::default();
+            held.sendfile_bytes = 0;
+            held.disk_wait.end();
+        }
     }
 
     /// How long a disk was waited for with nothing else to send.
     pub(super) fn disk_waited(&self) -> Duration {
-        self.disk_wait.waited()
+        self.0.as_ref().map_or(Duration::ZERO, |held| held.disk_wait.waited())
     }
 
     pub(super) fn push(&mut self, item: BodyItem) {
-        self.queue.push_back(item);
+        self.held().queue.push_back(item);
     }
 
     pub(super) fn append(&mut self, text: &[u8]) {
-        self.queue.push_back(BodyItem::Bytes(Bytes::copy_from_slice(text)));
+        self.push(BodyItem::Bytes(Bytes::copy_from_slice(text)));
     }
 
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.0.as_ref().is_none_or(|held| held.queue.is_empty())
     }
 
     /// How many bytes they stand for.
     pub(super) fn length(&self) -> u64 {
-        self.queue.iter().map(BodyItem::length).sum()
+        self.0.as_ref().map_or(0, |held| held.queue.iter().map(BodyItem::length).sum())
     }
 
-    pub(super) fn options(&self) -> &FileOptions {
-        self.delivery.options()
+    /// `postpone_output`
+    pub(super) fn postponed_bytes(&self) -> u64 {
+        self.0.as_ref().map_or(0, |held| held.delivery.options().postponed_bytes)
     }
 
     /// Whether something is being read of the first one.
+    #[inline]
     pub(super) fn is_reading(&self) -> bool {
-        self.delivery.is_reading()
+        self.0.as_ref().is_some_and(|held| held.delivery.is_reading())
     }
 
     /// Whether the first one follows what is in memory at once, or is worth waiting for (`tcp_nopush`).
     pub(super) fn is_followed(&self) -> bool {
-        let options = self.delivery.options();
-        self.sendfile_bytes > 0 || (options.sendfile && options.nopush)
+        self.0.as_ref().is_some_and(|held| {
+            let options = held.delivery.options();
+            held.sendfile_bytes > 0 || (options.sendfile && options.nopush)
+        })
     }
 
     /// How much is left of the first one.
     pub(super) fn first_length(&self) -> u64 {
-        self.queue.front().map_or(0, BodyItem::length)
+        self.first().map_or(0, BodyItem::length)
     }
 
     /// The name of the first one's file, for messages, quoted.
     pub(super) fn first_name(&self) -> String {
-        match self.queue.front() {
+        match self.first() {
             Some(BodyItem::File(piece)) => piece.name(),
             _ => "a file".to_owned(),
         }
     }
 
+    fn first(&self) -> Option<&BodyItem> {
+        self.0.as_ref()?.queue.front()
+    }
+
     /// Whether the first one is a piece of a file that is to be read only when the socket has room.
+    #[inline]
     pub(super) fn waits_for_room(&self) -> bool {
-        matches!(self.queue.front(), Some(BodyItem::File(_)))
-            && !self.delivery.is_reading()
-            && self.delivery.waits_for_room()
+        self.0.as_ref().is_some_and(|held| {
+            matches!(held.queue.front(), Some(BodyItem::File(_)))
+                && !held.delivery.is_reading()
+                && held.delivery.waits_for_room()
+        })
     }
 
     /// The socket takes nothing at the moment.
     pub(super) fn note_full(&mut self) {
-        self.delivery.note_full();
+        if let Some(held) = &mut self.0 {
+            held.delivery.note_full();
+        }
     }
 
     /// Another poll begins: what may go by `sendfile` is found anew.
+    #[inline]
     pub(super) fn look_anew(&mut self) {
-        self.sendfile_bytes = 0;
+        if let Some(held) = &mut self.0 {
+            held.sendfile_bytes = 0;
+        }
     }
 
     /// Ready when what is sent next of a file may be read: much of it has to wait for a share of the turn, as sending
     /// it would, and the client's time does not run meanwhile.
+    #[inline]
     pub(super) fn poll_budget(&self, output_bytes: usize, context: &mut Context<'_>) -> Poll<()> {
+        self.0.as_ref().map_or(Poll::Ready(()), |held| held.poll_budget(output_bytes, context))
+    }
+
+    /// Moves what can be sent from memory to the output, and begins to read what is not in memory.
+    #[inline]
+    pub(super) fn fill(&mut self, output: &mut Output) -> io::Result<()> {
+        self.0.as_mut().map_or(Ok(()), |held| held.fill(output))
+    }
+
+    /// Takes what has been read of the first one.
+    pub(super) fn poll_reading(&mut self, output: &mut Output, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.held().poll_reading(output, context)
+    }
+
+    /// Sends on from the first one.
+    pub(super) fn poll_sendfile(
+        &mut self,
+        stream: &Transport,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<usize, FileError>> {
+        self.held().poll_sendfile(stream, context)
+    }
+}
+
+impl Held {
+    fn poll_budget(&self, output_bytes: usize, context: &mut Context<'_>) -> Poll<()> {
         let is_sent_first = output_bytes as u64 > self.delivery.low_water();
         match self.queue.front() {
             Some(BodyItem::File(piece)) if !is_sent_first && !self.delivery.is_reading() => {
@@ -147,8 +212,7 @@ impl Items {
         }
     }
 
-    /// Moves what can be sent from memory to the output, and begins to read what is not in memory.
-    pub(super) fn fill(&mut self, output: &mut Output) -> io::Result<()> {
+    fn fill(&mut self, output: &mut Output) -> io::Result<()> {
         while !self.delivery.is_reading() && self.sendfile_bytes == 0 {
             let queued = output.len_bytes();
             match self.queue.front_mut() {
@@ -183,8 +247,7 @@ impl Items {
         Ok(())
     }
 
-    /// Takes what has been read of the first one.
-    pub(super) fn poll_reading(&mut self, output: &mut Output, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_reading(&mut self, output: &mut Output, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let starves = output.is_empty();
         let (piece, delivery) = self.first_file();
         let polled = delivery.poll_read(piece, starves, context);
@@ -199,12 +262,7 @@ impl Items {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends on from the first one.
-    pub(super) fn poll_sendfile(
-        &mut self,
-        stream: &Transport,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<usize, FileError>> {
+    fn poll_sendfile(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<usize, FileError>> {
         let asked = self.sendfile_bytes;
         let (piece, delivery) = self.first_file();
         let sent =

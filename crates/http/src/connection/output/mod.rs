@@ -131,6 +131,11 @@ impl OutputQueue {
         self.flushes = true;
     }
 
+    /// There will be no pieces of files, for long: gives back the memory for them.
+    pub(super) fn shrink(&mut self) {
+        self.items.shrink();
+    }
+
     /// Nothing more will be queued.
     pub(super) fn end(&mut self, ending: Ending) {
         self.stage = Stage::Ended(ending);
@@ -291,7 +296,7 @@ impl OutputQueue {
 
     /// Whether so little is queued that it may wait for the next item.
     fn may_gather(&self) -> bool {
-        let postponed_bytes = self.items.options().postponed_bytes;
+        let postponed_bytes = self.items.postponed_bytes();
         self.gone.is_none()
             && !self.flushes
             && self.items.is_empty()

@@ -211,6 +211,11 @@ impl FieldList {
         self.present = 0;
     }
 
+    /// Keeps memory for no more than there are.
+    pub(crate) fn shrink(&mut self) {
+        self.fields.shrink_to_fit();
+    }
+
     /// Empty, with memory for so many.
     pub(crate) fn with_capacity(count: usize) -> FieldList {
         FieldList { fields: Vec::with_capacity(count), present: 0 }
