@@ -45,6 +45,7 @@ with_each_driver!(
     connections_are_passed_to_listeners_with_what_was_read,
     passed_connections_keep_what_is_known_and_held,
     a_silent_session_ends,
+    an_idle_session_takes_little_memory,
     a_session_with_a_rate_ends_when_its_receiver_stalls,
     a_reset_reaches_the_other_end,
     a_client_that_goes_on_sending_gets_all_of_the_answer,
@@ -690,6 +691,35 @@ fn a_silent_session_ends(driver: Driver) {
     behind.assert_closed();
     server.wait_logged("connection timed out (110: Connection timed out) while proxying connection");
     logged(&server, "200 0 0");
+}
+
+fn an_idle_session_takes_little_memory(driver: Driver) {
+    const COUNT: usize = 400;
+    const BYTES_MAX: u64 = 2560;
+    support::raise_descriptor_limit();
+    let backend = Backend::tcp();
+    let setup = Setup::stream(driver, &format!("server {{ listen %UNIX%; proxy_pass {}; }}", backend.address()));
+    let setup = setup.replace("worker_processes 2", "worker_processes 1");
+    let server = setup.replace("worker_connections 128", "worker_connections 2000").start();
+    let open_some = |count: usize| -> Vec<_> {
+        let open = |_| {
+            let (mut client, mut behind) = (server.connect(), backend.accept());
+            client.send("ping");
+            assert_eq!(behind.take(4), b"ping");
+            behind.send("pong");
+            assert_eq!(client.take(4), b"pong");
+            (client, behind)
+        };
+        (0..count).map(open).collect()
+    };
+    // What is there once, and what tables grow by at a time.
+    let before = open_some(COUNT / 2);
+    let begin = support::anonymous_memory(server.worker());
+    let sessions = open_some(COUNT);
+    let each = support::anonymous_memory(server.worker()).saturating_sub(begin) / COUNT as u64;
+    assert!(each <= BYTES_MAX, "{each} bytes for a session");
+    drop((before, sessions));
+    server.stop();
 }
 
 fn a_reset_reaches_the_other_end(driver: Driver) {

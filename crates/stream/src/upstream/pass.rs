@@ -14,6 +14,7 @@ use gale_runtime::{Moment, Output, Stream};
 
 use super::settings::ProxySettings;
 use super::{datagrams, relay};
+use crate::session::phases::LocalBoxFuture;
 use crate::session::{self, Session};
 
 /// A server that a session is connected to.
@@ -36,42 +37,44 @@ pub(super) enum Failure {
 }
 
 /// Passes a session on; the result is its status. The error log knows what went wrong.
+///
+/// Both steps are in boxes of their own: a session may be idle for days, and needs nothing then of what connected it.
 pub async fn pass_on(session: &mut Session, settings: &ProxySettings) -> u16 {
     // Once a server has it, its memory is free again.
     let input = std::mem::take(&mut session.input);
     let session: &Session = session;
+    let carrying: LocalBoxFuture<'_, u16> = match Box::pin(open(session, settings)).await {
+        Ok(Connected::Stream(server)) => Box::pin(relay::carry(session, settings, server, input)),
+        Ok(Connected::Datagrams(outlet)) => Box::pin(datagrams::carry(session, settings, outlet)),
+        Err(status) => return status,
+    };
+    let status = carrying.await;
+    end_attempt(session);
+    status
+}
+
+/// Tries servers until one is connected; the error is the status that the session ends with.
+async fn open(session: &Session, settings: &ProxySettings) -> Result<Connected, u16> {
     session.attempts.begin();
     let pass = settings.pass.as_ref().expect("a server that passes sessions on says where");
-    let Ok(target) = pass.resolve(session).await else { return session::INTERNAL_SERVER_ERROR };
+    let Ok(target) = pass.resolve(session).await else { return Err(session::INTERNAL_SERVER_ERROR) };
     let mut attempts = Attempts::new(session, settings, target);
     loop {
-        let chosen = match attempts.next().await {
-            Ok(chosen) => chosen,
-            Err(status) => return status,
-        };
+        let chosen = attempts.next().await?;
         let passed = if session.datagrams().is_some() {
             datagrams::open(session, settings, chosen)
         } else {
             attempts.connect(chosen).await
         };
         let failed = match passed {
-            Ok(Connected::Stream(server)) => {
-                let is_over = relay::carry(session, settings, server, input).await;
-                end_attempt(session);
-                return is_over;
-            }
-            Ok(Connected::Datagrams(outlet)) => {
-                let is_over = datagrams::carry(session, settings, outlet).await;
-                end_attempt(session);
-                return is_over;
-            }
+            Ok(connected) => return Ok(connected),
             Err(failed) => failed,
         };
         end_attempt(session);
         let (mut chosen, failure) = failed;
         chosen.note_served(&session.attempts.last().served());
         if let Failure::Final(status) = failure {
-            return status;
+            return Err(status);
         }
         if chosen.fail() {
             let message = format_args!("upstream server temporarily disabled while {CONNECTING}");
@@ -79,7 +82,7 @@ pub async fn pass_on(session: &mut Session, settings: &ProxySettings) -> u16 {
         }
         drop(chosen);
         if !attempts.may_go_on() {
-            return session::BAD_GATEWAY;
+            return Err(session::BAD_GATEWAY);
         }
     }
 }

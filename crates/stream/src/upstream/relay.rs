@@ -5,7 +5,7 @@
 //! piece through memory.
 
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -52,17 +52,25 @@ impl fmt::Display for Side {
 }
 
 /// Carries a session until it is over; the result is its status.
-/// Nobody has taken `input`, what the client has said so far.
-pub(super) async fn carry(session: &Session, settings: &ProxySettings, server: Server, input: Buffer) -> u16 {
+/// Nobody has taken `input`, what the client has said so far. (A block, because the future of an `async fn` holds its
+/// arguments and what they have become.)
+pub(super) fn carry<'s>(
+    session: &'s Session,
+    settings: &ProxySettings,
+    server: Server,
+    input: Buffer,
+) -> impl Future<Output = u16> + use<'s> {
     let mut relay = Relay::new(session, settings, server, input);
-    let end = poll_fn(|context| relay.poll(context)).await;
-    // What a server has said to its end is to reach a client that is still sending.
-    let may_be_unread = matches!(end, End::Disconnected(Side::Upstream));
-    relay.finish(end);
-    if may_be_unread {
-        session.linger().await;
+    async move {
+        let end = poll_fn(|context| relay.poll(context)).await;
+        // What a server has said to its end is to reach a client that is still sending.
+        let may_be_unread = matches!(end, End::Disconnected(Side::Upstream));
+        relay.finish(end);
+        if may_be_unread {
+            Box::pin(session.linger()).await;
+        }
+        session::OK
     }
-    session::OK
 }
 
 struct Relay<'s> {
