@@ -1,7 +1,8 @@
 //! upstreams: what two workers do with one group of servers: how many new connections they need, and how long requests
 //! take when half of the servers answer later.
 //!
-//! nginx keeps idle connections for each worker by itself and has no `least_time` (its commercial edition has).
+//! nginx keeps idle connections for each worker by itself and has no `least_time` (its commercial edition has); haproxy
+//! shares them among its threads and has none either.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::case::in_turn;
 use crate::client::{self, ClientKind, Run};
 use crate::options::Options;
 use crate::report::{self, Document, Spread};
-use crate::servers::{Kind, Program, Setting};
+use crate::servers::{Kind, Program, Setting, free_port};
 
 const WORKERS: usize = 2;
 const CONNECTIONS: u32 = 64;
@@ -69,9 +70,9 @@ struct Row {
     errors: u64,
 }
 
-/// Measures nginx and Gale with each driver.
+/// Measures nginx, haproxy, and Gale with each driver.
 pub fn measure(options: &Options) -> Measured {
-    let programs = options.servers(Some(&["nginx", "gale"]))?;
+    let programs = options.servers(Some(&["nginx", "haproxy", "gale"]))?;
     let samples = in_turn(options.rounds, &programs, |program, round| {
         eprintln!("upstreams: {} round {round}", program.label);
         Job::ALL.into_iter().filter(|job| job.is_for(program)).map(|job| measure_one(options, program, job)).collect()
@@ -127,9 +128,12 @@ fn measure_one(options: &Options, program: &Program, job: Job) -> Result<Sample,
     let method = if job == Job::LeastTime { "least_time header; " } else { "" };
     let idle = if job == Job::Connections { 32 } else { 64 };
     let cores = vec![options.server_core, options.client_core];
+    let is_haproxy = program.kind == Kind::Haproxy;
+    let own_port = free_port()?;
     let setting = Setting {
         workers: WORKERS,
         cores: Some(cores.clone()),
+        blocks: if is_haproxy { haproxy_blocks(own_port, &servers) } else { String::new() },
         http: format!("upstream group {{ zone group 1m; {method}{lines} keepalive {idle}; }}"),
         server:
             "location = /group { proxy_pass http://group; proxy_http_version 1.1; proxy_set_header Connection \"\"; }"
@@ -137,10 +141,11 @@ fn measure_one(options: &Options, program: &Program, job: Job) -> Result<Sample,
         ..Setting::default()
     };
     let running = program.start(setting)?;
+    let address = if is_haproxy { format!("127.0.0.1:{own_port}") } else { running.address.clone() };
     let before: u64 = servers.iter().map(Application::accepted).sum();
     let run = Run {
         kind: ClientKind::Wrk,
-        addresses: vec![&running.address],
+        addresses: vec![&address],
         path: "/group",
         headers: &[],
         body: None,
@@ -161,4 +166,14 @@ fn measure_one(options: &Options, program: &Program, job: Job) -> Result<Sample,
         per_second: figures.requests_per_second,
         errors: figures.errors,
     })
+}
+
+/// The same group in haproxy's words, on a port of its own.
+fn haproxy_blocks(port: u16, servers: &[Application]) -> String {
+    let line = |(number, server): (usize, &Application)| format!("    server s{number} {}\n", server.address);
+    let lines: String = servers.iter().enumerate().map(line).collect();
+    format!(
+        "frontend group\n    bind 127.0.0.1:{port}\n    default_backend group\n\
+         backend group\n    balance roundrobin\n    http-reuse always\n{lines}"
+    )
 }
