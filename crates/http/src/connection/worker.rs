@@ -19,7 +19,7 @@ use crate::connection::handover::pass_idle;
 use crate::connection::http1::Transfer;
 use crate::connection::http2::Http2;
 use crate::request::configuration::HttpConfiguration;
-use crate::request::worker::{Configured, HttpWorker};
+use crate::request::worker::{Configured, HttpWorker, SPARES_MAX};
 use gale_engine::configuration::Configuration;
 use gale_engine::connections::{ConnectionInfo, ConnectionTable};
 use gale_engine::listen::covers;
@@ -27,9 +27,6 @@ use gale_engine::protocol::{Protocol, ProtocolWorker};
 use gale_engine::tls::TlsStream;
 use gale_engine::transport::Transport;
 use gale_engine::worker::Worker;
-
-/// Transfers kept for their memory when they are done.
-const SPARE_TRANSFERS_MAX: usize = 64;
 
 /// Memory for frames that is kept: for so many connections, and no more than so much each.
 const SPARE_FRAMES_MAX: usize = 16;
@@ -83,7 +80,7 @@ impl HttpConnections {
     /// Takes a transfer back of which nothing is left.
     pub(crate) fn give_transfer_back(&self, transfer: Box<Transfer>) {
         let mut spare = self.spare_transfers.borrow_mut();
-        if spare.len() < SPARE_TRANSFERS_MAX {
+        if spare.len() < SPARES_MAX {
             spare.push(transfer);
         }
     }

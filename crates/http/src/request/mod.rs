@@ -319,6 +319,12 @@ impl Request {
         self.evaluation.clear();
     }
 
+    /// How much memory it keeps when it has ended, in bytes, of what its client can make large.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let fields = self.parsed.headers.capacity() * size_of::<HeaderField>() + self.response.memory_bytes();
+        self.uri.capacity() + self.args.capacity() + fields
+    }
+
     /// The head that is being read, which nobody else holds yet.
     pub(crate) fn set_head(&mut self, head: Buffer) {
         *Rc::get_mut(&mut self.head).expect("no subrequest before the head") = head;

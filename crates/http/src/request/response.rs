@@ -87,6 +87,11 @@ impl ResponseHead {
         *reason = None;
     }
 
+    /// How much memory it keeps when it is cleared, in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.location.capacity() + self.fields.memory_bytes()
+    }
+
     /// Takes away what describes a file or somebody else's answer, because the body will be another one.
     pub fn clear_entity(&mut self) {
         self.reason = None;

@@ -13,8 +13,17 @@ use gale_engine::log::ErrorLog;
 use gale_engine::worker::Worker;
 use gale_runtime::Moment;
 
-/// Requests kept for their memory when they are done.
-const SPARE_REQUESTS_MAX: usize = 64;
+/// Requests, and transfers of connections, that are kept for their memory when they are done: as many as a worker that
+/// passes requests on has under way at once under load. Each one beyond is allocated, filled and freed again, in memory
+/// that no cache has.
+pub(crate) const SPARES_MAX: usize = 512;
+
+/// A request that has taken more memory than this, in bytes, is not kept: how much it takes is its client's choice. A
+/// usual one takes a tenth.
+const SPARE_REQUEST_BYTES_MAX: usize = 8 * 1024;
+
+/// As much of a scratch buffer is kept, in bytes.
+const SCRATCH_BYTES_MAX: usize = 16 * 1024;
 
 /// The configuration as the requests of one worker hold it: counted without
 /// atomics. The thread that supervises the loops holds it, too, and longer, so that
@@ -65,6 +74,8 @@ pub struct HttpWorker {
     idle_kept_until: Cell<Moment>,
     #[expect(clippy::vec_box, reason = "a request stays where it is: a kilobyte that is not moved")]
     spare_requests: RefCell<Vec<Box<Request>>>,
+    /// One, and one more for each call of [`HttpWorker::with_scratch`] within another.
+    scratches: RefCell<Vec<Vec<u8>>>,
 }
 
 impl HttpWorker {
@@ -77,6 +88,7 @@ impl HttpWorker {
             is_draining: Cell::new(false),
             idle_kept_until: Cell::new(Moment::from_nanos(0)),
             spare_requests: RefCell::default(),
+            scratches: RefCell::default(),
         })
     }
 
@@ -128,8 +140,64 @@ impl HttpWorker {
     pub(crate) fn give_back(&self, mut request: Box<Request>) {
         request.reset();
         let mut spare = self.spare_requests.borrow_mut();
-        if spare.len() < SPARE_REQUESTS_MAX {
+        if spare.len() < SPARES_MAX && request.memory_bytes() <= SPARE_REQUEST_BYTES_MAX {
             spare.push(request);
         }
+    }
+
+    /// Calls `write` with an empty buffer to put something together in. The buffer is the one that was used last, so
+    /// that its memory is in the caches of the processor.
+    pub fn with_scratch<T>(&self, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let mut scratch = self.scratches.borrow_mut().pop().unwrap_or_default();
+        let result = write(&mut scratch);
+        if scratch.capacity() <= SCRATCH_BYTES_MAX {
+            scratch.clear();
+            self.scratches.borrow_mut().push(scratch);
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gale_runtime::{EventLoop, LoopOptions};
+
+    use super::*;
+    use crate::request::exchange::mock::{self, MockExchange};
+
+    fn run(test: impl FnOnce(&Rc<HttpWorker>)) {
+        EventLoop::new(LoopOptions::default()).unwrap().run(async {
+            let exchange = MockExchange::new();
+            test(mock::request(&exchange, mock::settings()).worker());
+        });
+    }
+
+    #[test]
+    fn a_request_that_has_taken_much_memory_is_not_kept() {
+        run(|worker| {
+            let [usual, mut long] = [(); 2].map(|()| worker.take_request());
+            long.uri = vec![b'x'; SPARE_REQUEST_BYTES_MAX + 1];
+            worker.give_back(long);
+            assert_eq!(worker.spare_requests.borrow().len(), 0);
+            worker.give_back(usual);
+            assert_eq!(worker.spare_requests.borrow().len(), 1);
+        });
+    }
+
+    #[test]
+    fn a_scratch_buffer_is_empty_and_one_within_another_is_its_own() {
+        run(|worker| {
+            worker.with_scratch(|outer| {
+                outer.extend_from_slice(b"outer");
+                worker.with_scratch(|inner| inner.extend_from_slice(b"inner"));
+                assert_eq!(outer, b"outer");
+            });
+            assert_eq!(worker.scratches.borrow().len(), 2);
+            worker.with_scratch(|large| {
+                assert!(large.is_empty());
+                large.resize(SCRATCH_BYTES_MAX + 1, 0);
+            });
+            assert_eq!(worker.scratches.borrow().len(), 1);
+        });
     }
 }

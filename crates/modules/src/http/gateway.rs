@@ -26,6 +26,7 @@ use gale_http::variables::template::Template;
 use gale_protocol::gateway::{ParamsWriter, UnwritableParams, write_field_param};
 use gale_protocol::request::KnownHeader;
 use gale_runtime::Bytes;
+use smallvec::SmallVec;
 
 use crate::http::upstream_pass::{BodySource, body_source};
 use crate::http::upstream_rows;
@@ -103,25 +104,7 @@ impl Params {
         settings: &UpstreamSettings,
         out: &mut dyn ParamsWriter,
     ) -> Result<(), UnwritableParams> {
-        let mut value = Vec::with_capacity(128);
-        for param in &self.complete.list {
-            value.clear();
-            param.value.append(request, &mut value);
-            if !(param.is_optional && value.is_empty()) {
-                out.push(&param.name, &value)?;
-            }
-        }
-        if *settings.pass_request_headers.get() {
-            let mut name = value;
-            let note = request.notes.get::<CacheNote>();
-            for field in joined_fields(request) {
-                if !self.complete.replaces(field.name) && !is_for_cache(note, field.known) {
-                    name.clear();
-                    write_field_param(&mut name, field.name);
-                    out.push(&name, &field.value)?;
-                }
-            }
-        }
+        request.worker().with_scratch(|scratch| self.write_own_and_fields(request, settings, scratch, out))?;
         let note = request.notes.get::<CacheNote>();
         let part = note.and_then(|note| note.part.as_ref());
         let conditions = [
@@ -133,6 +116,34 @@ impl Params {
         for (name, value) in conditions {
             if let Some(value) = value.filter(|_| !self.complete.replaces(&name[FIELD_PREFIX.len()..])) {
                 out.push(name, &value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Those of the configuration, and those for the fields of the client, each put together in `scratch`.
+    fn write_own_and_fields(
+        &self,
+        request: &Request,
+        settings: &UpstreamSettings,
+        scratch: &mut Vec<u8>,
+        out: &mut dyn ParamsWriter,
+    ) -> Result<(), UnwritableParams> {
+        for param in &self.complete.list {
+            scratch.clear();
+            param.value.append(request, scratch);
+            if !(param.is_optional && scratch.is_empty()) {
+                out.push(&param.name, scratch)?;
+            }
+        }
+        if *settings.pass_request_headers.get() {
+            let note = request.notes.get::<CacheNote>();
+            for field in joined_fields(request) {
+                if !self.complete.replaces(field.name) && !is_for_cache(note, field.known) {
+                    scratch.clear();
+                    write_field_param(scratch, field.name);
+                    out.push(scratch, &field.value)?;
+                }
             }
         }
         Ok(())
@@ -177,8 +188,11 @@ struct JoinedField<'r> {
 /// As long as there are so few fields, those before are simply looked through.
 const FEW: usize = 24;
 
-fn joined_fields(request: &Request) -> Vec<JoinedField<'_>> {
-    let mut fields: Vec<JoinedField<'_>> = Vec::with_capacity(16);
+/// As many fields need no memory of their own.
+const USUAL: usize = 16;
+
+fn joined_fields(request: &Request) -> SmallVec<[JoinedField<'_>; USUAL]> {
+    let mut fields = SmallVec::<[JoinedField<'_>; USUAL]>::new();
     let mut places: HashMap<Vec<u8>, usize> = HashMap::new();
     for (field, name, value) in request.fields() {
         let place = if fields.len() < FEW {

@@ -216,6 +216,11 @@ impl FieldList {
         self.fields.shrink_to_fit();
     }
 
+    /// How much memory it keeps when it is cleared, in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.fields.capacity() * size_of::<Field>()
+    }
+
     /// Empty, with memory for so many.
     pub(crate) fn with_capacity(count: usize) -> FieldList {
         FieldList { fields: Vec::with_capacity(count), present: 0 }

@@ -194,7 +194,7 @@ fn write_upgrade(
     match set {
         // Set by those who know nginx: without the other field it means nothing.
         Some(set) => {
-            let value = set.value.evaluate(request);
+            let value = set.value.text(request);
             if !value.is_empty() && (upgrade.is_some() || !names_option(&value, b"upgrade")) {
                 write_field(out, b"Connection", &value)?;
             }

@@ -378,10 +378,24 @@ enum HeadText {
 
 /// What is asked of the server.
 fn write_head(
-    request: &mut Request,
+    request: &Request,
     conf: &Conf,
     pass: &Pass,
     target: &Target,
+    own_body: Vec<u8>,
+) -> Result<RequestHead, u16> {
+    request.worker().with_scratch(|uri| {
+        pass.append_uri(request, &target.uri, uri);
+        write_head_for(request, conf, target, uri, own_body)
+    })
+}
+
+/// The same for this URI.
+fn write_head_for(
+    request: &Request,
+    conf: &Conf,
+    target: &Target,
+    uri: &[u8],
     own_body: Vec<u8>,
 ) -> Result<RequestHead, u16> {
     let mut method = ShortText::new();
@@ -394,16 +408,15 @@ fn write_head(
         None if request.counts_as_get() => method.extend_from_slice(b"GET"),
         None => method.extend_from_slice(request.method_name()),
     }
-    let uri = pass.uri(request, &target.uri);
-    let line = head::Line { method: &method, uri: &uri, host: &target.host, version: *conf.version.get() };
-    let refuse = |request: &Request, error: Unwritable| {
+    let line = head::Line { method: &method, uri, host: &target.host, version: *conf.version.get() };
+    let refuse = |error: Unwritable| {
         request.log(Level::Error, format_args!("{error} while preparing a request to an upstream"));
         500_u16
     };
     let known_method = if request.is_head() && &*method != b"GET" { Method::Head } else { Method::from_name(&method) };
     if line.version == Version::Http2 {
         let scheme = if target.is_tls { "https" } else { "http" };
-        let head = head::http2(request, conf, &line, scheme).map_err(|error| refuse(request, error))?;
+        let head = head::http2(request, conf, &line, scheme).map_err(refuse)?;
         let own = conf.body.get_opt().map(|_| Bytes::from(own_body));
         return Ok(RequestHead {
             uri: head.path(),
@@ -413,10 +426,11 @@ fn write_head(
         });
     }
     let upgrade = head::upgrade(request, &conf.upgrades, conf);
-    let mut head = Vec::with_capacity(512);
-    head::write(request, conf, &line, &upgrade, &mut head).map_err(|error| refuse(request, error))?;
-    head.extend_from_slice(&own_body);
-    let bytes = Bytes::from(head);
+    let bytes = request.worker().with_scratch(|head| {
+        head::write(request, conf, &line, &upgrade, head).map_err(refuse)?;
+        head.extend_from_slice(&own_body);
+        Ok::<_, u16>(Bytes::copy_from_slice(head))
+    })?;
     let uri_start = method.len() + 1;
     Ok(RequestHead {
         uri: bytes.slice(uri_start..uri_start + uri.len()),

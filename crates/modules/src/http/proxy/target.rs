@@ -213,18 +213,11 @@ impl Pass {
         self.known().is_none_or(|target| target.is_tls)
     }
 
-    /// What the server is asked for.
-    pub fn uri(&self, request: &Request, target_uri: &[u8]) -> Vec<u8> {
-        let mut uri = Vec::with_capacity(target_uri.len() + request.uri.len() + request.args.len() + 2);
+    /// Appends what the server is asked for.
+    pub fn append_uri(&self, request: &Request, target_uri: &[u8], uri: &mut Vec<u8>) {
         match self {
-            Pass::Evaluated(_) if !target_uri.is_empty() => {
-                uri.extend_from_slice(target_uri);
-                return uri;
-            }
-            _ if target_uri.is_empty() && request.has_sent_uri() => {
-                append_uri(request, &mut uri);
-                return uri;
-            }
+            Pass::Evaluated(_) if !target_uri.is_empty() => return uri.extend_from_slice(target_uri),
+            _ if target_uri.is_empty() && request.has_sent_uri() => return append_uri(request, uri),
             _ => {}
         }
         let location = match self {
@@ -236,8 +229,7 @@ impl Pass {
         if request.is_in_its_location() {
             uri.extend_from_slice(target_uri);
         }
-        append_changed_uri(request, location, &mut uri);
-        uri
+        append_changed_uri(request, location, uri);
     }
 
     /// What is written, if there are no variables in the URL.
