@@ -78,7 +78,9 @@ pub use memory::{
     Buffer, Bytes, LEASE_CLASSES, Lease, Output, leased_bytes, leased_bytes_max, leases_exhausted,
     set_leased_bytes_max, set_shared_bytes_max, share_leases, shared_bytes, shared_bytes_max,
 };
-pub use net::{AcceptMutex, Datagram, Detached, IdleOptions, IdleStreams, Listener, Splice, Stream, WeakIdleStreams};
+pub use net::{
+    AcceptMutex, Connecting, Datagram, Detached, IdleOptions, IdleStreams, Listener, Splice, Stream, WeakIdleStreams,
+};
 pub use pool::{
     Device, PoolCounters, PoolDevice, PoolError, PoolStatus, PoolTask, ThreadPool, default_pool, named_pool, pools,
     stop_pools, take_pool_wait,

@@ -102,6 +102,23 @@ fn connect_over_unix_sockets_passes_over_what_they_do_not_have() {
 }
 
 #[test]
+fn a_connection_over_a_unix_socket_is_made_at_once() {
+    run(async {
+        let directory = Directory::new();
+        let address = SocketAddress::unix(directory.path("listen.sock"));
+        let listener = Listener::bind(&address, 16, AcceptOptions::default()).unwrap();
+        let Ok(client) = ConnectOptions::default().begin(&address).unwrap().made() else {
+            panic!("nothing is to be waited for")
+        };
+        send(&client, b"hello").await;
+        let (server, _) = listener.accept().await.unwrap();
+        assert_eq!(receive(&server, 5).await, b"hello");
+        send(&server, b"answer").await;
+        assert_eq!(receive(&client, 6).await, b"answer");
+    });
+}
+
+#[test]
 fn connect_that_fails_says_which_step_did() {
     run(async {
         let (listener, address) = listener();

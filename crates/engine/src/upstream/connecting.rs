@@ -9,7 +9,7 @@ use std::time::Duration;
 use bstr::BStr;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_runtime::{ConnectError, ConnectOptions, ConnectStep, SocketAddress, Stream, Timer};
+use gale_runtime::{ConnectError, ConnectOptions, ConnectStep, Connecting, SocketAddress, Stream, Timer};
 
 use crate::tls::{TlsClient, TlsFailure, TlsStream};
 use crate::traffic::{Handshakes, Shaken};
@@ -42,7 +42,34 @@ pub async fn connect<S: Subject>(
     address: &SocketAddress,
     name: &str,
 ) -> Result<Stream, ConnectFailure> {
-    options.connect(address).await.map_err(|failed| not_connected(subject, address, name, &failed))
+    let connecting = begin(subject, options, address, name)?;
+    finish(subject, connecting, address, name).await
+}
+
+/// Begins to connect to a server, as [`connect`] does: that is what there is to do where nothing has to be waited for.
+///
+/// # Errors
+/// Why there is no connection.
+pub fn begin<S: Subject>(
+    subject: &S,
+    options: &ConnectOptions,
+    address: &SocketAddress,
+    name: &str,
+) -> Result<Connecting, ConnectFailure> {
+    options.begin(address).map_err(|failed| not_connected(subject, address, name, &failed))
+}
+
+/// Waits for what was begun.
+///
+/// # Errors
+/// Why there is no connection.
+pub async fn finish<S: Subject>(
+    subject: &S,
+    connecting: Connecting,
+    address: &SocketAddress,
+    name: &str,
+) -> Result<Stream, ConnectFailure> {
+    connecting.finish().await.map_err(|failed| not_connected(subject, address, name, &failed))
 }
 
 fn not_connected<S: Subject>(

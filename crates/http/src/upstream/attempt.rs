@@ -18,7 +18,7 @@ use gale_engine::upstream::{
 };
 use gale_engine::worker::CountedConnection;
 use gale_protocol::request::Method;
-use gale_runtime::{Buffer, Bytes, Moment, Output, SocketAddress, Stream};
+use gale_runtime::{Buffer, Bytes, Connecting, Moment, Output, SocketAddress, Stream};
 
 use crate::request::phases::{CLIENT_LEFT, Flow};
 use crate::request::request_body::log_error;
@@ -338,7 +338,12 @@ async fn attempt(
             let idle = may_reuse.then(|| take_idle(request, passing, chosen)).flatten();
             let connection = match idle {
                 Some(connection) => connection,
-                None => Box::pin(connect(request, passing, chosen, records)).await?,
+                None => match begin_to_connect(request, passing, wire, chosen, records)? {
+                    Begun::Made(connection) => connection,
+                    Begun::Opening(key, opening) => {
+                        Box::pin(finish_connecting(request, passing, chosen, key, opening)).await?
+                    }
+                },
             };
             is_reused = connection.is_reused;
             let carrier = || Carrier::Exclusive(Exclusive::begin(passing, wire, connection));
@@ -422,38 +427,106 @@ fn take_idle(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> Optio
     // What cannot be sent twice does not meet a connection whose end is on its way to the driver.
     let knowledge = if is_idempotent(request) { Knowledge::Driver } else { Knowledge::Kernel };
     let IdleConnection { transport, age, counted } = pool.take(&request.worker().common, &key, knowledge)?;
-    Some(Connection { stream: transport, input: Buffer::new(), has_ended: false, key, age, is_reused: true, counted })
+    Some(Connection {
+        stream: transport,
+        input: Buffer::new(),
+        has_ended: false,
+        key: Some(key),
+        age,
+        is_reused: true,
+        counted,
+    })
 }
 
-/// A new connection to the server.
-async fn connect(
-    request: &Request,
-    passing: &Passing<'_>,
-    chosen: &Chosen,
-    records: &Rc<Records>,
-) -> Result<Connection, Failure> {
-    let key = pool_key(request, passing, chosen);
-    let (stream, counted) = open(request, passing, chosen, records).await?;
+/// A connection to the server, as far as it comes without waiting.
+enum Begun {
+    Made(Connection),
+    /// The rest has to be waited for.
+    Opening(Option<PoolKey>, Opening),
+}
+
+/// A connection that is being made.
+struct Opening {
+    connecting: Connecting,
+    counted: CountedConnection,
+    recording: Recording,
+}
+
+impl Opening {
+    /// Begins to connect to the server.
+    fn begin(
+        request: &Request,
+        settings: &UpstreamSettings,
+        chosen: &Chosen,
+        records: &Rc<Records>,
+    ) -> Result<Opening, Failure> {
+        let recording = Recording(Rc::clone(records));
+        let options = settings.connect_options(request);
+        let counted = count_connection(request)?;
+        let connecting = connecting::begin(request, &options, chosen.address(), chosen.name());
+        Ok(Opening { connecting: connecting.map_err(of_connecting)?, counted, recording })
+    }
+}
+
+fn new_connection(stream: Transport, counted: CountedConnection, key: Option<PoolKey>) -> Connection {
     let age = ConnectionAge::new();
-    Ok(Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: false, counted })
+    Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: false, counted }
 }
 
-/// Connects to the server, and shakes hands with it.
-async fn open(
+/// A new connection to the server, which may be there at once: over a Unix socket in the clear.
+fn begin_to_connect(
+    request: &Request,
+    passing: &Passing<'_>,
+    wire: &Alone<'_>,
+    chosen: &Chosen,
+    records: &Rc<Records>,
+) -> Result<Begun, Failure> {
+    let is_pooled = wire.reuses_connections && chosen.connections().is_some();
+    let key = is_pooled.then(|| pool_key(request, passing, chosen));
+    let opening = Opening::begin(request, passing.settings, chosen, records)?;
+    if passing.tls.is_some() || passing.settings.sends_proxy_header() {
+        return Ok(Begun::Opening(key, opening));
+    }
+    let Opening { connecting, counted, recording } = opening;
+    Ok(match connecting.made() {
+        Ok(stream) => {
+            recording.note_connected();
+            set_nodelay(&stream, chosen.address());
+            Begun::Made(new_connection(Transport::Plain(stream), counted, key))
+        }
+        Err(connecting) => Begun::Opening(key, Opening { connecting, counted, recording }),
+    })
+}
+
+async fn finish_connecting(
     request: &Request,
     passing: &Passing<'_>,
     chosen: &Chosen,
-    records: &Rc<Records>,
-) -> Result<(Transport, CountedConnection), Failure> {
-    let _recording = Recording(Rc::clone(records));
-    let options = passing.settings.connect_options(request);
-    let counted = count_connection(request)?;
-    let address: &SocketAddress = chosen.address();
-    let stream = connecting::connect(request, &options, address, chosen.name()).await.map_err(of_connecting)?;
+    key: Option<PoolKey>,
+    opening: Opening,
+) -> Result<Connection, Failure> {
+    let (stream, counted) = finish_opening(request, passing, chosen, opening).await?;
+    Ok(new_connection(stream, counted, key))
+}
+
+fn set_nodelay(stream: &Stream, address: &SocketAddress) {
     if address.inet().is_some() {
         // Whether the kernel waits for more is a matter of speed alone.
         let _ = stream.set_nodelay(true);
     }
+}
+
+/// Connects to the server, and shakes hands with it.
+async fn finish_opening(
+    request: &Request,
+    passing: &Passing<'_>,
+    chosen: &Chosen,
+    opening: Opening,
+) -> Result<(Transport, CountedConnection), Failure> {
+    let Opening { connecting, counted, recording } = opening;
+    let address: &SocketAddress = chosen.address();
+    let stream = connecting::finish(request, connecting, address, chosen.name()).await.map_err(of_connecting)?;
+    set_nodelay(&stream, address);
     let header = passing.settings.proxy_header(request);
     if !header.is_empty() {
         Box::pin(introduce(request, passing.settings, &stream, header)).await?;
@@ -471,8 +544,18 @@ async fn open(
             Transport::Tls(Box::new(shaken.map_err(of_handshake)?))
         }
     };
-    records.note(|attempt, now| attempt.connect_time = Some(now.since(attempt.started)));
+    recording.note_connected();
     Ok((stream, counted))
+}
+
+async fn open(
+    request: &Request,
+    passing: &Passing<'_>,
+    chosen: &Chosen,
+    records: &Rc<Records>,
+) -> Result<(Transport, CountedConnection), Failure> {
+    let opening = Opening::begin(request, passing.settings, chosen, records)?;
+    finish_opening(request, passing, chosen, opening).await
 }
 
 /// Tells the server who the client is, in the clear, before anything else.
@@ -575,6 +658,12 @@ pub(super) fn receive_failure(error: &io::Error) -> String {
 
 /// An attempt that is given up while it connects has ended then.
 struct Recording(Rc<Records>);
+
+impl Recording {
+    fn note_connected(&self) {
+        self.0.note(|attempt, now| attempt.connect_time = Some(now.since(attempt.started)));
+    }
+}
 
 impl Drop for Recording {
     fn drop(&mut self) {

@@ -23,7 +23,8 @@ pub(super) struct Connection {
     pub input: Buffer,
     /// The server has ended its direction.
     pub has_ended: bool,
-    pub key: PoolKey,
+    /// Whom it may be kept for; `None` where none are kept.
+    pub key: Option<PoolKey>,
     pub age: ConnectionAge,
     /// It was used before.
     pub is_reused: bool,
@@ -128,8 +129,8 @@ impl Exclusive {
         let is_idle = self.sending.is_done() && connection.input.is_empty() && !connection.has_ended;
         if self.reader.keeps_alive() && is_idle {
             connection.age.note_request(self.reader.idle_seconds());
-            if let Some(pool) = chosen.connections() {
-                let Connection { stream: transport, key, age, counted, .. } = connection;
+            let Connection { stream: transport, key, age, counted, .. } = connection;
+            if let (Some(pool), Some(key)) = (chosen.connections(), key) {
                 pool.park(&request.worker().common, key, IdleConnection { transport, age, counted });
             }
         }

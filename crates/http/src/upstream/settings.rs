@@ -318,6 +318,11 @@ impl UpstreamSettings {
         }
     }
 
+    /// Whether there is one.
+    pub fn sends_proxy_header(&self) -> bool {
+        !matches!(self.proxy_protocol.get_opt(), None | Some(ProxyVersion::Off))
+    }
+
     /// How connections are made for this request.
     pub fn connect_options(&self, request: &Request) -> ConnectOptions {
         let mut options = ConnectOptions {

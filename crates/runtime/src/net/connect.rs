@@ -2,30 +2,63 @@
 
 use std::future::{Future, poll_fn};
 use std::io;
+use std::time::Duration;
 
 use super::Stream;
 use crate::environment::Environment;
-use crate::socket::{ConnectError, ConnectOptions, ConnectStep, SocketAddress};
+use crate::socket::{ConnectError, ConnectOptions, ConnectStep, Fresh, SocketAddress};
 use crate::time::timeout;
 
+/// A connection that was begun. Dropping it closes the socket.
+pub struct Connecting {
+    stream: Stream,
+    is_made: bool,
+    /// How long the rest may take.
+    limit: Option<Duration>,
+}
+
 impl ConnectOptions {
-    /// Connects to an Internet or Unix address. Dropping the future closes the socket. Panics outside of a loop.
+    /// Begins to connect to an Internet or Unix address. Panics outside of a loop.
     ///
     /// Errors: what failed, and the kernel's reason; EAGAIN for a Unix socket whose queue is full.
-    pub fn connect(&self, address: &SocketAddress) -> impl Future<Output = Result<Stream, ConnectError>> + use<> {
+    pub fn begin(&self, address: &SocketAddress) -> Result<Connecting, ConnectError> {
         let environment = Environment::current();
-        let begun = environment.driver.connect(address, self);
-        let limit = self.timeout;
-        async move {
-            let (socket, fresh) = begun?;
-            let stream = Stream::attach(environment, socket, fresh);
-            let connected = poll_fn(|cx| stream.poll_connected(cx));
-            let connected = match limit {
-                Some(limit) => timeout(limit, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
-                None => connected.await,
-            };
-            connected.map_err(ConnectStep::Connect.failed())?;
-            Ok(stream)
+        let (socket, fresh) = environment.driver.connect(address, self)?;
+        let stream = Stream::attach(environment, socket, fresh);
+        Ok(Connecting { stream, is_made: fresh == Fresh::Connected, limit: self.timeout })
+    }
+
+    /// Connects to an Internet or Unix address: [`ConnectOptions::begin`], which is done at once, and
+    /// [`Connecting::finish`]. Dropping the future closes the socket.
+    ///
+    /// Errors: those of both.
+    pub fn connect(&self, address: &SocketAddress) -> impl Future<Output = Result<Stream, ConnectError>> + use<> {
+        let begun = self.begin(address);
+        async move { begun?.finish().await }
+    }
+}
+
+impl Connecting {
+    /// The stream, if the connection was made at once, as to a Unix socket: then there is nothing to wait for, and
+    /// nothing to ask the kernel.
+    pub fn made(self) -> Result<Stream, Connecting> {
+        if self.is_made { Ok(self.stream) } else { Err(self) }
+    }
+
+    /// Waits until the connection is made.
+    ///
+    /// Errors: what failed, and the kernel's reason.
+    pub async fn finish(self) -> Result<Stream, ConnectError> {
+        let Connecting { stream, is_made, limit } = self;
+        if is_made {
+            return Ok(stream);
         }
+        let connected = poll_fn(|cx| stream.poll_connected(cx));
+        let connected = match limit {
+            Some(limit) => timeout(limit, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
+            None => connected.await,
+        };
+        connected.map_err(ConnectStep::Connect.failed())?;
+        Ok(stream)
     }
 }

@@ -9,6 +9,7 @@ mod splice;
 mod stream;
 
 pub use accept_mutex::AcceptMutex;
+pub use connect::Connecting;
 pub use datagram::Datagram;
 pub use idle_streams::{IdleOptions, IdleStreams, WeakIdleStreams};
 pub use listener::Listener;
