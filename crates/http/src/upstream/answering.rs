@@ -95,7 +95,7 @@ impl Answering {
         settings: &UpstreamSettings,
         heading: &mut Heading,
         context: &mut Context<'_>,
-    ) -> Poll<Result<UpstreamHead, End>> {
+    ) -> Poll<Result<Box<UpstreamHead>, End>> {
         match &mut self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.poll_head(request, settings, &self.records, heading, context),
             Carrier::Shared(shared) => shared.poll_head(request, settings, &self.records, heading, context),

@@ -331,7 +331,7 @@ async fn attempt(
     records: &Rc<Records>,
     may_reuse: bool,
     progress: &mut Progress,
-) -> Result<(Box<Answering>, UpstreamHead), Failure> {
+) -> Result<(Box<Answering>, Box<UpstreamHead>), Failure> {
     let is_reused;
     let mut answering = match &passing.wire {
         Wire::Alone(wire) => {

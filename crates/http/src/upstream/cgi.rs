@@ -3,28 +3,29 @@
 
 use gale_base::log_level::Level;
 use gale_protocol::ResponseFault;
-use gale_protocol::http1::{ResponseHeadParser, ResponseParts, Status};
+use gale_protocol::http1::{ResponseHeadParser, ResponseParts};
 use gale_protocol::response::ResponseField;
 use gale_runtime::{Buffer, Bytes};
 
+use crate::upstream::head::HeadReader;
 use crate::upstream::http1::{closed_early, fields, take_front};
 use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
 
 /// The head that `parts` describe in `bytes`.
-pub(super) fn head(parts: &ResponseParts, bytes: &Bytes) -> Result<UpstreamHead, Malformed> {
+pub(super) fn head(parts: &ResponseParts, bytes: &Bytes) -> Result<Box<UpstreamHead>, Malformed> {
     if parts.status < 200 && parts.status != 101 {
         // There is nothing interim about the answer of a program.
         return Err(Malformed(format!("upstream sent invalid status \"{}\"", parts.status)));
     }
     let upgrade = parts.field(ResponseField::Upgrade).map(|field| bytes.slice(field.value.as_range()));
-    Ok(UpstreamHead {
+    Ok(Box::new(UpstreamHead {
         status: parts.status,
         reason: Some(bytes.slice(parts.reason.as_range())).filter(|reason| !reason.is_empty()),
         fields: fields(parts, bytes),
         length: parts.content_length,
         upgrade: upgrade.filter(|_| parts.status == 101),
         may_have_trailers: false,
-    })
+    }))
 }
 
 /// What is wrong with a head, in nginx's words.
@@ -48,8 +49,7 @@ pub(super) fn announced(parts: &ResponseParts) -> Option<u64> {
 
 /// Reads one response of a SCGI or uwsgi application: these close the connection behind it.
 pub struct CgiReader {
-    parser: ResponseHeadParser,
-    parts: ResponseParts,
+    head: HeadReader,
     missing: Option<u64>,
     message: Option<Message>,
 }
@@ -57,24 +57,19 @@ pub struct CgiReader {
 impl CgiReader {
     /// A reader of a response whose head has at most so many bytes.
     pub fn new(head_max: usize) -> CgiReader {
-        CgiReader {
-            parser: ResponseHeadParser::cgi_or_http(head_max),
-            parts: ResponseParts::default(),
-            missing: None,
-            message: None,
-        }
+        CgiReader { head: HeadReader::new(ResponseHeadParser::cgi_or_http(head_max)), missing: None, message: None }
     }
 }
 
 impl ResponseReader for CgiReader {
     fn read_head(&mut self, input: &mut Buffer, _: bool) -> Result<HeadRead, Malformed> {
-        match self.parser.parse(input.readable(), &mut self.parts) {
-            Ok(Status::NeedMore) => Ok(HeadRead::Partial),
-            Ok(Status::Complete { consumed }) => {
-                self.message = ignored(&self.parts, input.readable());
-                let bytes = take_front(input, consumed)?;
-                self.missing = announced(&self.parts);
-                Ok(HeadRead::Whole(head(&self.parts, &bytes)?))
+        match self.head.read(input.readable()) {
+            Ok(None) => Ok(HeadRead::Partial),
+            Ok(Some((parts, length))) => {
+                self.message = ignored(&parts, input.readable());
+                let bytes = take_front(input, length)?;
+                self.missing = announced(&parts);
+                Ok(HeadRead::Whole(head(&parts, &bytes)?))
             }
             Err(fault) => Err(wrong_head(fault, input.readable())),
         }

@@ -306,7 +306,7 @@ impl Conversation<'_> {
     fn read_head(&mut self, connection: &mut ClientConnection) -> Result<Option<UpstreamHead>, ClientError> {
         loop {
             match self.reader.read_head(&mut connection.input, self.has_ended).map_err(|error| self.malformed(error))? {
-                HeadRead::Whole(head) => return Ok(Some(head)),
+                HeadRead::Whole(head) => return Ok(Some(*head)),
                 // What it announces comes with the final one.
                 HeadRead::Interim(..) => {}
                 HeadRead::Partial if self.has_ended => return Err(ClientError::Closed(self.step)),

@@ -58,7 +58,7 @@ impl Exclusive {
         records: &Records,
         heading: &mut Heading,
         context: &mut Context<'_>,
-    ) -> Poll<Result<UpstreamHead, End>> {
+    ) -> Poll<Result<Box<UpstreamHead>, End>> {
         let head_max = settings.head_max();
         let read_timeout = *settings.read_timeout.get();
         let Exclusive { connection, sending, reader } = self;

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use bstr::{BString, ByteSlice};
 use gale_base::log_level::Level;
 use gale_protocol::fastcgi::{CONTENT_MAX, Event, ResponseDecoder, STDIN_END, stdin_header, trim_message};
-use gale_protocol::http1::{ResponseHeadParser, ResponseParts, Status};
+use gale_protocol::http1::ResponseHeadParser;
 use gale_runtime::{Buffer, Bytes, Output};
 
 use crate::upstream::cgi;
+use crate::upstream::head::HeadReader;
 use crate::upstream::http1::{closed_early, take_front};
 use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::sending::BodyFraming;
@@ -45,8 +46,7 @@ const EXCESS: &[u8] = b"upstream sent more data than specified in \"Content-Leng
 /// Reads one response in FastCGI.
 pub struct FastCgiReader {
     decoder: ResponseDecoder,
-    parser: ResponseHeadParser,
-    parts: ResponseParts,
+    parser: HeadReader,
     is_head: bool,
     keeps_connection: bool,
     /// What has been received and not decoded.
@@ -75,8 +75,7 @@ impl FastCgiReader {
     pub fn new(is_head: bool, head_max: usize, keeps_connection: bool, catches: Arc<[BString]>) -> FastCgiReader {
         FastCgiReader {
             decoder: ResponseDecoder::new(),
-            parser: ResponseHeadParser::cgi(head_max),
-            parts: ResponseParts::default(),
+            parser: HeadReader::new(ResponseHeadParser::cgi(head_max)),
             is_head,
             keeps_connection,
             pending: Bytes::new(),
@@ -129,24 +128,24 @@ impl FastCgiReader {
     }
 
     /// Looks for the end of the head.
-    fn take_stdout_of_head(&mut self, piece: Bytes) -> Result<Option<UpstreamHead>, Malformed> {
+    fn take_stdout_of_head(&mut self, piece: Bytes) -> Result<Option<Box<UpstreamHead>>, Malformed> {
         let is_first = self.head.is_empty();
         if !is_first {
             self.head.extend_from_slice(&piece);
         }
         let input = if is_first { &piece } else { &self.head[..] };
-        match self.parser.parse(input, &mut self.parts) {
-            Ok(Status::NeedMore) => {
+        match self.parser.read(input) {
+            Ok(None) => {
                 if is_first {
                     self.head.extend_from_slice(&piece);
                 }
                 Ok(None)
             }
-            Ok(Status::Complete { consumed }) => {
-                self.messages.extend(cgi::ignored(&self.parts, input));
+            Ok(Some((parts, length))) => {
+                self.messages.extend(cgi::ignored(&parts, input));
                 let mut body = if is_first { piece } else { Bytes::from(std::mem::take(&mut self.head)) };
-                let head = cgi::head(&self.parts, &body.split_to(consumed))?;
-                self.missing = cgi::announced(&self.parts);
+                let head = cgi::head(&parts, &body.split_to(length))?;
+                self.missing = cgi::announced(&parts);
                 self.body = body;
                 Ok(Some(head))
             }

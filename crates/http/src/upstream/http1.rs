@@ -1,17 +1,17 @@
 //! Responses in HTTP/1, and bodies of requests in it.
 
-use std::cell::RefCell;
 use std::io;
 
 use gale_base::log_level::Level;
 use gale_protocol::http1::response::{CHUNK_END, ChunkHeader, LAST_CHUNK};
-use gale_protocol::http1::{ChunkedDecoder, ResponseFraming, ResponseHeadParser, ResponseParts, Status};
+use gale_protocol::http1::{ChunkedDecoder, ResponseFraming, ResponseHeadParser, ResponseParts};
 use gale_protocol::request::Method;
 use gale_protocol::response::ResponseField;
 use gale_protocol::{Range32, ResponseFault};
 use gale_runtime::{Buffer, Bytes, Lease, Output};
 
 use crate::request::response::{Field, FieldList, FieldName, FieldText};
+use crate::upstream::head::HeadReader;
 use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::sending::BodyFraming;
 
@@ -39,10 +39,11 @@ impl BodyFraming for Chunked {
 
 /// Reads one response in HTTP/1.
 pub struct Http1Reader {
-    parser: ResponseHeadParser,
-    parts: ResponseParts,
+    head: HeadReader,
     method: Method,
     keeps_alive: bool,
+    /// How long the server says that it keeps the connection.
+    idle_seconds: Option<u64>,
     body: ReadingBody,
     trailers: Vec<(Bytes, Bytes)>,
     /// What is to be said in the error log.
@@ -60,35 +61,14 @@ enum ReadingBody {
     Ended,
 }
 
-thread_local! {
-    /// Heads that were parsed, for their memory.
-    static SPARE_PARTS: RefCell<Vec<ResponseParts>> = const { RefCell::new(Vec::new()) };
-}
-
-/// How many are kept.
-const SPARE_PARTS_MAX: usize = 64;
-
-impl Drop for Http1Reader {
-    fn drop(&mut self) {
-        let parts = std::mem::take(&mut self.parts);
-        // Without them when the thread ends.
-        let _ = SPARE_PARTS.try_with(|spare| {
-            let mut spare = spare.borrow_mut();
-            if spare.len() < SPARE_PARTS_MAX {
-                spare.push(parts);
-            }
-        });
-    }
-}
-
 impl Http1Reader {
     /// A reader of the answer to a request with this method; its head has at most so many bytes.
     pub fn new(method: Method, head_max: usize) -> Http1Reader {
         Http1Reader {
-            parser: ResponseHeadParser::new(head_max),
-            parts: SPARE_PARTS.with_borrow_mut(Vec::pop).unwrap_or_default(),
+            head: HeadReader::new(ResponseHeadParser::new(head_max)),
             method,
             keeps_alive: false,
+            idle_seconds: None,
             body: ReadingBody::NotYet,
             trailers: Vec::new(),
             message: None,
@@ -97,10 +77,10 @@ impl Http1Reader {
     }
 
     /// The head that has come.
-    fn head(&mut self, bytes: &Bytes) -> UpstreamHead {
-        let parts = &self.parts;
+    fn take_head(&mut self, parts: &ResponseParts, bytes: &Bytes) -> Box<UpstreamHead> {
         let framing = ResponseFraming::decide(self.method, parts);
         self.keeps_alive = parts.keeps_alive(framing);
+        self.idle_seconds = parts.keep_alive.timeout_s.map(u64::from);
         self.body = match framing {
             ResponseFraming::None => ReadingBody::Ended,
             ResponseFraming::Length(length) => ReadingBody::Length(length),
@@ -108,14 +88,14 @@ impl Http1Reader {
             ResponseFraming::UntilClose | ResponseFraming::Tunnel => ReadingBody::UntilClose,
         };
         let upgrade = parts.field(ResponseField::Upgrade).map(|field| part(bytes, field.value));
-        UpstreamHead {
+        Box::new(UpstreamHead {
             status: parts.status,
             reason: Some(part(bytes, parts.reason)),
             fields: fields(parts, bytes),
             length: parts.content_length,
             upgrade,
             may_have_trailers: framing == ResponseFraming::Chunked,
-        }
+        })
     }
 }
 
@@ -146,23 +126,23 @@ pub(super) fn closed_early() -> Malformed {
 
 impl ResponseReader for Http1Reader {
     fn read_head(&mut self, input: &mut Buffer, _: bool) -> Result<HeadRead, Malformed> {
-        match self.parser.parse(input.readable(), &mut self.parts) {
-            Ok(Status::NeedMore) => Ok(HeadRead::Partial),
-            Ok(Status::Complete { consumed }) => {
-                if let Some(ignored) = self.parts.ignored_first {
+        match self.head.read(input.readable()) {
+            Ok(None) => Ok(HeadRead::Partial),
+            Ok(Some((parts, length))) => {
+                if let Some(ignored) = parts.ignored_first {
                     let mut text = Vec::new();
                     ignored.write_to(input.readable(), &mut text);
                     self.message = Some(text);
                 }
-                let bytes = take_front(input, consumed)?;
-                if self.parts.is_interim() {
+                let bytes = take_front(input, length)?;
+                if parts.is_interim() {
                     self.interim += 1;
                     if self.interim > INTERIM_MAX {
                         return Err(Malformed("upstream sent too many interim responses".to_owned()));
                     }
-                    return Ok(HeadRead::Interim(self.parts.status, fields(&self.parts, &bytes)));
+                    return Ok(HeadRead::Interim(parts.status, fields(&parts, &bytes)));
                 }
-                Ok(HeadRead::Whole(self.head(&bytes)))
+                Ok(HeadRead::Whole(self.take_head(&parts, &bytes)))
             }
             Err(fault) => {
                 let mut text = Vec::new();
@@ -237,7 +217,7 @@ impl ResponseReader for Http1Reader {
     }
 
     fn idle_seconds(&self) -> Option<u64> {
-        self.parts.keep_alive.timeout_s.map(u64::from)
+        self.idle_seconds
     }
 
     fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {

@@ -69,7 +69,7 @@ impl ResponseReader for MemcachedReader {
             Ok(Status::NeedMore) => Ok(HeadRead::Partial),
             Ok(Status::Complete { consumed }) => {
                 input.consume(consumed);
-                Ok(HeadRead::Whole(self.head(reply)))
+                Ok(HeadRead::Whole(Box::new(self.head(reply))))
             }
             Err(fault) => Err(self.wrong(fault, input.readable())),
         }

@@ -33,6 +33,7 @@ pub mod cgi;
 pub mod client;
 mod exclusive;
 pub mod fastcgi;
+mod head;
 pub mod http1;
 mod http2;
 pub mod memcached;

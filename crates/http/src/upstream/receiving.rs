@@ -47,7 +47,7 @@ pub enum HeadRead {
     /// An interim response, with its fields; the next one is to be read.
     Interim(u16, FieldList),
     /// The final one.
-    Whole(UpstreamHead),
+    Whole(Box<UpstreamHead>),
 }
 
 /// The next part of a body.

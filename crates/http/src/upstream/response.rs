@@ -66,7 +66,7 @@ pub(super) fn begin(
     request: &mut Request,
     passing: &mut Passing<'_>,
     mut answering: Box<Answering>,
-    mut head: UpstreamHead,
+    mut head: Box<UpstreamHead>,
 ) -> Flow {
     if head.status == 101 || answering.is_tunnel() {
         head.detach();
@@ -76,9 +76,8 @@ pub(super) fn begin(
         return flow;
     }
     let settings = passing.settings;
-    let fields = Rc::new(head.fields);
+    let fields = Rc::new(std::mem::take(&mut head.fields));
     answering.records.set_fields(Rc::clone(&fields));
-    let head = UpstreamHead { fields: FieldList::default(), ..head };
     if let Some(status) = intercept(request, settings, head.status, &fields) {
         caching::tell_intercepted(request, passing, head.status, &fields);
         answering.end_early(request);

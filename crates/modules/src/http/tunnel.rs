@@ -163,7 +163,7 @@ impl ResponseReader for Connected {
     }
 
     fn read_head(&mut self, _: &mut Buffer, _: bool) -> Result<HeadRead, Malformed> {
-        Ok(HeadRead::Whole(UpstreamHead { status: 200, ..UpstreamHead::default() }))
+        Ok(HeadRead::Whole(Box::new(UpstreamHead { status: 200, ..UpstreamHead::default() })))
     }
 
     fn read_body(&mut self, _: &mut Buffer, _: bool) -> Result<BodyRead, Malformed> {

@@ -100,7 +100,7 @@ impl Shared {
         records: &Records,
         heading: &mut Heading,
         context: &mut Context<'_>,
-    ) -> Poll<Result<UpstreamHead, End>> {
+    ) -> Poll<Result<Box<UpstreamHead>, End>> {
         let read_timeout = *settings.read_timeout.get();
         self.stream.register(context);
         let mut is_done = self.is_sent();
@@ -121,7 +121,7 @@ impl Shared {
             match head {
                 Head::Final(head) => {
                     self.pieces.keep_nothing();
-                    return Poll::Ready(Ok(head));
+                    return Poll::Ready(Ok(Box::new(head)));
                 }
                 Head::Interim(status, fields) => {
                     heading.silence.set_after(read_timeout);
