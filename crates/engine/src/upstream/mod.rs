@@ -64,7 +64,7 @@ pub use outliers::OutlierSettings;
 pub use peer::{ServerSettings, Standing};
 use peers::{Moves, Peers, View};
 use plan::{Findings, FixedServer, Found, Plan};
-pub use pool::{ConnectionAge, IdleConnection, KeepaliveSettings, Knowledge, Pool, PoolKey};
+pub use pool::{ConnectionAge, KeepaliveSettings, Knowledge, Pool, PoolKey, PooledConnection};
 pub use proxy_header::ProxyVersion;
 use queue::Queue;
 pub use queue::{QueueFigures, QueueSettings};

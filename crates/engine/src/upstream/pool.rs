@@ -103,8 +103,9 @@ impl Default for ConnectionAge {
     }
 }
 
-/// A connection between two requests, which counts as one of its worker's.
-pub struct IdleConnection {
+/// A connection that may be kept between two requests, and counts as one of its worker's. It goes back and forth
+/// between requests and their pool in its box.
+pub struct PooledConnection {
     /// The connection.
     pub transport: Transport,
     /// Its past.
@@ -179,18 +180,19 @@ impl Pool {
 
     /// An idle connection with this key, the one that was parked last. One that its peer is about to close is not given
     /// out.
-    pub fn take(&self, worker: &Rc<Worker>, key: &PoolKey, knowledge: Knowledge) -> Option<IdleConnection> {
+    pub fn take(&self, worker: &Rc<Worker>, key: &PoolKey, knowledge: Knowledge) -> Option<Box<PooledConnection>> {
         let key = self.own_key(key.clone());
         warm::take(worker, self, &key, knowledge).or_else(|| self.take_cold(worker, &key))
     }
 
-    fn take_cold(&self, worker: &Rc<Worker>, key: &PoolKey) -> Option<IdleConnection> {
+    fn take_cold(&self, worker: &Rc<Worker>, key: &PoolKey) -> Option<Box<PooledConnection>> {
         let now = now();
         for _ in 0..CLOSED_PER_TAKE_MAX {
             let (stream, Parked { age, tls, .. }) = self.streams.take(key)?;
             let transport = Transport::from_idle(stream, tls);
             if !age.is_near_end(now) {
-                return Some(IdleConnection { transport, age, counted: CountedConnection::taken(worker) });
+                let counted = CountedConnection::taken(worker);
+                return Some(Box::new(PooledConnection { transport, age, counted }));
             }
         }
         None
@@ -198,7 +200,7 @@ impl Pool {
 
     /// Parks a connection that has carried a request more since it was opened or taken; its age counts it. False if it
     /// was closed instead: it has had its requests or its time, or it is not idle.
-    pub fn park(&self, worker: &Rc<Worker>, key: PoolKey, mut connection: IdleConnection) -> bool {
+    pub fn park(&self, worker: &Rc<Worker>, key: PoolKey, mut connection: Box<PooledConnection>) -> bool {
         let now = now();
         let age = &mut connection.age;
         age.idle_since = now;
@@ -211,8 +213,8 @@ impl Pool {
 
     /// Parks a connection for all workers. A session of TLS goes with its socket; what its server sends from now on,
     /// be it a ticket, ends both.
-    pub(super) fn park_cold(&self, worker: &Worker, key: PoolKey, connection: IdleConnection) -> bool {
-        let IdleConnection { transport, age, counted } = connection;
+    pub(super) fn park_cold(&self, worker: &Worker, key: PoolKey, connection: PooledConnection) -> bool {
+        let PooledConnection { transport, age, counted } = connection;
         drop(counted);
         let Some((stream, tls)) = transport.into_idle() else { return false };
         self.streams.park(key, stream, Parked { age, tls, _counted: worker.connections.count_parked() })
@@ -282,11 +284,11 @@ mod tests {
         }
 
         /// A new connection with this past.
-        fn connect(&mut self, worker: &Rc<Worker>, age: ConnectionAge) -> IdleConnection {
+        fn connect(&mut self, worker: &Rc<Worker>, age: ConnectionAge) -> Box<PooledConnection> {
             let stream = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
             self.ends.push(self.listener.accept().unwrap().0);
             let transport = Transport::Plain(Stream::from_fd(stream.into()).unwrap());
-            IdleConnection { transport, age, counted: CountedConnection::open(worker).unwrap() }
+            Box::new(PooledConnection { transport, age, counted: CountedConnection::open(worker).unwrap() })
         }
 
         fn key(&self, user: usize) -> PoolKey {

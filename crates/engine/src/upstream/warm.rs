@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use gale_runtime::{Moment, now, sleep, spawn};
 
-use super::pool::{IdleConnection, Knowledge, Pool, PoolKey, WeakPool};
+use super::pool::{Knowledge, Pool, PoolKey, PooledConnection, WeakPool};
 use crate::worker::{IdleConnections, Search, Worker};
 
 /// How long a connection stays warm.
@@ -49,13 +49,13 @@ pub(super) struct WarmConnections {
 struct WarmPool {
     pool: Pool,
     /// Those that were used last behind.
-    connections: VecDeque<(PoolKey, IdleConnection)>,
+    connections: VecDeque<(PoolKey, Box<PooledConnection>)>,
 }
 
 struct WarmConnection {
     pool: Pool,
     key: PoolKey,
-    connection: IdleConnection,
+    connection: Box<PooledConnection>,
 }
 
 impl WarmPool {
@@ -71,7 +71,7 @@ impl WarmConnections {
     }
 
     /// The connection with this key that was used last.
-    fn take(&mut self, pool: &Pool, key: &PoolKey) -> Option<IdleConnection> {
+    fn take(&mut self, pool: &Pool, key: &PoolKey) -> Option<Box<PooledConnection>> {
         let warm = self.of_pool(pool)?;
         let found = warm.connections.iter().rposition(|(own, _)| own == key)?;
         let (_, connection) = warm.connections.remove(found)?;
@@ -110,7 +110,7 @@ impl WarmConnections {
     }
 
     /// Adds a connection where room was made, and says whether a task has to be started that lets them cool down.
-    fn keep(&mut self, room: usize, key: PoolKey, connection: IdleConnection) -> bool {
+    fn keep(&mut self, room: usize, key: PoolKey, connection: Box<PooledConnection>) -> bool {
         self.pools[room].connections.push_back((key, connection));
         self.count += 1;
         !std::mem::replace(&mut self.is_cooling, true)
@@ -175,7 +175,7 @@ fn register(worker: &Rc<Worker>) {
 }
 
 /// A warm connection with this key that is still idle.
-pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey, knowledge: Knowledge) -> Option<IdleConnection> {
+pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey, knowledge: Knowledge) -> Option<Box<PooledConnection>> {
     loop {
         let connection = worker.with_note(|warm: &mut WarmConnections| warm.take(pool, key))?;
         let is_idle = match knowledge {
@@ -190,9 +190,9 @@ pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey, knowledge: Knowl
 
 /// Keeps a connection warm, or parks it for all workers if there are as many warm ones as may be. False if it was
 /// closed instead.
-pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: IdleConnection) -> bool {
+pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: Box<PooledConnection>) -> bool {
     let Some(room) = worker.with_note(|warm: &mut WarmConnections| warm.make_room(pool)) else {
-        return cool(worker, pool, key, connection);
+        return cool(worker, pool, key, *connection);
     };
     if worker.with_note(|warm: &mut WarmConnections| warm.keep(room, key, connection)) {
         register(worker);
@@ -204,7 +204,7 @@ pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: I
 }
 
 /// Parks a connection for all workers. False if it was closed instead.
-fn cool(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: IdleConnection) -> bool {
+fn cool(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: PooledConnection) -> bool {
     let is_parked = pool.park_cold(worker, key, connection);
     if is_parked {
         register(worker);
@@ -224,7 +224,7 @@ async fn cool_down(worker: Weak<Worker>) {
             let until = Moment::from_nanos(now().as_nanos().saturating_sub(WARM_TIME.as_nanos() as u64));
             let cold = worker.with_note(|warm: &mut WarmConnections| warm.take_oldest(Some(until)));
             let Some(WarmConnection { pool, key, connection }) = cold else { break };
-            cool(&worker, &pool, key, connection);
+            cool(&worker, &pool, key, *connection);
         }
         let is_done = worker.with_note(|warm: &mut WarmConnections| {
             warm.is_cooling = warm.forget_empty_pools();

@@ -14,7 +14,7 @@ use gale_engine::tls::{NamedFailure, TlsClient, TlsFailure};
 use gale_engine::transport::Transport;
 use gale_engine::upstream::connecting::{self, CONNECTING, ConnectFailure, SHAKING_HANDS, log_timeout, shake_hands};
 use gale_engine::upstream::{
-    Chosen, ConnectionAge, IdleConnection, Knowledge, NoPeer, PoolKey, Retry, Selection, Upstream,
+    Chosen, ConnectionAge, Knowledge, NoPeer, PoolKey, PooledConnection, Retry, Selection, Upstream,
 };
 use gale_engine::worker::CountedConnection;
 use gale_protocol::request::Method;
@@ -426,16 +426,8 @@ fn take_idle(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> Optio
     let key = pool_key(request, passing, chosen);
     // What cannot be sent twice does not meet a connection whose end is on its way to the driver.
     let knowledge = if is_idempotent(request) { Knowledge::Driver } else { Knowledge::Kernel };
-    let IdleConnection { transport, age, counted } = pool.take(&request.worker().common, &key, knowledge)?;
-    Some(Connection {
-        stream: transport,
-        input: Buffer::new(),
-        has_ended: false,
-        key: Some(key),
-        age,
-        is_reused: true,
-        counted,
-    })
+    let own = pool.take(&request.worker().common, &key, knowledge)?;
+    Some(Connection { own, input: Buffer::new(), has_ended: false, key: Some(key), is_reused: true })
 }
 
 /// A connection to the server, as far as it comes without waiting.
@@ -468,9 +460,9 @@ impl Opening {
     }
 }
 
-fn new_connection(stream: Transport, counted: CountedConnection, key: Option<PoolKey>) -> Connection {
-    let age = ConnectionAge::new();
-    Connection { stream, input: Buffer::new(), has_ended: false, key, age, is_reused: false, counted }
+fn new_connection(transport: Transport, counted: CountedConnection, key: Option<PoolKey>) -> Connection {
+    let own = Box::new(PooledConnection { transport, age: ConnectionAge::new(), counted });
+    Connection { own, input: Buffer::new(), has_ended: false, key, is_reused: false }
 }
 
 /// A new connection to the server, which may be there at once: over a Unix socket in the clear.

@@ -3,9 +3,7 @@
 use std::io;
 use std::task::{Context, Poll, ready};
 
-use gale_engine::transport::Transport;
-use gale_engine::upstream::{Chosen, ConnectionAge, IdleConnection, PoolKey};
-use gale_engine::worker::CountedConnection;
+use gale_engine::upstream::{Chosen, PoolKey, PooledConnection};
 use gale_runtime::Buffer;
 
 use crate::request::Request;
@@ -19,16 +17,14 @@ use crate::upstream::settings::UpstreamSettings;
 
 /// A connection to a server, with what has been received and not read yet.
 pub(super) struct Connection {
-    pub stream: Transport,
+    pub own: Box<PooledConnection>,
     pub input: Buffer,
     /// The server has ended its direction.
     pub has_ended: bool,
     /// Whom it may be kept for; `None` where none are kept.
     pub key: Option<PoolKey>,
-    pub age: ConnectionAge,
     /// It was used before.
     pub is_reused: bool,
-    pub counted: CountedConnection,
 }
 
 /// See the file's head.
@@ -70,7 +66,7 @@ impl Exclusive {
         }
         loop {
             if heading.broken.is_none() && !sending.is_done() {
-                match sending.poll(request, &connection.stream, context) {
+                match sending.poll(request, &connection.own.transport, context) {
                     Poll::Pending => {}
                     Poll::Ready(Ok(())) => heading.is_heard = true,
                     // The server may have said why before it closed the connection.
@@ -86,7 +82,7 @@ impl Exclusive {
             if room == 0 {
                 return Poll::Ready(Err(End::Malformed(Malformed("upstream sent too big header".to_owned()))));
             }
-            match connection.stream.poll_recv(context, &mut connection.input, room) {
+            match connection.own.transport.poll_recv(context, &mut connection.input, room) {
                 Poll::Ready(Ok(0)) => {
                     connection.has_ended = true;
                     if connection.input.is_empty() {
@@ -128,10 +124,10 @@ impl Exclusive {
         let Some(mut connection) = self.connection.take() else { return };
         let is_idle = self.sending.is_done() && connection.input.is_empty() && !connection.has_ended;
         if self.reader.keeps_alive() && is_idle {
-            connection.age.note_request(self.reader.idle_seconds());
-            let Connection { stream: transport, key, age, counted, .. } = connection;
+            connection.own.age.note_request(self.reader.idle_seconds());
+            let Connection { own, key, .. } = connection;
             if let (Some(pool), Some(key)) = (chosen.connections(), key) {
-                pool.park(&request.worker().common, key, IdleConnection { transport, age, counted });
+                pool.park(&request.worker().common, key, own);
             }
         }
     }
@@ -147,7 +143,7 @@ impl Exclusive {
     pub fn poll_receive(&mut self, max: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let wanted = self.reader.wants().map_or(max, |wanted| usize::try_from(wanted).unwrap_or(max).clamp(1, max));
         let connection = self.open();
-        let received = ready!(connection.stream.poll_recv(context, &mut connection.input, wanted))?;
+        let received = ready!(connection.own.transport.poll_recv(context, &mut connection.input, wanted))?;
         if received == 0 {
             connection.has_ended = true;
         }
@@ -159,7 +155,7 @@ impl Exclusive {
         if self.sending.is_done() {
             return Poll::Ready(Ok(()));
         }
-        let stream = &self.connection.as_ref().expect("the response has not ended").stream;
+        let stream = &self.connection.as_ref().expect("the response has not ended").own.transport;
         let polled = self.sending.poll(request, stream, context);
         if matches!(polled, Poll::Ready(Err(_))) {
             self.sending.give_up();

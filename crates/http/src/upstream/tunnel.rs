@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_engine::transport::Transport;
+use gale_engine::upstream::PooledConnection;
 use gale_engine::worker::CountedConnection;
 use gale_runtime::{Buffer, Bytes, Output};
 
@@ -35,10 +36,11 @@ pub(super) struct UpstreamTunnel {
 impl UpstreamTunnel {
     /// The connection on which a server has agreed.
     pub fn new(answering: Box<Answering>, idle_max: Duration) -> UpstreamTunnel {
-        let (Connection { stream, input, counted, .. }, record) = answering.into_tunnel();
+        let (Connection { own, input, .. }, record) = answering.into_tunnel();
+        let PooledConnection { transport, counted, .. } = *own;
         UpstreamTunnel {
             record,
-            stream,
+            stream: transport,
             _counted: counted,
             input,
             output: None,
