@@ -168,7 +168,9 @@ impl ErrorLog {
         self.write_about(level, connection, message, &());
     }
 
-    /// Writes one message with what it is about.
+    /// Writes one message with what it is about. What is worth a line is rare: the compiler keeps what leads here out
+    /// of the usual way.
+    #[cold]
     pub fn write_about(&self, level: Level, connection: Option<u64>, message: &dyn fmt::Display, about: &dyn About) {
         if !self.takes(level) {
             return;

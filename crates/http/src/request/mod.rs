@@ -803,7 +803,9 @@ impl Request {
     }
 
     /// Writes a line to the error log that is in force for this request, if it
-    /// takes the level.
+    /// takes the level. What is worth a line is rare: the compiler keeps what leads here out of the usual way.
+    #[cold]
+    #[inline(never)]
     pub fn log(&self, level: Level, message: fmt::Arguments<'_>) {
         let log = &self.scope().error_log;
         if !log.takes(level) {

@@ -225,15 +225,7 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
             }
             Err(Failure::Stale) => unreachable!("it was tried anew"),
         };
-        records.note(|attempt, now| {
-            attempt.status = status;
-            attempt.end(now);
-        });
-        chosen.note_served(&records.last().served());
-        if !matches!(on, RetryOn::HTTP_403 | RetryOn::HTTP_404) {
-            tell_of_failure(request, &mut chosen, action);
-        }
-        drop(chosen);
+        end_attempt(request, records, chosen, on, status, action);
         if passing.selection.tries_left() == 0
             || !may_go_on && !passing.take_retry(request, on, &progress, tries, began)
         {
@@ -242,7 +234,29 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
     }
 }
 
+/// The server has failed, or has given an answer in place of which another one is tried.
+#[cold]
+fn end_attempt(
+    request: &Request,
+    records: &Records,
+    mut chosen: Chosen,
+    on: RetryOn,
+    status: u16,
+    action: &'static str,
+) {
+    records.note(|attempt, now| {
+        attempt.status = status;
+        attempt.end(now);
+    });
+    chosen.note_served(&records.last().served());
+    // Such an answer says nothing against the server.
+    if !matches!(on, RetryOn::HTTP_403 | RetryOn::HTTP_404) && chosen.fail() {
+        request.log(Level::Warn, format_args!("upstream server temporarily disabled while {action}"));
+    }
+}
+
 /// Something stale in place of what the request would end with, if the cache has it and the location allows that.
+#[cold]
 fn stale_or(request: &mut Request, passing: &mut Passing<'_>, on: RetryOn, flow: Flow) -> Flow {
     if let Some(flow) = caching::serve_stale(request, passing, on, None) {
         return flow;
@@ -253,14 +267,8 @@ fn stale_or(request: &mut Request, passing: &mut Passing<'_>, on: RetryOn, flow:
     flow
 }
 
-/// The server has failed in a way that counts.
-fn tell_of_failure(request: &Request, chosen: &mut Chosen, action: &'static str) {
-    if chosen.fail() {
-        request.log(Level::Warn, format_args!("upstream server temporarily disabled while {action}"));
-    }
-}
-
 /// All servers of the group are down, or were tried.
+#[cold]
 fn no_server(request: &mut Request, passing: &Passing<'_>, records: &Records, none: NoPeer) -> Flow {
     let group: Arc<str> = passing.selection.group_name().into();
     records.add(Arc::clone(&group), gale_runtime::now());
@@ -275,6 +283,7 @@ fn no_server(request: &mut Request, passing: &Passing<'_>, records: &Records, no
 
 impl Passing<'_> {
     /// Whether the next server is tried, after so many tries that began then. If so, it counts in the group's budget.
+    #[cold]
     fn take_retry(&self, request: &Request, on: RetryOn, progress: &Progress, tries: u64, began: Moment) -> bool {
         if !self.may_retry(request, on, progress, tries, began) {
             return false;
@@ -359,33 +368,44 @@ async fn attempt(
     };
     let mut heading = Heading::default();
     let found = poll_fn(|context| answering.poll_head(request, passing.settings, &mut heading, context)).await;
-    let sent = answering.sent();
-    let is_unprocessed = matches!(found, Err(End::Unprocessed));
-    progress.is_sent |= sent > 0 && !is_unprocessed;
+    progress.is_sent |= answering.sent() > 0 && !matches!(found, Err(End::Unprocessed));
     progress.has_taken_body |= answering.has_taken_body();
     match found {
         Ok(head) => {
             records.note(|attempt, now| attempt.header_time = Some(now.since(attempt.started)));
             Ok((answering, head))
         }
-        Err(end) => {
-            let received = match answering.shared() {
-                Some(shared) => shared.has_received(),
-                None => records.last().bytes_received > 0,
-            };
-            let repeats_anything = passing.settings.next_upstream.get().has(RetryOn::NON_IDEMPOTENT);
-            let may_be_sent_again =
-                !progress.has_taken_body && (is_idempotent(request) || sent == 0 || repeats_anything);
-            let is_stale = is_reused && !received && may_be_sent_again && end.is_of_connection();
-            let is_refused = is_unprocessed && !progress.has_taken_body && progress.unprocessed < UNPROCESSED_MAX;
-            if is_stale || is_refused {
-                progress.avoided = answering.shared().map(Shared::connection_number);
-                progress.unprocessed += u32::from(is_refused);
-                return Err(Failure::Stale);
-            }
-            Err(end.tell(request))
-        }
+        Err(end) => Err(failure_of(request, passing, &answering, records, is_reused, progress, end)),
     }
+}
+
+/// What it means that there is no head.
+#[cold]
+fn failure_of(
+    request: &Request,
+    passing: &Passing<'_>,
+    answering: &Answering,
+    records: &Records,
+    is_reused: bool,
+    progress: &mut Progress,
+    end: End,
+) -> Failure {
+    let received = match answering.shared() {
+        Some(shared) => shared.has_received(),
+        None => records.last().bytes_received > 0,
+    };
+    let is_unprocessed = matches!(end, End::Unprocessed);
+    let repeats_anything = passing.settings.next_upstream.get().has(RetryOn::NON_IDEMPOTENT);
+    let may_be_sent_again =
+        !progress.has_taken_body && (is_idempotent(request) || answering.sent() == 0 || repeats_anything);
+    let is_stale = is_reused && !received && may_be_sent_again && end.is_of_connection();
+    let is_refused = is_unprocessed && !progress.has_taken_body && progress.unprocessed < UNPROCESSED_MAX;
+    if is_stale || is_refused {
+        progress.avoided = answering.shared().map(Shared::connection_number);
+        progress.unprocessed += u32::from(is_refused);
+        return Failure::Stale;
+    }
+    end.tell(request)
 }
 
 /// How connections to this server are told apart from others.
@@ -663,6 +683,7 @@ impl Drop for Recording {
     }
 }
 
+#[cold]
 fn failed_for_memory(request: &Request) -> Failure {
     request.log(Level::Alert, format_args!("the worker's memory for buffers is exhausted"));
     Failure::Final(503)
@@ -697,6 +718,7 @@ impl End {
     }
 
     /// Says so in the error log, in nginx's words.
+    #[cold]
     fn tell(self, request: &Request) -> Failure {
         match self {
             End::Closed => {

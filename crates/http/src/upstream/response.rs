@@ -83,9 +83,10 @@ pub(super) fn begin(
         answering.end_early(request);
         return Flow::Respond(status);
     }
-    answering.is_authenticated |= fields.iter().any(|field| {
-        field.name.known() == Some(ResponseField::WwwAuthenticate) && authenticates_connection(&field.value)
-    });
+    answering.is_authenticated |= fields.has(ResponseField::WwwAuthenticate)
+        && fields.iter().any(|field| {
+            field.name.known() == Some(ResponseField::WwwAuthenticate) && authenticates_connection(&field.value)
+        });
     if let Some(flow) = obey_head(request, settings, &fields) {
         answering.end_early(request);
         return flow;
@@ -148,8 +149,9 @@ pub(super) fn intercept(
 }
 
 fn first_value(fields: &FieldList, known: ResponseField) -> Option<&[u8]> {
-    let field = fields.iter().find(|field| field.name.known() == Some(known));
-    field.filter(|_| fields.has(known)).map(|field| &*field.value)
+    // A response has few of the fields that are looked for.
+    let field = fields.has(known).then(|| fields.iter().find(|field| field.name.known() == Some(known)));
+    field.flatten().map(|field| &*field.value)
 }
 
 /// Does what `X-Accel-Limit-Rate`, `X-Accel-Charset` and `X-Accel-Redirect` say. The last leads elsewhere.
