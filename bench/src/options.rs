@@ -220,7 +220,7 @@ impl Options {
         for program in self.programs.iter().filter(is_wanted) {
             match program.resolve() {
                 Ok(program) => servers.push(program),
-                Err(error) if wanted.is_some() => return Err(error),
+                Err(error) if self.chosen.is_some() => return Err(error),
                 Err(error) => eprintln!("note: without {}: {error}", program.label),
             }
         }
