@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use gale_protocol::proxy_protocol::ProxyHeader;
-use gale_runtime::{Moment, SocketAddress};
+use gale_protocol::proxy_protocol::{self, ProxyHeader, ProxyOffence};
+use gale_runtime::{Buffer, Moment, SocketAddress};
 
 use gale_process::ListenAddress;
 
@@ -103,8 +103,24 @@ impl ConnectionInfo {
         asked.proxied.get().or_else(|| asked.carried.get()?.proxied.as_ref()).map(|header| &**header)
     }
 
+    /// Takes the header of the PROXY protocol off the beginning of what has come, and keeps what it tells. False while
+    /// it is not whole.
+    ///
+    /// # Errors
+    /// There is something else, which messages tell as `{offence} while reading PROXY protocol`.
+    pub fn take_proxy_header(&self, input: &mut Buffer) -> Result<bool, ProxyOffence> {
+        match proxy_protocol::parse(input.readable())? {
+            proxy_protocol::Status::NeedMore => Ok(false),
+            proxy_protocol::Status::Complete { consumed, header } => {
+                input.consume(consumed);
+                header.into_iter().for_each(|header| self.set_proxied(header));
+                Ok(true)
+            }
+        }
+    }
+
     /// A proxy has told this.
-    pub fn set_proxied(&self, header: Box<ProxyHeader>) {
+    fn set_proxied(&self, header: Box<ProxyHeader>) {
         // It is told once.
         let _ = self.asked().proxied.set(header);
     }

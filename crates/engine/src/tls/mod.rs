@@ -7,6 +7,7 @@
 //! encrypted_key  keys with a password
 //! named      certificates whose names have variables
 //! managed    certificates that a service obtains and renews
+//! accepting  a client's handshake, as every protocol has it
 //! challenges  what issuers of certificates are told when they ask who is there
 //! keys       keys that Gale makes, and what is written with them
 //! compression  compressed certificates
@@ -28,6 +29,7 @@
 //! failure    why a handshake failed, in OpenSSL's words
 //! ```
 
+pub mod accepting;
 pub mod blocking;
 mod certificate;
 pub mod challenges;

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_protocol::http2::frame::PREFACE;
-use gale_protocol::proxy_protocol;
 use gale_runtime::Buffer;
 
 use super::HttpConnection;
@@ -96,18 +95,10 @@ impl HttpConnection {
 
     /// Takes the PROXY protocol's header, if it is whole, and says so.
     pub(super) fn take_proxy_header(&self, input: &mut Buffer) -> Result<bool, Untrusted> {
-        match proxy_protocol::parse(input.readable()) {
-            Ok(proxy_protocol::Status::NeedMore) => Ok(false),
-            Ok(proxy_protocol::Status::Complete { consumed, header }) => {
-                input.consume(consumed);
-                header.into_iter().for_each(|header| self.info.set_proxied(header));
-                Ok(true)
-            }
-            Err(offence) => {
-                self.log_connection(Level::Error, format_args!("{offence} while reading PROXY protocol"));
-                Err(Untrusted)
-            }
-        }
+        self.info.take_proxy_header(input).map_err(|offence| {
+            self.log_connection(Level::Error, format_args!("{offence} while reading PROXY protocol"));
+            Untrusted
+        })
     }
 
     /// How long to wait for the first byte: `client_header_timeout` on a new

@@ -11,18 +11,20 @@
 //! request may. A connection that is under way says what it has begun with (`Beginning`), so that a reload that
 //! changes the address ends it.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use gale_base::log_level::Level;
 use gale_engine::configuration::ServerId;
+use gale_engine::tls::accepting::{self, FIRST_BYTES, FirstMessage, HandshakeOwner, Unfit};
 use gale_engine::tls::challenges::{self, Found};
 use gale_engine::tls::ocsp;
 use gale_engine::tls::settings::VerifyClient;
-use gale_engine::tls::{TlsServer, TlsStream, Verdict};
-use gale_engine::traffic::{Shaken, Unverified, count_handshake, count_unverified};
-use gale_protocol::client_hello::{self, Status, host_of};
+use gale_engine::tls::{TlsServer, TlsStream};
+use gale_engine::traffic::{Shaken, count_handshake};
+use gale_protocol::client_hello;
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Moment};
 
@@ -32,15 +34,6 @@ use super::place::AddressIndex;
 use crate::request::Request;
 use crate::request::configuration::HttpConfiguration;
 use crate::request::exchange::Exchange;
-
-/// What is received at once before anything is known: a usual first message.
-const FIRST_BYTES: usize = 4096;
-
-/// The alert `unrecognized_name`, fatal, in the clear (RFC 6066, section 3).
-const UNRECOGNIZED_NAME: &[u8] = &[21, 3, 3, 0, 2, 2, 112];
-
-/// The alert `internal_error`, fatal, in the clear (RFC 8446, section 6.2).
-const INTERNAL_ERROR: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
 
 /// What the first bytes of a connection are.
 enum First {
@@ -69,8 +62,7 @@ impl HttpConnection {
         self.idle_since.set(Moment::NEVER);
         begun.unwrap_or_else(|_| {
             if stream.is_tls() {
-                self.log_tls(Level::Info, &"client timed out (110: Connection timed out) while SSL handshaking");
-                self.count_handshake(stream, Shaken::TimedOut);
+                accepting::time_out(&Shaking { connection: self, stream });
             }
             false
         })
@@ -113,14 +105,9 @@ impl HttpConnection {
             }
         }
         drop(input);
-        if let Err(failure) = poll_fn(|context| stream.poll_handshake(context)).await {
-            let level = if failure.is_usual() { Level::Info } else { Level::Crit };
-            self.log_tls(level, &format_args!("{failure} while SSL handshaking"));
-            self.count_handshake(stream, failure.outcome());
+        if !accepting::finish(&Shaking { connection: self, stream }, stream).await {
             return false;
         }
-        let is_resumed = stream.details(|details| details.is_resumed()) == Some(true);
-        self.count_handshake(stream, if is_resumed { Shaken::Resumed } else { Shaken::Full });
         // The handshake was the answer (RFC 8737, section 3).
         if stream.details(|details| details.alpn() == Some(challenges::ALPN)) == Some(true) {
             return false;
@@ -132,17 +119,6 @@ impl HttpConnection {
             self.set_nodelay(place.core(configuration.http()));
         }
         true
-    }
-
-    /// Counts the end of a handshake, also for the server that the client has named.
-    fn count_handshake(&self, stream: &TlsStream, shaken: Shaken) {
-        let configuration = self.next_configuration();
-        let http = configuration.http();
-        let server = self.place(http).map(|place| {
-            let name = stream.server_name();
-            http.server(server_named(http, place, name.as_deref()))
-        });
-        count_handshake(server.and_then(|server| server.zone.as_deref()), shaken);
     }
 
     fn look_at_first(
@@ -172,27 +148,18 @@ impl HttpConnection {
             }
             Some(_) => {}
         }
-        let (name, challenged) = match client_hello::parse(input.readable()) {
-            Status::NeedMore => return First::Unknown,
-            Status::Complete(hello) => {
-                let name = hello.server_name().map(host_of);
-                if let Some(version) = hello.version_before_tls12() {
-                    stream.note_server_name(name.as_deref());
-                    let failure = stream.refuse_version(version);
-                    self.log_tls(Level::Info, &format_args!("{failure} while SSL handshaking"));
-                    self.count_handshake(stream, failure.outcome());
-                    return First::Refused;
-                }
-                let asks = may_be_challenge && hello.alpn_protocols().any(|protocol| protocol == challenges::ALPN);
-                let challenged = name.as_deref().filter(|_| asks).map_or(Found::Nothing, challenges::tls_server);
-                if http.keeps_client_hello {
-                    stream.keep_client_hello(hello);
-                }
-                (name, challenged)
-            }
-            // The library says what is wrong with it.
-            Status::Malformed => (None, Found::Nothing),
-        };
+        let Some(first) = FirstMessage::read(input.readable()) else { return First::Unknown };
+        let FirstMessage { name, asks_challenge, old_version, hello } = first;
+        if let Some(version) = old_version {
+            stream.note_server_name(name.as_deref());
+            accepting::refuse_version(&Shaking { connection: self, stream }, stream, version);
+            return First::Refused;
+        }
+        if let Some(hello) = hello.filter(|_| http.keeps_client_hello) {
+            stream.keep_client_hello(hello);
+        }
+        let asking = name.as_deref().filter(|_| may_be_challenge && asks_challenge);
+        let challenged = asking.map_or(Found::Nothing, challenges::tls_server);
         self.began.set(Some(began));
         // Before all rules of servers, or no issuer could ever find out who is there.
         match challenged {
@@ -213,11 +180,7 @@ impl HttpConnection {
         };
         let Some(tls) = &http.server(server).tls else { return First::Refused };
         if tls.rejects() {
-            // A client that does not take it learns it from the end of the connection.
-            let _ = stream.socket().try_send_copy(UNRECOGNIZED_NAME, false);
-            let message = "SSL_do_handshake() failed (SSL: error:0A0000EA:SSL routines::callback failed) while SSL \
-                           handshaking";
-            self.log_tls(Level::Info, &message);
+            accepting::reject(&Shaking { connection: self, stream }, stream);
             count_handshake(http.server(server).zone.as_deref(), Shaken::Failed);
             return First::Refused;
         }
@@ -242,7 +205,7 @@ impl HttpConnection {
         match stream.start(tls, name, offers_http2, input) {
             Ok(()) => true,
             Err(failure) => {
-                self.log_tls(Level::Crit, &format_args!("{failure} while SSL handshaking"));
+                accepting::fail(&Shaking { connection: self, stream }, &failure);
                 false
             }
         }
@@ -260,24 +223,17 @@ impl HttpConnection {
         let configuration = self.next_configuration();
         let own = configuration.http().server(server);
         let Some(tls) = &own.tls else { return false };
-        let loaded = tls.load_managed().await;
-        let mut request = self.worker().take_request();
-        request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
-        let names = own.certificate_names.iter();
-        let names: Vec<_> = names.map(|(own, key)| (own.evaluate(&request), key.evaluate(&request))).collect();
-        self.worker().give_back(request);
-        let tls = match loaded {
-            Ok(()) => tls.with_certificates(&names).await,
-            Err(failure) => Err(failure),
+        let names = || {
+            let mut request = self.worker().take_request();
+            request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
+            let names = own.certificate_names.iter();
+            let names = names.map(|(own, key)| (own.evaluate(&request), key.evaluate(&request))).collect();
+            self.worker().give_back(request);
+            names
         };
-        match tls {
-            Ok(tls) => self.start_session(stream, &tls, stream.server_name().as_deref(), offers_http2, input),
-            Err(failure) => {
-                self.log_tls(Level::Error, &format_args!("{failure} while SSL handshaking"));
-                // A client that does not take it learns it from the end of the connection.
-                let _ = stream.socket().try_send_copy(INTERNAL_ERROR, false);
-                false
-            }
+        match accepting::with_certificates(&Shaking { connection: self, stream }, stream, tls, names).await {
+            Some(tls) => self.start_session(stream, &tls, stream.server_name().as_deref(), offers_http2, input),
+            None => false,
         }
     }
 
@@ -333,21 +289,35 @@ impl HttpConnection {
                 request.close_after_response();
                 return Some(421);
             }
-            match details.verdict() {
-                Verdict::Bad(fault) if mode == VerifyClient::OptionalNoCa && fault.is_unknown_issuer() => None,
-                Verdict::Bad(fault) => {
-                    count_unverified(request.server().zone.as_deref(), fault.reason());
-                    request.log(Level::Info, format_args!("client SSL certificate verify error: {fault}"));
-                    Some(495)
-                }
-                Verdict::None if mode == VerifyClient::On => {
-                    count_unverified(request.server().zone.as_deref(), Unverified::Missing);
-                    request.log(Level::Info, format_args!("client sent no required SSL certificate"));
-                    Some(496)
-                }
-                Verdict::None | Verdict::Good => None,
-            }
+            let log = |message: fmt::Arguments<'_>| request.log(Level::Info, message);
+            let unfit = accepting::check_certificate(mode, details.verdict(), request.server().zone.as_deref(), log)?;
+            Some(match unfit {
+                Unfit::Bad => 495,
+                Unfit::Missing => 496,
+            })
         })?
+    }
+}
+
+/// A connection with its client's handshake.
+struct Shaking<'c> {
+    connection: &'c HttpConnection,
+    stream: &'c TlsStream,
+}
+
+impl HandshakeOwner for Shaking<'_> {
+    fn log_handshake(&self, level: Level, message: fmt::Arguments<'_>) {
+        self.connection.log_tls(level, &message);
+    }
+
+    fn count_handshake(&self, shaken: Shaken) {
+        let configuration = self.connection.next_configuration();
+        let http = configuration.http();
+        let server = self.connection.place(http).map(|place| {
+            let name = self.stream.server_name();
+            http.server(server_named(http, place, name.as_deref()))
+        });
+        count_handshake(server.and_then(|server| server.zone.as_deref()), shaken);
     }
 }
 

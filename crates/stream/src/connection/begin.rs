@@ -6,7 +6,7 @@ use std::future::poll_fn;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_engine::variables::subject::Subject;
-use gale_protocol::proxy_protocol::{self, ProxyOffence, Status};
+use gale_protocol::proxy_protocol::{self, ProxyOffence};
 
 use crate::session::{self, Session};
 
@@ -17,13 +17,9 @@ impl Session {
         let timeout = *self.core().proxy_protocol_timeout.get();
         let reading = async {
             loop {
-                match proxy_protocol::parse(self.input.readable()) {
-                    Ok(Status::NeedMore) => {}
-                    Ok(Status::Complete { consumed, header }) => {
-                        self.input.consume(consumed);
-                        header.into_iter().for_each(|header| self.connection().set_proxied(header));
-                        return Ok(());
-                    }
+                match self.connection.take_proxy_header(&mut self.input) {
+                    Ok(false) => {}
+                    Ok(true) => return Ok(()),
                     Err(offence) => {
                         self.log(Level::Error, format_args!("{offence} {READING}"));
                         return Err(session::BAD_REQUEST);
