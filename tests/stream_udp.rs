@@ -22,6 +22,7 @@ with_each_driver!(
     the_proxy_protocol_goes_before_the_first_datagram,
     return_answers_and_access_refuses,
     long_and_joined_datagrams_are_whole,
+    answers_in_segments_are_whole_from_the_first_on,
     what_arrives_together_leaves_together_in_order,
     joined_datagrams_are_divided_for_a_unix_socket,
     a_flood_of_clients_takes_no_more_than_there_is,
@@ -311,6 +312,23 @@ fn long_and_joined_datagrams_are_whole(driver: Driver) {
     for piece in bytes.chunks(SEGMENT) {
         assert!(next(&behind).0 == piece, "each by itself");
     }
+}
+
+fn answers_in_segments_are_whole_from_the_first_on(driver: Driver) {
+    let behind = socket();
+    let address = behind.local_addr().unwrap();
+    let server =
+        start(driver, &format!("server {{ listen %TCP% udp; proxy_pass {address}; proxy_responses 9; %LOG% }}"));
+    let client = client(&server, 1);
+    client.send(b"question").unwrap();
+    behind.connect(next(&behind).1).unwrap();
+    // The first ones come before the kernel is asked to join answers, the others after.
+    for _ in 0..3 {
+        send_segments(&behind, &[7; 250], 100);
+        assert_eq!([(); 3].map(|()| next(&client).0.len()), [100, 100, 50]);
+    }
+    assert_eq!(logged(&server, "200"), format!("200 8 750 {address} 8 750 UDP"));
+    server.wait_logged("udp done, packets from/to client:1/9, bytes from/to client:8/750");
 }
 
 fn what_arrives_together_leaves_together_in_order(driver: Driver) {

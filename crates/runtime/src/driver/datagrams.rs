@@ -69,7 +69,12 @@ fn set_options(socket: BorrowedFd<'_>, family: AddressFamily, options: &Datagram
     // A socket of IPv6 may receive by IPv4, too.
     set(options.ecn && (is_ipv4 || is_ipv6), libc::IPPROTO_IP, libc::IP_RECVTOS)?;
     set(options.ecn && is_ipv6, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)?;
-    set(options.gro && (is_ipv4 || is_ipv6), libc::SOL_UDP, libc::UDP_GRO)
+    if options.gro && is_inet { set_gro(socket) } else { Ok(()) }
+}
+
+/// Has the kernel join datagrams on a socket of IP.
+pub(super) fn set_gro(socket: BorrowedFd<'_>) -> io::Result<()> {
+    options::set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
 }
 
 /// How many operations these count as.
@@ -79,8 +84,9 @@ pub(super) fn operations(received: &[Received]) -> u16 {
     u16::try_from(operations).unwrap_or(u16::MAX).max(1)
 }
 
-/// Receives what has arrived, at least one datagram.
-pub(super) fn receive(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec<Received>) -> Result<(), Errno> {
+/// Receives what has arrived, at least one datagram. True if that was all: the kernel looks once more behind the last
+/// one, unless there is no further place.
+pub(super) fn receive(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec<Received>) -> Result<bool, Errno> {
     let count = room.count.min(BATCH_MAX);
     let Room { memory, bytes_each, .. } = room;
     assert!(memory.len() >= count * bytes_each);
@@ -113,7 +119,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec
         // SAFETY: the kernel has filled the first `arrived` headers, which were initialized before.
         received.push(unsafe { told_of(header.assume_init_ref()) });
     }
-    Ok(())
+    Ok(arrived < count)
 }
 
 /// What the kernel has told of a datagram.
@@ -161,6 +167,11 @@ unsafe fn told_of(message: &libc::mmsghdr) -> Received {
 
 /// Sends the first of these, at most [`BATCH_MAX`], and returns how many.
 pub(super) fn send(socket: BorrowedFd<'_>, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+    if let [transmit] = transmits
+        && transmit.is_bare()
+    {
+        return send_bare(socket, transmit).map(|()| 1);
+    }
     let transmits = &transmits[..transmits.len().min(BATCH_MAX)];
     let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; BATCH_MAX];
     let mut controls = [const { [const { MaybeUninit::uninit() }; _] }; BATCH_MAX] as [Control; BATCH_MAX];
@@ -206,6 +217,31 @@ pub(super) fn send(socket: BorrowedFd<'_>, transmits: &[Transmit<'_>]) -> io::Re
             Ok(sent) => return Ok(sent.checked_sub(1).map_or(0, |last| ends[last])),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Sends a datagram of which the kernel is told nothing but where it goes: the cheapest call.
+fn send_bare(socket: BorrowedFd<'_>, transmit: &Transmit<'_>) -> io::Result<()> {
+    let mut name = MaybeUninit::uninit();
+    let (name, length) = match transmit.destination {
+        Some(destination) => {
+            let length = destination.write_to(&mut name)?;
+            (name.as_ptr().cast(), length)
+        }
+        None => (ptr::null(), 0),
+    };
+    let (contents, flags) = (transmit.contents, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    loop {
+        // SAFETY: contents and name, which may be none, live during the call and have the lengths that it is told.
+        let sent =
+            unsafe { libc::sendto(socket.as_raw_fd(), contents.as_ptr().cast(), contents.len(), flags, name, length) };
+        if sent >= 0 {
+            return Ok(());
+        }
+        match last_error() {
+            Errno::INTR => {}
+            errno => return Err(errno.into()),
         }
     }
 }

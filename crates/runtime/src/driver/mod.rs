@@ -380,6 +380,9 @@ pub(crate) trait DatagramDriver {
     /// Ready when there is room to send.
     fn poll_send_ready(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
+    /// Has the kernel join what arrives from now on, see [`DatagramOptions::gro`].
+    fn set_datagram_gro(&self, key: Key) -> io::Result<()>;
+
     /// The local address.
     fn datagram_address(&self, key: Key) -> io::Result<SocketAddress>;
 }

@@ -105,7 +105,22 @@ impl Datagram {
     ///
     /// Errors: as [`Datagram::poll_recv`]; `OutOfMemory` at the hard limit of leases.
     pub fn poll_recv_batch(&self, cx: &mut Context<'_>, batch: &mut ReceiveBatch) -> Poll<io::Result<usize>> {
-        let (room, received) = batch.prepare()?;
+        self.poll_recv_some(cx, batch, BATCH_MAX)
+    }
+
+    /// Receives the next datagram alone, as [`Datagram::poll_recv_batch`]: for who expects no other behind it, and
+    /// does not have the kernel look for one.
+    pub fn poll_recv_single(&self, cx: &mut Context<'_>, batch: &mut ReceiveBatch) -> Poll<io::Result<usize>> {
+        self.poll_recv_some(cx, batch, 1)
+    }
+
+    fn poll_recv_some(
+        &self,
+        cx: &mut Context<'_>,
+        batch: &mut ReceiveBatch,
+        count_max: usize,
+    ) -> Poll<io::Result<usize>> {
+        let (room, received) = batch.prepare(count_max)?;
         let polled = self.environment.driver.poll_recv_datagrams(self.key, cx, room, received);
         if !matches!(polled, Poll::Ready(Ok(()))) {
             batch.clear();
@@ -131,6 +146,12 @@ impl Datagram {
     /// Ready when there is room to send. One task waits at a time. Errors: no memory in the kernel to wait with.
     pub fn poll_send_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.environment.driver.poll_send_ready(self.key, cx)
+    }
+
+    /// Has the kernel join datagrams that arrive from now on, as [`DatagramOptions::gro`] does from the beginning. Errors:
+    /// setsockopt(2)'s; the socket may not be one of UDP.
+    pub fn set_gro(&self) -> io::Result<()> {
+        self.environment.driver.set_datagram_gro(self.key)
     }
 
     /// Our address; a system call.

@@ -111,6 +111,11 @@ impl<'a> Transmit<'a> {
         Transmit { destination: None, contents, segment_bytes: None, source: None, ecn: None, may_join: false }
     }
 
+    /// Whether the kernel is told nothing of it but where it goes.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.source.is_none() && self.ecn.is_none() && self.stride() == self.contents.len()
+    }
+
     /// The length of each datagram but the last one, which may be shorter.
     fn stride(&self) -> usize {
         self.segment_bytes.map_or(usize::MAX, usize::from).min(self.contents.len())
@@ -186,15 +191,15 @@ impl ReceiveBatch {
         self.received.clear();
     }
 
-    /// The places, all of them free.
-    pub(crate) fn prepare(&mut self) -> io::Result<(Room<'_>, &mut Vec<Received>)> {
+    /// The places, all of them free, at most so many.
+    pub(crate) fn prepare(&mut self, count_max: usize) -> io::Result<(Room<'_>, &mut Vec<Received>)> {
         self.received.clear();
         let lease = match self.lease.take() {
             Some(lease) => lease,
             None => Lease::new(self.count_max * self.bytes_each)?,
         };
         let memory = &mut **self.lease.insert(lease);
-        Ok((Room { memory, bytes_each: self.bytes_each, count: self.count_max }, &mut self.received))
+        Ok((Room { memory, bytes_each: self.bytes_each, count: self.count_max.min(count_max) }, &mut self.received))
     }
 }
 

@@ -122,10 +122,10 @@ impl Receiver {
         socket: OwnedFd,
         address: &Rc<ListenAddress>,
     ) -> io::Result<Rc<dyn DatagramReceiver>> {
-        let options = DatagramOptions { local_address: true, gro: true, ..DatagramOptions::default() };
-        let socket = Rc::new(options.adopt(socket)?);
-        let bound = socket.local_address()?;
+        let bound = SocketAddress::bound_to(&socket)?;
         let is_wildcard = bound.inet().is_some_and(|address| address.ip().is_unspecified());
+        let options = DatagramOptions { local_address: is_wildcard, gro: true, ..DatagramOptions::default() };
+        let socket = Rc::new(options.adopt(socket)?);
         let (owners, inbox) = Owners::join(address);
         let receiver = Rc::new_cyclic(|itself| Receiver {
             worker,

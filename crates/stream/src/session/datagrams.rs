@@ -17,6 +17,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use gale_runtime::{Bytes, Datagram, Moment, ReceiveBatch, SocketAddress, Transmit};
+use smallvec::SmallVec;
 
 /// How many datagrams of a client wait for its server at most, and how many bytes. What comes beyond that is lost, as
 /// it would be in a socket's buffer.
@@ -258,6 +259,9 @@ impl Outlet {
     }
 }
 
+/// What leaves in few calls. Mostly it is one.
+type Transmits<'b> = SmallVec<[Transmit<'b>; 2]>;
+
 /// The contents are datagrams of `stride` bytes, the last one perhaps shorter.
 fn segments(transmit: Transmit<'_>, stride: usize) -> Transmit<'_> {
     let is_one = transmit.contents.len() <= stride;
@@ -276,7 +280,7 @@ pub fn count_of(transmit: &Transmit<'_>) -> u64 {
 fn send_all(
     socket: &Datagram,
     divides: &Cell<bool>,
-    mut transmits: Vec<Transmit<'_>>,
+    mut transmits: Transmits<'_>,
     mut tell: impl FnMut(&Transmit<'_>, io::Result<()>),
 ) {
     let mut next = 0;

@@ -7,7 +7,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_base::log_level::Level;
@@ -46,7 +46,6 @@ pub(super) fn open(
         peer: Some(chosen.address().clone()),
         receive_buffer: options.receive_buffer,
         send_buffer: options.send_buffer,
-        gro: true,
         ..DatagramOptions::default()
     };
     match options.open() {
@@ -118,6 +117,7 @@ pub(super) async fn carry(session: &Session, settings: &ProxySettings, server: S
         upload: Rate::new(upload_rate),
         download: Rate::new(download_rate),
         answers: 0,
+        is_joining: false,
         truncated: 0,
         last_passed: gale_runtime::now(),
         is_forwarding: false,
@@ -141,6 +141,8 @@ struct Carrier<'s> {
     download: Rate,
     /// How many datagrams have come from the server.
     answers: u64,
+    /// The kernel joins them.
+    is_joining: bool,
     /// How many of them were longer than the memory for one, and are lost.
     truncated: u64,
     /// When something has passed last, either way.
@@ -237,9 +239,9 @@ impl Carrier<'_> {
             if self.download.poll_allowance(context).is_pending() {
                 return Ok(());
             }
-            let received = with_batch(|batch| match self.outlet.socket().poll_recv_batch(context, batch) {
+            let received = with_batch(|batch| match self.poll_answers(context, batch) {
                 Poll::Pending => None,
-                Poll::Ready(Ok(_)) => {
+                Poll::Ready(Ok(())) => {
                     self.pass_answers(batch);
                     batch.clear();
                     Some(Ok(()))
@@ -262,6 +264,21 @@ impl Carrier<'_> {
                 return Ok(());
             }
         }
+    }
+
+    /// Receives what the server has answered. The first answer is the only one of most sessions; from the second one on
+    /// there is a flow, of which the kernel joins what it can.
+    fn poll_answers(&mut self, context: &mut Context<'_>, batch: &mut ReceiveBatch) -> Poll<io::Result<()>> {
+        let socket = self.outlet.socket();
+        if self.answers == 0 {
+            return socket.poll_recv_single(context, batch).map_ok(drop);
+        }
+        let received = ready!(socket.poll_recv_batch(context, batch))?;
+        if received > 0 && self.chosen.address().inet().is_some() && !std::mem::replace(&mut self.is_joining, true) {
+            // A kernel that cannot join them gives them one by one.
+            let _ = socket.set_gro();
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn pass_answers(&mut self, batch: &ReceiveBatch) {

@@ -72,8 +72,13 @@ pub struct ProxySettings {
 impl ProxySettings {
     /// The header of the PROXY protocol that servers get for this session; empty for none.
     pub fn proxy_header(&self, session: &Session) -> Vec<u8> {
+        let version = *self.protocol.get();
+        if version == ProxyVersion::Off {
+            // Our address takes a system call.
+            return Vec::new();
+        }
         let transport = if session.datagrams().is_some() { Transport::Datagram } else { Transport::Stream };
-        self.protocol.get().header(transport, session.remote(), session.local_address(), session.tls())
+        version.header(transport, session.remote(), session.local_address(), session.tls())
     }
 
     /// How connections are made for this session.

@@ -40,7 +40,8 @@ pub(super) struct Connection {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Interest {
     None,
-    /// Of a datagram socket: each datagram that leaves makes room, and would be an event.
+    /// Of room to send the kernel would tell at once when a socket is registered, though nobody waits for it, and of a
+    /// datagram socket's whenever a datagram has left.
     Read,
     Both,
 }
@@ -78,10 +79,9 @@ impl Connection {
 }
 
 impl Epoll {
-    /// Has the kernel tell of the connection, of both its directions, or of a datagram socket.
+    /// Has the kernel tell of what comes, or of that and of room to send.
     pub(super) fn register(&self, key: Key, connection: &mut Connection, direction: Direction) -> io::Result<()> {
-        let is_read_alone = connection.is_datagram && matches!(direction, Direction::Read);
-        let wanted = if is_read_alone { Interest::Read } else { Interest::Both };
+        let wanted = if matches!(direction, Direction::Read) { Interest::Read } else { Interest::Both };
         if connection.interest >= wanted {
             return Ok(());
         }

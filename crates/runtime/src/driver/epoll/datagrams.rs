@@ -32,10 +32,10 @@ impl DatagramDriver for Epoll {
         received: &mut Vec<Received>,
     ) -> Poll<io::Result<()>> {
         let Room { memory, bytes_each, count } = room;
-        // Few datagrams say nothing about the next one: the socket is readable until it says EAGAIN.
         self.attempt(key, cx, Direction::Read, |connection| {
             let room = Room { memory: &mut *memory, bytes_each, count };
-            datagrams::receive(connection.socket.as_fd(), room, received)?;
+            let has_all = datagrams::receive(connection.socket.as_fd(), room, received)?;
+            connection.readable = !has_all || connection.hung_up;
             connection.reads.count_as(datagrams::operations(received));
             Ok(())
         })
@@ -47,6 +47,10 @@ impl DatagramDriver for Epoll {
 
     fn poll_send_ready(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_writable(key, cx)
+    }
+
+    fn set_datagram_gro(&self, key: Key) -> io::Result<()> {
+        self.with_socket(key, |socket| datagrams::set_gro(socket.as_fd()))
     }
 
     fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {

@@ -5,6 +5,8 @@ mod connection;
 mod datagrams;
 mod listeners;
 mod streams;
+#[cfg(test)]
+mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::io;

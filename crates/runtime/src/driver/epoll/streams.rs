@@ -134,7 +134,11 @@ impl StreamDriver for Epoll {
     }
 
     fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.attempt(key, cx, Direction::Write, |connection| sockopt::socket_error(&connection.socket)?)
+        self.attempt(key, cx, Direction::Write, |connection| match connection.hung_up {
+            true => sockopt::socket_error(&connection.socket)?,
+            // The kernel has told of room to send, and would have told of an error.
+            false => Ok(()),
+        })
     }
 
     fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

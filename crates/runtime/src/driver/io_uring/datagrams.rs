@@ -45,10 +45,10 @@ impl<K: Kernel> DatagramDriver for IoUring<K> {
             return datagrams.poll_recv_datagrams(key, cx, room, received);
         }
         let Room { memory, bytes_each, count } = room;
-        // Few datagrams say nothing about the next one: the socket is readable until it says EAGAIN.
         self.attempt(key, cx, Op::Readable, |connection| {
             let room = Room { memory: &mut *memory, bytes_each, count };
-            datagrams::receive(connection.socket().as_fd(), room, received)?;
+            let has_all = datagrams::receive(connection.socket().as_fd(), room, received)?;
+            connection.readable = !has_all || connection.hung_up;
             connection.reads.count_as(datagrams::operations(received));
             Ok(())
         })
@@ -66,6 +66,13 @@ impl<K: Kernel> DatagramDriver for IoUring<K> {
             return datagrams.poll_send_ready(key, cx);
         }
         self.poll_writable(key, cx)
+    }
+
+    fn set_datagram_gro(&self, key: Key) -> io::Result<()> {
+        if let Some(datagrams) = self.sockets.datagrams() {
+            return datagrams.set_datagram_gro(key);
+        }
+        self.with_socket(key, |socket| datagrams::set_gro(socket.as_fd()))
     }
 
     fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {

@@ -429,6 +429,8 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
     fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.attempt(key, cx, Op::Writable, |connection| match connection.take_error(false) {
             Some(errno) => Err(errno),
+            // The kernel has told of room to send, and would have told of an error.
+            None if !connection.hung_up => Ok(()),
             None => self.sockets.connect_result(connection.socket().as_fd()),
         })
     }

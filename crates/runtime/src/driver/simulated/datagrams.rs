@@ -63,6 +63,11 @@ impl DatagramDriver for Simulated {
         Poll::Ready(Ok(()))
     }
 
+    fn set_datagram_gro(&self, _key: Key) -> io::Result<()> {
+        // Nothing is joined here.
+        Ok(())
+    }
+
     fn datagram_address(&self, key: Key) -> io::Result<SocketAddress> {
         Ok(self.world.datagrams.borrow_mut().address(key))
     }
