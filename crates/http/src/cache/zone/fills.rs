@@ -1,0 +1,203 @@
+//! What is being fetched for a cache: who fetches, who reads along, and which of two comes first.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use gale_runtime::{Bytes, Moment};
+use parking_lot::Mutex;
+
+use super::CacheZone;
+use crate::cache::fill::{Fill, Stage};
+use crate::cache::format::Meta;
+use crate::cache::key::Id;
+
+/// Most bytes that wait in memory until they are in files: beyond, what comes is not stored.
+const UNSTORED_BYTES_MAX: u64 = 128 << 20;
+
+/// Parts of the table of fills.
+pub(super) const FILL_SHARDS: usize = 16;
+
+/// All fills that may still be stored, listed or not.
+#[derive(Default)]
+pub(super) struct InFlight {
+    numbers: BTreeSet<u64>,
+    /// How many there are of each key.
+    pub(super) keys: HashMap<Id, usize>,
+}
+
+/// What is being fetched under a name.
+pub(super) struct Listed {
+    /// The latest.
+    pub(super) fill: Arc<Fill>,
+    /// The one before it: it is read until it is in its file, or the latest can be read.
+    pub(super) before: Option<Arc<Fill>>,
+}
+
+/// Whoever asks the server for what is to be stored. Dropped before the head has come, it leaves others to ask.
+pub struct Lead {
+    zone: Arc<CacheZone>,
+    fill: Arc<Fill>,
+    id: Id,
+    is_listed: bool,
+    has_begun: bool,
+}
+
+impl Lead {
+    /// The cache.
+    pub fn zone(&self) -> &Arc<CacheZone> {
+        &self.zone
+    }
+
+    /// The fill.
+    pub fn fill(&self) -> &Arc<Fill> {
+        &self.fill
+    }
+
+    /// The head has come, of what will be stored under this name: whoever waits, and asks for the same, reads it from
+    /// now on.
+    pub fn begin(mut self, id: Id, meta: Arc<Meta>, length: Option<u64>) -> Arc<Fill> {
+        self.has_begun = true;
+        if self.is_listed && id != self.id {
+            unlist(&mut self.zone.fills_of(&self.id).lock(), &self.fill, &self.id);
+        }
+        // The latest counts.
+        list(&mut self.zone.fills_of(&id).lock(), id, &self.fill);
+        self.fill.begin(meta, length);
+        Arc::clone(&self.fill)
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        if !self.has_begun {
+            self.zone.end(&self.fill, &self.id);
+            self.fill.give_up();
+        }
+    }
+}
+
+/// Bytes that wait in memory to be stored.
+pub struct Reserved {
+    zone: Arc<CacheZone>,
+    bytes: u64,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.zone.unstored_bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+impl CacheZone {
+    /// Begins to fetch something, unless somebody does who has not taken longer than `age_max` yet: that one is
+    /// returned.
+    ///
+    /// # Errors
+    /// Somebody fetches it.
+    pub fn begin(self: &Arc<Self>, primary: &Id, id: Id, now: Moment, age_max: Duration) -> Result<Lead, Arc<Fill>> {
+        let mut fills = self.fills_of(&id).lock();
+        if let Some(Listed { fill, .. }) = fills.get(&id)
+            && now.since(fill.began) < age_max
+            && !fill.is_purged()
+            && match fill.stage() {
+                Stage::Asking | Stage::Coming(..) => true,
+                Stage::Whole(meta) => meta.lifetime.is_fresh(gale_runtime::wall_seconds()),
+                Stage::Broken | Stage::Nothing => false,
+            }
+        {
+            return Err(Arc::clone(fill));
+        }
+        let fill = self.new_fill(*primary, now);
+        list(&mut fills, id, &fill);
+        drop(fills);
+        Ok(Lead { zone: Arc::clone(self), fill, id, is_listed: true, has_begun: false })
+    }
+
+    /// Begins to fetch something that others may be fetching, too.
+    pub fn begin_beside(self: &Arc<Self>, primary: &Id, id: Id, now: Moment) -> Lead {
+        match self.begin(primary, id, now, Duration::MAX) {
+            Ok(lead) => lead,
+            Err(_) => {
+                let fill = self.new_fill(*primary, now);
+                Lead { zone: Arc::clone(self), fill, id, is_listed: false, has_begun: false }
+            }
+        }
+    }
+
+    /// What is being fetched under this name, or was and is not in its file yet, and can be read.
+    pub(super) fn readable_fill(&self, id: &Id) -> Option<Arc<Fill>> {
+        let fills = self.fills_of(id).lock();
+        let listed = fills.get(id)?;
+        let mut both = std::iter::once(&listed.fill).chain(&listed.before);
+        both.find(|fill| fill.can_be_read() && !fill.is_purged()).cloned()
+    }
+
+    /// A fill of a key, with a number of its own: what is purged from now on wins over it.
+    fn new_fill(&self, primary: Id, now: Moment) -> Arc<Fill> {
+        let mut in_flight = self.in_flight.lock();
+        // Under the lock: whoever has a later number, and looks, sees this one.
+        let number = self.next_number();
+        in_flight.numbers.insert(number);
+        *in_flight.keys.entry(primary).or_default() += 1;
+        Arc::new(Fill::new(primary, number, now))
+    }
+
+    /// Every fill that may still be stored has this number or a later one.
+    pub fn oldest_in_flight(&self) -> u64 {
+        self.in_flight.lock().numbers.first().copied().unwrap_or(u64::MAX)
+    }
+
+    /// A fill is over: it is looked for no more, and nothing of it is stored from now on.
+    pub fn end(&self, fill: &Fill, id: &Id) {
+        unlist(&mut self.fills_of(id).lock(), fill, id);
+        let mut in_flight = self.in_flight.lock();
+        if in_flight.numbers.remove(&fill.number)
+            && let Some(count) = in_flight.keys.get_mut(&fill.primary)
+        {
+            *count -= 1;
+            if *count == 0 {
+                in_flight.keys.remove(&fill.primary);
+            }
+        }
+    }
+
+    /// Takes so many bytes of what may wait in memory to be stored. `None`: there is too much of it.
+    pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reserved> {
+        let before = self.unstored_bytes.fetch_add(bytes, Relaxed);
+        let reserved = Reserved { zone: Arc::clone(self), bytes };
+        (before + bytes <= UNSTORED_BYTES_MAX).then_some(reserved)
+    }
+
+    pub(super) fn fills_of(&self, id: &Id) -> &Mutex<HashMap<Id, Listed>> {
+        &self.fills[usize::from(id[15]) % FILL_SHARDS]
+    }
+}
+
+/// Lists a fill as the latest of its name.
+fn list(fills: &mut HashMap<Id, Listed>, id: Id, fill: &Arc<Fill>) {
+    let before = fills.remove(&id).and_then(|listed| match listed.fill.can_be_read() {
+        true => Some(listed.fill),
+        false => listed.before,
+    });
+    let before = before.filter(|before| !Arc::ptr_eq(before, fill));
+    fills.insert(id, Listed { fill: Arc::clone(fill), before });
+}
+
+pub(super) fn unlist(fills: &mut HashMap<Id, Listed>, fill: &Fill, id: &Id) {
+    let Some(listed) = fills.get_mut(id) else { return };
+    if std::ptr::eq(&*listed.fill, fill) {
+        match listed.before.take() {
+            Some(before) => listed.fill = before,
+            None => _ = fills.remove(id),
+        }
+    } else if listed.before.as_deref().is_some_and(|before| std::ptr::eq(before, fill)) {
+        listed.before = None;
+    }
+}
+
+/// The bytes of pieces.
+pub fn total(pieces: &[Bytes]) -> u64 {
+    pieces.iter().map(|piece| piece.len() as u64).sum()
+}

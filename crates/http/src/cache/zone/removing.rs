@@ -1,0 +1,157 @@
+//! How entries go, and their files: to make room, because they are of no use, because somebody has purged them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gale_runtime::files::likely_device;
+use gale_runtime::{ThreadPool, default_pool};
+
+use super::CacheZone;
+use crate::cache::index::{Evicted, Kind};
+use crate::cache::journal::Record;
+use crate::cache::key::Id;
+use crate::cache::settings::Pace;
+use crate::cache::store;
+
+/// How many entries go at most for one that comes: it may be large, and they small. The manager does the rest.
+const SHRINK_AT_ONCE: u64 = 1024;
+
+impl CacheZone {
+    /// Makes room for what is too much for `max_size`: at most so many files, for about so long. True if there is more
+    /// to do.
+    pub fn shrink(self: &Arc<Self>, pace: Pace) -> bool {
+        let max_size = self.options().max_size;
+        let began = std::time::Instant::now();
+        let mut count = 0;
+        while self.index.bytes() > max_size {
+            if count >= pace.files.max(1) || count > 0 && began.elapsed() >= pace.threshold {
+                return true;
+            }
+            if !self.evict_one() {
+                return false;
+            }
+            count += 1;
+        }
+        false
+    }
+
+    /// Removes files, where this may block, until there is so much room; `None` if there never is.
+    pub(super) fn make_room(self: &Arc<Self>, size: u64) -> Option<Room<'_>> {
+        let max_size = self.options().max_size;
+        if size > max_size {
+            return None;
+        }
+        let promised = self.promised_bytes.fetch_add(size, Relaxed) + size;
+        let room = Room { zone: self, size };
+        let is_full = || self.index.bytes().saturating_add(promised) > max_size;
+        let mut count = 0;
+        while count < SHRINK_AT_ONCE && is_full() && self.take_victim().is_some_and(|gone| self.remove_file(&gone)) {
+            count += 1;
+        }
+        Some(room)
+    }
+
+    /// `min_free`, where this may block: removes files as long as less is free, at most so many. True if there is more
+    /// to do; what was removed and is still being read is free when that ends.
+    pub fn free_space(&self, least: u64, most: u64) -> std::io::Result<bool> {
+        let stat = rustix::fs::statvfs(&self.directory.path)?;
+        let needed = least.saturating_sub(stat.f_bavail * stat.f_frsize);
+        let (mut count, mut removed) = (0, 0);
+        while removed < needed {
+            if count == most {
+                return Ok(true);
+            }
+            let Some(gone) = self.take_victim() else { return Ok(false) };
+            if !self.remove_file(&gone) {
+                return Ok(false);
+            }
+            (count, removed) = (count + 1, removed + gone.size);
+        }
+        Ok(false)
+    }
+
+    /// Takes one entry out, and has a pool remove its file. False if there is none.
+    pub fn evict_one(self: &Arc<Self>) -> bool {
+        let gone = self.take_victim();
+        let had_any = gone.is_some();
+        self.send_to_be_removed(gone.into_iter().collect(), None);
+        had_any
+    }
+
+    fn take_victim(&self) -> Option<Evicted> {
+        let turn = self.turn.fetch_add(1, Relaxed) as usize;
+        let gone = self.index.evict(turn)?;
+        self.counters.evicted.fetch_add(1, Relaxed);
+        self.note_change(&Record::Gone { id: gone.id, number: gone.number });
+        Some(gone)
+    }
+
+    /// An entry is of no use any more: it goes, with its file.
+    pub fn discard(self: &Arc<Self>, id: &Id, number: u64) {
+        let fills = self.fills_of(id).lock();
+        for fill in fills.get(id).into_iter().flat_map(|listed| std::iter::once(&listed.fill).chain(&listed.before)) {
+            if fill.number == number {
+                // It is whole, and about to get its name.
+                fill.purge();
+            }
+        }
+        let gone = self.index.remove(id, |entry| entry.kind == Kind::Stored && entry.number == number);
+        drop(fills);
+        self.remove_files(gone.as_ref().and_then(Evicted::of).into_iter().collect(), None);
+    }
+
+    /// Has the files of entries removed that a service has taken out.
+    pub fn remove_evicted(self: &Arc<Self>, gone: Vec<Evicted>) {
+        self.remove_files(gone, None);
+    }
+
+    /// Has a pool remove files of entries that are in the index no more.
+    pub fn remove_files(self: &Arc<Self>, gone: Vec<Evicted>, pool: Option<&ThreadPool>) {
+        if gone.is_empty() {
+            return;
+        }
+        for evicted in &gone {
+            self.note_change(&Record::Gone { id: evicted.id, number: evicted.number });
+        }
+        self.send_to_be_removed(gone, pool);
+    }
+
+    fn send_to_be_removed(self: &Arc<Self>, gone: Vec<Evicted>, pool: Option<&ThreadPool>) {
+        let pool = pool.cloned().unwrap_or_else(default_pool);
+        let zone = Arc::clone(self);
+        // Refused, the files stay until the loader finds them or others take their places.
+        let _ = pool.detach(likely_device(&self.directory.path).writes(), move || {
+            for evicted in &gone {
+                zone.remove_file(evicted);
+            }
+        });
+    }
+
+    /// Removes the file of an entry that has gone, unless another one has come in its place, where this may block.
+    /// False if the disk says no.
+    pub fn remove_file(&self, gone: &Evicted) -> bool {
+        let _naming = self.naming_of(&gone.id).lock();
+        self.has_file(&gone.id, gone.number) || store::remove(&self.path_of(&gone.id)).is_ok()
+    }
+
+    /// Removes a file that cannot be used, where this may block, if it still is so when nobody is writing to it.
+    pub fn remove_damaged(&self, id: &Id, is_damaged: impl FnOnce() -> bool) {
+        let _naming = self.naming_of(id).lock();
+        if is_damaged() {
+            self.index.remove(id, |entry| entry.kind.has_file());
+            let _ = store::remove(&self.path_of(id));
+        }
+    }
+}
+
+/// Room for a file that is about to get its name.
+pub(super) struct Room<'z> {
+    zone: &'z CacheZone,
+    size: u64,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.zone.promised_bytes.fetch_sub(self.size, Relaxed);
+    }
+}

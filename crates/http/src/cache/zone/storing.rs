@@ -1,0 +1,154 @@
+//! How entries come: what was fetched gets its name in the directory and its place in the index, or another header.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use gale_base::os_error::OsErrorText;
+
+use super::CacheZone;
+use super::fills::unlist;
+use crate::cache::fill::Fill;
+use crate::cache::format::Meta;
+use crate::cache::index::{Entry, Kind};
+use crate::cache::key::{Id, id_of};
+use crate::cache::policy::Lifetime;
+use crate::cache::purges::Verdict;
+use crate::cache::store::{self, Unnamed};
+
+impl CacheZone {
+    /// Puts an entry into the index; what has to make room goes.
+    pub fn put(self: &Arc<Self>, entry: Entry) {
+        let record = self.record_of(&entry);
+        let gone = self.index.insert(entry);
+        if let Some(record) = record {
+            self.note_change(&record);
+        }
+        self.counters.evicted.fetch_add(gone.len() as u64, Relaxed);
+        self.remove_files(gone, None);
+    }
+
+    /// Puts an entry into the index whose file was found, unless there is one of the name already.
+    pub fn put_found(self: &Arc<Self>, entry: Entry) {
+        let _naming = self.naming_of(&entry.id).lock();
+        if !self.has_file(&entry.id, 0) {
+            self.put(entry);
+        }
+    }
+
+    /// Gives what was fetched its name, and puts it into the index, where this may block; not if it was purged or a
+    /// later one has come meanwhile.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn commit(self: &Arc<Self>, fill: &Fill, id: &Id, meta: &Meta, file: Unnamed, now: u64) -> std::io::Result<()> {
+        let (size, room) = (file.size(), self.room_for(file.size()));
+        // `max_size` holds at once, not when the manager comes.
+        let Some(_room) = self.make_room(room) else { return Ok(()) };
+        {
+            let _naming = self.naming_of(id).lock();
+            if !self.is_wanted(fill, id, meta) {
+                return Ok(());
+            }
+            file.publish(&self.path_of(id))?;
+            // A purge by key goes through the table of fills: it comes before this, and is seen, or finds the entry.
+            let mut fills = self.fills_of(id).lock();
+            let is_wanted = self.is_wanted(fill, id, meta);
+            if is_wanted {
+                let mut entry = Entry::new(*id, Kind::Stored, now);
+                (entry.number, entry.size) = (meta.number, room);
+                entry.set_lifetime(&meta.lifetime);
+                self.put(entry);
+            }
+            unlist(&mut fills, fill, id);
+            drop(fills);
+            if !is_wanted && !self.has_file(id, meta.number) {
+                let _ = store::remove(&self.path_of(id));
+                return Ok(());
+            }
+        }
+        self.counters.uses.count_written(fill.way(), size);
+        Ok(())
+    }
+
+    /// Whether what was fetched was neither purged nor overtaken.
+    fn is_wanted(&self, fill: &Fill, id: &Id, meta: &Meta) -> bool {
+        !fill.is_purged()
+            && self.purges.judge(&fill.primary, &meta.key, &meta.tags, meta.number) != Verdict::Gone
+            && self.is_variant_valid(meta)
+            && !self.has_file(id, meta.number)
+    }
+
+    /// Gives a mark its name, where this may block, unless what it says holds no more.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn commit_mark(&self, primary: &Id, mark: &Meta, file: Unnamed) -> std::io::Result<()> {
+        let _naming = self.naming_of(primary).lock();
+        let is_mark = |entry: &Entry| {
+            matches!(entry.kind, Kind::Varies(_) | Kind::Searches(_)) && entry.number == mark.variant_number
+        };
+        match self.index.with(primary, |entry| entry.is_some_and(|entry| is_mark(entry))) {
+            true => file.publish(&self.path_of(primary)),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the key that a variant belongs to still has variants of this number.
+    fn is_variant_valid(&self, meta: &Meta) -> bool {
+        meta.variant.is_empty() || {
+            let primary = id_of(&meta.key);
+            let number = meta.variant_number;
+            self.index
+                .with(&primary, |entry| entry.is_some_and(|e| matches!(e.kind, Kind::Varies(_)) && e.number == number))
+        }
+    }
+
+    /// An entry has another lifetime from now on, before its file says so.
+    pub fn renew(&self, id: &Id, number: u64, lifetime: &Lifetime) {
+        self.index.with(id, |entry| {
+            if let Some(entry) = entry.filter(|entry| entry.kind == Kind::Stored && entry.number == number) {
+                entry.set_lifetime(lifetime);
+            }
+        });
+    }
+
+    /// Has the file of an entry with this number say what `meta` does, which has another one, where this may block. It
+    /// stays as it is if it has gone, or another one has come.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn renew_file(self: &Arc<Self>, id: &Id, number: u64, meta: &Meta) -> std::io::Result<()> {
+        let path = self.path_of(id);
+        let Ok(opened) = self.open(id) else { return Ok(()) };
+        if opened.header.meta.number != number {
+            return Ok(());
+        }
+        // The copy is made before the lock is taken: it may be large.
+        let renewal = store::prepare_renewal(&path, &opened, meta, store::new_number())?;
+        let _naming = self.naming_of(id).lock();
+        let known = self.index.with(id, |entry| entry.filter(|entry| entry.number == number).cloned());
+        let primary = id_of(&meta.key);
+        let Some(known) = known.filter(|entry| entry.kind == Kind::Stored) else { return Ok(()) };
+        if self.purges.judge(&primary, &meta.key, &meta.tags, meta.number) == Verdict::Gone {
+            return Ok(());
+        }
+        let size = self.room_for(renewal.publish(&path, &opened)?);
+        let mut entry = Entry { number: meta.number, size, ..known };
+        entry.set_lifetime(&meta.lifetime);
+        self.put(entry);
+        Ok(())
+    }
+
+    /// Something could not be stored.
+    pub fn note_store_failure(&self, path: &Path, error: &std::io::Error) {
+        self.counters.disk_errors.fetch_add(1, Relaxed);
+        let mut last = self.last_failure.lock();
+        *last = Some(format!("\"{}\" could not be stored {}", path.display(), OsErrorText(error)));
+    }
+
+    /// What could not be stored last, since this was asked before.
+    pub fn take_store_failure(&self) -> Option<String> {
+        self.last_failure.lock().take()
+    }
+}
