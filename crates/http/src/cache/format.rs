@@ -1,26 +1,37 @@
-//! The file of an entry: a checked header, then the body as it came.
+//! The file of an entry: a checked header, then the body as it came, then the sums of its blocks if it is long.
 //!
 //! ```text
-//!     0  magic "GALECACH"         16  length of the body     48  lifetime …           88  CRC-32 of the body
-//!     8  version, 12 length of    24  number                 72  lengths of the       92  CRC-32 of the header,
-//!        the header               32  fresh until, received      texts                    these bytes as zeros
-//!    96  key | variant | reason | fields, a line each | tags | zeros
+//!     0  magic "GALECACH"         16  length of the body     48  lifetime …           88  CRC-32 of the body, or
+//!     8  version, 12 length of    24  number                 72  lengths of the           of the table
+//!        the header               32  fresh until, received      texts                92  CRC-32 of the header,
+//!    96  key | variant | reason | fields, a line each | tags | zeros                      these bytes as zeros
+//!        body | table: a sum for each block, version 2 alone (`sums.rs`)
 //! ```
 //!
+//! Version 1 has no table, and is what short bodies have: the sum is the body's. Earlier ones of Gale wrote long bodies
+//! in the same way; they are served, and no block of them is checked.
+//!
 //! Numbers are little-endian. A header is read only if it is whole, its sum fits, and the lengths in it agree with each
-//! other; a file only if its length is that of header and body. Everything else is *foreign* (it does not begin with
-//! the magic: nginx's, say, and nobody's to touch) or *damaged*.
+//! other; a file only if its length is that of header, body and table. Everything else is *foreign* (it does not begin
+//! with the magic: nginx's, say, and nobody's to touch) or *damaged*.
+
+use std::ops::Range;
 
 use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
 
 use super::policy::Lifetime;
+use super::sums;
 use crate::request::response::{Field, FieldList, FieldName, FieldText};
 
 /// How a file of ours begins.
 pub const MAGIC: &[u8; 8] = b"GALECACH";
 
-const VERSION: u32 = 1;
+/// The sum in the header is the body's.
+const WITHOUT_TABLE: u32 = 1;
+
+/// The sum in the header is that of the table behind the body.
+const WITH_TABLE: u32 = 2;
 
 /// The part of a header with a length of its own.
 const FIXED: usize = 96;
@@ -39,6 +50,9 @@ const SLACK: usize = 32;
 
 /// The longest header that is read.
 pub const HEADER_MAX: usize = 256 * 1024;
+
+/// The longest body: what a file system may have, so that no sum of lengths overflows.
+const BODY_MAX: u64 = i64::MAX as u64 / 2;
 
 /// The status of a mark that says which fields of requests a response depends on ([`Meta`]).
 pub const VARIES: u16 = 0;
@@ -82,8 +96,31 @@ pub struct Header {
     pub header_length: u32,
     /// How long the body is, in bytes.
     pub body_length: u64,
-    /// The body's sum.
-    pub body_crc: u32,
+    /// What the body is checked by.
+    pub body_sum: BodySum,
+}
+
+/// What a header says of the sum of its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodySum {
+    /// That of all of it.
+    Whole(u32),
+    /// That of the table behind it, which has the sum of each block.
+    Table(u32),
+}
+
+impl Header {
+    /// Where the table is in the file that should be behind the body, and how long; `None` if there is none.
+    pub fn table(&self) -> Option<Range<u64>> {
+        let BodySum::Table(_) = self.body_sum else { return None };
+        let start = u64::from(self.header_length) + self.body_length;
+        Some(start..start + sums::table_length(self.header_length, self.body_length))
+    }
+
+    /// How long the file is, in bytes.
+    pub fn file_length(&self) -> u64 {
+        self.table().map_or(u64::from(self.header_length) + self.body_length, |table| table.end)
+    }
 }
 
 /// Why a file is not read.
@@ -105,8 +142,15 @@ pub fn header_length(meta: &Meta) -> u32 {
     length.next_multiple_of(ALIGNMENT) as u32
 }
 
+/// How long the file will be.
+pub fn file_length(meta: &Meta, body_length: u64) -> u64 {
+    let header_length = header_length(meta);
+    let table = if body_length > sums::WHOLE_MAX { sums::table_length(header_length, body_length) } else { 0 };
+    u64::from(header_length) + body_length + table
+}
+
 /// Writes a header of this length, which [`header_length`] has told; a longer one is filled with zeros.
-pub fn encode(meta: &Meta, header_length: u32, body_length: u64, body_crc: u32) -> Vec<u8> {
+pub fn encode(meta: &Meta, header_length: u32, body_length: u64, body_sum: BodySum) -> Vec<u8> {
     let mut out = Vec::with_capacity(header_length as usize);
     let mut fields = Vec::with_capacity(256);
     for field in meta.fields.iter() {
@@ -118,7 +162,11 @@ pub fn encode(meta: &Meta, header_length: u32, body_length: u64, body_crc: u32) 
     let reason = meta.reason.as_deref().unwrap_or_default();
     let life = &meta.lifetime;
     out.extend_from_slice(MAGIC);
-    put_u32(&mut out, [VERSION, header_length]);
+    let (version, sum) = match body_sum {
+        BodySum::Whole(sum) => (WITHOUT_TABLE, sum),
+        BodySum::Table(sum) => (WITH_TABLE, sum),
+    };
+    put_u32(&mut out, [version, header_length]);
     for number in [body_length, meta.number, life.fresh_until, life.received] {
         out.extend_from_slice(&number.to_le_bytes());
     }
@@ -132,7 +180,7 @@ pub fn encode(meta: &Meta, header_length: u32, body_length: u64, body_crc: u32) 
     put_u32(&mut out, [meta.key.len() as u32, meta.variant.len() as u32, fields.len() as u32]);
     out.extend_from_slice(&(reason.len() as u16).to_le_bytes());
     out.extend_from_slice(&(meta.tags.len() as u16).to_le_bytes());
-    put_u32(&mut out, [body_crc, 0]);
+    put_u32(&mut out, [sum, 0]);
     debug_assert_eq!(out.len(), FIXED);
     for text in [&meta.key[..], &meta.variant, reason, &fields] {
         out.extend_from_slice(text);
@@ -162,9 +210,11 @@ pub fn decode(bytes: &[u8]) -> Result<Header, Unreadable> {
         return Err(Unreadable::Foreign);
     }
     let mut fixed = Reader(bytes.get(MAGIC.len()..FIXED).ok_or(Unreadable::Damaged)?);
-    if fixed.u32() != VERSION {
-        return Err(Unreadable::Foreign);
-    }
+    let body_sum = match fixed.u32() {
+        WITHOUT_TABLE => BodySum::Whole,
+        WITH_TABLE => BodySum::Table,
+        _ => return Err(Unreadable::Foreign),
+    };
     let header_length = fixed.u32();
     let length = header_length as usize;
     if !(FIXED..=HEADER_MAX).contains(&length) {
@@ -179,6 +229,9 @@ pub fn decode(bytes: &[u8]) -> Result<Header, Unreadable> {
         return Err(Unreadable::Damaged);
     }
     let body_length = fixed.u64();
+    if body_length > BODY_MAX {
+        return Err(Unreadable::Damaged);
+    }
     let number = fixed.u64();
     let (fresh_until, received) = (fixed.u64(), fixed.u64());
     let (stale_while_revalidate, stale_if_error, initial_age) = (fixed.u32(), fixed.u32(), fixed.u32());
@@ -187,7 +240,7 @@ pub fn decode(bytes: &[u8]) -> Result<Header, Unreadable> {
     let variant_number = fixed.u64();
     let (key, variant, fields) = (fixed.u32(), fixed.u32(), fixed.u32());
     let (reason, tags) = (u32::from(fixed.u16()), u32::from(fixed.u16()));
-    let body_crc = fixed.u32();
+    let body_sum = body_sum(fixed.u32());
     let mut texts = Reader(&bytes[FIXED..]);
     let mut text = |length: u32| texts.take(length as usize).ok_or(Unreadable::Damaged);
     let (key, variant, reason, fields, tags) =
@@ -211,7 +264,7 @@ pub fn decode(bytes: &[u8]) -> Result<Header, Unreadable> {
         is_head_only: flags & u16::from(HEAD_ONLY) != 0,
         tags: tags.chunks_exact(8).map(|tag| u64::from_le_bytes(tag.try_into().expect("eight bytes"))).collect(),
     };
-    Ok(Header { meta, header_length, body_length, body_crc })
+    Ok(Header { meta, header_length, body_length, body_sum })
 }
 
 fn decode_fields(text: &[u8]) -> Option<FieldList> {
@@ -284,17 +337,19 @@ mod tests {
     #[test]
     fn what_was_written_is_read() {
         let meta = meta();
-        let written = encode(&meta, header_length(&meta), 1234, 99);
-        assert_eq!(written.len() % ALIGNMENT, 0);
-        let read = decode(&written).unwrap();
-        assert_eq!((read.header_length as usize, read.body_length, read.body_crc), (written.len(), 1234, 99));
-        assert_eq!(format!("{:?}", read.meta), format!("{meta:?}"));
+        for sum in [BodySum::Whole(99), BodySum::Table(99)] {
+            let written = encode(&meta, header_length(&meta), 1234, sum);
+            assert_eq!(written.len() % ALIGNMENT, 0);
+            let read = decode(&written).unwrap();
+            assert_eq!((read.header_length as usize, read.body_length, read.body_sum), (written.len(), 1234, sum));
+            assert_eq!(format!("{:?}", read.meta), format!("{meta:?}"));
+        }
     }
 
     #[test]
     fn no_header_that_was_cut_or_changed_is_read() {
         let meta = meta();
-        let written = encode(&meta, header_length(&meta), 1234, 99);
+        let written = encode(&meta, header_length(&meta), 1234, BodySum::Table(99));
         for length in 0..written.len() {
             assert!(decode(&written[..length]).is_err(), "{length}");
         }

@@ -13,6 +13,7 @@ use gale_runtime::{Bytes, File, Moment};
 
 use super::format::Meta;
 use super::key::Id;
+use super::sums::Blocks;
 use crate::request::response::FieldList;
 
 /// Most bytes that a worker keeps, heads included.
@@ -26,12 +27,16 @@ pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// An entry that can be sent at once.
 pub struct Hot {
+    /// Its name.
+    pub id: Id,
     /// What is known of it.
     pub meta: Meta,
     /// The fields, for those who share them.
     pub fields: Rc<FieldList>,
     /// The body.
     pub body: HotBody,
+    /// By what the blocks of its file are checked, and which were; none if it is checked already, or cannot be.
+    pub blocks: Option<Rc<Blocks>>,
     /// How long the body is.
     pub length: u64,
     /// How long its file is.
@@ -54,7 +59,8 @@ impl Hot {
             HotBody::Memory(bytes) => bytes.len(),
             HotBody::File(..) => 0,
         };
-        512 + self.meta.key.len() + self.fields.len() * 112 + body
+        let blocks = self.blocks.as_ref().map_or(0, |blocks| blocks.bytes());
+        512 + self.meta.key.len() + self.fields.len() * 112 + body + blocks
     }
 }
 

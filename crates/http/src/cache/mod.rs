@@ -3,7 +3,7 @@
 //! ```text
 //!   policy     what may be stored, and for how long: pure functions over heads and `now`
 //!   key        what names an entry                    search     keys of what has No-Vary-Search
-//!                                                     format     the file of an entry: a checked header
+//!   sums       checks of a body, block by block       format     the file of an entry: a checked header
 //!   index      which entries there are, in memory     eviction   which one goes
 //!   fill       a response that comes, and is read     store      opening and writing files, in a pool
 //!   memory     what a worker keeps of the hot ones    purges     what was purged, by key, prefix and tag
@@ -27,6 +27,7 @@ pub mod search;
 pub mod services;
 pub mod settings;
 pub mod store;
+pub mod sums;
 pub mod zone;
 
 pub use zone::CacheZone;

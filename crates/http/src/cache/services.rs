@@ -611,7 +611,7 @@ fn visit(zone: &Arc<CacheZone>, path: &Path, name: &OsStr, purges: bool) -> bool
 
 /// Whether a file has the length that its header says.
 fn is_whole(header: &format::Header, size: u64) -> bool {
-    size == u64::from(header.header_length) + header.body_length
+    size == header.file_length()
 }
 
 type HeaderRead = (Result<format::Header, Unreadable>, u64);

@@ -2,10 +2,12 @@
 //!
 //! A file comes to be beside its place and gets its name when it is whole. What is opened is an entry only if its
 //! header is whole, its key is the one that was asked for, and its length fits; the sum of a body of up to 256 KiB is
-//! checked, too. Nothing here runs on a loop.
+//! checked, too. A longer one has sums of its blocks, by which whoever reads it checks it (`sums.rs`). Nothing here
+//! runs on a loop.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -16,14 +18,11 @@ use gale_runtime::files::{create_directories_blocking, open_blocking};
 use gale_runtime::{Bytes, File, OpenFlags};
 use rustix::fs::{CWD, RenameFlags};
 
-use super::format::{self, Header, Meta, Unreadable};
+use super::format::{self, BodySum, Header, Meta, Unreadable};
+use super::sums::{Blocks, Summing, Sums, WHOLE_MAX};
 
 /// Bodies up to this length are read with their header, checked, and kept in memory when they are asked for often.
 pub const SMALL_BODY: u64 = 64 * 1024;
-
-/// Bodies up to this length are read once and checked when they are opened; longer ones would keep the first client
-/// waiting.
-const CHECKED_BODY: u64 = 256 * 1024;
 
 /// How much of a file is read at first.
 const FIRST_READ: usize = 80 * 1024;
@@ -34,6 +33,8 @@ pub struct Opened {
     pub header: Header,
     /// The body, if it is small.
     pub body: Option<Bytes>,
+    /// By what its body is checked, if it has a sum for each block.
+    pub blocks: Option<Blocks>,
     /// The file.
     pub file: File,
 }
@@ -43,8 +44,10 @@ pub struct Opened {
 pub enum OpenError {
     /// There is no file.
     Missing,
-    /// The file is none of Gale's, or was damaged, or is of another key with the same sum.
-    Unusable(&'static str),
+    /// The file is none of Gale's.
+    Foreign,
+    /// The file is not what was written.
+    Damaged(&'static str),
     /// The disk says no.
     Io(io::Error),
 }
@@ -87,13 +90,13 @@ fn check(
             Err(Unreadable::Longer(length)) if length as u64 <= size && bytes.len() < length => {
                 more(&file, &mut bytes, length)?;
             }
-            Err(Unreadable::Foreign) => return Err(OpenError::Unusable("is not one of Gale's")),
-            Err(_) => return Err(OpenError::Unusable("is damaged")),
+            Err(Unreadable::Foreign) => return Err(OpenError::Foreign),
+            Err(_) => return Err(OpenError::Damaged("is damaged")),
         }
     };
     let start = header.header_length as usize;
-    if size != start as u64 + header.body_length {
-        return Err(OpenError::Unusable("has a wrong length"));
+    if size != header.file_length() {
+        return Err(OpenError::Damaged("has a wrong length"));
     }
     let mut body = None;
     if header.body_length <= SMALL_BODY {
@@ -102,17 +105,28 @@ fn check(
             more(&file, &mut bytes, end)?;
         }
         let found = Bytes::copy_from_slice(&bytes[start..end]);
-        if crc32fast::hash(&found) != header.body_crc {
-            return Err(OpenError::Unusable("is damaged"));
+        if BodySum::Whole(crc32fast::hash(&found)) != header.body_sum {
+            return Err(OpenError::Damaged("is damaged"));
         }
         body = Some(found);
-    } else if header.body_length <= CHECKED_BODY {
+    } else if header.body_length <= WHOLE_MAX {
         more(&file, &mut bytes, start + header.body_length as usize)?;
-        if crc32fast::hash(&bytes[start..]) != header.body_crc {
-            return Err(OpenError::Unusable("is damaged"));
+        if BodySum::Whole(crc32fast::hash(&bytes[start..])) != header.body_sum {
+            return Err(OpenError::Damaged("is damaged"));
         }
     }
-    Ok(Opened { header, body, file })
+    let blocks = header.table().map(|place| read_table(&file, &header, place)).transpose()?;
+    Ok(Opened { header, body, blocks, file })
+}
+
+/// Reads the sums of the blocks.
+fn read_table(file: &File, header: &Header, place: Range<u64>) -> Result<Blocks, OpenError> {
+    let mut table = vec![0; (place.end - place.start) as usize];
+    read_exact(file, &mut table, place.start)?;
+    match BodySum::Table(crc32fast::hash(&table)) == header.body_sum {
+        true => Ok(Blocks::new(header.header_length, header.body_length, &table)),
+        false => Err(OpenError::Damaged("is damaged")),
+    }
 }
 
 fn read_exact(file: &File, into: &mut [u8], offset: u64) -> io::Result<()> {
@@ -182,19 +196,20 @@ impl Drop for Unnamed {
 /// The disk's; nothing is left of the file then.
 pub fn write(path: &Path, meta: &Meta, body: &[Bytes], number: u32) -> io::Result<Unnamed> {
     let length = body.iter().map(|piece| piece.len() as u64).sum();
-    let mut sum = crc32fast::Hasher::new();
-    body.iter().for_each(|piece| sum.update(piece));
-    let header = format::encode(meta, format::header_length(meta), length, sum.finalize());
+    let header_length = format::header_length(meta);
+    let mut summing = Summing::new(header_length);
+    body.iter().for_each(|piece| summing.update(piece));
+    let sums = summing.finish();
+    let header = format::encode(meta, header_length, length, sums.in_header());
     let (file, temporary) = create(path, number)?;
-    let unnamed = Unnamed::new(temporary, header.len() as u64 + length);
-    write_all(&file, &header, body)?;
+    let unnamed = Unnamed::new(temporary, header.len() as u64 + length + sums.table().len() as u64);
+    write_all(&file, std::iter::once(&*header).chain(body.iter().map(|piece| &**piece)).chain([sums.table()]))?;
     Ok(unnamed)
 }
 
-fn write_all(mut file: &std::fs::File, header: &[u8], body: &[Bytes]) -> io::Result<()> {
+fn write_all<'p>(mut file: &std::fs::File, pieces: impl Iterator<Item = &'p [u8]>) -> io::Result<()> {
     use std::io::Write;
-    let mut slices: Vec<IoSlice<'_>> =
-        std::iter::once(header).chain(body.iter().map(|piece| &**piece)).map(IoSlice::new).collect();
+    let mut slices: Vec<IoSlice<'_>> = pieces.filter(|piece| !piece.is_empty()).map(IoSlice::new).collect();
     let mut rest = &mut slices[..];
     while !rest.is_empty() {
         match file.write_vectored(rest) {
@@ -256,18 +271,36 @@ pub fn create(path: &Path, number: u32) -> io::Result<(std::fs::File, PathBuf)> 
     Ok((file, temporary))
 }
 
-/// Completes the header of a file whose body, of this length, was written.
+/// Completes a file whose body, of this length and with these sums, was written: its end, then its header.
 ///
 /// # Errors
 /// The disk's; nothing is left of the file then.
-pub fn complete(file: &File, temporary: PathBuf, header: &[u8], body_length: u64) -> io::Result<Unnamed> {
-    let unnamed = Unnamed::new(temporary, header.len() as u64 + body_length);
-    let mut rest = header;
-    while !rest.is_empty() {
-        let count = rustix::io::pwrite(file, rest, (header.len() - rest.len()) as u64)?;
-        rest = &rest[count..];
-    }
+pub fn complete(
+    file: &File,
+    temporary: PathBuf,
+    meta: &Meta,
+    header_length: u32,
+    body_length: u64,
+    sums: &Sums,
+) -> io::Result<Unnamed> {
+    let body_end = u64::from(header_length) + body_length;
+    let unnamed = Unnamed::new(temporary, body_end + sums.table().len() as u64);
+    write_at(file, sums.table(), body_end)?;
+    write_at(file, &format::encode(meta, header_length, body_length, sums.in_header()), 0)?;
     Ok(unnamed)
+}
+
+fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pwrite(file, &bytes[done..], offset + done as u64) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => done += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Whether a file is one of Gale's, or empty, or gone.
@@ -306,7 +339,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
 pub fn number_of(path: &Path) -> io::Result<Option<u64>> {
     match open(path) {
         Ok(opened) => Ok(Some(opened.header.meta.number)),
-        Err(OpenError::Missing | OpenError::Unusable(_)) => Ok(None),
+        Err(OpenError::Missing | OpenError::Foreign | OpenError::Damaged(_)) => Ok(None),
         Err(OpenError::Io(error)) => Err(error),
     }
 }
@@ -322,24 +355,36 @@ pub enum Renewal {
 /// Prepares another header for a file that was opened.
 ///
 /// # Errors
-/// The disk's.
+/// The disk's; `InvalidData` if the body has to be copied and is damaged.
 pub fn prepare_renewal(path: &Path, opened: &Opened, meta: &Meta, number: u32) -> io::Result<Renewal> {
     let Opened { header, file, .. } = opened;
     let length = format::header_length(meta);
     if length <= header.header_length {
-        return Ok(Renewal::InPlace(format::encode(meta, header.header_length, header.body_length, header.body_crc)));
+        return Ok(Renewal::InPlace(format::encode(meta, header.header_length, header.body_length, header.body_sum)));
     }
     let (copy, temporary) = create(path, number)?;
-    let unnamed = Unnamed::new(temporary, u64::from(length) + header.body_length);
-    copy.write_all_at(&format::encode(meta, length, header.body_length, header.body_crc), 0)?;
+    let mut unnamed = Unnamed::new(temporary, 0);
+    // If this process ends here, the next one knows whose it is.
+    copy.write_all_at(format::MAGIC, 0)?;
+    // Behind a longer header the same bytes are in other blocks.
+    let (mut before, mut after) = (Summing::new(header.header_length), Summing::new(length));
     let mut buffer = vec![0; 256 * 1024];
     let mut done = 0;
     while done < header.body_length {
         let count = buffer.len().min((header.body_length - done) as usize);
         read_exact(file, &mut buffer[..count], u64::from(header.header_length) + done)?;
         copy.write_all_at(&buffer[..count], u64::from(length) + done)?;
+        before.update(&buffer[..count]);
+        after.update(&buffer[..count]);
         done += count as u64;
     }
+    if !before.finish().fit(header.body_sum) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the body is damaged"));
+    }
+    let sums = after.finish();
+    copy.write_all_at(sums.table(), u64::from(length) + done)?;
+    copy.write_all_at(&format::encode(meta, length, header.body_length, sums.in_header()), 0)?;
+    unnamed.size = u64::from(length) + done + sums.table().len() as u64;
     Ok(Renewal::Copy(unnamed))
 }
 
@@ -356,7 +401,7 @@ impl Renewal {
         match self {
             Renewal::InPlace(header) => {
                 named.write_all_at(&header, 0)?;
-                Ok(header.len() as u64 + opened.header.body_length)
+                Ok(opened.header.file_length())
             }
             Renewal::Copy(copy) => {
                 let size = copy.size();
@@ -364,5 +409,57 @@ impl Renewal {
                 Ok(size)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::sums::BLOCK;
+
+    /// Whether a file is opened, and every block of its body is as it was written.
+    fn is_right(path: &Path) -> bool {
+        let Ok(Opened { header, blocks: Some(blocks), file, .. }) = open(path) else { return false };
+        let (mut at, end) = (u64::from(header.header_length), u64::from(header.header_length) + header.body_length);
+        while at < end {
+            let block = blocks.block_at(at);
+            let mut bytes = vec![0; (block.end - block.start) as usize];
+            if read_exact(&file, &mut bytes, block.start).is_err() || !blocks.check(at, crc32fast::hash(&bytes)) {
+                return false;
+            }
+            at = block.end;
+        }
+        blocks.are_checked()
+    }
+
+    #[test]
+    fn every_change_of_a_large_file_is_found_by_the_sum_of_its_block() {
+        let directory = std::env::temp_dir().join(format!("gale-store-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("0123456789abcdef0123456789abcdef");
+        let body: Vec<u8> = (0..WHOLE_MAX + 2 * BLOCK + 1000).map(|at| (at / 7) as u8).collect();
+        let meta = Meta { key: b"http://a/b".as_slice().into(), status: 200, ..Meta::default() };
+        write(&path, &meta, &[Bytes::from(body)], new_number()).unwrap().publish(&path).unwrap();
+        assert!(is_right(&path));
+        let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+        let length = file.metadata().unwrap().len();
+        let boundaries = (0..=length).step_by(BLOCK as usize).flat_map(|at| [at.saturating_sub(1), at]);
+        let places: Vec<u64> =
+            (0..length).step_by(1009).chain(boundaries).chain(length - 32..length).filter(|&at| at < length).collect();
+        for &at in &places {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 1 << (at % 8)], at).unwrap();
+            assert!(!is_right(&path), "{at}");
+            file.write_all_at(&byte, at).unwrap();
+        }
+        assert!(is_right(&path));
+        file.write_all_at(&[0], length).unwrap();
+        assert!(!is_right(&path), "longer");
+        for &at in places.iter().rev() {
+            file.set_len(at).unwrap();
+            assert!(!is_right(&path), "{at}");
+        }
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -183,6 +183,12 @@ pub trait BodyStream {
         false
     }
 
+    /// A part of one that has not begun, and stays as it is: any part can be had, as often as somebody asks. `None` if
+    /// it is made once, on its way.
+    fn part(&self, _range: &Range<u64>) -> Option<Body> {
+        None
+    }
+
     /// One that can be cut, since it puts another byte in the place of each of a body, has that body cut by `cut`.
     fn cut(&mut self, _cut: &mut dyn FnMut(Body) -> Body) {}
 }

@@ -54,7 +54,7 @@ fn cut(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
     match asked {
         Asked::Whole => Filtered::Goes,
         // What is made on its way is made once.
-        Asked::Parts(ranges) if ranges.len() > 1 && matches!(body, Body::Stream(_)) => Filtered::Goes,
+        Asked::Parts(ranges) if ranges.len() > 1 && !has_parts(body, &ranges[0]) => Filtered::Goes,
         Asked::Parts(ranges) => {
             let boundary = gale_runtime::random_u64();
             let whole = std::mem::take(body);
@@ -66,6 +66,14 @@ fn cut(request: &mut Request, _conf: &(), body: &mut Body) -> Filtered {
             request.response.add(ResponseField::ContentRange, format!("bytes */{total}"));
             Filtered::Respond(416)
         }
+    }
+}
+
+/// Whether several parts of a body can be had, of which this is one.
+fn has_parts(body: &Body, range: &Range<u64>) -> bool {
+    match body {
+        Body::Stream(stream) => stream.part(range).is_some(),
+        _ => true,
     }
 }
 
@@ -107,7 +115,7 @@ fn send_parts(head: &mut ResponseHead, body: Body, total: u64, ranges: Vec<Range
     head.content_type = format!("multipart/byteranges; boundary={boundary}").as_bytes().into();
     let ranges = ranges.into_iter();
     let end = Some(format!("\r\n--{boundary}--\r\n").into());
-    let parts = Parts { source, total, ranges, before_range, ready: VecDeque::new(), end };
+    let parts = Parts { source, total, ranges, before_range, current: Body::Empty, end };
     head.content_length = Some(parts.length());
     Body::Stream(Box::new(parts))
 }
@@ -207,7 +215,7 @@ struct Parts {
     /// The head of a part up to its range.
     before_range: Vec<u8>,
     /// What is left of the current part.
-    ready: VecDeque<BodyItem>,
+    current: Body,
     /// What comes after the last part.
     end: Option<Bytes>,
 }
@@ -230,25 +238,29 @@ impl Parts {
 }
 
 impl BodyStream for Parts {
-    fn poll_next(
-        &mut self,
-        _request: &Request,
-        _context: &mut Context<'_>,
-    ) -> Poll<Option<Result<BodyItem, BodyError>>> {
-        if self.ready.is_empty()
-            && let Some(range) = self.ranges.next()
-        {
-            self.ready.push_back(BodyItem::Bytes(self.head_of(&range).into()));
-            self.ready.extend(self.source.items(range));
+    fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+        if let Some(item) = ready!(self.current.poll_next(request, context)) {
+            return Poll::Ready(Some(item));
         }
-        let item = self.ready.pop_front().or_else(|| self.end.take().map(BodyItem::Bytes));
-        Poll::Ready(item.map(Ok))
+        let item = match self.ranges.next() {
+            Some(range) => {
+                let head = self.head_of(&range);
+                self.current = self.source.part(range);
+                Some(head.into())
+            }
+            None => self.end.take(),
+        };
+        Poll::Ready(item.map(|bytes| Ok(BodyItem::Bytes(bytes))))
     }
 }
 
-/// A body whose bytes can be had several times and in any order: its pieces, each
-/// with the position at which it begins.
-struct Source(Vec<(u64, Piece)>);
+/// A body whose bytes can be had several times and in any order.
+enum Source {
+    /// Its pieces, each with the position at which it begins.
+    Pieces(Vec<(u64, Piece)>),
+    /// One that makes its parts itself.
+    Stream(Box<dyn BodyStream>),
+}
 
 #[derive(Clone)]
 enum Piece {
@@ -260,18 +272,17 @@ impl Source {
     /// Takes a body of known length apart. What is no content (flushes, trailers)
     /// belongs to the whole and is left out.
     fn of(body: Body) -> Source {
-        let mut source = Source(Vec::new());
         match body {
-            Body::Bytes(bytes) => source.0.push((0, Piece::Bytes(bytes))),
-            Body::File(piece) => source.0.push((0, Piece::File(piece))),
-            Body::Items(items) => source.take_items(items),
-            Body::Empty | Body::Stream(_) => {}
+            Body::Bytes(bytes) => Source::Pieces(vec![(0, Piece::Bytes(bytes))]),
+            Body::File(piece) => Source::Pieces(vec![(0, Piece::File(piece))]),
+            Body::Items(items) => Source::of_items(items),
+            Body::Stream(stream) => Source::Stream(stream),
+            Body::Empty => Source::Pieces(Vec::new()),
         }
-        source
     }
 
-    fn take_items(&mut self, items: VecDeque<BodyItem>) {
-        let mut position = 0;
+    fn of_items(items: VecDeque<BodyItem>) -> Source {
+        let (mut pieces, mut position) = (Vec::new(), 0);
         for item in items {
             let length = item.length();
             let piece = match item {
@@ -279,25 +290,19 @@ impl Source {
                 BodyItem::File(piece) => Piece::File(piece),
                 BodyItem::Flush | BodyItem::Trailers(_) | BodyItem::Subrequest(_) => continue,
             };
-            self.0.push((position, piece));
+            pieces.push((position, piece));
             position += length;
         }
-    }
-
-    /// The items that make up `range`.
-    fn items(&self, range: Range<u64>) -> impl Iterator<Item = BodyItem> {
-        let first = self.0.partition_point(|(start, piece)| start + piece.length() <= range.start);
-        let end = range.end;
-        let within = self.0[first..].iter().take_while(move |(start, _)| *start < end);
-        within.map(move |(start, piece)| {
-            let last = piece.length().min(range.end - start);
-            piece.slice(range.start.saturating_sub(*start)..last)
-        })
+        Source::Pieces(pieces)
     }
 
     /// `range` alone, as simply as it can be said.
     fn part(&self, range: Range<u64>) -> Body {
-        let mut items: VecDeque<BodyItem> = self.items(range).collect();
+        let pieces = match self {
+            Source::Pieces(pieces) => pieces,
+            Source::Stream(stream) => return stream.part(&range).unwrap_or_default(),
+        };
+        let mut items: VecDeque<BodyItem> = items(pieces, range).collect();
         match items.pop_front() {
             Some(BodyItem::Bytes(bytes)) if items.is_empty() => Body::Bytes(bytes),
             Some(BodyItem::File(piece)) if items.is_empty() => Body::File(piece),
@@ -308,6 +313,17 @@ impl Source {
             None => Body::Empty,
         }
     }
+}
+
+/// The items that make up `range`.
+fn items(pieces: &[(u64, Piece)], range: Range<u64>) -> impl Iterator<Item = BodyItem> {
+    let first = pieces.partition_point(|(start, piece)| start + piece.length() <= range.start);
+    let end = range.end;
+    let within = pieces[first..].iter().take_while(move |(start, _)| *start < end);
+    within.map(move |(start, piece)| {
+        let last = piece.length().min(range.end - start);
+        piece.slice(range.start.saturating_sub(*start)..last)
+    })
 }
 
 impl Piece {

@@ -17,6 +17,8 @@ pub struct Counters {
     pub disk_errors: AtomicU64,
     /// How often a request did not wait any longer for the disk.
     pub disk_timeouts: AtomicU64,
+    /// Files that were not what had been written.
+    pub damaged: AtomicU64,
     /// Files that the loader has found.
     pub loaded: AtomicU64,
 }

@@ -69,8 +69,9 @@ impl CacheZone {
         Some((Arc::clone(&self.search_rules.read().get(place as usize)?.1), entry.number))
     }
 
-    /// Notes which differences between queries matter in what has this mark, by the text of the rules. Returns the number
-    /// that is in the keys of entries; `None` if that was purged since, later rules hold, or nothing more can be noted.
+    /// Notes which differences between queries matter in what has this mark, by the text of the rules. Returns the
+    /// number that is in the keys of entries; `None` if that was purged since, later rules hold, or nothing more can be
+    /// noted.
     pub fn note_search(self: &Arc<Self>, mark: &Id, rules: &[u8], number: u64, now: u64) -> Option<u64> {
         if self.purges.judge_key(mark, number) == Verdict::Gone {
             return None;

@@ -85,8 +85,8 @@ pub struct CacheZone {
     vary_lists: RwLock<Vec<Arc<[u8]>>>,
     /// With their texts.
     search_rules: RwLock<Vec<KnownRules>>,
-    /// When something was purged by a key, by the mark that is for it: what was asked for before may come with rules, and
-    /// be of that key, too.
+    /// When something was purged by a key, by the mark that is for it: what was asked for before may come with rules,
+    /// and be of that key, too.
     search_purges: Box<[AtomicU64]>,
     last_number: AtomicU64,
     unstored_bytes: AtomicU64,
@@ -327,7 +327,7 @@ impl CacheZone {
     pub fn open(&self, id: &Id) -> Result<Opened, OpenError> {
         let path = self.path_of(id);
         match store::open(&path) {
-            Err(OpenError::Unusable(_)) => {
+            Err(OpenError::Foreign | OpenError::Damaged(_)) => {
                 // Perhaps its header was being renewed. Nobody does that now.
                 let _naming = self.naming_of(id).lock();
                 store::open(&path)

@@ -88,8 +88,8 @@ impl CacheZone {
         }
     }
 
-    /// Something that this mark is for is about to be purged by its key. What was asked for before, and comes with rules
-    /// later, is not stored.
+    /// Something that this mark is for is about to be purged by its key. What was asked for before, and comes with
+    /// rules later, is not stored.
     pub fn note_search_purge(&self, mark: &Id) {
         self.search_purge_of(mark).fetch_max(self.next_number(), SeqCst);
     }

@@ -86,8 +86,8 @@ impl CacheZone {
         Some(gone)
     }
 
-    /// An entry is of no use any more: it goes, with its file.
-    pub fn discard(self: &Arc<Self>, id: &Id, number: u64) {
+    /// An entry is of no use any more: it goes, with its file. False if it was not there.
+    pub fn discard(self: &Arc<Self>, id: &Id, number: u64) -> bool {
         let fills = self.fills_of(id).lock();
         for fill in fills.get(id).into_iter().flat_map(|listed| std::iter::once(&listed.fill).chain(&listed.before)) {
             if fill.number == number {
@@ -98,6 +98,14 @@ impl CacheZone {
         let gone = self.index.remove(id, |entry| entry.kind == Kind::Stored && entry.number == number);
         drop(fills);
         self.remove_files(gone.as_ref().and_then(Evicted::of).into_iter().collect(), None);
+        gone.is_some()
+    }
+
+    /// An entry is not what was stored: it goes, with its file. False if it was not there.
+    pub fn discard_damaged(self: &Arc<Self>, id: &Id, number: u64) -> bool {
+        let was_there = self.discard(id, number);
+        self.counters.damaged.fetch_add(u64::from(was_there), Relaxed);
+        was_there
     }
 
     /// Has the files of entries removed that a service has taken out.
@@ -138,6 +146,7 @@ impl CacheZone {
     pub fn remove_damaged(&self, id: &Id, is_damaged: impl FnOnce() -> bool) {
         let _naming = self.naming_of(id).lock();
         if is_damaged() {
+            self.counters.damaged.fetch_add(1, Relaxed);
             self.index.remove(id, |entry| entry.kind.has_file());
             let _ = store::remove(&self.path_of(id));
         }

@@ -125,7 +125,11 @@ impl CacheZone {
             return Ok(());
         }
         // The copy is made before the lock is taken: it may be large.
-        let renewal = store::prepare_renewal(&path, &opened, meta, store::new_number())?;
+        let renewal = store::prepare_renewal(&path, &opened, meta, store::new_number()).inspect_err(|error| {
+            if error.kind() == std::io::ErrorKind::InvalidData {
+                self.discard_damaged(id, number);
+            }
+        })?;
         let _naming = self.naming_of(id).lock();
         let known = self.index.with(id, |entry| entry.filter(|entry| entry.number == number).cloned());
         let primary = id_of(&meta.key);

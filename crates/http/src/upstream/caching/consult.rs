@@ -479,7 +479,7 @@ fn serve_coming(
 fn whole_of(request: &Request, caching: &Caching, fill: &Arc<Fill>) -> Option<Rc<Hot>> {
     let Stage::Whole(meta) = fill.stage() else { return None };
     let is_usable = (!meta.is_head_only || request.is_head()) && is_for(request, caching, &meta);
-    hot_of(fill, &meta).filter(|_| is_usable).map(Rc::new)
+    hot_of(caching.id, fill, &meta).filter(|_| is_usable).map(Rc::new)
 }
 
 enum Used {
@@ -726,8 +726,8 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
             Err(false)
         }
         Ok(opened) => {
-            let store::Opened { header, body, file } = opened;
-            let size = u64::from(header.header_length) + header.body_length;
+            let size = opened.header.file_length();
+            let store::Opened { header, body, blocks, file } = opened;
             let body = match body {
                 Some(bytes) => HotBody::Memory(bytes),
                 None => HotBody::File(file, header.header_length.into()),
@@ -736,12 +736,26 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
             let seen = std::cell::Cell::new(moment);
             zone.note_number(header.meta.number);
             let length = announced_length(&header.meta).unwrap_or(header.body_length);
-            let hot = Rc::new(Hot { meta: header.meta, fields, body, length, size, seen });
+            let hot = Rc::new(Hot {
+                id: caching.id,
+                meta: header.meta,
+                fields,
+                body,
+                blocks: blocks.map(Rc::new),
+                length,
+                size,
+                seen,
+            });
             memory::keep(zone.identity(), caching.id, Rc::clone(&hot));
             Ok(hot)
         }
         Err(OpenError::Missing) => Err(true),
-        Err(OpenError::Unusable(why)) => {
+        Err(OpenError::Foreign) => {
+            request.log(Level::Crit, format_args!("cache file \"{path}\" is not one of Gale's"));
+            Err(true)
+        }
+        Err(OpenError::Damaged(why)) => {
+            count(&zone.counters.damaged);
             request.log(Level::Crit, format_args!("cache file \"{path}\" {why}"));
             Err(true)
         }
@@ -758,7 +772,7 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
 fn is_body_at_hand(request: &Request, zone: &CacheZone, hot: &Hot) -> bool {
     match &hot.body {
         HotBody::Memory(_) => true,
-        HotBody::File(file, at) => request.is_head() || stored::is_readable_now(request, zone, file, *at, hot.length),
+        HotBody::File(file, at) => request.is_head() || stored::is_readable_now(request, zone, hot, (file, *at)),
     }
 }
 

@@ -23,6 +23,7 @@ use crate::cache::fill::Fill;
 use crate::cache::format::{self, MAGIC, Meta};
 use crate::cache::key::Id;
 use crate::cache::store;
+use crate::cache::sums::{Summing, Sums};
 use crate::cache::zone::total;
 use crate::request::Request;
 use crate::request::files::pool_of;
@@ -113,11 +114,13 @@ pub(super) fn start(
     let fill_beginning = ending.fill.whole_in_memory().unwrap_or_default();
     let started = copy_in_background(request, move |copy| async move {
         let _guard = guard;
-        let mut sum = crc32fast::Hasher::new();
+        let header_length = format::header_length(&meta);
+        let mut summing = Summing::new(header_length);
         // What came with the head.
-        fill_beginning.iter().for_each(|piece| sum.update(piece));
+        fill_beginning.iter().for_each(|piece| summing.update(piece));
         let silence = Timer::after(silence_max);
-        let feed = Feed { answering: Some(answering), ending, meta, pool, silence, silence_max, rate, sum };
+        let feed =
+            Feed { answering: Some(answering), ending, meta, pool, silence, silence_max, rate, header_length, summing };
         if let Some(whole) = feed.run(&copy, next).await {
             whole.store().await;
         }
@@ -143,7 +146,8 @@ struct Feed {
     silence: Timer,
     silence_max: Duration,
     rate: u64,
-    sum: crc32fast::Hasher,
+    header_length: u32,
+    summing: Summing,
 }
 
 /// A file that is being written.
@@ -151,13 +155,19 @@ struct Storing {
     writer: Writer,
     temporary: PathBuf,
     path: PathBuf,
-    header_length: u32,
 }
 
 /// What is to be done when all has come.
 enum Whole {
     AtOnce(ThreadPool, Ending, Arc<Meta>),
-    Streamed { storing: Box<Storing>, ending: Ending, meta: Arc<Meta>, sum: u32, pool: ThreadPool },
+    Streamed {
+        storing: Box<Storing>,
+        ending: Ending,
+        meta: Arc<Meta>,
+        header_length: u32,
+        sums: Sums,
+        pool: ThreadPool,
+    },
 }
 
 impl Feed {
@@ -201,7 +211,7 @@ impl Feed {
             }
             match self.receive(request, next.take()).await {
                 Received::Piece(piece) => {
-                    self.sum.update(&piece);
+                    self.summing.update(&piece);
                     if let Some(storing) = &mut storing {
                         storing.writer.push(piece.clone());
                     }
@@ -216,10 +226,10 @@ impl Feed {
                     if !may_store {
                         return None;
                     }
-                    let (ending, meta, pool) = (self.ending, self.meta, self.pool);
-                    let sum = self.sum.finalize();
+                    let (ending, meta, pool, header_length) = (self.ending, self.meta, self.pool, self.header_length);
+                    let sums = self.summing.finish();
                     return Some(match storing {
-                        Some(storing) => Whole::Streamed { storing, ending, meta, sum, pool },
+                        Some(storing) => Whole::Streamed { storing, ending, meta, header_length, sums, pool },
                         None => Whole::AtOnce(pool, ending, meta),
                     });
                 }
@@ -266,14 +276,14 @@ impl Feed {
                 return None;
             }
         };
-        let header_length = format::header_length(&self.meta);
+        let header_length = self.header_length;
         let mut writer = Writer::new(file, temporary.clone()).in_pool(&self.pool);
         let mut header = MAGIC.to_vec();
         header.resize(header_length as usize, 0);
         // What has come is as much as may be in memory anyway.
         writer.push_all(std::iter::once(Bytes::from(header)).chain(pieces));
         self.ending.fill.set_file(writer.follow(), header_length.into());
-        Some(Box::new(Storing { writer, temporary, path, header_length }))
+        Some(Box::new(Storing { writer, temporary, path }))
     }
 
     /// Waits until the disk has room for another piece. False if it fails, or takes too long.
@@ -383,14 +393,16 @@ async fn wait_for_readers(fill: &Arc<Fill>) -> bool {
 
 impl Whole {
     async fn store(self) {
-        let (storing, ending, meta, sum, pool) = match self {
+        let (storing, ending, meta, header_length, sums, pool) = match self {
             Whole::AtOnce(pool, ending, meta) => {
                 store_whole(pool, ending, &meta);
                 return;
             }
-            Whole::Streamed { storing, ending, meta, sum, pool } => (storing, ending, meta, sum, pool),
+            Whole::Streamed { storing, ending, meta, header_length, sums, pool } => {
+                (storing, ending, meta, header_length, sums, pool)
+            }
         };
-        let Storing { writer, temporary, path, header_length } = *storing;
+        let Storing { writer, temporary, path } = *storing;
         let file = match timeout(DISK_PATIENCE, writer.finish()).await {
             Ok(Ok(file)) => file,
             failed => {
@@ -405,8 +417,7 @@ impl Whole {
         let now = gale_runtime::wall_seconds();
         let device = likely_device(&path).writes();
         let task = move || {
-            let header = format::encode(&meta, header_length, length, sum);
-            let stored = store::complete(&file, temporary, &header, length).and_then(|file| {
+            let stored = store::complete(&file, temporary, &meta, header_length, length, &sums).and_then(|file| {
                 ending.zone.disk.note_alive();
                 ending.zone.commit(&ending.fill, &ending.id, &meta, file, now)
             });

@@ -4,6 +4,7 @@
 //!   consult    what is there: an answer, or how the servers are asked
 //!   serve      an entry, or what is coming, as the answer to a request
 //!   stored     the body of an entry in a file, and how long a client waits for it
+//!   checked    reading it block by block, each with its sum
 //!   resume     the rest of a response that the disk does not give, from its server
 //!   receive    a server's response: a 304, an error that something stale stands in for, something to store
 //!   feed       what a server sends, into a fill: the task that goes on without its first client
@@ -12,6 +13,7 @@
 //! ```
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache>)
 
+mod checked;
 mod consult;
 mod feed;
 mod purge;

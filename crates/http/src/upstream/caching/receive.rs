@@ -14,7 +14,7 @@ use super::{AskedBecause, CacheNote, CacheStatus, Caching};
 use super::{feed, search};
 use crate::cache::CacheZone;
 use crate::cache::fill::Fill;
-use crate::cache::format::{HEADER_MAX, Meta, header_length};
+use crate::cache::format::{HEADER_MAX, Meta, file_length, header_length};
 use crate::cache::key::{Id, id_of, variant_id};
 use crate::cache::memory::{self, Hot, HotBody};
 use crate::cache::policy::freshness::{IgnoredFields, Judged, judge as judge_storing};
@@ -162,8 +162,8 @@ pub(in crate::upstream) fn revalidate(
         }
         let fields = Rc::new(meta.fields.clone());
         let seen = std::cell::Cell::new(hot.seen.get());
-        let renewed = Rc::new(Hot { meta, fields, body, length: hot.length, size: hot.size, seen });
-        let id = caching.id;
+        let (id, blocks) = (caching.id, hot.blocks.clone());
+        let renewed = Rc::new(Hot { id, meta, fields, body, blocks, length: hot.length, size: hot.size, seen });
         memory::forget(zone.identity(), &id);
         match (lead, &renewed.body) {
             (Some(lead), HotBody::Memory(bytes)) => {
@@ -499,7 +499,7 @@ pub(in crate::upstream) fn begin(
                 let ending = feed::Ending { zone: Arc::clone(&zone), fill: Arc::clone(&fill), id };
                 feed::store_whole(pool_of(request), ending, &meta);
                 let length = if is_head_only { head.length } else { Some(length) };
-                if let Some(hot) = hot_of(&fill, &meta).filter(|_| !request.is_head())
+                if let Some(hot) = hot_of(id, &fill, &meta).filter(|_| !request.is_head())
                     && let HotBody::Memory(bytes) = hot.body
                 {
                     return Flow::Answer(Body::Bytes(bytes));
@@ -527,17 +527,18 @@ pub(super) fn announced_length(meta: &Meta) -> Option<u64> {
 
 /// Keeps what is small and came just now where this worker finds it.
 fn keep_hot(zone: &Arc<CacheZone>, id: Id, fill: &Fill, meta: &Arc<Meta>) {
-    if let Some(hot) = hot_of(fill, meta).filter(|_| fill.received() <= store::SMALL_BODY) {
+    if let Some(hot) = hot_of(id, fill, meta).filter(|_| fill.received() <= store::SMALL_BODY) {
         memory::keep(zone.identity(), id, Rc::new(hot));
     }
 }
 
 /// An entry of what has come, if all of it is in memory.
-pub(super) fn hot_of(fill: &Fill, meta: &Meta) -> Option<Hot> {
+pub(super) fn hot_of(id: Id, fill: &Fill, meta: &Meta) -> Option<Hot> {
     let bytes = received_body(fill)?;
     let fields = Rc::new(meta.fields.clone());
-    let size = bytes.len() as u64 + u64::from(header_length(meta));
+    let size = file_length(meta, bytes.len() as u64);
     let length = announced_length(meta).unwrap_or(bytes.len() as u64);
     let seen = std::cell::Cell::new(gale_runtime::now());
-    Some(Hot { meta: meta.clone(), fields, body: HotBody::Memory(bytes), length, size, seen })
+    let body = HotBody::Memory(bytes);
+    Some(Hot { id, meta: meta.clone(), fields, body, blocks: None, length, size, seen })
 }

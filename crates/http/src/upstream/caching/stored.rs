@@ -1,13 +1,15 @@
 //! The body of an entry that is in a file, and the bounded time that a client waits for it.
 //!
 //! ```text
-//!   in memory ──────► a piece of the file, which goes as the connection likes best
-//!   not in memory ──► read here, in the location's pool ──► bytes
-//!                       └─ it takes too long, or fails ──► the server is asked for the rest (resume.rs)
+//!   in memory, and checked ──► a piece of the file, which goes as the connection likes best
+//!   otherwise ──► read here, in the location's pool if it is not in memory, and checked ──► bytes
+//!                   └─ it takes too long, fails, or is damaged ──► the server is asked for the rest (resume.rs)
 //! ```
 //!
+//! An entry that is damaged goes, so that the next request fetches it anew.
 //! What cannot be resumed waits longer ([`LAST_PATIENCE`]), and is cut off then.
 
+use std::future::poll_fn;
 use std::io;
 use std::ops::Range;
 use std::rc::Rc;
@@ -18,17 +20,17 @@ use std::time::Duration;
 use gale_base::log_level::Level;
 use gale_base::units;
 use gale_protocol::request::KnownHeader;
-use gale_runtime::{Bytes, File, PoolError, ReadHow, Timer, timeout};
+use gale_runtime::{File, PoolError, Timer, timeout};
 
+use super::checked::{CheckedReader, ReadError};
 use super::resume::{Remainder, strong_tag};
 use crate::cache::CacheZone;
-use crate::cache::memory::Hot;
+use crate::cache::memory::{self, Hot};
 use crate::files::FilePiece;
 use crate::files::delivery::{FileOptions, ReadWay};
-use crate::files::reader::{FileReader, READ_PIECE};
+use crate::files::reader::READ_PIECE;
 use crate::request::Request;
 use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
-use crate::request::files::pool_of;
 
 /// How long a client waits for the disk that nobody else can stand in for.
 const LAST_PATIENCE: Duration = Duration::from_secs(30);
@@ -41,45 +43,43 @@ struct FirstPiece {
     /// Of which entry, and where it is in its file.
     number: u64,
     offset: u64,
-    bytes: Bytes,
+    /// It has the piece.
+    reader: CheckedReader,
 }
 
 /// Whether the first piece of a body can be had now, or within `patience`: then nothing has left of the head yet, and
 /// a server can be asked for all of it.
 pub(super) async fn can_be_read(
     request: &mut Request,
-    zone: &CacheZone,
+    zone: &Arc<CacheZone>,
     hot: &Hot,
     (file, body_at): (&File, u64),
     patience: Duration,
 ) -> bool {
-    let (number, length) = (hot.meta.number, hot.length);
-    if reads_in_place(request) {
-        return zone.disk.is_well();
-    }
-    let offset = body_at + first_byte(request, length);
-    if zone.disk.is_well() && is_in_memory(file, offset, body_at + length) {
+    if is_readable_now(request, zone, hot, (file, body_at)) {
         return true;
     }
-    if !zone.disk.may_try(gale_runtime::now()) {
+    let may_try = if reads_in_place(request) { zone.disk.is_well() } else { zone.disk.may_try(gale_runtime::now()) };
+    if !may_try {
         return false;
     }
-    let most = (body_at + length - offset).min(READ_PIECE) as usize;
-    let read = match file.begin_read(&pool_of(request), offset, most, ReadHow { unlooked: true, ..ReadHow::default() })
-    {
-        Ok(read) => timeout(patience, read).await,
-        Err(error) => Ok(Err(error)),
-    };
-    match read {
-        Ok(Ok(bytes)) if !bytes.is_empty() => {
+    let first = first_byte(request, hot.length);
+    let (offset, length) = (body_at + first, hot.length - first);
+    let piece = FilePiece { file: file.clone(), offset, length };
+    let mut reader = CheckedReader::new(options(request), hot.blocks.clone());
+    match timeout(patience, poll_fn(|context| reader.poll_begin(&piece, context))).await {
+        Ok(Ok(())) => {
             zone.disk.note_alive();
-            request.notes.put(FirstPiece { number, offset, bytes });
+            request.notes.put(FirstPiece { number: hot.meta.number, offset, reader });
             true
         }
-        Ok(Ok(_)) => false,
+        Ok(Err(ReadError::Damaged)) => {
+            note_damage(request, zone, hot);
+            false
+        }
         // Delivering it tells whether there is room by then.
-        Ok(Err(error)) if !is_of_disk(&error) => true,
-        Ok(Err(error)) => {
+        Ok(Err(ReadError::Io(error))) if !is_of_disk(&error) => true,
+        Ok(Err(ReadError::Io(error))) => {
             note_error(request, zone, &error.to_string());
             false
         }
@@ -96,10 +96,12 @@ pub(super) fn is_of_disk(error: &io::Error) -> bool {
     !is_of_pool && (error.kind() != io::ErrorKind::OutOfMemory || error.raw_os_error().is_some())
 }
 
-/// The same, of what is in memory alone, without waiting.
-pub(super) fn is_readable_now(request: &Request, zone: &CacheZone, file: &File, body_at: u64, length: u64) -> bool {
-    let is_near = || is_in_memory(file, body_at + first_byte(request, length), body_at + length);
-    zone.disk.is_well() && (is_near() || reads_in_place(request))
+/// The same, of what is in memory alone and checked, without waiting.
+pub(super) fn is_readable_now(request: &Request, zone: &CacheZone, hot: &Hot, (file, body_at): (&File, u64)) -> bool {
+    let offset = body_at + first_byte(request, hot.length);
+    let is_checked = hot.blocks.as_ref().is_none_or(|blocks| blocks.checked_length(offset, 1) > 0);
+    let is_near = || is_in_memory(file, offset, body_at + hot.length);
+    zone.disk.is_well() && is_checked && (is_near() || reads_in_place(request))
 }
 
 fn is_in_memory(file: &File, offset: u64, end: u64) -> bool {
@@ -141,6 +143,16 @@ pub(super) fn note_error(request: &Request, zone: &CacheZone, error: &str) {
     request.log(Level::Crit, format_args!("cache \"{}\": reading a response failed: {error}", zone.name));
 }
 
+/// An entry is not what was stored: it goes, with its file.
+fn note_damage(request: &Request, zone: &Arc<CacheZone>, hot: &Hot) {
+    memory::forget(zone.identity(), &hot.id);
+    // Whoever else reads it finds it damaged, too.
+    if zone.discard_damaged(&hot.id, hot.meta.number) {
+        let path = zone.path_of(&hot.id);
+        request.log(Level::Crit, format_args!("cache file \"{}\" is damaged", path.display()));
+    }
+}
+
 /// How long a body waits for its disk.
 pub(super) struct Patience {
     /// Runs while a read is under way.
@@ -177,69 +189,87 @@ impl Patience {
 pub(super) fn body_of_file(
     request: &mut Request,
     zone: &Arc<CacheZone>,
-    hot: &Hot,
+    hot: &Rc<Hot>,
     (file, body_at): (&File, u64),
     disk_timeout: Duration,
 ) -> Body {
     let piece = FilePiece { file: file.clone(), offset: body_at, length: hot.length };
     let first = request.notes.take::<FirstPiece>().filter(|first| first.number == hot.meta.number);
     let options = options(request);
-    // Several ranges take the file apart; they are rare, and wait for their disk.
-    let has_several_ranges = request.header(KnownHeader::Range).is_some_and(|range| range.contains(&b','));
-    if has_several_ranges || options.way == ReadWay::Blocking {
+    if options.way == ReadWay::Blocking && hot.blocks.as_ref().is_none_or(|blocks| blocks.are_checked()) {
         return Body::File(piece);
     }
-    let tag = strong_tag(&hot.meta);
-    let patience = Patience::new(disk_timeout, tag.is_some());
-    let reader = FileReader::new(options);
-    let zone = Arc::clone(zone);
-    let total = hot.length;
-    Body::Stream(Box::new(StoredBody { zone, reader, piece, body_at, first, patience, tag, total, remainder: None }))
+    let (zone, hot) = (Arc::clone(zone), Rc::clone(hot));
+    let mut body = StoredBody::new(zone, hot, options, piece, body_at, disk_timeout);
+    body.first = first;
+    Body::Stream(Box::new(body))
 }
 
 struct StoredBody {
     zone: Arc<CacheZone>,
-    reader: FileReader,
+    hot: Rc<Hot>,
+    reader: CheckedReader,
+    options: FileOptions,
     /// What has not been given yet.
     piece: FilePiece,
     /// Where the body begins in the file.
     body_at: u64,
     first: Option<FirstPiece>,
+    disk_timeout: Duration,
     patience: Patience,
     /// By which the server is asked for the rest.
     tag: Option<Rc<[u8]>>,
-    /// How long the whole body is.
-    total: u64,
     /// What the server sends of the rest.
     remainder: Option<Remainder>,
 }
 
 impl StoredBody {
-    /// What was read before the head, or what is in memory.
+    /// This piece of an entry's file, in which the body begins there.
+    fn new(
+        zone: Arc<CacheZone>,
+        hot: Rc<Hot>,
+        options: FileOptions,
+        piece: FilePiece,
+        body_at: u64,
+        disk_timeout: Duration,
+    ) -> StoredBody {
+        let tag = strong_tag(&hot.meta);
+        let patience = Patience::new(disk_timeout, tag.is_some());
+        let reader = CheckedReader::new(options.clone(), hot.blocks.clone());
+        let (first, remainder) = (None, None);
+        StoredBody { zone, hot, reader, options, piece, body_at, first, disk_timeout, patience, tag, remainder }
+    }
+
+    /// What was read already, or what is in memory and checked.
     fn take_at_once(&mut self) -> Option<BodyItem> {
         let piece = &mut self.piece;
-        if let Some(FirstPiece { offset, mut bytes, .. }) = self.first.take()
-            && offset == piece.offset
+        if let Some(first) = self.first.take()
+            && first.offset == piece.offset
         {
-            bytes.truncate(usize::try_from(piece.length).unwrap_or(usize::MAX));
-            let _ = piece.advance(bytes.len() as u64);
+            self.reader = first.reader;
+        }
+        if let Some(bytes) = self.reader.take_ready(piece) {
             return Some(BodyItem::Bytes(bytes));
         }
         if self.reader.is_reading() || !self.zone.disk.is_well() {
             return None;
         }
+        let most = self.reader.checked_length(piece).min(PIECE_MAX);
+        if most == 0 {
+            return None;
+        }
         // An error is found again when it is read.
-        let length = piece.file.sendfile_length(piece.offset, piece.length.min(PIECE_MAX)).unwrap_or(0);
+        let length = piece.file.sendfile_length(piece.offset, most).unwrap_or(0);
         let found = FilePiece { file: piece.file.clone(), offset: piece.offset, length };
         (length > 0 && piece.advance(length).is_ok()).then_some(BodyItem::File(found))
     }
 
     /// Asks the server for what is left.
     fn resume(&mut self, request: &Request) -> Result<(), BodyError> {
-        self.reader = FileReader::default();
+        self.reader = CheckedReader::new(FileOptions::default(), None);
         let offset = self.piece.offset - self.body_at;
         let end = offset + self.piece.length;
-        self.remainder = Remainder::ask(request, self.tag.as_ref(), offset, Some(end), Some(self.total));
+        self.remainder = Remainder::ask(request, self.tag.as_ref(), offset, Some(end), Some(self.hot.length));
         match self.remainder {
             Some(_) => Ok(()),
             None => Err(BodyError::Other("a cached response could not be read to its end".to_owned())),
@@ -259,17 +289,18 @@ impl BodyStream for StoredBody {
             return Poll::Ready(Some(Ok(item)));
         }
         let was_reading = self.reader.is_reading();
-        let read = self.reader.poll_read(&mut self.piece, context);
+        let read = self.reader.poll_begin(&self.piece, context);
         match ready!(self.patience.poll(read, context)) {
-            Some(Ok(bytes)) => {
+            Some(Ok(())) => {
                 // What is in memory says nothing of the disk.
                 if was_reading {
                     self.zone.disk.note_alive();
                 }
-                return Poll::Ready(Some(Ok(BodyItem::Bytes(bytes))));
+                return self.poll_next(request, context);
             }
-            Some(Err(error)) if !is_of_disk(&error) => return Poll::Ready(Some(Err(error.into()))),
-            Some(Err(error)) => note_error(request, &self.zone, &error.to_string()),
+            Some(Err(ReadError::Damaged)) => note_damage(request, &self.zone, &self.hot),
+            Some(Err(ReadError::Io(error))) if !is_of_disk(&error) => return Poll::Ready(Some(Err(error.into()))),
+            Some(Err(ReadError::Io(error))) => note_error(request, &self.zone, &error.to_string()),
             None => note_silence(request, &self.zone),
         }
         if let Err(error) = self.resume(request) {
@@ -284,6 +315,14 @@ impl BodyStream for StoredBody {
 
     fn can_be_cut(&self) -> bool {
         true
+    }
+
+    fn part(&self, range: &Range<u64>) -> Option<Body> {
+        let (offset, length) = (self.body_at + range.start, range.end - range.start);
+        let piece = FilePiece { file: self.piece.file.clone(), offset, length };
+        let (zone, hot, options) = (Arc::clone(&self.zone), Rc::clone(&self.hot), self.options.clone());
+        let part = StoredBody::new(zone, hot, options, piece, self.body_at, self.disk_timeout);
+        Some(Body::Stream(Box::new(part)))
     }
 
     fn cut_to(&mut self, range: &Range<u64>) -> bool {

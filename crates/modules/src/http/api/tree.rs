@@ -503,6 +503,7 @@ fn cache(zone: &CacheZone) -> Value {
         ("collapsed", &counters.collapsed),
         ("evicted", &counters.evicted),
         ("loaded", &counters.loaded),
+        ("damaged", &counters.damaged),
         ("disk_errors", &counters.disk_errors),
         ("disk_timeouts", &counters.disk_timeouts),
     ] {

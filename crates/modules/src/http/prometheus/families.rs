@@ -631,6 +631,13 @@ pub(super) static FAMILIES: &[Family] = &[
         |sources, item, out| cache_counter(sources, item, out, |counters| &counters.loaded),
     ),
     row(
+        "gale_http_cache_damaged",
+        Counter,
+        "Files that were not what had been written.",
+        |sources| sources.caches.len(),
+        |sources, item, out| cache_counter(sources, item, out, |counters| &counters.damaged),
+    ),
+    row(
         "gale_http_cache_disk_errors",
         Counter,
         "What the disk could not do.",

@@ -1,0 +1,115 @@
+//! Reads the body of an entry from its file, and gives nothing of a block before its sum was found right.
+//!
+//! A block is checked when it is read: as long as a worker has not seen it since it opened the file, and whenever it
+//! comes from the disk. What was checked and is in memory goes as the connection likes best, which may be `sendfile`,
+//! and is not looked at again.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use crc32fast::Hasher;
+use gale_runtime::Bytes;
+
+use crate::cache::sums::Blocks;
+use crate::files::FilePiece;
+use crate::files::delivery::FileOptions;
+use crate::files::reader::{FileReader, READ_PIECE};
+
+/// See the file's head.
+pub(super) struct CheckedReader {
+    reader: FileReader,
+    /// None for a file without sums of blocks: it is read as it is.
+    blocks: Option<Rc<Blocks>>,
+    reading: Option<Reading>,
+    /// What was read and has not been given, and where it is in the file.
+    ready: VecDeque<Bytes>,
+    ready_at: u64,
+}
+
+/// A block that is being read.
+struct Reading {
+    block: Range<u64>,
+    rest: FilePiece,
+    sum: Hasher,
+    pieces: VecDeque<Bytes>,
+}
+
+/// Why nothing is given.
+#[derive(Debug)]
+pub(super) enum ReadError {
+    /// The disk's, the pool's, or no memory.
+    Io(io::Error),
+    /// A block is not what was written, or the file has become shorter.
+    Damaged,
+}
+
+impl From<io::Error> for ReadError {
+    fn from(error: io::Error) -> ReadError {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => ReadError::Damaged,
+            _ => ReadError::Io(error),
+        }
+    }
+}
+
+impl CheckedReader {
+    /// One for a file with these sums.
+    pub fn new(options: FileOptions, blocks: Option<Rc<Blocks>>) -> CheckedReader {
+        let (ready, ready_at) = (VecDeque::new(), 0);
+        CheckedReader { reader: FileReader::new(options), blocks, reading: None, ready, ready_at }
+    }
+
+    /// Whether something is being read.
+    pub fn is_reading(&self) -> bool {
+        self.reading.is_some() || self.reader.is_reading()
+    }
+
+    /// How much of the piece, from its beginning on, need not be checked any more.
+    pub fn checked_length(&self, piece: &FilePiece) -> u64 {
+        self.blocks.as_ref().map_or(piece.length, |blocks| blocks.checked_length(piece.offset, piece.length))
+    }
+
+    /// Reads what comes first of the piece, which stays as it is. Ready when [`CheckedReader::take_ready`] has some of
+    /// it.
+    pub fn poll_begin(&mut self, piece: &FilePiece, context: &mut Context<'_>) -> Poll<Result<(), ReadError>> {
+        let block = match &self.blocks {
+            Some(blocks) => blocks.block_at(piece.offset),
+            // As much as one read brings, as of any file.
+            None => piece.offset..piece.offset + piece.length.min(READ_PIECE - piece.offset % READ_PIECE),
+        };
+        let reading = self.reading.get_or_insert_with(|| {
+            let rest = FilePiece { file: piece.file.clone(), offset: block.start, length: block.end - block.start };
+            Reading { block, rest, sum: Hasher::new(), pieces: VecDeque::new() }
+        });
+        while reading.rest.length > 0 {
+            let bytes = ready!(self.reader.poll_read(&mut reading.rest, context))?;
+            if self.blocks.is_some() {
+                reading.sum.update(&bytes);
+            }
+            reading.pieces.push_back(bytes);
+        }
+        let Reading { block, sum, pieces, .. } = self.reading.take().expect("it was there a moment ago");
+        if self.blocks.as_ref().is_some_and(|blocks| !blocks.check(block.start, sum.finalize())) {
+            return Poll::Ready(Err(ReadError::Damaged));
+        }
+        (self.ready, self.ready_at) = (pieces, block.start);
+        Poll::Ready(Ok(()))
+    }
+
+    /// What was read of the beginning of the piece, which is shorter by it afterwards.
+    pub fn take_ready(&mut self, piece: &mut FilePiece) -> Option<Bytes> {
+        while let Some(bytes) = self.ready.pop_front() {
+            let start = self.ready_at;
+            self.ready_at += bytes.len() as u64;
+            let wanted = start.max(piece.offset)..self.ready_at.min(piece.offset + piece.length);
+            // What is before a range, or behind it, has been read for the sum alone.
+            if wanted.start == piece.offset && !wanted.is_empty() && piece.advance(wanted.end - wanted.start).is_ok() {
+                return Some(bytes.slice((wanted.start - start) as usize..(wanted.end - start) as usize));
+            }
+        }
+        None
+    }
+}
