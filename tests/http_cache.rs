@@ -34,7 +34,6 @@ with_each_driver!(
     clients_have_a_say_only_where_the_rfc_counts,
     slices_are_fetched_and_stored_as_they_are_wanted,
     cache_status_tells_how_the_cache_was_used,
-    the_rules_of_rfc_9111_hold_where_they_are_chosen,
     who_falls_behind_a_fill_that_is_not_stored_goes_on_from_the_upstream,
     hosts_share_entries_only_where_the_key_says_so,
     keys_that_are_too_long_are_not_cached,
@@ -739,111 +738,6 @@ fn cache_status_tells_how_the_cache_was_used(driver: Driver) {
     told("/stale", "X-Fields: Cache-Control: max-age=60|Age: 90|ETag: \"1\"\r\n");
     assert_eq!(told("/stale", "X-Status: 503 Oops\r\n"), "edge; fwd=stale; fwd-status=503");
     server.stop();
-}
-
-/// A rule of RFC 9111: what is stored before (fields of the request, then of the response), what is asked then (fields
-/// of the request), and how the cache is used for that with each `proxy_cache_conformance`; `504` is that status.
-struct Row {
-    section: &'static str,
-    first: &'static str,
-    stored: &'static str,
-    asked: &'static str,
-    rfc: &'static str,
-    /// What nginx does, too.
-    nginx: &'static str,
-    mixed: &'static str,
-}
-
-const fn row(
-    section: &'static str,
-    stored: &'static str,
-    asked: &'static str,
-    [rfc, nginx, mixed]: [&'static str; 3],
-) -> Row {
-    Row { section, first: "", stored, asked, rfc, nginx, mixed }
-}
-
-/// It comes when it is twenty seconds old, and is fresh for forty.
-const YOUNG: &str = "Cache-Control: max-age=60|Age: 20";
-
-/// It comes when it is stale, by thirty seconds; nginx does not look at its age.
-const OLD: &str = "Cache-Control: max-age=60|Age: 90|ETag: \"1\"";
-
-#[rustfmt::skip]
-const RULES: &[Row] = &[
-    row("4: what is fresh is used", YOUNG, "", ["HIT", "HIT", "HIT"]),
-    row("4: what is stale is not", OLD, "", ["EXPIRED", "HIT", "EXPIRED"]),
-    row("5.2.1.1: max-age, and it is older", YOUNG, "Cache-Control: max-age=10\r\n", ["EXPIRED", "HIT", "HIT"]),
-    row("5.2.1.1: max-age, and it is younger", YOUNG, "Cache-Control: max-age=3000\r\n", ["HIT", "HIT", "HIT"]),
-    row("5.2.1.2: max-stale, and it is not as stale", OLD, "Cache-Control: max-stale=3000\r\n",
-        ["STALE", "HIT", "EXPIRED"]),
-    row("5.2.1.2: max-stale, and it is staler", OLD, "Cache-Control: max-stale=10\r\n", ["EXPIRED", "HIT", "EXPIRED"]),
-    row("5.2.1.2: max-stale without a number", OLD, "Cache-Control: max-stale\r\n", ["STALE", "HIT", "EXPIRED"]),
-    row("4.2.4: must-revalidate, whatever the request says",
-        "Cache-Control: max-age=60, must-revalidate|Age: 90|ETag: \"1\"", "Cache-Control: max-stale\r\n", ["EXPIRED", "HIT", "EXPIRED"]),
-    row("5.2.1.3: min-fresh, and it is not", YOUNG, "Cache-Control: min-fresh=50\r\n", ["EXPIRED", "HIT", "HIT"]),
-    row("5.2.1.3: min-fresh, and it is", "Cache-Control: max-age=3600", "Cache-Control: min-fresh=60\r\n",
-        ["HIT", "HIT", "HIT"]),
-    row("5.2.1.4: no-cache", YOUNG, "Cache-Control: no-cache\r\n", ["EXPIRED", "HIT", "HIT"]),
-    row("5.4: Pragma", YOUNG, "Pragma: no-cache\r\n", ["EXPIRED", "HIT", "HIT"]),
-    row("5.4: Pragma beside Cache-Control", YOUNG, "Pragma: no-cache\r\nCache-Control: max-age=3000\r\n",
-        ["HIT", "HIT", "HIT"]),
-    row("5.2.1.5: no-store", YOUNG, "Cache-Control: no-store\r\n", ["BYPASS", "HIT", "HIT"]),
-    row("5.2.1.7: only-if-cached, and it is", YOUNG, "Cache-Control: only-if-cached\r\n", ["HIT", "HIT", "HIT"]),
-    row("5.2.1.7: only-if-cached, and it is not", "Cache-Control: no-store", "Cache-Control: only-if-cached\r\n",
-        ["504", "MISS", "MISS"]),
-    row("5.2.1.7: only-if-cached, and it is stale", OLD, "Cache-Control: only-if-cached\r\n",
-        ["504", "HIT", "EXPIRED"]),
-    row("5.2.1.7: only-if-cached, and it is to be passed by", YOUNG, "Cache-Control: only-if-cached\r\nX-By: 1\r\n",
-        ["504", "BYPASS", "BYPASS"]),
-    Row { first: "X-A: 1\r\n", ..row("4.1: the same variant", "Cache-Control: max-age=60|Vary: X-A", "X-A: 1\r\n",
-        ["HIT", "HIT", "HIT"]) },
-    Row { first: "X-A: 1\r\n", ..row("4.1: another variant", "Cache-Control: max-age=60|Vary: X-A", "X-A: 2\r\n",
-        ["MISS", "MISS", "MISS"]) },
-    Row { first: "X-A: 1\r\n", ..row("4.1: a field that is not there", "Cache-Control: max-age=60|Vary: X-A", "",
-        ["MISS", "MISS", "MISS"]) },
-    row("4.1: Vary *", "Cache-Control: max-age=60|Vary: *", "", ["MISS", "MISS", "MISS"]),
-    row("4.2.4: stale-if-error, and the server fails", "Cache-Control: max-age=60, stale-if-error=3000|Age: 90",
-        "X-Status: 503 Oops\r\n", ["STALE", "HIT", "EXPIRED"]),
-    row("4.2.4: nothing allows stale use", OLD, "X-Status: 503 Oops\r\n", ["EXPIRED", "HIT", "EXPIRED"]),
-    row("4.3.4: a 304 renews it", OLD, "X-Status: 304 Not Modified\r\n", ["REVALIDATED", "HIT", "REVALIDATED"]),
-    row("9213 2.2: CDN-Cache-Control", "CDN-Cache-Control: max-age=60|Cache-Control: no-store", "",
-        ["HIT", "MISS", "HIT"]),
-    row("9213 2.1: an invalid CDN-Cache-Control", "CDN-Cache-Control: no-store=|Cache-Control: max-age=60", "",
-        ["HIT", "HIT", "HIT"]),
-];
-
-fn the_rules_of_rfc_9111_hold_where_they_are_chosen(driver: Driver) {
-    let backend = origin();
-    let mut wrong = Vec::new();
-    for rules in ["rfc9111", "nginx", "mixed"] {
-        let more =
-            format!("proxy_cache_conformance {rules}; proxy_cache_revalidate on; proxy_cache_bypass $http_x_by;");
-        let server = caching(driver, &backend, &more);
-        let mut client = server.connect();
-        for (number, row) in RULES.iter().enumerate() {
-            let path = format!("/{number}");
-            ask(&mut client, &path, &format!("X-Fields: {}\r\n{}", row.stored, row.first));
-            let response = ask(&mut client, &path, row.asked);
-            let used = response.header("X-Cache").filter(|used| !used.is_empty()).map(str::to_owned);
-            let found = if response.status == 504 { "504".to_owned() } else { used.unwrap_or_default() };
-            let expected = match rules {
-                "rfc9111" => row.rfc,
-                "nginx" => row.nginx,
-                _ => row.mixed,
-            };
-            if found != expected {
-                wrong.push(format!("{}, {rules}: {found}, not {expected}", row.section));
-            }
-            // §4, §5.1
-            let tells_age = response.header("Age").is_some();
-            if found == "HIT" && rules != "nginx" && !tells_age {
-                wrong.push(format!("{}, {rules}: no Age", row.section));
-            }
-        }
-        server.stop();
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 fn who_falls_behind_a_fill_that_is_not_stored_goes_on_from_the_upstream(driver: Driver) {

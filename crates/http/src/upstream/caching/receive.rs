@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use gale_protocol::http1::names_option;
 use gale_protocol::request::KnownHeader;
 use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
@@ -134,7 +135,7 @@ pub(in crate::upstream) fn revalidate(
     }
     let mut meta = hot.meta.clone();
     if rules.updates_fields {
-        update_fields(&mut meta.fields, &head.fields);
+        update_fields(&mut meta.fields, &head.fields, rules.stores_cookies);
     }
     let now = gale_runtime::wall_seconds();
     // What the 304 says of freshness counts first, then what was said before.
@@ -232,20 +233,19 @@ fn renew_file(request: &Request, zone: &Arc<CacheZone>, id: Id, number: u64, met
 }
 
 /// The fields of a 304 take the places of those that are stored. (RFC 9111 §3.2)
-fn update_fields(stored: &mut FieldList, fresh: &FieldList) {
+fn update_fields(stored: &mut FieldList, fresh: &FieldList, stores_cookies: bool) {
     let is_kept = |field: &Field| {
-        !matches!(
+        let describes_body = matches!(
             field.name.known(),
             Some(
                 ResponseField::ContentLength
                     | ResponseField::ContentEncoding
                     | ResponseField::ContentType
                     | ResponseField::ContentRange
-                    | ResponseField::Connection
-                    | ResponseField::TransferEncoding
-                    | ResponseField::SetCookie
             )
-        )
+        );
+        let is_cookie = field.name.known() == Some(ResponseField::SetCookie);
+        !describes_body && !is_excepted(field, fresh) && (!is_cookie || stores_cookies)
     };
     // It was as old as that when it came; it is as old as the 304 says now.
     let is_left = |field: &&Field| field.name.known() != Some(ResponseField::Age);
@@ -398,16 +398,24 @@ fn converts_head(request: &Request) -> bool {
 fn stored_fields(fields: &FieldList, left_out: &[Box<[u8]>], keeps_length: bool) -> FieldList {
     let mut stored = FieldList::with_capacity(fields.len());
     for field in fields.iter() {
-        let is_of_connection = field.name.known().is_some_and(|known| {
-            known.is_of_connection()
-                || matches!(known, ResponseField::ProxyAuthenticate | ResponseField::ProxyAuthenticationInfo)
-                || known == ResponseField::ContentLength && !keeps_length
-        });
-        if !is_of_connection && !left_out.iter().any(|name| name.eq_ignore_ascii_case(&field.name)) {
+        let is_length = field.name.known() == Some(ResponseField::ContentLength);
+        let is_left_out = left_out.iter().any(|name| name.eq_ignore_ascii_case(&field.name));
+        if !(is_excepted(field, fields) || is_left_out || is_length && !keeps_length) {
             stored.push(field.clone());
         }
     }
     stored
+}
+
+/// Whether one of the fields of a response is for one connection, or one proxy, alone: it is not stored.
+/// (RFC 9111 §3.1, RFC 9110 §7.6.1)
+fn is_excepted(field: &Field, all: &FieldList) -> bool {
+    let is_known = field.name.known().is_some_and(|known| {
+        known.is_of_connection()
+            || matches!(known, ResponseField::ProxyAuthenticate | ResponseField::ProxyAuthenticationInfo)
+    });
+    let connection = || all.iter().filter(|own| own.name.known() == Some(ResponseField::Connection));
+    is_known || connection().any(|own| names_option(&own.value, &field.name))
 }
 
 /// `cache_tag_header`: words by which the response may be purged.
@@ -454,6 +462,8 @@ fn invalidate(request: &Request, caching: &Caching, fields: &FieldList) {
 
 /// The path, with arguments, of a URI of this site.
 fn own_target<'v>(request: &Request, value: &'v [u8]) -> Option<&'v [u8]> {
+    // What is behind it is the client's alone.
+    let value = value.split(|&byte| byte == b'#').next().unwrap_or_default();
     if value.starts_with(b"/") && !value.starts_with(b"//") {
         return Some(value);
     }
