@@ -93,6 +93,7 @@ const MEASUREMENTS: &[Entry] = &[
     ("path", path::measure, false),
     ("cache", cpu::measure_cache, false),
     ("cache-collapse", caches::collapse::measure, false),
+    ("cache-hits", caches::hits::measure, false),
     ("proxy", cpu::measure_proxy, false),
     ("applications", cpu::measure_applications, false),
     ("first-byte", first_byte::measure, false),

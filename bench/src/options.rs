@@ -40,6 +40,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   burst         the wait of one client for two bytes while others ask for much at one moment
   thread-pools  a slow disk beside a file in memory: nginx and Gale with each value of aio (root for the whole of it)
   cache-collapse  100 clients ask for a cold object of a slow backend at once
+  cache-hits      hits by the rule that says which entry goes, simulated
   cache-million a cache with a million entries: memory, first hit after kill -9, purge of a tag
   cache-disks   three disks with a cache each: hits in memory beside cold ones, and one disk that hangs (root)
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls

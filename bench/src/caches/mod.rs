@@ -1,8 +1,10 @@
 //! caches: what a cache does that CPU time per request does not show: many clients of what is being fetched, a million
-//! entries, several disks of which one is slow or hangs.
+//! entries, several disks of which one is slow or hangs, how often it has what is asked for.
 
 pub mod collapse;
 pub mod disks;
+mod eviction;
+pub mod hits;
 pub mod million;
 
 use crate::options::Options;

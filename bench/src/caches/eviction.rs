@@ -1,0 +1,372 @@
+//! Which entry of a cache goes when there is no room: small simulators, each a page, to compare rules by their hits.
+//!
+//! They know keys and sizes alone. Gale's own rule is here once more, in a few lines, because its index is made for
+//! other things than to be asked from a benchmark; the test of `cache/index.rs` holds the same figures for the index.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// A rule with a cache of so many bytes.
+pub trait Rule {
+    /// Somebody asks for a key, which is stored then. True if it was there.
+    fn ask(&mut self, key: u64, size: u64) -> bool;
+}
+
+/// A rule's name, and how one is made with the room of a cache.
+pub type Named = (&'static str, fn(u64) -> Box<dyn Rule>);
+
+/// What is compared.
+pub const RULES: [Named; 5] = [
+    ("Gale", |room| Box::new(TwoQueues::new(room, 0))),
+    ("S3-FIFO", |room| Box::new(TwoQueues::new(room, usize::MAX))),
+    ("SIEVE", |room| Box::new(Sieve { room, ..Sieve::default() })),
+    ("W-TinyLFU", |room| Box::new(WTinyLfu::new(room))),
+    ("LRU", |room| Box::new(Lru { room, ..Lru::default() })),
+];
+
+/// Entries by when they were asked for last.
+#[derive(Default)]
+struct Recency {
+    by_key: HashMap<u64, (u64, u64)>,
+    by_time: BTreeMap<u64, u64>,
+    now: u64,
+    bytes: u64,
+}
+
+impl Recency {
+    fn put(&mut self, key: u64, size: u64) {
+        self.now += 1;
+        self.by_key.insert(key, (self.now, size));
+        self.by_time.insert(self.now, key);
+        self.bytes += size;
+    }
+
+    /// Its size, if it was there.
+    fn take(&mut self, key: u64) -> Option<u64> {
+        let (time, size) = self.by_key.remove(&key)?;
+        self.by_time.remove(&time);
+        self.bytes -= size;
+        Some(size)
+    }
+
+    fn touch(&mut self, key: u64) -> bool {
+        self.take(key).map(|size| self.put(key, size)).is_some()
+    }
+
+    fn oldest(&self) -> Option<u64> {
+        self.by_time.first_key_value().map(|(_, &key)| key)
+    }
+}
+
+/// nginx's: what was asked for longest ago goes.
+#[derive(Default)]
+struct Lru {
+    room: u64,
+    entries: Recency,
+}
+
+impl Rule for Lru {
+    fn ask(&mut self, key: u64, size: u64) -> bool {
+        if self.entries.touch(key) {
+            return true;
+        }
+        self.entries.put(key, size);
+        while let Some(oldest) = self.entries.oldest().filter(|_| self.entries.bytes > self.room) {
+            self.entries.take(oldest);
+        }
+        false
+    }
+}
+
+/// S3-FIFO (Yang et al., SOSP 2023); without its ghosts it is Gale's rule.
+struct TwoQueues {
+    room: u64,
+    bytes: u64,
+    entries: HashMap<u64, Queued>,
+    small: VecDeque<u64>,
+    main: VecDeque<u64>,
+    /// Keys that have left the small queue; how many are remembered, beside as many as there are in the main queue.
+    ghosts: Recency,
+    ghosts_max: usize,
+}
+
+struct Queued {
+    size: u64,
+    hits: u8,
+}
+
+impl TwoQueues {
+    fn new(room: u64, ghosts_max: usize) -> TwoQueues {
+        let (entries, ghosts) = (HashMap::new(), Recency::default());
+        TwoQueues { room, bytes: 0, entries, small: VecDeque::new(), main: VecDeque::new(), ghosts, ghosts_max }
+    }
+
+    fn evict(&mut self) {
+        /// As in Gale.
+        const STEPS_MAX: usize = 128;
+        for step in 0.. {
+            // The small queue has a tenth of the entries.
+            let is_small = self.main.is_empty() || self.small.len() * 10 > self.entries.len();
+            let queue = if is_small { &mut self.small } else { &mut self.main };
+            let Some(key) = queue.pop_front() else { return };
+            let entry = self.entries.get_mut(&key).expect("what is queued is an entry");
+            if entry.hits == 0 || step >= STEPS_MAX {
+                self.bytes -= entry.size;
+                self.entries.remove(&key);
+                if is_small && self.ghosts_max > 0 {
+                    self.remember(key);
+                }
+                return;
+            }
+            entry.hits = if is_small { 0 } else { entry.hits - 1 };
+            self.main.push_back(key);
+        }
+    }
+
+    fn remember(&mut self, key: u64) {
+        self.ghosts.put(key, 0);
+        while self.ghosts.by_key.len() > self.ghosts_max.min(self.main.len().max(1)) {
+            let oldest = self.ghosts.oldest().expect("there are some");
+            self.ghosts.take(oldest);
+        }
+    }
+}
+
+impl Rule for TwoQueues {
+    fn ask(&mut self, key: u64, size: u64) -> bool {
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.hits = (entry.hits + 1).min(3);
+            return true;
+        }
+        self.entries.insert(key, Queued { size, hits: 0 });
+        let was_ghost = self.ghosts.take(key).is_some();
+        if was_ghost {
+            self.main.push_back(key)
+        } else {
+            self.small.push_back(key)
+        }
+        self.bytes += size;
+        while self.bytes > self.room {
+            self.evict();
+        }
+        false
+    }
+}
+
+/// SIEVE (Zhang et al., NSDI 2024): one queue, and a hand that goes from the oldest to the newest.
+#[derive(Default)]
+struct Sieve {
+    room: u64,
+    bytes: u64,
+    entries: HashMap<u64, (u64, bool)>,
+    queue: BTreeMap<u64, u64>,
+    now: u64,
+    hand: u64,
+}
+
+impl Rule for Sieve {
+    fn ask(&mut self, key: u64, size: u64) -> bool {
+        if let Some((_, was_visited)) = self.entries.get_mut(&key) {
+            *was_visited = true;
+            return true;
+        }
+        while self.bytes + size > self.room {
+            let Some((&at, &key)) = self.queue.range(self.hand..).next().or_else(|| self.queue.first_key_value())
+            else {
+                return false;
+            };
+            self.hand = at + 1;
+            let (own, was_visited) = self.entries.get_mut(&key).expect("what is queued is an entry");
+            if !std::mem::take(was_visited) {
+                self.bytes -= *own;
+                self.entries.remove(&key);
+                self.queue.remove(&at);
+            }
+        }
+        self.now += 1;
+        self.queue.insert(self.now, key);
+        self.entries.insert(key, (size, false));
+        self.bytes += size;
+        false
+    }
+}
+
+/// W-TinyLFU (Einziger et al., 2017), as Caffeine divides it: a window of a hundredth, and behind it a part on
+/// probation and a protected one of four fifths; what leaves the window stays if it was asked for more often than what
+/// would have to go.
+struct WTinyLfu {
+    room: u64,
+    window: Recency,
+    probation: Recency,
+    protected: Recency,
+    sketch: Sketch,
+}
+
+impl WTinyLfu {
+    fn new(room: u64) -> WTinyLfu {
+        let part = Recency::default;
+        WTinyLfu { room, window: part(), probation: part(), protected: part(), sketch: Sketch::new() }
+    }
+
+    fn window_max(&self) -> u64 {
+        (self.room / 100).max(1)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.window.bytes + self.probation.bytes + self.protected.bytes
+    }
+
+    fn protect(&mut self, key: u64, size: u64) {
+        self.protected.put(key, size);
+        while self.protected.bytes > (self.room - self.window_max()) * 4 / 5 {
+            let oldest = self.protected.oldest().expect("it has bytes");
+            let size = self.protected.take(oldest).expect("it is the oldest");
+            self.probation.put(oldest, size);
+        }
+    }
+
+    /// What has left the window takes the place of others, or goes.
+    fn admit(&mut self, candidate: u64, size: u64) {
+        while self.bytes() + size > self.room {
+            let part = if self.probation.bytes > 0 { &mut self.probation } else { &mut self.protected };
+            let Some(victim) = part.oldest() else { return };
+            if self.sketch.count(candidate) <= self.sketch.count(victim) {
+                return;
+            }
+            part.take(victim);
+        }
+        self.probation.put(candidate, size);
+    }
+}
+
+impl Rule for WTinyLfu {
+    fn ask(&mut self, key: u64, size: u64) -> bool {
+        self.sketch.add(key);
+        if self.window.touch(key) || self.protected.touch(key) {
+            return true;
+        }
+        if let Some(size) = self.probation.take(key) {
+            self.protect(key, size);
+            return true;
+        }
+        self.window.put(key, size);
+        while self.window.bytes > self.window_max() {
+            let oldest = self.window.oldest().expect("it has bytes");
+            let size = self.window.take(oldest).expect("it is the oldest");
+            self.admit(oldest, size);
+        }
+        false
+    }
+}
+
+/// How often keys were asked for, about: four rows of counters up to 15, which are halved now and then.
+struct Sketch {
+    rows: [Vec<u8>; 4],
+    added: u32,
+}
+
+impl Sketch {
+    const WIDTH: usize = 4096;
+
+    /// Ten times as many as there is room for.
+    const HALVED_AFTER: u32 = 10_000;
+
+    fn new() -> Sketch {
+        Sketch { rows: std::array::from_fn(|_| vec![0; Self::WIDTH]), added: 0 }
+    }
+
+    fn place(key: u64, row: usize) -> usize {
+        let seeds = [0x9E37_79B9_7F4A_7C15, 0xC2B2_AE3D_27D4_EB4F, 0x1656_67B1_9E37_79F9, 0x27D4_EB2F_1656_67C5];
+        let mixed = (key ^ (key >> 31)).wrapping_add(1).wrapping_mul(seeds[row]);
+        (mixed >> 40) as usize % Self::WIDTH
+    }
+
+    fn add(&mut self, key: u64) {
+        for (row, counters) in self.rows.iter_mut().enumerate() {
+            let counter = &mut counters[Self::place(key, row)];
+            *counter = (*counter + 1).min(15);
+        }
+        self.added += 1;
+        if self.added == Self::HALVED_AFTER {
+            self.added /= 2;
+            self.rows.iter_mut().flatten().for_each(|counter| *counter /= 2);
+        }
+    }
+
+    fn count(&self, key: u64) -> u8 {
+        let counts = self.rows.iter().enumerate().map(|(row, counters)| counters[Self::place(key, row)]);
+        counts.min().unwrap_or(0)
+    }
+}
+
+/// A trace: requests for 50,000 keys by Zipf's distribution. After each 2,000 of them come as many for keys that nobody
+/// asks for again, if it has scans. All entries have one size, or sizes of 1 to 128.
+#[derive(Clone, Copy)]
+pub struct Trace {
+    /// Of the distribution.
+    pub exponent: f64,
+    /// Whether there are scans.
+    pub has_scans: bool,
+    /// Whether sizes differ.
+    pub has_sizes: bool,
+}
+
+impl Trace {
+    /// How many requests are counted: all but those of scans.
+    pub const REQUESTS: u64 = 100_000;
+
+    /// How much room a cache has.
+    pub fn room(self) -> u64 {
+        if self.has_sizes { 8000 } else { 1000 }
+    }
+
+    fn size(self, key: u64) -> u64 {
+        if self.has_sizes { 1 << (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 61) } else { 1 }
+    }
+
+    /// Hits in a thousand with this rule. The same in each run.
+    pub fn hits(self, rule: &mut dyn Rule) -> u64 {
+        let mut zipf = Zipf::new(50_000, self.exponent);
+        let (mut hits, mut once) = (0, 1 << 40);
+        for number in 0..Self::REQUESTS {
+            let key = zipf.next();
+            hits += u64::from(rule.ask(key, self.size(key)));
+            let scanned = if self.has_scans && number % 2000 == 1999 { 2000 } else { 0 };
+            for _ in 0..scanned {
+                once += 1;
+                rule.ask(once, self.size(once));
+            }
+        }
+        hits * 1000 / Self::REQUESTS
+    }
+}
+
+/// Keys as users ask for them: the number of a key is its rank, and a few are asked for most of the time.
+struct Zipf {
+    sums: Vec<f64>,
+    state: u64,
+}
+
+impl Zipf {
+    fn new(keys: usize, exponent: f64) -> Zipf {
+        let mut sum = 0.0;
+        let weights = (1..=keys).map(|rank| (rank as f64).powf(-exponent));
+        let sums = weights.map(|weight| {
+            sum += weight;
+            sum
+        });
+        Zipf { sums: sums.collect(), state: 42 }
+    }
+
+    /// xorshift64*
+    fn random(&mut self) -> u64 {
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        self.state.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    fn next(&mut self) -> u64 {
+        let at = (self.random() >> 11) as f64 / (1u64 << 53) as f64 * self.sums.last().expect("a key");
+        self.sums.partition_point(|&sum| sum < at) as u64
+    }
+}
