@@ -277,7 +277,8 @@ mod tests {
 
     #[test]
     fn only_stalls_of_the_server_are_judged() {
-        let told = br#"[{"worker": 0, "began": "2026-01-01T00:00:00.000Z", "kind": "preempted", "time": 90, "task": ""},
+        let told =
+            br#"[{"worker": 0, "began": "2026-01-01T00:00:00.000Z", "kind": "preempted", "time": 90, "task": ""},
             {"worker": 0, "began": "2026-01-01T00:00:01.000Z", "kind": "computing", "time": 15, "task": "x"}]"#;
         let stalls = parse_stalls(told).unwrap();
         assert_eq!((stalls[0].ms, stalls[1].kind.as_str()), (90.0, "computing"));

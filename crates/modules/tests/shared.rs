@@ -9,8 +9,7 @@ use gale_config::Statement;
 use gale_engine::variables::subject::Subject;
 use gale_modules::shared::access::decide;
 use gale_modules::shared::realip::proxied_client;
-use gale_protocol::proxy_protocol::{self, ProxyHeader, Status};
-use gale_runtime::SocketAddress;
+use gale_runtime::{Buffer, SocketAddress};
 use session::{Session, read};
 
 /// The text `line` of a session of this client.
@@ -126,7 +125,9 @@ fn realip_takes_the_client_from_a_trusted_proxy() {
     let configuration = read("set_real_ip_from 192.0.2.0/24; text line $realip_remote_addr;").unwrap();
     let client_behind = |proxy| {
         let session = Session::new(&configuration, proxy);
-        session.connection().set_proxied(proxied());
+        let mut told = Buffer::new();
+        told.append(b"PROXY TCP4 198.51.100.9 192.0.2.1 1 2\r\n").unwrap();
+        assert_eq!(session.connection().take_proxy_header(&mut told), Ok(true));
         let client = proxied_client(&session, configuration.conf().trusted.get());
         if let Some(client) = client {
             session.set_remote(SocketAddress::Inet(client));
@@ -136,14 +137,6 @@ fn realip_takes_the_client_from_a_trusted_proxy() {
     };
     assert_eq!(client_behind("192.0.2.1"), "198.51.100.9");
     assert_eq!(client_behind("203.0.113.1"), "203.0.113.1");
-}
-
-/// What a proxy tells whose client is 198.51.100.9.
-fn proxied() -> Box<ProxyHeader> {
-    match proxy_protocol::parse(b"PROXY TCP4 198.51.100.9 192.0.2.1 1 2\r\n") {
-        Ok(Status::Complete { header: Some(header), .. }) => header,
-        other => panic!("no header: {other:?}"),
-    }
 }
 
 #[test]
