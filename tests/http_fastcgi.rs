@@ -25,6 +25,7 @@ with_each_driver!(
     a_response_that_breaks_off_breaks_off,
     a_kept_connection_carries_several_requests,
     a_connection_whose_response_did_not_end_is_not_kept,
+    a_response_whose_end_is_not_told_is_not_stored,
     variables_name_the_application,
 );
 
@@ -508,6 +509,38 @@ fn a_connection_whose_response_did_not_end_is_not_kept(driver: Driver) {
     server.wait_logged("upstream sent more data than specified in \"Content-Length\" header while reading");
     assert_eq!(client.get("/").text(), "connection 1");
     assert_eq!(client.get("/").text(), "connection 1");
+    server.stop();
+}
+
+fn a_response_whose_end_is_not_told_is_not_stored(driver: Driver) {
+    let application = Application::start(|asked| {
+        let large = asked.param("CASE").is_some_and(|case| case.starts_with("large"));
+        let body = "x".repeat(if large { 60_000 } else { 10 });
+        let mut records = [stdout("Cache-Control: max-age=60\r\n\r\n"), stdout(body)].concat();
+        if large {
+            (0..8).for_each(|_| records.extend(stdout("x".repeat(60_000))));
+        }
+        if asked.param("CASE").is_some_and(|case| case.ends_with("whole")) {
+            records.extend(end());
+        }
+        (records, false)
+    });
+    let text = "fastcgi_cache_path %DIR%/cache keys_zone=one:1m;
+        server { listen %UNIX%; fastcgi_param CASE $arg_case; fastcgi_cache one; fastcgi_cache_key $arg_case;
+                 add_header X-Cache $upstream_cache_status; location / { fastcgi_pass %APP%; } }";
+    let server = setup(driver, &application, text).start();
+    let mut client = server.connect();
+    for (case, length, second) in [
+        ("whole", 10, "HIT"),
+        ("broken", 10, "MISS"),
+        ("large-whole", 540_000, "HIT"),
+        ("large-broken", 540_000, "MISS"),
+    ] {
+        for expected in ["MISS", second] {
+            let answer = client.get(&format!("/?case={case}"));
+            assert_eq!((answer.body.len(), answer.header("X-Cache")), (length, Some(expected)), "{case}");
+        }
+    }
     server.stop();
 }
 

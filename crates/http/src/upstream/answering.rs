@@ -227,6 +227,14 @@ impl Answering {
         (connection, TunnelRecord { chosen: self.chosen.take(), records: Rc::clone(&self.records), sent })
     }
 
+    /// Whether the response is whole, once its body has ended.
+    pub fn is_whole(&self) -> bool {
+        match &self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive.reader.is_whole(),
+            Carrier::Shared(_) => true,
+        }
+    }
+
     /// The fields behind the body.
     pub fn take_trailers(&mut self) -> Vec<(Bytes, Bytes)> {
         let trailers = match &mut self.carrier {

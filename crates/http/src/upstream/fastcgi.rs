@@ -247,6 +247,10 @@ impl ResponseReader for FastCgiReader {
         }
     }
 
+    fn is_whole(&self) -> bool {
+        self.decoder.has_stdout_ended() || self.decoder.is_finished() || self.missing == Some(0)
+    }
+
     fn keeps_alive(&self) -> bool {
         self.keeps_connection && self.decoder.is_finished() && !self.has_excess
     }

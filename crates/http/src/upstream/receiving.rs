@@ -112,6 +112,12 @@ pub trait ResponseReader {
     /// The framing is wrong, or the body ends too early.
     fn read_body(&mut self, input: &mut Buffer, has_ended: bool) -> Result<BodyRead, Malformed>;
 
+    /// Whether the response is whole, once its body has ended. Of one that breaks off where the protocol has something
+    /// that ends it this is not known: it is passed on, and not stored.
+    fn is_whole(&self) -> bool {
+        true
+    }
+
     /// How many bytes may be asked for at once, so that none of them belong to the next response; `None` when the
     /// protocol tells only as it goes.
     fn wants(&self) -> Option<u64> {

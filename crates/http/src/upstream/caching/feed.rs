@@ -221,8 +221,16 @@ impl Feed {
                 }
                 Received::End => {
                     let answering = self.answering.take().expect("it has not ended");
+                    let is_whole = answering.is_whole();
                     answering.finish(request);
                     fill.finish();
+                    if may_store && !is_whole {
+                        may_store = false;
+                        match storing.take() {
+                            Some(storing) => self.stop_storing(*storing),
+                            None => self.ending.zone.end(&fill, &self.ending.id),
+                        }
+                    }
                     if !may_store {
                         return None;
                     }

@@ -498,6 +498,7 @@ pub(in crate::upstream) fn begin(
                 // All of it came with the head.
                 let trailers = answering.take_trailers();
                 drop(trailers);
+                let is_whole = answering.is_whole();
                 answering.finish(request);
                 let length: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
                 for piece in pieces {
@@ -505,9 +506,13 @@ pub(in crate::upstream) fn begin(
                     let _ = feed::append(&fill, piece);
                 }
                 fill.finish();
-                keep_hot(&zone, id, &fill, &meta);
-                let ending = feed::Ending { zone: Arc::clone(&zone), fill: Arc::clone(&fill), id };
-                feed::store_whole(pool_of(request), ending, &meta);
+                if is_whole {
+                    keep_hot(&zone, id, &fill, &meta);
+                    let ending = feed::Ending { zone: Arc::clone(&zone), fill: Arc::clone(&fill), id };
+                    feed::store_whole(pool_of(request), ending, &meta);
+                } else {
+                    zone.end(&fill, &id);
+                }
                 let length = if is_head_only { head.length } else { Some(length) };
                 if let Some(hot) = hot_of(id, &fill, &meta).filter(|_| !request.is_head())
                     && let HotBody::Memory(bytes) = hot.body
