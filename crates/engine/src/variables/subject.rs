@@ -259,7 +259,11 @@ struct Captured {
 impl Evaluation {
     /// Begins anew for another subject, keeping the memory.
     pub fn clear(&mut self) {
-        self.captured.get_mut().groups.clear();
+        let captured = self.captured.get_mut();
+        captured.groups.clear();
+        if captured.text.capacity() > BUFFER_BYTES_MAX {
+            captured.text = Vec::new();
+        }
         self.depth.set(0);
         self.nested_cost.set(0);
         self.is_too_costly.set(false);

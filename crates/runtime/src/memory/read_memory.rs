@@ -5,7 +5,7 @@
 //! in use, and no page of it could go back to the system. These blocks therefore belong to nobody:
 //!
 //! ```text
-//!   system ──map──► cold ──take──► ReadMemory ──drop, on any thread──► warm (4 MiB at most) ──take──► …
+//!   system ──map──► cold ──take──► ReadMemory ──drop, on any thread──► warm (4 MiB of a class) ──take──► …
 //!                    ▲                                                  │ beyond that
 //!                    └──── its pages go back to the system ◄────────────┘
 //! ```
@@ -22,7 +22,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::memory::blocks::{LEASE_CLASSES, class_of};
 
-/// How many bytes of free blocks keep their pages: what some dozens of threads read at once.
+/// How many bytes of free blocks keep their pages, of each class: what some dozens of threads read at once.
 const WARM_BYTES_MAX: usize = 4 << 20;
 
 /// Blocks of a class are mapped so many bytes at a time; the largest have as many.
@@ -38,14 +38,12 @@ unsafe impl Send for Start {}
 struct Free {
     /// By class, those that have pages.
     warm: [Vec<Start>; LEASE_CLASSES.len()],
-    warm_bytes: usize,
     /// Those that have none.
     cold: [Vec<Start>; LEASE_CLASSES.len()],
 }
 
 static FREE: Mutex<Free> = Mutex::new(Free {
     warm: [const { Vec::new() }; LEASE_CLASSES.len()],
-    warm_bytes: 0,
     cold: [const { Vec::new() }; LEASE_CLASSES.len()],
 });
 
@@ -116,11 +114,8 @@ fn take(class: usize) -> Option<Start> {
     let size = LEASE_CLASSES[class];
     {
         let mut free = FREE.lock();
-        if let Some(start) = free.warm[class].pop() {
-            free.warm_bytes -= size;
-            return Some(start);
-        }
-        if let Some(start) = free.cold[class].pop() {
+        let warm = free.warm[class].pop();
+        if let Some(start) = warm.or_else(|| free.cold[class].pop()) {
             return Some(start);
         }
     }
@@ -144,8 +139,7 @@ fn give_back(class: usize, start: Start) {
     let size = LEASE_CLASSES[class];
     {
         let mut free = FREE.lock();
-        if free.warm_bytes + size <= WARM_BYTES_MAX {
-            free.warm_bytes += size;
+        if (free.warm[class].len() + 1) * size <= WARM_BYTES_MAX {
             return free.warm[class].push(start);
         }
     }

@@ -81,6 +81,11 @@ pub fn now_anywhere() -> Moment {
     Environment::try_with(|environment| environment.clock.now()).unwrap_or_else(system_now)
 }
 
+/// The same, but of a loop's clock at this very moment, not of its turn.
+pub(crate) fn real_now_anywhere() -> Moment {
+    Environment::try_with(|environment| Moment(environment.clock.read())).unwrap_or_else(system_now)
+}
+
 /// The wall clock, since the epoch: that of the running loop's turn, or, on a thread without one, the system's.
 pub(crate) fn wall_anywhere() -> Duration {
     Environment::try_with(|environment| environment.clock.wall())

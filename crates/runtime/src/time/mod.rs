@@ -6,5 +6,5 @@ mod timer;
 pub use clock::{ClockChoice, Moment, now_anywhere};
 pub use timer::{Elapsed, Timer, sleep, sleep_until, timeout};
 
-pub(crate) use clock::{Clock, VIRTUAL_START_NANOS, system_now, wall_anywhere};
+pub(crate) use clock::{Clock, VIRTUAL_START_NANOS, real_now_anywhere, system_now, wall_anywhere};
 pub(crate) use timer::Wheel;

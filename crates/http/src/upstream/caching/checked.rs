@@ -27,14 +27,19 @@ pub(super) struct CheckedReader {
     /// What was read and has not been given, and where it is in the file.
     ready: VecDeque<Bytes>,
     ready_at: u64,
+    /// Up to here the file was checked a moment ago, and could not be kept.
+    trusted_to: u64,
 }
 
 /// A block that is being read.
 struct Reading {
     block: Range<u64>,
     rest: FilePiece,
+    is_summed: bool,
     sum: Hasher,
     pieces: VecDeque<Bytes>,
+    /// There was no memory for all of them: the block is read for its sum, and again to be sent.
+    is_for_sum_alone: bool,
 }
 
 /// Why nothing is given.
@@ -44,6 +49,11 @@ pub(super) enum ReadError {
     Io(io::Error),
     /// A block is not what was written, or the file has become shorter.
     Damaged,
+}
+
+/// Whether leases have come to their limit, and nothing is wrong with the disk.
+fn is_memory_short(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::OutOfMemory && error.raw_os_error().is_none()
 }
 
 impl From<io::Error> for ReadError {
@@ -59,7 +69,7 @@ impl CheckedReader {
     /// One for a file with these sums.
     pub fn new(options: FileOptions, blocks: Option<Rc<Blocks>>) -> CheckedReader {
         let (ready, ready_at) = (VecDeque::new(), 0);
-        CheckedReader { reader: FileReader::new(options), blocks, reading: None, ready, ready_at }
+        CheckedReader { reader: FileReader::new(options), blocks, reading: None, ready, ready_at, trusted_to: 0 }
     }
 
     /// Whether something is being read.
@@ -67,33 +77,56 @@ impl CheckedReader {
         self.reading.is_some() || self.reader.is_reading()
     }
 
-    /// How much of the piece, from its beginning on, need not be checked any more.
-    pub fn checked_length(&self, piece: &FilePiece) -> u64 {
-        self.blocks.as_ref().map_or(piece.length, |blocks| blocks.checked_length(piece.offset, piece.length))
+    /// How much of the piece, from its beginning on, need not be checked any more; `most` at most.
+    pub fn checked_length(&self, piece: &FilePiece, most: u64) -> u64 {
+        let most = piece.length.min(most);
+        self.blocks.as_ref().map_or(most, |blocks| blocks.checked_length(piece.offset, most))
     }
 
     /// Reads what comes first of the piece, which stays as it is. Ready when [`CheckedReader::take_ready`] has some of
     /// it.
     pub fn poll_begin(&mut self, piece: &FilePiece, context: &mut Context<'_>) -> Poll<Result<(), ReadError>> {
-        let block = match &self.blocks {
-            Some(blocks) => blocks.block_at(piece.offset),
-            // As much as one read brings, as of any file.
-            None => piece.offset..piece.offset + piece.length.min(READ_PIECE - piece.offset % READ_PIECE),
-        };
         let reading = self.reading.get_or_insert_with(|| {
+            let (block, is_summed) = match &self.blocks {
+                Some(blocks) if piece.offset >= self.trusted_to => (blocks.block_at(piece.offset), true),
+                // As much as one read brings, as of any file.
+                blocks => {
+                    let one = piece.length.min(READ_PIECE - piece.offset % READ_PIECE);
+                    let most = blocks.as_ref().map_or(u64::MAX, |_| self.trusted_to - piece.offset);
+                    (piece.offset..piece.offset + one.min(most), false)
+                }
+            };
             let rest = FilePiece { file: piece.file.clone(), offset: block.start, length: block.end - block.start };
-            Reading { block, rest, sum: Hasher::new(), pieces: VecDeque::new() }
+            Reading { block, rest, is_summed, sum: Hasher::new(), pieces: VecDeque::new(), is_for_sum_alone: false }
         });
         while reading.rest.length > 0 {
-            let bytes = ready!(self.reader.poll_read(&mut reading.rest, context))?;
-            if self.blocks.is_some() {
+            let bytes = match ready!(self.reader.poll_read(&mut reading.rest, context)) {
+                Ok(bytes) => bytes,
+                Err(error) if is_memory_short(&error) && !reading.pieces.is_empty() => {
+                    if !reading.is_summed {
+                        // What has come can go.
+                        break;
+                    }
+                    reading.pieces.clear();
+                    reading.is_for_sum_alone = true;
+                    continue;
+                }
+                Err(error) => return Poll::Ready(Err(error.into())),
+            };
+            if reading.is_summed {
                 reading.sum.update(&bytes);
             }
-            reading.pieces.push_back(bytes);
+            if !reading.is_for_sum_alone {
+                reading.pieces.push_back(bytes);
+            }
         }
-        let Reading { block, sum, pieces, .. } = self.reading.take().expect("it was there a moment ago");
-        if self.blocks.as_ref().is_some_and(|blocks| !blocks.check(block.start, sum.finalize())) {
+        let Reading { block, is_summed, sum, pieces, is_for_sum_alone, .. } =
+            self.reading.take().expect("it was there a moment ago");
+        if is_summed && self.blocks.as_ref().is_some_and(|blocks| !blocks.check(block.start, sum.finalize())) {
             return Poll::Ready(Err(ReadError::Damaged));
+        }
+        if is_for_sum_alone {
+            self.trusted_to = block.end;
         }
         (self.ready, self.ready_at) = (pieces, block.start);
         Poll::Ready(Ok(()))

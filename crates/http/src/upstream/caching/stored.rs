@@ -67,9 +67,18 @@ pub(super) async fn can_be_read(
     let (offset, length) = (body_at + first, hot.length - first);
     let piece = FilePiece { file: file.clone(), offset, length };
     let mut reader = CheckedReader::new(options(request), hot.blocks.clone());
-    match timeout(patience, poll_fn(|context| reader.poll_begin(&piece, context))).await {
+    let mut has_waited = false;
+    let begun = poll_fn(|context| {
+        let begun = reader.poll_begin(&piece, context);
+        has_waited |= begun.is_pending();
+        begun
+    });
+    match timeout(patience, begun).await {
         Ok(Ok(())) => {
-            zone.disk.note_alive();
+            // What is in memory says nothing of the disk.
+            if has_waited {
+                zone.disk.note_alive();
+            }
             request.notes.put(FirstPiece { number: hot.meta.number, offset, reader });
             true
         }
@@ -254,7 +263,7 @@ impl StoredBody {
         if self.reader.is_reading() || !self.zone.disk.is_well() {
             return None;
         }
-        let most = self.reader.checked_length(piece).min(PIECE_MAX);
+        let most = self.reader.checked_length(piece, PIECE_MAX);
         if most == 0 {
             return None;
         }
@@ -289,6 +298,10 @@ impl BodyStream for StoredBody {
             return Poll::Ready(Some(Ok(item)));
         }
         let was_reading = self.reader.is_reading();
+        // Nobody waits for a disk that is known not to answer.
+        if !was_reading && self.tag.is_some() && !self.zone.disk.is_well() && self.resume(request).is_ok() {
+            return self.poll_next(request, context);
+        }
         let read = self.reader.poll_begin(&self.piece, context);
         match ready!(self.patience.poll(read, context)) {
             Some(Ok(())) => {

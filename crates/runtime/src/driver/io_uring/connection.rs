@@ -55,6 +55,8 @@ pub(super) struct Connection {
     pub readable: bool,
     pub writable: bool,
     pub hung_up: bool,
+    /// A poll has failed: that there is room to send says nothing of a connection that is being made.
+    pub poll_failed: bool,
     /// A receive has completed on the ring: sends are queued.
     pub is_on_ring: bool,
     pub expects: Expects,
@@ -166,6 +168,7 @@ impl Connection {
             readable: fresh == Fresh::Accepted,
             writable: fresh != Fresh::Connecting,
             hung_up: false,
+            poll_failed: false,
             is_on_ring: false,
             expects: Expects::First,
             is_requested: false,
@@ -308,6 +311,7 @@ impl Connection {
             }
             Op::Readable | Op::Writable | Op::HungUp => {
                 // A poll that failed says nothing; a direct call will tell.
+                self.poll_failed |= result.is_err();
                 let events = result.unwrap_or(0) as i32;
                 let is_broken = events & i32::from(libc::POLLHUP | libc::POLLERR) != 0;
                 self.hung_up |= is_broken || events & libc::EPOLLRDHUP != 0;

@@ -28,7 +28,11 @@ impl<K: Kernel> IoUring<K> {
     pub(super) fn cancel_all(&self, completions: &mut Vec<Completion>) -> io::Result<()> {
         let mut ring = self.ring.borrow_mut();
         ring.take(completions, usize::MAX);
-        if ring.cancel_all(|completion| completions.push(*completion)) { Ok(()) } else { Err(Errno::BADR.into()) }
+        if ring.cancel_all(|completion| completions.push(*completion)) {
+            return Ok(());
+        }
+        shortage::note(ring.take_lost().into(), self.file_reads.given_up() as u64);
+        Err(Errno::BADR.into())
     }
 
     /// Ends what still counts as in flight after [`IoUring::cancel_all`], when all of its completions were handled.

@@ -227,7 +227,7 @@ impl DeviceState {
 
     /// A piece was read in this time.
     pub fn note_read(&self, time: Duration, now: Moment) {
-        self.progress_at_nanos.store(now.as_nanos(), Relaxed);
+        self.progress_at_nanos.fetch_max(now.as_nanos(), Relaxed);
         self.reads_done.fetch_add(1, Relaxed);
         self.reads_nanos.fetch_add(time.as_nanos() as u64, Relaxed);
     }

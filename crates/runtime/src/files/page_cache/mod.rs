@@ -28,7 +28,7 @@ use crate::environment::Environment;
 use crate::memory::buffer::Lease;
 use crate::memory::bytes::Bytes;
 use crate::pool::ThreadPool;
-use crate::time::{Moment, now_anywhere};
+use crate::time::{Moment, now_anywhere, real_now_anywhere};
 
 pub(crate) use self::calls::LoopCalls;
 pub(crate) use self::device::Condition;
@@ -165,7 +165,8 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         let device = self.page_cache.device(self.device);
         if let Some(began) = self.read_began {
-            let now = now_anywhere();
+            // A loop hears of it before its clock has moved on.
+            let now = real_now_anywhere();
             device.note_read(now.since(began), now);
         }
         (self.count)(device).fetch_sub(1, Relaxed);
