@@ -26,6 +26,8 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// Under way in one direction: a gigabyte a second for four delays.
 const PIECES_MAX: usize = 2048;
 const LARGE_BYTES: u64 = 1 << 30;
+/// nginx has a window of 64 KiB for a body, so that it takes these at a megabyte a second.
+const UPLOAD_BYTES: u64 = 64 << 20;
 const SHARED_BYTES: u64 = 16 << 20;
 const STREAMS: usize = 16;
 
@@ -72,7 +74,7 @@ pub fn measure(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{} rounds; median (least – greatest). 1 GiB in one transfer; {STREAMS} files of 16 MiB at once; the last column \
+        "{} rounds; median (least – greatest). 1 GiB in one download, 64 MiB in one upload; {STREAMS} files of 16 MiB at once; the last column \
          is the time of a file asked for with `priority: u=0` beside fifteen with `u=6`. 50 ms there and back.\n\n{table}",
         options.idle_rounds
     );
@@ -89,15 +91,15 @@ fn measure_one(options: &Options, program: &Program) -> Result<Sample, String> {
         Setting { http: "http2 on;".to_owned(), server, cores: Some(vec![options.server_core]), ..Setting::default() };
     let running = program.start(setting)?;
     let html = running.html();
-    for (name, bytes) in [("large", LARGE_BYTES), ("shared", SHARED_BYTES)] {
+    for (name, bytes) in [("large", LARGE_BYTES), ("sent", UPLOAD_BYTES), ("shared", SHARED_BYTES)] {
         // Holes come out of the page cache as everything else does.
         let made = std::fs::File::create(html.join(name)).and_then(|file| file.set_len(bytes));
         made.map_err(|error| format!("{name}: {error}"))?;
     }
     let relay = delay(&running.address).map_err(|error| format!("relay: {error}"))?;
     let url = |path: &str| format!("http://{relay}{path}");
-    let large = html.join("large");
-    let large = large.to_str().ok_or("a path that is no text")?;
+    let sent = html.join("sent");
+    let sent = sent.to_str().ok_or("a path that is no text")?;
     let once = |version: &str, words: &[&str]| -> Result<f64, String> {
         let mut all = vec![version, "-o", "/dev/null", "-w", "%{http_code} %{speed_download} %{speed_upload}\n"];
         all.extend(words);
@@ -115,8 +117,8 @@ fn measure_one(options: &Options, program: &Program) -> Result<Sample, String> {
     Ok(Sample {
         down_http1: once(http1, &[&url("/large")])?,
         down_http2: once(http2, &[&url("/large")])?,
-        up_http1: once(http1, &["-H", "Expect:", "-T", large, &url("/upload")])?,
-        up_http2: once(http2, &["-H", "Expect:", "-T", large, &url("/upload")])?,
+        up_http1: once(http1, &["-H", "Expect:", "-T", sent, &url("/upload")])?,
+        up_http2: once(http2, &["-H", "Expect:", "-T", sent, &url("/upload")])?,
         evenness: together(options, &url("/shared"), |_| "priority: u=3, i").map(|times| share(&times, least))?,
         urgent: together(options, &url("/shared"), |number| match number {
             STREAMS_LAST => "priority: u=0",

@@ -55,8 +55,6 @@ pub(super) struct Connection {
     pub readable: bool,
     pub writable: bool,
     pub hung_up: bool,
-    /// A poll has failed: that there is room to send says nothing of a connection that is being made.
-    pub poll_failed: bool,
     /// A receive has completed on the ring: sends are queued.
     pub is_on_ring: bool,
     pub expects: Expects,
@@ -87,6 +85,8 @@ pub(super) struct BusyState {
     pub received: Buffer,
     /// Comes after `received`.
     pub receive_error: Option<Errno>,
+    /// A poll has failed: that there is room to send says nothing of a connection that is being made.
+    pub poll_failed: bool,
     /// Why room to send cannot be waited for.
     pub send_error: Option<Errno>,
     pub sending: Option<Box<Sending>>,
@@ -168,7 +168,6 @@ impl Connection {
             readable: fresh == Fresh::Accepted,
             writable: fresh != Fresh::Connecting,
             hung_up: false,
-            poll_failed: false,
             is_on_ring: false,
             expects: Expects::First,
             is_requested: false,
@@ -192,6 +191,11 @@ impl Connection {
     /// What is on its way.
     pub fn busy(&mut self) -> &mut BusyState {
         self.busy.get_or_insert_default()
+    }
+
+    /// Whether a poll has failed since it became busy.
+    pub fn has_failed_poll(&self) -> bool {
+        self.busy.as_ref().is_some_and(|busy| busy.poll_failed)
     }
 
     /// Drops the state of a busy connection if nothing is on its way.
@@ -311,7 +315,9 @@ impl Connection {
             }
             Op::Readable | Op::Writable | Op::HungUp => {
                 // A poll that failed says nothing; a direct call will tell.
-                self.poll_failed |= result.is_err();
+                if result.is_err() {
+                    self.busy().poll_failed = true;
+                }
                 let events = result.unwrap_or(0) as i32;
                 let is_broken = events & i32::from(libc::POLLHUP | libc::POLLERR) != 0;
                 self.hung_up |= is_broken || events & libc::EPOLLRDHUP != 0;

@@ -430,7 +430,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         self.attempt(key, cx, Op::Writable, |connection| match connection.take_error(false) {
             Some(errno) => Err(errno),
             // The kernel has told of room to send, and would have told of an error.
-            None if !connection.hung_up && !connection.poll_failed => Ok(()),
+            None if !connection.hung_up && !connection.has_failed_poll() => Ok(()),
             None => self.sockets.connect_result(connection.socket().as_fd()),
         })
     }
