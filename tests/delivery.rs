@@ -627,10 +627,16 @@ fn a_broken_file_system_costs_only_who_asks_for_it(driver: Driver) {
         for name in ["eio", "short"] {
             let mut client = server.connect();
             client.send(format!("GET /{way}/{name}?pool=one HTTP/1.1\r\nHost: h\r\n\r\n"));
-            assert_eq!(client.head().header("Content-Length"), Some(&*fuse::SIZE.to_string()), "{way}");
+            let all = client.read_to_end();
+            if name == "eio" && all.is_empty() {
+                // The kernel has read the first piece ahead together with what fails.
+                continue;
+            }
+            let end = all.windows(4).position(|window| window == b"\r\n\r\n").expect("a head") + 4;
+            let (head, received) = (String::from_utf8_lossy(&all[..end]), &all[end..]);
+            assert!(head.contains(&format!("Content-Length: {}\r\n", fuse::SIZE)), "{way}: {head}");
             // Never more than was promised, never anything else in place of what is missing, and then the end.
-            let received = client.read_to_end();
-            assert!(received.len() <= fuse::MIDDLE && content.starts_with(&received), "{way} {name}");
+            assert!(received.len() <= fuse::MIDDLE && content.starts_with(received), "{way} {name}");
         }
         assert_eq!(server.get(&format!("/{way}/missing")).status, 404);
     }
