@@ -9,7 +9,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -187,6 +187,23 @@ impl OnTerminal {
         }
     }
 
+    /// The same, with a key that means nothing pressed now and then: one before it may be looked at only with it.
+    #[track_caller]
+    fn wait_nudging(&mut self, key: &str, is_so: impl Fn(&str) -> bool) {
+        let end = Instant::now() + DEADLINE;
+        let mut next = Instant::now() + Duration::from_secs(1);
+        while !is_so(&self.screen.screen().contents()) {
+            if let Ok(bytes) = self.output.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                self.screen.process(&bytes);
+            }
+            if Instant::now() >= next {
+                assert!(Instant::now() < end, "{}", self.screen.screen().contents());
+                self.press(key);
+                next += Duration::from_secs(1);
+            }
+        }
+    }
+
     /// Until it has ended; whether it did well, and left the terminal as it was.
     #[track_caller]
     fn wait_ended(&mut self) {
@@ -245,7 +262,7 @@ fn a_terminal_shows_views_and_takes_keys(driver: Driver) {
     // A key that comes with a new size is looked at with the next one only: crossterm tells of one of the two.
     on.wait(|text| text.lines().last().is_some_and(|line| line.starts_with("q quit")));
     on.press(" ");
-    on.wait(|text| text.contains("paused"));
+    on.wait_nudging("x", |text| text.contains("paused"));
     on.press(" ");
     on.wait(|text| text.lines().last().is_some_and(|line| line.starts_with("q quit")));
     // When there is no server any more, keys are there still.
