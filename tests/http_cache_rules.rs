@@ -50,9 +50,9 @@ fn ask(client: &mut Client, path: &str, fields: &str) -> Response {
     client.ask(format!("GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n"))
 }
 
-/// A rule about using what is stored: what is stored before (fields of the request, then of the response), what is asked
-/// then (fields of the request), and how the cache is used for that with each `proxy_cache_conformance`; `504` is that
-/// status.
+/// A rule about using what is stored: what is stored before (fields of the request, then of the response), what is
+/// asked then (fields of the request), and how the cache is used for that with each `proxy_cache_conformance`; `504` is
+/// that status.
 struct Row {
     section: &'static str,
     first: &'static str,

@@ -205,8 +205,8 @@ impl Plan {
         }
     }
 
-    /// Whether a window may have stayed closed for too long: what it lets pass is read slowly, and in small pieces where
-    /// the network has only those.
+    /// Whether a window may have stayed closed for too long: what it lets pass is read slowly, and in small pieces
+    /// where the network has only those.
     fn is_late_with_windows(&self, came: &Came) -> bool {
         matches!(self.reads, Reading::Slowly(..)) && came.body.len() >= self.window as usize
     }

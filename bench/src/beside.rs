@@ -30,7 +30,7 @@ const SCRAPE_INTERVAL: Duration = Duration::from_secs(1);
 
 const LOCATIONS: usize = 20_000;
 
-/// What the server has to do beside answering.
+/// Work of the server beside answering.
 struct Task {
     name: &'static str,
     title: &'static str,

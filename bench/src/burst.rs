@@ -4,8 +4,8 @@
 //! that begin a handshake; then all of them ask at once, and take what comes off their sockets without copying it. The
 //! probe asks again and again over a connection of its own, one request after the other, in real-time priority, so that
 //! its answers do not wait for the greedy clients on their core. What counts is its longest wait in a burst; of ten
-//! bursts the median. A burst in which the server's threads had to wait for their core for much of the time says nothing
-//! about the server and is counted apart.
+//! bursts the median. A burst in which the server's threads had to wait for their core for much of the time says
+//! nothing about the server and is counted apart.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -79,8 +79,8 @@ pub fn measure_http2(options: &Options) -> Measured {
     measure_cases(options, "http2", "CPU time per request: HTTP/2", cases)
 }
 
-/// Over TLS with one worker: a handshake for each request, full or for a session that goes on, and what requests cost on
-/// connections that are kept, with HTTP/1 and HTTP/2.
+/// Over TLS with one worker: a handshake for each request, full or for a session that goes on, and what requests cost
+/// on connections that are kept, with HTTP/1 and HTTP/2.
 pub fn measure_tls(options: &Options) -> Measured {
     let certificate = Certificate::make(&["localhost".to_owned()])?;
     let client = options.client.unwrap_or(ClientKind::Wrk);

@@ -433,7 +433,7 @@ impl Program {
 }
 
 impl Running {
-    /// What its port for TLS has.
+    /// The certificate of its port for TLS.
     pub fn certificate(&self) -> Option<&Path> {
         self.setting.certificate.as_ref().map(|certificate| certificate.chain())
     }

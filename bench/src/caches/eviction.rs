@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use super::zipf::Zipf;
+
 /// A rule with a cache of so many bytes.
 pub trait Rule {
     /// Somebody asks for a key, which is stored then. True if it was there.
@@ -224,7 +226,7 @@ impl WTinyLfu {
         }
     }
 
-    /// What has left the window takes the place of others, or goes.
+    /// An entry that has left the window takes the place of others, or goes.
     fn admit(&mut self, candidate: u64, size: u64) {
         while self.bytes() + size > self.room {
             let part = if self.probation.bytes > 0 { &mut self.probation } else { &mut self.protected };
@@ -337,36 +339,5 @@ impl Trace {
             }
         }
         hits * 1000 / Self::REQUESTS
-    }
-}
-
-/// Keys as users ask for them: the number of a key is its rank, and a few are asked for most of the time.
-struct Zipf {
-    sums: Vec<f64>,
-    state: u64,
-}
-
-impl Zipf {
-    fn new(keys: usize, exponent: f64) -> Zipf {
-        let mut sum = 0.0;
-        let weights = (1..=keys).map(|rank| (rank as f64).powf(-exponent));
-        let sums = weights.map(|weight| {
-            sum += weight;
-            sum
-        });
-        Zipf { sums: sums.collect(), state: 42 }
-    }
-
-    /// xorshift64*
-    fn random(&mut self) -> u64 {
-        self.state ^= self.state >> 12;
-        self.state ^= self.state << 25;
-        self.state ^= self.state >> 27;
-        self.state.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    fn next(&mut self) -> u64 {
-        let at = (self.random() >> 11) as f64 / (1u64 << 53) as f64 * self.sums.last().expect("a key");
-        self.sums.partition_point(|&sum| sum < at) as u64
     }
 }

@@ -1,5 +1,5 @@
-//! cache-hits: how often a cache has what is asked for, by the rule that says which entry goes: Gale's, others of today,
-//! and nginx's. Simulated; the same figures on every machine.
+//! cache-hits: how often a cache has what is asked for, by the rule that says which entry goes: Gale's, others of
+//! today, and nginx's. Simulated; the same figures on every machine.
 
 use serde::Serialize;
 

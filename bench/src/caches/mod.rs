@@ -6,6 +6,8 @@ pub mod disks;
 mod eviction;
 pub mod hits;
 pub mod million;
+#[path = "../../../tests/support/zipf.rs"]
+mod zipf;
 
 use crate::options::Options;
 use crate::servers::{Kind, Program};

@@ -1,7 +1,8 @@
-//! handshakes: a connection over TLS for each request, with X25519MLKEM768, which the libraries of wrk and h2load do not
-//! have.
+//! handshakes: a connection over TLS for each request, with X25519MLKEM768, which the libraries of wrk and h2load do
+//! not have.
 //!
-//! Plain threads with blocking sockets. The server's name and certificate are checked as everywhere; no session is kept.
+//! Plain threads with blocking sockets. The server's name and certificate are checked as everywhere; no session is
+//! kept.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,13 +12,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use super::Run;
 use super::lean::{Latency, Totals};
 use super::load::ANSWER_TIME_LIMIT;
+use super::tls;
 
 pub fn command(run: &Run, address: &str, connections: u32) -> Result<Vec<String>, String> {
     let certificate = run.certificate.ok_or("the client of handshakes speaks TLS only")?;
@@ -34,7 +35,9 @@ pub fn main(args: &[String]) -> Result<(), String> {
     let address: SocketAddr = address.parse().map_err(|_| usage())?;
     let connections: u32 = connections.parse().map_err(|_| usage())?;
     let run_time = Duration::from_secs(seconds.parse().map_err(|_| usage())?);
-    let config = Arc::new(configuration(Path::new(certificate))?);
+    let provider =
+        CryptoProvider { kx_groups: vec![aws_lc_rs::kx_group::X25519MLKEM768], ..aws_lc_rs::default_provider() };
+    let config = tls::configuration(provider, Path::new(certificate), None)?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
 
     let begun = Instant::now();
@@ -65,21 +68,6 @@ pub fn main(args: &[String]) -> Result<(), String> {
     let figures = latency.figures(totals, begun.elapsed());
     println!("{}", serde_json::to_string(&figures).map_err(|error| error.to_string())?);
     Ok(())
-}
-
-fn configuration(certificate: &Path) -> Result<ClientConfig, String> {
-    let fault = |error: &dyn std::fmt::Display| format!("handshakes: {error}");
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(CertificateDer::from_pem_file(certificate).map_err(|error| fault(&error))?)
-        .map_err(|error| fault(&error))?;
-    let provider =
-        CryptoProvider { kx_groups: vec![aws_lc_rs::kx_group::X25519MLKEM768], ..aws_lc_rs::default_provider() };
-    let builder =
-        ClientConfig::builder_with_provider(Arc::new(provider)).with_protocol_versions(&[&rustls::version::TLS13]);
-    let mut config = builder.map_err(|error| fault(&error))?.with_root_certificates(roots).with_no_client_auth();
-    config.resumption = rustls::client::Resumption::disabled();
-    Ok(config)
 }
 
 /// One connection, and one whole answer with status 200.

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, StreamOwned};
 
 use super::load::ANSWER_TIME_LIMIT;
+use super::tls;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEADERS: u8 = 1;
@@ -41,7 +42,8 @@ pub struct IdleTls {
 impl IdleTls {
     /// Opens that many, one after the other.
     pub fn open(address: SocketAddr, certificate: &Path, count: usize, asked: Asked) -> Result<IdleTls, String> {
-        let config = configuration(certificate, if asked == Asked::Http1 { "http/1.1" } else { "h2" })?;
+        let protocol = if asked == Asked::Http1 { "http/1.1" } else { "h2" };
+        let config = tls::configuration(default_provider(), certificate, Some(protocol))?;
         let mut idle = IdleTls { connections: Vec::new() };
         for number in 0..count {
             let fault = |error: std::io::Error| format!("connection {number}: {error}");
@@ -61,17 +63,6 @@ impl IdleTls {
         }
         Ok(idle)
     }
-}
-
-/// What a client needs to know of the server. All handshakes are full, and nothing is kept of them here.
-pub fn configuration(certificate: &Path, protocol: &str) -> Result<Arc<ClientConfig>, String> {
-    let mut roots = RootCertStore::empty();
-    let der = CertificateDer::from_pem_file(certificate).map_err(|error| format!("certificate: {error}"))?;
-    roots.add(der).map_err(|error| format!("certificate: {error}"))?;
-    let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![protocol.into()];
-    config.resumption = rustls::client::Resumption::disabled();
-    Ok(Arc::new(config))
 }
 
 impl Drop for IdleTls {

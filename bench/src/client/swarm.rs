@@ -22,12 +22,13 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};
+use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 use serde::{Deserialize, Serialize};
 
-use super::idle_tls;
 use super::load::{ANSWER_TIME_LIMIT, Connection};
+use super::tls;
 
 /// A head is not longer.
 const HEAD_MAX: usize = 16 * 1024;
@@ -97,7 +98,8 @@ impl Swarm<'_> {
         let fault = |error: std::io::Error| format!("swarm: {error}");
         let address: SocketAddr = self.address.parse().map_err(|_| "swarm: no address".to_owned())?;
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| fault(error.into()))?;
-        let config = self.certificate.map(|path| idle_tls::configuration(path, "http/1.1")).transpose()?;
+        let config =
+            self.certificate.map(|path| tls::configuration(default_provider(), path, Some("http/1.1"))).transpose()?;
         let mut peers = Vec::with_capacity(self.connections);
         for number in 0..self.connections {
             let (stream, session) = self.connect(&address, config.as_ref()).map_err(fault)?;
@@ -225,7 +227,7 @@ impl Peer {
     /// Receives at most so much; an error where the connection or the answer is broken.
     fn receive(&mut self, scratch: &mut [u8], most: usize, tally: &mut Tally) -> Result<Option<Whole>, ()> {
         let mut left = most;
-        // What a session has decrypted is told by no event.
+        // No event tells of bytes that a session has decrypted.
         while (left > 0 || self.session.is_some()) && !self.has_ended {
             let received = match self.receive_some(scratch, left.max(1)) {
                 Ok(0) => return Err(()),

@@ -23,6 +23,9 @@ pub mod request;
 #[path = "../../../tests/support/scratch.rs"]
 mod scratch;
 pub mod upstream;
+#[cfg(test)]
+#[path = "../../../tests/support/zipf.rs"]
+mod zipf;
 
 pub use request::variables;
 

@@ -36,8 +36,8 @@ pub fn of(settings: &SyslogSettings, resources: &mut dyn Resources) -> Result<Op
     Ok(Some(Arc::new(client)))
 }
 
-/// The same for the logs of whole processes, which are there before a configuration is built: they read the file for each
-/// connection.
+/// The same for the logs of whole processes, which are there before a configuration is built: they read the file for
+/// each connection.
 pub fn of_process(settings: &SyslogSettings) -> Option<Arc<dyn Secure>> {
     let trusted = settings.trusted.clone().map_or(TrustedBy::System, TrustedBy::File);
     (settings.carrier == Carrier::Tls)

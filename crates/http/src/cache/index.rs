@@ -354,6 +354,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+    use crate::zipf::Zipf;
 
     fn id(number: u64) -> Id {
         super::super::key::id_of(&number.to_le_bytes())
@@ -421,37 +422,6 @@ mod tests {
         let table_per_slot = 8 * (size_of::<Slot>() + 1) / 7;
         assert!(size_of::<Entry>() + table_per_slot <= ENTRY_COST);
         const { assert!(ENTRY_COST <= 120) };
-    }
-
-    /// Asks for keys as users do: the number of a key is its rank, and a few are asked for most of the time.
-    struct Zipf {
-        sums: Vec<f64>,
-        state: u64,
-    }
-
-    impl Zipf {
-        fn new(keys: usize, exponent: f64) -> Zipf {
-            let mut sum = 0.0;
-            let weights = (1..=keys).map(|rank| (rank as f64).powf(-exponent));
-            let sums = weights.map(|weight| {
-                sum += weight;
-                sum
-            });
-            Zipf { sums: sums.collect(), state: 42 }
-        }
-
-        /// The same numbers in each run. (xorshift64*)
-        fn random(&mut self) -> u64 {
-            self.state ^= self.state >> 12;
-            self.state ^= self.state << 25;
-            self.state ^= self.state >> 27;
-            self.state.wrapping_mul(0x2545_F491_4F6C_DD1D)
-        }
-
-        fn next(&mut self) -> u64 {
-            let at = (self.random() >> 11) as f64 / (1u64 << 53) as f64 * self.sums.last().expect("a key");
-            self.sums.partition_point(|&sum| sum < at) as u64
-        }
     }
 
     /// nginx's: what was asked for longest ago goes.

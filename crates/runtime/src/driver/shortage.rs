@@ -51,8 +51,8 @@ pub fn set_shortage_reporter(reporter: impl Fn(&RingShortage) + Send + Sync + 's
     drop(displaced);
 }
 
-/// Notes that the kernel has refused, or lost, so many operations of the current loop, which keeps the memory of so many
-/// reads.
+/// Notes that the kernel has refused, or lost, so many operations of the current loop, which keeps the memory of so
+/// many reads.
 pub(super) fn note(refused: u64, reads_kept: u64) {
     UNTOLD.fetch_add(refused, Ordering::Relaxed);
     // While a loop is set up, or ends, there is nobody to tell it for: the next one does.

@@ -234,7 +234,8 @@ impl Buffer {
         }
     }
 
-    /// Moves the readable bytes to memory of just their size if that is half as much or less: for what is kept for long.
+    /// Moves the readable bytes to memory of just their size if that is half as much or less: for what is kept for
+    /// long.
     pub fn shrink(&mut self) {
         let readable = self.readable();
         if readable.is_empty() || 2 * readable.len() > self.capacity() {

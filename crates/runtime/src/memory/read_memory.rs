@@ -143,8 +143,8 @@ fn give_back(class: usize, start: Start) {
             return free.warm[class].push(start);
         }
     }
-    // SAFETY: the block is whole pages of a private mapping, of which nobody has any more: they may be zero from now on.
-    // An error leaves them as they are.
+    // SAFETY: the block is whole pages of a private mapping, of which nobody has any more: they may be zero from now
+    // on. An error leaves them as they are.
     let _ = unsafe { madvise(start.0.as_ptr().cast(), size, Advice::LinuxDontNeed) };
     FREE.lock().cold[class].push(start);
 }

@@ -148,8 +148,8 @@ impl Datagram {
         self.environment.driver.poll_send_ready(self.key, cx)
     }
 
-    /// Has the kernel join datagrams that arrive from now on, as [`DatagramOptions::gro`] does from the beginning. Errors:
-    /// setsockopt(2)'s; the socket may not be one of UDP.
+    /// Has the kernel join datagrams that arrive from now on, as [`DatagramOptions::gro`] does from the beginning.
+    /// Errors: setsockopt(2)'s; the socket may not be one of UDP.
     pub fn set_gro(&self) -> io::Result<()> {
         self.environment.driver.set_datagram_gro(self.key)
     }

@@ -53,8 +53,8 @@ pub(super) struct Remainder {
 }
 
 impl Remainder {
-    /// Asks for what follows `offset`, up to `end` if that is known. `None` if the response has no strong entity tag, or
-    /// is none to a GET, or nothing more can be asked.
+    /// Asks for what follows `offset`, up to `end` if that is known. `None` if the response has no strong entity tag,
+    /// or is none to a GET, or nothing more can be asked.
     pub fn ask(
         request: &Request,
         tag: Option<&Rc<[u8]>>,

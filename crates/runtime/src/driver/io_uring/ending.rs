@@ -145,8 +145,8 @@ impl<K: Kernel> Drop for IoUring<K> {
         // Every stream has gone before; what is left of them is in flight.
         let is_cancelled = self.ring.borrow_mut().cancel_all(handle);
         let is_over = is_cancelled || self.finish_closed();
-        // No cancellation ends what a disk is doing: if that takes longer, the memory is left to it. So is that of reads
-        // that were given up, whose ends may be lost.
+        // No cancellation ends what a disk is doing: if that takes longer, the memory is left to it. So is that of
+        // reads that were given up, whose ends may be lost.
         self.finish(|| self.file_reads.all_given_up());
         self.file_reads.forget_memory();
         if !is_over {

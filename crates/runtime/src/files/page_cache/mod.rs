@@ -317,7 +317,8 @@ impl File {
         found.transpose().map(|count| count == Some(memory.len()))
     }
 
-    /// Sends something of this file, which should not wait. If it waited, that is counted, and the device is given time.
+    /// Sends something of this file, which should not wait. If it waited, that is counted, and the device is given
+    /// time.
     pub fn watched<T>(&self, send: impl FnOnce() -> T) -> T {
         self.watch(Call::Send, send)
     }
