@@ -13,6 +13,10 @@ use serde::Serialize;
 
 use crate::Measured;
 use crate::case::in_turn;
+use crate::client::http2::{
+    self, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, PRIORITY, RST_STREAM, SETTINGS, Scheme,
+    WINDOW_UPDATE, frame,
+};
 use crate::memory::Memory;
 use crate::options::Options;
 use crate::report::{self, Document, Spread};
@@ -125,38 +129,16 @@ const ATTACKS: &[Attack] = &[
     },
 ];
 
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const PRIORITY: u8 = 2;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const WINDOW_UPDATE: u8 = 8;
-const CONTINUATION: u8 = 9;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
-
 fn odd(round: u32) -> u32 {
     2 * round + 1
 }
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = (payload.len() as u32).to_be_bytes();
-    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-}
-
-/// GET, http, and a path, which leave no trace in a table (RFC 7541, section 6.2.2).
-fn block_of(path: &str) -> Vec<u8> {
-    let name = |index: u8, value: &[u8]| [&[index, value.len() as u8], value].concat();
-    [vec![0x82, 0x86], name(4, path.as_bytes()), name(1, b"localhost")].concat()
-}
-
 fn block() -> Vec<u8> {
-    block_of("/return")
+    http2::block(Scheme::Http, "/return")
 }
 
 fn head_of(path: &str, stream: u32, is_whole: bool) -> Vec<u8> {
-    frame(HEADERS, END_HEADERS | if is_whole { END_STREAM } else { 0 }, stream, &block_of(path))
+    frame(HEADERS, END_HEADERS | if is_whole { END_STREAM } else { 0 }, stream, &http2::block(Scheme::Http, path))
 }
 
 fn head(stream: u32, is_whole: bool) -> Vec<u8> {
@@ -304,7 +286,7 @@ fn attack_once(server: &Running, attack: &Attack, is_over: &AtomicBool, sent: &A
                 }
             }
         });
-        let mut piece = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(SETTINGS, 0, 0, &[])].concat();
+        let mut piece = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
         for round in 0..ROUNDS_MAX {
             let more = (attack.next)(round);
             let is_last = more.is_empty();
@@ -405,9 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_as_rfc_9113_has_them() {
-        assert_eq!(frame(RST_STREAM, 0, 5, &8u32.to_be_bytes()), [0, 0, 4, 3, 0, 0, 0, 0, 5, 0, 0, 0, 8]);
-        assert_eq!(head(1, true)[..13], [0, 0, 22, 1, 5, 0, 0, 0, 1, 0x82, 0x86, 4, 7]);
+    fn a_bomb_fits_into_a_frame() {
         assert!(bomb().len() < 16 * 1024);
     }
 }

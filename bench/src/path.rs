@@ -3,7 +3,7 @@
 //!
 //! Between client and server is a relay that holds every byte back for 25 ms each way, with room for all that is under
 //! way at a time, so that neither side's socket buffers but only the windows of HTTP/2 are what a transfer waits for.
-//! The client is curl.
+//! The client is curl; of streams that begin together, one of our own, which names the priority of each.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::Measured;
 use crate::case::in_turn;
+use crate::client::http2;
 use crate::options::Options;
 use crate::process;
 use crate::report::{self, Document, Spread};
@@ -114,21 +115,17 @@ fn measure_one(options: &Options, program: &Program) -> Result<Sample, String> {
     // What is asked for once is in memory afterwards.
     once("--http1.1", &[&format!("http://{}/large", running.address)])?;
     let [http1, http2] = ["--http1.1", "--http2-prior-knowledge"];
+    let mut urgent_last = ["u=6"; STREAMS];
+    urgent_last[STREAMS - 1] = "u=0";
     Ok(Sample {
         down_http1: once(http1, &[&url("/large")])?,
         down_http2: once(http2, &[&url("/large")])?,
         up_http1: once(http1, &["-H", "Expect:", "-T", sent, &url("/upload")])?,
         up_http2: once(http2, &["-H", "Expect:", "-T", sent, &url("/upload")])?,
-        evenness: together(options, &url("/shared"), |_| "priority: u=3, i").map(|times| share(&times, least))?,
-        urgent: together(options, &url("/shared"), |number| match number {
-            STREAMS_LAST => "priority: u=0",
-            _ => "priority: u=6",
-        })
-        .map(|times| share(&times, |times| times[STREAMS_LAST]))?,
+        evenness: share(&together(relay, ["u=3, i"; STREAMS])?, least),
+        urgent: share(&together(relay, urgent_last)?, |times| times[STREAMS - 1]),
     })
 }
-
-const STREAMS_LAST: usize = STREAMS - 1;
 
 fn least(times: &[f64]) -> f64 {
     times.iter().copied().fold(f64::INFINITY, f64::min)
@@ -139,35 +136,11 @@ fn share(times: &[f64], one: impl Fn(&[f64]) -> f64) -> f64 {
     one(times) / times.iter().copied().fold(f64::MIN_POSITIVE, f64::max)
 }
 
-/// Asks for a file in as many streams of one connection and returns the seconds of each.
-fn together(options: &Options, url: &str, priority: fn(usize) -> &'static str) -> Result<Vec<f64>, String> {
-    let urls: Vec<String> = (0..STREAMS).map(|number| format!("{url}?{number}")).collect();
-    let mut words = vec!["--parallel", "--parallel-max", "16"];
-    for (number, url) in urls.iter().enumerate() {
-        if number > 0 {
-            words.push("--next");
-        }
-        words.extend(["--http2-prior-knowledge", "-s", "-o", "/dev/null", "-H", priority(number)]);
-        words.extend(["-w", "%{url} %{http_code} %{num_connects} %{time_total}\n", url]);
-    }
-    let text = curl(options, &words)?;
-    let mut times = vec![0.0; STREAMS];
-    let (mut answers, mut connections) = (0, 0);
-    for line in text.lines() {
-        let mut words = line.split_whitespace();
-        let number = words.next().and_then(|url| url.rsplit('?').next()?.parse::<usize>().ok());
-        let (status, connects, time) = (words.next(), words.next(), words.next());
-        let (Some(number), Some("200"), Some(time)) = (number, status, time.and_then(|time| time.parse().ok())) else {
-            return Err(format!("curl: {line}"));
-        };
-        connections += connects.and_then(|connects| connects.parse::<u32>().ok()).unwrap_or(0);
-        times[number] = time;
-        answers += 1;
-    }
-    match (answers, connections) {
-        (STREAMS, 1) => Ok(times),
-        _ => Err(format!("{answers} answers over {connections} connections")),
-    }
+/// The seconds of each of the streams.
+fn together(relay: SocketAddr, priorities: [&str; STREAMS]) -> Result<Vec<f64>, String> {
+    let times = http2::together(&relay.to_string(), "/shared", &priorities, SHARED_BYTES);
+    let times = times.map_err(|error| format!("{STREAMS} streams: {error}"))?;
+    Ok(times.iter().map(Duration::as_secs_f64).collect())
 }
 
 /// What curl prints.

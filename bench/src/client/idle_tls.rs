@@ -11,17 +11,9 @@ use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, StreamOwned};
 
+use super::http2::{self, ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, Scheme};
 use super::load::ANSWER_TIME_LIMIT;
 use super::tls;
-
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-const HEADERS: u8 = 1;
-const SETTINGS: u8 = 4;
-const INITIAL_WINDOW_SIZE: u16 = 4;
-/// END_STREAM and END_HEADERS.
-const WHOLE: u8 = 0x5;
-const END_HEADERS: u8 = 0x4;
-const END_STREAM: u8 = 0x1;
 
 /// What a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,47 +86,23 @@ fn ask_http2(
     streams: u32,
     window: Option<u32>,
 ) -> std::io::Result<()> {
-    let mut text = PREFACE.to_vec();
-    let setting = window.map(|bytes| [&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &bytes.to_be_bytes()].concat());
-    frame(&mut text, SETTINGS, 0, 0, &setting.unwrap_or_default());
-    // GET and https by their numbers, the path and the authority in letters. (RFC 7541, appendix A, section 6.2.2)
-    let mut fields = vec![0x82, 0x87];
-    for (index, value) in [(0x04, path), (0x01, "localhost")] {
-        fields.extend([index, value.len() as u8]);
-        fields.extend(value.as_bytes());
-    }
+    let settings = window.map_or_else(|| http2::frame(SETTINGS, 0, 0, &[]), http2::window_setting);
+    let mut text = [PREFACE, &settings].concat();
+    let fields = http2::block(Scheme::Https, path);
     for number in 0..streams {
-        frame(&mut text, HEADERS, WHOLE, 2 * number + 1, &fields);
+        text.extend(http2::frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &fields));
     }
     connection.write_all(&text)?;
     let last = if window == Some(0) { END_HEADERS } else { END_STREAM };
-    let mut left = streams;
+    let (mut left, mut payload) = (streams, Vec::new());
     while left > 0 {
-        let mut head = [0; 9];
-        connection.read_exact(&mut head)?;
-        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
-        let mut payload = vec![0; length];
-        connection.read_exact(&mut payload)?;
-        let (kind, flags, stream) = (head[3], head[4], &head[5..]);
-        if kind == SETTINGS && flags == 0 {
-            let mut acknowledged = Vec::new();
-            frame(&mut acknowledged, SETTINGS, 1, 0, &[]);
-            connection.write_all(&acknowledged)?;
-        }
-        if stream != [0; 4] && flags & last != 0 && kind <= HEADERS {
-            left -= 1;
-        }
-        // RST_STREAM and GOAWAY are no answers.
-        if kind == 3 || kind == 7 {
-            return Err(std::io::ErrorKind::ConnectionReset.into());
+        let frame = http2::read_frame(connection, &mut payload)?;
+        match frame.kind {
+            SETTINGS if frame.flags == 0 => connection.write_all(&http2::frame(SETTINGS, ACK, 0, &[]))?,
+            RST_STREAM | GOAWAY => return Err(std::io::ErrorKind::ConnectionReset.into()),
+            DATA | HEADERS if frame.flags & last != 0 => left -= 1,
+            _ => {}
         }
     }
     Ok(())
-}
-
-fn frame(text: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-    text.extend_from_slice(&(payload.len() as u32).to_be_bytes()[1..]);
-    text.extend([kind, flags]);
-    text.extend(stream.to_be_bytes());
-    text.extend_from_slice(payload);
 }
