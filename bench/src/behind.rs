@@ -1,6 +1,8 @@
-//! behind: the server to which the measured servers pass requests on: a floor on the client's core, which answers every
-//! request with the same bytes.
+//! behind: servers to which the measured ones pass requests on. Behind most is a floor on the client's core, which
+//! answers every request with the same bytes; behind large bodies is one that sends and takes them.
 
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -45,5 +47,91 @@ impl Drop for Behind {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A server for large bodies: it takes that of a request, if there is one, and answers with two bytes; else it sends one
+/// of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Bulk {
+    /// Bytes of its own body.
+    pub sends: u64,
+    /// It takes no more than this.
+    pub taken_per_second: Option<u64>,
+}
+
+impl Bulk {
+    const PIECE_BYTES: usize = 256 * 1024;
+
+    /// Starts it; it goes on until the program ends, with a thread for each connection and a request for each.
+    pub fn start(self) -> std::io::Result<SocketAddr> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                std::thread::spawn(move || self.serve(stream));
+            }
+        });
+        Ok(address)
+    }
+
+    fn serve(self, mut stream: TcpStream) -> std::io::Result<()> {
+        let (mut head, mut piece) = (Vec::new(), vec![0; Bulk::PIECE_BYTES]);
+        let end = loop {
+            let count = stream.read(&mut piece)?;
+            head.extend_from_slice(&piece[..count]);
+            if let Some(end) = head.windows(4).position(|four| four == b"\r\n\r\n") {
+                break end + 4;
+            }
+            if count == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+        };
+        let text = String::from_utf8_lossy(&head[..end]).to_ascii_lowercase();
+        let length = text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<u64>().ok());
+        let announce = |bytes: u64| format!("HTTP/1.1 200 OK\r\nContent-Length: {bytes}\r\nConnection: close\r\n\r\n");
+        let Some(length) = length else {
+            stream.write_all(announce(self.sends).as_bytes())?;
+            for _ in 0..self.sends / piece.len() as u64 {
+                stream.write_all(&piece)?;
+            }
+            return stream.write_all(&piece[..(self.sends % piece.len() as u64) as usize]);
+        };
+        let mut pace = self.taken_per_second.map(Pace::new);
+        let mut left = length.saturating_sub((head.len() - end) as u64);
+        while left > 0 {
+            match stream.read(&mut piece)? {
+                0 => return Err(ErrorKind::UnexpectedEof.into()),
+                count => {
+                    left = left.saturating_sub(count as u64);
+                    if let Some(pace) = &mut pace {
+                        pace.keep(count);
+                    }
+                }
+            }
+        }
+        stream.write_all(announce(2).as_bytes())?;
+        stream.write_all(b"ok")
+    }
+}
+
+/// Holds whoever takes bytes to a rate.
+#[derive(Debug)]
+pub struct Pace {
+    begun: Instant,
+    bytes_per_second: u64,
+    taken: u64,
+}
+
+impl Pace {
+    pub fn new(bytes_per_second: u64) -> Pace {
+        Pace { begun: Instant::now(), bytes_per_second, taken: 0 }
+    }
+
+    /// After so many more bytes: waits until they are due.
+    pub fn keep(&mut self, bytes: usize) {
+        self.taken += bytes as u64;
+        let due = Duration::from_secs_f64(self.taken as f64 / self.bytes_per_second as f64);
+        std::thread::sleep(due.saturating_sub(self.begun.elapsed()));
     }
 }

@@ -17,7 +17,7 @@ use crate::client::http2::{
     self, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, PRIORITY, RST_STREAM, SETTINGS, Scheme,
     WINDOW_UPDATE, frame,
 };
-use crate::memory::Memory;
+use crate::memory::{self, Memory};
 use crate::options::Options;
 use crate::report::{self, Document, Spread};
 use crate::servers::{Program, Running, Setting};
@@ -28,8 +28,8 @@ const ATTACKERS: usize = 4;
 /// How often the bystander asks.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 
-/// How often the server's memory is looked at.
-const MEMORY_EVERY: Duration = Duration::from_millis(250);
+/// How long a read of an attacker waits before it looks whether all is over.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// How long an answer, or room in a socket, is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -248,7 +248,7 @@ fn measure_one(options: &Options, program: &Program, attack: &Attack) -> Result<
                 }
             });
         }
-        let most = scope.spawn(|| most_memory(&server, &is_over));
+        let most = scope.spawn(|| memory::most_pss_kib(server.root, &is_over));
         let waits = Waits::of(&server.address, options.run_time);
         is_over.store(true, Ordering::Relaxed);
         (waits, most.join().unwrap_or(0))
@@ -270,7 +270,7 @@ fn measure_one(options: &Options, program: &Program, attack: &Attack) -> Result<
 /// Has one connection attack until the server ends it, or all is over.
 fn attack_once(server: &Running, attack: &Attack, is_over: &AtomicBool, sent: &AtomicU64) -> std::io::Result<()> {
     let mut stream = TcpStream::connect(&server.address)?;
-    stream.set_read_timeout(Some(MEMORY_EVERY))?;
+    stream.set_read_timeout(Some(LOOK_EVERY))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut heard = stream.try_clone()?;
     std::thread::scope(|scope| {
@@ -312,16 +312,6 @@ fn attack_once(server: &Running, attack: &Attack, is_over: &AtomicBool, sent: &A
 /// A read has had nothing for a while.
 fn is_waiting(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
-}
-
-/// The greatest PSS of the server, in KiB, until all is over.
-fn most_memory(server: &Running, is_over: &AtomicBool) -> u64 {
-    let mut most = 0;
-    while !is_over.load(Ordering::Relaxed) {
-        most = most.max(Memory::read(&server.root.tree()).pss_kib);
-        std::thread::sleep(MEMORY_EVERY);
-    }
-    most
 }
 
 /// How long a bystander has waited for its answers.

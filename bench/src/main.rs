@@ -39,6 +39,7 @@ mod respawn;
 mod ring;
 mod scaling;
 mod servers;
+mod slow_peers;
 mod stream;
 mod syscalls;
 mod thread_pools;
@@ -106,6 +107,7 @@ const MEASUREMENTS: &[Entry] = &[
     // They write gigabytes.
     ("cache-million", caches::million::measure, false),
     ("cache-disks", caches::disks::measure, false),
+    ("slow-peers", slow_peers::measure, false),
     ("thread-pools", thread_pools::measure, false),
     ("slow-ranges", thread_pools::files::measure_slow_ranges, false),
     ("cold-tree", thread_pools::files::measure_cold_tree, false),

@@ -4,6 +4,7 @@
 //! nothing else meanwhile.
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -38,6 +39,17 @@ impl Memory {
     pub fn growth_since(&self, before: &Memory) -> f64 {
         self.pss_kib as f64 / before.pss_kib.max(1) as f64 - 1.0
     }
+}
+
+/// The greatest PSS of a server's processes, in KiB, until all is over.
+pub fn most_pss_kib(root: Process, is_over: &AtomicBool) -> u64 {
+    const INTERVAL: Duration = Duration::from_millis(250);
+    let mut most = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        most = most.max(Memory::read(&root.tree()).pss_kib);
+        std::thread::sleep(INTERVAL);
+    }
+    most
 }
 
 /// Memory of the kernel's own objects: slabs, stacks, page tables, per-core memory; in KiB. Read when it has come to

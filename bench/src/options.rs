@@ -43,6 +43,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   cache-hits      hits by the rule that says which entry goes, simulated
   cache-million a cache with a million entries: memory, first hit after kill -9, purge of a tag
   cache-disks   three disks with a cache each: hits in memory beside cold ones, and one disk that hangs (root)
+  slow-peers    1 GiB through a proxy to a slow client, to a slow server: memory, a probe's waits (root)
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
   cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
   charts        draw the charts of thread-pools again from the results that are there; measures nothing
@@ -76,7 +77,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --reloads N            default: 1000
   --keepalive-clients N, --short-clients N
                          threads of the load under reload and respawn (default: 8 and 4)
-  --directory DIR        thread-pools, slow-ranges, cold-tree: where the files are written (default: the temporary one)
+  --directory DIR        thread-pools, slow-ranges, slow-peers, cold-tree: where the files are written (default: the temporary one)
   --data-mib N           thread-pools: 4096
   --memory-mib N         of server and page cache (default: three eighths of the data)
   --disk-mib-s N         what the disk is held to (default: 100)

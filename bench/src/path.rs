@@ -5,7 +5,7 @@
 //! way at a time, so that neither side's socket buffers but only the windows of HTTP/2 are what a transfer waits for.
 //! The client is curl; of streams that begin together, one of our own, which names the priority of each.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::Measured;
+use crate::behind::Bulk;
 use crate::case::in_turn;
 use crate::client::http2;
 use crate::options::Options;
@@ -83,7 +84,7 @@ pub fn measure(options: &Options) -> Measured {
 }
 
 fn measure_one(options: &Options, program: &Program) -> Result<Sample, String> {
-    let sink = sink().map_err(|error| format!("sink: {error}"))?;
+    let sink = Bulk { sends: 0, taken_per_second: None }.start().map_err(|error| format!("sink: {error}"))?;
     let server = format!(
         "location = /upload {{ client_max_body_size 0; proxy_request_buffering off; proxy_http_version 1.1; \
          proxy_pass http://{sink}; }}"
@@ -154,43 +155,6 @@ fn curl(options: &Options, words: &[&str]) -> Result<String, String> {
         return Err(format!("curl: {}", String::from_utf8_lossy(&output.stderr)));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Starts a server that takes bodies and answers each with two bytes. It goes on until the program ends.
-fn sink() -> std::io::Result<SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let address = listener.local_addr()?;
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            std::thread::spawn(move || take_body(stream));
-        }
-    });
-    Ok(address)
-}
-
-/// One request for each connection.
-fn take_body(mut stream: TcpStream) -> std::io::Result<()> {
-    let (mut head, mut piece) = (Vec::new(), vec![0; 1 << 18]);
-    let end = loop {
-        let count = stream.read(&mut piece)?;
-        head.extend_from_slice(&piece[..count]);
-        if let Some(end) = head.windows(4).position(|four| four == b"\r\n\r\n") {
-            break end + 4;
-        }
-        if count == 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-    };
-    let text = String::from_utf8_lossy(&head[..end]).to_ascii_lowercase();
-    let length = text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<u64>().ok());
-    let mut left = length.unwrap_or(0).saturating_sub((head.len() - end) as u64);
-    while left > 0 {
-        match stream.read(&mut piece)? {
-            0 => return Err(ErrorKind::UnexpectedEof.into()),
-            count => left = left.saturating_sub(count as u64),
-        }
-    }
-    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
 }
 
 /// Starts a relay that holds everything back. It goes on until the program ends.
