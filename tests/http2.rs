@@ -34,6 +34,7 @@ with_each_driver!(
     a_connection_ends_behind_its_last_request_or_when_it_is_idle,
     what_could_smuggle_a_request_reaches_nobody,
     websockets_are_upgrades_for_the_servers_behind,
+    the_log_line_of_a_websocket_has_the_values_that_its_response_had,
     a_client_certificate_is_asked_for_by_name,
     floods_end_the_connection_and_nobody_else,
     a_window_of_one_byte_is_a_flood_when_it_lasts,
@@ -584,6 +585,31 @@ fn websockets_are_upgrades_for_the_servers_behind(driver: Driver) {
     assert_eq!((answer.status, answer.text()), (403, "no"));
     let stream = client.connect("something", "/", &[]);
     assert_eq!(client.answer(stream).status, 405);
+    server.stop();
+}
+
+fn the_log_line_of_a_websocket_has_the_values_that_its_response_had(driver: Driver) {
+    const VALUES: &str = "$request_id|$request|$uri $args|$http_origin|$http_upgrade|$server_protocol|$connection";
+    let backend = Backend::tcp();
+    let text = "log_format values 'VALUES|$sent_http_x_own $upstream_http_x_own|$status $upstream_status';
+        server { listen %UNIX%; http2 on; access_log %DIR%/values.log values; add_header X-Values \"VALUES\" always;
+                 location / { proxy_pass http://ADDRESS; } }";
+    let text = text.replace("VALUES", VALUES).replace("ADDRESS", backend.address());
+    let server = Setup::http(driver, &text).start();
+    let mut client = Http2::unix(&server);
+    let stream = client.connect("websocket", "/socket?a=b", &[("origin", "http://localhost")]);
+    let mut at = backend.accept();
+    at.request_head();
+    at.send("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-Own: 1\r\n\r\nhello");
+    client.read_until(|client| client.answers.get(&stream).is_some_and(|answer| answer.body == b"hello"));
+    let values = client.answers[&stream].header("x-values").expect("the values").to_owned();
+    client.send(stream, b"", true);
+    assert!(at.is_at_end());
+    drop(at);
+    client.answer(stream);
+    let line = server.directory.wait_line("values.log", "/socket");
+    assert!(values.contains("|/socket a=b|http://localhost|websocket|HTTP/2.0|"), "{values}");
+    assert_eq!(line, format!("{values}|1 1|101 101"));
     server.stop();
 }
 

@@ -2,6 +2,7 @@
 
 mod support;
 
+use rustix::process::Signal;
 use support::{Asked, Backend, Client, Driver, Response, Server, Setup, with_each_driver};
 
 with_each_driver!(
@@ -14,6 +15,8 @@ with_each_driver!(
     an_idle_tunnel_ends_after_the_read_timeout,
     a_tunnel_survives_a_reload,
     the_log_line_of_a_tunnel_tells_what_was_asked_and_what_has_passed,
+    the_log_line_of_a_tunnel_has_the_values_that_its_response_had,
+    a_tunnel_that_is_closed_under_it_is_logged_like_any_other,
     an_idle_tunnel_takes_little_memory,
     ends_that_write_without_reading_are_held_up_and_lose_nothing,
     a_reset_of_one_end_ends_the_other,
@@ -254,10 +257,75 @@ fn the_log_line_of_a_tunnel_tells_what_was_asked_and_what_has_passed(driver: Dri
     server.stop();
 }
 
+/// Variables of every kind, which the response and the log line of a tunnel have alike.
+const VALUES: &str = "$request_id|$request_method $scheme $host $uri $args $request_uri|$named|$kept $mapped|\
+    $cookie_a $cookie_b $arg_c|$remote_addr $realip_remote_addr $connection $connection_requests|$http_user_agent|\
+    $server_name $server_protocol $document_root|$proxy_host $proxy_port";
+
+/// A server whose location writes [`VALUES`] into the response, and behind `log=` into the log line.
+fn start_with_values(driver: Driver, backend: &Backend, main: &str) -> Server {
+    let text = "set_real_ip_from unix:; real_ip_header X-Real-IP;
+        log_format values 'log=VALUES|$upstream_http_x_own $sent_http_x_own $sent_http_x_long|$status';
+        map $http_upgrade $mapped { default close; websocket upgrade; }
+        server { listen %UNIX%; server_name values.example; access_log %DIR%/values.log values;
+                 rewrite ^/old/(.*)$ /new/$1;
+                 location ~ ^/(?<named>[a-z]+)/([a-z]+)$ {
+                     set $kept \"$1-$2\";
+                     add_header X-Values \"VALUES\" always;
+                     add_header X-Long 0123456789012345678901234567890123456789012345678901234567890123 always;
+                     proxy_pass http://ADDRESS; } }";
+    let text = text.replace("VALUES", VALUES).replace("ADDRESS", backend.address());
+    let setup = Setup::http(driver, &text);
+    setup.replace("daemon off;", &format!("daemon off; {main}")).start()
+}
+
+/// Opens a tunnel there; what the log line is to begin with, and how it is to end.
+fn open_with_values(backend: &Backend, server: &Server, agent: &str) -> (Client, Client, String) {
+    let mut client = server.connect();
+    let fields = format!("Host: values.example\r\nCookie: a=1; b=2\r\nX-Real-IP: 192.0.2.7\r\nUser-Agent: {agent}");
+    client.send(request("/old/path?c=d", "websocket").replace("Host: h", &fields));
+    let mut peer = backend.accept();
+    peer.request();
+    peer.send(agreement("websocket"));
+    let response = client.response();
+    let values = response.header("X-Values").expect("the values").to_owned();
+    assert!(values.contains("|GET http values.example /new/path c=d /old/path?c=d|new|"), "{values}");
+    assert!(values.contains("|new-path upgrade|1 2 d|192.0.2.7 unix: "), "{values}");
+    converse(&mut client, &mut peer);
+    let long = response.header("X-Long").expect("a long field");
+    (client, peer, format!("log={values}|1 1 {long}|101"))
+}
+
+fn the_log_line_of_a_tunnel_has_the_values_that_its_response_had(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = start_with_values(driver, &backend, "");
+    // A long head stays where it is.
+    for agent in ["short".to_owned(), "long".repeat(1200)] {
+        let (client, mut peer, line) = open_with_values(&backend, &server, &agent);
+        client.close_both();
+        peer.assert_closed();
+        drop(peer);
+        assert_eq!(server.directory.wait_line("values.log", &agent), line);
+    }
+    server.stop();
+}
+
+fn a_tunnel_that_is_closed_under_it_is_logged_like_any_other(driver: Driver) {
+    let backend = Backend::tcp();
+    let mut server = start_with_values(driver, &backend, "worker_shutdown_timeout 50ms;");
+    let opened = ["one", "two"].map(|agent| open_with_values(&backend, &server, agent));
+    server.end(Signal::QUIT);
+    for (agent, (mut client, mut peer, line)) in ["one", "two"].into_iter().zip(opened) {
+        client.assert_closed();
+        peer.assert_closed();
+        assert_eq!(server.directory.wait_line("values.log", agent), line);
+    }
+}
+
 fn an_idle_tunnel_takes_little_memory(driver: Driver) {
     const COUNT: usize = 200;
-    /// Half of it are the request and the head of its response, which the log line may need.
-    const BYTES_MAX: u64 = 5 * 1024;
+    /// A quarter of it are the request and the head of its response, which the log line may need.
+    const BYTES_MAX: u64 = 2304;
     support::raise_descriptor_limit();
     let backend = Backend::tcp();
     let setup =

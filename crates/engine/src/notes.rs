@@ -46,6 +46,11 @@ impl Notes {
         note.downcast().ok().map(|note| *note)
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Keeps memory for no more than there are.
     pub fn shrink(&mut self) {
         self.0.shrink_to_fit();
@@ -73,6 +78,11 @@ impl SharedNotes {
         let note = Rc::<T>::default();
         self.0.push((wanted, Rc::<T>::clone(&note)));
         note
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Forgets everything, keeping the memory for the next request.

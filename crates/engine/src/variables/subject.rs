@@ -96,6 +96,7 @@ pub trait Subject: Sized + 'static {
             self.store_variable(variable, matched.captures.text(text, group).unwrap_or_default());
         }
         let mut captured = self.evaluation().captured.borrow_mut();
+        let captured = captured.get_or_insert_default();
         captured.groups = matched.captures;
         captured.text.clear();
         captured.text.extend_from_slice(text);
@@ -103,14 +104,17 @@ pub trait Subject: Sized + 'static {
 
     /// From now on `$1` to `$9` are empty.
     fn forget_match(&self) {
-        self.evaluation().captured.borrow_mut().groups.clear();
+        if let Some(captured) = &mut *self.evaluation().captured.borrow_mut() {
+            captured.groups.clear();
+        }
     }
 
     /// Lets `f` see the text of a group of the last regular expression that matched.
     fn with_capture(&self, number: usize, f: impl FnOnce(&[u8])) {
         let captured = self.evaluation().captured.borrow();
         if number < CAPTURES_MAX {
-            f(captured.groups.text(&captured.text, number).unwrap_or_default());
+            let text = captured.as_ref().and_then(|captured| captured.groups.text(&captured.text, number));
+            f(text.unwrap_or_default());
         }
     }
 
@@ -231,12 +235,22 @@ impl Values {
     pub fn clear(&mut self) {
         self.0.get_mut().clear();
     }
+
+    /// Keeps memory for no more than there are. Says whether there are none.
+    pub fn shrink(&mut self) -> bool {
+        let stored = self.0.get_mut();
+        let length = stored.iter().rposition(|value| !matches!(value, Stored::Nothing)).map_or(0, |last| last + 1);
+        stored.truncate(length);
+        stored.shrink_to_fit();
+        stored.is_empty()
+    }
 }
 
 /// Where the evaluation of a subject's variables stands, and what the last regular expression found.
 #[derive(Default)]
 pub struct Evaluation {
-    captured: RefCell<Captured>,
+    /// There from the first expression on that matches.
+    captured: RefCell<Option<Box<Captured>>>,
     depth: Cell<u32>,
     nested_cost: Cell<usize>,
     is_too_costly: Cell<bool>,
@@ -259,14 +273,22 @@ struct Captured {
 impl Evaluation {
     /// Begins anew for another subject, keeping the memory.
     pub fn clear(&mut self) {
-        let captured = self.captured.get_mut();
-        captured.groups.clear();
-        if captured.text.capacity() > BUFFER_BYTES_MAX {
-            captured.text = Vec::new();
+        if let Some(captured) = self.captured.get_mut() {
+            captured.groups.clear();
+            if captured.text.capacity() > BUFFER_BYTES_MAX {
+                captured.text = Vec::new();
+            }
         }
         self.depth.set(0);
         self.nested_cost.set(0);
         self.is_too_costly.set(false);
+    }
+
+    /// Whether it is as a new one: no expression has matched, and nothing was worked out for something else.
+    pub fn is_at_rest(&self) -> bool {
+        let Evaluation { captured, depth, nested_cost, is_too_costly, buffers: _ } = self;
+        let has_matched = captured.borrow().as_ref().is_some_and(|captured| !captured.groups.is_empty());
+        !has_matched && depth.get() == 0 && nested_cost.get() == 0 && !is_too_costly.get()
     }
 
     /// Lends an empty buffer.

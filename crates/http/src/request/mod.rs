@@ -19,6 +19,7 @@ pub mod forwarded;
 pub mod limit_rate;
 mod outcome;
 pub mod own;
+pub(crate) mod packed;
 pub mod phases;
 pub mod post_action;
 pub(crate) mod pump;
@@ -364,7 +365,7 @@ impl Request {
     }
 
     /// Gives back memory that it has and does not need: from now on it only waits for its end, which may take days.
-    pub(crate) fn shrink(&mut self) {
+    fn shrink(&mut self) {
         if let Some(head) = Rc::get_mut(&mut self.head) {
             head.shrink();
         }
@@ -816,6 +817,17 @@ impl Request {
 }
 
 impl Shared {
+    /// Whether it is as a new one. Otherwise memory is kept for no more than there is.
+    fn is_at_rest(&mut self) -> bool {
+        let Shared { values, notes, held, id, client, subrequests, counted_bytes, waits } = self;
+        let has_values = !values.shrink();
+        held.get_mut().shrink();
+        let has_notes = !notes.get_mut().is_empty() || !held.get_mut().is_empty();
+        let has_client = id.get().is_some() || client.get().is_some();
+        let has_counted = subrequests.get() > 0 || counted_bytes.get() > 0 || waits.get().is_some();
+        !has_values && !has_notes && !has_client && !has_counted
+    }
+
     fn clear(&mut self) {
         self.values.clear();
         self.notes.get_mut().clear();

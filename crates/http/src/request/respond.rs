@@ -14,7 +14,7 @@ use crate::request::error_page;
 use crate::request::exchange::{BodyLength, ResponseOptions};
 use crate::request::limit_rate::Rate;
 use crate::request::pump::send_rest;
-use crate::request::tunnel::{self, Tunnel};
+use crate::request::tunnel::Tunnel;
 
 /// What has become of a request that had to wait.
 pub enum Answered {
@@ -32,11 +32,9 @@ pub enum Answered {
 pub async fn finish_and_send(request: &mut Request, step: Step) -> Answered {
     let Some(body) = finish(request, step).await else { return Answered::Not };
     match start_response(request, body) {
-        Some(Rest::Body(body)) => send_rest(request, body).await,
-        Some(Rest::Tunnel(other_end)) => return Answered::Tunnel(other_end),
-        None => {}
+        Some(rest) => rest.send(request).await,
+        None => Answered::Wholly,
     }
-    Answered::Wholly
 }
 
 /// What follows a response's head and is not given with it.
@@ -48,12 +46,13 @@ pub enum Rest {
 }
 
 impl Rest {
-    /// Sends it to its end, or until the client leaves.
-    pub async fn send(self, request: &Request) {
+    /// Sends a body to its end, or until the client leaves. A tunnel is the caller's to carry.
+    pub async fn send(self, request: &Request) -> Answered {
         match self {
             Rest::Body(body) => send_rest(request, body).await,
-            Rest::Tunnel(other_end) => Box::pin(tunnel::carry(request, other_end)).await,
+            Rest::Tunnel(other_end) => return Answered::Tunnel(other_end),
         }
+        Answered::Wholly
     }
 }
 
@@ -91,7 +90,6 @@ pub fn start_response(request: &mut Request, mut body: Body) -> Option<Rest> {
         let exchange = request.exchange();
         exchange.become_tunnel();
         exchange.start(request, &options);
-        request.shrink();
         return Some(Rest::Tunnel(other_end));
     }
     let exchange = request.exchange();

@@ -44,7 +44,7 @@ impl fmt::Debug for dyn Tunnel {
 const PROXYING: &str = "proxying upgraded connection";
 
 /// Why a tunnel ended. The error log knows.
-enum End {
+pub(crate) enum End {
     /// Both directions have ended.
     Ended,
     Idle,
@@ -52,29 +52,37 @@ enum End {
     Broken(BodyError),
 }
 
-/// Carries bytes both ways until both directions have ended, one end is lost, or nothing has passed for too long.
-pub(crate) async fn carry(request: &Request, tunnel: Box<dyn Tunnel>) {
-    let exchange = request.exchange();
+/// Carries bytes both ways until both directions have ended, one end is lost, or nothing has passed for too long. It
+/// needs no request meanwhile.
+pub(crate) fn carry(exchange: &dyn Exchange, tunnel: Box<dyn Tunnel>) -> impl Future<Output = End> {
     let idle = Timer::after(tunnel.idle_max());
     let mut carrier = Carrier { tunnel, idle, sent: 0, client_has_ended: false, other_has_ended: false };
-    match poll_fn(|context| carrier.poll(exchange, context)).await {
-        End::Ended => {
-            request.log(Level::Info, format_args!("both ends closed the connection while {PROXYING}"));
-            return;
+    poll_fn(move |context| carrier.poll(exchange, context))
+}
+
+impl End {
+    /// Tells the error log, and the client where it cannot see it otherwise.
+    pub(crate) fn tell(self, request: &Request) {
+        match self {
+            End::Ended => {
+                request.log(Level::Info, format_args!("both ends closed the connection while {PROXYING}"));
+                return;
+            }
+            End::Client(Gone::ByPeer) => {
+                request.log(Level::Info, format_args!("client prematurely closed connection while {PROXYING}"));
+                return;
+            }
+            End::Client(gone) => {
+                request.log(Level::Info, format_args!("client connection was lost ({gone:?}) while {PROXYING}"))
+            }
+            End::Idle => {
+                request
+                    .log(Level::Info, format_args!("upstream timed out (110: Connection timed out) while {PROXYING}"));
+            }
+            End::Broken(error) => request.log(Level::Error, format_args!("{error} while {PROXYING}")),
         }
-        End::Client(Gone::ByPeer) => {
-            request.log(Level::Info, format_args!("client prematurely closed connection while {PROXYING}"));
-            return;
-        }
-        End::Client(gone) => {
-            request.log(Level::Info, format_args!("client connection was lost ({gone:?}) while {PROXYING}"))
-        }
-        End::Idle => {
-            request.log(Level::Info, format_args!("upstream timed out (110: Connection timed out) while {PROXYING}"));
-        }
-        End::Broken(error) => request.log(Level::Error, format_args!("{error} while {PROXYING}")),
+        request.exchange().abort();
     }
-    exchange.abort();
 }
 
 struct Carrier {

@@ -224,6 +224,7 @@ impl Answering {
             Carrier::Shared(_) => unreachable!("HTTP/2 has no 101, and its codec says so"),
         };
         self.is_over = true;
+        self.records.pack();
         (connection, TunnelRecord { chosen: self.chosen.take(), records: Rc::clone(&self.records), sent })
     }
 

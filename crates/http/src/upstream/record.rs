@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gale_base::packed::{Packer, Unpacker};
 use gale_engine::traffic::{Nanos, Served};
 use gale_runtime::{Bytes, Moment};
 use smallvec::SmallVec;
@@ -51,11 +52,21 @@ pub enum Entry {
 pub struct Records {
     entries: RefCell<SmallVec<[Entry; 1]>>,
     /// The fields of the last response's head.
-    fields: RefCell<Option<Rc<FieldList>>>,
+    fields: RefCell<HeadFields>,
     /// The fields behind its body.
     trailers: RefCell<Vec<(Bytes, Bytes)>>,
     /// When the response has to have ended.
     deadline: Cell<Option<Moment>>,
+}
+
+/// The fields of a response's head, as far as they are known.
+#[derive(Debug, Default)]
+enum HeadFields {
+    #[default]
+    Unknown,
+    Listed(Rc<FieldList>),
+    /// They are not looked at for long.
+    Packed(Box<[u8]>),
 }
 
 impl Records {
@@ -145,11 +156,29 @@ impl Records {
 
     /// The fields of the last response's head, with those that the client does not get.
     pub fn fields(&self) -> Option<Rc<FieldList>> {
-        self.fields.borrow().clone()
+        match &*self.fields.borrow() {
+            HeadFields::Unknown => None,
+            HeadFields::Listed(fields) => Some(Rc::clone(fields)),
+            HeadFields::Packed(packed) => {
+                let mut fields = FieldList::default();
+                fields.unpack(&mut Unpacker::new(packed));
+                Some(Rc::new(fields))
+            }
+        }
     }
 
     pub(super) fn set_fields(&self, fields: Rc<FieldList>) {
-        self.fields.replace(Some(fields));
+        self.fields.replace(HeadFields::Listed(fields));
+    }
+
+    /// Keeps the fields in less memory: the response is a tunnel, which may be open for days.
+    pub(super) fn pack(&self) {
+        let fields = &mut *self.fields.borrow_mut();
+        if let HeadFields::Listed(listed) = fields {
+            let mut packed = Vec::new();
+            listed.pack(&mut Packer::new(&mut packed));
+            *fields = HeadFields::Packed(packed.into());
+        }
     }
 
     /// The fields behind the last response's body, once that has ended.

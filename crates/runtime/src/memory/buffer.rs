@@ -196,7 +196,7 @@ impl Buffer {
 
     /// Appends a copy of `bytes`, above the limits if need be, where the caller has a bound of its own: they are
     /// charged, so nobody else gets more until they are gone.
-    pub(crate) fn append_past_limit(&mut self, bytes: &[u8]) {
+    pub fn append_past_limit(&mut self, bytes: &[u8]) {
         let room = self.make_room(bytes.len(), |size| Ok(Block::take_past_limit(size)));
         room.expect("the size is in bounds").copy_from_slice(bytes);
         self.commit(bytes.len());

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use gale_protocol::http1::{Limits, Status};
+use gale_protocol::http1::{HeadParser, Limits, Offence, Status};
 use gale_runtime::{Buffer, Moment};
 
 use super::body::RequestBody;
@@ -45,6 +45,7 @@ pub(super) type PendingHead = Option<Box<Request>>;
 /// How a head is read of which something has come.
 #[derive(Default)]
 pub(super) struct HeadReading {
+    parser: HeadParser,
     limits: Limits,
     /// How long the rest of the head may take; none when the time runs already.
     timeout: Option<Duration>,
@@ -52,6 +53,8 @@ pub(super) struct HeadReading {
     next_read_max: usize,
     /// The rest is waited for, and the connection counts as one that reads.
     is_counted: bool,
+    /// What is wrong with the head that has come.
+    offence: Option<Offence>,
 }
 
 impl HeadReading {
@@ -101,7 +104,8 @@ impl HttpConnection {
                 }
             }
             if let Some(transfer) = transfer.as_mut().filter(|transfer| has_begun && !transfer.input.is_empty()) {
-                let Transfer { input, head, parser, generation, offence, body, sender, .. } = &mut **transfer;
+                let Transfer { input, head, generation, body, sender, .. } = &mut **transfer;
+                let head = &mut **head.get_or_insert_default();
                 let mut request = match pending.take() {
                     Some(request) => request,
                     None => {
@@ -113,13 +117,13 @@ impl HttpConnection {
                         *generation = NonZeroU64::new(request.http().generation);
                         request.is_pipelined = is_pipelined;
                         request.number_on_connection = self.info.requests.get() + 1;
-                        parser.reset();
+                        head.parser.reset();
                         *body = RequestBody::default();
                         self.idle_since.set(Moment::NEVER);
                         request
                     }
                 };
-                match parser.parse(input.readable(), &head.limits, request.parsed_mut()) {
+                match head.parser.parse(input.readable(), &head.limits, request.parsed_mut()) {
                     Ok(Status::NeedMore) => {
                         head.begin_waiting(&self.worker().common.counters);
                         if let Some(timeout) = head.timeout.take() {
@@ -145,7 +149,7 @@ impl HttpConnection {
                             request.note_head_wait();
                         }
                         request.set_head(std::mem::take(input));
-                        *offence = Some(found);
+                        head.offence = Some(found);
                         return Poll::Ready(Arrival::Request(request));
                     }
                 }
@@ -161,7 +165,8 @@ impl HttpConnection {
             let is_first = transfer.as_ref().is_none_or(|transfer| pending.is_none() && transfer.input.is_empty());
             let (input, read_max) = match transfer {
                 Some(transfer) if pending.is_some() => {
-                    let read_max = transfer.head.read_max(transfer.input.len());
+                    let length = transfer.input.len();
+                    let read_max = transfer.head.as_ref().map_or(FIRST_READ, |head| head.read_max(length));
                     (&mut transfer.input, read_max)
                 }
                 // The rest of the PROXY protocol's header, or of HTTP/2's preface.
@@ -220,13 +225,11 @@ impl HttpConnection {
         request.place = place.index();
         request.started = gale_runtime::now();
         request.begin(Rc::clone(&configuration), Rc::clone(self) as Rc<dyn Exchange>, server);
-        *reading = HeadReading {
-            limits,
-            timeout,
-            first_read_max: *core.client_header_buffer_size.get(),
-            next_read_max: core.large_client_header_buffers.get().size,
-            is_counted: false,
-        };
+        reading.limits = limits;
+        reading.timeout = timeout;
+        reading.first_read_max = *core.client_header_buffer_size.get();
+        reading.next_read_max = core.large_client_header_buffers.get().size;
+        reading.is_counted = false;
         Some(request)
     }
 
@@ -246,7 +249,7 @@ impl HttpConnection {
     pub(super) fn begin(&self, request: &mut Request) -> Step {
         self.info.requests.set(self.info.requests.get() + 1);
         request.number_on_connection = self.info.requests.get();
-        let offence = self.http1.borrow_mut().transfer().offence.take();
+        let offence = self.http1.borrow_mut().transfer().head.as_mut().and_then(|head| head.offence.take());
         let wish = Wish::of(request, offence.is_some());
         let prepared = begin::prepare(request, offence);
         {

@@ -13,10 +13,11 @@ mod send;
 
 use std::future::{Future, poll_fn};
 use std::num::NonZeroU64;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use gale_protocol::http1::{HeadParser, Offence, response};
+use gale_protocol::http1::response;
 use gale_protocol::request::{Scheme, Version};
 use gale_runtime::{Buffer, Bytes, SocketAddress, TcpInfo, Timer};
 
@@ -34,11 +35,13 @@ use crate::request::advance::Step;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::configuration::settings::{CoreSettings, LingeringClose};
 use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent, Transferred};
+use crate::request::packed::PackedRequest;
 use crate::request::phases::LocalBoxFuture;
 use crate::request::request_body;
 use crate::request::respond::{self, Answered};
 use crate::request::slow::ExchangeWaits;
-use crate::request::tunnel;
+use crate::request::tunnel::{self, Tunnel};
+use crate::request::worker::HttpWorker;
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
 use gale_engine::tls::TlsStream;
@@ -90,7 +93,7 @@ impl State {
     /// The connection ends.
     pub(super) fn end(&mut self, stream: &Transport, connections: &HttpConnections) {
         if let Some(transfer) = &mut self.transfer {
-            transfer.head.end_waiting(&connections.worker.common.counters);
+            transfer.end_waiting(&connections.worker);
             // After a panic: the answers before it are good.
             transfer.sender.send_held(stream, false);
         }
@@ -102,16 +105,25 @@ impl State {
 pub(crate) struct Transfer {
     /// What has come and was not read yet.
     input: Buffer,
-    parser: HeadParser,
-    head: HeadReading,
+    /// There from the first head on, and not in a tunnel.
+    head: Option<Box<HeadReading>>,
     /// The configuration of the exchange.
     generation: Option<NonZeroU64>,
-    /// What is wrong with the head that has come.
-    offence: Option<Offence>,
     body: RequestBody,
     sender: Sender,
     /// What the client wants of the connection after the exchange.
     wish: Wish,
+    /// The request, while there is a tunnel, which needs none.
+    packed: Option<Box<PackedRequest>>,
+}
+
+impl Transfer {
+    /// The rest of a head is not waited for any more.
+    fn end_waiting(&mut self, worker: &HttpWorker) {
+        if let Some(head) = &mut self.head {
+            head.end_waiting(&worker.common.counters);
+        }
+    }
 }
 
 /// What becomes of the connection after an exchange.
@@ -167,10 +179,12 @@ impl HttpConnection {
                 let carrying = match in_flight.connection.answer(in_flight.request()).await {
                     Answered::Not => return AfterExchange::Close,
                     Answered::Wholly => None,
-                    Answered::Tunnel(other_end) => Some(Box::pin(tunnel::carry(in_flight.request(), other_end))),
+                    Answered::Tunnel(other_end) => Some(in_flight.carry(other_end)),
                 };
                 if let Some(carrying) = carrying {
-                    carrying.await;
+                    let end = carrying.await;
+                    in_flight.unpack();
+                    end.tell(in_flight.request());
                 }
             }
             let sent = poll_fn(|context| in_flight.connection.poll_sent(context)).await;
@@ -199,7 +213,7 @@ impl HttpConnection {
             match respond::finish_and_send(request, step).await {
                 Answered::Not => return AfterExchange::Close,
                 Answered::Wholly => {}
-                Answered::Tunnel(other_end) => Box::pin(tunnel::carry(request, other_end)).await,
+                Answered::Tunnel(other_end) => Box::pin(tunnel::carry(self, other_end)).await.tell(request),
             }
             sent = poll_fn(|context| self.poll_sent(context)).await;
         }
@@ -233,10 +247,7 @@ impl HttpConnection {
             Step::Close => Box::pin(std::future::ready(Answered::Not)),
             Step::Answer(body) => {
                 let rest = respond::start_response(request, body)?;
-                Box::pin(async move {
-                    rest.send(request).await;
-                    Answered::Wholly
-                })
+                Box::pin(rest.send(request))
             }
             step => Box::pin(respond::finish_and_send(request, step)),
         };
@@ -273,7 +284,7 @@ impl HttpConnection {
         self.worker().give_back(request);
         let state = &mut *self.http1.borrow_mut();
         let Some(mut transfer) = state.transfer.take() else { return };
-        transfer.head.end_waiting(&self.worker().common.counters);
+        transfer.end_waiting(self.worker());
         if !transfer.sender.is_at_rest() {
             return;
         }
@@ -395,23 +406,43 @@ impl HttpConnection {
 /// connection is closed under it.
 struct InFlight<'c> {
     connection: &'c Rc<HttpConnection>,
+    /// `None` while it is packed.
     request: Option<Box<Request>>,
 }
 
-impl InFlight<'_> {
+impl<'c> InFlight<'c> {
     fn request(&mut self) -> &mut Request {
-        self.request.as_mut().expect("there until it ends")
+        self.request.as_mut().expect("there until it ends, but for a tunnel")
+    }
+
+    /// Carries a tunnel, during which the request is packed.
+    fn carry(&mut self, other_end: Box<dyn Tunnel>) -> Pin<Box<impl Future<Output = tunnel::End> + use<'c>>> {
+        match self.request.take().map(Request::pack) {
+            Some(Ok(packed)) => self.connection.http1.borrow_mut().transfer().packed = Some(packed),
+            kept => self.request = kept.and_then(Result::err),
+        }
+        Box::pin(tunnel::carry(&**self.connection, other_end))
+    }
+
+    /// The tunnel is over.
+    fn unpack(&mut self) {
+        let connection = self.connection;
+        let packed = connection.http1.borrow_mut().transfer.as_mut().and_then(|transfer| transfer.packed.take());
+        if let Some(packed) = packed {
+            self.request = Some(packed.unpack(connection.worker(), Rc::clone(connection) as Rc<dyn Exchange>));
+        }
     }
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        let Some(mut request) = self.request.take() else { return };
         self.connection.worker().common.counters.end_request();
         // After a panic nothing in the request is relied on; the panic itself is logged.
         if std::thread::panicking() {
             return;
         }
+        self.unpack();
+        let Some(mut request) = self.request.take() else { return };
         if request.response.status == 0 && !self.connection.http1.borrow_mut().transfer().sender.is_started() {
             request.response.status = CLOSED_UNDER_REQUEST;
         }
@@ -562,6 +593,7 @@ impl Exchange for HttpConnection {
     fn become_tunnel(&self) {
         let mut state = self.http1.borrow_mut();
         let transfer = state.transfer();
+        transfer.head = None;
         transfer.body.become_tunnel();
         transfer.sender.become_tunnel();
     }

@@ -148,7 +148,7 @@ impl Sender {
 
     pub(super) fn become_tunnel(&mut self) {
         self.framing = Framing::Tunnel { is_shut_down: false };
-        self.queue.shrink();
+        self.queue.be_thrifty();
     }
 
     /// An interim response goes before everything else; HTTP/1.0 knows none.

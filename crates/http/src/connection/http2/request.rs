@@ -20,6 +20,7 @@ use crate::request::Request;
 use crate::request::advance::{self, Step};
 use crate::request::begin;
 use crate::request::exchange::Exchange;
+use crate::request::packed::PackedRequest;
 use crate::request::respond::{self, Answered, Rest};
 use crate::request::tunnel;
 
@@ -55,7 +56,7 @@ impl Http2 {
         }
         let prepared = begin::prepare(&mut request, offence);
         self.note_request(&request);
-        let mut in_flight = InFlight { stream, request: Some(request) };
+        let mut in_flight = InFlight::new(stream, request);
         let step = self.client.enter_phases(in_flight.request(), prepared);
         let waits = match step {
             Step::Answer(body) => match respond::start_response(in_flight.request(), body) {
@@ -131,8 +132,7 @@ impl Http2 {
             }
             has_ended = true;
             for stream in finished {
-                let request = stream.take_kept();
-                drop(InFlight { stream, request });
+                stream.end_kept();
             }
         }
     }
@@ -160,9 +160,13 @@ impl Stream {
         if let Some(task) = self.take_task() {
             gale_runtime::abort(task);
         }
-        let request = self.take_kept();
-        if request.is_some() {
-            drop(InFlight { stream: self, request });
+        self.end_kept();
+    }
+
+    /// Ends the request that was kept with it, if one was.
+    fn end_kept(self: Rc<Self>) {
+        if let Some(request) = self.take_kept() {
+            drop(InFlight::new(self, request));
         }
     }
 }
@@ -170,12 +174,33 @@ impl Stream {
 /// A request on its way. It is logged when it ends, however it ends: also when the connection is closed under it.
 struct InFlight {
     stream: Rc<Stream>,
+    /// `None` while it is packed.
     request: Option<Box<Request>>,
+    /// The request, while there is a tunnel, which needs none.
+    packed: Option<Box<PackedRequest>>,
 }
 
 impl InFlight {
+    fn new(stream: Rc<Stream>, request: Box<Request>) -> InFlight {
+        InFlight { stream, request: Some(request), packed: None }
+    }
+
     fn request(&mut self) -> &mut Request {
-        self.request.as_mut().expect("there until it ends")
+        self.request.as_mut().expect("there until it ends, but for a tunnel")
+    }
+
+    fn pack(&mut self) {
+        match self.request.take().map(Request::pack) {
+            Some(Ok(packed)) => self.packed = Some(packed),
+            kept => self.request = kept.and_then(Result::err),
+        }
+    }
+
+    fn unpack(&mut self) {
+        if let Some(packed) = self.packed.take() {
+            let exchange = Rc::clone(&self.stream) as Rc<dyn Exchange>;
+            self.request = Some(packed.unpack(self.stream.connection.client.worker(), exchange));
+        }
     }
 
     /// It was answered: it ends when the answer has left, which may be so already.
@@ -191,15 +216,17 @@ impl InFlight {
     async fn go_on(mut self, waits: Waits) {
         let answered = match waits {
             Waits::Step(step) => respond::finish_and_send(self.request(), step).await,
-            Waits::Rest(rest) => {
-                rest.send(self.request()).await;
-                Answered::Wholly
-            }
+            Waits::Rest(rest) => rest.send(self.request()).await,
         };
         match answered {
             Answered::Not => return self.stream.abort(),
             Answered::Wholly => {}
-            Answered::Tunnel(other_end) => Box::pin(tunnel::carry(self.request(), other_end)).await,
+            Answered::Tunnel(other_end) => {
+                self.pack();
+                let end = Box::pin(tunnel::carry(&*self.stream, other_end)).await;
+                self.unpack();
+                end.tell(self.request());
+            }
         }
         // Whether it is whole shows in the stream.
         let _ = poll_fn(|context| self.stream.poll_sent(context)).await;
@@ -208,8 +235,10 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        // Kept with its stream.
-        let Some(mut request) = self.request.take() else { return };
+        if self.request.is_none() && self.packed.is_none() {
+            // Kept with its stream.
+            return;
+        }
         let http2 = Rc::clone(&self.stream.connection);
         http2.client.worker().common.counters.end_request();
         self.stream.take_task();
@@ -218,6 +247,8 @@ impl Drop for InFlight {
         if std::thread::panicking() {
             return;
         }
+        self.unpack();
+        let Some(mut request) = self.request.take() else { return };
         let (is_started, failure) =
             self.stream.with_response(|response| (response.is_started, response.failure.take()));
         if let Some(error) = failure {

@@ -62,7 +62,8 @@ enum Stage {
 /// See the file's head.
 #[derive(Default)]
 pub(super) struct OutputQueue {
-    output: Output,
+    /// What is in memory: in a box, as the items are and for the same reasons.
+    output: Option<Box<Output>>,
     /// So many bytes at the beginning of `output` belong to responses before, and were counted when these were held.
     earlier_bytes: usize,
     /// What stands behind `output`; begins with a piece of a file.
@@ -77,7 +78,9 @@ pub(super) struct OutputQueue {
     patience: Patience,
     gone: Option<Gone>,
     /// Why the response could not be completed.
-    failure: Option<BodyError>,
+    failure: Option<Box<BodyError>>,
+    /// What is empty has no memory: nothing is queued for long.
+    is_thrifty: bool,
 }
 
 /// What fills it.
@@ -97,7 +100,7 @@ impl OutputQueue {
     pub(super) fn append(&mut self, text: &[u8]) {
         if !self.items.is_empty() {
             self.items.append(text);
-        } else if self.output.append(text).is_err() {
+        } else if self.output().append(text).is_err() {
             // No memory within the worker's bound: the response cannot be completed.
             self.abort();
         }
@@ -110,7 +113,7 @@ impl OutputQueue {
         }
         match item {
             BodyItem::Bytes(bytes) if bytes.len() <= COPIED_MAX => self.append(&bytes),
-            BodyItem::Bytes(bytes) => self.output.push(bytes),
+            BodyItem::Bytes(bytes) => self.output().push(bytes),
             item @ BodyItem::File(_) => self.items.push(item),
             BodyItem::Flush | BodyItem::Trailers(_) => {}
             BodyItem::Subrequest(_) => unreachable!("`postpone` takes them out"),
@@ -122,7 +125,7 @@ impl OutputQueue {
     pub(super) fn push_earlier(&mut self, held: Lease) {
         debug_assert!(self.is_empty());
         self.earlier_bytes = held.len();
-        self.output.push(held.freeze());
+        self.output().push(held.freeze());
         self.has_left = true;
     }
 
@@ -131,8 +134,9 @@ impl OutputQueue {
         self.flushes = true;
     }
 
-    /// There will be no pieces of files, for long: gives back the memory for them.
-    pub(super) fn shrink(&mut self) {
+    /// There will be nothing to send most of the time, and no pieces of files: memory is for what there is.
+    pub(super) fn be_thrifty(&mut self) {
+        self.is_thrifty = true;
         self.items.shrink();
     }
 
@@ -185,7 +189,7 @@ impl OutputQueue {
 
     /// Whether nothing is queued.
     pub(super) fn is_empty(&self) -> bool {
-        self.output.is_empty() && self.items.is_empty()
+        self.output_bytes() == 0 && self.items.is_empty()
     }
 
     /// Whether everything has left, to the last byte.
@@ -218,12 +222,12 @@ impl OutputQueue {
 
     /// How many bytes are queued.
     pub(super) fn queued_bytes(&self) -> u64 {
-        self.output.len_bytes() as u64 + self.items.length()
+        self.output_bytes() as u64 + self.items.length()
     }
 
     /// Why the response could not be completed, if a file was the reason.
     pub(super) fn take_failure(&mut self) -> Option<BodyError> {
-        self.failure.take()
+        self.failure.take().map(|failure| *failure)
     }
 
     /// The response cannot be completed: notes the error, to be asked for by [`OutputQueue::take_refused`]; or gives it
@@ -232,14 +236,16 @@ impl OutputQueue {
         if self.has_left || !matches!(error, BodyError::Overloaded(_)) {
             return Err(error);
         }
-        self.failure = Some(error);
+        self.failure = Some(Box::new(error));
         self.abort();
         Ok(())
     }
 
     /// Whether the response broke off because the server is too busy to read a file, and nothing of it has left.
     pub(super) fn is_refused(&self) -> bool {
-        matches!(self.failure, Some(BodyError::Overloaded(_))) && self.gone == Some(Gone::Aborted) && !self.has_left
+        matches!(self.failure.as_deref(), Some(BodyError::Overloaded(_)))
+            && self.gone == Some(Gone::Aborted)
+            && !self.has_left
     }
 
     /// Then it is forgotten, so that another may be begun; and the error told.
@@ -247,7 +253,7 @@ impl OutputQueue {
         if !self.is_refused() {
             return None;
         }
-        let error = self.failure.take()?;
+        let error = self.take_failure()?;
         let sent = self.sent;
         self.clear();
         self.patience.clear();
@@ -266,10 +272,22 @@ impl OutputQueue {
         self.items.forget_files();
         self.flushes = false;
         self.failure = None;
+        self.is_thrifty = false;
+    }
+
+    fn output(&mut self) -> &mut Output {
+        self.output.get_or_insert_default()
+    }
+
+    /// How many bytes are in memory.
+    fn output_bytes(&self) -> usize {
+        self.output.as_ref().map_or(0, |output| output.len_bytes())
     }
 
     fn clear(&mut self) {
-        self.output.clear();
+        if let Some(output) = &mut self.output {
+            output.clear();
+        }
         self.earlier_bytes = 0;
         self.items.clear();
     }
@@ -297,10 +315,7 @@ impl OutputQueue {
     /// Whether so little is queued that it may wait for the next item.
     fn may_gather(&self) -> bool {
         let postponed_bytes = self.items.postponed_bytes();
-        self.gone.is_none()
-            && !self.flushes
-            && self.items.is_empty()
-            && (self.output.len_bytes() as u64) < postponed_bytes
+        self.gone.is_none() && !self.flushes && self.items.is_empty() && (self.output_bytes() as u64) < postponed_bytes
     }
 
     /// Sends what is queued; ready when all of it has left.
@@ -322,7 +337,7 @@ impl OutputQueue {
                 self.clear();
                 return Poll::Ready(Err(gone));
             }
-            if !is_earlier && self.output.is_empty() && self.items.waits_for_room() {
+            if !is_earlier && self.output_bytes() == 0 && self.items.waits_for_room() {
                 match stream.plain().map_or(Poll::Ready(Ok(())), |stream| stream.poll_writable(context)) {
                     Poll::Ready(Ok(())) => self.patience.stop(),
                     Poll::Ready(Err(_)) => {
@@ -336,15 +351,17 @@ impl OutputQueue {
                 }
             }
             if !is_earlier {
-                ready!(self.items.poll_budget(self.output.len_bytes(), context));
-                if let Err(error) = self.items.fill(&mut self.output) {
+                ready!(self.items.poll_budget(self.output_bytes(), context));
+                if !self.items.is_empty()
+                    && let Err(error) = self.items.fill(self.output.get_or_insert_default())
+                {
                     self.fail_with_file(error);
                     continue;
                 }
             }
             if !is_earlier
                 && self.items.is_reading()
-                && let Poll::Ready(result) = self.items.poll_reading(&mut self.output, context)
+                && let Poll::Ready(result) = self.items.poll_reading(self.output.get_or_insert_default(), context)
             {
                 self.patience.stop();
                 if let Err(error) = result {
@@ -356,9 +373,12 @@ impl OutputQueue {
                 self.has_left &= self.is_begun();
                 self.flushes = false;
                 self.patience.clear();
+                if self.is_thrifty {
+                    self.output = None;
+                }
                 return Poll::Ready(Ok(()));
             }
-            if self.output.is_empty() && self.items.is_reading() {
+            if self.output_bytes() == 0 && self.items.is_reading() {
                 self.uncork(stream);
                 ready!(self.poll_gone_meanwhile(stream, context));
                 self.fail();
@@ -387,9 +407,9 @@ impl OutputQueue {
 
     /// Gives the socket what comes next.
     fn poll_send(&mut self, stream: &Transport, context: &mut Context<'_>) -> Poll<Result<usize, FileError>> {
-        if self.output.is_empty() {
+        let Some(output) = self.output.as_deref_mut().filter(|output| !output.is_empty()) else {
             return self.poll_sendfile(stream, context);
-        }
+        };
         let more_follows = match self.items.is_empty() {
             // Closing follows, and sends the end in the same packet.
             true => self.stage == Stage::Ended(Ending::Closes),
@@ -400,14 +420,14 @@ impl OutputQueue {
         if let Stage::Ended(ending @ (Ending::Stays | Ending::Closes)) = self.stage
             && self.items.is_empty()
         {
-            match stream.try_send(&mut self.output, ending == Ending::Closes) {
+            match stream.try_send(output, ending == Ending::Closes) {
                 Ok(0) => {}
                 Ok(count) => return Poll::Ready(Ok(count)),
                 Err(_) => return Poll::Ready(Err(FileError::OfSocket)),
             }
         }
-        self.output.set_more_follows(more_follows);
-        stream.poll_send(context, &mut self.output).map_err(|_| FileError::OfSocket)
+        output.set_more_follows(more_follows);
+        stream.poll_send(context, output).map_err(|_| FileError::OfSocket)
     }
 
     /// Sends on from the file behind the output, which is empty.
@@ -464,7 +484,7 @@ impl OutputQueue {
 
     /// The server is at fault, not the client: a disk, or a file that has changed.
     fn fail_with_file(&mut self, error: io::Error) {
-        self.failure = Some(BodyError::of_file(self.items.first_name(), error));
+        self.failure = Some(Box::new(BodyError::of_file(self.items.first_name(), error)));
         self.abort();
     }
 }

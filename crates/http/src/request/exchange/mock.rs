@@ -406,7 +406,7 @@ mod tests {
     use super::*;
     use crate::request::body::{Body, BodyError, BodyStream};
     use crate::request::respond::{self, Rest};
-    use crate::request::tunnel::Tunnel;
+    use crate::request::tunnel::{Tunnel, carry};
 
     fn bytes(text: &'static str) -> Event {
         Piece(text.into())
@@ -699,20 +699,22 @@ mod tests {
         end.borrow_mut().waker.take().into_iter().for_each(Waker::wake);
     }
 
-    fn start_tunnel(client: &Rc<MockExchange>, request: &mut Request) -> (Rest, Rc<RefCell<OtherEnd>>) {
+    fn start_tunnel(client: &Rc<MockExchange>, request: &mut Request) -> (Box<dyn Tunnel>, Rc<RefCell<OtherEnd>>) {
         let end = Rc::new(RefCell::new(OtherEnd::default()));
         request.response.status = 101;
         request.tunnel = Some(Box::new(Played(Rc::clone(&end))));
-        let rest = respond::start_response(request, Body::Empty).expect("a tunnel follows");
+        let Some(Rest::Tunnel(tunnel)) = respond::start_response(request, Body::Empty) else {
+            unreachable!("a tunnel follows")
+        };
         assert_eq!(client.saw(), [Start(101, BodyLength::UntilEnd)]);
-        (rest, end)
+        (tunnel, end)
     }
 
     #[test]
     fn a_tunnel_carries_bytes_both_ways_past_every_limit() {
         with_request(|client, request| {
             let (tunnel, end) = start_tunnel(client, request);
-            let mut carrying = Driven::new(tunnel.send(request));
+            let mut carrying = Driven::new(carry(&**client, tunnel));
             client.state.borrow_mut().received = BODY_MAX;
             client.sends(b"ping");
             assert!(carrying.run().is_pending());
@@ -727,7 +729,7 @@ mod tests {
     fn one_direction_of_a_tunnel_may_end_before_the_other() {
         with_request(|client, request| {
             let (tunnel, end) = start_tunnel(client, request);
-            let mut carrying = Driven::new(tunnel.send(request));
+            let mut carrying = Driven::new(carry(&**client, tunnel));
             client.sends(b"all");
             client.ends();
             assert!(carrying.run().is_pending());
@@ -745,7 +747,7 @@ mod tests {
         with_request(|client, request| {
             let (tunnel, end) = start_tunnel(client, request);
             change(&end, |end| (end.has_ended, end.ends_slowly) = (true, true));
-            let mut carrying = Driven::new(tunnel.send(request));
+            let mut carrying = Driven::new(carry(&**client, tunnel));
             client.sends(b"last");
             client.ends();
             assert!(carrying.run().is_pending(), "what it was given last is still on its way");
@@ -760,7 +762,7 @@ mod tests {
             client.is_slow();
             let (tunnel, end) = start_tunnel(client, request);
             end.borrow_mut().takes_nothing = true;
-            let mut carrying = Driven::new(tunnel.send(request));
+            let mut carrying = Driven::new(carry(&**client, tunnel));
             for _ in 0..3 {
                 client.sends(b"to the other end");
                 change(&end, |end| end.sends.push_back("to the client".into()));
@@ -783,7 +785,7 @@ mod tests {
             let client = MockExchange::new();
             let mut request = request(&client, settings());
             let (tunnel, end) = start_tunnel(&client, &mut request);
-            tunnel.send(&request).await;
+            carry(&*client, tunnel).await.tell(&request);
             drop(request);
             assert_eq!((client.saw(), Rc::strong_count(&end)), (vec![Aborted], 1));
         });

@@ -7,6 +7,7 @@ use std::fmt;
 use std::ops::{Deref, Range};
 
 use bstr::BStr;
+use gale_base::packed::{Packer, Unpacker};
 use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
 
@@ -214,6 +215,23 @@ impl FieldList {
     /// Keeps memory for no more than there are.
     pub(crate) fn shrink(&mut self) {
         self.fields.shrink_to_fit();
+    }
+
+    /// Packs all of them, with copies of their texts.
+    pub(crate) fn pack(&self, packer: &mut Packer<'_>) {
+        packer.size(self.fields.len());
+        for field in &self.fields {
+            packer.text(&field.name);
+            packer.text(&field.value);
+        }
+    }
+
+    /// Adds those that were packed.
+    pub(crate) fn unpack(&mut self, unpacker: &mut Unpacker<'_>) {
+        for _ in 0..unpacker.size() {
+            let (name, value) = (unpacker.text(), unpacker.text());
+            self.push(Field { name: name.into(), value: value.into() });
+        }
     }
 
     /// How much memory it keeps when it is cleared, in bytes.
