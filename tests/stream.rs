@@ -695,7 +695,7 @@ fn a_silent_session_ends(driver: Driver) {
 
 fn an_idle_session_takes_little_memory(driver: Driver) {
     const COUNT: usize = 400;
-    const BYTES_MAX: u64 = 2560;
+    const BYTES_MAX: u64 = 1792;
     support::raise_descriptor_limit();
     let backend = Backend::tcp();
     let setup = Setup::stream(driver, &format!("server {{ listen %UNIX%; proxy_pass {}; }}", backend.address()));

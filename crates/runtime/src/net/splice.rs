@@ -44,8 +44,8 @@ pub struct Splice {
     pipe: Option<Pipe>,
     /// How many.
     piped: usize,
-    /// What was received and not sent yet.
-    output: Output,
+    /// What was received and not sent yet, while there is something.
+    output: Option<Box<Output>>,
     has_much: bool,
     /// One of the sockets cannot do it.
     is_impossible: bool,
@@ -67,12 +67,12 @@ impl Splice {
 
     /// Sends these bytes before all else: what was read ahead, or a header of our own.
     pub fn begin_with(&mut self, ahead: Output) {
-        self.output = ahead;
+        self.output = (!ahead.is_empty()).then(|| Box::new(ahead));
     }
 
     /// How many bytes have been received and not sent.
     pub fn under_way(&self) -> usize {
-        self.piped + self.output.len_bytes()
+        self.piped + self.output.as_ref().map_or(0, |output| output.len_bytes())
     }
 
     /// After an error: whether sending has failed, and not receiving.
@@ -88,8 +88,12 @@ impl Splice {
     pub fn poll_transfer(&mut self, cx: &mut Context<'_>, from: &Stream, to: &Stream) -> Poll<io::Result<usize>> {
         loop {
             self.is_sending = true;
-            if !self.output.is_empty() {
-                return to.poll_send(cx, &mut self.output);
+            if let Some(output) = &mut self.output {
+                let sent = ready!(to.poll_send(cx, output));
+                if output.is_empty() {
+                    self.output = None;
+                }
+                return Poll::Ready(sent);
             }
             if self.piped > 0 {
                 let pipe = self.pipe.as_ref().expect("it holds what was piped");
@@ -138,7 +142,7 @@ impl Splice {
         let mut input = Buffer::new();
         let received = ready!(from.poll_recv(cx, &mut input, COPIED_MAX))?;
         if let Some(lease) = input.take_lease() {
-            self.output.push(lease);
+            self.output.get_or_insert_default().push(lease);
         }
         Poll::Ready(Ok(received))
     }
@@ -188,6 +192,6 @@ impl Drop for Pipe {
 
 impl fmt::Debug for Splice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Splice({} bytes under way)", self.piped + self.output.len_bytes())
+        write!(f, "Splice({} bytes under way)", self.under_way())
     }
 }

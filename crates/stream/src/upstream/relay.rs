@@ -267,7 +267,6 @@ fn lost(error: io::Error, act: Act, from: Side, to: Side) -> End {
 /// One direction.
 struct Direction {
     way: Way,
-    rate: Rate,
     /// Nothing else keeps it from receiving.
     waits_for_rate: bool,
     /// What was received and not counted yet.
@@ -280,8 +279,19 @@ struct Direction {
 enum Way {
     /// From socket to socket. So much of it was counted as received.
     Splice { splice: Splice, counted: usize },
-    /// Through memory, so much at once.
-    Copy { output: Output, piece_bytes: usize, has_ended: bool, is_sending: bool },
+    /// Through memory.
+    Copy(Box<Copying>),
+}
+
+/// How bytes pass through memory.
+struct Copying {
+    rate: Rate,
+    /// So much is received at once.
+    piece_bytes: usize,
+    /// While there is something to send.
+    output: Option<Box<Output>>,
+    has_ended: bool,
+    is_sending: bool,
 }
 
 impl Direction {
@@ -289,9 +299,10 @@ impl Direction {
         let way = if is_plain && rate == 0 {
             Way::Splice { splice: Splice::new(), counted: 0 }
         } else {
-            Way::Copy { output: Output::new(), piece_bytes, has_ended: false, is_sending: false }
+            let rate = Rate::new(rate);
+            Way::Copy(Box::new(Copying { rate, piece_bytes, output: None, has_ended: false, is_sending: false }))
         };
-        Direction { way, rate: Rate::new(rate), waits_for_rate: false, received: 0, is_over: false }
+        Direction { way, waits_for_rate: false, received: 0, is_over: false }
     }
 
     /// Sends this first. It counts as received before.
@@ -302,7 +313,7 @@ impl Direction {
                 splice.begin_with(ahead);
                 *counted = length;
             }
-            Way::Copy { output, .. } => *output = ahead,
+            Way::Copy(copying) => copying.output = (length > 0).then(|| Box::new(ahead)),
         }
     }
 
@@ -330,31 +341,35 @@ impl Direction {
                 }
                 polled
             }
-            Way::Copy { output, piece_bytes, has_ended, is_sending } => loop {
-                if !output.is_empty() {
-                    *is_sending = true;
-                    return to.poll_send(context, output);
+            Way::Copy(copying) => loop {
+                if let Some(output) = &mut copying.output {
+                    copying.is_sending = true;
+                    let sent = ready!(to.poll_send(context, output));
+                    if output.is_empty() {
+                        copying.output = None;
+                    }
+                    return Poll::Ready(sent);
                 }
-                *is_sending = false;
-                if *has_ended {
+                copying.is_sending = false;
+                if copying.has_ended {
                     if let Some(tls) = to.tls() {
                         // Who is not told would take what it has for cut short. An error comes up with the next byte.
                         let _ = ready!(tls.poll_goodbye(context));
                     }
                     return Poll::Ready(Ok(0));
                 }
-                let Poll::Ready(allowance) = self.rate.poll_allowance(context) else {
+                let Poll::Ready(allowance) = copying.rate.poll_allowance(context) else {
                     self.waits_for_rate = true;
                     return Poll::Pending;
                 };
-                let max = usize::try_from(allowance).unwrap_or(usize::MAX).min(*piece_bytes);
+                let max = usize::try_from(allowance).unwrap_or(usize::MAX).min(copying.piece_bytes);
                 let mut input = Buffer::new();
                 let count = ready!(from.poll_recv(context, &mut input, max))?;
-                *has_ended = count == 0;
-                self.rate.note(count);
+                copying.has_ended = count == 0;
+                copying.rate.note(count);
                 self.received += count;
                 if let Some(lease) = input.take_lease() {
-                    output.push(Lease::freeze(lease));
+                    copying.output.get_or_insert_default().push(Lease::freeze(lease));
                 }
             },
         }
@@ -369,7 +384,7 @@ impl Direction {
     fn failed_act(&self) -> Act {
         let is_sending = match &self.way {
             Way::Splice { splice, .. } => splice.failed_sending(),
-            Way::Copy { is_sending, .. } => *is_sending,
+            Way::Copy(copying) => copying.is_sending,
         };
         if is_sending { Act::Sending } else { Act::Reading }
     }
