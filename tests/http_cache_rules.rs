@@ -11,6 +11,7 @@ with_each_driver!(
     stored_responses_are_used_as_the_rules_say,
     fields_are_stored_and_updated_as_the_rules_say,
     requests_that_are_not_safe_invalidate_as_the_rules_say,
+    responses_to_head_freshen_or_invalidate_as_the_rules_say,
 );
 
 /// In the order of the tables' columns: the RFC's rules, nginx's, and the default.
@@ -37,7 +38,7 @@ fn origin() -> Serving {
         let has_body = asked.method != "HEAD" && !status.starts_with("304") && !status.starts_with("204");
         let body = match asked.header("X-Trailers") {
             Some(trailers) => format!("Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n{}\r\n", lines(trailers)),
-            None if has_body => format!("Content-Length: {}\r\n\r\n{number}", number.to_string().len()),
+            None if has_body => format!("Content-Length: 10\r\n\r\n{number:010}"),
             None => "\r\n".to_owned(),
         };
         client.send(format!("HTTP/1.1 {status}\r\n{fields}{body}"));
@@ -363,6 +364,111 @@ fn requests_that_are_not_safe_invalidate_as_the_rules_say(driver: Driver) {
         let found = ["1", "2"].map(|value| ask_variant(&mut client, value));
         if found != [GOES[column]; 2] {
             wrong.push(format!("4.4: variants, {rules}: {found:?}"));
+        }
+        server.stop();
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A rule about a response to HEAD that comes from the server although a response to GET is stored: the fields of that,
+/// the status and fields of the one to HEAD; whether a GET afterwards finds it in the cache, and what its `X-New` is (`-` if
+/// it is not there), by the RFC's rules, by nginx's, and by default.
+struct HeadRow {
+    section: &'static str,
+    stored: &'static str,
+    status: &'static str,
+    told: &'static str,
+    expected: [&'static str; 3],
+}
+
+const fn head(section: &'static str, stored: &'static str, told: &'static str, expected: [&'static str; 3]) -> HeadRow {
+    HeadRow { section, stored, status: "200 OK", told, expected }
+}
+
+/// What is stored has the fields of the response to HEAD; nginx stores that, which is no answer to a GET.
+const UPDATED: [&str; 3] = ["HIT b", "asked -", "HIT b"];
+
+/// The server is asked again.
+const STALE: [&str; 3] = ["asked -"; 3];
+
+#[rustfmt::skip]
+const HEADS: &[HeadRow] = &[
+    head("4.3.5: the same tag", "ETag: \"1\"", "ETag: \"1\"", UPDATED),
+    head("4.3.5: another tag", "ETag: \"1\"", "ETag: \"2\"", STALE),
+    head("4.3.5: a tag, and none is stored", "X-A: a", "ETag: \"2\"", STALE),
+    head("4.3.5: the same date", "Last-Modified: Thu, 26 Nov 2026 03:00:00 GMT",
+        "Last-Modified: Thu, 26 Nov 2026 03:00:00 GMT", UPDATED),
+    head("4.3.5: another date", "Last-Modified: Thu, 26 Nov 2026 03:00:00 GMT",
+        "Last-Modified: Thu, 26 Nov 2026 04:00:00 GMT", STALE),
+    head("4.3.5: the same tag and another date", "ETag: \"1\"",
+        "ETag: \"1\"|Last-Modified: Thu, 26 Nov 2026 04:00:00 GMT", STALE),
+    head("4.3.5: the same length", "X-A: a", "Content-Length: 10", UPDATED),
+    head("4.3.5: another length", "ETag: \"1\"", "ETag: \"1\"|Content-Length: 9000", STALE),
+    head("4.3.5: nothing to compare", "X-A: a", "X-A: b", UPDATED),
+    head("4.3.5: it may not be stored any more", "ETag: \"1\"", "ETag: \"1\"|Cache-Control: no-store",
+        ["asked -", "HIT a", "asked -"]),
+    head("4.3.5: it depends on other fields", "ETag: \"1\"|Vary: X-A", "ETag: \"1\"|Vary: X-B",
+        STALE),
+    HeadRow { status: "404 Not Found", ..head("4.3.5: an error", "ETag: \"1\"", "Cache-Control: no-store",
+        ["HIT a"; 3]) },
+];
+
+/// Whether a response came out of the cache, or the server was asked.
+fn used(response: &Response) -> &'static str {
+    if values(response, "X-Cache") == "HIT" { "HIT" } else { "asked" }
+}
+
+fn responses_to_head_freshen_or_invalidate_as_the_rules_say(driver: Driver) {
+    let backend = origin();
+    let mut wrong = Vec::new();
+    for (rules, column) in CONFORMANCES.into_iter().zip(0..) {
+        let more =
+            format!("proxy_cache_conformance {rules}; proxy_cache_convert_head off; proxy_cache_bypass $http_x_by;");
+        let server = caching(driver, &backend, &more);
+        let mut client = server.connect();
+        let head = |client: &mut Client, path: &str, fields: &str| {
+            client.send(format!("HEAD {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n"));
+            client.response_to_head()
+        };
+        for (number, row) in HEADS.iter().enumerate() {
+            let path = format!("/{number}");
+            let stored = format!("X-Fields: Cache-Control: max-age=60|X-New: a|{}\r\n", row.stored);
+            ask(&mut client, &path, &stored);
+            let lifetime = if row.told.contains("Cache-Control") { "" } else { "|Cache-Control: max-age=60" };
+            let told = format!("X-Fields: X-New: b|{}{lifetime}\r\n", row.told);
+            let response = head(&mut client, &path, &format!("X-By: 1\r\nX-Status: {}\r\n{told}", row.status));
+            if values(&response, "X-Cache") != "BYPASS" || values(&response, "X-New") != "b" {
+                wrong.push(format!("{}, {rules}: {response:?}", row.section));
+            }
+            let response = ask(&mut client, &path, "");
+            let found = format!("{} {}", used(&response), values(&response, "X-New"));
+            if found != row.expected[column] {
+                wrong.push(format!("{}, {rules}: {found}, not {}", row.section, row.expected[column]));
+            }
+        }
+        // One that is stale is fresh again; a HEAD that comes out of the cache changes nothing.
+        let stored = format!("X-Fields: {OLD}|X-New: a\r\n");
+        ask(&mut client, "/old", &stored);
+        head(&mut client, "/old", "X-Fields: ETag: \"1\"|X-New: b|Cache-Control: max-age=60\r\n");
+        let response = ask(&mut client, "/old", "");
+        let found = format!("{} {}", values(&response, "X-Cache"), values(&response, "X-New"));
+        let expected = ["HIT b", "HIT a", "HIT b"][column];
+        if found != expected {
+            wrong.push(format!("4.3.5: one that is stale, {rules}: {found}, not {expected}"));
+        }
+        // Only the variant that the HEAD is about.
+        for value in ["1", "2"] {
+            let stored = "X-Fields: Cache-Control: max-age=60|Vary: X-A|ETag: \"1\"";
+            ask(&mut client, "/vary", &format!("{stored}\r\nX-A: {value}\r\n"));
+        }
+        head(
+            &mut client,
+            "/vary",
+            "X-By: 1\r\nX-A: 1\r\nX-Fields: Vary: X-A|ETag: \"2\"|Cache-Control: max-age=60\r\n",
+        );
+        let found = ["1", "2"].map(|value| used(&ask(&mut client, "/vary", &format!("X-A: {value}\r\n"))));
+        if found != ["asked", "HIT"] {
+            wrong.push(format!("4.3.5: variants, {rules}: {found:?}"));
         }
         server.stop();
     }

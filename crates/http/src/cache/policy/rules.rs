@@ -37,6 +37,8 @@ pub struct Rules {
     pub invalidates: bool,
     /// A 304 changes the stored fields. (§3.2)
     pub updates_fields: bool,
+    /// A response to HEAD changes what is stored of GET, or makes it stale. (§4.3.5)
+    pub heads_update: bool,
     /// `CDN-Cache-Control` counts before `Cache-Control`. (RFC 9213)
     pub obeys_cdn_cache_control: bool,
     /// `must-understand` counts. (§5.2.2.3)
@@ -61,6 +63,7 @@ impl Conformance {
                 obeys_requests: false,
                 invalidates: false,
                 updates_fields: false,
+                heads_update: false,
                 obeys_cdn_cache_control: false,
                 obeys_must_understand: false,
                 stores_cookies: false,
@@ -72,6 +75,7 @@ impl Conformance {
                 protects_authorization: true,
                 invalidates: true,
                 updates_fields: true,
+                heads_update: true,
                 obeys_cdn_cache_control: true,
                 obeys_must_understand: true,
                 ..Conformance::Nginx.rules()

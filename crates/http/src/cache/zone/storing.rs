@@ -10,7 +10,7 @@ use super::CacheZone;
 use super::fills::unlist;
 use crate::cache::fill::Fill;
 use crate::cache::format::Meta;
-use crate::cache::index::{Entry, Kind};
+use crate::cache::index::{Entry, Kind, seconds};
 use crate::cache::key::{Id, id_of};
 use crate::cache::policy::Lifetime;
 use crate::cache::purges::Verdict;
@@ -109,6 +109,15 @@ impl CacheZone {
         self.index.with(id, |entry| {
             if let Some(entry) = entry.filter(|entry| entry.kind == Kind::Stored && entry.number == number) {
                 entry.set_lifetime(lifetime);
+            }
+        });
+    }
+
+    /// An entry is not fresh any more, before its file says so.
+    pub fn make_stale(&self, id: &Id, number: u64, now: u64) {
+        self.index.with(id, |entry| {
+            if let Some(entry) = entry.filter(|entry| entry.kind == Kind::Stored && entry.number == number) {
+                entry.fresh_until = seconds(now.saturating_sub(1)).min(entry.fresh_until);
             }
         });
     }

@@ -403,7 +403,7 @@ fn name_of(zone: &Arc<CacheZone>, own: &Rc<[u8]>, search: Option<&SearchKey>, no
 }
 
 /// Looks for the request's variant.
-fn look(request: &Request, caching: &mut Caching, now: u64) -> Lookup {
+pub(super) fn look(request: &Request, caching: &mut Caching, now: u64) -> Lookup {
     if caching.search.is_some() {
         // It may have come to be known since.
         (caching.key, caching.primary) = name_of(&caching.zone, &caching.own, caching.search.as_deref(), now);

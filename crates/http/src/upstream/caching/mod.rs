@@ -7,6 +7,7 @@
 //!   checked    reading it block by block, each with its sum
 //!   resume     the rest of a response that the disk does not give, from its server
 //!   receive    a server's response: a 304, an error that something stale stands in for, something to store
+//!   freshen    what a response to HEAD says of what is stored
 //!   feed       what a server sends, into a fill: the task that goes on without its first client
 //!   purge      requests that purge
 //!   search     `No-Vary-Search`: what is stored, and purged, for more than one query
@@ -16,6 +17,7 @@
 mod checked;
 mod consult;
 mod feed;
+mod freshen;
 mod purge;
 mod receive;
 mod resume;

@@ -12,7 +12,7 @@ use gale_runtime::files::likely_device;
 use super::consult::{settings_use, variant_of};
 use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot};
 use super::{AskedBecause, CacheNote, CacheStatus, Caching};
-use super::{feed, search};
+use super::{feed, freshen, search};
 use crate::cache::CacheZone;
 use crate::cache::fill::Fill;
 use crate::cache::format::{HEADER_MAX, Meta, file_length, header_length};
@@ -121,7 +121,6 @@ pub(in crate::upstream) fn revalidate(
     let hot = Rc::clone(caching.stale.as_ref()?);
     let settings = passing.settings;
     let serving = Serving { settings, rewriter: passing.rewriter, converts_head: false };
-    let rules = settings.cache.conformance.get().rules();
     let has_other_rules = caching.search.is_some()
         && head.fields.iter().any(|field| field.name.eq_ignore_ascii_case(b"No-Vary-Search"))
         && search::rules_of(&head.fields) != search::rules_of(&hot.meta.fields);
@@ -133,63 +132,81 @@ pub(in crate::upstream) fn revalidate(
         drop(caching);
         return Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Revalidated));
     }
-    let mut meta = hot.meta.clone();
+    let zone = Arc::clone(&caching.zone);
+    let renewed = renewed_meta(request, settings, &hot.meta, &head.fields)
+        .map_or_else(|| Rc::clone(&hot), |meta| put_renewed(request, &zone, caching.lead.take(), &hot, meta));
+    drop(caching);
+    Some(serve_hot(request, serving, &zone, &renewed, CacheStatus::Revalidated))
+}
+
+/// What is known of a stored response by what a server has said of it since; `None` if that may not be stored.
+pub(super) fn renewed_meta(
+    request: &Request,
+    settings: &UpstreamSettings,
+    stored: &Meta,
+    fresh: &FieldList,
+) -> Option<Meta> {
+    let mut meta = stored.clone();
+    let rules = settings.cache.conformance.get().rules();
     if rules.updates_fields {
-        update_fields(&mut meta.fields, &head.fields, rules.stores_cookies);
+        update_fields(&mut meta.fields, fresh, rules.stores_cookies);
     }
     let now = gale_runtime::wall_seconds();
-    // What the 304 says of freshness counts first, then what was said before.
-    let own = judge_fields(request, settings, hot.meta.status, &head.fields, now);
-    let said_before = || judge_fields(request, settings, hot.meta.status, &meta.fields, now);
-    let storing = match own {
-        Storing::Not(NotStored::NoLifetime) => said_before(),
+    // What it says of freshness counts first, then what was said before.
+    let storing = match judge_fields(request, settings, meta.status, fresh, now) {
+        Storing::Not(NotStored::NoLifetime) => judge_fields(request, settings, meta.status, &meta.fields, now),
         own => own,
     };
-    let zone = Arc::clone(&caching.zone);
-    if let Storing::Store { lifetime, left_out, .. } = storing {
-        meta.lifetime = lifetime;
-        if !left_out.is_empty() {
-            meta.fields = stored_fields(&meta.fields, &left_out, true);
-        }
-        meta.tags = tags(&settings.cache, &meta.fields);
-        let lead = caching.lead.take();
-        let body = match &hot.body {
-            HotBody::Memory(bytes) => HotBody::Memory(bytes.clone()),
-            HotBody::File(file, offset) => HotBody::File(file.clone(), *offset),
-        };
-        if let Some(lead) = &lead {
-            // It is as new as the question: what was purged softly before is so no more.
-            meta.number = lead.fill().number;
-        }
-        let fields = Rc::new(meta.fields.clone());
-        let seen = std::cell::Cell::new(hot.seen.get());
-        let (id, blocks) = (caching.id, hot.blocks.clone());
-        let renewed = Rc::new(Hot { id, meta, fields, body, blocks, length: hot.length, size: hot.size, seen });
-        memory::forget(zone.identity(), &id);
-        match (lead, &renewed.body) {
-            (Some(lead), HotBody::Memory(bytes)) => {
-                store_anew(request, lead, id, &renewed, bytes.clone());
-                memory::keep(zone.identity(), id, Rc::clone(&renewed));
-            }
-            (Some(lead), HotBody::File(..)) => {
-                // Others use the file as it is until it says the same; whoever waits for the lead finds it fresh.
-                zone.renew(&id, hot.meta.number, &renewed.meta.lifetime);
-                renew_file(request, &zone, id, hot.meta.number, &renewed.meta);
-                drop(lead);
-            }
-            // It was asked beside another request that fetches it.
-            (None, _) => {}
-        }
-        drop(caching);
-        return Some(serve_hot(request, serving, &zone, &renewed, CacheStatus::Revalidated));
+    let Storing::Store { lifetime, left_out, .. } = storing else { return None };
+    meta.lifetime = lifetime;
+    if !left_out.is_empty() {
+        meta.fields = stored_fields(&meta.fields, &left_out, true);
     }
-    drop(caching);
-    Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Revalidated))
+    meta.tags = tags(&settings.cache, &meta.fields);
+    Some(meta)
+}
+
+/// Puts a stored response with another head into its place, if there is the right to.
+pub(super) fn put_renewed(
+    request: &Request,
+    zone: &Arc<CacheZone>,
+    lead: Option<Lead>,
+    hot: &Hot,
+    mut meta: Meta,
+) -> Rc<Hot> {
+    if let Some(lead) = &lead {
+        // It is as new as the question: what was purged softly before is so no more.
+        meta.number = lead.fill().number;
+    }
+    let body = match &hot.body {
+        HotBody::Memory(bytes) => HotBody::Memory(bytes.clone()),
+        HotBody::File(file, offset) => HotBody::File(file.clone(), *offset),
+    };
+    let fields = Rc::new(meta.fields.clone());
+    let seen = std::cell::Cell::new(hot.seen.get());
+    let (id, blocks) = (hot.id, hot.blocks.clone());
+    let renewed = Rc::new(Hot { id, meta, fields, body, blocks, length: hot.length, size: hot.size, seen });
+    memory::forget(zone.identity(), &id);
+    match (lead, &renewed.body) {
+        (Some(lead), HotBody::Memory(bytes)) => {
+            store_anew(request, lead, id, &renewed, bytes.clone());
+            memory::keep(zone.identity(), id, Rc::clone(&renewed));
+        }
+        (Some(lead), HotBody::File(..)) => {
+            // Others use the file as it is until it says the same; whoever waits for the lead finds it fresh.
+            zone.renew(&id, hot.meta.number, &renewed.meta.lifetime);
+            renew_file(request, zone, id, hot.meta.number, &renewed.meta);
+            drop(lead);
+        }
+        // It was asked beside another request that fetches it.
+        (None, _) => {}
+    }
+    renewed
 }
 
 /// Whether a 304 is about another response than the one that is stored: it says so by a strong entity tag, or depends
 /// on other fields of the request. (RFC 9111 §4.3.4)
-fn is_about_another(fresh: &FieldList, stored: &FieldList, ignores_vary: bool) -> bool {
+pub(super) fn is_about_another(fresh: &FieldList, stored: &FieldList, ignores_vary: bool) -> bool {
     let tag = |fields: &FieldList| {
         fields.iter().find(|field| field.name.known() == Some(ResponseField::ETag)).map(|field| field.value.to_vec())
     };
@@ -222,7 +239,7 @@ fn store_anew(request: &Request, lead: Lead, id: Id, renewed: &Hot, body: Bytes)
 }
 
 /// Has the file's header written anew; if that fails, the next process asks the server once more.
-fn renew_file(request: &Request, zone: &Arc<CacheZone>, id: Id, number: u64, meta: &Meta) {
+pub(super) fn renew_file(request: &Request, zone: &Arc<CacheZone>, id: Id, number: u64, meta: &Meta) {
     let path = zone.path_of(&id);
     let (zone, meta) = (Arc::clone(zone), meta.clone());
     let _ = pool_of(request).detach(likely_device(&path).writes(), move || {
@@ -302,6 +319,9 @@ pub(in crate::upstream) fn judge(
         return None;
     }
     let is_head_only = request.is_head() && !converts_head(request);
+    if is_head_only && head.status == 200 && freshen::by_head(request, &mut caching, settings, fields) {
+        return None;
+    }
     if !caching.may_store || caching.lead.is_none() {
         return None;
     }
@@ -390,7 +410,7 @@ fn note_vary(request: &Request, caching: &Caching, names: &[u8], number: u64, no
     Some(noted)
 }
 
-fn converts_head(request: &Request) -> bool {
+pub(super) fn converts_head(request: &Request) -> bool {
     request.notes.get::<CacheNote>().is_some_and(|note| note.converts_head)
 }
 
