@@ -37,6 +37,7 @@ with_each_driver!(
     who_falls_behind_a_fill_that_is_not_stored_goes_on_from_the_upstream,
     hosts_share_entries_only_where_the_key_says_so,
     keys_that_are_too_long_are_not_cached,
+    a_hit_goes_by_sendfile_from_64_kib_on,
 );
 
 /// The http block of a cache in `%DIR%/cache`, and a location with more of it in its place.
@@ -824,5 +825,33 @@ fn keys_that_are_too_long_are_not_cached(driver: Driver) {
     }
     server.wait_logged("the cache key is too long: 21000 bytes");
     assert!(files_in(&server.directory.path().join("cache")).is_empty());
+    server.stop();
+}
+
+fn a_hit_goes_by_sendfile_from_64_kib_on(driver: Driver) {
+    let backend = Backend::tcp().serve(|asked, client| {
+        let length: usize = asked.target.trim_start_matches('/').parse().unwrap();
+        let body = "x".repeat(length);
+        client.send(format!("HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nContent-Length: {length}\r\n\r\n{body}"));
+        true
+    });
+    let server = caching(driver, &backend, "sendfile on; } location = /files { test_files;");
+    let sent = |path: &str| {
+        let figure = || {
+            let text = server.get("/files").text().to_owned();
+            let word = text.split_whitespace().find_map(|word| word.strip_prefix("sendfile_bytes=")).expect("a figure");
+            word.parse::<u64>().unwrap()
+        };
+        let before = figure();
+        let response = server.get(path);
+        (outcome(&response).0 == "HIT").then(|| figure() - before)
+    };
+    for path in ["/65535", "/65536"] {
+        server.get(path);
+    }
+    server.directory.wait_until("both are stored", |directory| files_in(&directory.path().join("cache")).len() == 2);
+    // A loop that had to wait for its core takes the device for slow, for a while, and reads until then.
+    server.directory.wait_until("it goes by sendfile", |_| sent("/65536") == Some(65536));
+    assert_eq!(sent("/65535"), Some(0));
     server.stop();
 }

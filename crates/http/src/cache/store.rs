@@ -20,9 +20,11 @@ use rustix::fs::{CWD, RenameFlags};
 
 use super::format::{self, BodySum, Header, Meta, Unreadable};
 use super::sums::{Blocks, Summing, Sums, WHOLE_MAX};
+use crate::files::delivery::SENDFILE_MIN;
 
 /// Bodies up to this length are read with their header, checked, and kept in memory when they are asked for often.
-pub const SMALL_BODY: u64 = 64 * 1024;
+/// Longer ones are cheaper sent from their files.
+pub const SMALL_BODY: u64 = SENDFILE_MIN - 1;
 
 /// How much of a file is read at first.
 const FIRST_READ: usize = 80 * 1024;

@@ -18,6 +18,7 @@ use gale_base::os_error::OsErrorText;
 use gale_runtime::files::{Writer, likely_device};
 use gale_runtime::{Bytes, File, ThreadPool, Timer, sleep, timeout};
 
+use super::batches::detach_with_others;
 use crate::cache::CacheZone;
 use crate::cache::fill::Fill;
 use crate::cache::format::{self, MAGIC, Meta};
@@ -78,7 +79,7 @@ pub(super) fn store_whole(pool: ThreadPool, ending: Ending, meta: &Arc<Meta>) {
         }
     };
     // Refused, it goes with what it was given, and the fill ends.
-    let _ = pool.detach(device, task);
+    detach_with_others(pool, device, task);
 }
 
 /// However storing ends, the fill is looked for no more.

@@ -9,11 +9,13 @@
 //!   receive    a server's response: a 304, an error that something stale stands in for, something to store
 //!   freshen    what a response to HEAD says of what is stored
 //!   feed       what a server sends, into a fill: the task that goes on without its first client
+//!   batches    what a turn of the loop has to store, handed to a pool together
 //!   purge      requests that purge
 //!   search     `No-Vary-Search`: what is stored, and purged, for more than one query
 //! ```
 //! (<https://nginx.org/en/docs/http/ngx_http_proxy_module.html#proxy_cache>)
 
+mod batches;
 mod checked;
 mod consult;
 mod feed;
