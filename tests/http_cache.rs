@@ -38,6 +38,8 @@ with_each_driver!(
     hosts_share_entries_only_where_the_key_says_so,
     keys_that_are_too_long_are_not_cached,
     a_hit_goes_by_sendfile_from_64_kib_on,
+    a_file_that_is_being_filled_is_read_without_writing_its_time_of_access,
+    a_file_that_somebody_has_removed_is_noticed,
 );
 
 /// The http block of a cache in `%DIR%/cache`, and a location with more of it in its place.
@@ -853,5 +855,48 @@ fn a_hit_goes_by_sendfile_from_64_kib_on(driver: Driver) {
     // A loop that had to wait for its core takes the device for slow, for a while, and reads until then.
     server.directory.wait_until("it goes by sendfile", |_| sent("/65536") == Some(65536));
     assert_eq!(sent("/65535"), Some(0));
+    server.stop();
+}
+
+fn a_file_that_is_being_filled_is_read_without_writing_its_time_of_access(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = by_hand(driver, &backend, "");
+    let mut client = server.connect();
+    client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind, _) = accept(&backend);
+    behind.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 300001\r\n\r\n");
+    behind.send(vec![b'x'; 300_000]);
+    assert_eq!(client.head().status, 200);
+    let process = format!("/proc/{}", server.worker().as_raw_nonzero());
+    let cache = server.directory.path().join("cache");
+    let flags = || {
+        let descriptors = std::fs::read_dir(format!("{process}/fd")).expect("it runs").flatten();
+        let is_of_entry = |name: &std::ffi::OsStr| !name.as_encoded_bytes().starts_with(b".");
+        let of_file = descriptors.filter(|descriptor| {
+            let file = std::fs::read_link(descriptor.path()).unwrap_or_default();
+            file.starts_with(&cache) && file.file_name().is_some_and(is_of_entry)
+        });
+        let infos = of_file.filter_map(|descriptor| {
+            std::fs::read_to_string(format!("{process}/fdinfo/{}", descriptor.file_name().to_str()?)).ok()
+        });
+        let flags = |info: String| u32::from_str_radix(info.split_once("flags:\t")?.1.split_once('\n')?.0, 8).ok();
+        infos.filter_map(flags).find(|flags| flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32)
+    };
+    let is_without = |flags: u32| flags & libc::O_NOATIME as u32 != 0;
+    server.directory.wait_until("the file is written, and no access noted", |_| flags().is_some_and(is_without));
+    behind.send("x");
+    assert_eq!(client.take(300_001).last(), Some(&b'x'));
+    server.stop();
+}
+
+fn a_file_that_somebody_has_removed_is_noticed(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, &backend, "");
+    let path = server.directory.path().join("cache");
+    ask(&mut server.connect(), "/a", FRESH);
+    server.directory.wait_until("it is stored", |_| files_in(&path).len() == 1);
+    assert_eq!(outcome(&server.get("/a")), ("HIT", "1"));
+    std::fs::remove_file(&files_in(&path)[0]).unwrap();
+    server.directory.wait_until("it is fetched anew", |_| outcome(&server.get("/a")).0 == "MISS");
     server.stop();
 }

@@ -23,16 +23,23 @@ fn a_thread_that_is_of_no_pool_does_not_wait_for_a_close() {
     let descriptor = descriptor_of(&named);
     drop(named);
     assert!(!std::fs::exists(&descriptor).unwrap(), "a file that has its name is closed at once");
+    let unlinkable = open();
+    unlinkable.close_in_pool();
     let file = open();
-    let descriptor = descriptor_of(&file);
-    std::fs::remove_file(&path).unwrap();
+    let descriptors = [&unlinkable, &file].map(descriptor_of);
     default_pool().resize(1, 16);
     let (release, released) = mpsc::channel::<()>();
     default_pool().detach(Device::NONE, move || released.recv().expect("the test goes on")).unwrap();
+    drop(unlinkable);
+    std::fs::remove_file(&path).unwrap();
     drop(file);
-    assert!(std::fs::exists(&descriptor).unwrap(), "the pool is busy");
+    for descriptor in &descriptors {
+        assert!(std::fs::exists(descriptor).unwrap(), "the pool is busy");
+    }
     release.send(()).unwrap();
-    while std::fs::read_link(&descriptor).is_ok_and(|path| path.ends_with("large (deleted)")) {
-        thread::yield_now();
+    for descriptor in &descriptors {
+        while std::fs::read_link(descriptor).is_ok_and(|path| path.ends_with("large (deleted)")) {
+            thread::yield_now();
+        }
     }
 }

@@ -16,7 +16,7 @@ use std::time::SystemTime;
 
 use gale_runtime::files::{create_directories_blocking, open_blocking};
 use gale_runtime::{Bytes, File, OpenFlags};
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{CWD, OFlags, RenameFlags};
 
 use super::format::{self, BodySum, Header, Meta, Unreadable};
 use super::sums::{Blocks, Summing, Sums, WHOLE_MAX};
@@ -271,6 +271,13 @@ pub fn create(path: &Path, number: u32) -> io::Result<(std::fs::File, PathBuf)> 
         other => other?,
     };
     Ok((file, temporary))
+}
+
+/// Reads leave the time of access of a file of our own alone, so that a loop that reads it does not wait for the
+/// journal.
+pub fn keep_access_time(file: &std::fs::File) {
+    // Refused where owners are changed: then its reads are as those of any file.
+    let _ = rustix::fs::fcntl_setfl(file, OFlags::NOATIME);
 }
 
 /// Completes a file whose body, of this length and with these sums, was written: its end, then its header.

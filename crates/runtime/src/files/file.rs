@@ -47,8 +47,8 @@ pub(super) struct Shared {
     /// Its file system was found to be in memory.
     pub(super) lies_in_memory: AtomicBool,
     pub(super) was_advised: AtomicBool,
-    /// It is or was written through this.
-    is_written: AtomicBool,
+    /// To close it may take long: it is or was written through this, or others unlink it.
+    closes_in_pool: AtomicBool,
     /// The same file, opened past the page cache; `None` where that cannot be.
     pub(super) direct: OnceLock<Option<OwnedFd>>,
 }
@@ -92,7 +92,7 @@ impl File {
             opened: now_anywhere(),
             lies_in_memory: AtomicBool::new(false),
             was_advised: AtomicBool::new(false),
-            is_written: AtomicBool::new(false),
+            closes_in_pool: AtomicBool::new(false),
             direct: OnceLock::new(),
         };
         File { shared: Arc::new(shared) }
@@ -141,9 +141,10 @@ impl File {
         }
     }
 
-    /// It is going to be written: to close it may take long, because the file system has things to settle then.
-    pub(super) fn note_written(&self) {
-        self.shared.is_written.store(true, Ordering::Relaxed);
+    /// A pool closes it, whoever has the last handle. That may take long after writes, because the file system has
+    /// things to settle, and for what is unlinked at any time: whether it was is known only until it is asked.
+    pub fn close_in_pool(&self) {
+        self.shared.closes_in_pool.store(true, Ordering::Relaxed);
     }
 
     /// The same file as it is now, with a descriptor of its own, where the caller may block. Errors: fstat(2)'s, and
@@ -260,7 +261,7 @@ impl Shared {
             self.metadata.size >= UNLINKED_MATTERS_BYTES
                 || self.access == ReadAccess::Local && now_anywhere() - self.opened > UNLINKED_SOON
         };
-        self.access == ReadAccess::Waits || self.is_written.load(Ordering::Relaxed) || matters() && is_unlinked()
+        self.access == ReadAccess::Waits || self.closes_in_pool.load(Ordering::Relaxed) || matters() && is_unlinked()
     }
 }
 

@@ -213,7 +213,12 @@ pub(super) fn kernel_attempt_stat(path: &Path) -> Result<io::Result<FileMetadata
     check_nothing_waits(path, false)?;
     Ok(match resolve_cached(path, OFlags::PATH | OFlags::CLOEXEC).ok_or_else(|| likely_device(path))? {
         Ok(descriptor) => {
-            rustix::fs::fstat(descriptor).map(|stat| FileMetadata::from_kernel(&stat)).map_err(io::Error::from)
+            let metadata = rustix::fs::fstat(&descriptor).map(|stat| FileMetadata::from_kernel(&stat));
+            if let Ok(FileMetadata { links: 0, device, .. }) = metadata {
+                // It was unlinked at this moment: to close it may free its blocks.
+                default_pool().dispose(Device::number(device), descriptor);
+            }
+            metadata.map_err(io::Error::from)
         }
         Err(errno) => Err(errno.into()),
     })

@@ -96,6 +96,8 @@ pub struct CacheZone {
     block_size: AtomicU64,
     /// The index does not know all files yet.
     is_cold: AtomicBool,
+    /// A pool looks whether a file is still there.
+    is_looked_at: AtomicBool,
     turn: AtomicU64,
     last_failure: Mutex<Option<String>>,
     journal: Mutex<Journal>,
@@ -123,6 +125,22 @@ pub enum Lookup {
     },
 }
 
+/// A look at a file, until it is dropped.
+pub struct Look(Arc<CacheZone>);
+
+impl Look {
+    /// The cache.
+    pub fn zone(&self) -> &CacheZone {
+        &self.0
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        self.0.is_looked_at.store(false, Relaxed);
+    }
+}
+
 impl CacheZone {
     /// An empty one, whose index takes at most `bytes`.
     pub fn new(name: BString, directory: CacheDirectory, options: PathOptions, bytes: usize) -> CacheZone {
@@ -145,6 +163,7 @@ impl CacheZone {
             promised_bytes: AtomicU64::new(0),
             block_size: AtomicU64::new(BLOCK_SIZE),
             is_cold: AtomicBool::new(true),
+            is_looked_at: AtomicBool::new(false),
             turn: AtomicU64::new(0),
             last_failure: Mutex::default(),
             journal: Mutex::default(),
@@ -312,6 +331,12 @@ impl CacheZone {
     /// A file is not there, or none to be used: the entry goes. The file is nobody's to remove.
     pub fn forget(&self, id: &Id, number: u64) {
         self.index.remove(id, |entry| entry.kind == Kind::Stored && entry.number == number);
+    }
+
+    /// For a look whether a file is still there: one at a time, so that a disk that hangs is waited for by one thread.
+    pub fn begin_look(self: &Arc<Self>) -> Option<Look> {
+        let may_look = self.disk.is_well() && !self.is_looked_at.swap(true, Relaxed);
+        may_look.then(|| Look(Arc::clone(self)))
     }
 
     /// Whether the index has a file of this name, of this number or a later one.

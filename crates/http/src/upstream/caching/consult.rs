@@ -13,6 +13,7 @@ use gale_protocol::response::ResponseField;
 use gale_runtime::files::likely_device;
 use gale_runtime::{Moment, Timer, files, timeout};
 
+use super::batches::detach_with_others;
 use super::receive::{announced_length, hot_of};
 use super::serve::{Serving, serve_fill, serve_hot};
 use super::{AskedBecause, CacheNote, CacheStatus, Caching, Part, Update, count_use, purge, stored};
@@ -82,11 +83,11 @@ pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
     };
     if !zone.index.with(&id, is_fresh)
         || judge_purges(&zone, &primary, &hot.meta) != Verdict::Valid
-        || !is_still_there(&zone, &id, &hot)
         || !is_body_at_hand(request, &zone, &hot)
     {
         return None;
     }
+    look_whether_still_there(request, &zone, &id, &hot);
     zone.index.touch(&id, now);
     let note = CacheNote { key: own, zone: Some(Arc::clone(&zone)), ..CacheNote::default() };
     request.notes.put(note);
@@ -646,7 +647,8 @@ async fn open_entry(request: &Request, serving: Serving<'_>, caching: &Caching, 
     let known = memory::find(zone.identity(), &caching.id);
     let is_it = |hot: &Rc<Hot>| hot.meta.number == entry.number && *hot.meta.key == *caching.key;
     if let Some(hot) = known.filter(is_it) {
-        return is_still_there(zone, &caching.id, &hot).then_some(hot);
+        look_whether_still_there(request, zone, &caching.id, &hot);
+        return Some(hot);
     }
     match read(request, serving, caching).await {
         // A mark: there are variants, and this is no response.
@@ -705,7 +707,16 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
         pool.run_for(device, move || {
             let opened = zone.open(&id);
             zone.disk.note_alive();
-            opened
+            // A file of which nothing more is read is closed here.
+            opened.map(|store::Opened { header, body, blocks, file }| match body {
+                Some(bytes) => (header, HotBody::Memory(bytes), blocks),
+                None => {
+                    // It may be unlinked at any time, as to make room.
+                    file.close_in_pool();
+                    let start = header.header_length.into();
+                    (header, HotBody::File(file, start), blocks)
+                }
+            })
         })
     };
     let opened = match timeout(*serving.settings.cache.disk_timeout.get(), task).await {
@@ -721,17 +732,12 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
     };
     let path = path.display();
     match opened {
-        Ok(opened) if *opened.header.meta.key != *caching.key => {
+        Ok((header, ..)) if *header.meta.key != *caching.key => {
             request.log(Level::Crit, format_args!("cache file \"{path}\" has md5 collision"));
             Err(false)
         }
-        Ok(opened) => {
-            let size = opened.header.file_length();
-            let store::Opened { header, body, blocks, file } = opened;
-            let body = match body {
-                Some(bytes) => HotBody::Memory(bytes),
-                None => HotBody::File(file, header.header_length.into()),
-            };
+        Ok((header, body, blocks)) => {
+            let size = header.file_length();
             let fields = Rc::new(header.meta.fields.clone());
             let seen = std::cell::Cell::new(moment);
             zone.note_number(header.meta.number);
@@ -776,19 +782,23 @@ fn is_body_at_hand(request: &Request, zone: &CacheZone, hot: &Hot) -> bool {
     }
 }
 
-/// Looks, now and then and only if that cannot wait, whether somebody has removed the file.
-fn is_still_there(zone: &Arc<CacheZone>, id: &Id, hot: &Hot) -> bool {
+/// Has a pool look, now and then and only if that cannot wait for the disk, whether somebody has removed the file: then
+/// the entry goes. Not on the loop: whoever looks at a name holds the file for that moment, and if it is unlinked just
+/// then it is the one to free its blocks.
+fn look_whether_still_there(request: &Request, zone: &Arc<CacheZone>, id: &Id, hot: &Hot) {
     let now: Moment = gale_runtime::now();
     if now.since(hot.seen.get()) < LOOK_AGAIN {
-        return true;
+        return;
     }
+    let Some(look) = zone.begin_look() else { return };
     hot.seen.set(now);
-    match files::try_stat(&zone.path_of(id)) {
-        Some(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
-            memory::forget(zone.identity(), id);
-            zone.forget(id, hot.meta.number);
-            false
+    let (path, id, number) = (zone.path_of(id), *id, hot.meta.number);
+    let device = likely_device(&path);
+    detach_with_others(pool_of(request), device, move || {
+        if let Some(Err(error)) = files::try_stat(&path)
+            && error.kind() == std::io::ErrorKind::NotFound
+        {
+            look.zone().forget(&id, number);
         }
-        _ => true,
-    }
+    });
 }

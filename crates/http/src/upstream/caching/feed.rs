@@ -266,6 +266,7 @@ impl Feed {
             let path = path.clone();
             self.pool.run_for(likely_device(&path).writes(), move || {
                 let (file, temporary) = store::create(&path, number)?;
+                store::keep_access_time(&file);
                 Ok::<_, std::io::Error>((File::from_std(file)?, temporary))
             })
         };
