@@ -371,8 +371,8 @@ fn requests_that_are_not_safe_invalidate_as_the_rules_say(driver: Driver) {
 }
 
 /// A rule about a response to HEAD that comes from the server although a response to GET is stored: the fields of that,
-/// the status and fields of the one to HEAD; whether a GET afterwards finds it in the cache, and what its `X-New` is (`-` if
-/// it is not there), by the RFC's rules, by nginx's, and by default.
+/// the status and fields of the one to HEAD; whether a GET afterwards finds it in the cache, and what its `X-New` is
+/// (`-` if it is not there), by the RFC's rules, by nginx's, and by default.
 struct HeadRow {
     section: &'static str,
     stored: &'static str,

@@ -2,7 +2,7 @@
 //! else with the open file. The index still decides at every request; this only spares opening and reading.
 //!
 //! Two generations: what is asked for moves to the younger one, and when that is full the older one goes. A file that
-//! somebody has removed is noticed within [`LOOK_AGAIN`].
+//! somebody has removed is noticed when it was asked for, [`LOOK_AGAIN`] after it was seen.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

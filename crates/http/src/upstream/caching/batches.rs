@@ -1,8 +1,8 @@
 //! Hands what is to be stored to thread pools, all of one turn of the loop together.
 //!
 //! A response that is whole takes a thread some 30 µs. To call a thread costs as much again, in system calls and in
-//! changes of threads, so it is called once for all that the turn brings. Nobody waits for what is handed over, and what
-//! has come is read from memory until it is stored.
+//! changes of threads, so it is called once for several. Nobody waits for what is handed over, and what has come is
+//! read from memory until it is stored.
 
 use std::cell::RefCell;
 
