@@ -234,6 +234,10 @@ fn an_internal_location_answers_what_x_accel_redirect_names(driver: Driver) {
         ("/named", "HTTP/1.1 200 OK\r\nX-Accel-Redirect: @named\r\nContent-Length: 0\r\n\r\n"),
         ("/again", "HTTP/1.1 200 OK\r\nX-Accel-Redirect: /second/x%20y?q\r\nContent-Length: 0\r\n\r\n"),
         ("/second/x%20y", LENGTH),
+        ("/typed", "HTTP/1.1 200 OK\r\nX-Accel-Redirect: /its\r\nContent-Type: x/y\r\nContent-Length: 0\r\n\r\n"),
+        ("/its", "HTTP/1.1 200 OK\r\nContent-Type: its/own\r\nContent-Length: 2\r\n\r\nok"),
+        ("/untyped", "HTTP/1.1 200 OK\r\nX-Accel-Redirect: /none\r\nContent-Type: x/y\r\nContent-Length: 0\r\n\r\n"),
+        ("/none", LENGTH),
         ("/loop", "HTTP/1.1 200 OK\r\nX-Accel-Redirect: /loop\r\nContent-Length: 0\r\n\r\n"),
         ("/unsafe", "HTTP/1.1 200 OK\r\nX-Accel-Redirect: /inner/../../gale.conf\r\nContent-Length: 0\r\n\r\n"),
         ("/encoded", "HTTP/1.1 200 OK\r\nX-Accel-Redirect: /inner/%66ile.txt\r\nContent-Length: 0\r\n\r\n"),
@@ -253,6 +257,9 @@ fn an_internal_location_answers_what_x_accel_redirect_names(driver: Driver) {
     assert_eq!((response.header("X-Args"), response.header("X-Other")), (Some("a=b"), None));
     assert_eq!(response.header("X-Was"), Some("z"));
     assert_eq!((client.get("/inner/file.txt").status, client.get("/named").text()), (404, "named"));
+    // A server's own type is the last word, where it names one.
+    assert_eq!(client.get("/typed").header("Content-Type"), Some("its/own"));
+    assert_eq!(client.get("/untyped").header("Content-Type"), Some("x/y"));
     for (target, status, text) in
         [("/status", 200, "a file"), ("/again", 200, "ok"), ("/encoded", 200, "a file"), ("/endless", 200, "a file")]
     {

@@ -306,6 +306,8 @@ pub(super) fn copy_head(
             Some(ResponseField::ContentLength) => {}
             Some(known) if known.is_of_connection() => {}
             Some(ResponseField::ContentType) => {
+                // The response that a redirect of `X-Accel-Redirect` leads to says better what it is.
+                request.content_type_override = None;
                 response.content_type.clear();
                 response.content_type.extend_from_slice(&field.value);
             }
