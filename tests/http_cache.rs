@@ -36,6 +36,9 @@ with_each_driver!(
     cache_status_tells_how_the_cache_was_used,
     who_falls_behind_a_fill_that_is_not_stored_goes_on_from_the_upstream,
     hosts_share_entries_only_where_the_key_says_so,
+    the_default_key_is_what_the_server_is_asked_for,
+    subrequests_have_entries_of_their_own_by_the_default_key,
+    a_response_behind_x_accel_redirect_is_not_found_for_the_first_uri,
     keys_that_are_too_long_are_not_cached,
     a_hit_goes_by_sendfile_from_64_kib_on,
     a_file_that_is_being_filled_is_read_without_writing_its_time_of_access,
@@ -807,6 +810,75 @@ fn hosts_share_entries_only_where_the_key_says_so(driver: Driver) {
         assert_eq!(of("a").header("X-Cache"), Some("HIT"));
         server.stop();
     }
+}
+
+/// A cache with the default key before a server that answers with what it is asked for.
+fn with_default_key(driver: Driver, locations: &str) -> (Serving, Server) {
+    let backend = Backend::tcp().serve(|asked, client| {
+        let (target, redirect) = (&asked.target, asked.target.strip_prefix("/app"));
+        let field = redirect.map(|path| format!("X-Accel-Redirect: /inner{path}\r\n")).unwrap_or_default();
+        let length = target.len();
+        client.send(format!("HTTP/1.1 200 OK\r\n{field}Content-Length: {length}\r\n\r\n{target}"));
+        true
+    });
+    let text = "proxy_cache_path %DIR%/cache keys_zone=one:1m; map $http_x_tenant $tenant { default $http_x_tenant; }
+        server { listen %UNIX%; add_header X-Cache $upstream_cache_status always; proxy_cache one;
+        proxy_cache_disk_timeout 60s; proxy_cache_lock_timeout 60s; proxy_cache_valid 1h; LOCATIONS }";
+    let text = text.replace("LOCATIONS", locations).replace("BEHIND", &backend.address);
+    let server = Setup::http(driver, &text).start();
+    (backend, server)
+}
+
+fn the_default_key_is_what_the_server_is_asked_for(driver: Driver) {
+    let locations = "location /variables/ { proxy_pass http://BEHIND/$tenant$uri; }
+        location /rewritten/ { rewrite ^/rewritten/(.*)$ /$tenant/$1 break; proxy_pass http://BEHIND; }
+        location /replaced/ { proxy_pass http://BEHIND/r/; }
+        location /elsewhere/ { rewrite ^ /replaced/one?b last; }";
+    let (backend, server) = with_default_key(driver, locations);
+    let mut client = server.connect();
+    let rows = [
+        ("/variables/x", "a", "MISS", "/a/variables/x"),
+        ("/variables/x", "b", "MISS", "/b/variables/x"),
+        ("/variables/x", "a", "HIT", "/a/variables/x"),
+        ("/rewritten/x?y", "a", "MISS", "/a/x?y"),
+        ("/rewritten/x?y", "b", "MISS", "/b/x?y"),
+        ("/rewritten/x?y", "b", "HIT", "/b/x?y"),
+        ("/replaced/one?b", "a", "MISS", "/r/one?b"),
+        ("/elsewhere/1", "a", "HIT", "/r/one?b"),
+    ];
+    for (target, tenant, outcome_expected, body) in rows {
+        let response = ask(&mut client, target, &format!("X-Tenant: {tenant}\r\n"));
+        assert_eq!(outcome(&response), (outcome_expected, body), "{target} for {tenant}");
+    }
+    assert_eq!(backend.asked().len(), 5);
+    server.stop();
+}
+
+fn subrequests_have_entries_of_their_own_by_the_default_key(driver: Driver) {
+    let locations = "location /page { proxy_cache off; ssi on; default_type text/html;
+        return 200 '<!--#include virtual=\"/part/a\" -->+<!--#include virtual=\"/part/b\" -->'; }
+        location /part/ { proxy_pass http://BEHIND; }";
+    let (_backend, server) = with_default_key(driver, locations);
+    let mut client = server.connect();
+    for _ in 0..2 {
+        assert_eq!(client.get("/page").text(), "/part/a+/part/b");
+    }
+    assert_eq!(outcome(&ask(&mut client, "/part/a", "")), ("HIT", "/part/a"));
+    server.stop();
+}
+
+fn a_response_behind_x_accel_redirect_is_not_found_for_the_first_uri(driver: Driver) {
+    // The application decides who gets it, each time.
+    let locations = "location /app/ { proxy_no_cache 1; proxy_pass http://BEHIND; }
+        location /inner/ { internal; proxy_pass http://BEHIND; }";
+    let (backend, server) = with_default_key(driver, locations);
+    let mut client = server.connect();
+    for outcome_expected in ["MISS", "HIT"] {
+        assert_eq!(outcome(&ask(&mut client, "/app/x", "")), (outcome_expected, "/inner/x"));
+    }
+    let asked = backend.asked().into_iter().map(|(_, asked)| asked.target);
+    assert_eq!(asked.collect::<Vec<_>>(), ["/app/x", "/inner/x", "/app/x"]);
+    server.stop();
 }
 
 fn keys_that_are_too_long_are_not_cached(driver: Driver) {

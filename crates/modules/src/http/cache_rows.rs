@@ -290,7 +290,7 @@ fn key_of(builder: &mut Builder, word: &Word) -> Result<CacheKey, Diagnostic> {
 /// of its own there can be left out of the key; anything else that depends on it still tells requests apart.
 fn search_place(builder: &mut Builder, word: &Word) -> Result<Option<SearchPlace>, Diagnostic> {
     let Some((before, variable, after)) = last_query(&word.text) else { return Ok(None) };
-    let has_path = variable.contains_str("request_uri");
+    let has_path = variable.contains_str("_uri");
     let without_mark = [&b"$is_args"[..], b"${is_args}"].iter().find_map(|mark| before.strip_suffix(*mark));
     let mut part = |text: &[u8]| builder.http_mut().template(&Word { text: text.into(), ..word.clone() });
     Ok(Some(SearchPlace {
@@ -314,7 +314,8 @@ fn last_query(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
             }
         };
         let end = at + 1 + length;
-        matches!(name, b"request_uri" | b"args" | b"query_string").then(|| (&text[..at], &text[at..end], &text[end..]))
+        let has_query = matches!(name, b"request_uri" | b"proxy_uri" | b"args" | b"query_string");
+        has_query.then(|| (&text[..at], &text[at..end], &text[end..]))
     })
 }
 

@@ -190,6 +190,7 @@ pub static MODULE: Module = Module {
         variables: &[
             Variable::named("proxy_host", |request, _, out| with_target(request, |target| append(out, &target.host))),
             Variable::named("proxy_port", |request, _, out| with_target(request, |target| append(out, &target.port))),
+            Variable::named("proxy_uri", append_proxy_uri),
             Variable::named("proxy_add_x_forwarded_for", append_x_forwarded_for),
             Variable::named("proxy_add_forwarded", append_forwarded),
             Variable::named("proxy_internal_body_length", |request, _, out| {
@@ -291,7 +292,7 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
         parent.map(|parent| &parent.upstream),
         builder,
         PREFIX,
-        Some("$scheme$proxy_host$request_uri"),
+        Some("$scheme$proxy_host$proxy_uri"),
     )?;
     upstream_rows::complete(&mut conf.upstream, builder, passes_requests, PREFIX, "proxy", &hidden)?;
     let passed = conf.upstream.pass_header.get_opt().map(Vec::as_slice).unwrap_or_default();
@@ -511,7 +512,15 @@ fn with_target(request: &Request, f: impl FnOnce(&Target) -> bool) -> bool {
     request.notes.get::<Arc<Target>>().is_some_and(|target| f(target))
 }
 
-/// `X-Forwarded-For` as it came, and the client behind it.
+/// What the server is asked for: the path and the arguments.
+fn append_proxy_uri(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
+    let Some(pass) = request.scope().conf_of::<Conf>().and_then(|conf| conf.pass.as_ref()) else { return false };
+    with_target(request, |target| {
+        pass.append_uri(request, &target.uri, out);
+        true
+    })
+}
+
 /// `Forwarded` as the client sent it, and behind that the client itself. (RFC 7239)
 fn append_forwarded(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     for (_, _, value) in request.fields().filter(|(_, name, _)| name.eq_ignore_ascii_case(b"Forwarded")) {
@@ -543,6 +552,7 @@ fn append_forwarded(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     append(out, request.exchange().scheme().name().as_bytes())
 }
 
+/// `X-Forwarded-For` as it came, and the client behind it.
 fn append_x_forwarded_for(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     let fields = request.fields().filter(|(field, _, _)| field.known == Some(KnownHeader::XForwardedFor));
     for (_, _, value) in fields {
