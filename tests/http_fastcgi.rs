@@ -1,5 +1,7 @@
 //! FastCGI over real sockets: what an application is told, what becomes of its responses, and of those that are wrong.
 
+#[path = "support/http2.rs"]
+mod http2;
 mod support;
 
 use std::collections::HashMap;
@@ -8,6 +10,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use http2::Http2;
 use support::{Directory, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
@@ -16,6 +19,7 @@ with_each_driver!(
     repeated_fields_are_one_parameter,
     the_uri_is_split_into_script_and_path_info,
     a_body_of_many_records_arrives,
+    a_body_over_http2_that_no_field_announces_is_told_with_its_length,
     a_chunked_body_arrives_unbuffered,
     statuses_and_fields_are_those_of_the_application,
     an_unbuffered_response_comes_as_it_is_sent,
@@ -300,6 +304,22 @@ fn a_body_of_many_records_arrives(driver: Driver) {
     assert_eq!(client.ask(chunked).status, 200);
     let asked = application.asked();
     assert_eq!((asked.param("LENGTH"), &asked.body[..]), (Some("5"), &b"hello"[..]));
+    server.stop();
+}
+
+fn a_body_over_http2_that_no_field_announces_is_told_with_its_length(driver: Driver) {
+    let application = Application::answering(&usual());
+    let text = "server { listen %UNIX%; http2 on; fastcgi_param LENGTH $content_length;
+        location / { fastcgi_pass %APP%; } }";
+    let server = setup(driver, &application, text).start();
+    let mut client = Http2::unix(&server);
+    for (body, length) in [(&b"hello"[..], "5"), (b"", "0")] {
+        assert_eq!(client.post("/", &[], body).status, 200);
+        let asked = application.asked();
+        assert_eq!((asked.param("LENGTH"), &asked.body[..]), (Some(length), body));
+    }
+    assert_eq!(client.get("/").status, 200);
+    assert_eq!(application.asked().param("LENGTH"), Some(""));
     server.stop();
 }
 

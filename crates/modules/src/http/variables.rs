@@ -298,7 +298,8 @@ fn append_status(out: &mut Vec<u8>, status: u16) -> bool {
 fn append_content_length(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     match request.header(KnownHeader::ContentLength) {
         Some(length) => append(out, length),
-        None if request.header(KnownHeader::TransferEncoding).is_none() => false,
+        // Over HTTP/2 a body needs no field that announces it.
+        None if request.declared_body_length().is_some() => false,
         None => request.body.as_ref().is_some_and(|body| append_number(out, body.length())),
     }
 }
