@@ -80,8 +80,16 @@ impl RequestBodyError {
 pub struct Sent {
     /// Everything, the head and the framing included.
     pub bytes: u64,
-    /// What belongs to the head.
+    /// What counts as the head's. As in nginx, so do the headers of frames over HTTP/2; the framing of chunks does not.
     pub head_bytes: u64,
+}
+
+impl Sent {
+    /// Counts bytes that are the head's.
+    pub fn add_head(&mut self, bytes: u64) {
+        self.head_bytes += bytes;
+        self.bytes += bytes;
+    }
 }
 
 /// How much has passed in both directions.

@@ -263,8 +263,7 @@ impl Stream {
             return;
         }
         let head_bytes = (frames.len() - before) as u64;
-        response.sent.head_bytes = head_bytes;
-        response.sent.bytes += head_bytes;
+        response.sent.add_head(head_bytes);
         response.is_done = end_stream;
         connection.wake();
     }
@@ -445,7 +444,7 @@ impl Exchange for Stream {
         let before = frames.len();
         // A stream that is gone gets nothing.
         let _ = codec.write_response(self.id, status, false, frames, |writer| write_fields(fields, writer));
-        state.response.sent.bytes += (frames.len() - before) as u64;
+        state.response.sent.add_head((frames.len() - before) as u64);
         connection.wake();
     }
 
@@ -475,8 +474,9 @@ impl Exchange for Stream {
             codec.poll_control(frames);
             let before = frames.len();
             if codec.write_data(self.id, body.len(), true, frames).is_ok_and(|sent| sent.end_stream) {
+                response.sent.add_head((frames.len() - before) as u64);
+                response.sent.bytes += body.len() as u64;
                 frames.extend_from_slice(&body);
-                response.sent.bytes += (frames.len() - before) as u64;
                 response.is_ended = true;
                 response.is_done = true;
                 state.wake();

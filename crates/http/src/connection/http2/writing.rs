@@ -249,7 +249,8 @@ impl State {
         if sent.is_blocked() {
             return Ok(None);
         }
-        response.sent.bytes += (self.frames.len() - before + sent.length) as u64;
+        response.sent.add_head((self.frames.len() - before) as u64);
+        response.sent.bytes += sent.length as u64;
         response.blocked_since = None;
         if sent.length <= COPIED_MAX {
             response.queue.copy_to(sent.length, &mut self.frames);
@@ -276,7 +277,7 @@ impl State {
             if written.is_err() {
                 return Built::Nothing;
             }
-            response.sent.bytes += (self.frames.len() - before) as u64;
+            response.sent.add_head((self.frames.len() - before) as u64);
         }
         response.is_done = true;
         Built::Done
