@@ -20,6 +20,7 @@ with_each_driver!(
     captures_of_locations_and_names_are_variables,
     try_files_takes_the_first_that_is_there,
     try_files_with_alias_takes_the_prefix_off_names_with_variables_only,
+    try_files_with_alias_takes_a_repeated_prefix_off_the_last_parameter,
     index_takes_the_first_that_is_there,
     root_and_alias_find_files,
     roots_may_have_variables,
@@ -390,6 +391,32 @@ fn try_files_with_alias_takes_the_prefix_off_names_with_variables_only(driver: D
     assert_answer(&client.get("/short/z?name=/short/y.txt"), 200, "y");
     let response = client.get("/directory");
     assert!(response.header("Location").is_some_and(|location| location.ends_with("/directory/d/")), "{response:?}");
+    server.stop();
+}
+
+fn try_files_with_alias_takes_a_repeated_prefix_off_the_last_parameter(driver: Driver) {
+    // What configurations for nginx write, which takes the prefix off once.
+    let setup = Setup::server(
+        driver,
+        "location /app/ { alias %DIR%/b/; try_files $uri $uri/ /app//app/index.php?$args;
+                          location ~ php$ { return 200 \"app $uri $args\"; } }
+         location /bare { alias %DIR%/b; try_files $uri /bare/bare/index.php?$args;
+                          location ~ php$ { return 200 \"bare $uri $args\"; } }
+         location /outer/ { alias %DIR%/b/; try_files $uri /outer//index.php?$args; }
+         location /once/ { alias %DIR%/b/; try_files $uri /once/index.php?$args;
+                           location ~ php$ { return 200 \"once $uri $args\"; } }
+         location /b { alias %DIR%/b; try_files $uri /b/best.php?$args;
+                       location ~ php$ { return 200 \"b $uri $args\"; } }
+         location = /index.php { return 200 \"root $args\"; }",
+    );
+    let server = setup.file("b/x.txt", "x").start();
+    let mut client = server.connect();
+    assert_answer(&client.get("/app/x.txt"), 200, "x");
+    assert_answer(&client.get("/app/news?a=1"), 200, "app /app/index.php a=1");
+    assert_answer(&client.get("/bare/news?a=1"), 200, "bare /bare/index.php a=1");
+    assert_answer(&client.get("/b/news?a=1"), 200, "b /b/best.php a=1");
+    assert_answer(&client.get("/outer/news?a=1"), 200, "root a=1");
+    assert_answer(&client.get("/once/news?a=1"), 200, "once /once/index.php a=1");
     server.stop();
 }
 

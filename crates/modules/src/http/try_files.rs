@@ -184,11 +184,29 @@ fn found_uri(request: &Request, name: Vec<u8>) -> Vec<u8> {
     }
 }
 
+/// With `alias`, nginx takes the location's prefix off the last parameter as it does off names, if that has variables.
+/// Configurations therefore write the prefix twice (`/app//app/index.php?$args`), and get the rest. One that is written
+/// once stays: nothing could be found by the rest.
+fn take_off_repeated_prefix(request: &Request, target: &mut Vec<u8>) {
+    let Some(Alias::Prefix(prefix)) = &request.scope().core.root.get().alias else { return };
+    let is_repeated = target.strip_prefix(&**prefix).is_some_and(|rest| {
+        let is_uri = |text: &[u8]| text.starts_with(b"/");
+        is_uri(rest) && (prefix.ends_with(b"/") || rest.strip_prefix(&**prefix).is_some_and(is_uri))
+    });
+    if is_repeated {
+        target.drain(..prefix.len());
+    }
+}
+
 fn fall_back(request: &Request, fallback: &Fallback) -> Flow {
     match fallback {
         Fallback::Status(status) => Flow::Respond(*status),
         Fallback::Target(target) => {
-            let target = target.evaluate(request);
+            let has_variables = target.as_constant().is_none();
+            let mut target = target.evaluate(request);
+            if has_variables {
+                take_off_repeated_prefix(request, &mut target);
+            }
             if let Some(name) = target.strip_prefix(b"@") {
                 return Flow::Named(name.into());
             }
