@@ -61,6 +61,10 @@ const URIS: &[Row] = &[
     ("merge_slashes off; location /name/ { proxy_pass http://B/remote/; }", &[("/name//x", "/remote//x")]),
     ("location /name/ { proxy_pass http://B/remote; }", &[("/name/x", "/remotex"), ("/name/", "/remote")]),
     ("location /name { proxy_pass http://B/remote/; }", &[("/name/x", "/remote//x"), ("/names", "/remote/s")]),
+    (
+        "location /name { proxy_pass http://B/bare; } location ^~ /name/ { proxy_pass http://B/slashed/; }",
+        &[("/name", "/bare"), ("/name/", "/slashed/"), ("/name/x", "/slashed/x"), ("/names", "/bares")],
+    ),
     ("location / { proxy_pass http://B/; }", &[("/a%20b/./c?d", "/a%20b/c?d"), ("/", "/")]),
     ("location / { proxy_pass http://B?x=1; }", &[("/a", "/?x=1a"), ("/?b", "/?x=1?b")]),
     (

@@ -92,6 +92,11 @@ impl Locations {
         if self.exact.contains_key(uri) {
             return None;
         }
+        if let Some((prefix, length)) = self.prefixes.longest_prefix(uri)
+            && length == uri.len()
+        {
+            return self.nested.get(&prefix.scope)?.find_slashed(uri);
+        }
         let slashed = [uri, b"/"].concat();
         if let Some(&scope) = self.exact.get(&*slashed) {
             return Some(scope);
@@ -216,10 +221,19 @@ mod tests {
     fn a_location_is_found_without_its_slash_unless_there_is_one_for_exactly_that() {
         let inner = level(vec![(prefix("/a/b/"), 3, leaf())]);
         let exact = (Pattern::Exact(b"/c".as_slice().into()), 4, leaf());
-        let locations =
-            level(vec![(prefix("/a/"), 1, inner), (prefix("/c/"), 2, leaf()), exact, (prefix("/d"), 5, leaf())]);
+        let within = level(vec![(prefix("/g/"), 8, leaf())]);
+        let locations = level(vec![
+            (prefix("/a/"), 1, inner),
+            (prefix("/c/"), 2, leaf()),
+            exact,
+            (prefix("/d"), 5, leaf()),
+            (prefix("/f"), 6, leaf()),
+            (final_prefix("/f/"), 7, leaf()),
+            (prefix("/g"), 9, within),
+        ]);
         let find = |uri: &str| locations.find_slashed(uri.as_bytes()).map(|scope| scope.0);
-        assert_eq!(["/a", "/a/b", "/c", "/d", "/e", ""].map(find), [Some(1), Some(3), None, None, None, None]);
+        assert_eq!(["/a", "/a/b", "/g"].map(find), [Some(1), Some(3), Some(8)]);
+        assert_eq!(["/c", "/d", "/e", "", "/f"].map(find), [None; 5]);
     }
 
     #[test]
