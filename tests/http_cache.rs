@@ -13,6 +13,7 @@ with_each_driver!(
     what_has_not_changed_for_long_is_fresh_for_a_part_of_that,
     a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round,
     parts_and_conditions_are_answered_out_of_the_cache,
+    parts_and_conditions_are_answered_from_a_response_that_is_not_stored,
     variants_are_told_apart_by_the_fields_that_vary_names,
     a_304_renews_what_is_stored,
     something_stale_is_used_where_that_is_allowed,
@@ -240,6 +241,29 @@ fn parts_and_conditions_are_answered_out_of_the_cache(driver: Driver) {
     assert_eq!(ask(&mut client, "/new", "If-None-Match: \"1\"\r\n").status, 304);
     let asked = backend.asked();
     assert_eq!(asked.len(), 2);
+    assert!(asked.iter().all(|(_, asked)| asked.header("Range").is_none() && asked.header("If-None-Match").is_none()));
+    server.stop();
+}
+
+/// The server is not told of them, because what it answers might be stored.
+fn parts_and_conditions_are_answered_from_a_response_that_is_not_stored(driver: Driver) {
+    let backend = Backend::tcp().serve(|_, client| {
+        let fields = "Cache-Control: no-store\r\nAccept-Ranges: bytes\r\nETag: \"1\"\r\nContent-Length: 10\r\n";
+        client.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\n0123456789"));
+        true
+    });
+    let server = caching(driver, &backend, "");
+    let mut client = server.connect();
+    for _ in 0..2 {
+        let part = ask(&mut client, "/a", "Range: bytes=2-4\r\n");
+        assert_eq!((part.status, part.text(), part.header("X-Cache")), (206, "234", Some("MISS")));
+        assert_eq!(ask(&mut client, "/a", "If-None-Match: \"1\"\r\n").status, 304);
+        assert_eq!(ask(&mut client, "/a", "If-Match: \"2\"\r\n").status, 412);
+        let whole = ask(&mut client, "/a", "If-None-Match: \"2\"\r\n");
+        assert_eq!((whole.status, whole.text()), (200, "0123456789"));
+    }
+    let asked = backend.asked();
+    assert_eq!(asked.len(), 8);
     assert!(asked.iter().all(|(_, asked)| asked.header("Range").is_none() && asked.header("If-None-Match").is_none()));
     server.stop();
 }

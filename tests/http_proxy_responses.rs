@@ -450,8 +450,10 @@ fn one_part_is_cut_out_of_a_body_as_it_comes(driver: Driver) {
             client.send(format!("GET {target} HTTP/1.1\r\nHost: h\r\nRange: bytes={range}\r\n\r\n"));
             let mut peer = backend.accept();
             peer.request();
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n012");
+            peer.send("HTTP/1.1 200 OK\r\nAccept-Ranges: bytes\r\nContent-Length: 10\r\n\r\n012");
             let head = client.response_to_head();
+            let offers = head.headers.iter().filter(|(name, _)| name == "Accept-Ranges").count();
+            assert_eq!(offers, usize::from(expected.is_none()), "{range}");
             let whole = "0123456789";
             assert_eq!(head.status, if expected.is_some() { 206 } else { 200 }, "{range}");
             let length = expected.unwrap_or(whole).len();

@@ -111,11 +111,15 @@ pub(super) fn begin(
     if head.status == 101 {
         return begin_tunnel(request, passing, answering, &head);
     }
-    if *settings.force_ranges.get() {
-        request.response.allows_ranges = true;
-    }
     if let Some(stored) = stored {
         return caching::begin(request, passing, answering, &head, stored);
+    }
+    if caching::asks_for_whole(request) {
+        // The server was asked for all of it, without the client's conditions.
+        caching::finish_head(request, settings);
+    } else if *settings.force_ranges.get() {
+        request.response.allows_ranges = true;
+        request.response.remove(ResponseField::AcceptRanges);
     }
     request.response.has_trailers = head.may_have_trailers && *settings.pass_trailers.get();
     if !is_buffered {

@@ -45,6 +45,7 @@ pub use consult::{Consulted, consult, try_hit};
 pub(super) use receive::{begin, judge, revalidate, serve_stale, tell_error, tell_intercepted};
 pub use resume::Part;
 pub use serve::Serving;
+pub(super) use serve::finish_head;
 
 /// What a request's variables tell of its cache, and what its module has to know: a note of the request.
 #[derive(Clone, Default)]
@@ -230,6 +231,11 @@ pub(super) fn tell_status(
 
 /// What a copy of a request in the background finds: it is to fetch this anew.
 pub(super) struct Update(Box<Caching>);
+
+/// Whether the server was asked for all of the response, whatever the client asks for.
+pub(super) fn asks_for_whole(request: &Request) -> bool {
+    request.notes.get::<CacheNote>().is_some_and(|note| note.asks_for_whole)
+}
 
 /// Whether a field of the client is not for the server, because the cache wants all of the response, and asks with
 /// conditions of its own. (nginx's list)

@@ -151,7 +151,7 @@ fn serve_head(
 
 /// What is different in the head of an answer that may come out of a cache: it is judged by the request's conditions,
 /// and parts of it can be had.
-pub(super) fn finish_head(request: &mut Request, settings: &UpstreamSettings) {
+pub(in crate::upstream) fn finish_head(request: &mut Request, settings: &UpstreamSettings) {
     let response = &mut request.response;
     response.is_from_upstream = false;
     let offers_ranges = response.field(ResponseField::AcceptRanges).is_some_and(|value| value != b"none");
