@@ -1,8 +1,9 @@
 //! The watchdog: a thread that looks at the loops, says what holds one up, and has the others take what waits for it.
 //!
-//! It looks every 5 ms and sleeps when all loops have been idle for a second; the first turn after that wakes it. A
-//! turn of 5 ms is suspect and its thread is looked at closely (procfs and its processor clock); one of 10 ms is a
-//! stall, is looked at again and filed. Loops do nothing for it but store when a turn began and what it is at.
+//! It sleeps until a loop's timer expires in a turn that has become 5 to 10 ms old ([`crate::stall::turn_timer`]), and
+//! then looks every 5 ms until the turn is over. A turn of 5 ms is suspect and its thread is looked at closely (procfs
+//! and its processor clock); one of 10 ms is a stall, is looked at again and filed. Loops do nothing for it but store
+//! when a turn began and what it is at, and set the timer.
 //!
 //! While a loop stalls, the kernel goes on to queue connections on sockets that only this loop accepts from
 //! (SO_REUSEPORT), and may have told it alone of one on a shared socket. At every look another loop that listens on the
@@ -14,9 +15,8 @@
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::thread::{self, Thread};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -25,19 +25,16 @@ use rustix::net::sockopt;
 use crate::environment::Environment;
 use crate::inbox::{self, Inbox, Remote};
 use crate::socket::{AcceptQueue, SocketAddress};
+use crate::stall::turn_timer;
 use crate::stall::watched::{WatchedListener, has_connection, monotonic_nanos};
-use crate::stall::{STALL_THRESHOLD, Sample, StallKind, Turns, judge};
+use crate::stall::{STALL_THRESHOLD, SUSPECT_AGE, Sample, StallKind, Turns, judge};
 use crate::time::Moment;
 
-/// How often the loops are looked at. A stall is over 10 ms long, so each is seen while it lasts unless the watchdog
-/// itself has to wait for a processor.
+/// How often the loops are looked at while one of them is in a long turn.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A turn of this age is looked at closely, so that there is something to compare with when it becomes a stall.
-const SUSPECT_NANOS: u64 = 5_000_000;
-
-/// Looks without any turn after which the watchdog sleeps: a second.
-const IDLE_LOOKS_MAX: u32 = 200;
+/// A thread is judged by what it did between two looks that are so far apart.
+const JUDGED_NANOS_MIN: u64 = 3_000_000;
 
 /// A stall of this age is reported although it has not ended.
 const REPORT_NANOS: u64 = 1_000_000_000;
@@ -161,27 +158,6 @@ pub fn start_watchdog() -> std::io::Result<()> {
 }
 
 static STARTED: Mutex<bool> = Mutex::new(false);
-static THREAD: OnceLock<Thread> = OnceLock::new();
-
-/// Read at every turn, written a few times in a minute at most.
-static IS_ASLEEP: AtomicBool = AtomicBool::new(false);
-
-/// Told by every loop when a turn begins.
-#[inline]
-pub(crate) fn note_turn() {
-    if IS_ASLEEP.load(Ordering::Relaxed) {
-        wake();
-    }
-}
-
-#[cold]
-fn wake() {
-    if IS_ASLEEP.swap(false, Ordering::Relaxed)
-        && let Some(thread) = THREAD.get()
-    {
-        thread.unpark();
-    }
-}
 
 /// Whether the loop with this number is in a turn that is a stall already, or has ended.
 pub(crate) fn is_stalled(index: usize) -> bool {
@@ -196,7 +172,6 @@ struct Watchdog {
     loops: Vec<WatchedLoop>,
     /// The version of the table of loops that `loops` was made from.
     version: Option<usize>,
-    idle_looks: u32,
     /// Of each kind: when one was reported last, and how many have not been since.
     reports: [(Option<u64>, u64); StallKind::ALL.len()],
     /// Who is asked next to take connections for another.
@@ -206,7 +181,6 @@ struct Watchdog {
 /// One loop, and what was seen of it.
 struct WatchedLoop {
     inbox: Arc<Inbox>,
-    busy: Duration,
     suspect: Option<Suspect>,
 }
 
@@ -228,41 +202,20 @@ impl Suspect {
 
 impl Watchdog {
     fn run(mut self) {
-        let _ = THREAD.set(thread::current());
         loop {
-            thread::park_timeout(LOOK_EVERY);
-            self.look();
-            if self.idle_looks >= IDLE_LOOKS_MAX {
-                self.sleep();
+            let is_any_suspect = self.loops.iter().any(|each| each.suspect.is_some());
+            if turn_timer::wait(is_any_suspect.then_some(LOOK_EVERY)).is_err() {
+                // The set of timers is there and valid, so this is not expected.
+                thread::sleep(LOOK_EVERY);
             }
+            self.look();
         }
-    }
-
-    /// Until a turn begins.
-    fn sleep(&mut self) {
-        IS_ASLEEP.store(true, Ordering::Relaxed);
-        // A turn that began at this moment may not have seen it yet; but any loop will have seen it after a while.
-        thread::park_timeout(LOOK_EVERY);
-        self.look();
-        while self.idle_looks >= IDLE_LOOKS_MAX && IS_ASLEEP.load(Ordering::Relaxed) {
-            thread::park();
-        }
-        IS_ASLEEP.store(false, Ordering::Relaxed);
-        self.idle_looks = 0;
     }
 
     fn look(&mut self) {
         self.take_up_loops();
         let now = monotonic_nanos();
-        self.idle_looks += 1;
-        let mut reports = Vec::new();
-        for each in &mut self.loops {
-            let busy = each.inbox.turns.busy();
-            if each.inbox.turns.began() != 0 || std::mem::replace(&mut each.busy, busy) != busy {
-                self.idle_looks = 0;
-            }
-            reports.extend(each.look(now));
-        }
+        let reports: Vec<Stall> = self.loops.iter_mut().filter_map(|each| each.look(now)).collect();
         for report in reports {
             self.report(now, report);
         }
@@ -277,7 +230,7 @@ impl Watchdog {
         let mut known = std::mem::take(&mut self.loops);
         for inbox in inbox::all() {
             let place = known.iter().position(|each| Arc::ptr_eq(&each.inbox, &inbox));
-            let fresh = || WatchedLoop { inbox, busy: Duration::ZERO, suspect: None };
+            let fresh = || WatchedLoop { inbox, suspect: None };
             self.loops.push(place.map_or_else(fresh, |place| known.swap_remove(place)));
         }
     }
@@ -345,7 +298,7 @@ impl WatchedLoop {
         let began = turns.began();
         let ended = self.suspect.take_if(|suspect| suspect.began != began);
         let ended = ended.and_then(|suspect| self.end(suspect));
-        if ended.is_some() || began == 0 || now.saturating_sub(began) < SUSPECT_NANOS {
+        if ended.is_some() || began == 0 || now.saturating_sub(began) < SUSPECT_AGE.as_nanos() as u64 {
             return ended;
         }
         let (inbox, watched) = (&self.inbox, &self.inbox.watched);
@@ -359,7 +312,9 @@ impl WatchedLoop {
         if !suspect.is_stall(now) {
             return None;
         }
-        if let (None, Some(first)) = (suspect.filed, suspect.first) {
+        if let (None, Some(first)) = (suspect.filed, suspect.first)
+            && now >= first.at + JUDGED_NANOS_MIN
+        {
             let (last, at) = (watched.sample()?, turns.at());
             // What was seen belongs to this turn only if that still goes on.
             if turns.began() != began {
@@ -415,7 +370,7 @@ mod tests {
     #[test]
     fn a_stall_that_ends_before_it_is_filed_is_told_with_what_it_was_at_when_it_was_suspect() {
         let inbox = Inbox::new(3).unwrap();
-        let mut look = WatchedLoop { inbox: Arc::clone(&inbox), busy: Duration::ZERO, suspect: None };
+        let mut look = WatchedLoop { inbox: Arc::clone(&inbox), suspect: None };
         let (began, suspect_at, ended) = (1_000_000, 7_000_000, 13_000_000);
         inbox.turns.begin(began);
         inbox.turns.note(|| "something long");

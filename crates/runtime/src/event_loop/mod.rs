@@ -25,8 +25,8 @@ use crate::inbox::{self, Call, Inbox, Remote};
 use crate::memory::blocks;
 use crate::memory::limits;
 use crate::simulation::{SimulatedKernel, Simulation, World};
+use crate::stall::turn_timer::TurnTimer;
 use crate::time::{Clock, ClockChoice, Moment, Wheel};
-use crate::watchdog;
 
 /// Calls from other threads per turn; further ones wait for the next.
 const CALLS_PER_TURN: usize = 64;
@@ -107,6 +107,8 @@ pub struct EventLoop {
     environment: Rc<Environment>,
     driver_reason: Option<io::Error>,
     index: usize,
+    /// None in virtual time, in which no turn is ever long.
+    turn_timer: Option<TurnTimer>,
     calls: Vec<Call>,
     wakes: Vec<u64>,
     expired: Vec<Waker>,
@@ -168,6 +170,7 @@ impl EventLoop {
     ) -> io::Result<Self> {
         let leased_bytes_max = options.leased_bytes_max.unwrap_or_else(|| limits::share_of_leases(1));
         blocks::set_leased_bytes_max(leased_bytes_max);
+        let turn_timer = if clock.is_virtual() { None } else { Some(TurnTimer::new()?) };
         let index = inbox::register(&inbox)?;
         let environment = Rc::new(Environment {
             worker: options.worker,
@@ -181,8 +184,15 @@ impl EventLoop {
             file_calls: LoopCalls::new(simulation.clone()),
             simulation,
         });
-        let driver_reason = None;
-        Ok(EventLoop { environment, driver_reason, index, calls: Vec::new(), wakes: Vec::new(), expired: Vec::new() })
+        Ok(EventLoop {
+            environment,
+            driver_reason: None,
+            index,
+            turn_timer,
+            calls: Vec::new(),
+            wakes: Vec::new(),
+            expired: Vec::new(),
+        })
     }
 
     /// A handle for other threads.
@@ -298,6 +308,9 @@ impl EventLoop {
             Some(nanos) if !clock.is_virtual() => Some(Duration::from_nanos(nanos.saturating_sub(ended)).min(WAIT_MAX)),
             _ => None,
         };
+        if let Some(turn_timer) = self.turn_timer.as_ref().filter(|_| wait != Some(Duration::ZERO)) {
+            turn_timer.rest();
+        }
         // Without events no loop can go on, and trying again would only burn the processor. (Want of memory is no
         // error.)
         let events = driver.wait(wait).unwrap_or_else(|error| panic!("cannot wait for events: {error}"));
@@ -321,10 +334,10 @@ impl EventLoop {
         let Environment { clock, inbox, .. } = &*self.environment;
         clock.begin_turn();
         inbox.turns.note(|| "events and timers");
-        // In virtual time no turn is ever long.
-        if !clock.is_virtual() {
-            inbox.turns.begin(clock.now().as_nanos());
-            watchdog::note_turn();
+        if let Some(turn_timer) = &self.turn_timer {
+            let now = clock.now().as_nanos();
+            inbox.turns.begin(now);
+            turn_timer.begin_turn(now);
         }
     }
 }

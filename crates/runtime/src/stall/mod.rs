@@ -4,6 +4,7 @@
 //! The loop's thread writes the times and what it is at, the watchdog's thread what it filed; anybody reads. Plain
 //! loads and stores, no locked instructions.
 
+pub(crate) mod turn_timer;
 pub(crate) mod watched;
 
 use std::fmt;
@@ -14,6 +15,9 @@ use gale_base::histogram::Snapshot;
 
 /// A turn longer than this is a stall.
 pub const STALL_THRESHOLD: Duration = Duration::from_millis(10);
+
+/// A turn of this age is looked at closely, so that there is something to compare with when it becomes a stall.
+pub(crate) const SUSPECT_AGE: Duration = Duration::from_millis(5);
 
 /// What held a loop up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
