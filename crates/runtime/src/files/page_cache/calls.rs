@@ -3,8 +3,16 @@
 //! Two readings of the clock cost what a small call does. So a call only leaves a mark of its device, and the length of
 //! the turn, which is known anyway, says whether one of its calls can have waited. After a long turn calls are timed
 //! one by one, for a while. A call that takes long has not always waited, either: on a busy machine the thread may have
-//! been held up. The kernel's count of a thread's voluntary switches tells the two apart; it is asked for once in a
-//! turn whose calls are timed. What took so long that every client has noticed is taken to have waited in any case.
+//! been preempted. The kernel's figures of the thread tell them apart; they are asked for once in a turn whose calls are
+//! timed, and after each long call.
+//!
+//! | the thread | voluntary switches | processor time | verdict |
+//! |---|---|---|---|
+//! | waited | grown | | waited |
+//! | searched for memory, or copied much | the same | long | long; waited, if so long that every client has noticed |
+//! | was preempted | the same | short | quick: that says nothing of the device |
+//!
+//! Of a turn whose calls were not timed only its length is known. One of over 100 ms is taken to have waited.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,7 +24,7 @@ use crate::time::{Moment, system_now};
 /// A call, or a turn with calls in it, that takes longer has waited, or its thread was held up.
 const LONG: Duration = Duration::from_millis(5);
 
-/// One that takes longer counts as having waited.
+/// One that takes longer counts as having waited, unless its thread was preempted.
 const WAITED: Duration = Duration::from_millis(100);
 
 /// How long calls are timed after a long turn, and after a long call.
@@ -39,8 +47,16 @@ pub(crate) struct LoopCalls {
     /// The devices of this turn's calls, a bit each.
     called: Cell<u64>,
     timed_until: Cell<Moment>,
-    /// Before the first call of this turn that is timed.
-    switches: Cell<Option<i64>>,
+    /// Before the first call of this turn that is timed, or after the last long one.
+    usage: Cell<Option<Usage>>,
+}
+
+/// What the kernel counts of a thread.
+#[derive(Clone, Copy)]
+struct Usage {
+    /// How often it has waited for something.
+    voluntary_switches: i64,
+    processor_time: Duration,
 }
 
 /// A call that has begun.
@@ -52,7 +68,7 @@ pub(super) enum Begun {
 impl LoopCalls {
     pub fn new(world: Option<Rc<World>>) -> Self {
         let timed_until = Cell::new(Moment::from_nanos(0));
-        LoopCalls { world, called: Cell::new(0), timed_until, switches: Cell::new(None) }
+        LoopCalls { world, called: Cell::new(0), timed_until, usage: Cell::new(None) }
     }
 
     /// A call for this device begins, in a turn that began at this moment.
@@ -62,8 +78,8 @@ impl LoopCalls {
         if turn_began >= self.timed_until.get() {
             return Begun::Untimed;
         }
-        if self.switches.get().is_none() {
-            self.switches.set(Some(voluntary_switches()));
+        if self.usage.get().is_none() {
+            self.usage.set(Some(Usage::of_this_thread()));
         }
         Begun::At(system_now())
     }
@@ -84,9 +100,9 @@ impl LoopCalls {
             return Verdict::Quick;
         }
         self.timed_until.set(ended + TIMED_FOR);
-        let before = self.switches.replace(Some(voluntary_switches()));
-        let has_waited = ended > begun + WAITED || before != self.switches.get();
-        if has_waited { Verdict::Waited } else { Verdict::Long }
+        let now = Usage::of_this_thread();
+        let before = self.usage.replace(Some(now)).unwrap_or(now);
+        judge_long(ended - begun, before, now)
     }
 
     /// The turn is over. Returns the devices, a bit each, of calls of which nobody else has judged how they went, and
@@ -97,7 +113,7 @@ impl LoopCalls {
         if called == 0 {
             return (0, Verdict::Quick);
         }
-        let were_timed = self.switches.take().is_some();
+        let were_timed = self.usage.take().is_some();
         if ended <= began + LONG {
             return (0, Verdict::Quick);
         }
@@ -107,13 +123,31 @@ impl LoopCalls {
     }
 }
 
-/// How often this thread has waited for something.
-fn voluntary_switches() -> i64 {
-    // SAFETY: zeros are a valid `rusage`, and the call fills in the one that it is given.
-    unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
-        usage.ru_nvcsw as i64
+/// How a call went that took so long. `before` may have been asked for earlier in the turn; a turn's other work is short,
+/// and its waits, for locks, are rare.
+fn judge_long(took: Duration, before: Usage, after: Usage) -> Verdict {
+    if after.voluntary_switches != before.voluntary_switches {
+        Verdict::Waited
+    } else if after.processor_time.saturating_sub(before.processor_time) <= LONG {
+        Verdict::Quick
+    } else if took > WAITED {
+        Verdict::Waited
+    } else {
+        Verdict::Long
+    }
+}
+
+impl Usage {
+    fn of_this_thread() -> Usage {
+        // SAFETY: zeros are a valid `rusage`, and the call fills in the one that it is given.
+        let usage = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+            usage
+        };
+        let time = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+        let processor_time = time(usage.ru_utime) + time(usage.ru_stime);
+        Usage { voluntary_switches: usage.ru_nvcsw as i64, processor_time }
     }
 }
 
@@ -130,8 +164,8 @@ mod tests {
     }
 
     fn compute() {
-        let begun = system_now();
-        while system_now() - begun < 2 * LONG {}
+        let begun = Usage::of_this_thread().processor_time;
+        while Usage::of_this_thread().processor_time - begun < 2 * LONG {}
     }
 
     #[test]
@@ -150,6 +184,22 @@ mod tests {
         assert!(!is_timed(later));
         assert_eq!(calls.end_turn(later, later + 2 * WAITED), (1 << 3, Verdict::Waited));
         assert_eq!(calls.end_turn(later, later + 2 * WAITED), (0, Verdict::Quick), "without calls");
+    }
+
+    #[test]
+    fn a_long_call_whose_thread_was_preempted_says_nothing_of_the_device() {
+        let usage =
+            |voluntary_switches, millis| Usage { voluntary_switches, processor_time: Duration::from_millis(millis) };
+        let verdict = |took, switches: i64, run: u64| judge_long(took, usage(7, 300), usage(7 + switches, 300 + run));
+        for took in [2 * LONG, 3 * WAITED] {
+            assert_eq!(verdict(took, 0, 0), Verdict::Quick);
+            assert_eq!(verdict(took, 0, 5), Verdict::Quick);
+            assert_eq!(verdict(took, 1, 0), Verdict::Waited);
+            assert_eq!(verdict(took, 1, 9), Verdict::Waited);
+        }
+        // Memory was searched for, or so.
+        assert_eq!(verdict(2 * LONG, 0, 9), Verdict::Long);
+        assert_eq!(verdict(3 * WAITED, 0, 9), Verdict::Waited);
     }
 
     #[test]
