@@ -27,7 +27,7 @@ use crate::inbox::{self, Inbox, Remote};
 use crate::socket::{AcceptQueue, SocketAddress};
 use crate::stall::turn_timer;
 use crate::stall::watched::{WatchedListener, has_connection, monotonic_nanos};
-use crate::stall::{STALL_THRESHOLD, SUSPECT_AGE, Sample, StallKind, Turns, judge};
+use crate::stall::{EndedStall, STALL_THRESHOLD, SUSPECT_AGE, Sample, StallKind, Turns, judge};
 use crate::time::Moment;
 
 /// How often the loops are looked at while one of them is in a long turn.
@@ -334,19 +334,22 @@ impl WatchedLoop {
         Some(stall)
     }
 
-    /// A long turn is over. If it was a stall that was not filed in time, it is judged by how it was seen first, and
-    /// what it was at then is told: most stalls are that short.
+    /// A long turn is over. If it was a stall that was not filed in time, it is judged by how it was seen first and what
+    /// the thread had used when it was over, and what it was at first is told: most stalls are that short. If it was
+    /// seen too late for that, since the watchdog had no processor either, the loop's own judgement stands.
     fn end(&self, suspect: Suspect) -> Option<Stall> {
         let turns: &Turns = &self.inbox.turns;
-        let nanos = turns.ended_stall(suspect.began)?;
+        let EndedStall { nanos, run, sleeps, guess } = turns.ended_stall(suspect.began)?;
         let (kind, at) = match suspect.filed {
             Some(filed) => filed,
             None => {
-                let first = suspect.first?;
-                // It may have slept since, after its turn.
-                let at = suspect.began + nanos;
-                let last = Sample { at, state: first.state, sleeps: first.sleeps, ..self.inbox.watched.sample()? };
-                let kind = judge(&first, &last);
+                let ended_at = suspect.began + nanos;
+                let first = suspect.first.filter(|first| ended_at >= first.at + JUDGED_NANOS_MIN);
+                let kind = first.map_or(guess, |first| {
+                    // It may have waited for a processor since, too: then it is taken for preempted rather.
+                    let delay = self.inbox.watched.sample().map_or(first.delay, |now| now.delay);
+                    judge(&first, &Sample { at: ended_at, state: first.state, run, delay, sleeps })
+                });
                 turns.file(kind);
                 (kind, suspect.first_at)
             }
@@ -366,6 +369,7 @@ fn stall(inbox: &Inbox, kind: StallKind, at: &'static str, began: u64, nanos: u6
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stall::usage::ThreadUsage;
 
     #[test]
     fn a_stall_that_ends_before_it_is_filed_is_told_with_what_it_was_at_when_it_was_suspect() {
@@ -382,6 +386,22 @@ mod tests {
         assert_eq!(inbox.turns.filed(stall.kind).count, 1);
         let kept = |stall: &Stall| (stall.worker, stall.began) == (3, Moment::from_nanos(began)) && stall.is_over;
         assert!(last_stalls().iter().any(kept));
+    }
+
+    #[test]
+    fn a_stall_in_which_the_thread_hardly_ran_is_not_computing_however_late_the_watchdog_looks() {
+        let inbox = Inbox::new(4).unwrap();
+        let mut look = WatchedLoop { inbox: Arc::clone(&inbox), suspect: None };
+        // The first sample is taken at the real time, which is long after this turn.
+        let (began, ended) = (1_000_000, 99_000_000);
+        inbox.turns.mark(began, ThreadUsage::now());
+        inbox.turns.begin(began);
+        look.suspect =
+            Some(Suspect { began, first: inbox.watched.sample(), first_at: "", filed: None, is_reported: false });
+        inbox.turns.end(began, ended);
+        let stall = look.look(ended).expect("it was long");
+        assert_ne!(stall.kind, StallKind::Computing);
+        assert_eq!(inbox.turns.filed(StallKind::Computing).count, 0);
     }
 
     #[test]

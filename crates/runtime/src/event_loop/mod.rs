@@ -26,6 +26,7 @@ use crate::memory::blocks;
 use crate::memory::limits;
 use crate::simulation::{SimulatedKernel, Simulation, World};
 use crate::stall::turn_timer::TurnTimer;
+use crate::stall::usage::ThreadUsage;
 use crate::time::{Clock, ClockChoice, Moment, Wheel};
 
 /// Calls from other threads per turn; further ones wait for the next.
@@ -337,7 +338,9 @@ impl EventLoop {
         if let Some(turn_timer) = &self.turn_timer {
             let now = clock.now().as_nanos();
             inbox.turns.begin(now);
-            turn_timer.begin_turn(now);
+            if turn_timer.begin_turn(now) {
+                inbox.turns.mark(now, ThreadUsage::now());
+            }
         }
     }
 }

@@ -5,13 +5,16 @@
 //! loads and stores, no locked instructions.
 
 pub(crate) mod turn_timer;
+pub(crate) mod usage;
 pub(crate) mod watched;
 
 use std::fmt;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use gale_base::histogram::Snapshot;
+
+use self::usage::ThreadUsage;
 
 /// A turn longer than this is a stall.
 pub const STALL_THRESHOLD: Duration = Duration::from_millis(10);
@@ -76,9 +79,10 @@ pub struct Turns {
     began: AtomicU64,
     /// A [`Name`]: what the present turn is at. Null at first.
     at: AtomicPtr<()>,
-    /// Beginning and nanoseconds of the last stall that has ended. Written in this order, read in the other.
-    last_stall_nanos: AtomicU64,
-    last_stall_began: AtomicU64,
+    /// A moment when a turn began, and what the thread had used by then: that of the present one, or an earlier one.
+    marked_at: AtomicU64,
+    marked: [AtomicU64; 3],
+    last_stall: LastStall,
     filed: [(AtomicU64, AtomicU64); StallKind::ALL.len()],
 }
 
@@ -91,16 +95,24 @@ impl Turns {
             total: AtomicU64::new(0),
             began: AtomicU64::new(0),
             at: AtomicPtr::new(std::ptr::null_mut()),
-            last_stall_nanos: AtomicU64::new(0),
-            last_stall_began: AtomicU64::new(0),
+            marked_at: AtomicU64::new(0),
+            marked: [const { AtomicU64::new(0) }; 3],
+            last_stall: LastStall::default(),
             filed: [const { (AtomicU64::new(0), AtomicU64::new(0)) }; StallKind::ALL.len()],
         }
     }
 
-    /// A turn begins. Called by the loop's thread only, as the three that follow.
+    /// A turn begins. Called by the loop's thread only, as the four that follow.
     #[inline]
     pub(crate) fn begin(&self, now: u64) {
         self.began.store(now, Ordering::Relaxed);
+    }
+
+    /// Keeps what the thread has used until now, when a turn begins: a few hundred times a second at most.
+    pub(crate) fn mark(&self, now: u64, usage: ThreadUsage) {
+        let figures = [usage.run.as_nanos() as u64, usage.voluntary_switches, usage.involuntary_switches];
+        self.marked_at.store(now, Ordering::Relaxed);
+        self.marked.iter().zip(figures).for_each(|(kept, figure)| kept.store(figure, Ordering::Relaxed));
     }
 
     /// The turn that began at `began` is over.
@@ -108,8 +120,7 @@ impl Turns {
     pub(crate) fn end(&self, began: u64, now: u64) {
         let nanos = now.saturating_sub(began);
         if nanos > STALL_THRESHOLD.as_nanos() as u64 {
-            self.last_stall_nanos.store(nanos, Ordering::Relaxed);
-            self.last_stall_began.store(began, Ordering::Release);
+            self.end_stall(began, now, ThreadUsage::now());
         }
         self.began.store(0, Ordering::Release);
         self.record(nanos);
@@ -119,6 +130,20 @@ impl Turns {
     #[inline]
     pub(crate) fn note(&self, name: Name) {
         self.at.store(name as *mut (), Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn end_stall(&self, began: u64, now: u64, usage: ThreadUsage) {
+        let marked = self.marked.each_ref().map(|kept| kept.load(Ordering::Relaxed));
+        let [run, voluntary_switches, involuntary_switches] = marked;
+        let marked = ThreadUsage { run: Duration::from_nanos(run), voluntary_switches, involuntary_switches };
+        let since_mark = Duration::from_nanos(now.saturating_sub(self.marked_at.load(Ordering::Relaxed)));
+        let last = &self.last_stall;
+        last.nanos.store(now.saturating_sub(began), Ordering::Relaxed);
+        last.run.store(usage.run.as_nanos() as u64, Ordering::Relaxed);
+        last.sleeps.store(usage.voluntary_switches, Ordering::Relaxed);
+        last.guess.store(judge_all(since_mark, &marked, &usage) as u8, Ordering::Relaxed);
+        last.began.store(began, Ordering::Release);
     }
 
     fn record(&self, nanos: u64) {
@@ -137,10 +162,16 @@ impl Turns {
         self.began.load(Ordering::Acquire)
     }
 
-    /// How long the turn took that began then, if it has ended and was a stall, and none has ended since.
-    pub(crate) fn ended_stall(&self, began: u64) -> Option<u64> {
-        let is_last = self.last_stall_began.load(Ordering::Acquire) == began;
-        is_last.then(|| self.last_stall_nanos.load(Ordering::Relaxed))
+    /// The turn that began then, if it has ended and was a stall, and none has ended since.
+    pub(crate) fn ended_stall(&self, began: u64) -> Option<EndedStall> {
+        let last = &self.last_stall;
+        let is_last = last.began.load(Ordering::Acquire) == began;
+        is_last.then(|| EndedStall {
+            nanos: last.nanos.load(Ordering::Relaxed),
+            run: last.run.load(Ordering::Relaxed),
+            sleeps: last.sleeps.load(Ordering::Relaxed),
+            guess: StallKind::ALL[last.guess.load(Ordering::Relaxed) as usize],
+        })
     }
 
     /// What the loop was at when this was asked.
@@ -212,6 +243,28 @@ impl Turns {
     }
 }
 
+/// The last stall that has ended. `began` is written last and read first.
+#[derive(Default)]
+struct LastStall {
+    began: AtomicU64,
+    nanos: AtomicU64,
+    run: AtomicU64,
+    sleeps: AtomicU64,
+    /// The place of a kind in [`StallKind::ALL`].
+    guess: AtomicU8,
+}
+
+/// A stall that is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct EndedStall {
+    pub nanos: u64,
+    /// Processor time that the thread had had when it was over, in nanoseconds, and how often it had gone to sleep.
+    pub run: u64,
+    pub sleeps: u64,
+    /// What held it up, as far as the thread itself can tell.
+    pub guess: StallKind,
+}
+
 /// What was seen of a thread at one moment. Times in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Sample {
@@ -256,6 +309,18 @@ pub(crate) fn judge(first: &Sample, last: &Sample) -> StallKind {
                 StallKind::Preempted
             }
         }
+    }
+}
+
+/// The same, by what the thread had used before its turn and behind it, `time` apart: there may be waits for events
+/// between the two, so a voluntary switch says little.
+fn judge_all(time: Duration, before: &ThreadUsage, after: &ThreadUsage) -> StallKind {
+    if after.run.saturating_sub(before.run) >= time / 2 {
+        StallKind::Computing
+    } else if after.involuntary_switches > before.involuntary_switches {
+        StallKind::Preempted
+    } else {
+        StallKind::Blocked
     }
 }
 
@@ -311,13 +376,14 @@ mod tests {
     #[test]
     fn a_stall_that_has_ended_is_known_by_its_beginning() {
         let turns = Turns::new();
+        let ended = |began| turns.ended_stall(began).map(|stall| stall.nanos);
         turns.begin(7);
-        assert_eq!((turns.began(), turns.ended_stall(7)), (7, None));
+        assert_eq!((turns.began(), ended(7)), (7, None));
         turns.end(7, 20_000_007);
-        assert_eq!((turns.began(), turns.ended_stall(7)), (0, Some(20_000_000)));
+        assert_eq!((turns.began(), ended(7)), (0, Some(20_000_000)));
         turns.begin(30_000_000);
         turns.end(30_000_000, 30_000_001);
-        assert_eq!((turns.ended_stall(7), turns.ended_stall(30_000_000)), (Some(20_000_000), None));
+        assert_eq!((ended(7), ended(30_000_000)), (Some(20_000_000), None));
     }
 
     #[test]
@@ -330,6 +396,25 @@ mod tests {
         assert_eq!(turns.at(), "");
         turns.note(name(work()));
         assert_eq!(turns.at(), concat!(module_path!(), "::a_turn_tells_what_it_is_at::work"));
+    }
+
+    #[test]
+    fn a_loop_tells_by_its_own_usage_what_held_up_a_turn_that_is_over() {
+        let usage = |millis, voluntary_switches, involuntary_switches| ThreadUsage {
+            run: Duration::from_millis(millis),
+            voluntary_switches,
+            involuntary_switches,
+        };
+        let guess = |run: u64, voluntary: u64, involuntary: u64| {
+            let turns = Turns::new();
+            turns.mark(1_000_000, usage(300, 7, 9));
+            turns.begin(4_000_000);
+            turns.end_stall(4_000_000, 99_000_000, usage(300 + run, 7 + voluntary, 9 + involuntary));
+            turns.ended_stall(4_000_000).map(|stall| stall.guess)
+        };
+        assert_eq!(guess(60, 1, 3), Some(StallKind::Computing));
+        assert_eq!(guess(10, 1, 3), Some(StallKind::Preempted));
+        assert_eq!(guess(10, 2, 0), Some(StallKind::Blocked));
     }
 
     const ASLEEP: ThreadState = ThreadState::Asleep { in_futex: false };

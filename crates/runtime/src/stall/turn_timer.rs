@@ -48,12 +48,14 @@ impl TurnTimer {
         Ok(TurnTimer { timer, schedule: Schedule::default() })
     }
 
-    /// A turn begins.
+    /// A turn begins. Returns whether it has set the timer.
     #[inline]
-    pub fn begin_turn(&self, now: u64) {
-        if self.schedule.begin_turn(now) {
+    pub fn begin_turn(&self, now: u64) -> bool {
+        let sets = self.schedule.begin_turn(now);
+        if sets {
             self.set(now + EXPIRES_AFTER);
         }
+        sets
     }
 
     /// The turn is over, and the loop waits for events.

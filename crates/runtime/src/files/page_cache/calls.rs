@@ -19,6 +19,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::simulation::World;
+use crate::stall::usage::ThreadUsage;
 use crate::time::{Moment, system_now};
 
 /// A call, or a turn with calls in it, that takes longer has waited, or its thread was held up.
@@ -48,15 +49,7 @@ pub(crate) struct LoopCalls {
     called: Cell<u64>,
     timed_until: Cell<Moment>,
     /// Before the first call of this turn that is timed, or after the last long one.
-    usage: Cell<Option<Usage>>,
-}
-
-/// What the kernel counts of a thread.
-#[derive(Clone, Copy)]
-struct Usage {
-    /// How often it has waited for something.
-    voluntary_switches: i64,
-    processor_time: Duration,
+    usage: Cell<Option<ThreadUsage>>,
 }
 
 /// A call that has begun.
@@ -79,7 +72,7 @@ impl LoopCalls {
             return Begun::Untimed;
         }
         if self.usage.get().is_none() {
-            self.usage.set(Some(Usage::of_this_thread()));
+            self.usage.set(Some(ThreadUsage::now()));
         }
         Begun::At(system_now())
     }
@@ -100,7 +93,7 @@ impl LoopCalls {
             return Verdict::Quick;
         }
         self.timed_until.set(ended + TIMED_FOR);
-        let now = Usage::of_this_thread();
+        let now = ThreadUsage::now();
         let before = self.usage.replace(Some(now)).unwrap_or(now);
         judge_long(ended - begun, before, now)
     }
@@ -125,29 +118,15 @@ impl LoopCalls {
 
 /// How a call went that took so long. `before` may have been asked for earlier in the turn; a turn's other work is short,
 /// and its waits, for locks, are rare.
-fn judge_long(took: Duration, before: Usage, after: Usage) -> Verdict {
+fn judge_long(took: Duration, before: ThreadUsage, after: ThreadUsage) -> Verdict {
     if after.voluntary_switches != before.voluntary_switches {
         Verdict::Waited
-    } else if after.processor_time.saturating_sub(before.processor_time) <= LONG {
+    } else if after.run.saturating_sub(before.run) <= LONG {
         Verdict::Quick
     } else if took > WAITED {
         Verdict::Waited
     } else {
         Verdict::Long
-    }
-}
-
-impl Usage {
-    fn of_this_thread() -> Usage {
-        // SAFETY: zeros are a valid `rusage`, and the call fills in the one that it is given.
-        let usage = unsafe {
-            let mut usage: libc::rusage = std::mem::zeroed();
-            libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
-            usage
-        };
-        let time = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
-        let processor_time = time(usage.ru_utime) + time(usage.ru_stime);
-        Usage { voluntary_switches: usage.ru_nvcsw as i64, processor_time }
     }
 }
 
@@ -164,8 +143,8 @@ mod tests {
     }
 
     fn compute() {
-        let begun = Usage::of_this_thread().processor_time;
-        while Usage::of_this_thread().processor_time - begun < 2 * LONG {}
+        let begun = ThreadUsage::now().run;
+        while ThreadUsage::now().run - begun < 2 * LONG {}
     }
 
     #[test]
@@ -188,9 +167,12 @@ mod tests {
 
     #[test]
     fn a_long_call_whose_thread_was_preempted_says_nothing_of_the_device() {
-        let usage =
-            |voluntary_switches, millis| Usage { voluntary_switches, processor_time: Duration::from_millis(millis) };
-        let verdict = |took, switches: i64, run: u64| judge_long(took, usage(7, 300), usage(7 + switches, 300 + run));
+        let usage = |voluntary_switches, millis| ThreadUsage {
+            run: Duration::from_millis(millis),
+            voluntary_switches,
+            involuntary_switches: 0,
+        };
+        let verdict = |took, switches: u64, run: u64| judge_long(took, usage(7, 300), usage(7 + switches, 300 + run));
         for took in [2 * LONG, 3 * WAITED] {
             assert_eq!(verdict(took, 0, 0), Verdict::Quick);
             assert_eq!(verdict(took, 0, 5), Verdict::Quick);
