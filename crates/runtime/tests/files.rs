@@ -10,7 +10,9 @@ use std::cell::Cell;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use common::*;
@@ -330,6 +332,27 @@ fn sendfile_delivers_a_file_to_a_slow_reader() {
             yield_now().await;
         }
         assert!(received == content);
+    });
+}
+
+#[test]
+fn a_short_sendfile_leaves_the_socket_known_to_be_full() {
+    const ASKED: usize = 400_000;
+    let directory = Directory::new();
+    let path = directory.file("file", &pattern(32 << 20));
+    run(async {
+        let (server, _client) = tcp_pair().await;
+        let file = files::open(&path, OpenFlags::READ).await.unwrap();
+        let mut offset = 0;
+        // Nobody receives. A call that only asks whether there is room would end this without a result.
+        loop {
+            let sent = poll_once(&mut pin!(server.sendfile(&file, &mut offset, ASKED))).await;
+            let Poll::Ready(sent) = sent else { panic!("a send that found no room came first") };
+            if sent.unwrap() < ASKED && server.is_full() {
+                break;
+            }
+            yield_now().await;
+        }
     });
 }
 
