@@ -2,9 +2,9 @@
 //!
 //! Both run on both cores with two clients on each, so that nothing differs but the number of workers. Waiting for
 //! locks shows as futex calls and as sleeps; the watchdog's are not among the former. A second worker takes a share of
-//! the load, so that each waits more often and finds less when it wakes. How much of the growth is that, and how much are
-//! locks and cache lines that two workers share, two servers of one worker each say, *apart*: they share nothing, and
-//! every core has a client of either.
+//! the load, so that each waits more often and finds less when it wakes. How much of the growth is that, and how much
+//! are locks and cache lines that two workers share, two servers of one worker each say, *apart*: they share nothing,
+//! and every core has a client of either.
 
 use serde::Serialize;
 

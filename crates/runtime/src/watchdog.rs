@@ -334,9 +334,9 @@ impl WatchedLoop {
         Some(stall)
     }
 
-    /// A long turn is over. If it was a stall that was not filed in time, it is judged by how it was seen first and what
-    /// the thread had used when it was over, and what it was at first is told: most stalls are that short. If it was
-    /// seen too late for that, since the watchdog had no processor either, the loop's own judgement stands.
+    /// A long turn is over. If it was a stall that was not filed in time, it is judged by how it was seen first and
+    /// what the thread had used when it was over, and what it was at first is told: most stalls are that short. If it
+    /// was seen too late for that, since the watchdog had no processor either, the loop's own judgement stands.
     fn end(&self, suspect: Suspect) -> Option<Stall> {
         let turns: &Turns = &self.inbox.turns;
         let EndedStall { nanos, run, sleeps, guess } = turns.ended_stall(suspect.began)?;

@@ -3,8 +3,8 @@
 //! Two readings of the clock cost what a small call does. So a call only leaves a mark of its device, and the length of
 //! the turn, which is known anyway, says whether one of its calls can have waited. After a long turn calls are timed
 //! one by one, for a while. A call that takes long has not always waited, either: on a busy machine the thread may have
-//! been preempted. The kernel's figures of the thread tell them apart; they are asked for once in a turn whose calls are
-//! timed, and after each long call.
+//! been preempted. The kernel's figures of the thread tell them apart; they are asked for once in a turn whose calls
+//! are timed, and after each long call.
 //!
 //! | the thread | voluntary switches | processor time | verdict |
 //! |---|---|---|---|
@@ -116,8 +116,8 @@ impl LoopCalls {
     }
 }
 
-/// How a call went that took so long. `before` may have been asked for earlier in the turn; a turn's other work is short,
-/// and its waits, for locks, are rare.
+/// How a call went that took so long. `before` may have been asked for earlier in the turn; a turn's other work is
+/// short, and its waits, for locks, are rare.
 fn judge_long(took: Duration, before: ThreadUsage, after: ThreadUsage) -> Verdict {
     if after.voluntary_switches != before.voluntary_switches {
         Verdict::Waited
