@@ -231,6 +231,25 @@ fn a_truncated_datagram_is_told_as_such() {
 }
 
 #[test]
+fn a_datagram_that_is_received_alone_leaves_the_next_one() {
+    run(async {
+        let server = Datagram::bind(&any_port()).unwrap();
+        let client = Datagram::connect(&server.local_address().unwrap()).unwrap();
+        let mut batch = ReceiveBatch::new(4, 8);
+        assert!(poll_once(&mut poll_fn(|cx| client.poll_recv_single(cx, &mut batch))).await.is_pending());
+        for bytes in [&b"too long for it"[..], b"", b"fits it."] {
+            server.send_to(bytes, &client.local_address().unwrap()).unwrap();
+        }
+        for (bytes, is_truncated) in [(&b"too long"[..], true), (b"", false), (b"fits it.", false)] {
+            assert_eq!(poll_fn(|cx| client.poll_recv_single(cx, &mut batch)).await.unwrap(), 1);
+            let (one, received) = batch.iter().next().unwrap();
+            assert_eq!((received, one.stride, one.is_truncated), (bytes, bytes.len().max(1), is_truncated));
+            batch.clear();
+        }
+    });
+}
+
+#[test]
 fn segments_leave_as_datagrams_and_are_joined_where_that_is_wanted() {
     run(async {
         for gro in [false, true] {

@@ -90,7 +90,7 @@ impl Datagram {
     /// Errors: what a datagram that was sent earlier met with; the socket can be used further.
     pub fn poll_recv(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<(usize, SocketAddress)>> {
         let mut received = Vec::new();
-        let room = Room { bytes_each: into.len(), count: 1, memory: into };
+        let room = Room { bytes_each: into.len(), count: 1, memory: into, is_bare: false };
         let polled = self.environment.driver.poll_recv_datagrams(self.key, cx, room, &mut received);
         polled.map_ok(|()| received.pop().map(|one| (one.length, one.source)).expect("ready with a datagram"))
     }
@@ -105,13 +105,13 @@ impl Datagram {
     ///
     /// Errors: as [`Datagram::poll_recv`]; `OutOfMemory` at the hard limit of leases.
     pub fn poll_recv_batch(&self, cx: &mut Context<'_>, batch: &mut ReceiveBatch) -> Poll<io::Result<usize>> {
-        self.poll_recv_some(cx, batch, BATCH_MAX)
+        self.poll_recv_some(cx, batch, BATCH_MAX, false)
     }
 
     /// Receives the next datagram alone, as [`Datagram::poll_recv_batch`]: for who expects no other behind it, and
-    /// does not have the kernel look for one.
+    /// knows who it is from. Only its bytes are told, which is the cheapest call.
     pub fn poll_recv_single(&self, cx: &mut Context<'_>, batch: &mut ReceiveBatch) -> Poll<io::Result<usize>> {
-        self.poll_recv_some(cx, batch, 1)
+        self.poll_recv_some(cx, batch, 1, true)
     }
 
     fn poll_recv_some(
@@ -119,8 +119,9 @@ impl Datagram {
         cx: &mut Context<'_>,
         batch: &mut ReceiveBatch,
         count_max: usize,
+        is_bare: bool,
     ) -> Poll<io::Result<usize>> {
-        let (room, received) = batch.prepare(count_max)?;
+        let (room, received) = batch.prepare(count_max, is_bare)?;
         let polled = self.environment.driver.poll_recv_datagrams(self.key, cx, room, received);
         if !matches!(polled, Poll::Ready(Ok(()))) {
             batch.clear();

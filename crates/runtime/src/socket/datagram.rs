@@ -192,14 +192,15 @@ impl ReceiveBatch {
     }
 
     /// The places, all of them free, at most so many.
-    pub(crate) fn prepare(&mut self, count_max: usize) -> io::Result<(Room<'_>, &mut Vec<Received>)> {
+    pub(crate) fn prepare(&mut self, count_max: usize, is_bare: bool) -> io::Result<(Room<'_>, &mut Vec<Received>)> {
         self.received.clear();
         let lease = match self.lease.take() {
             Some(lease) => lease,
             None => Lease::new(self.count_max * self.bytes_each)?,
         };
         let memory = &mut **self.lease.insert(lease);
-        Ok((Room { memory, bytes_each: self.bytes_each, count: self.count_max.min(count_max) }, &mut self.received))
+        let count = self.count_max.min(count_max);
+        Ok((Room { memory, bytes_each: self.bytes_each, count, is_bare }, &mut self.received))
     }
 }
 
@@ -209,6 +210,8 @@ pub(crate) struct Room<'a> {
     pub memory: &'a mut [u8],
     pub bytes_each: usize,
     pub count: usize,
+    /// Of the next datagram nothing is asked but its bytes: not even who has sent it.
+    pub is_bare: bool,
 }
 
 #[cfg(test)]

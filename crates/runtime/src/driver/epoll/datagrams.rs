@@ -31,9 +31,9 @@ impl DatagramDriver for Epoll {
         room: Room<'_>,
         received: &mut Vec<Received>,
     ) -> Poll<io::Result<()>> {
-        let Room { memory, bytes_each, count } = room;
+        let Room { memory, bytes_each, count, is_bare } = room;
         self.attempt(key, cx, Direction::Read, |connection| {
-            let room = Room { memory: &mut *memory, bytes_each, count };
+            let room = Room { memory: &mut *memory, bytes_each, count, is_bare };
             let has_all = datagrams::receive(connection.socket.as_fd(), room, received)?;
             connection.readable = !has_all || connection.hung_up;
             connection.reads.count_as(datagrams::operations(received));

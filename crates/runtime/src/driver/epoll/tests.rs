@@ -55,7 +55,7 @@ fn a_batch_of_datagrams_with_places_left_is_the_last_until_the_next_event() {
     let key = epoll.attach(ours.into(), Fresh::Datagram);
     let mut memory = [0; 40];
     let mut receive = |context: &mut Context<'_>| {
-        let (room, mut received) = (Room { memory: &mut memory, bytes_each: 10, count: 4 }, Vec::new());
+        let (room, mut received) = (Room { memory: &mut memory, bytes_each: 10, count: 4, is_bare: false }, Vec::new());
         epoll.poll_recv_datagrams(key, context, room, &mut received).map_ok(|()| received.len())
     };
     assert!(receive(&mut context).is_pending());

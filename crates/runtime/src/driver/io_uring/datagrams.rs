@@ -44,9 +44,9 @@ impl<K: Kernel> DatagramDriver for IoUring<K> {
         if let Some(datagrams) = self.sockets.datagrams() {
             return datagrams.poll_recv_datagrams(key, cx, room, received);
         }
-        let Room { memory, bytes_each, count } = room;
+        let Room { memory, bytes_each, count, is_bare } = room;
         self.attempt(key, cx, Op::Readable, |connection| {
-            let room = Room { memory: &mut *memory, bytes_each, count };
+            let room = Room { memory: &mut *memory, bytes_each, count, is_bare };
             let has_all = datagrams::receive(connection.socket().as_fd(), room, received)?;
             connection.readable = !has_all || connection.hung_up;
             connection.reads.count_as(datagrams::operations(received));
