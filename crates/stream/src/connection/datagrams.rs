@@ -85,6 +85,8 @@ struct Opened {
     receiver: Weak<Receiver>,
     key: Key,
     inlet: DatagramInlet,
+    /// The place of its server, which nobody may take before the session's task has come to it.
+    _server: CountedConnection,
 }
 
 impl Drop for Opened {
@@ -329,13 +331,11 @@ impl Receiver {
         let generation = stream.generation;
         let listed = Listed::new(&self.worker.table, generation, Rc::clone(&self.address), Some(inlet.clone()));
         let common = Rc::clone(&self.worker.common);
-        // The place of its server, which nobody may take before the session's task has come to it.
-        let place_of_server = CountedConnection::taken(&common);
+        let server = CountedConnection::taken(&common);
         let mut session = Box::new(Session::new(configured, common, place, info, Client::Datagrams(client)));
-        session.hold(place_of_server);
         session.log_connected();
         self.sessions.borrow_mut().insert(key.clone(), inlet.clone());
-        session.hold(Opened { receiver: self.itself.clone(), key: key.clone(), inlet });
+        session.hold(Opened { receiver: self.itself.clone(), key: key.clone(), inlet, _server: server });
         listed.set_task(gale_runtime::spawn(advance::run(session, Rc::clone(&listed))));
         if !rest.is_empty() {
             self.take_for(key.clone(), rest, stride, 0, forwarding);

@@ -10,13 +10,12 @@
 //! arrived together leaves together, at the end of the batch ([`Forwarding`]).
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::io;
 use std::iter;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use gale_runtime::{Bytes, Datagram, Moment, ReceiveBatch, SocketAddress, Transmit};
+use gale_runtime::{Datagram, Moment, ReceiveBatch, SocketAddress, Transmit};
 use smallvec::SmallVec;
 
 /// How many datagrams of a client wait for its server at most, and how many bytes. What comes beyond that is lost, as
@@ -53,7 +52,8 @@ struct Shared {
     local: SocketAddress,
     /// The socket hears several addresses: answers have to say which one they come from.
     says_source: bool,
-    waiting: RefCell<VecDeque<Arrived>>,
+    /// The first one needs no memory of its own; most sessions have no second.
+    waiting: RefCell<SmallVec<[Arrived; 1]>>,
     waiting_bytes: Cell<usize>,
     outlet: RefCell<Option<Rc<Outlet>>>,
     /// The kernel divides on the way to the client.
@@ -85,7 +85,7 @@ pub struct Outlet {
 #[derive(Debug)]
 pub struct Arrived {
     /// The bytes.
-    pub bytes: Bytes,
+    pub bytes: Box<[u8]>,
     /// How long each is but the last one, which may be shorter.
     pub stride: usize,
 }
@@ -178,7 +178,13 @@ impl DatagramClient {
 
     /// The next datagram that waits.
     pub fn take(&self) -> Option<Arrived> {
-        let arrived = self.0.waiting.borrow_mut().pop_front()?;
+        let arrived = {
+            let mut waiting = self.0.waiting.borrow_mut();
+            if waiting.is_empty() {
+                return None;
+            }
+            waiting.remove(0)
+        };
         let length = arrived.bytes.len();
         self.0.waiting_bytes.set(self.0.waiting_bytes.get() - length);
         WAITING_BYTES.set(WAITING_BYTES.get() - length);
@@ -382,7 +388,7 @@ impl DatagramInlet {
             return false;
         }
         WAITING_BYTES.set(of_loop);
-        waiting.push_back(Arrived { bytes: Bytes::copy_from_slice(bytes), stride });
+        waiting.push(Arrived { bytes: bytes.into(), stride });
         drop(waiting);
         shared.waiting_bytes.set(waiting_bytes);
         shared.wake();
