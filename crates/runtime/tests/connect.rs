@@ -119,6 +119,32 @@ fn a_connection_over_a_unix_socket_is_made_at_once() {
 }
 
 #[test]
+fn a_connection_within_the_machine_is_made_or_refused_at_once() {
+    run(async {
+        let (listener, address) = listener();
+        // A kernel that is busy may put it off.
+        let made = (0..100).find_map(|_| ConnectOptions::default().begin(&address).unwrap().made().ok());
+        let client = made.expect("nothing is to be waited for");
+        send(&client, b"hello").await;
+        let server = loop {
+            let (server, peer) = listener.accept().await.unwrap();
+            if peer == client.local_address().unwrap() {
+                break server;
+            }
+        };
+        assert_eq!(receive(&server, 5).await, b"hello");
+        send(&server, b"answer").await;
+        assert_eq!(receive(&client, 6).await, b"answer");
+
+        drop(listener);
+        turns(3).await;
+        let refused = (0..100).find_map(|_| ConnectOptions::default().begin(&address).err());
+        let refused = refused.expect("nothing is to be waited for");
+        assert_eq!((refused.step, refused.error.kind()), (ConnectStep::Connect, ErrorKind::ConnectionRefused));
+    });
+}
+
+#[test]
 fn connect_that_fails_says_which_step_did() {
     run(async {
         let (listener, address) = listener();
