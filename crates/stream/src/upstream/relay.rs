@@ -16,7 +16,7 @@ use gale_engine::tls::TlsFailure;
 use gale_engine::transport::Transport;
 use gale_engine::upstream::Timing;
 use gale_engine::variables::subject::Subject;
-use gale_runtime::{Buffer, Lease, Output, Splice, Timer};
+use gale_runtime::{Buffer, Lease, Moment, Output, Splice, Timer};
 
 use super::pass::Server;
 use super::rate::Rate;
@@ -80,8 +80,13 @@ struct Relay<'s> {
     upload: Direction,
     download: Direction,
     half_close: bool,
-    idle: Timer,
     idle_max: Duration,
+    /// When something has passed last.
+    last_moved: Moment,
+    /// Stays where it is while something passes, and is set anew when it expires: that is rarer.
+    idle: Timer,
+    /// When that is.
+    idle_look: Moment,
     has_first_byte: bool,
 }
 
@@ -101,6 +106,7 @@ impl<'s> Relay<'s> {
         let is_plain = client.plain().is_some() && server.transport.plain().is_some();
         let piece_bytes = settings.piece_bytes();
         let mut upload = Direction::new(upload_rate, is_plain, piece_bytes);
+        let download = Direction::new(download_rate, is_plain, piece_bytes);
         // What the client has said so far goes behind our own words.
         let mut ahead = Output::new();
         let header = std::mem::take(&mut server.header);
@@ -111,47 +117,60 @@ impl<'s> Relay<'s> {
             ahead.push(input);
         }
         upload.begin_with(ahead);
-        let idle_max = *settings.timeout.get();
         Relay {
             session,
             client,
             server,
             upload,
-            download: Direction::new(download_rate, is_plain, piece_bytes),
+            download,
             half_close: *settings.half_close.get(),
-            idle: Timer::after(idle_max),
-            idle_max,
+            idle_max: *settings.timeout.get(),
+            last_moved: gale_runtime::now(),
+            idle: Timer::new(),
+            // The first time when it is looked at.
+            idle_look: Moment::from_nanos(0),
             has_first_byte: false,
         }
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
-        match self.poll_both(context) {
-            Ok(true) => self.idle.set_after(self.idle_max),
-            Ok(false) => {}
+        let has_moved = match self.poll_both(context) {
+            Ok(has_moved) => has_moved,
             Err(end) => return Poll::Ready(end),
+        };
+        // A direction that waits for its rate is not silent.
+        let is_silent = !has_moved && !self.upload.waits_for_rate && !self.download.waits_for_rate;
+        self.poll_idle(context, is_silent).map(|()| End::Idle)
+    }
+
+    /// Ready when nothing has passed for too long.
+    fn poll_idle(&mut self, context: &mut Context<'_>, is_silent: bool) -> Poll<()> {
+        let now = gale_runtime::now();
+        if !is_silent {
+            self.last_moved = now;
         }
-        if self.upload.waits_for_rate || self.download.waits_for_rate {
-            // It waits for its own time: nobody is silent.
-            self.idle.set_after(self.idle_max);
+        if now < self.idle_look {
+            return Poll::Pending;
         }
-        self.idle.poll_expired(context).map(|()| End::Idle)
+        self.idle_look = self.last_moved + self.idle_max;
+        self.idle.set(self.idle_look);
+        self.idle.poll_expired(context)
     }
 
     /// Carries what there is. Says whether anything has passed; the error is the end.
+    ///
+    /// A direction that has nothing more is woken by itself: only the other one is asked again.
     fn poll_both(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
-        let mut has_moved = false;
-        loop {
-            let up = self.poll_upload(context)?;
-            let down = self.poll_download(context)?;
+        let (mut up, mut down, mut has_moved) = (true, true, false);
+        while up || down {
+            up = up && self.poll_upload(context)?;
+            down = down && self.poll_download(context)?;
             if self.upload.is_over && self.download.is_over {
                 return Err(End::Disconnected(if down { Side::Upstream } else { Side::Client }));
             }
-            if !up && !down {
-                return Ok(has_moved);
-            }
-            has_moved = true;
+            has_moved |= up || down;
         }
+        Ok(has_moved)
     }
 
     fn poll_upload(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
