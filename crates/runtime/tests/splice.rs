@@ -12,6 +12,7 @@ use std::rc::Rc;
 
 use common::*;
 use gale_runtime::*;
+use rustix::net::sockopt;
 
 /// Moves everything from one stream to another and ends that one; tells how many bytes it was.
 async fn tunnel(mut splice: Splice, from: Stream, to: Stream) -> usize {
@@ -92,6 +93,26 @@ fn what_was_received_ahead_comes_first() {
         drop(sender);
         assert_eq!(receive(&receiver, 14).await, b"body, and more");
         assert_eq!(receiver.recv(&mut Buffer::new(), 10).await.unwrap(), 0);
+    });
+}
+
+#[test]
+fn delays_are_turned_off_behind_the_first_piece() {
+    run(async {
+        for (splice, nodelay) in [(Splice::new(), true), (Splice::eager(), true), (Splice::new(), false)] {
+            let mut splice = splice;
+            if nodelay {
+                splice.set_nodelay();
+            }
+            let (entry, sender) = tcp_pair().await;
+            let (receiver, exit) = tcp_pair().await;
+            for (piece, is_set) in [(b"one", false), (b"two", nodelay), (b"all", nodelay)] {
+                send(&sender, piece).await;
+                assert_eq!(poll_fn(|cx| splice.poll_transfer(cx, &entry, &exit)).await.unwrap(), 3);
+                assert_eq!(receive(&receiver, 3).await, piece);
+                assert_eq!(sockopt::tcp_nodelay(&exit).unwrap(), is_set, "{piece:?}");
+            }
+        }
     });
 }
 

@@ -21,6 +21,10 @@ use crate::memory::output::Output;
 /// What is received at once where that is cheaper; a larger piece is spliced. By measurement.
 const COPIED_MAX: usize = 64 * 1024;
 
+/// What is sent out of the memory that it was received into, without a queue between: what one that wants little may
+/// send.
+const SMALL_MAX: usize = 16 * 1024;
+
 /// What a pipe holds at most. A socket's bytes come in pages of their own, so it is full earlier where packets are
 /// small.
 const PIPE_BYTES: usize = 256 * 1024;
@@ -52,6 +56,22 @@ pub struct Splice {
     is_eager: bool,
     /// What was done last was a send.
     is_sending: bool,
+    nodelay: Nodelay,
+}
+
+/// Whether small pieces leave at once (`TCP_NODELAY`).
+///
+/// The kernel holds a small packet back only while an earlier one is not acknowledged, so the first piece never waits:
+/// a connection that carries no second one is spared the system call.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Nodelay {
+    /// It is set, or nobody wants it.
+    #[default]
+    Settled,
+    /// Nothing has been sent.
+    BehindFirst,
+    /// It has to be set before anything else is sent.
+    Due,
 }
 
 impl Splice {
@@ -63,6 +83,11 @@ impl Splice {
     /// Splices every piece, however small: for measurements.
     pub fn eager() -> Self {
         Splice { is_eager: true, ..Splice::default() }
+    }
+
+    /// Sets `TCP_NODELAY` at the destination, as soon as that makes a difference.
+    pub fn set_nodelay(&mut self) {
+        self.nodelay = Nodelay::BehindFirst;
     }
 
     /// Sends these bytes before all else: what was read ahead, or a header of our own.
@@ -87,26 +112,18 @@ impl Splice {
     /// Errors: those of either connection; `OutOfMemory` at the hard limit of leases. Bytes may be lost then.
     pub fn poll_transfer(&mut self, cx: &mut Context<'_>, from: &Stream, to: &Stream) -> Poll<io::Result<usize>> {
         loop {
-            self.is_sending = true;
-            if let Some(output) = &mut self.output {
-                let sent = ready!(to.poll_send(cx, output));
-                if output.is_empty() {
-                    self.output = None;
-                }
-                return Poll::Ready(sent);
-            }
-            if self.piped > 0 {
-                let pipe = self.pipe.as_ref().expect("it holds what was piped");
-                let sent = ready!(to.poll_splice_out(cx, pipe.output.as_fd(), self.piped))?;
-                self.piped -= sent;
-                if self.piped == 0 {
-                    self.return_pipe();
-                }
-                return Poll::Ready(Ok(sent));
+            if self.under_way() > 0 {
+                return self.poll_send(cx, to);
             }
             self.is_sending = false;
-            let received = if self.may_splice(from, to) { self.poll_pipe(cx, from) } else { self.poll_copy(cx, from) };
-            match ready!(received) {
+            if !self.may_splice(from, to) {
+                match ready!(self.poll_copy(cx, from, to))? {
+                    // The socket takes nothing now: it is waited for.
+                    0 if self.under_way() > 0 => continue,
+                    moved => return Poll::Ready(Ok(moved)),
+                }
+            }
+            match ready!(self.poll_pipe(cx, from)) {
                 Ok(0) => return Poll::Ready(Ok(0)),
                 Ok(count) => self.has_much = count >= COPIED_MAX,
                 // splice(2): the socket does not support it.
@@ -115,6 +132,43 @@ impl Splice {
                 }
                 Err(error) => return Poll::Ready(Err(error)),
             }
+        }
+    }
+
+    /// Sends of what was received.
+    fn poll_send(&mut self, cx: &mut Context<'_>, to: &Stream) -> Poll<io::Result<usize>> {
+        self.begin_send(to);
+        let sent = if let Some(output) = &mut self.output {
+            let sent = ready!(to.poll_send(cx, output));
+            if output.is_empty() {
+                self.output = None;
+            }
+            sent?
+        } else {
+            let pipe = self.pipe.as_ref().expect("it holds what was piped");
+            let sent = ready!(to.poll_splice_out(cx, pipe.output.as_fd(), self.piped))?;
+            self.piped -= sent;
+            if self.piped == 0 {
+                self.return_pipe();
+            }
+            sent
+        };
+        self.note_sent(sent);
+        Poll::Ready(Ok(sent))
+    }
+
+    fn begin_send(&mut self, to: &Stream) {
+        self.is_sending = true;
+        if self.nodelay == Nodelay::Due {
+            self.nodelay = Nodelay::Settled;
+            // Whether the kernel waits for more is a matter of speed alone.
+            let _ = to.set_nodelay(true);
+        }
+    }
+
+    fn note_sent(&mut self, sent: usize) {
+        if sent > 0 && self.nodelay == Nodelay::BehindFirst {
+            self.nodelay = Nodelay::Due;
         }
     }
 
@@ -138,13 +192,22 @@ impl Splice {
         received
     }
 
-    fn poll_copy(&mut self, cx: &mut Context<'_>, from: &Stream) -> Poll<io::Result<usize>> {
+    /// Receives a piece, and sends it at once if it is small; ready with how much of it has left. The rest waits.
+    fn poll_copy(&mut self, cx: &mut Context<'_>, from: &Stream, to: &Stream) -> Poll<io::Result<usize>> {
         let mut input = Buffer::new();
         let received = ready!(from.poll_recv(cx, &mut input, COPIED_MAX))?;
-        if let Some(lease) = input.take_lease() {
-            self.output.get_or_insert_default().push(lease);
+        self.has_much = received >= COPIED_MAX;
+        let mut sent = 0;
+        if (1..=SMALL_MAX).contains(&received) {
+            self.begin_send(to);
+            sent = to.try_send_copy(input.readable(), false)?;
+            self.note_sent(sent);
+            input.consume(sent);
         }
-        Poll::Ready(Ok(received))
+        if let Some(rest) = input.take_lease() {
+            self.output.get_or_insert_default().push(rest);
+        }
+        Poll::Ready(Ok(sent))
     }
 
     /// Has a pipe; false if there can be none.

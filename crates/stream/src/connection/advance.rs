@@ -149,13 +149,6 @@ async fn preread(session: &mut Session) -> Result<(), u16> {
 
 /// Has the session served by whoever serves its server.
 async fn serve(session: &mut Session) -> u16 {
-    if let Some(transport) = session.transport()
-        && session.connection().remote.inet().is_some()
-        && *session.core().tcp_nodelay.get()
-    {
-        // Whether the kernel waits for more is a matter of speed alone.
-        let _ = transport.set_nodelay(true);
-    }
     let configuration = Rc::clone(session.configuration());
     let scope = configuration.stream().scope_of(session.server());
     match scope.content {

@@ -177,12 +177,12 @@ impl<'s> Attempts<'s> {
             ConnectFailure::Local => Failure::Final(session::INTERNAL_SERVER_ERROR),
             ConnectFailure::TimedOut | ConnectFailure::Refused => Failure::OfServer,
         })?;
-        if chosen.address().inet().is_some() && *session.core().tcp_nodelay.get() {
-            // Whether the kernel waits for more is a matter of speed alone.
-            let _ = stream.set_nodelay(true);
-        }
         let header = settings.proxy_header(session);
         let (transport, header) = if *settings.ssl.get() {
+            if chosen.address().inet().is_some() && *session.core().tcp_nodelay.get() {
+                // Whether the kernel waits for more is a matter of speed alone. In the clear the relay sees to it.
+                let _ = stream.set_nodelay(true);
+            }
             self.send_header(&stream, header).await?;
             (self.shake_hands(stream, chosen).await?, Vec::new())
         } else {

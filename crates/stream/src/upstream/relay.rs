@@ -16,7 +16,7 @@ use gale_engine::tls::TlsFailure;
 use gale_engine::transport::Transport;
 use gale_engine::upstream::Timing;
 use gale_engine::variables::subject::Subject;
-use gale_runtime::{Buffer, Lease, Moment, Output, Splice, Timer};
+use gale_runtime::{Buffer, Lease, Moment, Output, SocketAddress, Splice, Timer};
 
 use super::pass::Server;
 use super::rate::Rate;
@@ -106,7 +106,11 @@ impl<'s> Relay<'s> {
         let is_plain = client.plain().is_some() && server.transport.plain().is_some();
         let piece_bytes = settings.piece_bytes();
         let mut upload = Direction::new(upload_rate, is_plain, piece_bytes);
-        let download = Direction::new(download_rate, is_plain, piece_bytes);
+        let mut download = Direction::new(download_rate, is_plain, piece_bytes);
+        if *session.core().tcp_nodelay.get() {
+            upload.set_nodelay(&server.transport, server.chosen.address());
+            download.set_nodelay(client, &session.connection().remote);
+        }
         // What the client has said so far goes behind our own words.
         let mut ahead = Output::new();
         let header = std::mem::take(&mut server.header);
@@ -322,6 +326,16 @@ impl Direction {
             Way::Copy(Box::new(Copying { rate, piece_bytes, output: None, has_ended: false, is_sending: false }))
         };
         Direction { way, waits_for_rate: false, received: 0, is_over: false }
+    }
+
+    /// Has small pieces leave at once, for a destination of this address. (Over TLS they have since the handshake.)
+    fn set_nodelay(&mut self, to: &Transport, address: &SocketAddress) {
+        let Some(socket) = to.plain().filter(|_| address.inet().is_some()) else { return };
+        match &mut self.way {
+            Way::Splice { splice, .. } => splice.set_nodelay(),
+            // Whether the kernel waits for more is a matter of speed alone.
+            Way::Copy { .. } => drop(socket.set_nodelay(true)),
+        }
     }
 
     /// Sends this first. It counts as received before.
