@@ -106,6 +106,9 @@ async fn advance(session: &mut Session) -> Result<(), u16> {
 
 /// Asks the handlers of a phase. `Next` when all of them have had their say.
 fn decide(session: &mut Session, phase: Phase) -> Flow {
+    if session.scope().handlers[phase as usize].is_empty() {
+        return Flow::Next;
+    }
     let configuration = Rc::clone(session.configuration());
     let scope = configuration.stream().scope_of(session.server());
     for bound in &scope.handlers[phase as usize] {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
+use gale_engine::tls::TlsStream;
 use gale_engine::transport::Transport;
 use gale_engine::upstream::connecting::{self, CONNECTING, ConnectFailure, SHAKING_HANDS, shake_hands};
 use gale_engine::upstream::{Chosen, PassTarget, Retry, Selection, without_port};
@@ -183,8 +184,9 @@ impl<'s> Attempts<'s> {
                 // Whether the kernel waits for more is a matter of speed alone. In the clear the relay sees to it.
                 let _ = stream.set_nodelay(true);
             }
-            self.send_header(&stream, header).await?;
-            (self.shake_hands(stream, chosen).await?, Vec::new())
+            // In boxes of their own: what connects in the clear is small without them.
+            Box::pin(self.send_header(&stream, header)).await?;
+            (Transport::Tls(Box::pin(self.shake_hands(stream, chosen)).await?), Vec::new())
         } else {
             (Transport::Plain(stream), header)
         };
@@ -231,7 +233,7 @@ impl<'s> Attempts<'s> {
         }
     }
 
-    async fn shake_hands(&self, stream: Stream, chosen: &Chosen) -> Result<Transport, Failure> {
+    async fn shake_hands(&self, stream: Stream, chosen: &Chosen) -> Result<Box<TlsStream>, Failure> {
         let client = self.settings.tls_client(self.session).await.map_err(|failure| {
             self.session.log(Level::Error, format_args!("{failure} while {SHAKING_HANDS}"));
             Failure::Final(session::INTERNAL_SERVER_ERROR)
@@ -240,7 +242,7 @@ impl<'s> Attempts<'s> {
         // As in nginx this may take as long again as connecting.
         let timeout = *self.settings.connect_timeout.get();
         match shake_hands(self.session, &client, without_port(&name), stream, timeout, chosen.handshakes()).await {
-            Ok(stream) => Ok(Transport::Tls(Box::new(stream))),
+            Ok(stream) => Ok(Box::new(stream)),
             Err(_) => Err(Failure::OfServer),
         }
     }
