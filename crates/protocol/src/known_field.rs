@@ -64,14 +64,24 @@ pub(crate) fn same_but_for_case(name: &[u8], known: &[u8]) -> bool {
         return false;
     }
     let word = |bytes: &[u8; 8]| u64::from_le_bytes(*bytes) | 0x2020_2020_2020_2020;
-    let (mut name, mut known) = (name, known);
-    while let (Some((a, name_rest)), Some((b, known_rest))) =
-        (name.split_first_chunk::<8>(), known.split_first_chunk::<8>())
-    {
-        if word(a) != word(b) {
-            return false;
+    let half = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes) | 0x2020_2020;
+    // What is left at the end is compared together with bytes before it that were compared already.
+    if let (Some(name_end), Some(known_end)) = (name.last_chunk::<8>(), known.last_chunk::<8>()) {
+        let (mut name, mut known) = (name, known);
+        while let (Some((a, name_rest)), Some((b, known_rest))) =
+            (name.split_first_chunk::<8>(), known.split_first_chunk::<8>())
+        {
+            if word(a) != word(b) {
+                return false;
+            }
+            (name, known) = (name_rest, known_rest);
         }
-        (name, known) = (name_rest, known_rest);
+        return word(name_end) == word(known_end);
+    }
+    if let (Some(name_start), Some(known_start)) = (name.first_chunk::<4>(), known.first_chunk::<4>())
+        && let (Some(name_end), Some(known_end)) = (name.last_chunk::<4>(), known.last_chunk::<4>())
+    {
+        return half(name_start) == half(known_start) && half(name_end) == half(known_end);
     }
     name.iter().zip(known).all(|(a, b)| a | 0x20 == b | 0x20)
 }
@@ -79,4 +89,24 @@ pub(crate) fn same_but_for_case(name: &[u8], known: &[u8]) -> bool {
 /// Length, first and last byte tell all names of a table apart; the factors were found by trying.
 pub(crate) const fn slot(length: usize, first: u8, last: u8) -> usize {
     (length + (first | 0x20) as usize * 3 + (last | 0x20) as usize * 104) & 0xff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::same_but_for_case;
+
+    #[test]
+    fn a_difference_at_any_place_of_a_name_of_any_length_is_seen() {
+        for length in 0..40 {
+            let known = vec![b'k'; length];
+            let name = vec![b'K'; length];
+            assert!(same_but_for_case(&name, &known), "{length}");
+            assert!(!same_but_for_case(&name, &[&known[..], b"k"].concat()), "{length}");
+            for place in 0..length {
+                let mut name = name.clone();
+                name[place] = b'x';
+                assert!(!same_but_for_case(&name, &known), "{place} of {length}");
+            }
+        }
+    }
 }

@@ -355,10 +355,7 @@ const PREFIX: &[u8] = b"HTTP/";
 /// nginx is: more spaces, no phrase, IIS's sub-status ("403.1").
 fn parse_status_line(input: &[u8], end: usize, parts: &mut ResponseParts) -> bool {
     let line = &input[..end];
-    let Some(space) = memchr::memchr(b' ', line) else {
-        return false;
-    };
-    let Some(version) = parse_version(&line[PREFIX.len()..space]) else {
+    let Some((version, space)) = find_version(line) else {
         return false;
     };
     let start = space + line[space..].iter().take_while(|&&byte| byte == b' ').count();
@@ -377,12 +374,20 @@ fn parse_status_line(input: &[u8], end: usize, parts: &mut ResponseParts) -> boo
     true
 }
 
+/// The version in a status line, and where it ends.
+fn find_version(line: &[u8]) -> Option<(Version, usize)> {
+    const USUAL: &[u8] = b"HTTP/1.1 ";
+    if line.starts_with(USUAL) {
+        return Some((Version::Http11, USUAL.len() - 1));
+    }
+    let space = memchr::memchr(b' ', line)?;
+    Some((parse_version(&line[PREFIX.len()..space])?, space))
+}
+
 /// Major and minor number, of three digits at most; all from 1.1 on count as 1.1.
 fn parse_version(text: &[u8]) -> Option<Version> {
-    match text {
-        b"1.1" => return Some(Version::Http11),
-        b"1.0" => return Some(Version::Http10),
-        _ => {}
+    if text == b"1.0" {
+        return Some(Version::Http10);
     }
     let dot = text.iter().position(|&byte| byte == b'.')?;
     let is_number = |digits: &[u8]| matches!(digits.len(), 1..=3) && digits.iter().all(u8::is_ascii_digit);
@@ -506,41 +511,66 @@ fn take_known(
     field: &ReceivedField,
     parts: &mut ResponseParts,
 ) -> Result<bool, ResponseFault> {
-    let value = field.value.of(input);
-    let line = field.line();
-    let previous = parts.field(known).map(ReceivedField::line);
-    match (known, previous) {
-        (ResponseField::ContentLength | ResponseField::TransferEncoding, Some(previous)) => {
+    if let Some(previous) = parts.field(known) {
+        let (line, previous) = (field.line(), previous.line());
+        if matches!(known, ResponseField::ContentLength | ResponseField::TransferEncoding) {
             return Err(ResponseFault::DuplicateHeader { line, previous });
         }
-        (known, Some(previous)) if SINGLE & bit(known) != 0 => {
+        if SINGLE & bit(known) != 0 {
             parts.ignore(IgnoredLine::Duplicate { line, previous });
             return Ok(false);
         }
-        (ResponseField::ContentLength, _) if parts.has(ResponseField::TransferEncoding) => {
-            return Err(ResponseFault::LengthAndTransferEncoding);
-        }
-        (ResponseField::TransferEncoding, _) if parts.has(ResponseField::ContentLength) => {
-            return Err(ResponseFault::LengthAndTransferEncoding);
-        }
-        (ResponseField::ContentLength, _) => {
-            let length = parse_length(value).ok_or(ResponseFault::InvalidContentLength { line })?;
+    }
+    if ACTED_ON & bit(known) != 0 {
+        act_on(input, known, field, parts)?;
+    }
+    Ok(true)
+}
+
+/// Fields that say more than what is passed on.
+const ACTED_ON: u64 = bits(&[
+    ResponseField::Connection,
+    ResponseField::ContentLength,
+    ResponseField::KeepAlive,
+    ResponseField::TransferEncoding,
+]);
+
+/// Acts on a field that is no duplicate.
+fn act_on(
+    input: &[u8],
+    known: ResponseField,
+    field: &ReceivedField,
+    parts: &mut ResponseParts,
+) -> Result<(), ResponseFault> {
+    let value = field.value.of(input);
+    match known {
+        ResponseField::ContentLength => {
+            if parts.has(ResponseField::TransferEncoding) {
+                return Err(ResponseFault::LengthAndTransferEncoding);
+            }
+            let length = parse_length(value).ok_or(ResponseFault::InvalidContentLength { line: field.line() })?;
             parts.content_length = Some(length);
         }
-        (ResponseField::TransferEncoding, _) => {
+        ResponseField::TransferEncoding => {
+            if parts.has(ResponseField::ContentLength) {
+                return Err(ResponseFault::LengthAndTransferEncoding);
+            }
             if !value.eq_ignore_ascii_case(b"chunked") {
                 return Err(ResponseFault::UnknownTransferEncoding { value: field.value });
             }
             parts.is_chunked = true;
         }
-        (ResponseField::Connection, _) => {
+        // Nearly always it is one of these, and nothing else.
+        ResponseField::Connection if value == b"keep-alive" => parts.connection.keep_alive = true,
+        ResponseField::Connection if value == b"close" => parts.connection.close = true,
+        ResponseField::Connection => {
             parts.connection.add(value);
             note_connection_names(input, field.value, parts)?;
         }
-        (ResponseField::KeepAlive, _) => note_keep_alive(value, &mut parts.keep_alive),
+        ResponseField::KeepAlive => note_keep_alive(value, &mut parts.keep_alive),
         _ => {}
     }
-    Ok(true)
+    Ok(())
 }
 
 /// Keeps the names that are no options of the connection itself.
