@@ -263,8 +263,7 @@ impl Buffer {
             self.consume(count);
             return Ok(front);
         }
-        let mut kept = Buffer::new();
-        kept.append(rest)?;
+        let kept = if rest.is_empty() { Buffer::new() } else { Buffer::from(Lease::copy_of(rest)?) };
         let mut front = std::mem::replace(self, kept).into_lease().expect("longer than the rest");
         front.truncate(count);
         Ok(front)
