@@ -10,6 +10,7 @@ use support::{Backend, Driver, Setup, with_each_driver};
 
 with_each_driver!(
     a_connection_is_kept_only_where_the_response_leaves_it_clean,
+    on_a_connection_that_is_used_again_each_request_has_its_own_time,
     a_request_has_no_more_time_than_its_whole_may_take,
     a_connection_that_stands_for_a_user_is_not_used_again,
     a_post_does_not_meet_a_connection_that_has_been_closed,
@@ -46,6 +47,38 @@ fn a_connection_is_kept_only_where_the_response_leaves_it_clean(driver: Driver) 
         assert_eq!(backend.connection_count(), connections, "{target}");
         assert_eq!(client.get("/kept").text(), "ok", "{target}");
     }
+    server.stop();
+}
+
+fn on_a_connection_that_is_used_again_each_request_has_its_own_time(driver: Driver) {
+    const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+    let backend = Backend::tcp();
+    let configuration = format!(
+        "upstream u {{ server {}; keepalive 4; }} server {{ listen %UNIX%; proxy_next_upstream off;
+             location /patient {{ proxy_pass http://u; }}
+             location /hasty {{ proxy_read_timeout 300ms; proxy_pass http://u; }} }}",
+        backend.address()
+    );
+    let server = Setup::http(driver, &configuration).replace("worker_processes 2", "worker_processes 1").start();
+    let (mut client, mut other) = (server.connect(), server.connect());
+    client.send("GET /hasty HTTP/1.1\r\nHost: h\r\n\r\n");
+    let mut peer = backend.accept();
+    peer.request();
+    peer.send(OK);
+    assert_eq!(client.response().text(), "ok");
+    // The time of the first request does not end the second one: it is over when a third one has had as much.
+    client.send("GET /patient HTTP/1.1\r\nHost: h\r\n\r\n");
+    peer.request();
+    other.send("GET /hasty HTTP/1.1\r\nHost: h\r\n\r\n");
+    let mut silent = backend.accept();
+    silent.request();
+    assert_eq!(other.response().status, 504);
+    peer.send(OK);
+    assert_eq!(client.response().text(), "ok");
+    // Nor does the longer time of the second one hold for a fourth one, which another client asks for.
+    other.send("GET /hasty HTTP/1.1\r\nHost: h\r\n\r\n");
+    peer.request();
+    assert_eq!(other.response().status, 504);
     server.stop();
 }
 

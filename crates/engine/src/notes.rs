@@ -25,6 +25,16 @@ impl Notes {
         note.downcast_mut()
     }
 
+    /// The note of type `T`, to be changed; an empty one at first.
+    pub fn or_default<T: Default + 'static>(&mut self) -> &mut T {
+        let wanted = TypeId::of::<T>();
+        let place = self.0.iter().position(|(id, _)| *id == wanted).unwrap_or_else(|| {
+            self.0.push((wanted, Box::new(T::default())));
+            self.0.len() - 1
+        });
+        self.0[place].1.downcast_mut().expect("found by its type")
+    }
+
     /// Whether there is a note of type `T`.
     pub fn has<T: 'static>(&self) -> bool {
         self.get::<T>().is_some()

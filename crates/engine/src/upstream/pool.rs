@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, WeakIdleStreams, now};
+use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, Timer, WeakIdleStreams, now};
 
 use super::warm;
 use crate::tls::IdleTls;
@@ -112,6 +112,16 @@ pub struct PooledConnection {
     pub age: ConnectionAge,
     /// Its part in `worker_connections`.
     pub counted: CountedConnection,
+    /// How long its peer may be silent before an answer: each request sets it anew. It goes with the connection, since a
+    /// deadline that moves later costs a tenth of a new timer.
+    pub silence: Timer,
+}
+
+impl PooledConnection {
+    /// With this past.
+    pub fn new(transport: Transport, age: ConnectionAge, counted: CountedConnection) -> Box<PooledConnection> {
+        Box::new(PooledConnection { transport, age, counted, silence: Timer::new() })
+    }
 }
 
 /// By whose word a connection that was used a moment ago is still idle.
@@ -192,7 +202,7 @@ impl Pool {
             let transport = Transport::from_idle(stream, tls);
             if !age.is_near_end(now) {
                 let counted = CountedConnection::taken(worker);
-                return Some(Box::new(PooledConnection { transport, age, counted }));
+                return Some(PooledConnection::new(transport, age, counted));
             }
         }
         None
@@ -214,7 +224,7 @@ impl Pool {
     /// Parks a connection for all workers. A session of TLS goes with its socket; what its server sends from now on,
     /// be it a ticket, ends both.
     pub(super) fn park_cold(&self, worker: &Worker, key: PoolKey, connection: PooledConnection) -> bool {
-        let PooledConnection { transport, age, counted } = connection;
+        let PooledConnection { transport, age, counted, .. } = connection;
         drop(counted);
         let Some((stream, tls)) = transport.into_idle() else { return false };
         self.streams.park(key, stream, Parked { age, tls, _counted: worker.connections.count_parked() })
@@ -288,7 +298,7 @@ mod tests {
             let stream = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
             self.ends.push(self.listener.accept().unwrap().0);
             let transport = Transport::Plain(Stream::from_fd(stream.into()).unwrap());
-            Box::new(PooledConnection { transport, age, counted: CountedConnection::open(worker).unwrap() })
+            PooledConnection::new(transport, age, CountedConnection::open(worker).unwrap())
         }
 
         fn key(&self, user: usize) -> PoolKey {

@@ -191,12 +191,17 @@ pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey, knowledge: Knowl
 /// Keeps a connection warm, or parks it for all workers if there are as many warm ones as may be. False if it was
 /// closed instead.
 pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: Box<PooledConnection>) -> bool {
-    let Some(room) = worker.with_note(|warm: &mut WarmConnections| warm.make_room(pool)) else {
-        return cool(worker, pool, key, *connection);
-    };
-    if worker.with_note(|warm: &mut WarmConnections| warm.keep(room, key, connection)) {
-        register(worker);
-        spawn(cool_down(Rc::downgrade(worker)));
+    let kept = worker.with_note(|warm: &mut WarmConnections| match warm.make_room(pool) {
+        Some(room) => Ok(warm.keep(room, key, connection)),
+        None => Err((key, connection)),
+    });
+    match kept {
+        Ok(false) => {}
+        Ok(true) => {
+            register(worker);
+            spawn(cool_down(Rc::downgrade(worker)));
+        }
+        Err((key, connection)) => return cool(worker, pool, key, *connection),
     }
     // Whoever waits for a connection may have this one's place.
     worker.connections.note_idle();

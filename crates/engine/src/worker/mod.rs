@@ -91,10 +91,6 @@ impl Worker {
     /// Calls `f` with what a module keeps on this worker from request to request: a type of its own. It must not wait
     /// or ask for another's.
     pub fn with_note<T: Default + 'static, R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        let mut notes = self.notes.borrow_mut();
-        if !notes.has::<T>() {
-            notes.put(T::default());
-        }
-        f(notes.get_mut().expect("it was put there"))
+        f(self.notes.borrow_mut().or_default())
     }
 }

@@ -481,7 +481,7 @@ impl Opening {
 }
 
 fn new_connection(transport: Transport, counted: CountedConnection, key: Option<PoolKey>) -> Connection {
-    let own = Box::new(PooledConnection { transport, age: ConnectionAge::new(), counted });
+    let own = PooledConnection::new(transport, ConnectionAge::new(), counted);
     Connection { own, input: Buffer::new(), has_ended: false, key, is_reused: false }
 }
 

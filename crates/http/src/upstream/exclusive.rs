@@ -46,6 +46,11 @@ impl Exclusive {
         }
     }
 
+    /// Whether its connection had carried another request before.
+    pub fn is_reused(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.is_reused)
+    }
+
     /// Sends on, and reads until the head is there.
     pub fn poll_head(
         &mut self,
@@ -95,11 +100,12 @@ impl Exclusive {
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(End::Receiving(error))),
                 Poll::Pending => {
+                    let silence = &mut connection.own.silence;
                     if std::mem::take(&mut heading.is_heard) {
-                        heading.silence.set_after(read_timeout);
+                        silence.set_after(read_timeout);
                     }
                     let waits = sending.is_done() || heading.broken.is_some();
-                    if waits && heading.silence.poll_expired(context).is_ready() {
+                    if waits && silence.poll_expired(context).is_ready() {
                         return Poll::Ready(Err(heading.broken.take().map_or(End::Silent, End::Sending)));
                     }
                     return Poll::Pending;
