@@ -62,28 +62,27 @@ impl std::fmt::Debug for Waiting {
 /// Runs a request from its current phase as far as it goes without waiting.
 pub fn advance(request: &mut Request) -> Step {
     let configuration = Rc::clone(request.configuration());
+    let http = configuration.http();
     loop {
-        let flow = match next_handler(configuration.http(), request) {
-            Next::Handler(bound) => {
-                let scope = request.scope;
-                let conf = configuration.http().conf(&bound, scope);
-                match bound.handler.decide(request, conf) {
+        let scope = request.scope;
+        let handlers = &http.scope(scope).handlers[request.phase as usize];
+        let step = match handlers.get(request.next_handler) {
+            Some(bound) => {
+                request.next_handler += 1;
+                match bound.handler.decide(request, http.conf(bound, scope)) {
                     // Most have nothing against it: no more is to be done then.
                     Decision::Flow(Flow::Next) => continue,
-                    Decision::Flow(flow) => flow,
-                    Decision::MustWait => return Step::Wait(Waiting(bound, scope)),
+                    Decision::Flow(flow) => perform(request, flow),
+                    Decision::MustWait => return Step::Wait(Waiting(*bound, scope)),
                 }
             }
-            Next::Flow(flow) => match conclude(request, flow) {
-                Some(step) => return step,
+            None => match end_phase(http, request) {
                 None => continue,
-            },
-            Next::Denied(status) => match deny(request, status) {
-                Some(step) => return step,
-                None => continue,
+                Some(End::Flow(flow)) => conclude(request, flow),
+                Some(End::Denied(status)) => deny(request, status),
             },
         };
-        if let Some(step) = perform(request, flow) {
+        if let Some(step) = step {
             return step;
         }
     }
@@ -158,58 +157,52 @@ pub fn fail(request: &mut Request, status: u16) -> Step {
     conclude(request, Flow::Respond(status)).unwrap_or_else(|| advance(request))
 }
 
-enum Next {
-    Handler(BoundHandler),
+/// What the end of a phase leads to, if not to the next one.
+enum End {
     Flow(Flow),
     /// Nobody in the access phase was satisfied.
     Denied(u16),
 }
 
-/// The next handler in the order of the phases. Between the phases lies what
-/// belongs to no module: the location is found, a changed URI searched again.
-fn next_handler(http: &HttpConfiguration, request: &mut Request) -> Next {
-    loop {
-        let handlers = &http.scope(request.scope).handlers[request.phase as usize];
-        if let Some(&bound) = handlers.get(request.next_handler) {
-            request.next_handler += 1;
-            return Next::Handler(bound);
-        }
-        request.next_handler = 0;
-        request.phase = match request.phase {
-            Phase::PostRead => Phase::ServerRewrite,
-            Phase::ServerRewrite => match find_location(http, request) {
-                Ok(()) => Phase::Rewrite,
-                Err(status) => return Next::Flow(Flow::Respond(status)),
-            },
-            Phase::Rewrite if request.uri_was_changed => {
-                if !spend_redirect(request) {
-                    request.log(
-                        Level::Error,
-                        format_args!(
-                            "rewrite or internal redirection cycle while processing \"{}\"",
-                            bstr::BStr::new(&request.uri)
-                        ),
-                    );
-                    return Next::Flow(Flow::Respond(500));
-                }
-                request.scope = http.server(request.server).scope;
-                match find_location(http, request) {
-                    Ok(()) => Phase::Rewrite,
-                    Err(status) => return Next::Flow(Flow::Respond(status)),
-                }
+/// Goes on to the next phase: all handlers of this one were asked. Between the phases lies what belongs to no module:
+/// the location is found, a changed URI searched again.
+fn end_phase(http: &HttpConfiguration, request: &mut Request) -> Option<End> {
+    request.next_handler = 0;
+    request.phase = match request.phase {
+        Phase::PostRead => Phase::ServerRewrite,
+        Phase::ServerRewrite => match find_location(http, request) {
+            Ok(()) => Phase::Rewrite,
+            Err(status) => return Some(End::Flow(Flow::Respond(status))),
+        },
+        Phase::Rewrite if request.uri_was_changed => {
+            if !spend_redirect(request) {
+                request.log(
+                    Level::Error,
+                    format_args!(
+                        "rewrite or internal redirection cycle while processing \"{}\"",
+                        bstr::BStr::new(&request.uri)
+                    ),
+                );
+                return Some(End::Flow(Flow::Respond(500)));
             }
-            Phase::Rewrite => Phase::PreAccess,
-            // Whether the client may was settled for its own request.
-            Phase::PreAccess if !request.is_main() => Phase::PreContent,
-            Phase::PreAccess => Phase::Access,
-            Phase::Access => match request.refusal.take() {
-                Some(status) => return Next::Denied(status),
-                None => Phase::PreContent,
-            },
-            Phase::PreContent => Phase::Content,
-            Phase::Content | Phase::Log => return Next::Flow(no_content(request)),
-        };
-    }
+            request.scope = http.server(request.server).scope;
+            match find_location(http, request) {
+                Ok(()) => Phase::Rewrite,
+                Err(status) => return Some(End::Flow(Flow::Respond(status))),
+            }
+        }
+        Phase::Rewrite => Phase::PreAccess,
+        // Whether the client may was settled for its own request.
+        Phase::PreAccess if !request.is_main() => Phase::PreContent,
+        Phase::PreAccess => Phase::Access,
+        Phase::Access => match request.refusal.take() {
+            Some(status) => return Some(End::Denied(status)),
+            None => Phase::PreContent,
+        },
+        Phase::PreContent => Phase::Content,
+        Phase::Content | Phase::Log => return Some(End::Flow(no_content(request))),
+    };
+    None
 }
 
 /// No module had an answer.
