@@ -552,8 +552,8 @@ impl Request {
 
     /// The names that its `Connection` fields list: fields for this connection alone. (RFC 9110 §7.6.1)
     pub fn connection_fields(&self) -> SmallVec<[&[u8]; 4]> {
-        let fields = self.fields().filter(|(field, _, _)| field.known == Some(KnownHeader::Connection));
-        let names = fields.flat_map(|(_, _, value)| value.split(|&byte| byte == b','));
+        let values = self.parsed.values(self.head.readable(), KnownHeader::Connection);
+        let names = values.flat_map(|value| value.split(|&byte| byte == b','));
         names.map(<[u8]>::trim_ascii).filter(|name| !name.is_empty()).collect()
     }
 

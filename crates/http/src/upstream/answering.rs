@@ -102,6 +102,14 @@ impl Answering {
         }
     }
 
+    /// Whether its connection had carried another request before.
+    pub fn is_reused(&self) -> bool {
+        match &self.carrier {
+            Carrier::Exclusive(exclusive) => exclusive.is_reused(),
+            Carrier::Shared(shared) => shared.is_reused,
+        }
+    }
+
     /// What has been sent, in bytes.
     pub fn sent(&self) -> u64 {
         match &self.carrier {
@@ -242,7 +250,9 @@ impl Answering {
             Carrier::Exclusive(exclusive) => exclusive.reader.take_trailers(),
             Carrier::Shared(shared) => shared.take_trailers(),
         };
-        self.records.set_trailers(trailers.clone());
+        if !trailers.is_empty() {
+            self.records.set_trailers(trailers.clone());
+        }
         trailers
     }
 

@@ -20,7 +20,7 @@ use gale_engine::worker::CountedConnection;
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Bytes, Connecting, Moment, Output, SocketAddress, Stream};
 
-use crate::request::phases::{CLIENT_LEFT, Flow};
+use crate::request::phases::{CLIENT_LEFT, Flow, LocalBoxFuture};
 use crate::request::request_body::log_error;
 use crate::request::slow::{Cause, Wait};
 use crate::request::{PassedTo, Request};
@@ -43,7 +43,7 @@ pub struct Passing<'p> {
     /// The protocol as messages show it: `http://`.
     pub scheme: &'static str,
     /// What is asked of servers that are spoken to over TLS; `None` in the clear.
-    pub tls: Option<PassingTls>,
+    pub tls: Option<Box<PassingTls>>,
     /// What is asked of the server, for messages.
     pub uri: Bytes,
     /// What goes on the wire before the request's body.
@@ -341,30 +341,9 @@ async fn attempt(
     may_reuse: bool,
     progress: &mut Progress,
 ) -> Result<(Box<Answering>, Box<UpstreamHead>), Failure> {
-    let is_reused;
-    let mut answering = match &passing.wire {
-        Wire::Alone(wire) => {
-            let idle = may_reuse.then(|| take_idle(request, passing, chosen)).flatten();
-            let connection = match idle {
-                Some(connection) => connection,
-                None => match begin_to_connect(request, passing, wire, chosen, records)? {
-                    Begun::Made(connection) => connection,
-                    Begun::Opening(key, opening) => {
-                        Box::pin(finish_connecting(request, passing, chosen, key, opening)).await?
-                    }
-                },
-            };
-            is_reused = connection.is_reused;
-            let carrier = || Carrier::Exclusive(Exclusive::begin(passing, wire, connection));
-            let mut answering = Answering::begin(request, passing, records, carrier);
-            answering.frame_end(&passing.body).map_err(|_| failed_for_memory(request))?;
-            answering
-        }
-        Wire::Http2(head) => {
-            let begun = Box::pin(share(request, passing, head, chosen, records, progress)).await?;
-            is_reused = begun.is_reused;
-            Answering::begin(request, passing, records, || Carrier::Shared(Box::new(begun)))
-        }
+    let mut answering = match begin(request, passing, chosen, records, may_reuse, progress)? {
+        Begun::Now(answering) => answering,
+        Begun::Later(answering) => answering.await?,
     };
     let mut heading = Heading::default();
     let found = poll_fn(|context| answering.poll_head(request, passing.settings, &mut heading, context)).await;
@@ -375,8 +354,61 @@ async fn attempt(
             records.note(|attempt, now| attempt.header_time = Some(now.since(attempt.started)));
             Ok((answering, head))
         }
-        Err(end) => Err(failure_of(request, passing, &answering, records, is_reused, progress, end)),
+        Err(end) => Err(failure_of(request, passing, &answering, records, progress, end)),
     }
+}
+
+/// A request that is on its way to a server.
+enum Begun<'a> {
+    Now(Box<Answering>),
+    /// A connection to it has to be waited for.
+    Later(LocalBoxFuture<'a, Result<Box<Answering>, Failure>>),
+}
+
+/// Begins to send the request to one server. A function of its own, so that the future of a request has no room for
+/// what is only passed through.
+fn begin<'a>(
+    request: &'a Request,
+    passing: &'a Passing<'_>,
+    chosen: &'a Chosen,
+    records: &'a Rc<Records>,
+    may_reuse: bool,
+    progress: &'a mut Progress,
+) -> Result<Begun<'a>, Failure> {
+    let wire = match &passing.wire {
+        Wire::Alone(wire) => wire,
+        Wire::Http2(head) => {
+            return Ok(Begun::Later(Box::pin(async move {
+                let shared = share(request, passing, head, chosen, records, progress).await?;
+                Ok(Answering::begin(request, passing, records, || Carrier::Shared(Box::new(shared))))
+            })));
+        }
+    };
+    if may_reuse && let Some(connection) = take_idle(request, passing, chosen) {
+        return begin_alone(request, passing, wire, records, connection).map(Begun::Now);
+    }
+    match begin_to_connect(request, passing, wire, chosen, records)? {
+        Connected::Made(connection) => begin_alone(request, passing, wire, records, connection).map(Begun::Now),
+        Connected::Opening(key, opening) => Ok(Begun::Later(Box::pin(async move {
+            let connection = finish_connecting(request, passing, chosen, key, opening).await?;
+            begin_alone(request, passing, wire, records, connection)
+        }))),
+    }
+}
+
+/// Begins to send the request over a connection that it has to itself.
+#[inline]
+fn begin_alone(
+    request: &Request,
+    passing: &Passing<'_>,
+    wire: &Alone<'_>,
+    records: &Rc<Records>,
+    connection: Connection,
+) -> Result<Box<Answering>, Failure> {
+    let carrier = || Carrier::Exclusive(Exclusive::begin(passing, wire, connection));
+    let mut answering = Answering::begin(request, passing, records, carrier);
+    answering.frame_end(&passing.body).map_err(|_| failed_for_memory(request))?;
+    Ok(answering)
 }
 
 /// What it means that there is no head.
@@ -386,7 +418,6 @@ fn failure_of(
     passing: &Passing<'_>,
     answering: &Answering,
     records: &Records,
-    is_reused: bool,
     progress: &mut Progress,
     end: End,
 ) -> Failure {
@@ -398,7 +429,7 @@ fn failure_of(
     let repeats_anything = passing.settings.next_upstream.get().has(RetryOn::NON_IDEMPOTENT);
     let may_be_sent_again =
         !progress.has_taken_body && (is_idempotent(request) || answering.sent() == 0 || repeats_anything);
-    let is_stale = is_reused && !received && may_be_sent_again && end.is_of_connection();
+    let is_stale = answering.is_reused() && !received && may_be_sent_again && end.is_of_connection();
     let is_refused = is_unprocessed && !progress.has_taken_body && progress.unprocessed < UNPROCESSED_MAX;
     if is_stale || is_refused {
         progress.avoided = answering.shared().map(Shared::connection_number);
@@ -451,7 +482,7 @@ fn take_idle(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> Optio
 }
 
 /// A connection to the server, as far as it comes without waiting.
-enum Begun {
+enum Connected {
     Made(Connection),
     /// The rest has to be waited for.
     Opening(Option<PoolKey>, Opening),
@@ -492,21 +523,21 @@ fn begin_to_connect(
     wire: &Alone<'_>,
     chosen: &Chosen,
     records: &Rc<Records>,
-) -> Result<Begun, Failure> {
+) -> Result<Connected, Failure> {
     let is_pooled = wire.reuses_connections && chosen.connections().is_some();
     let key = is_pooled.then(|| pool_key(request, passing, chosen));
     let opening = Opening::begin(request, passing.settings, chosen, records)?;
     if passing.tls.is_some() || passing.settings.sends_proxy_header() {
-        return Ok(Begun::Opening(key, opening));
+        return Ok(Connected::Opening(key, opening));
     }
     let Opening { connecting, counted, recording } = opening;
     Ok(match connecting.made() {
         Ok(stream) => {
             recording.note_connected();
             set_nodelay(&stream, chosen.address());
-            Begun::Made(new_connection(Transport::Plain(stream), counted, key))
+            Connected::Made(new_connection(Transport::Plain(stream), counted, key))
         }
-        Err(connecting) => Begun::Opening(key, Opening { connecting, counted, recording }),
+        Err(connecting) => Connected::Opening(key, Opening { connecting, counted, recording }),
     })
 }
 

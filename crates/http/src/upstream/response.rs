@@ -295,7 +295,7 @@ pub(super) fn copy_head(
     head: &UpstreamHead,
     fields: &FieldList,
 ) {
-    let mut response = std::mem::take(&mut request.response);
+    let response = &mut request.response;
     response.status = head.status;
     response.reason = head.reason.clone().map(|phrase| Reason { status: head.status, phrase });
     response.content_length = head.length;
@@ -305,6 +305,7 @@ pub(super) fn copy_head(
         if settings.hidden.has(&field.name) {
             continue;
         }
+        let add = |request: &mut Request, value| request.response.add(field.name.clone(), value);
         match field.name.known() {
             // The client's connection is another one; its exchange tells how long the body is.
             Some(ResponseField::ContentLength) => {}
@@ -312,38 +313,37 @@ pub(super) fn copy_head(
             Some(ResponseField::ContentType) => {
                 // The response that a redirect of `X-Accel-Redirect` leads to says better what it is.
                 request.content_type_override = None;
-                response.content_type.clear();
-                response.content_type.extend_from_slice(&field.value);
+                request.response.content_type.clear();
+                request.response.content_type.extend_from_slice(&field.value);
             }
-            Some(ResponseField::ETag) if response.etag.is_empty() => {
-                response.etag.extend_from_slice(&field.value);
+            Some(ResponseField::ETag) if request.response.etag.is_empty() => {
+                request.response.etag.extend_from_slice(&field.value);
             }
             Some(ResponseField::LastModified) if matches!(head.status, 200 | 206 | 304) => {
                 match seconds_of(&field.value) {
-                    Some(seconds) => response.last_modified = Some(seconds),
-                    None => response.add(field.name.clone(), field.value.clone()),
+                    Some(seconds) => request.response.last_modified = Some(seconds),
+                    None => add(request, field.value.clone()),
                 }
             }
             Some(ResponseField::Location) => {
                 match rewriter.location(request, &field.value) {
-                    Some(value) => response.location = value,
+                    Some(value) => request.response.location = value,
                     // The server's own path is not ours to make absolute.
-                    None if field.value.starts_with(b"/") => response.add(field.name.clone(), field.value.clone()),
-                    None => response.location = field.value.to_vec(),
+                    None if field.value.starts_with(b"/") => add(request, field.value.clone()),
+                    None => request.response.location = field.value.to_vec(),
                 }
             }
             Some(ResponseField::Refresh) => {
                 let value = rewrite_refresh(request, rewriter, &field.value);
-                response.add(field.name.clone(), value.map_or_else(|| field.value.clone(), FieldText::from));
+                add(request, value.map_or_else(|| field.value.clone(), FieldText::from));
             }
             Some(ResponseField::SetCookie) => {
                 let value = rewriter.cookie(request, &field.value);
-                response.add(field.name.clone(), value.map_or_else(|| field.value.clone(), FieldText::from));
+                add(request, value.map_or_else(|| field.value.clone(), FieldText::from));
             }
-            _ => response.add(field.name.clone(), field.value.clone()),
+            _ => add(request, field.value.clone()),
         }
     }
-    request.response = response;
 }
 
 /// The URL behind `url=` in a `Refresh`.

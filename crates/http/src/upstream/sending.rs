@@ -92,7 +92,8 @@ pub enum SendError {
 pub(super) struct Sending {
     /// The head, until it has been given to the socket or to `output`.
     head: Bytes,
-    output: Output,
+    /// What has to wait, if there was any. Apart: it is large, and most requests leave with one call.
+    output: Option<Box<Output>>,
     pieces: Pieces,
     framing: &'static dyn BodyFraming,
     timer: Timer,
@@ -274,10 +275,9 @@ impl Sending {
     /// A request from its first byte on.
     #[inline]
     pub fn new(head: Bytes, body: &RequestBody, framing: &'static dyn BodyFraming, time_max: Duration) -> Sending {
-        let output = Output::new();
         Sending {
             head,
-            output,
+            output: None,
             pieces: Pieces::new(body),
             framing,
             timer: Timer::new(),
@@ -290,15 +290,16 @@ impl Sending {
     /// Frames an empty body, too: for protocols in which its end is told.
     pub fn frame_end(&mut self, body: &RequestBody) -> io::Result<()> {
         if self.pieces.has_ended() && !matches!(body, RequestBody::Client) && self.framing.tells_end() {
-            self.output.push(std::mem::take(&mut self.head));
-            self.framing.end(&[], &mut self.output)?;
+            let output = self.output.get_or_insert_default();
+            output.push(std::mem::take(&mut self.head));
+            self.framing.end(&[], output)?;
         }
         Ok(())
     }
 
     /// Whether all of it has left.
     pub fn is_done(&self) -> bool {
-        self.pieces.has_ended() && self.output.is_empty() && self.head.is_empty()
+        self.pieces.has_ended() && self.output.as_ref().is_none_or(|output| output.is_empty()) && self.head.is_empty()
     }
 
     /// Something of the client's body was taken, its end included: this request cannot be sent again.
@@ -310,7 +311,7 @@ impl Sending {
     pub fn give_up(&mut self) {
         self.pieces.give_up();
         self.head = Bytes::new();
-        self.output.clear();
+        self.output = None;
     }
 
     /// Sends on. Ready when all of it has left.
@@ -322,15 +323,19 @@ impl Sending {
     ) -> Poll<Result<(), SendError>> {
         if !self.head.is_empty() {
             self.send_head(stream)?;
+            if self.is_done() {
+                return Poll::Ready(Ok(()));
+            }
         }
         loop {
             let is_filled = self.poll_fill(request, context)?;
-            if self.output.is_empty() {
+            let output = self.output.get_or_insert_default();
+            if output.is_empty() {
                 // Whoever waits for the client does not wait for the server.
                 self.is_waiting = false;
                 return is_filled.map(Ok);
             }
-            match stream.poll_send(context, &mut self.output) {
+            match stream.poll_send(context, output) {
                 Poll::Ready(Ok(sent)) => {
                     self.sent += sent as u64;
                     self.is_waiting = false;
@@ -356,21 +361,22 @@ impl Sending {
             head.advance(sent);
         }
         if !head.is_empty() {
-            self.output.push(head);
+            self.output.get_or_insert_default().push(head);
         }
         Ok(())
     }
 
     /// Queues of the body what there is and what may be queued. Ready when all of it is.
     fn poll_fill(&mut self, request: &Request, context: &mut Context<'_>) -> Result<Poll<()>, SendError> {
-        while self.output.len_bytes() as u64 <= LOW_WATER_BYTES {
+        let output = self.output.get_or_insert_default();
+        while output.len_bytes() as u64 <= LOW_WATER_BYTES {
             if self.pieces.is_over() {
                 return Ok(Poll::Ready(()));
             }
             let Poll::Ready(piece) = self.pieces.poll_next(request, context)? else { return Ok(Poll::Pending) };
             let queued = match piece {
-                Piece::Bytes(piece) => self.framing.push(piece, &mut self.output),
-                Piece::End(trailers) => self.framing.end(&trailers, &mut self.output),
+                Piece::Bytes(piece) => self.framing.push(piece, output),
+                Piece::End(trailers) => self.framing.end(&trailers, output),
             };
             queued.map_err(|_| SendError::NoMemory)?;
         }

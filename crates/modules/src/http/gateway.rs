@@ -245,7 +245,7 @@ pub(crate) async fn pass_on_cgi(
         selection: target.servers.select(request),
         upstream: target.servers.upstream(request).cloned(),
         scheme,
-        tls: target.tls_host.as_ref().map(|host| upstream_rows::tls(request, settings, host)),
+        tls: target.tls_host.as_ref().map(|host| Box::new(upstream_rows::tls(request, settings, host))),
         uri: Bytes::new(),
         wire: Wire::Alone(Alone {
             head: Bytes::from(head),

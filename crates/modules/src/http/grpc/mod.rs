@@ -165,7 +165,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         selection: target.servers.select(request),
         upstream: target.servers.upstream(request).cloned(),
         scheme: if target.tls_host.is_some() { "grpcs://" } else { "grpc://" },
-        tls: target.tls_host.as_ref().map(|host| upstream_rows::tls(request, &conf.upstream, host)),
+        tls: target.tls_host.as_ref().map(|host| Box::new(upstream_rows::tls(request, &conf.upstream, host))),
         uri: head.path(),
         wire: Wire::Http2(head),
         body,
