@@ -15,6 +15,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::Measured;
+use crate::behind::Behind;
 use crate::client::Headers;
 use crate::client::load::{self, Connection};
 use crate::location::{self, Page};
@@ -57,10 +58,11 @@ const ANSWER: Case =
     Case { name: "return", title: "2-byte answer", path: "/return", is_short: false, page: None, file_bytes: None };
 
 /// They, the files and the pages.
-const CASES: [Case; 3] = [
+const CASES: [Case; 4] = [
     ANSWER,
     Case { name: "file", title: "1 KiB file", path: "/file", ..ANSWER },
     Case { name: "short", title: "short connection", is_short: true, ..ANSWER },
+    Case { name: "proxied", title: "2 bytes from a server behind", path: "/proxied", ..ANSWER },
 ];
 
 impl Case {
@@ -70,6 +72,10 @@ impl Case {
 
     fn of_file((name, path, bytes): (&'static str, &'static str, usize)) -> Case {
         Case { name, title: name, path, file_bytes: Some(bytes), ..ANSWER }
+    }
+
+    fn is_proxied(&self) -> bool {
+        self.path == "/proxied"
     }
 
     fn is_large(&self) -> bool {
@@ -94,6 +100,8 @@ impl Case {
             Some(page) => location::html(page.bytes),
             None if self.file_bytes.is_some() => self.file_bytes.map(letters).unwrap_or_default(),
             None if self.path == "/file" => file_body(),
+            // As the one behind has them.
+            None if self.is_proxied() => vec![b'x'; SMALL_BODY.len()],
             None => SMALL_BODY.to_vec(),
         }
     }
@@ -270,7 +278,11 @@ fn difference(options: &Options, candidate: &Candidate, case: Case) -> Result<(f
     };
     let setting = if case.page.is_some() { location::setting() } else { Setting::default() };
     let http = candidate.aio.map_or(setting.http.clone(), |aio| format!("aio {aio};"));
-    let setting = Setting { http, ..setting };
+    let behind = match case.is_proxied() {
+        true => Some(Behind::start(options.client_core, SMALL_BODY.len())?),
+        false => None,
+    };
+    let setting = Setting { http, behind: behind.as_ref().map(|behind| behind.port), ..setting };
     let times = if case.file_bytes.is_some() { TIMES_COMPARED } else { 1 };
     let mut differences = Vec::new();
     let mut body_bytes = 0;
