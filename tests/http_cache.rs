@@ -38,6 +38,7 @@ with_each_driver!(
     who_falls_behind_a_fill_that_is_not_stored_goes_on_from_the_upstream,
     hosts_share_entries_only_where_the_key_says_so,
     the_default_key_is_what_the_server_is_asked_for,
+    requests_in_a_block_have_the_default_key_of_their_location,
     subrequests_have_entries_of_their_own_by_the_default_key,
     a_response_behind_x_accel_redirect_is_not_found_for_the_first_uri,
     keys_that_are_too_long_are_not_cached,
@@ -209,6 +210,23 @@ fn a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round(driver:
     assert_eq!(outcome(&ask(&mut client, "/a", FRESH)), ("MISS", "2"));
     server.stop();
 
+    // Nor does it change what is stored where its answer is not to be.
+    let backend = origin();
+    let server = caching(
+        driver,
+        &backend,
+        "proxy_cache_convert_head off; proxy_cache_bypass $http_x_own;
+        proxy_no_cache $http_x_own;",
+    );
+    let mut client = server.connect();
+    assert_eq!(outcome(&ask(&mut client, "/a", FRESH)), ("MISS", "1"));
+    let own = "X-Own: 1\r\nX-Fields: Cache-Control: max-age=60|X-User: bob\r\n";
+    let told = client.ask(format!("HEAD /a HTTP/1.1\r\nHost: a\r\n{own}\r\n"));
+    assert_eq!((told.header("X-Cache"), told.header("X-User")), (Some("BYPASS"), Some("bob")));
+    let stored = ask(&mut client, "/a", "");
+    assert_eq!((outcome(&stored), stored.header("X-User")), (("HIT", "1"), None));
+    server.stop();
+
     // Nor where the configuration names the method: a HEAD that is to be stored is a GET before that.
     let backend = origin();
     let server = caching(driver, &backend, "proxy_method $request_method;");
@@ -261,9 +279,13 @@ fn parts_and_conditions_are_answered_from_a_response_that_is_not_stored(driver: 
         assert_eq!(ask(&mut client, "/a", "If-Match: \"2\"\r\n").status, 412);
         let whole = ask(&mut client, "/a", "If-None-Match: \"2\"\r\n");
         assert_eq!((whole.status, whole.text()), (200, "0123456789"));
+        let head = client.ask("HEAD /a HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert_eq!((head.status, head.header("Accept-Ranges")), (200, Some("bytes")));
+        let head = client.ask("HEAD /a HTTP/1.1\r\nHost: a\r\nRange: bytes=2-4\r\n\r\n");
+        assert_eq!((head.status, head.header("Content-Length")), (206, Some("3")));
     }
     let asked = backend.asked();
-    assert_eq!(asked.len(), 8);
+    assert_eq!(asked.len(), 12);
     assert!(asked.iter().all(|(_, asked)| asked.header("Range").is_none() && asked.header("If-None-Match").is_none()));
     server.stop();
 }
@@ -857,6 +879,7 @@ fn the_default_key_is_what_the_server_is_asked_for(driver: Driver) {
     let locations = "location /variables/ { proxy_pass http://BEHIND/$tenant$uri; }
         location /rewritten/ { rewrite ^/rewritten/(.*)$ /$tenant/$1 break; proxy_pass http://BEHIND; }
         location /replaced/ { proxy_pass http://BEHIND/r/; }
+        location /block/ { proxy_pass http://BEHIND/k/; if ($http_x_tenant) { set $unused 1; } }
         location /elsewhere/ { rewrite ^ /replaced/one?b last; }";
     let (backend, server) = with_default_key(driver, locations);
     let mut client = server.connect();
@@ -869,12 +892,28 @@ fn the_default_key_is_what_the_server_is_asked_for(driver: Driver) {
         ("/rewritten/x?y", "b", "HIT", "/b/x?y"),
         ("/replaced/one?b", "a", "MISS", "/r/one?b"),
         ("/elsewhere/1", "a", "HIT", "/r/one?b"),
+        ("/block/1", "a", "MISS", "/k/1"),
+        ("/block/2", "a", "MISS", "/k/2"),
+        ("/block/2", "b", "HIT", "/k/2"),
     ];
     for (target, tenant, outcome_expected, body) in rows {
         let response = ask(&mut client, target, &format!("X-Tenant: {tenant}\r\n"));
         assert_eq!(outcome(&response), (outcome_expected, body), "{target} for {tenant}");
     }
-    assert_eq!(backend.asked().len(), 5);
+    assert_eq!(backend.asked().len(), 7);
+    server.stop();
+}
+
+fn requests_in_a_block_have_the_default_key_of_their_location(driver: Driver) {
+    let locations = "location / { proxy_pass http://BEHIND; limit_except GET { allow all; } }";
+    let (_backend, server) = with_default_key(driver, locations);
+    let mut client = server.connect();
+    for path in ["/a", "/b"] {
+        assert_eq!(outcome(&ask(&mut client, path, "")), ("MISS", path));
+    }
+    client.ask("POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n");
+    assert_eq!(outcome(&ask(&mut client, "/a", "")), ("MISS", "/a"), "it has been changed");
+    assert_eq!(outcome(&ask(&mut client, "/b", "")), ("HIT", "/b"));
     server.stop();
 }
 

@@ -7,6 +7,7 @@
 //! that gather give it out.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -42,6 +43,15 @@ impl BodyStream for NoBody {
 
     fn length(&self) -> Option<u64> {
         self.0
+    }
+
+    fn can_be_cut(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn cut_to(&mut self, range: &Range<u64>) -> bool {
+        self.0 = Some(range.end - range.start);
+        true
     }
 }
 

@@ -6,7 +6,7 @@ use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_base::units;
 use gale_protocol::http1::is_token_byte;
-use gale_protocol::request::Version;
+use gale_protocol::request::{Method, Version};
 use gale_protocol::response::ResponseField;
 use gale_protocol::uri::split_unsafe;
 use gale_runtime::Bytes;
@@ -114,7 +114,7 @@ pub(super) fn begin(
     if let Some(stored) = stored {
         return caching::begin(request, passing, answering, &head, stored);
     }
-    if caching::asks_for_whole(request) {
+    if caching::asks_for_whole(request) && matches!(request.method(), Method::Get | Method::Head) {
         // The server was asked for all of it, without the client's conditions.
         caching::finish_head(request, settings);
     } else if *settings.force_ranges.get() {

@@ -197,17 +197,19 @@ impl Splice {
         let mut input = Buffer::new();
         let received = ready!(from.poll_recv(cx, &mut input, COPIED_MAX))?;
         self.has_much = received >= COPIED_MAX;
-        let mut sent = 0;
+        let mut result = Ok(0);
         if (1..=SMALL_MAX).contains(&received) {
             self.begin_send(to);
-            sent = to.try_send_copy(input.readable(), false)?;
+            result = to.try_send_copy(input.readable(), false);
+            let sent = *result.as_ref().unwrap_or(&0);
             self.note_sent(sent);
             input.consume(sent);
         }
+        // Also after an error: it has been received.
         if let Some(rest) = input.take_lease() {
             self.output.get_or_insert_default().push(rest);
         }
-        Poll::Ready(Ok(sent))
+        Poll::Ready(result)
     }
 
     /// Has a pipe; false if there can be none.

@@ -30,12 +30,7 @@ async fn challenge_server(name: &[u8]) -> Option<Arc<TlsServer>> {
 impl Session {
     /// Shakes hands with the client; the error is the status that the session ends with.
     pub(super) async fn shake_hands(&mut self) -> Result<(), u16> {
-        if let Some(transport) = self.transport()
-            && *self.core().tcp_nodelay.get()
-        {
-            // Whether the kernel waits for more is a matter of speed alone.
-            let _ = transport.set_nodelay(true);
-        }
+        self.apply_nodelay();
         let settings = self.scope().conf_of::<TlsSettings>().expect("the ssl module is among the modules");
         let timeout = *settings.handshake_timeout.get();
         let shaken = gale_runtime::timeout(timeout, self.handshake()).await;
@@ -45,6 +40,16 @@ impl Session {
         });
         shaken?;
         self.check_certificate()
+    }
+
+    /// Sets `TCP_NODELAY` if the server that is chosen now wants it.
+    fn apply_nodelay(&self) {
+        if let Some(transport) = self.transport()
+            && *self.core().tcp_nodelay.get()
+        {
+            // Whether the kernel waits for more is a matter of speed alone.
+            let _ = transport.set_nodelay(true);
+        }
     }
 
     async fn handshake(&mut self) -> Result<(), u16> {
@@ -61,6 +66,7 @@ impl Session {
         }
         if let Some(name) = &name {
             self.choose_server(name);
+            self.apply_nodelay();
         }
         let default = self.place().servers.default;
         let server = self.stream().server(self.server()).tls.clone();

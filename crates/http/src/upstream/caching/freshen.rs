@@ -73,7 +73,7 @@ pub(super) fn by_head(
     is_of_get
 }
 
-/// What is stored gets these fields. False if they are about something else, or it may not be stored with them.
+/// What is stored gets these fields, unless it is newer than the question. False if they are about something else, or it may not be stored with them.
 fn update(
     request: &Request,
     caching: &mut Caching,
@@ -81,6 +81,9 @@ fn update(
     hot: &Hot,
     fields: &FieldList,
 ) -> bool {
+    if caching.lead.as_ref().is_some_and(|lead| hot.meta.number > lead.fill().number) {
+        return true;
+    }
     let has_other_rules = caching.search.is_some() && search::rules_of(fields) != search::rules_of(&hot.meta.fields);
     let is_same = !has_other_rules
         && is_about_same(fields, hot)

@@ -319,19 +319,20 @@ pub(in crate::upstream) fn judge(
         return None;
     }
     let is_head_only = request.is_head() && !converts_head(request);
-    if is_head_only && head.status == 200 && freshen::by_head(request, &mut caching, settings, fields) {
+    let is_kept_out = holds(&settings.cache.no_cache, request);
+    if is_head_only
+        && head.status == 200
+        && caching.may_store
+        && !is_kept_out
+        && freshen::by_head(request, &mut caching, settings, fields)
+    {
         return None;
     }
     if !caching.may_store || caching.lead.is_none() {
         return None;
     }
     let is_too_large = head.length.is_some_and(|length| length > caching.zone.options().max_size);
-    if !is_buffered
-        || is_too_large
-        || head.status < 200
-        || head.status == 304
-        || holds(&settings.cache.no_cache, request)
-    {
+    if !is_buffered || is_too_large || head.status < 200 || head.status == 304 || is_kept_out {
         // Whoever waits for it should not wait for the next one, too.
         caching.zone.note_uncacheable(&caching.id, now);
         return None;

@@ -333,7 +333,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     // A block, so that the future has no room for what is only passed through.
     let mut passing = {
         let OwnedBody { body, framing, own } = body;
-        let head = write_head(request, conf, pass, &target, own)?;
+        let head = write_head(request, conf, &target, own)?;
         let (head_max, method) = (conf.upstream.head_max(), head.method);
         reader = move || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method, head_max)) };
         let (wire, body) = match head.text {
@@ -381,15 +381,9 @@ enum HeadText {
 }
 
 /// What is asked of the server.
-fn write_head(
-    request: &Request,
-    conf: &Conf,
-    pass: &Pass,
-    target: &Target,
-    own_body: Vec<u8>,
-) -> Result<RequestHead, u16> {
+fn write_head(request: &Request, conf: &Conf, target: &Target, own_body: Vec<u8>) -> Result<RequestHead, u16> {
     request.worker().with_scratch(|uri| {
-        pass.append_uri(request, &target.uri, uri);
+        target.append_uri(request, uri);
         write_head_for(request, conf, target, uri, own_body)
     })
 }
@@ -517,9 +511,8 @@ fn with_target(request: &Request, f: impl FnOnce(&Target) -> bool) -> bool {
 
 /// What the server is asked for: the path and the arguments.
 fn append_proxy_uri(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
-    let Some(pass) = request.scope().conf_of::<Conf>().and_then(|conf| conf.pass.as_ref()) else { return false };
     with_target(request, |target| {
-        pass.append_uri(request, &target.uri, out);
+        target.append_uri(request, out);
         true
     })
 }

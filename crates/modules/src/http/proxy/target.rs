@@ -28,8 +28,6 @@ pub(super) enum Pass {
     /// A URL without variables.
     Fixed {
         target: Arc<Target>,
-        /// The location's part of the URI, which the path takes the place of; `None` where there is none.
-        location: Option<Box<[u8]>>,
         /// As written, for `proxy_redirect default`.
         url: Box<[u8]>,
     },
@@ -48,8 +46,19 @@ pub(super) struct Target {
     pub port: Box<[u8]>,
     /// The path and the arguments; empty for those of the request.
     pub uri: Box<[u8]>,
+    /// What of the request's URI these take the place of.
+    replaced: Replaced,
     /// The servers.
     pub found: PassTarget,
+}
+
+/// What of a URI the path in a URL takes the place of.
+#[derive(Debug)]
+enum Replaced {
+    /// All of it: the URL has variables.
+    Whole,
+    /// The location's part; `None` where there is none.
+    Location(Option<Box<[u8]>>),
 }
 
 impl Target {
@@ -61,6 +70,22 @@ impl Target {
     /// The group that the configuration has, unless the addresses were looked up.
     pub fn upstream(&self, request: &Request) -> Option<Arc<Upstream<Request>>> {
         self.found.upstream(request).cloned()
+    }
+
+    /// Appends what the server is asked for.
+    pub fn append_uri(&self, request: &Request, uri: &mut Vec<u8>) {
+        let location = match &self.replaced {
+            Replaced::Whole if !self.uri.is_empty() => return uri.extend_from_slice(&self.uri),
+            _ if self.uri.is_empty() && request.has_sent_uri() => return append_uri(request, uri),
+            Replaced::Location(Some(location)) if !self.uri.is_empty() && request.is_in_its_location() => {
+                location.len().min(request.uri.len())
+            }
+            _ => 0,
+        };
+        if request.is_in_its_location() {
+            uri.extend_from_slice(&self.uri);
+        }
+        append_changed_uri(request, location, uri);
     }
 }
 
@@ -89,8 +114,8 @@ pub(super) fn proxy_pass(conf: &mut Conf, builder: &mut Builder, statement: &Sta
         .at(word.span));
     }
     let found = PassTarget::Referred(builder.http_mut().upstreams.reference(url.server.clone(), word.span));
-    let target = Arc::new(url.target(found));
-    conf.pass = Some(Pass::Fixed { target, location, url: word.text.as_slice().into() });
+    let target = Arc::new(url.target(found, Replaced::Location(location)));
+    conf.pass = Some(Pass::Fixed { target, url: word.text.as_slice().into() });
     Ok(())
 }
 
@@ -167,10 +192,10 @@ impl Url {
     }
 
     /// How it is known to requests, with the servers behind it.
-    fn target(self, found: PassTarget) -> Target {
+    fn target(self, found: PassTarget, replaced: Replaced) -> Target {
         let (host, port) = self.host();
         let is_tls = self.scheme == Scheme::Https;
-        Target { is_tls, host: host.into(), port: port.into(), uri: self.uri, found }
+        Target { is_tls, host: host.into(), port: port.into(), uri: self.uri, replaced, found }
     }
 }
 
@@ -205,7 +230,7 @@ impl Pass {
         };
         let (host, _) = url.host();
         let found = PassTarget::look_up(request, &url.server, &host.to_str_lossy()).await.map_err(look_up_status)?;
-        Ok(Arc::new(url.target(found)))
+        Ok(Arc::new(url.target(found, Replaced::Whole)))
     }
 
     /// Whether a server may be spoken to over TLS.
@@ -213,30 +238,15 @@ impl Pass {
         self.known().is_none_or(|target| target.is_tls)
     }
 
-    /// Appends what the server is asked for.
-    pub fn append_uri(&self, request: &Request, target_uri: &[u8], uri: &mut Vec<u8>) {
-        match self {
-            Pass::Evaluated(_) if !target_uri.is_empty() => return uri.extend_from_slice(target_uri),
-            _ if target_uri.is_empty() && request.has_sent_uri() => return append_uri(request, uri),
-            _ => {}
-        }
-        let location = match self {
-            Pass::Fixed { location: Some(location), .. } if !target_uri.is_empty() && request.is_in_its_location() => {
-                location.len().min(request.uri.len())
-            }
-            _ => 0,
-        };
-        if request.is_in_its_location() {
-            uri.extend_from_slice(target_uri);
-        }
-        append_changed_uri(request, location, uri);
-    }
-
     /// What is written, if there are no variables in the URL.
     pub fn written(&self) -> Option<Written<'_>> {
         match self {
-            Pass::Fixed { url, location, target, .. } => {
-                Some(Written { url, location: location.as_deref(), has_uri: !target.uri.is_empty() })
+            Pass::Fixed { url, target } => {
+                let location = match &target.replaced {
+                    Replaced::Location(location) => location.as_deref(),
+                    Replaced::Whole => None,
+                };
+                Some(Written { url, location, has_uri: !target.uri.is_empty() })
             }
             Pass::Evaluated(_) => None,
         }
