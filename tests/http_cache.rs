@@ -807,7 +807,7 @@ fn who_falls_behind_a_fill_that_is_not_stored_goes_on_from_the_upstream(driver: 
         // How long it is only its end tells, so that nobody knows that there is no room for it.
         behind.send(format!("HTTP/1.1 200 OK\r\n{tag}Cache-Control: max-age=60\r\nConnection: close\r\n\r\n"));
         assert_eq!(fast.head().status, 200);
-        slow.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+        slow.send("GET /a HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
         assert_eq!(slow.head().header("X-Cache"), Some("HIT"));
         let mut sender = behind.sender();
         let sending = std::thread::spawn(move || {
