@@ -149,6 +149,10 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
     health::complete(conf, builder)
 }
 
+/// A client ends a call at its deadline by itself, and knows why. Libraries that go by the status of HTTP would take an
+/// answer that comes first for another failure, so it comes a little later, for clients that go on to wait.
+const DEADLINE_GRACE: Duration = Duration::from_millis(100);
+
 /// Passes a request on. An error is the status that answers it.
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let pass = conf.pass.as_ref().expect("there whenever the handler is");
@@ -160,7 +164,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         500_u16
     })?;
     let time_max = request.fields().find(|(_, name, _)| name.eq_ignore_ascii_case(b"grpc-timeout"));
-    let time_max = time_max.and_then(|(_, _, value)| parse_timeout(value));
+    let time_max = time_max.and_then(|(_, _, value)| parse_timeout(value)?.checked_add(DEADLINE_GRACE));
     let mut passing = Passing {
         selection: target.servers.select(request),
         upstream: target.servers.upstream(request).cloned(),
