@@ -1,6 +1,6 @@
 //! The watchdog: a thread that looks at the loops, says what holds one up, and has the others take what waits for it.
 //!
-//! It sleeps until a loop's timer expires in a turn that has become 5 to 10 ms old ([`crate::stall::turn_timer`]), and
+//! It sleeps until a loop's timer expires in a turn that has become 5 to 10 ms old (`stall/turn_timer.rs`), and
 //! then looks every 5 ms until the turn is over. A turn of 5 ms is suspect and its thread is looked at closely (procfs
 //! and its processor clock); one of 10 ms is a stall, is looked at again and filed. Loops do nothing for it but store
 //! when a turn began and what it is at, and set the timer.
