@@ -114,7 +114,9 @@ fn measure_one(options: &Options, program: &Program) -> Result<Sample, String> {
         Ok(speeds / 1e6)
     };
     // What is asked for once is in memory afterwards.
-    once("--http1.1", &[&format!("http://{}/large", running.address)])?;
+    for path in ["large", "shared"] {
+        once("--http1.1", &[&format!("http://{}/{path}", running.address)])?;
+    }
     let [http1, http2] = ["--http1.1", "--http2-prior-knowledge"];
     let mut urgent_last = ["u=6"; STREAMS];
     urgent_last[STREAMS - 1] = "u=0";
