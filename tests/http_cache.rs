@@ -986,9 +986,9 @@ fn a_hit_goes_by_sendfile_from_64_kib_on(driver: Driver) {
     for path in ["/65535", "/65536"] {
         server.get(path);
     }
-    server.directory.wait_until("both are stored", |directory| files_in(&directory.path().join("cache")).len() == 2);
+    server.look_until("both are stored", || files_in(&server.directory.path().join("cache")).len() == 2);
     // A loop that had to wait for its core takes the device for slow, for a while, and reads until then.
-    server.directory.wait_until("it goes by sendfile", |_| sent("/65536") == Some(65536));
+    server.look_until("it goes by sendfile", || sent("/65536") == Some(65536));
     assert_eq!(sent("/65535"), Some(0));
     server.stop();
 }
@@ -1018,7 +1018,7 @@ fn a_file_that_is_being_filled_is_read_without_writing_its_time_of_access(driver
         infos.filter_map(flags).find(|flags| flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32)
     };
     let is_without = |flags: u32| flags & libc::O_NOATIME as u32 != 0;
-    server.directory.wait_until("the file is written, and no access noted", |_| flags().is_some_and(is_without));
+    server.look_until("the file is written, and no access noted", || flags().is_some_and(is_without));
     behind.send("x");
     assert_eq!(client.take(300_001).last(), Some(&b'x'));
     server.stop();
@@ -1029,9 +1029,9 @@ fn a_file_that_somebody_has_removed_is_noticed(driver: Driver) {
     let server = caching(driver, &backend, "");
     let path = server.directory.path().join("cache");
     ask(&mut server.connect(), "/a", FRESH);
-    server.directory.wait_until("it is stored", |_| files_in(&path).len() == 1);
+    server.look_until("it is stored", || files_in(&path).len() == 1);
     assert_eq!(outcome(&server.get("/a")), ("HIT", "1"));
     std::fs::remove_file(&files_in(&path)[0]).unwrap();
-    server.directory.wait_until("it is fetched anew", |_| outcome(&server.get("/a")).0 == "MISS");
+    server.look_until("it is fetched anew", || outcome(&server.get("/a")).0 == "MISS");
     server.stop();
 }

@@ -421,6 +421,16 @@ impl Server {
         }
     }
 
+    /// Waits until something is true of which no file in its directory itself tells: looks again and again.
+    #[track_caller]
+    pub fn look_until(&self, what: &str, mut is_true: impl FnMut() -> bool) {
+        let end = Instant::now() + DEADLINE;
+        while !is_true() {
+            assert!(Instant::now() < end, "no {what} in time: {self}");
+            std::thread::yield_now();
+        }
+    }
+
     /// Waits for a line of `error.log` that contains `text`, and returns it. Earlier lines count.
     #[track_caller]
     pub fn wait_logged(&self, text: &str) -> String {
