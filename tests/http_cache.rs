@@ -236,12 +236,25 @@ fn a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round(driver:
     server.stop();
 }
 
-fn parts_and_conditions_are_answered_out_of_the_cache(driver: Driver) {
-    let backend = Backend::tcp().serve(|_, client| {
-        let fields = "Cache-Control: max-age=60\r\nAccept-Ranges: bytes\r\nETag: \"1\"\r\nContent-Length: 10\r\n";
-        client.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\n0123456789"));
+/// A server of ten bytes, of which it offers parts.
+fn ten_bytes(cache_control: &'static str) -> Serving {
+    Backend::tcp().serve(move |_, client| {
+        let fields = "Accept-Ranges: bytes\r\nETag: \"1\"\r\nContent-Length: 10\r\n";
+        client.send(format!("HTTP/1.1 200 OK\r\nCache-Control: {cache_control}\r\n{fields}\r\n0123456789"));
         true
-    });
+    })
+}
+
+/// So many requests have come, each for all of it and without conditions.
+#[track_caller]
+fn assert_asked_for_all(backend: &Serving, times: usize) {
+    let asked = backend.asked();
+    assert_eq!(asked.len(), times);
+    assert!(asked.iter().all(|(_, asked)| asked.header("Range").is_none() && asked.header("If-None-Match").is_none()));
+}
+
+fn parts_and_conditions_are_answered_out_of_the_cache(driver: Driver) {
+    let backend = ten_bytes("max-age=60");
     let server = caching(driver, &backend, "");
     let mut client = server.connect();
     // The first one, too, although all of it is fetched.
@@ -257,19 +270,13 @@ fn parts_and_conditions_are_answered_out_of_the_cache(driver: Driver) {
     assert_eq!(ask(&mut client, "/a", "If-None-Match: \"1\"\r\n").status, 304);
     assert_eq!(ask(&mut client, "/a", "If-None-Match: \"2\"\r\n").status, 200);
     assert_eq!(ask(&mut client, "/new", "If-None-Match: \"1\"\r\n").status, 304);
-    let asked = backend.asked();
-    assert_eq!(asked.len(), 2);
-    assert!(asked.iter().all(|(_, asked)| asked.header("Range").is_none() && asked.header("If-None-Match").is_none()));
+    assert_asked_for_all(&backend, 2);
     server.stop();
 }
 
-/// The server is not told of them, because what it answers might be stored.
+/// The server is not told of them, because its answer might be stored.
 fn parts_and_conditions_are_answered_from_a_response_that_is_not_stored(driver: Driver) {
-    let backend = Backend::tcp().serve(|_, client| {
-        let fields = "Cache-Control: no-store\r\nAccept-Ranges: bytes\r\nETag: \"1\"\r\nContent-Length: 10\r\n";
-        client.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\n0123456789"));
-        true
-    });
+    let backend = ten_bytes("no-store");
     let server = caching(driver, &backend, "");
     let mut client = server.connect();
     for _ in 0..2 {
@@ -284,9 +291,7 @@ fn parts_and_conditions_are_answered_from_a_response_that_is_not_stored(driver: 
         let head = client.ask("HEAD /a HTTP/1.1\r\nHost: a\r\nRange: bytes=2-4\r\n\r\n");
         assert_eq!((head.status, head.header("Content-Length")), (206, Some("3")));
     }
-    let asked = backend.asked();
-    assert_eq!(asked.len(), 12);
-    assert!(asked.iter().all(|(_, asked)| asked.header("Range").is_none() && asked.header("If-None-Match").is_none()));
+    assert_asked_for_all(&backend, 12);
     server.stop();
 }
 

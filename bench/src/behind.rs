@@ -50,8 +50,8 @@ impl Drop for Behind {
     }
 }
 
-/// A server for large bodies: it takes that of a request, if there is one, and answers with two bytes; else it sends one
-/// of its own.
+/// A server for large bodies: it takes that of a request, if there is one, and answers with two bytes; else it sends
+/// one of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Bulk {
     /// Bytes of its own body.

@@ -1,9 +1,8 @@
 //! slow-peers: 1 GiB through a proxy to a peer that takes less than the other side sends: a download by a slow client,
 //! an upload to a slow server behind.
 //!
-//! What the peer does not take goes into a temporary file on a disk of its own, which a control group holds to a rate of
-//! reads, with less memory than the file has bytes. What matters is the memory of the server, and how long a quiet
-//! client waits meanwhile.
+//! The rest goes into a temporary file on a disk of its own, which a control group holds to a rate of reads, with less
+//! memory than the file has bytes. The memory of the server matters, and how long a quiet client waits meanwhile.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -25,7 +24,7 @@ use crate::thread_pools::confine::{self, Cage, SmallDisk};
 use crate::thread_pools::stalls;
 
 const BODY_BYTES: u64 = 1 << 30;
-/// What the slow peer takes: the transfer lasts as long as ten of those that the disk could do.
+/// The slow peer takes less than half of what the disk gives.
 const TAKEN_PER_SECOND: u64 = 40_000_000;
 const DISK_BYTES_PER_SECOND: u64 = 100 << 20;
 /// The file of the body and what else is written to it.
@@ -33,7 +32,7 @@ const DISK_BYTES: u64 = 3 << 30;
 /// For server and page cache: a quarter of the body.
 const MEMORY_BYTES: u64 = 256 << 20;
 const PIECE_BYTES: usize = 256 * 1024;
-/// So small that what the client does not take is the server's to keep.
+/// So small that the server has to keep nearly all that the client has not taken.
 const CLIENT_BUFFER_BYTES: usize = 64 * 1024;
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
@@ -75,8 +74,8 @@ pub fn measure(options: &Options) -> Measured {
     let notes: String = cage.left_out.iter().map(|sentence| format!("**Left out.** {sentence}\n\n")).collect();
     let body = format!(
         "{notes}{} rounds; median (least – greatest). 1 GiB to a peer that takes {} MB/s, one worker. Temporary files \
-         lie on a disk with a queue of 4 requests, held to {} MiB/s of reads; {} MiB of memory for server and page cache. \
-         A probe asks for two bytes every 20 ms. Memory is the growth of the PSS of the server's processes, at \
+         lie on a disk with a queue of 4 requests, held to {} MiB/s of reads; {} MiB of memory for server and page \
+         cache. A probe asks for two bytes every 20 ms. Memory is the growth of the PSS of the server's processes, at \
          most.\n\n{}",
         options.idle_rounds,
         TAKEN_PER_SECOND / 1_000_000,

@@ -1,5 +1,5 @@
-//! http2: frames of HTTP/2 as a client writes them, and files asked for in streams of one connection that begin together.
-//! (RFC 9113, section 4.1)
+//! http2: frames of HTTP/2 as a client writes them (RFC 9113, section 4.1), and files asked for in streams of one
+//! connection that begin together.
 
 use std::io::{Error, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -38,7 +38,7 @@ pub fn window_setting(bytes: u32) -> Vec<u8> {
     frame(SETTINGS, 0, 0, &[&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &bytes.to_be_bytes()].concat())
 }
 
-/// GET of a path, with letters of fewer than 127 bytes, which leave no trace in a table. (RFC 7541, section 6.2.2)
+/// GET of a path of less than 127 bytes, in fields that leave no trace in a table. (RFC 7541, section 6.2.2)
 pub fn block(scheme: Scheme, path: &str) -> Vec<u8> {
     let name = |index: u8, value: &str| [&[index, value.len() as u8], value.as_bytes()].concat();
     [vec![0x82, scheme as u8], name(4, path), name(1, "localhost")].concat()

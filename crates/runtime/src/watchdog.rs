@@ -9,8 +9,8 @@
 //! (SO_REUSEPORT), and may have told it alone of one on a shared socket. At every look another loop that listens on the
 //! same address is asked to take what waits; see `ListenerDriver::accept_for_another`.
 //!
-//! It never waits for a loop. Where procfs is not readable, a stall is filed when it is over, by the loop's own figures.
-//! Loops in virtual time are left alone.
+//! It never waits for a loop. Where procfs is not readable, a stall is filed when it is over, by the loop's own
+//! figures. Loops in virtual time are left alone.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::AsFd;

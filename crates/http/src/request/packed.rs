@@ -46,7 +46,7 @@ pub(crate) struct PackedRequest {
     outline: Outline,
 }
 
-/// What few requests have by then.
+/// Few requests have any of these by then.
 #[derive(Default)]
 struct Rare {
     body: Option<StoredBody>,

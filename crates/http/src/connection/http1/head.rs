@@ -53,7 +53,7 @@ pub(super) struct HeadReading {
     next_read_max: usize,
     /// The rest is waited for, and the connection counts as one that reads.
     is_counted: bool,
-    /// What is wrong with the head that has come.
+    /// The fault of the head that has come.
     offence: Option<Offence>,
 }
 

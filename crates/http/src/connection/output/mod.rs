@@ -62,7 +62,7 @@ enum Stage {
 /// See the file's head.
 #[derive(Default)]
 pub(super) struct OutputQueue {
-    /// What is in memory: in a box, as the items are and for the same reasons.
+    /// Bytes in memory: in a box, as the items are and for the same reasons.
     output: Option<Box<Output>>,
     /// So many bytes at the beginning of `output` belong to responses before, and were counted when these were held.
     earlier_bytes: usize,
@@ -79,7 +79,7 @@ pub(super) struct OutputQueue {
     gone: Option<Gone>,
     /// Why the response could not be completed.
     failure: Option<Box<BodyError>>,
-    /// What is empty has no memory: nothing is queued for long.
+    /// Memory is given back as soon as it is empty: nothing is queued for long.
     is_thrifty: bool,
 }
 

@@ -318,17 +318,13 @@ pub(in crate::upstream) fn judge(
         }
         return None;
     }
-    let is_head_only = request.is_head() && !converts_head(request);
-    let is_kept_out = holds(&settings.cache.no_cache, request);
-    if is_head_only
-        && head.status == 200
-        && caching.may_store
-        && !is_kept_out
-        && freshen::by_head(request, &mut caching, settings, fields)
-    {
+    if !caching.may_store {
         return None;
     }
-    if !caching.may_store || caching.lead.is_none() {
+    let is_head_only = request.is_head() && !converts_head(request);
+    let is_kept_out = holds(&settings.cache.no_cache, request);
+    let may_freshen = is_head_only && head.status == 200 && !is_kept_out;
+    if may_freshen && freshen::by_head(request, &mut caching, settings, fields) || caching.lead.is_none() {
         return None;
     }
     let is_too_large = head.length.is_some_and(|length| length > caching.zone.options().max_size);
