@@ -24,7 +24,7 @@ with_each_driver!(
     files_are_whole_whatever_the_windows,
     bodies_are_passed_on_with_their_trailers,
     a_client_that_expects_100_is_told_to_continue,
-    a_body_that_nobody_wants_is_refused_after_the_answer,
+    a_body_that_nobody_wants_is_thrown_away_until_its_window_is_used_up,
     a_closed_window_holds_one_stream_alone_and_not_for_ever,
     a_stream_that_is_reset_ends_what_was_done_for_it,
     a_client_that_leaves_in_the_middle_of_files_leaves_nothing_behind,
@@ -274,14 +274,32 @@ fn a_client_that_expects_100_is_told_to_continue(driver: Driver) {
     server.stop();
 }
 
-fn a_body_that_nobody_wants_is_refused_after_the_answer(driver: Driver) {
+fn a_body_that_nobody_wants_is_thrown_away_until_its_window_is_used_up(driver: Driver) {
     let server = setup(driver, "location / { return 200 early; }").start();
     let mut client = Http2::unix(&server);
-    let stream = client.begin("POST", "/", &[], false);
-    client.read_until(|client| client.answers.get(&stream).is_some_and(|answer| answer.reset.is_some()));
-    let answer = client.answers.remove(&stream).unwrap();
-    assert_eq!((answer.status, answer.text(), answer.is_complete), (200, "early", true));
-    assert_eq!(answer.reset, Some(ErrorCode::NO_ERROR));
+    let answered = |client: &mut Http2| {
+        let stream = client.begin("POST", "/", &[], false);
+        client.read_until(|client| client.answers.get(&stream).is_some_and(|answer| answer.is_complete));
+        stream
+    };
+    let short = answered(&mut client);
+    client.send(short, b"rest", true);
+    let long = answered(&mut client);
+    let window = client.connection.send_window(long);
+    client.send(long, &vec![b'r'; window], false);
+    client.read_until(|client| client.answers[&long].reset.is_some());
+    let of = |stream: u32| {
+        let answer = &client.answers[&stream];
+        (answer.status, answer.text().to_owned(), answer.reset)
+    };
+    assert_eq!(of(short), (200, "early".to_owned(), None));
+    assert_eq!(of(long), (200, "early".to_owned(), Some(ErrorCode::NO_ERROR)));
+    // Those of a client that goes on with none of them are not kept for ever.
+    let first = answered(&mut client);
+    for _ in 0..16 {
+        answered(&mut client);
+    }
+    client.read_until(|client| client.answers[&first].reset.is_some());
     assert_eq!(client.get("/").status, 200);
     server.stop();
 }

@@ -199,6 +199,9 @@ enum DataTarget {
 /// Bytes of memory for frames of control that a connection keeps.
 const CONTROL_KEPT: usize = 64;
 
+/// How many streams that were answered may stay open for what their client still sends: fewer than it may have open.
+const DISCARDED_MAX: usize = 16;
+
 /// Priorities that are kept for requests to come.
 const EARLY_PRIORITIES_MAX: usize = 32;
 
@@ -327,7 +330,7 @@ impl Connection {
 
     /// The peer has closed its side of the transport. False if that is in the middle of something.
     pub fn handle_end(&self) -> bool {
-        self.reader.is_between_frames() && self.streams.is_empty()
+        self.reader.is_between_frames() && self.streams.iter().all(Stream::is_answered)
     }
 
     /// Ranges in the event refer to `input`, which begins with the frame.
@@ -421,8 +424,12 @@ impl Connection {
         }
         let is_discarded = stream.is_discarded;
         if is_discarded {
+            let is_to_stop = !end_stream && stream.is_used_up();
             self.data = DataTarget::Discarded { stream: id, end_stream };
             self.return_connection_window(length);
+            if is_to_stop {
+                self.reset(id, ErrorCode::NO_ERROR);
+            }
         } else {
             stream.unreleased += content;
             stream.receive.give_back(length - content);
@@ -857,6 +864,28 @@ impl Connection {
             self.crossing_resets = self.crossing_resets.saturating_add(1);
         }
         self.forget(stream);
+    }
+
+    /// The answer has ended the stream on our side, and nobody wants what the peer still sends. A peer that has not
+    /// ended its side either is told to stop only when its window is used up: most send their rest at once, and some
+    /// clients take even `NO_ERROR` for a failure when it comes together with the answer (RFC 9113 §8.1; curl before
+    /// 8.0).
+    pub fn discard(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(id).filter(|stream| !stream.state.may_send()) else { return };
+        stream.is_discarded = true;
+        let (unreleased, is_used_up) = (std::mem::take(&mut stream.unreleased), stream.is_used_up());
+        self.return_connection_window(unreleased);
+        if let DataTarget::Stream { stream, end_stream } = self.data
+            && stream == id
+        {
+            self.data = DataTarget::Discarded { stream, end_stream };
+        }
+        let mut discarded = self.streams.iter().filter(|stream| stream.is_answered());
+        // Whoever leaves many behind is not going to end them.
+        let first = discarded.next().filter(|_| discarded.count() >= DISCARDED_MAX).map(|stream| stream.id);
+        for id in [is_used_up.then_some(id), first].into_iter().flatten() {
+            self.reset(id, ErrorCode::NO_ERROR);
+        }
     }
 
     /// Ends what [`Event::BadRequest`] began, once it was answered or not: a malformed request is reset. An answer must

@@ -61,6 +61,18 @@ pub(super) struct Stream {
     pub(super) ignores_length: bool,
 }
 
+impl Stream {
+    /// It was answered, and what it still sends is thrown away.
+    pub(super) fn is_answered(&self) -> bool {
+        self.is_discarded && !self.state.may_send()
+    }
+
+    /// Nothing more may come than what is thrown away, and nothing more will be allowed.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.is_answered() && self.receive.is_closed()
+    }
+}
+
 /// How a stream that is not in the table got to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Past {

@@ -68,6 +68,11 @@ impl ReceiveWindow {
         true
     }
 
+    /// Whether nothing may come until the peer is told otherwise.
+    pub(super) fn is_closed(self) -> bool {
+        self.left <= 0
+    }
+
     /// Bytes are done with.
     pub(super) fn give_back(&mut self, length: u32) {
         self.returned = self.returned.saturating_add(length).min(MAX_31);

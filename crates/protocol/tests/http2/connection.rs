@@ -304,6 +304,33 @@ fn data_of_a_stream_that_we_reset_are_ignored() {
 }
 
 #[test]
+fn data_behind_the_answer_are_thrown_away_until_the_window_is_used_up() {
+    let mut reader = Reader::server();
+    reader.read(&Frames::client().post(1).0).unwrap();
+    let frame = Frames::default().data(1, 0, "0123456789").0;
+    reader.read(&frame[..HEADER_LENGTH + 4]).unwrap();
+    reader.connection.write_response(1, 200, true, &mut Vec::new(), |_| {}).unwrap();
+    reader.connection.discard(1);
+    let seen = reader.seen.len();
+    reader.read(&frame[HEADER_LENGTH + 4..]).unwrap();
+    assert_eq!(reader.connection.open_streams(), 1);
+    for length in [16_000; 4].into_iter().chain([65_535 - 10 - 64_000]) {
+        reader.read(&Frames::default().data(1, 0, "x".repeat(length)).0).unwrap();
+    }
+    assert_eq!(reader.seen.len(), seen);
+    assert_eq!(reader.connection.open_streams(), 0);
+    let sent = reader.sent();
+    let reset: Vec<_> = sent.chunks(13).filter(|frame| frame[3] == RST_STREAM).collect();
+    assert!(matches!(reset[..], [[.., 0, 0, 0, 1, 0, 0, 0, 0]]), "{sent:?}");
+    // Another one, that ends by itself.
+    reader.read(&Frames::default().post(3).0).unwrap();
+    reader.connection.write_response(3, 200, true, &mut Vec::new(), |_| {}).unwrap();
+    reader.connection.discard(3);
+    reader.read(&Frames::default().data(3, END_STREAM, "x").0).unwrap();
+    assert_eq!((reader.seen.len(), reader.connection.open_streams()), (seen + 1, 0));
+}
+
+#[test]
 fn windows_grow() {
     let mut reader = Reader::server();
     reader.read(&Frames::client().post(1).0).unwrap();

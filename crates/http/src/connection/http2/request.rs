@@ -146,8 +146,8 @@ impl Http2 {
         let is_complete = stream.is_complete();
         match stream.malformed() {
             Some(refusal) => state.codec.reset_refused(stream.id, refusal),
-            // The answer is there: what the client still sends interests nobody (RFC 9113, section 8.1).
-            None if is_complete => state.codec.reset(stream.id, ErrorCode::NO_ERROR),
+            // The answer is there: what the client still sends interests nobody.
+            None if is_complete => state.codec.discard(stream.id),
             None => state.codec.reset(stream.id, ErrorCode::INTERNAL_ERROR),
         }
         state.wake();
