@@ -353,7 +353,7 @@ fn cookies_are_rewritten(driver: Driver) {
         driver,
         "location / { proxy_pass http://ADDRESS; }
          location = /rewritten { proxy_cookie_domain inner.example outer.example; proxy_cookie_path /in/ /out/;
-             proxy_cookie_flags a nohttponly secure; proxy_cookie_flags ~^c samesite=strict;
+             proxy_cookie_flags a nohttponly foo secure; proxy_cookie_flags ~^c samesite=strict;
              proxy_pass http://ADDRESS/; }",
     );
     let server = setup.replace("ADDRESS", &backend.address).start();
@@ -365,6 +365,7 @@ fn cookies_are_rewritten(driver: Driver) {
     assert_eq!(cookies("/"), usual);
     let changed = ["a=1; Domain=outer.example; Path=/out/x; Secure", "b=2; path=/other", "c=3; SameSite=Strict"];
     assert_eq!(cookies("/rewritten"), changed);
+    assert!(server.stderr().contains("unknown cookie flag \"foo\" is ignored"), "{}", server.stderr());
     server.stop();
 }
 

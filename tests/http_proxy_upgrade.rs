@@ -120,7 +120,9 @@ fn other_protocols_are_for_those_that_the_configuration_names(driver: Driver) {
     for (more, upgrade, expected) in [
         ("", "WebSocket", Some("WebSocket")),
         ("", "foo", None),
-        ("", "websocket, foo", None),
+        ("", "websocket, foo", Some("websocket")),
+        ("", "foo ,WebSocket", Some("WebSocket")),
+        ("", "websocket, h2c", None),
         ("proxy_upgrade foo;", "foo", Some("foo")),
         ("proxy_upgrade foo;", "websocket", None),
         ("proxy_upgrade foo websocket;", "websocket", Some("websocket")),

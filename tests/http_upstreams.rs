@@ -183,7 +183,8 @@ fn answer(mut stream: UnixStream, text: &str) {
 
 fn requests_wait_in_the_queue_until_a_server_is_free(driver: Driver) {
     let group = "upstream app { server unix:%DIR%/slow max_conns=1; queue 1 timeout=1h; }";
-    let server = Setup::configuration(&one_worker(driver, &proxy(group))).start();
+    let proxy = proxy(group).replace("proxy_pass", "add_header X-Queued $upstream_queue_time always; proxy_pass");
+    let server = Setup::configuration(&one_worker(driver, &proxy)).start();
     let path = server.directory.path().join("slow");
     let slow = UnixListener::bind(&path).expect("ours");
     // The workers may be another user's.
@@ -200,7 +201,11 @@ fn requests_wait_in_the_queue_until_a_server_is_free(driver: Driver) {
     server.wait_logged("the queue is full while connecting to upstream");
     answer(held, "one");
     answer(accept(&slow), "two");
-    assert_eq!([first.response().text(), second.response().text()], ["one", "two"]);
+    let [first, second] = [first.response(), second.response()];
+    assert_eq!([first.text(), second.text()], ["one", "two"]);
+    assert_eq!(first.header("x-queued"), Some("-"));
+    let waited: f64 = second.header("x-queued").expect("it waited").parse().expect("seconds");
+    assert!(waited >= 0.0);
     server.stop();
 }
 

@@ -161,7 +161,7 @@ impl Selection {
     /// Whether it may help to wait when there is no peer: the group has a queue, and this is the first try. In the
     /// queue all wait for the same, any peer.
     pub fn can_wait(&self) -> bool {
-        self.group.is_some() && self.is_first_try()
+        self.group.as_ref().is_some_and(|group| group.common.queue.is_some()) && self.is_first_try()
     }
 
     /// The next peer to try; if there is none, waits in the queue of the group until there is.

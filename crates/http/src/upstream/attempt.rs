@@ -161,11 +161,14 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
     let mut progress = Progress::default();
     loop {
         let started = gale_runtime::now();
+        let mut queue_time = None;
         let chosen = match passing.selection.next() {
             // Only a group with a queue pays for waiting.
             Err(_) if passing.selection.can_wait() => {
                 let _wait = Wait::begin(request, Cause::Queue);
-                Box::pin(passing.selection.wait()).await
+                let chosen = Box::pin(passing.selection.wait()).await;
+                queue_time = Some(gale_runtime::now().since(started));
+                chosen
             }
             chosen => chosen,
         };
@@ -173,11 +176,13 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
             Ok(chosen) => chosen,
             Err(none) => {
                 let flow = no_server(request, passing, records, none);
+                records.last().queue_time = queue_time;
                 return stale_or(request, passing, RetryOn::ERROR, flow);
             }
         };
         tries += 1;
         records.add(Arc::clone(chosen.shared_name()), started);
+        records.last().queue_time = queue_time;
         show(request, passing, Arc::clone(chosen.shared_name()));
         let mut may_reuse = match &passing.wire {
             Wire::Alone(wire) => wire.reuses_connections,

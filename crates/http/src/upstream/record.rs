@@ -24,6 +24,8 @@ pub struct Attempt {
     pub started: Moment,
     /// The response's status, or the one that the failure stands for; 0 as long as there is none.
     pub status: u16,
+    /// How long the request waited in the group's queue, if it did.
+    pub queue_time: Option<Duration>,
     /// How long connecting took; nothing for a connection that is used again.
     pub connect_time: Option<Duration>,
     /// How long it took until the response's head was there.
@@ -126,6 +128,7 @@ impl Records {
             peer,
             started,
             status: 0,
+            queue_time: None,
             connect_time: None,
             header_time: None,
             response_time: None,

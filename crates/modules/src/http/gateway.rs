@@ -266,7 +266,8 @@ pub(crate) async fn pass_on_cgi(
 /// The protocol that an application may change to: WebSocket, if the client asks for it.
 fn upgrade(request: &Request) -> Option<Bytes> {
     const WEBSOCKET: &[u8] = b"websocket";
-    let is_asked_for = request.asked_upgrade().is_some_and(|token| token.eq_ignore_ascii_case(WEBSOCKET));
+    let mut tokens = request.asked_upgrade()?.split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+    let is_asked_for = tokens.any(|token| token.eq_ignore_ascii_case(WEBSOCKET));
     (is_asked_for && request.is_main()).then(|| Bytes::from_static(WEBSOCKET))
 }
 

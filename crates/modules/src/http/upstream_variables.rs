@@ -22,6 +22,9 @@ pub(crate) const VARIABLES: &[Variable] = &[
             append_or_dash(out, status, append_number);
         })
     }),
+    Variable::named("upstream_queue_time", |request, _, out| {
+        append_each(request, out, |attempt, out| append_seconds_or_dash(out, attempt.queue_time))
+    }),
     Variable::named("upstream_connect_time", |request, _, out| {
         append_each(request, out, |attempt, out| append_seconds_or_dash(out, attempt.connect_time))
     }),

@@ -127,15 +127,19 @@ pub(super) fn cookie_flags(conf: &mut Conf, builder: &mut Builder, statement: &S
         Some(expression) => Name::Matching(http.regex(cookie, expression, true)?),
         None => Name::Exact(http.template(cookie)?),
     };
-    let change = |word: &Word| {
+    let mut changes = Vec::with_capacity(flags.len());
+    for word in flags {
         if word.text.contains(&b'$') {
-            return builder.http_mut().template(word).map(FlagChange::Evaluated);
+            changes.push(FlagChange::Evaluated(builder.http_mut().template(word)?));
+        } else if let Some(flag) = Flag::parse(&word.text) {
+            changes.push(FlagChange::Fixed(flag));
+        } else {
+            // nginx finds out with the first cookie.
+            let message = format!("unknown cookie flag \"{}\" is ignored", word.text);
+            builder.note([Diagnostic::warn(message).at(word.span)]);
         }
-        let invalid = || Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span);
-        Flag::parse(&word.text).map(FlagChange::Fixed).ok_or_else(invalid)
-    };
-    let flags = flags.iter().map(change).collect::<Result<_, _>>()?;
-    rules.get_or_insert_default().push(FlagRule { cookie: name, flags });
+    }
+    rules.get_or_insert_default().push(FlagRule { cookie: name, flags: changes });
     Ok(())
 }
 

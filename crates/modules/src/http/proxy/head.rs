@@ -38,16 +38,23 @@ pub(super) fn upgrade(request: &Request, allowed: &Setting<Vec<BString>>, conf: 
         return None;
     }
     let set = conf.set_headers.iter().find(|set| set.known == Some(KnownHeader::Upgrade));
-    let token = match set {
+    let asked = match set {
         Some(set) => set.value.evaluate(request),
+        None => request.asked_upgrade()?.to_vec(),
+    };
+    let mut tokens = asked.split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+    if tokens.clone().any(|token| token.eq_ignore_ascii_case(b"h2c")) {
+        return None;
+    }
+    let upgrade = match set {
+        Some(_) => asked,
+        // Of several, the one that the client would like best.
         None => {
-            let token = request.asked_upgrade()?;
-            let is_allowed = allowed.get().iter().any(|allowed| allowed.eq_ignore_ascii_case(token));
-            is_allowed.then(|| token.to_vec())?
+            let is_allowed = |token: &&[u8]| allowed.get().iter().any(|allowed| allowed.eq_ignore_ascii_case(token));
+            tokens.find(is_allowed)?.to_vec()
         }
     };
-    let is_h2c = token.split(|&byte| byte == b',').any(|token| token.trim_ascii().eq_ignore_ascii_case(b"h2c"));
-    (!token.is_empty() && !is_h2c).then_some(token)
+    (!upgrade.is_empty()).then_some(upgrade)
 }
 
 /// Writes the whole head.
