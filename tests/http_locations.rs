@@ -274,10 +274,13 @@ fn internal_locations_are_for_ourselves(driver: Driver) {
     let setup = Setup::server(
         driver,
         "root %DIR%/files; location /inside/ { internal; } location /page { try_files /missing /inside/page; }
-         location /error { error_page 404 /inside/page; return 404; } location /indexed/ { index /inside/page; }",
+         location /error { error_page 404 /inside/page; return 404; } location /indexed/ { index /inside/page; }
+         location /passed/ { internal; proxy_pass http://127.0.0.1:1; }",
     );
     let server = setup.file("files/inside/page", "inside").start();
     let mut client = server.connect();
+    // Nor is anybody led there.
+    assert_eq!(client.get("/passed").status, 404);
     let response = client.get("/inside/page");
     assert!(response.status == 404 && response.text().contains("404 Not Found"), "{response:?}");
     assert_answer(&client.get("/page"), 200, "inside");

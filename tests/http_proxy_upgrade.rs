@@ -123,6 +123,7 @@ fn other_protocols_are_for_those_that_the_configuration_names(driver: Driver) {
         ("", "websocket, foo", Some("websocket")),
         ("", "foo ,WebSocket", Some("WebSocket")),
         ("", "websocket, h2c", None),
+        ("proxy_set_header Connection \"\";", "websocket", Some("websocket")),
         ("proxy_upgrade foo;", "foo", Some("foo")),
         ("proxy_upgrade foo;", "websocket", None),
         ("proxy_upgrade foo websocket;", "websocket", Some("websocket")),

@@ -229,7 +229,9 @@ fn find_location(http: &HttpConfiguration, request: &mut Request) -> Result<(), 
         && http.scope(scope).redirects_to_slash
     {
         request.scope = scope;
-        return Err(request.redirect_to_slash());
+        // Nobody is led to what nobody may ask for.
+        let is_refused = *http.scope(scope).core.internal.get() && !request.is_internal;
+        return Err(if is_refused { 404 } else { request.redirect_to_slash() });
     }
     let found = server.locations.find(&request.uri).map_err(|error| {
         request.log(Level::Alert, format_args!("{}", error.0));

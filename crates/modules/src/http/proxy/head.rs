@@ -202,12 +202,19 @@ fn write_upgrade(
         // Set by those who know nginx: without the other field it means nothing.
         Some(set) => {
             let value = set.value.text(request);
-            if !value.is_empty() && (upgrade.is_some() || !names_option(&value, b"upgrade")) {
+            if value.is_empty() {
+                // That is how nginx is told to keep connections.
+                write_upgrade_option(upgrade, out)?;
+            } else if upgrade.is_some() || !names_option(&value, b"upgrade") {
                 write_field(out, b"Connection", &value)?;
             }
         }
-        None if upgrade.is_some() => write_field(out, b"Connection", b"upgrade")?,
-        None => {}
+        None => write_upgrade_option(upgrade, out)?,
     }
     Ok(())
+}
+
+/// Without it the field `Upgrade` means nothing. (RFC 9110 §7.8)
+fn write_upgrade_option(upgrade: &Option<Vec<u8>>, out: &mut Vec<u8>) -> Result<(), Unwritable> {
+    if upgrade.is_some() { write_field(out, b"Connection", b"upgrade") } else { Ok(()) }
 }
