@@ -4,6 +4,7 @@
 //! The rest goes into a temporary file on a disk of its own, which a control group holds to a rate of reads, with less
 //! memory than the file has bytes. The memory of the server matters, and how long a quiet client waits meanwhile.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +23,7 @@ use crate::report::{self, Document, Spread};
 use crate::servers::{Program, Setting};
 use crate::thread_pools::confine::{self, Cage, SmallDisk};
 use crate::thread_pools::stalls;
+use crate::thread_pools::waits::{self, Waits};
 
 const BODY_BYTES: u64 = 1 << 30;
 /// The slow peer takes less than half of what the disk gives.
@@ -55,6 +57,8 @@ struct Transfer {
     /// Growth of the PSS of all processes, at most.
     memory_mib: f64,
     probe: Got,
+    /// What the loops waited for in the kernel, for over 20 ms each time.
+    waits: BTreeMap<String, Waits>,
 }
 
 pub fn measure(options: &Options) -> Measured {
@@ -76,7 +80,7 @@ pub fn measure(options: &Options) -> Measured {
         "{notes}{} rounds; median (least – greatest). 1 GiB to a peer that takes {} MB/s, one worker. Temporary files \
          lie on a disk with a queue of 4 requests, held to {} MiB/s of reads; {} MiB of memory for server and page \
          cache. A probe asks for two bytes every 20 ms. Memory is the growth of the PSS of the server's processes, at \
-         most.\n\n{}",
+         most. What loops waited for is named by the kernel's stacks of their threads, seen every 5 ms.\n\n{}",
         options.idle_rounds,
         TAKEN_PER_SECOND / 1_000_000,
         DISK_BYTES_PER_SECOND >> 20,
@@ -103,6 +107,10 @@ fn table(rows: &[Row]) -> String {
             ("memory, MiB", &|row| spread(row, |round| round.upload.memory_mib)),
             ("probe p99, ms", &|row| spread(row, |round| round.upload.probe.p99_ms)),
             ("longest, ms", &|row| spread(row, |round| round.upload.probe.max_ms)),
+            ("loops waited over 20 ms for", &|row| {
+                let transfers = row.rounds.iter().flat_map(|round| [&round.download, &round.upload]);
+                waits::text(&waits::together(transfers.map(|transfer| &transfer.waits)))
+            }),
             ("stalls logged", &|row| row.rounds.iter().map(|round| round.stalls.len()).sum::<usize>().to_string()),
         ],
     )
@@ -128,18 +136,21 @@ fn measure_one(options: &Options, program: &Program, cage: &Cage, disk: &SmallDi
         let ends = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let probe = scope.spawn(|| probe(&server.address, "/return", Duration::ZERO, &ends));
+            let waits = scope.spawn(|| waits::watch(server.root, &ends));
             let most = scope.spawn(|| memory::most_pss_kib(server.root, &ends));
             let begun = Instant::now();
             let done = run(&server.address);
             let seconds = begun.elapsed().as_secs_f64();
             ends.store(true, Ordering::Relaxed);
             let ended = "a client does not panic";
-            let (probe, most) = (probe.join().expect(ended), most.join().expect(ended));
+            let (probe, waits) = (probe.join().expect(ended), waits.join().expect(ended));
+            let most = most.join().expect(ended);
             done.map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
             Ok::<_, String>(Transfer {
                 seconds,
                 memory_mib: most.saturating_sub(before) as f64 / 1024.0,
                 probe: probe?,
+                waits,
             })
         })
     };

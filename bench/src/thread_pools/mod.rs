@@ -13,7 +13,7 @@ mod chart;
 pub mod confine;
 pub mod data_set;
 pub mod files;
-mod waits;
+pub mod waits;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

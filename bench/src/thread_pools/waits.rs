@@ -97,6 +97,17 @@ pub fn watch(root: Process, ends: &AtomicBool) -> BTreeMap<String, Waits> {
     waits
 }
 
+/// Those of several runs.
+pub fn together<'a>(runs: impl IntoIterator<Item = &'a BTreeMap<String, Waits>>) -> BTreeMap<String, Waits> {
+    let mut all: BTreeMap<String, Waits> = BTreeMap::new();
+    for (kind, waits) in runs.into_iter().flatten() {
+        let sum = all.entry(kind.clone()).or_default();
+        sum.count += waits.count;
+        sum.longest_ms = sum.longest_ms.max(waits.longest_ms);
+    }
+    all
+}
+
 /// In a table: how many of each kind, and how long the longest was.
 pub fn text(waits: &BTreeMap<String, Waits>) -> String {
     if waits.is_empty() {
