@@ -36,6 +36,43 @@ fn a_result_comes_back_to_the_loop() {
     });
 }
 
+/// The signals that the calling thread has blocked: a new thread has those of the thread that started it.
+fn blocked_signals() -> libc::sigset_t {
+    // SAFETY: a set of signals is made of numbers.
+    let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: it only asks, and writes to the set.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut signals) };
+    signals
+}
+
+fn is_urgent_data_blocked() -> bool {
+    // SAFETY: the set was filled just now.
+    unsafe { libc::sigismember(&blocked_signals(), libc::SIGURG) == 1 }
+}
+
+fn block_urgent_data() {
+    let mut signals = blocked_signals();
+    // SAFETY: the set is valid, and of signals that nobody here waits for.
+    unsafe {
+        libc::sigaddset(&raw mut signals, libc::SIGURG);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const signals, std::ptr::null_mut());
+    }
+}
+
+#[test]
+fn a_loop_starts_no_thread_beside_others() {
+    run(async {
+        let pool = ThreadPool::new("test", 2, 10);
+        let (running, release) = block(&pool);
+        // On this thread alone.
+        block_urgent_data();
+        assert!(is_urgent_data_blocked());
+        assert_eq!(pool.run(is_urgent_data_blocked).await, Ok(false), "started by this thread");
+        drop(release);
+        running.await.unwrap();
+    });
+}
+
 #[test]
 fn a_task_that_nobody_wants_any_more_does_not_begin_and_leaves_the_count_at_once() {
     run(async {

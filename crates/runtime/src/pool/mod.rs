@@ -7,12 +7,13 @@
 //!
 //! A task whose result nobody wants any more never begins (`task.rs`). It stops counting as one that waits at once, and
 //! is dropped when a thread comes to it. Nothing here blocks the caller, except [`ThreadPool::stop`] and
-//! [`stop_pools`].
+//! [`stop_pools`]; a loop starts only the first thread of a pool itself (`starter.rs`).
 
 mod device;
 mod queue;
 mod registry;
 mod simulated;
+mod starter;
 mod status;
 mod task;
 #[cfg(test)]
@@ -224,7 +225,10 @@ enum Call {
     Nobody,
     Wake(Arc<Condvar>),
     /// It has been counted already.
-    Start,
+    Start {
+        /// There is no other one, so that tasks are refused if it cannot be started.
+        is_only: bool,
+    },
 }
 
 impl State {
@@ -242,7 +246,7 @@ impl State {
         }
         self.coming += 1;
         self.threads += 1;
-        Call::Start
+        Call::Start { is_only: self.threads == 1 }
     }
 
     /// Calls all that rest.
@@ -349,7 +353,10 @@ impl Shared {
                 signal.notify_one();
                 Ok(())
             }
-            Call::Start => self.start_thread(),
+            Call::Start { is_only } => {
+                let is_handed_over = !is_only && !self.tuning.is_simulated && on_a_loop();
+                if is_handed_over && starter::start_thread_for(self) { Ok(()) } else { self.start_thread() }
+            }
         }
     }
 
@@ -393,6 +400,7 @@ impl Shared {
     /// The life of one thread.
     fn work(self: &Arc<Self>) {
         IS_OF_A_POOL.set(true);
+        starter::start();
         let signal = Arc::new(Condvar::new());
         let mut state = self.state.lock();
         state.coming -= 1;
