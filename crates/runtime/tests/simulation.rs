@@ -650,6 +650,58 @@ fn what_is_remembered_of_a_real_file_does_not_depend_on_its_inode() {
 }
 
 #[test]
+fn what_leaves_memory_within_a_second_ends_sendfile_on_its_device_until_that_is_over() {
+    each_seed(3, |simulation| {
+        simulation.set_faults(Faults { cold_files: 1000, ..Faults::NONE });
+        simulation.add_file("/file", &pattern(1 << 20)).unwrap();
+        run(simulation, async {
+            let file = files::open(Path::new("/file"), OpenFlags::READ).await.unwrap();
+            let find_gone = || assert!(matches!(file.look(0, 1 << 16).unwrap(), CachedRead::NotInMemory));
+            let is_sent_at_once = || {
+                file.note_sent(0, 1 << 20);
+                file.sendfile_length(1 << 19, 1 << 16).unwrap() > 0
+            };
+            assert!(is_sent_at_once());
+            // What was seen a moment ago and had gone says that others may be the next to go.
+            for _ in 0..3 {
+                sleep(Duration::from_millis(500)).await;
+                find_gone();
+                assert!(!is_sent_at_once());
+            }
+            sleep(Duration::from_millis(1900)).await;
+            assert!(!is_sent_at_once());
+            sleep(Duration::from_millis(200)).await;
+            assert!(is_sent_at_once(), "two seconds after the last one that had gone");
+            // What was seen longer ago says nothing.
+            sleep(Duration::from_millis(1500)).await;
+            find_gone();
+            assert!(is_sent_at_once());
+        });
+    });
+}
+
+#[test]
+fn a_file_that_is_written_is_sent_by_reading_it_while_memory_is_short() {
+    each_seed(3, |simulation| {
+        run(simulation, async {
+            let file = unnamed_file();
+            let mut writer = files::Writer::new(file.clone(), Path::new("/written"));
+            writer.append(pattern(1 << 17)).await.unwrap();
+            writer.flush().await.unwrap();
+            let sendable = |file: &File| file.sendfile_length(0, 1 << 16).unwrap();
+            assert_eq!(sendable(&file), 1 << 16);
+            let pool = ThreadPool::new("simulated", 1, 10);
+            file.begin_read(&pool, 0, 1 << 16, ReadHow::default()).unwrap().await.unwrap();
+            assert_eq!(sendable(&file), 0);
+            assert!(matches!(file.look(0, 1 << 16).unwrap(), CachedRead::Found(_)));
+            let whole = writer.finish().await.unwrap();
+            whole.note_sent(0, 1 << 16);
+            assert_eq!((sendable(&file), sendable(&whole)), (0, 1 << 16));
+        });
+    });
+}
+
+#[test]
 fn a_file_is_sent_as_it_is() {
     each_seed(SEEDS, |simulation| {
         simulation.set_faults(Faults::swarm(&Random::new(simulation.seed())));

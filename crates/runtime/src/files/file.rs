@@ -49,6 +49,8 @@ pub(super) struct Shared {
     pub(super) was_advised: AtomicBool,
     /// To close it may take long: it is or was written through this, or others unlink it.
     closes_in_pool: AtomicBool,
+    /// A [`super::Writer`] has it.
+    is_written: AtomicBool,
     /// The same file, opened past the page cache; `None` where that cannot be.
     pub(super) direct: OnceLock<Option<OwnedFd>>,
 }
@@ -93,6 +95,7 @@ impl File {
             lies_in_memory: AtomicBool::new(false),
             was_advised: AtomicBool::new(false),
             closes_in_pool: AtomicBool::new(false),
+            is_written: AtomicBool::new(false),
             direct: OnceLock::new(),
         };
         File { shared: Arc::new(shared) }
@@ -145,6 +148,18 @@ impl File {
     /// things to settle, and for what is unlinked at any time: whether it was is known only until it is asked.
     pub fn close_in_pool(&self) {
         self.shared.closes_in_pool.store(true, Ordering::Relaxed);
+    }
+
+    /// A [`super::Writer`] has it from now on. Until it is [renewed](File::renewed) it counts as being written.
+    pub(super) fn note_writer(&self) {
+        self.shared.is_written.store(true, Ordering::Relaxed);
+        self.close_in_pool();
+    }
+
+    /// Whether it is being written, as far as is known.
+    #[inline]
+    pub(super) fn is_written(&self) -> bool {
+        self.shared.is_written.load(Ordering::Relaxed)
     }
 
     /// The same file as it is now, with a descriptor of its own, where the caller may block. Errors: fstat(2)'s, and

@@ -60,7 +60,7 @@ impl Writer {
 
     /// Writes to a file that is open for writing, from its beginning, in the pool `default`. The path is for messages.
     pub fn new(file: File, path: impl Into<Arc<Path>>) -> Writer {
-        file.close_in_pool();
+        file.note_writer();
         let state = Mutex::new(State::default());
         let line = file.device().writes();
         let growing = Growing { path: path.into(), line, pool: default_pool(), state, file };

@@ -7,15 +7,22 @@
 //! | new | nobody had asked a minute ago | what was seen a second ago; else all of it is asked for | yes |
 //! | memory short | something had to be read | what was seen a tick ago; else all of it is asked for | yes |
 //! | congested | four reads are in flight, or a look has waited | what was seen in this tick | what was seen a second ago |
-//! | backing off | a `sendfile`, or nobody knows what, has waited | no | what was seen a second ago |
+//! | backing off | what was seen within a second had gone, or a call has waited | no | what was seen a second ago |
 //! | silent | reads are in flight, and none has ended for a while | no | what was seen a tick ago |
 //!
 //! While something had to be read within a minute memory is taken to be short: a page that is there tells nothing of
 //! those beside it, and what was there a moment ago may have gone, since each read takes memory for what is read ahead
 //! as well. Even a look may wait, when many reads are in flight: on a miss the kernel begins to read ahead, and whoever
 //! submits that sleeps while the device's queue is full: then the device is congested for a while, since that says
-//! nothing of what is in constant use. A device on which a `sendfile` has waited is given time, and each time that was
-//! not enough twice as much. One that is silent may hang: then a call that waits does so until it answers
+//! nothing of what is in constant use.
+//!
+//! A belief that was wrong is a `sendfile` that waits. A look finds that out without waiting: what was seen within a
+//! second is not there. Then the device backs off, and what goes to clients is read, by calls that the kernel refuses
+//! where they would wait; so it does after a `sendfile` that has waited. The time begins anew with each such finding,
+//! and is twice as long if the last one is not long over. A file that is being written, and sent meanwhile, is sent
+//! once and then forgotten by the kernel first: while memory is short it is read as if its device was backing off.
+//!
+//! One that is silent may hang: then a call that waits does so until it answers
 //! again. What is in constant use is still read there: whoever has read it before has had the kernel read ahead, too.
 //!
 //! States are found by a hash of the device's number, without a lock. Devices that share one are taken for one device,
@@ -38,13 +45,13 @@ const SHORTAGE_TIME: Duration = Duration::from_secs(60);
 /// How long a device is taken for congested after a look has waited.
 const CONGESTED_FOR: Duration = Duration::from_secs(2);
 
-/// How long a device is given on which a call has waited, at first and at most.
+/// How long a device is given after a belief was wrong or a call has waited, at first and at most.
 const BACK_OFF_MIN: Duration = Duration::from_secs(2);
 const BACK_OFF_MAX: Duration = Duration::from_secs(32);
 
 /// For so many ticks, about a second, it is believed that a part is still in memory: it has been used a moment ago, and
-/// the kernel evicts first what was used longest ago.
-const BELIEVED_TICKS: u16 = 4;
+/// the kernel evicts first what was used longest ago. What has gone sooner shows that it is wrong to believe.
+pub(super) const BELIEVED_TICKS: u16 = 4;
 
 /// The same while memory is short.
 const BELIEVED_TICKS_SHORT: u16 = 1;
@@ -79,7 +86,7 @@ pub(crate) enum Condition {
     MemoryShort,
     /// Several reads are in flight, or a look has waited.
     Congested,
-    /// A call that should not have waited did, and was no look.
+    /// A belief was wrong: a look has found that, or a call that should not have waited did.
     BackingOff,
     /// Reads are in flight, and none ends.
     Silent,
@@ -251,17 +258,20 @@ impl DeviceState {
         self.congested_until_nanos.fetch_max((now + CONGESTED_FOR).as_nanos(), Relaxed);
     }
 
-    /// A call that should not wait did. Whatever else waits at the same time says nothing new.
+    /// What was believed to be in memory had gone, or a call that should not wait did. Each such finding says that it
+    /// is too early to believe again.
     pub fn back_off(&self, now: Moment) {
         let until = Moment::from_nanos(self.back_off_until_nanos.load(Relaxed));
-        if now < until {
-            return;
-        }
         let last = Duration::from_nanos(self.back_off_nanos.load(Relaxed));
-        let came_back_too_early = now < until + last;
-        let time = if came_back_too_early { (2 * last).min(BACK_OFF_MAX) } else { BACK_OFF_MIN };
+        let time = if now < until {
+            last
+        } else if now < until + last {
+            (2 * last).min(BACK_OFF_MAX)
+        } else {
+            BACK_OFF_MIN
+        };
         self.back_off_nanos.store(time.as_nanos() as u64, Relaxed);
-        self.back_off_until_nanos.store((now + time).as_nanos(), Relaxed);
+        self.back_off_until_nanos.fetch_max((now + time).as_nanos(), Relaxed);
     }
 }
 
@@ -324,10 +334,11 @@ mod tests {
         let mut now = BEGIN;
         for time in [2, 4, 8, 16, 32, 32].map(Duration::from_secs) {
             device.back_off(now);
-            // At the same time on another loop.
-            device.back_off(now + INSTANT);
-            let end = now + time;
-            assert!(is_backing_off(now + (time - INSTANT)) && !is_backing_off(end), "{time:?}");
+            // While it backs off the time begins anew, and is no longer.
+            let last = now + time / 2;
+            device.back_off(last);
+            let end = last + time;
+            assert!(is_backing_off(last + (time - INSTANT)) && !is_backing_off(end), "{time:?}");
             now = end + INSTANT;
         }
         now = now + 2 * BACK_OFF_MAX;

@@ -17,8 +17,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use self::calls::{Begun, Verdict};
-use self::device::{Call, DeviceState, Permission};
-use self::residency::{GRANULE, Residency, parts};
+use self::device::{BELIEVED_TICKS, Call, DeviceState, Permission};
+use self::residency::{GRANULE, Part, Residency, parts};
 use super::File;
 use super::counters::{Event, Rung, count_event, count_piece};
 use super::file_system::{PAGE_CACHE, file_system};
@@ -236,7 +236,7 @@ impl File {
                 }
                 Some(Err(error)) => Err(error),
                 None => {
-                    cache.residency.of(self.shared.hash).forget(offset);
+                    self.note_gone(cache, &Part::with_byte(offset));
                     count_event(Event::Miss);
                     Ok(CachedRead::NotInMemory)
                 }
@@ -246,13 +246,21 @@ impl File {
 
     fn may_look(&self, cache: &PageCache, offset: u64, length: u64) -> bool {
         let now = now_anywhere();
-        let condition = cache.device(self.metadata().device).condition(now);
+        let condition = self.condition(cache, now);
         // Behind the end there is nothing to be known of.
         let length = length.min(self.metadata().size.saturating_sub(offset)).max(1);
         let mut known = cache.residency.of(self.shared.hash);
         let is_permitted =
             |part| condition.permits(Call::Look, |ticks| known.was_seen(&part, ticks, now)) == Permission::Yes;
         condition.permits(Call::Look, |_| false) == Permission::Yes || parts(offset, length).all(is_permitted)
+    }
+
+    /// How the device behaves, as far as this file is concerned.
+    fn condition(&self, cache: &PageCache, now: Moment) -> Condition {
+        let condition = cache.device(self.metadata().device).condition(now);
+        // What is written, and sent once, is the first to go.
+        let is_next_to_go = condition >= Condition::MemoryShort && self.is_written();
+        if is_next_to_go { condition.max(Condition::BackingOff) } else { condition }
     }
 
     /// Whether a piece seems to be in memory, so that `sendfile` will not wait: every part of it was seen there lately,
@@ -275,7 +283,7 @@ impl File {
         }
         self.with_page_cache(|cache| {
             let now = now_anywhere();
-            let condition = cache.device(self.metadata().device).condition(now);
+            let condition = self.condition(cache, now);
             if condition.permits(Call::Send, |_| true) != Permission::Yes {
                 return Ok(0);
             }
@@ -292,6 +300,7 @@ impl File {
                 };
                 count_event(if is_there { Event::Hit } else { Event::Miss });
                 if !is_there {
+                    self.note_gone(cache, &part);
                     return Ok(0);
                 }
                 known.note(&part, now);
@@ -345,7 +354,18 @@ impl File {
         self.note_seen(cache, offset, found);
         let end = offset + found as u64;
         if found < asked && end < self.metadata().size {
-            cache.residency.of(self.shared.hash).forget(end);
+            self.note_gone(cache, &Part::with_byte(end));
+        }
+    }
+
+    /// Something of this is not in memory. If it was seen there within a second, beliefs are not to be trusted for a
+    /// while.
+    fn note_gone(&self, cache: &PageCache, part: &Part) {
+        let now = now_anywhere();
+        let was_believed = cache.residency.of(self.shared.hash).forget(part, BELIEVED_TICKS, now);
+        // While somebody writes the file, a look at it may be refused for want of a lock (XFS).
+        if was_believed && !self.is_written() {
+            cache.device(self.metadata().device).back_off(now);
         }
     }
 

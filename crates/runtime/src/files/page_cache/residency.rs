@@ -81,6 +81,12 @@ pub(crate) struct Part {
 }
 
 impl Part {
+    /// The page in which this byte lies.
+    #[inline]
+    pub fn with_byte(offset: u64) -> Part {
+        Part::at(offset, offset.saturating_add(1))
+    }
+
     /// The part in which this byte lies, up to the end of the part or of the piece.
     #[inline]
     fn at(begin: u64, piece_end: u64) -> Part {
@@ -202,13 +208,16 @@ impl<'r> FileParts<'r> {
         slots[index].store(seen, Relaxed);
     }
 
-    /// Something of the part in which this byte lies was not in memory.
+    /// Something of this was not in memory: nothing of the part is known any more. Returns whether all of it was seen
+    /// there, so many ticks ago at most.
     #[inline]
-    pub fn forget(&mut self, offset: u64) {
-        let (slots, wanted) = self.slots(&Part::at(offset, offset + 1));
+    pub fn forget(&mut self, part: &Part, ticks: u16, now: Moment) -> bool {
+        let was_seen = self.was_seen(part, ticks, now);
+        let (slots, wanted) = self.slots(part);
         for slot in slots.iter().filter(|slot| (slot.load(Relaxed) ^ wanted) & TAG == 0) {
             slot.store(0, Relaxed);
         }
+        was_seen
     }
 
     /// The slots of a part, and what an entry is that says that its pages were seen, but for the tick.
@@ -302,9 +311,10 @@ mod tests {
         assert_eq!((age(one, 1, 100), age(other, 0, 100)), (None, None));
         residency.of(one).note(&part(0), at(120));
         assert_eq!(age(one, 0, 120), Some(0));
-        residency.of(other).forget(0);
+        let forget = |file, offset, ticks| residency.of(file).forget(&Part::with_byte(offset), ticks, at(121));
+        assert!(!forget(other, 0, u16::MAX));
         assert_eq!(age(one, 0, 120), Some(0));
-        residency.of(one).forget(GRANULE - 1);
+        assert!(forget(one, GRANULE - 1, 4), "it was seen a second ago");
         assert_eq!(age(one, 0, 120), None);
     }
 
@@ -321,7 +331,7 @@ mod tests {
         assert_eq!(stale(0, 12 * GRANULE, 100), []);
         assert_eq!(stale(GRANULE + 1, 13 * GRANULE, 100), [12]);
         assert_eq!(stale(0, 12 * GRANULE, 101), (0..12).collect::<Vec<_>>());
-        residency.of(file).forget(6 * GRANULE);
+        residency.of(file).forget(&Part::with_byte(6 * GRANULE), 0, at(100));
         assert_eq!(stale(0, 12 * GRANULE, 100), [6]);
         residency.of(file).note(&Part::at(6 * GRANULE, 7 * GRANULE - PAGE), at(100));
         assert_eq!(stale(0, 12 * GRANULE, 100), [6], "a page of it was not");
