@@ -5,25 +5,25 @@
 //! |---|---|---|---|
 //! | healthy | nothing had to be read for a minute | what was seen a second ago; else its ends are asked for | yes |
 //! | new | nobody had asked a minute ago | what was seen a second ago; else all of it is asked for | yes |
-//! | memory short | something had to be read | what was seen a tick ago; else all of it is asked for | yes |
-//! | congested | four reads are in flight, or a look has waited | what was seen in this tick | what was seen a second ago |
+//! | memory short | something had to be read | what was seen in this tick; else all of it is asked for | yes |
+//! | congested | four reads in flight, or a look has waited | what was seen in this tick | what was seen a second ago |
 //! | backing off | what was seen within a second had gone, or a call has waited | no | what was seen a second ago |
 //! | silent | reads are in flight, and none has ended for a while | no | what was seen a tick ago |
 //!
 //! While something had to be read within a minute memory is taken to be short: a page that is there tells nothing of
 //! those beside it, and what was there a moment ago may have gone, since each read takes memory for what is read ahead
 //! as well. Even a look may wait, when many reads are in flight: on a miss the kernel begins to read ahead, and whoever
-//! submits that sleeps while the device's queue is full: then the device is congested for a while, since that says
-//! nothing of what is in constant use.
+//! submits that sleeps while the device's queue is full. One that has waited makes the device congested for a while; it
+//! says nothing of what is in constant use.
 //!
-//! A belief that was wrong is a `sendfile` that waits. A look finds that out without waiting: what was seen within a
+//! A belief that is wrong is a `sendfile` that waits. A look finds that out without waiting: what was seen within a
 //! second is not there. Then the device backs off, and what goes to clients is read, by calls that the kernel refuses
 //! where they would wait; so it does after a `sendfile` that has waited. The time begins anew with each such finding,
 //! and is twice as long if the last one is not long over. A file that is being written, and sent meanwhile, is sent
-//! once and then forgotten by the kernel first: while memory is short it is read as if its device was backing off.
+//! once, and the kernel evicts it first: while memory is short it is read as if its device was backing off.
 //!
-//! One that is silent may hang: then a call that waits does so until it answers
-//! again. What is in constant use is still read there: whoever has read it before has had the kernel read ahead, too.
+//! A device that is silent may hang: then a call that waits does so until it answers again. What is in constant use is
+//! still read there: whoever has read it before has had the kernel read ahead, too.
 //!
 //! States are found by a hash of the device's number, without a lock. Devices that share one are taken for one device,
 //! which makes both more careful.
@@ -53,11 +53,9 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(32);
 /// the kernel evicts first what was used longest ago. What has gone sooner shows that it is wrong to believe.
 pub(super) const BELIEVED_TICKS: u16 = 4;
 
-/// The same while memory is short.
-const BELIEVED_TICKS_SHORT: u16 = 1;
-
-/// The same while many reads take memory from each other: what is in constant use is looked at four times a second.
-const BELIEVED_TICKS_CONGESTED: u16 = 0;
+/// The same while memory is short, or many reads take it from each other: what is in constant use is looked at four
+/// times a second.
+const BELIEVED_TICKS_SHORT: u16 = 0;
 
 /// For so many, about a second, a part is worth an attempt that is refused if it is not in memory any more. What was
 /// seen before that may have gone, and then the attempt begins to read, for which the device's queue may have no room.
@@ -136,8 +134,7 @@ impl Condition {
             (Call::Look, Condition::Silent) if was_seen(WORTH_TRYING_TICKS_SILENT) => Yes,
             (Call::Send, Condition::Healthy | Condition::New) if was_seen(BELIEVED_TICKS) => Yes,
             (Call::Send, Condition::Healthy) => AskForEnds,
-            (Call::Send, Condition::MemoryShort) if was_seen(BELIEVED_TICKS_SHORT) => Yes,
-            (Call::Send, Condition::Congested) if was_seen(BELIEVED_TICKS_CONGESTED) => Yes,
+            (Call::Send, Condition::MemoryShort | Condition::Congested) if was_seen(BELIEVED_TICKS_SHORT) => Yes,
             (Call::Send, Condition::New | Condition::MemoryShort) => AskForAll,
             _ => No,
         }
@@ -357,7 +354,7 @@ mod tests {
             |condition| [Some(0), Some(1), Some(4), Some(5), None].map(|age| permits(condition, Call::Send, age));
         assert_eq!(sent(Healthy), [Yes, Yes, Yes, AskForEnds, AskForEnds]);
         assert_eq!(sent(New), [Yes, Yes, Yes, AskForAll, AskForAll]);
-        assert_eq!(sent(MemoryShort), [Yes, Yes, AskForAll, AskForAll, AskForAll]);
+        assert_eq!(sent(MemoryShort), [Yes, AskForAll, AskForAll, AskForAll, AskForAll]);
         assert_eq!(sent(Congested), [Yes, No, No, No, No]);
         assert_eq!((sent(BackingOff), sent(Silent)), ([No; 5], [No; 5]));
         let looked = |condition| [Some(1), Some(4), Some(5), None].map(|age| permits(condition, Call::Look, age));
