@@ -15,6 +15,7 @@ use crate::behind::Behind;
 use crate::certificate::Certificate;
 use crate::client::{self, ClientKind, Figures, Headers};
 use crate::grpc::Grpc;
+use crate::interpreter::OneRequest;
 use crate::location::{self, Page};
 use crate::options::Options;
 use crate::process::{self, CoreTime, Process, Thread, Threads};
@@ -56,6 +57,8 @@ pub struct Case {
     pub is_page: bool,
     /// Made with nginx's directives, for the http block and for the server's: the same two.
     pub directives: Option<Directives>,
+    /// What the floor passes on then, over a connection for each request.
+    pub floor_request: Option<OneRequest>,
     /// Asked over TLS, with this certificate.
     pub certificate: Option<Arc<Certificate>>,
     /// What handshakes are like then.
@@ -87,6 +90,7 @@ impl Case {
             body_bytes: SMALL_BODY.len(),
             is_page: false,
             directives: None,
+            floor_request: None,
             certificate: None,
             handshakes: Handshakes::default(),
             behind: None,
@@ -223,7 +227,9 @@ impl Case {
     pub fn programs(&self, programs: &[Program]) -> Vec<Program> {
         let mut all = Vec::new();
         for program in programs {
-            if (self.is_page || self.directives.is_some()) && !matches!(program.kind, Kind::Nginx | Kind::Gale) {
+            let is_floor = program.kind == Kind::Floor && self.floor_request.is_some();
+            let needs_directives = self.is_page || self.directives.is_some();
+            if needs_directives && !is_floor && !matches!(program.kind, Kind::Nginx | Kind::Gale) {
                 continue;
             }
             if self.certificate.is_some() && program.kind == Kind::Floor {
@@ -276,6 +282,7 @@ impl Case {
             workers: self.workers,
             accepting: Accepting::Shared,
             behind: self.behind.as_ref().map(|behind| behind.port),
+            floor_request: self.floor_request.clone(),
             certificate: self.certificate.clone(),
             handshakes: self.handshakes,
             ..match (&self.directives, self.client) {

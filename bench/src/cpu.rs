@@ -192,7 +192,8 @@ pub fn measure_applications(options: &Options) -> Measured {
             continue;
         };
         let server = interpreter.location(case.path);
-        cases.push(Case { directives: Some(Directives { http: String::new(), server }), ..case });
+        let floor_request = Some(interpreter.for_floor()?);
+        cases.push(Case { directives: Some(Directives { http: String::new(), server }), floor_request, ..case });
         started.push(interpreter);
     }
     measure_cases(options, "applications", "CPU time per request: applications", options.chosen_cases(cases)?)

@@ -18,6 +18,7 @@ use crate::Measured;
 use crate::behind::Behind;
 use crate::client::Headers;
 use crate::client::load::{self, Connection};
+use crate::interpreter::{Interpreter, Language};
 use crate::location::{self, Page};
 use crate::options::Options;
 use crate::report::{self, Column, Document, Spread};
@@ -52,17 +53,28 @@ struct Case {
     page: Option<Page>,
     /// A file of so many bytes, which is counted with each value of `aio`.
     file_bytes: Option<usize>,
+    /// What answers behind it.
+    language: Option<Language>,
 }
 
-const ANSWER: Case =
-    Case { name: "return", title: "2-byte answer", path: "/return", is_short: false, page: None, file_bytes: None };
+const ANSWER: Case = Case {
+    name: "return",
+    title: "2-byte answer",
+    path: "/return",
+    is_short: false,
+    page: None,
+    file_bytes: None,
+    language: None,
+};
 
 /// They, the files and the pages.
-const CASES: [Case; 4] = [
+const CASES: [Case; 6] = [
     ANSWER,
     Case { name: "file", title: "1 KiB file", path: "/file", ..ANSWER },
     Case { name: "short", title: "short connection", is_short: true, ..ANSWER },
     Case { name: "proxied", title: "2 bytes from a server behind", path: "/proxied", ..ANSWER },
+    Case { name: "fastcgi", title: "2 bytes of PHP-FPM", path: "/fastcgi", language: Some(Language::Php), ..ANSWER },
+    Case { name: "uwsgi", title: "2 bytes of uWSGI", path: "/uwsgi", language: Some(Language::Python), ..ANSWER },
 ];
 
 impl Case {
@@ -282,7 +294,15 @@ fn difference(options: &Options, candidate: &Candidate, case: Case) -> Result<(f
         true => Some(Behind::start(options.client_core, SMALL_BODY.len())?),
         false => None,
     };
-    let setting = Setting { http, behind: behind.as_ref().map(|behind| behind.port), ..setting };
+    let interpreter = match case.language {
+        Some(language) => Some(
+            Interpreter::start(language, options.client_core)?
+                .ok_or_else(|| format!("{language:?} is not installed"))?,
+        ),
+        None => None,
+    };
+    let server = interpreter.as_ref().map_or(setting.server.clone(), |interpreter| interpreter.location(case.path));
+    let setting = Setting { http, server, behind: behind.as_ref().map(|behind| behind.port), ..setting };
     let times = if case.file_bytes.is_some() { TIMES_COMPARED } else { 1 };
     let mut differences = Vec::new();
     let mut body_bytes = 0;

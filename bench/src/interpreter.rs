@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use gale_protocol::gateway::ParamsWriter;
+use gale_protocol::{fastcgi, uwsgi};
+
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::process;
@@ -90,34 +93,89 @@ impl Interpreter {
 
     /// The location that asks it, for nginx and Gale.
     pub fn location(&self, path: &str) -> String {
-        let (directory, socket) = (self.directory.display(), self.socket());
-        let socket = socket.display();
+        let module = self.language.module();
+        let socket = self.socket();
+        let params: String =
+            self.params().iter().map(|(name, value, _)| format!("{module}_param {name} {value}; ")).collect();
+        format!("location = {path} {{ {module}_pass unix:{}; {params}}}", socket.display())
+    }
+
+    /// What the floor needs: the socket, and a file with a request as it goes over it.
+    pub fn for_floor(&self) -> Result<OneRequest, String> {
+        let mut bytes = Vec::new();
+        let fault = |error: &dyn std::fmt::Display| format!("the floor's request: {error}");
+        let params = self.params();
+        let write_all = |params_out: &mut dyn ParamsWriter| {
+            params.iter().try_for_each(|(name, _, value)| params_out.push(name.as_bytes(), value.as_bytes()))
+        };
         match self.language {
-            Language::Php => format!(
-                "location = {path} {{ fastcgi_pass unix:{socket}; fastcgi_param SCRIPT_FILENAME {directory}/answer.php; \
-                 fastcgi_param QUERY_STRING $query_string; fastcgi_param REQUEST_METHOD $request_method; \
-                 fastcgi_param CONTENT_TYPE $content_type; fastcgi_param CONTENT_LENGTH $content_length; \
-                 fastcgi_param SCRIPT_NAME $fastcgi_script_name; fastcgi_param REQUEST_URI $request_uri; \
-                 fastcgi_param DOCUMENT_URI $document_uri; fastcgi_param DOCUMENT_ROOT $document_root; \
-                 fastcgi_param SERVER_PROTOCOL $server_protocol; fastcgi_param REQUEST_SCHEME $scheme; \
-                 fastcgi_param GATEWAY_INTERFACE CGI/1.1; fastcgi_param REMOTE_ADDR $remote_addr; \
-                 fastcgi_param REMOTE_PORT $remote_port; fastcgi_param SERVER_ADDR $server_addr; \
-                 fastcgi_param SERVER_PORT $server_port; fastcgi_param SERVER_NAME $server_name; }}"
-            ),
-            Language::Python => format!(
-                "location = {path} {{ uwsgi_pass unix:{socket}; uwsgi_param QUERY_STRING $query_string; \
-                 uwsgi_param REQUEST_METHOD $request_method; uwsgi_param CONTENT_TYPE $content_type; \
-                 uwsgi_param CONTENT_LENGTH $content_length; uwsgi_param REQUEST_URI $request_uri; \
-                 uwsgi_param PATH_INFO $document_uri; uwsgi_param DOCUMENT_ROOT $document_root; \
-                 uwsgi_param SERVER_PROTOCOL $server_protocol; uwsgi_param REQUEST_SCHEME $scheme; \
-                 uwsgi_param REMOTE_ADDR $remote_addr; uwsgi_param REMOTE_PORT $remote_port; \
-                 uwsgi_param SERVER_PORT $server_port; uwsgi_param SERVER_NAME $server_name; }}"
-            ),
+            Language::Php => {
+                fastcgi::write_begin_request(&mut bytes, false);
+                let mut out = fastcgi::Params::new(&mut bytes);
+                write_all(&mut out).map_err(|error| fault(&error))?;
+                out.finish();
+                bytes.extend_from_slice(&fastcgi::STDIN_END);
+            }
+            Language::Python => {
+                let mut out = uwsgi::Params::new(&mut bytes, 0, 0);
+                write_all(&mut out).map_err(|error| fault(&error))?;
+                out.finish();
+            }
         }
+        let file = self.directory.join("request");
+        fs::write(&file, bytes).map_err(|error| fault(&error))?;
+        Ok(OneRequest { socket: self.socket(), file })
+    }
+
+    /// The parameters of a request: name, value in the configuration, and what that is in one of wrk's.
+    fn params(&self) -> Vec<(&'static str, String, String)> {
+        let script = self.directory.join("answer.php").display().to_string();
+        let mut params = vec![];
+        let mut add = |name, value: &str, example: &str| params.push((name, value.to_owned(), example.to_owned()));
+        match self.language {
+            Language::Php => {
+                add("SCRIPT_FILENAME", &script, &script);
+                add("SCRIPT_NAME", "$fastcgi_script_name", "/fastcgi");
+                add("DOCUMENT_URI", "$document_uri", "/fastcgi");
+                add("GATEWAY_INTERFACE", "CGI/1.1", "CGI/1.1");
+                add("SERVER_ADDR", "$server_addr", "127.0.0.1");
+            }
+            Language::Python => add("PATH_INFO", "$document_uri", "/uwsgi"),
+        }
+        add("QUERY_STRING", "$query_string", "");
+        add("REQUEST_METHOD", "$request_method", "GET");
+        add("CONTENT_TYPE", "$content_type", "");
+        add("CONTENT_LENGTH", "$content_length", "");
+        add("REQUEST_URI", "$request_uri", &format!("/{}", self.language.module()));
+        add("DOCUMENT_ROOT", "$document_root", "/tmp/gale-bench-00000/html");
+        add("SERVER_PROTOCOL", "$server_protocol", "HTTP/1.1");
+        add("REQUEST_SCHEME", "$scheme", "http");
+        add("REMOTE_ADDR", "$remote_addr", "127.0.0.1");
+        add("REMOTE_PORT", "$remote_port", "50000");
+        add("SERVER_PORT", "$server_port", "50000");
+        add("SERVER_NAME", "$server_name", "");
+        params
     }
 }
 
+/// A server behind that is asked the same over a connection for each request.
+#[derive(Debug, Clone)]
+pub struct OneRequest {
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// The file with the request.
+    pub file: PathBuf,
+}
+
 impl Language {
+    /// What its module is called in the names of directives.
+    fn module(self) -> &'static str {
+        match self {
+            Language::Php => "fastcgi",
+            Language::Python => "uwsgi",
+        }
+    }
+
     fn binary(self) -> Option<PathBuf> {
         let is_it = |name: &str| match self {
             Language::Php => name.starts_with("php-fpm"),

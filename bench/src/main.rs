@@ -126,6 +126,7 @@ fn run(args: &[String]) -> Result<bool, String> {
         // Parts that the harness starts as processes of their own, and the charts of earlier results.
         "floor" => return floor::main(rest).map(|()| true),
         "relay" => return floor::relay::main(rest).map(|()| true),
+        "floor-behind" => return floor::behind::main(rest).map(|()| true),
         "lean" => return client::lean::main(rest).map(|()| true),
         "handshakes" => return client::handshakes::main(rest).map(|()| true),
         "charts" => return thread_pools::draw_charts(&Options::parse(rest)?.results).map(|()| true),

@@ -60,7 +60,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
                          files, instructions: 1k, 10k, 64k, 4m
                          proxy: small, 64k, 4m, 4m-unbuffered, short; applications: fastcgi, uwsgi
                          burst: file-50, file-200, file-1000, read-200, gzip-50, ssi-50, autoindex-20
-                         instructions: proxied, too; figures: zone, zones, file, proxied, chance, traces
+                         instructions: proxied, fastcgi, uwsgi, too; figures: zone, zones, file, proxied, chance, traces
                          cpu, instructions: realistic, realistic-plain, gzip-1k, -3k, -10k, -20k, gzip (100 KiB), too
   --client wrk|lean      who asks over kept-alive connections (default: wrk; syscalls and profile: lean)
   --connections N[,N]    keep-alive connections (default: 128,500; of file, scaling and profile: the first;

@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use io_uring::types::{BufRingEntry, Fd, Fixed};
+use io_uring::types::{BufRingEntry, DestinationSlot, Fd, Fixed};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 /// Requests are shorter, answers are not much longer: a longer one is received in pieces.
@@ -120,6 +120,28 @@ impl Ring {
         let send = opcode::Send::new(Fixed(connection), bytes.as_ptr(), bytes.len() as u32);
         self.push(send.flags(no_signal()).build().flags(quiet_link), Kind::Send, connection)?;
         self.close(connection)
+    }
+
+    /// Makes a connection at this place of the table, sends, receives once, closes: one after the other. Only receiving
+    /// has a completion if all goes well. If one fails, those behind it are cancelled, and say so.
+    pub fn exchange_once(
+        &mut self,
+        place: u32,
+        address: &'static libc::sockaddr_un,
+        request: &'static [u8],
+    ) -> io::Result<()> {
+        let quiet_link = squeue::Flags::SKIP_SUCCESS | squeue::Flags::IO_LINK;
+        let slot = DestinationSlot::try_from_slot_target(place).map_err(|_| io::Error::other("no such place"))?;
+        let socket = opcode::Socket::new(libc::AF_UNIX, libc::SOCK_STREAM, 0).file_index(Some(slot));
+        self.push(socket.build().flags(quiet_link), Kind::Send, place)?;
+        let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        let connect = opcode::Connect::new(Fixed(place), std::ptr::from_ref(address).cast(), length);
+        self.push(connect.build().flags(quiet_link), Kind::Send, place)?;
+        let send = opcode::Send::new(Fixed(place), request.as_ptr(), request.len() as u32);
+        self.push(send.flags(no_signal()).build().flags(quiet_link), Kind::Send, place)?;
+        let receive = opcode::Recv::new(Fixed(place), self.scratch, BUFFER_BYTES as u32);
+        self.push(receive.build().flags(squeue::Flags::IO_LINK), Kind::Receive, place)?;
+        self.close(place)
     }
 
     pub fn close(&mut self, connection: u32) -> io::Result<()> {

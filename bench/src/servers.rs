@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::certificate::Certificate;
 use crate::client::load;
+use crate::interpreter::OneRequest;
 use crate::location;
 use crate::process::{self, Process};
 
@@ -116,6 +117,8 @@ pub struct Setting {
     pub blocks: String,
     /// Where `/proxied` is passed on to, and `/unbuffered` piece by piece: a port of this machine.
     pub behind: Option<u16>,
+    /// What the floor passes on in place of that, over a connection for each request.
+    pub floor_request: Option<OneRequest>,
     /// With this a port of its own speaks TLS, too.
     pub certificate: Option<Arc<Certificate>>,
     /// How it does.
@@ -148,6 +151,7 @@ impl Default for Setting {
             server: String::new(),
             blocks: String::new(),
             behind: None,
+            floor_request: None,
             certificate: None,
             handshakes: Handshakes::default(),
         }
@@ -285,9 +289,13 @@ impl Program {
                     (true, true) => "close-deferred",
                 };
                 let (port, body_bytes) = (port.to_string(), setting.floor_body_bytes.to_string());
-                match setting.behind {
-                    None => command.args(["floor", &port, self.floor_driver(), mode, &body_bytes]),
-                    Some(behind) => command.args(["relay", &port, self.floor_driver(), &behind.to_string()]),
+                match (&setting.floor_request, setting.behind) {
+                    (None, None) => command.args(["floor", &port, self.floor_driver(), mode, &body_bytes]),
+                    (None, Some(behind)) => command.args(["relay", &port, self.floor_driver(), &behind.to_string()]),
+                    (Some(request), _) => {
+                        command.args(["floor-behind", &port, self.floor_driver(), &body_bytes]);
+                        command.arg(&request.socket).arg(&request.file)
+                    }
                 };
             }
             Kind::Nginx | Kind::Gale => {

@@ -2,8 +2,10 @@
 //!
 //! It is the yardstick below every server: what is above it is the server's own work. There is one form for each driver
 //! and each way of using connections. It looks at no byte that it receives, so it is of use with a client that sends
-//! each request in one piece and waits for the answer (wrk does). `relay` is the floor of a proxy.
+//! each request in one piece and waits for the answer (wrk does). `relay` is the floor of a proxy,
+//! `behind` that of one that connects for each request.
 
+pub mod behind;
 mod epoll;
 pub mod relay;
 mod ring;

@@ -49,7 +49,7 @@ pub fn serve(listener: &TcpListener, mode: Mode, answer: &'static [u8]) -> io::R
 }
 
 /// The kernel takes no larger table of direct descriptors than the process may have descriptors.
-fn descriptors_max() -> u32 {
+pub(super) fn descriptors_max() -> u32 {
     const ENOUGH: u64 = 1 << 15;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(ENOUGH, |limit| limit.min(ENOUGH)) as u32
