@@ -90,18 +90,34 @@ impl<'o> Params<'o> {
         self.out.extend_from_slice(&header(record_type::PARAMS, 0, 0));
     }
 
+    /// Appends a parameter that takes more than one record.
+    #[cold]
+    fn push_cut(&mut self, name: &[u8], value: &[u8]) {
+        let mut lengths = Vec::new();
+        push_length(&mut lengths, name.len());
+        push_length(&mut lengths, value.len());
+        for bytes in [&lengths, name, value] {
+            self.append(bytes);
+        }
+    }
+
+    /// Appends to as many records as that takes.
     fn append(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            if self.record.is_none() {
-                self.record = Some(self.out.len());
-                self.out.extend_from_slice(&[0; HEADER_LENGTH]);
-            }
+            self.begin_record();
             let (now, later) = bytes.split_at(bytes.len().min(self.room()));
             self.out.extend_from_slice(now);
             bytes = later;
             if self.room() == 0 {
                 self.close_record();
             }
+        }
+    }
+
+    fn begin_record(&mut self) {
+        if self.record.is_none() {
+            self.record = Some(self.out.len());
+            self.out.extend_from_slice(&[0; HEADER_LENGTH]);
         }
     }
 
@@ -124,32 +140,38 @@ impl<'o> Params<'o> {
 
 impl ParamsWriter for Params<'_> {
     fn push(&mut self, name: &[u8], value: &[u8]) -> Result<(), UnwritableParams> {
-        let (mut lengths, mut size) = ([0; 8], 0);
-        for length in [name.len(), value.len()] {
-            size += write_length(&mut lengths[size..], length)?;
-        }
-        if size.saturating_add(name.len()).saturating_add(value.len()) > self.room() {
+        let lengths = length_bytes(name.len())? + length_bytes(value.len())?;
+        let bytes = lengths.saturating_add(name.len()).saturating_add(value.len());
+        if bytes > self.room() {
             self.close_record();
         }
-        for bytes in [&lengths[..size], name, value] {
-            self.append(bytes);
+        if bytes > CONTENT_MAX {
+            self.push_cut(name, value);
+            return Ok(());
         }
+        self.begin_record();
+        self.out.reserve(bytes);
+        push_length(self.out, name.len());
+        push_length(self.out, value.len());
+        self.out.extend_from_slice(name);
+        self.out.extend_from_slice(value);
         Ok(())
     }
 }
 
-/// Writes a length, which takes one byte up to 127 and else four with the highest bit set; returns how many.
-fn write_length(out: &mut [u8], length: usize) -> Result<usize, UnwritableParams> {
+/// How many bytes a length takes: one up to 127 and else four with the highest bit set.
+fn length_bytes(length: usize) -> Result<usize, UnwritableParams> {
     match length {
-        0..=0x7f => {
-            out[0] = length as u8;
-            Ok(1)
-        }
-        0x80..=0x7fff_ffff => {
-            out[..4].copy_from_slice(&(length as u32 | 0x8000_0000).to_be_bytes());
-            Ok(4)
-        }
+        0..=0x7f => Ok(1),
+        0x80..=0x7fff_ffff => Ok(4),
         _ => Err(UnwritableParams::TooBig { length }),
+    }
+}
+
+fn push_length(out: &mut Vec<u8>, length: usize) {
+    match length {
+        0..=0x7f => out.push(length as u8),
+        _ => out.extend_from_slice(&(length as u32 | 0x8000_0000).to_be_bytes()),
     }
 }
 

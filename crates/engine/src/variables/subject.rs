@@ -151,10 +151,17 @@ pub trait Subject: Sized + 'static {
             Some(Stored::Nothing) | None => {}
         }
         match self.variables().source(id) {
+            // Usually nobody waits for it but the configuration's own text: then nothing is counted.
+            Source::Evaluated { value, argument } if depth == 0 => {
+                evaluation.depth.set(1);
+                let found = value(self, argument, out);
+                evaluation.depth.set(0);
+                found
+            }
             // Deeper by one, so that it is one of the circle that is told of.
             Source::Evaluated { value, argument } => evaluate(self, id, VARIABLE_DEPTH_MAX + 1, || {
                 let start = out.len();
-                value(self, argument, out) && (depth == 0 || spend(self, id, out.len() - start))
+                value(self, argument, out) && spend(self, id, out.len() - start)
             }),
             Source::Defined { definition, is_volatile } => {
                 let start = out.len();

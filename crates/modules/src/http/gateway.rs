@@ -55,6 +55,8 @@ struct Complete {
     list: Box<[Param]>,
     /// The fields whose place a parameter has: in lower case, with `_` for `-`.
     replaced: HashSet<Box<[u8]>>,
+    /// It is the host's alone, as nearly always.
+    replaces_only_host: bool,
 }
 
 /// What a parameter that carries a field begins with.
@@ -160,16 +162,18 @@ impl Complete {
         let carries_field =
             |param: &Param| param.name.len() > FIELD_PREFIX.len() && param.name.starts_with(FIELD_PREFIX);
         let fields = list.iter().filter(|param| carries_field(param));
-        let replaced = fields.map(|param| folded(&param.name[FIELD_PREFIX.len()..])).collect();
+        let replaced: HashSet<_> = fields.map(|param| folded(&param.name[FIELD_PREFIX.len()..])).collect();
+        let replaces_only_host = replaced.len() == 1 && replaced.contains(&b"host"[..]);
         // As in nginx: with an empty text such a parameter only takes the field away.
         list.retain(|param| !(carries_field(param) && param.value.is_empty()));
-        Ok(Complete { list: list.into(), replaced })
+        Ok(Complete { list: list.into(), replaced, replaces_only_host })
     }
 
     fn replaces(&self, field_name: &[u8]) -> bool {
-        // One of them is always there: that of the host.
-        self.replaced.len() == 1 && field_name.eq_ignore_ascii_case(b"Host")
-            || self.replaced.contains(&folded(field_name))
+        match self.replaces_only_host {
+            true => field_name.eq_ignore_ascii_case(b"Host"),
+            false => self.replaced.contains(&folded(field_name)),
+        }
     }
 }
 
