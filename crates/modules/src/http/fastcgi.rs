@@ -19,7 +19,7 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
-use gale_http::upstream::caching::{Consulted, consult};
+use gale_http::upstream::caching::Consulted;
 use gale_http::upstream::fastcgi::{FastCgiReader, Stdin};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
@@ -32,7 +32,7 @@ use gale_runtime::Bytes;
 
 use crate::http::cache_rows::{self, upstream_cache_rows};
 use crate::http::gateway::{self, Params};
-use crate::http::upstream_pass::{PassRequests, look_up_status, serving};
+use crate::http::upstream_pass::{PassRequests, consult_cache, look_up_status, serving};
 use crate::http::upstream_rows::{self, own_row as row};
 use crate::shared::append::append;
 use gale_engine::upstream::{AddressPass, plain};
@@ -167,50 +167,53 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let pass = conf.pass.as_ref().expect("there whenever the handler is");
     let target = pass.resolve(request).await.map_err(look_up_status)?;
-    let caching = match consult(request, serving(&conf.upstream, &KeepHead)).await {
+    let caching = match consult_cache(request, serving(&conf.upstream, &KeepHead)).await {
         Consulted::Answer(flow) => return Ok(flow),
         Consulted::Ask(caching) => caching,
     };
-    let (body, length) = gateway::take_body(request, &conf.upstream, true).await?;
-    let keeps_connection = *conf.keep_conn.get();
+    let body = gateway::take_body(request, &conf.upstream, true).await?;
+    let (is_head, keeps_connection) = (request.is_head(), *conf.keep_conn.get());
+    let reader = || -> Box<dyn ResponseReader> {
+        let head_max = conf.upstream.head_max();
+        Box::new(FastCgiReader::new(is_head, head_max, keeps_connection, Arc::clone(&conf.catches)))
+    };
+    // A block, so that the future has no room for what is only passed through.
+    let mut passing = {
+        let (target, caching, (body, length)) = (target, caching, body);
+        let (head, is_whole) = write_head(request, conf, length)?;
+        let (body, framing): (_, &dyn BodyFraming) =
+            if is_whole { (RequestBody::None, &Unframed) } else { (body, &Stdin) };
+        Passing {
+            selection: target.select(request),
+            upstream: target.upstream(request).cloned(),
+            scheme: "fastcgi://",
+            tls: None,
+            uri: Bytes::new(),
+            wire: Wire::Alone(Alone { head, framing, reader: &reader, reuses_connections: keeps_connection }),
+            body,
+            settings: &conf.upstream,
+            time_max: None,
+            rewriter: &KeepHead,
+            upgrade: None,
+            caching,
+        }
+    };
+    Ok(pass_on(request, &mut passing).await)
+}
+
+/// What is asked of an application, whose body is this long, and whether that is all: then it is sent in one piece.
+fn write_head(request: &Request, conf: &Conf, body_length: Option<u64>) -> Result<(Bytes, bool), u16> {
     let mut head = Vec::with_capacity(1024);
-    write_begin_request(&mut head, keeps_connection);
+    write_begin_request(&mut head, *conf.keep_conn.get());
     let mut params = fastcgi::Params::new(&mut head);
     let written = conf.params.write(request, &conf.upstream, &mut params);
     written.map_err(|fault| gateway::refuse(request, "fastcgi", fault))?;
     params.finish();
-    // A request without body is sent in one piece.
-    let (body, framing): (_, &dyn BodyFraming) = if length == Some(0) {
+    let is_whole = body_length == Some(0);
+    if is_whole {
         head.extend_from_slice(&fastcgi::STDIN_END);
-        (RequestBody::None, &Unframed)
-    } else {
-        (body, &Stdin)
-    };
-    let head_max = conf.upstream.head_max();
-    let is_head = request.is_head();
-    let reader = || -> Box<dyn ResponseReader> {
-        Box::new(FastCgiReader::new(is_head, head_max, keeps_connection, Arc::clone(&conf.catches)))
-    };
-    let mut passing = Passing {
-        selection: target.select(request),
-        upstream: target.upstream(request).cloned(),
-        scheme: "fastcgi://",
-        tls: None,
-        uri: Bytes::new(),
-        wire: Wire::Alone(Alone {
-            head: Bytes::from(head),
-            framing,
-            reader: &reader,
-            reuses_connections: keeps_connection,
-        }),
-        body,
-        settings: &conf.upstream,
-        time_max: None,
-        rewriter: &KeepHead,
-        upgrade: None,
-        caching,
-    };
-    Ok(pass_on(request, &mut passing).await)
+    }
+    Ok((Bytes::from(head), is_whole))
 }
 
 /// Splits a request's URI into the script and what follows it.
@@ -244,4 +247,15 @@ fn append_script_name(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
 
 fn append_path_info(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
     append(out, split(request, request.scope().conf_of::<Conf>()).1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::upstream_pass::tests::assert_small;
+
+    #[test]
+    fn a_request_that_is_passed_on_takes_one_small_allocation() {
+        assert_small(|(request, conf)| pass(request, conf));
+    }
 }

@@ -14,14 +14,13 @@ use gale_config::{Diagnostic, Statement};
 use gale_engine::configuration::Builder;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
-use gale_http::request::phases::Flow;
 use gale_http::request::request_body::read_body;
 use gale_http::upstream::caching::{CacheNote, Caching, is_for_cache};
 use gale_http::upstream::cgi::CgiReader;
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{Alone, KeepHead, Passing, USUALLY_HIDDEN, Wire, pass_on};
+use gale_http::upstream::{Alone, KeepHead, Passing, USUALLY_HIDDEN, Wire};
 use gale_http::variables::template::Template;
 use gale_protocol::gateway::{ParamsWriter, UnwritableParams, write_field_param};
 use gale_protocol::request::KnownHeader;
@@ -233,38 +232,36 @@ pub(crate) fn hidden() -> Vec<&'static str> {
     ["Status"].iter().chain(USUALLY_HIDDEN).copied().collect()
 }
 
-/// Passes on a request whose response is that of a CGI program, up to the end of the connection.
-pub(crate) async fn pass_on_cgi(
-    request: &mut Request,
-    settings: &UpstreamSettings,
+/// Makes a reader of a response that is that of a CGI program, up to the end of the connection.
+pub(crate) fn cgi_reader(settings: &UpstreamSettings) -> impl Fn() -> Box<dyn ResponseReader> {
+    let head_max = settings.head_max();
+    move || Box::new(CgiReader::new(head_max))
+}
+
+/// A request that is answered so: `head`, and the body behind it.
+pub(crate) fn passing_of_cgi<'p>(
+    request: &Request,
+    settings: &'p UpstreamSettings,
     target: &TlsTarget,
     scheme: &'static str,
-    head: Vec<u8>,
-    body: RequestBody,
+    (head, body): (Vec<u8>, RequestBody),
+    reader: &'p dyn Fn() -> Box<dyn ResponseReader>,
     caching: Option<Box<Caching>>,
-) -> Flow {
-    let head_max = settings.head_max();
-    let reader = || -> Box<dyn ResponseReader> { Box::new(CgiReader::new(head_max)) };
-    let mut passing = Passing {
+) -> Passing<'p> {
+    Passing {
         selection: target.servers.select(request),
         upstream: target.servers.upstream(request).cloned(),
         scheme,
         tls: target.tls_host.as_ref().map(|host| Box::new(upstream_rows::tls(request, settings, host))),
         uri: Bytes::new(),
-        wire: Wire::Alone(Alone {
-            head: Bytes::from(head),
-            framing: &Unframed,
-            reader: &reader,
-            reuses_connections: false,
-        }),
+        wire: Wire::Alone(Alone { head: Bytes::from(head), framing: &Unframed, reader, reuses_connections: false }),
         body,
         settings,
         time_max: None,
         rewriter: &KeepHead,
         upgrade: upgrade(request),
         caching,
-    };
-    pass_on(request, &mut passing).await
+    }
 }
 
 /// The protocol that an application may change to: WebSocket, if the client asks for it.

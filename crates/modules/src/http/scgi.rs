@@ -13,14 +13,14 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
-use gale_http::upstream::KeepHead;
-use gale_http::upstream::caching::{Consulted, consult};
+use gale_http::upstream::caching::Consulted;
 use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::{KeepHead, pass_on};
 use gale_protocol::scgi;
 
 use crate::http::cache_rows::{self, upstream_cache_rows};
 use crate::http::gateway::{self, Params};
-use crate::http::upstream_pass::{PassRequests, look_up_status, serving};
+use crate::http::upstream_pass::{PassRequests, consult_cache, look_up_status, serving};
 use crate::http::upstream_rows::{self, own_row as row};
 use gale_engine::upstream::{AddressPass, plain};
 
@@ -98,15 +98,38 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let pass = conf.pass.as_ref().expect("there whenever the handler is");
     let target = pass.resolve_tls(request).await.map_err(look_up_status)?;
-    let caching = match consult(request, serving(&conf.upstream, &KeepHead)).await {
+    let caching = match consult_cache(request, serving(&conf.upstream, &KeepHead)).await {
         Consulted::Answer(flow) => return Ok(flow),
         Consulted::Ask(caching) => caching,
     };
-    let (body, length) = gateway::take_body(request, &conf.upstream, false).await?;
+    let body = gateway::take_body(request, &conf.upstream, false).await?;
+    let reader = gateway::cgi_reader(&conf.upstream);
+    // A block, so that the future has no room for what is only passed through.
+    let mut passing = {
+        let (target, caching, (body, length)) = (target, caching, body);
+        let message = (write_head(request, conf, length.unwrap_or(0))?, body);
+        gateway::passing_of_cgi(request, &conf.upstream, &target, "scgi://", message, &reader, caching)
+    };
+    Ok(pass_on(request, &mut passing).await)
+}
+
+/// What is asked of an application, whose body is this long.
+fn write_head(request: &Request, conf: &Conf, body_length: u64) -> Result<Vec<u8>, u16> {
     let mut head = Vec::with_capacity(1024);
-    let mut params = scgi::Params::new(&mut head, length.unwrap_or(0));
+    let mut params = scgi::Params::new(&mut head, body_length);
     let written = conf.params.write(request, &conf.upstream, &mut params);
     written.map_err(|fault| gateway::refuse(request, "scgi", fault))?;
     params.finish();
-    Ok(gateway::pass_on_cgi(request, &conf.upstream, &target, "scgi://", head, body, caching).await)
+    Ok(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::upstream_pass::tests::assert_small;
+
+    #[test]
+    fn a_request_that_is_passed_on_takes_one_small_allocation() {
+        assert_small(|(request, conf)| pass(request, conf));
+    }
 }

@@ -7,7 +7,7 @@ use gale_engine::upstream::LookUpError;
 use gale_http::request::Request;
 use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture};
 use gale_http::upstream::HeadRewriter;
-use gale_http::upstream::caching::{Serving, try_hit};
+use gale_http::upstream::caching::{CacheNote, Consulted, Serving, consult, try_hit};
 use gale_http::upstream::settings::UpstreamSettings;
 
 /// A module's part in the content phase, for settings of type `C`.
@@ -56,6 +56,18 @@ pub(crate) fn serving<'s>(settings: &'s UpstreamSettings, rewriter: &'s dyn Head
     Serving { settings, rewriter, converts_head: false }
 }
 
+/// Asks the cache, if the location has one. Requests of others do not pay for a future that has room for that.
+pub(crate) async fn consult_cache(request: &mut Request, serving: Serving<'_>) -> Consulted {
+    if serving.settings.cache.is_on() {
+        return Box::pin(consult(request, serving)).await;
+    }
+    // What another location has noted for its own request is none of this one's.
+    if request.notes.has::<CacheNote>() {
+        request.notes.put(CacheNote::default());
+    }
+    Consulted::Ask(None)
+}
+
 fn conf_of<C: 'static>(conf: &dyn Any) -> &C {
     conf.downcast_ref().expect("a handler's settings are of its module's type")
 }
@@ -102,5 +114,15 @@ pub(crate) fn look_up_status(error: LookUpError) -> u16 {
     match error {
         LookUpError::NoAddress => 500,
         LookUpError::NotResolved => 502,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    /// The future of an asynchronous function, which need not be called for that, is no larger than what the allocator
+    /// gives out quickly: more takes seven times as long.
+    pub(crate) fn assert_small<A, F: Future>(_function: impl FnOnce(A) -> F) {
+        let bytes = size_of::<F>();
+        assert!(bytes <= 1024, "the future has {bytes} bytes");
     }
 }

@@ -15,14 +15,14 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
-use gale_http::upstream::KeepHead;
-use gale_http::upstream::caching::{Consulted, consult};
+use gale_http::upstream::caching::Consulted;
 use gale_http::upstream::settings::UpstreamSettings;
+use gale_http::upstream::{KeepHead, pass_on};
 use gale_protocol::uwsgi;
 
 use crate::http::cache_rows;
 use crate::http::gateway::{self, Params};
-use crate::http::upstream_pass::{PassRequests, look_up_status, serving};
+use crate::http::upstream_pass::{PassRequests, consult_cache, look_up_status, serving};
 use crate::http::upstream_rows::{self, own_row as row, upstream_ssl_rows};
 use gale_engine::upstream::{AddressPass, BareAddress};
 
@@ -142,11 +142,24 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let pass = conf.pass.as_ref().expect("there whenever the handler is");
     let target = pass.resolve_tls(request).await.map_err(look_up_status)?;
-    let caching = match consult(request, serving(&conf.upstream, &KeepHead)).await {
+    let caching = match consult_cache(request, serving(&conf.upstream, &KeepHead)).await {
         Consulted::Answer(flow) => return Ok(flow),
         Consulted::Ask(caching) => caching,
     };
-    let (body, _) = gateway::take_body(request, &conf.upstream, false).await?;
+    let body = gateway::take_body(request, &conf.upstream, false).await?;
+    let reader = gateway::cgi_reader(&conf.upstream);
+    // A block, so that the future has no room for what is only passed through.
+    let mut passing = {
+        let (target, caching, (body, _)) = (target, caching, body);
+        let message = (write_head(request, conf)?, body);
+        let scheme = if target.tls_host.is_some() { "suwsgi://" } else { "uwsgi://" };
+        gateway::passing_of_cgi(request, &conf.upstream, &target, scheme, message, &reader, caching)
+    };
+    Ok(pass_on(request, &mut passing).await)
+}
+
+/// What is asked of an application.
+fn write_head(request: &Request, conf: &Conf) -> Result<Vec<u8>, u16> {
     let mut head = Vec::with_capacity(1024);
     let mut params = uwsgi::Params::new(&mut head, *conf.modifier1.get(), *conf.modifier2.get());
     let written = conf.params.write(request, &conf.upstream, &mut params);
@@ -154,6 +167,16 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let written = written.and_then(|()| params.push_raw(string));
     written.map_err(|fault| gateway::refuse(request, "uwsgi", fault))?;
     params.finish();
-    let scheme = if target.tls_host.is_some() { "suwsgi://" } else { "uwsgi://" };
-    Ok(gateway::pass_on_cgi(request, &conf.upstream, &target, scheme, head, body, caching).await)
+    Ok(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::upstream_pass::tests::assert_small;
+
+    #[test]
+    fn a_request_that_is_passed_on_takes_one_small_allocation() {
+        assert_small(|(request, conf)| pass(request, conf));
+    }
 }
