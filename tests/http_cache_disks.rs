@@ -25,6 +25,7 @@ with_each_driver!(
     a_disk_that_hangs_costs_its_requests_a_bounded_time,
     a_large_hit_on_a_disk_that_hangs_is_answered_by_the_upstream,
     a_hit_whose_disk_fails_on_the_way_goes_on_from_the_upstream,
+    a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer,
     a_hit_without_a_strong_tag_is_cut_off_where_its_disk_fails,
     max_size_is_about_the_room_that_files_take,
     what_a_killed_process_was_storing_is_removed,
@@ -504,6 +505,59 @@ fn a_hit_whose_disk_fails_on_the_way_goes_on_from_the_upstream(driver: Driver) {
     }
     mounted.set_fault(None);
     drop(mounted);
+    server.end(Signal::TERM);
+}
+
+/// The files of one cache lie on two disks: what is asked for all the time on one that is well, the others on one that
+/// hangs. So what the cache does while "its" disk does not answer is seen of a file that is in memory.
+fn a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer(driver: Driver) {
+    let name = "a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer";
+    if !has_own_mounts(&format!("{}::{name}", driver.name())) {
+        return;
+    }
+    let Some(disk) = fuse::disk::Disk::mount() else {
+        eprintln!("skipped: no file system can be mounted here");
+        return;
+    };
+    let (directory, backend) = (Directory::new(), large_origin());
+    let text = "proxy_cache_path PATH levels=1 keys_zone=one:1m; proxy_cache_key $uri; server { listen %UNIX%;
+        proxy_cache one; add_header X-Cache $upstream_cache_status; location / { proxy_pass http://BACKEND; }
+        location /cold { proxy_pass http://BACKEND; proxy_cache_disk_timeout 10ms; } location /api/ { api; } }";
+    let text = text.replace("PATH", directory.path().to_str().unwrap()).replace("BACKEND", &backend.address);
+    let mut server = Setup::http(driver, &text).start();
+    server.wait_logged("0 entries");
+    let hot = "/tagged/hot";
+    assert_eq!(used(&server.get(hot)), Some("MISS"));
+    let place_of = |digit: char| directory.path().join(digit.to_string());
+    let digits = || ('0'..='9').chain('a'..='f');
+    server.look_until("it is stored", || digits().any(|digit| stored(&place_of(digit)).0 == 1));
+    let own = digits().find(|&digit| place_of(digit).exists()).unwrap();
+    for digit in digits().filter(|&digit| digit != own) {
+        std::os::unix::fs::symlink(disk.point(), place_of(digit)).unwrap();
+    }
+    let is_on_the_other_disk = |path: &String| {
+        let before = (stored(&place_of(own)).0, stored(&disk.point()).0);
+        assert_eq!(used(&server.get(path)), Some("MISS"));
+        let now = || (stored(&place_of(own)).0, stored(&disk.point()).0);
+        server.look_until("it is stored", || now() != before);
+        now().1 > before.1
+    };
+    let cold = (0..).map(|number| format!("/cold/{number}")).find(is_on_the_other_disk).unwrap();
+    disk.set(fuse::disk::Condition::Hung);
+    let answers = || server.get("/api/9/http/caches/one").text().contains("\"disk_answers\":true");
+    let end = Instant::now() + support::DEADLINE;
+    loop {
+        while used(&server.get(hot)) != Some("HIT") {}
+        used(&server.get(&cold));
+        let (asked, is_silent) = (backend.asked().len(), !answers());
+        // The journal is on the disk that is well: that makes the cache's disk one that answers, a second later.
+        if used(&server.get(hot)) == Some("HIT") && is_silent && !answers() {
+            assert_eq!(backend.asked().len(), asked, "nothing of it comes from the upstream");
+            break;
+        }
+        assert!(Instant::now() < end, "only the upstream answers\n{}", server.log());
+    }
+    disk.set(fuse::disk::Condition::Well);
     server.end(Signal::TERM);
 }
 

@@ -83,19 +83,32 @@ impl CheckedReader {
         self.blocks.as_ref().map_or(most, |blocks| blocks.checked_length(piece.offset, most))
     }
 
+    /// Whether what would be read first of the piece is in constant use, so that even a disk that hangs is not waited
+    /// for.
+    pub fn is_in_use(&self, piece: &FilePiece) -> bool {
+        let (block, _) = self.next_block(piece);
+        piece.file.is_in_use(block.start, block.end - block.start)
+    }
+
+    /// What is read first of the piece, and whether it has a sum.
+    fn next_block(&self, piece: &FilePiece) -> (Range<u64>, bool) {
+        match &self.blocks {
+            Some(blocks) if piece.offset >= self.trusted_to => (blocks.block_at(piece.offset), true),
+            // As much as one read brings, as of any file.
+            blocks => {
+                let one = piece.length.min(READ_PIECE - piece.offset % READ_PIECE);
+                let most = blocks.as_ref().map_or(u64::MAX, |_| self.trusted_to - piece.offset);
+                (piece.offset..piece.offset + one.min(most), false)
+            }
+        }
+    }
+
     /// Reads what comes first of the piece, which stays as it is. Ready when [`CheckedReader::take_ready`] has some of
     /// it.
     pub fn poll_begin(&mut self, piece: &FilePiece, context: &mut Context<'_>) -> Poll<Result<(), ReadError>> {
+        let next = self.next_block(piece);
         let reading = self.reading.get_or_insert_with(|| {
-            let (block, is_summed) = match &self.blocks {
-                Some(blocks) if piece.offset >= self.trusted_to => (blocks.block_at(piece.offset), true),
-                // As much as one read brings, as of any file.
-                blocks => {
-                    let one = piece.length.min(READ_PIECE - piece.offset % READ_PIECE);
-                    let most = blocks.as_ref().map_or(u64::MAX, |_| self.trusted_to - piece.offset);
-                    (piece.offset..piece.offset + one.min(most), false)
-                }
-            };
+            let (block, is_summed) = next;
             let rest = FilePiece { file: piece.file.clone(), offset: block.start, length: block.end - block.start };
             Reading { block, rest, is_summed, sum: Hasher::new(), pieces: VecDeque::new(), is_for_sum_alone: false }
         });

@@ -6,6 +6,7 @@
 //!                   └─ it takes too long, fails, or is damaged ──► the server is asked for the rest (resume.rs)
 //! ```
 //!
+//! What is in constant use is served from memory, by reads that do not wait, while the disk does not answer.
 //! An entry that is damaged goes, so that the next request fetches it anew.
 //! What cannot be resumed waits longer ([`LAST_PATIENCE`]), and is cut off then.
 
@@ -59,14 +60,17 @@ pub(super) async fn can_be_read(
     if is_readable_now(request, zone, hot, (file, body_at)) {
         return true;
     }
-    let may_try = if reads_in_place(request) { zone.disk.is_well() } else { zone.disk.may_try(gale_runtime::now()) };
-    if !may_try {
-        return false;
-    }
     let first = first_byte(request, hot.length);
     let (offset, length) = (body_at + first, hot.length - first);
     let piece = FilePiece { file: file.clone(), offset, length };
     let mut reader = CheckedReader::new(options(request), hot.blocks.clone());
+    let may_try = match reads_in_place(request) {
+        true => zone.disk.is_well(),
+        false => reader.is_in_use(&piece) || zone.disk.may_try(gale_runtime::now()),
+    };
+    if !may_try {
+        return false;
+    }
     let mut has_waited = false;
     let begun = poll_fn(|context| {
         let begun = reader.poll_begin(&piece, context);
@@ -107,10 +111,19 @@ pub(super) fn is_of_disk(error: &io::Error) -> bool {
 
 /// The same, of what is in memory alone and checked, without waiting.
 pub(super) fn is_readable_now(request: &Request, zone: &CacheZone, hot: &Hot, (file, body_at): (&File, u64)) -> bool {
-    let offset = body_at + first_byte(request, hot.length);
+    let (offset, end) = (body_at + first_byte(request, hot.length), body_at + hot.length);
     let is_checked = hot.blocks.as_ref().is_none_or(|blocks| blocks.checked_length(offset, 1) > 0);
-    let is_near = || is_in_memory(file, offset, body_at + hot.length);
-    zone.disk.is_well() && is_checked && (is_near() || reads_in_place(request))
+    is_checked
+        && match zone.disk.is_well() {
+            true => is_in_memory(file, offset, end) || reads_in_place(request),
+            false => !reads_in_place(request) && is_in_use(hot, file, offset..end),
+        }
+}
+
+/// Whether the first block of this is in constant use.
+fn is_in_use(hot: &Hot, file: &File, range: Range<u64>) -> bool {
+    let piece = FilePiece { file: file.clone(), offset: range.start, length: range.end - range.start };
+    CheckedReader::new(FileOptions::default(), hot.blocks.clone()).is_in_use(&piece)
 }
 
 fn is_in_memory(file: &File, offset: u64, end: u64) -> bool {
@@ -299,7 +312,8 @@ impl BodyStream for StoredBody {
         }
         let was_reading = self.reader.is_reading();
         // Nobody waits for a disk that is known not to answer.
-        if !was_reading && self.tag.is_some() && !self.zone.disk.is_well() && self.resume(request).is_ok() {
+        let must_wait = !was_reading && !self.zone.disk.is_well() && !self.reader.is_in_use(&self.piece);
+        if must_wait && self.tag.is_some() && self.resume(request).is_ok() {
             return self.poll_next(request, context);
         }
         let read = self.reader.poll_begin(&self.piece, context);

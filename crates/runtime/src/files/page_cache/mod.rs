@@ -270,6 +270,21 @@ impl File {
         Ok(self.sendable(offset, length, length)? == length)
     }
 
+    /// Whether all of a piece is in constant use: it was in memory a tick ago at most. Then it is read without waiting
+    /// even if its device hangs; `sendfile` would wait if it had gone since.
+    pub fn is_in_use(&self, offset: u64, length: u64) -> bool {
+        if self.waits_for_others() || self.writes_access_time() {
+            return false;
+        }
+        self.with_page_cache(|cache| {
+            let (mut known, now) = (cache.residency.of(self.shared.hash), now_anywhere());
+            parts(offset, length).all(|part| {
+                let permission = Condition::Silent.permits(Call::Look, |ticks| known.was_seen(&part, ticks, now));
+                permission == Permission::Yes
+            })
+        })
+    }
+
     /// How many bytes of a piece one `sendfile` may take now, from its beginning on: less while memory is short, 0
     /// unless all of them seem to be in memory as [`File::is_resident`] says. Errors: pread(2)'s.
     pub fn sendfile_length(&self, offset: u64, length: u64) -> io::Result<u64> {
