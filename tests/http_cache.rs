@@ -646,13 +646,16 @@ fn a_soft_purge_ends_with_a_304(driver: Driver) {
     let backend = origin();
     let more = "proxy_cache_purge $http_x_purge; proxy_cache_purge_soft on; proxy_cache_revalidate on;
         proxy_cache_tag_header Surrogate-Key; proxy_cache_purge_tags $http_x_tags;";
-    let server = caching(driver, &backend, more);
+    let directory = Directory::new();
+    let server = caching_in(driver, directory.path().to_str().unwrap(), &backend, more).start();
     let mut client = server.connect();
     let fields = "X-Fields: Cache-Control: max-age=60|Surrogate-Key: t|ETag: \"x\"\r\n";
-    for (path, tags) in [("/tag", "X-Tags: t\r\n"), ("/key", "")] {
+    for (count, (path, tags)) in (1..).zip([("/tag", "X-Tags: t\r\n"), ("/key", "")]) {
         let number = backend.asked().len() + 1;
         let number = number.to_string();
         assert_eq!(outcome(&ask(&mut client, path, fields)), ("MISS", &*number));
+        // A purge wins over what is still being stored.
+        server.look_until("it is stored", || files_in(directory.path()).len() == count);
         assert_eq!(ask(&mut client, path, &format!("X-Purge: 1\r\n{tags}")).status, 204);
         let renewed = ask(&mut client, path, &format!("X-Status: 304 Not Modified\r\n{fields}"));
         assert_eq!(outcome(&renewed), ("REVALIDATED", &*number));
