@@ -1,26 +1,33 @@
 //! cache-disks: the cache node with three disks. Hits in memory beside cold ones that saturate the disks; then one disk
 //! hangs, and the shares of the other two should not notice.
 //!
+//! Hits are asked for at a fixed rate, by clients that run before everything else: on a machine whose cores are all
+//! busy a closed loop of hits would measure how the clients and the server share them. What remains of that is told:
+//! how long the server's loops could have run and waited for a core, and how many hits the backend was asked for, since
+//! a hit that is in memory needs neither disk nor backend.
+//!
 //! The disks are loop devices with a file system each, and a control group holds what is read from them: on one machine
 //! there are no three real ones. A disk that hangs is one from which a byte a second may be read.
 
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::programs;
 use crate::Measured;
-use crate::behind::Behind;
-use crate::client::swarm::{Got, Swarm};
+use crate::client::swarm::{self, Got, Swarm};
 use crate::options::Options;
+use crate::process;
 use crate::report::{self, Document};
 use crate::servers::{Program, Running, Setting};
 use crate::thread_pools::confine::{self, Cage, Device, SmallDisk};
 use crate::thread_pools::data_set::Random;
-use crate::thread_pools::{get, stalls};
+use crate::thread_pools::{get, is_event_loop, stalls};
 
 const DISKS: usize = 3;
 const OBJECT_BYTES: usize = 1 << 20;
@@ -31,7 +38,6 @@ const DISK_BYTES_PER_SECOND: u64 = 30 << 20;
 /// A byte a second.
 const HUNG: u64 = 1;
 const COLD_CONNECTIONS: usize = 20;
-const HOT_CONNECTIONS: usize = 10;
 const WARM_UP: Duration = Duration::from_secs(2);
 
 /// What one disk's clients got: of one object that is in memory, and of any.
@@ -41,13 +47,40 @@ struct Share {
     cold: Option<Got>,
 }
 
+/// One run: what all clients got, and what it says about the machine and the backend.
+#[derive(Debug, Serialize)]
+struct Phase {
+    shares: Vec<Share>,
+    /// How often the backend was asked for what is in memory.
+    hot_at_backend: u64,
+    /// Of the time in which the server's loops could run, the share that they waited for a core.
+    waited_for_core: f64,
+}
+
+impl Phase {
+    /// Of the first disk.
+    fn hot(&self) -> Got {
+        self.shares[0].hot
+    }
+
+    /// Of the first disk, which does not hang.
+    fn cold(&self, figure: fn(&Got) -> f64) -> f64 {
+        self.shares[0].cold.as_ref().map_or(f64::NAN, figure)
+    }
+
+    /// Of the last disk.
+    fn hung(&self, figure: fn(&Got) -> f64) -> f64 {
+        self.shares[DISKS - 1].cold.as_ref().map_or(f64::NAN, figure)
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Row {
     server: String,
-    alone: Vec<Share>,
-    saturated: Vec<Share>,
+    alone: Phase,
+    saturated: Phase,
     /// The last disk hangs.
-    hung: Vec<Share>,
+    hung: Phase,
     stalls: Vec<String>,
 }
 
@@ -68,48 +101,59 @@ impl Drop for Site {
 
 pub fn measure(options: &Options) -> Measured {
     let programs = programs(options)?;
-    let behind = Behind::start(options.client_core, OBJECT_BYTES)?;
+    let origin = Origin::start().map_err(|error| format!("backend: {error}"))?;
     let mut rows = Vec::new();
     let mut notes = String::new();
     for program in &programs {
         let site = Site::build(options)?;
         notes = site.cage.left_out.iter().map(|sentence| format!("**Left out.** {sentence}\n\n")).collect();
-        let row = measure_one(options, program, &site, &behind)?;
+        let row = measure_one(options, program, &site, &origin)?;
         eprintln!("cache-disks: {row:?}");
         rows.push(row);
     }
-    let hot = |shares: &[Share]| shares[0].hot;
-    let others = |row: &Row| (row.saturated[0].cold, row.hung[0].cold);
-    let of = |got: Option<Got>, figure: fn(&Got) -> f64| got.map_or(f64::NAN, |got| figure(&got));
-    let table = report::table_of(
+    let three =
+        |row: &Row, figure: fn(&Phase) -> String| [&row.alone, &row.saturated, &row.hung].map(figure).join(", ");
+    let hot = report::table_of(
         &rows,
         &[
             ("server", &|row: &Row| row.server.clone()),
-            ("hot, p99 ms: alone", &|row| format!("{:.1}", hot(&row.alone).p99_ms)),
-            ("disks saturated", &|row| format!("{:.1}", hot(&row.saturated).p99_ms)),
-            ("one disk hangs", &|row| format!("{:.1}", hot(&row.hung).p99_ms)),
-            ("cold, another disk, requests/s: before", &|row| {
-                format!("{:.1}", of(others(row).0, |got| got.requests_per_second))
-            }),
-            ("while one hangs", &|row| format!("{:.1}", of(others(row).1, |got| got.requests_per_second))),
-            ("p99 ms: before", &|row| format!("{:.0}", of(others(row).0, |got| got.p99_ms))),
-            ("while one hangs ", &|row| format!("{:.0}", of(others(row).1, |got| got.p99_ms))),
-            ("share of the disk that hangs, requests/s", &|row| {
-                format!("{:.1}", of(row.hung[DISKS - 1].cold, |got| got.requests_per_second))
-            }),
-            ("p50 ms", &|row| format!("{:.0}", of(row.hung[DISKS - 1].cold, |got| got.p50_ms))),
-            ("longest ms", &|row| format!("{:.0}", of(row.hung[DISKS - 1].cold, |got| got.max_ms))),
-            ("its hot object, p99 ms", &|row| format!("{:.1}", row.hung[DISKS - 1].hot.p99_ms)),
+            ("hit in memory, p99 ms: alone", &|row| format!("{:.1}", row.alone.hot().p99_ms)),
+            ("disks saturated", &|row| format!("{:.1}", row.saturated.hot().p99_ms)),
+            ("one disk hangs", &|row| format!("{:.1}", row.hung.hot().p99_ms)),
+            ("of the disk that hangs", &|row| format!("{:.1}", row.hung.shares[DISKS - 1].hot.p99_ms)),
+            ("its longest", &|row| format!("{:.0}", row.hung.shares[DISKS - 1].hot.max_ms)),
+            ("at the backend: alone, saturated, hangs", &|row| three(row, |phase| phase.hot_at_backend.to_string())),
+            ("loops waited for a core", &|row| three(row, |phase| format!("{:.0} %", phase.waited_for_core * 100.0))),
             ("stalls logged", &|row| row.stalls.len().to_string()),
+        ],
+    );
+    let cold = report::table_of(
+        &rows,
+        &[
+            ("server", &|row: &Row| row.server.clone()),
+            ("another disk, requests/s: before", &|row| {
+                format!("{:.1}", row.saturated.cold(|got| got.requests_per_second))
+            }),
+            ("while one hangs", &|row| format!("{:.1}", row.hung.cold(|got| got.requests_per_second))),
+            ("p99 ms: before", &|row| format!("{:.0}", row.saturated.cold(|got| got.p99_ms))),
+            ("while one hangs ", &|row| format!("{:.0}", row.hung.cold(|got| got.p99_ms))),
+            ("share of the disk that hangs, requests/s", &|row| {
+                format!("{:.1}", row.hung.hung(|got| got.requests_per_second))
+            }),
+            ("p50 ms", &|row| format!("{:.0}", row.hung.hung(|got| got.p50_ms))),
+            ("longest ms", &|row| format!("{:.0}", row.hung.hung(|got| got.max_ms))),
+            ("broken off", &|row| format!("{:.0}", row.hung.hung(|got| got.errors as f64))),
         ],
     );
     let body = format!(
         "{notes}The article's three disks, each with a cache and a pool of 16 threads. Disks are loop devices, held to \
-         {} MiB/s each; a disk that hangs gives a byte a second, for {} s. {OBJECTS} objects of 1 MiB on each, {} MiB of \
-         memory for server and page cache; on each disk {COLD_CONNECTIONS} connections ask for any object and \
-         {HOT_CONNECTIONS} for one that is in memory. {} workers.\n\n{table}",
+         {} MiB/s each; a disk that hangs gives a byte a second, for {} s, and begins to while requests are under way. \
+         {OBJECTS} objects of 1 MiB on each, {} MiB of memory for server and page cache; the backend sends strong entity \
+         tags and parts. On each disk one object is in memory, for which clients of real-time priority ask 50 times a \
+         second, and {COLD_CONNECTIONS} connections ask for any object, one after the other. {} workers, and all of this \
+         on the same cores.\n\n{hot}\nWhat is asked for on the disks:\n\n{cold}",
         DISK_BYTES_PER_SECOND >> 20,
-        (WARM_UP + hang_time(options)).as_secs(),
+        hang_time(options).as_secs(),
         MEMORY_BYTES >> 20,
         options.experiment.workers
     );
@@ -117,7 +161,7 @@ pub fn measure(options: &Options) -> Measured {
 }
 
 fn hang_time(options: &Options) -> Duration {
-    options.run_time.max(Duration::from_secs(28))
+    options.run_time.max(Duration::from_secs(30))
 }
 
 impl Site {
@@ -135,7 +179,7 @@ impl Site {
         Ok(site)
     }
 
-    fn setting(&self, options: &Options, behind: u16) -> Setting {
+    fn setting(&self, options: &Options, origin: &Origin) -> Setting {
         let pools: String = (1..=DISKS).map(|number| format!("thread_pool pool_{number} threads=16;\n")).collect();
         let paths: String = (1..)
             .zip(&self.disks)
@@ -154,23 +198,24 @@ impl Site {
             // By the name and not by a hash, so that the clients know whose share they ask for.
             http: format!("{paths}map $uri $disk {{ ~^/disk1/ 1; ~^/disk2/ 2; default 3; }}"),
             server: format!(
-                "location /disk {{ proxy_pass http://127.0.0.1:{behind}; proxy_cache_key $request_uri; \
+                "location /disk {{ proxy_pass http://{}; proxy_cache_key $request_uri; \
                  proxy_cache cache_$disk; proxy_cache_valid 200 10h; aio threads=pool_$disk; sendfile on; \
-                 sendfile_max_chunk 512k; }}"
+                 sendfile_max_chunk 512k; }}",
+                origin.address
             ),
             ..Setting::default()
         }
     }
 }
 
-fn measure_one(options: &Options, program: &Program, site: &Site, behind: &Rc<Behind>) -> Result<Row, String> {
-    let server = program.start(site.setting(options, behind.port))?;
+fn measure_one(options: &Options, program: &Program, site: &Site, origin: &Origin) -> Result<Row, String> {
+    let server = program.start(site.setting(options, origin))?;
     fill(&server)?;
-    let alone = run(&server, options.run_time, false)?;
-    let saturated = run(&server, options.run_time, true)?;
-    let hung_device = *site.devices.last().ok_or("the disks are no devices")?;
-    site.cage.hold_reads(hung_device, HUNG)?;
-    let hung = run(&server, hang_time(options), true);
+    let (calm, hung_device) = (|| Ok(()), *site.devices.last().ok_or("the disks are no devices")?);
+    let alone = run(&server, origin, options.run_time, false, calm)?;
+    let saturated = run(&server, origin, options.run_time, true, calm)?;
+    let hang = || site.cage.hold_reads(hung_device, HUNG);
+    let hung = run(&server, origin, hang_time(options), true, hang);
     site.cage.hold_reads(hung_device, DISK_BYTES_PER_SECOND)?;
     Ok(Row { server: program.label.clone(), alone, saturated, hung: hung?, stalls: stalls(&server.error_log()) })
 }
@@ -204,18 +249,33 @@ fn path(disk: usize, object: usize) -> String {
     format!("/disk{}/{object}", disk + 1)
 }
 
-/// On every disk clients of one object, and of any if they shall.
-fn run(server: &Running, run_time: Duration, with_cold: bool) -> Result<Vec<Share>, String> {
-    let ends = AtomicBool::new(false);
-    let (address, ends) = (server.address.as_str(), &ends);
-    std::thread::scope(|scope| {
-        let swarm = |connections: usize, mut request: Box<dyn FnMut(usize) -> String + Send>| {
-            scope.spawn(move || {
-                let request = &mut *request;
+/// On every disk clients of one object, and of any if they shall. `then` is called when all of them count.
+fn run(
+    server: &Running,
+    origin: &Origin,
+    run_time: Duration,
+    with_cold: bool,
+    then: impl FnOnce() -> Result<(), String>,
+) -> Result<Phase, String> {
+    let (ends, hot_end) = (AtomicBool::new(false), AtomicBool::new(false));
+    let address = server.address.as_str();
+    let (threads, asked) = (loops(server), origin.hot.load(Ordering::Relaxed));
+    let shares = std::thread::scope(|scope| {
+        let hot: Vec<_> = (0..DISKS)
+            .map(|disk| {
+                let (path, hot_end) = (path(disk, 0), &hot_end);
+                scope.spawn(move || swarm::prompt_probe(address, &path, WARM_UP, hot_end))
+            })
+            .collect();
+        let cold = |disk: usize| {
+            let ends = &ends;
+            move || {
+                let mut random = Random(0x2545_f491_4f6c_dd1d + disk as u64);
+                let mut any = move |_: usize| get(&path(disk, 1 + random.below(OBJECTS - 1)));
                 Swarm {
                     address,
-                    connections,
-                    request,
+                    connections: COLD_CONNECTIONS,
+                    request: &mut any,
                     warm_up: WARM_UP,
                     run_time,
                     ends,
@@ -223,23 +283,104 @@ fn run(server: &Running, run_time: Duration, with_cold: bool) -> Result<Vec<Shar
                     certificate: None,
                 }
                 .run()
-            })
+            }
         };
-        let shares: Vec<_> = (0..DISKS)
-            .map(|disk| {
-                let mut random = Random(0x2545_f491_4f6c_dd1d + disk as u64);
-                let any = Box::new(move |_: usize| get(&path(disk, 1 + random.below(OBJECTS - 1))));
-                let cold = with_cold.then(|| swarm(COLD_CONNECTIONS, any));
-                (swarm(HOT_CONNECTIONS, Box::new(move |_: usize| get(&path(disk, 0)))), cold)
-            })
-            .collect();
-        shares
-            .into_iter()
-            .map(|(hot, cold)| {
-                let ended = "a client does not panic";
-                let cold = cold.map(|cold| cold.join().expect(ended)).transpose()?;
-                Ok(Share { hot: hot.join().expect(ended)?, cold })
-            })
-            .collect()
-    })
+        let cold: Vec<_> = (0..DISKS).map(|disk| with_cold.then(|| scope.spawn(cold(disk)))).collect();
+        std::thread::sleep(WARM_UP);
+        let happened = then();
+        std::thread::sleep(run_time);
+        hot_end.store(true, Ordering::Relaxed);
+        let ended = "a client does not panic";
+        let cold: Vec<_> = cold.into_iter().map(|cold| cold.map(|cold| cold.join().expect(ended))).collect();
+        let hot: Vec<_> = hot.into_iter().map(|hot| hot.join().expect(ended)).collect();
+        happened?;
+        let share = |(hot, cold): (Result<Got, String>, Option<Result<Got, String>>)| {
+            Ok::<_, String>(Share { hot: hot?, cold: cold.transpose()? })
+        };
+        hot.into_iter().zip(cold).map(share).collect::<Result<Vec<Share>, String>>()
+    })?;
+    let spent = loops(server).into_iter().filter_map(|(id, thread)| Some(thread.since(*threads.get(&id)?)));
+    let (ran, waited) = spent.fold((Duration::ZERO, Duration::ZERO), |(ran, waited), thread| {
+        (ran + thread.cpu_time, waited + thread.run_delay)
+    });
+    let waited_for_core = waited.as_secs_f64() / (ran + waited).as_secs_f64().max(f64::MIN_POSITIVE);
+    Ok(Phase { shares, hot_at_backend: origin.hot.load(Ordering::Relaxed) - asked, waited_for_core })
+}
+
+/// What the server's event loops have done so far.
+fn loops(server: &Running) -> process::Threads {
+    let mut loops = process::Threads::new();
+    for process in server.root.tree() {
+        let names = process.thread_states();
+        let is_loop =
+            |id: &u32| names.iter().any(|(own, name, _)| own == id && is_event_loop(process, server.root, name));
+        loops.extend(process.threads().into_iter().filter(|(id, _)| is_loop(id)));
+    }
+    loops
+}
+
+/// The server behind: a body of [`OBJECT_BYTES`] for whoever asks, with a strong entity tag, and parts of it.
+struct Origin {
+    address: SocketAddr,
+    /// How often it was asked for what is in the servers' memory.
+    hot: Arc<AtomicU64>,
+}
+
+impl Origin {
+    /// Starts it; it goes on until the program ends, with a thread for each connection.
+    fn start() -> std::io::Result<Origin> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let origin = Origin { address: listener.local_addr()?, hot: Arc::default() };
+        let hot = Arc::clone(&origin.hot);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let hot = Arc::clone(&hot);
+                // A proxy that leaves ends its thread.
+                std::thread::spawn(move || serve(stream, &hot));
+            }
+        });
+        Ok(origin)
+    }
+}
+
+fn serve(mut stream: TcpStream, hot: &AtomicU64) -> std::io::Result<()> {
+    static BODY: [u8; OBJECT_BYTES] = [b'x'; OBJECT_BYTES];
+    let mut piece = vec![0; 4096];
+    loop {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            match stream.read(&mut piece)? {
+                0 => return Ok(()),
+                count => head.extend_from_slice(&piece[..count]),
+            }
+        }
+        let head = String::from_utf8_lossy(&head).to_ascii_lowercase();
+        let target = head.split(' ').nth(1).unwrap_or_default();
+        hot.fetch_add(u64::from(target.ends_with("/0")), Ordering::Relaxed);
+        let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let range = field("range:").filter(|_| field("if-range:") == Some("\"1\""));
+        let part = range.and_then(|range| {
+            let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
+            let end = if last.is_empty() { OBJECT_BYTES } else { last.parse::<usize>().ok()? + 1 };
+            let first = first.parse::<usize>().ok()?;
+            (first < end && end <= OBJECT_BYTES).then_some(first..end)
+        });
+        let (status, content_range) = match &part {
+            Some(part) => (
+                "206 Partial Content",
+                format!("Content-Range: bytes {}-{}/{OBJECT_BYTES}\r\n", part.start, part.end - 1),
+            ),
+            None => ("200 OK", String::new()),
+        };
+        let part = part.unwrap_or(0..OBJECT_BYTES);
+        let length = part.len();
+        write!(stream, "HTTP/1.1 {status}\r\nETag: \"1\"\r\n{content_range}Content-Length: {length}\r\n")?;
+        // Without that a proxy that asks in HTTP/1.0 would wait.
+        let closes = head.lines().next().is_some_and(|line| line.ends_with("http/1.0"));
+        write!(stream, "{}\r\n", if closes { "Connection: close\r\n" } else { "" })?;
+        stream.write_all(&BODY[part])?;
+        if closes {
+            return Ok(());
+        }
+    }
 }

@@ -393,7 +393,7 @@ fn share_in_state_d(root: Process, ends: &AtomicBool) -> f64 {
 }
 
 /// Whether a thread of this name is an event loop: Gale's are threads called "worker N", nginx's are processes.
-fn is_event_loop(process: Process, root: Process, thread_name: &str) -> bool {
+pub fn is_event_loop(process: Process, root: Process, thread_name: &str) -> bool {
     thread_name.starts_with("worker ") || (thread_name == "nginx" && process != root)
 }
 
