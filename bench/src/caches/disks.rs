@@ -148,10 +148,10 @@ pub fn measure(options: &Options) -> Measured {
     let body = format!(
         "{notes}The article's three disks, each with a cache and a pool of 16 threads. Disks are loop devices, held to \
          {} MiB/s each; a disk that hangs gives a byte a second, for {} s, and begins to while requests are under way. \
-         {OBJECTS} objects of 1 MiB on each, {} MiB of memory for server and page cache; the backend sends strong entity \
-         tags and parts. On each disk one object is in memory, for which clients of real-time priority ask 50 times a \
-         second, and {COLD_CONNECTIONS} connections ask for any object, one after the other. {} workers, and all of this \
-         on the same cores.\n\n{hot}\nWhat is asked for on the disks:\n\n{cold}",
+         {OBJECTS} objects of 1 MiB on each, {} MiB of memory for server and page cache; the backend sends strong \
+         entity tags and parts. On each disk one object is in memory, for which clients of real-time priority ask 50 \
+         times a second, and {COLD_CONNECTIONS} connections ask for any object, one after the other. {} workers, and \
+         all of this on the same cores.\n\n{hot}\nWhat is asked for on the disks:\n\n{cold}",
         DISK_BYTES_PER_SECOND >> 20,
         hang_time(options).as_secs(),
         MEMORY_BYTES >> 20,
@@ -264,7 +264,7 @@ fn run(
         let hot: Vec<_> = (0..DISKS)
             .map(|disk| {
                 let (path, hot_end) = (path(disk, 0), &hot_end);
-                scope.spawn(move || swarm::prompt_probe(address, &path, WARM_UP, hot_end))
+                scope.spawn(move || swarm::prompt_probe(address, &path, OBJECT_BYTES, WARM_UP, hot_end))
             })
             .collect();
         let cold = |disk: usize| {

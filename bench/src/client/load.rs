@@ -8,12 +8,14 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use flate2::read::GzDecoder;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
 use super::Headers;
@@ -118,6 +120,33 @@ impl Connection {
     /// Sends a GET; its answer is for [`Connection::receive`].
     pub fn send(&mut self, path: &str, headers: Headers, is_last: bool) -> Result<(), Failure> {
         self.stream.write_all(get(path, headers, is_last).as_bytes()).map_err(|_| Failure::SendFailed)
+    }
+
+    /// As [`Connection::request`], but sleeps until so many bytes of the answer are there. A client that is woken for each
+    /// piece takes the core from the server, which then queues for it behind everybody else.
+    pub fn request_whole(&mut self, path: &str, bytes: usize) -> Result<Answer, Failure> {
+        self.wake_from(bytes)?;
+        self.send(path, &[], false)?;
+        let mut sockets = [PollFd::new(&self.stream, PollFlags::IN)];
+        let limit = Timespec { tv_sec: ANSWER_TIME_LIMIT.as_secs() as i64, tv_nsec: 0 };
+        match poll(&mut sockets, Some(&limit)) {
+            Ok(1..) => {
+                self.wake_from(1)?;
+                self.receive()
+            }
+            _ => Err(Failure::TimedOut),
+        }
+    }
+
+    /// The socket counts as readable from so many bytes on (`SO_RCVLOWAT`).
+    fn wake_from(&self, bytes: usize) -> Result<(), Failure> {
+        let value = bytes as libc::c_int;
+        // SAFETY: the descriptor is open, and the pointer is to an int of the length that is told.
+        let result = unsafe {
+            let (value, length) = ((&raw const value).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+            libc::setsockopt(self.stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, value, length)
+        };
+        if result == 0 { Ok(()) } else { Err(Failure::SendFailed) }
     }
 
     /// After an answer that closes: the end, and not a byte more.

@@ -27,7 +27,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 use serde::{Deserialize, Serialize};
 
-use super::load::{ANSWER_TIME_LIMIT, Connection};
+use super::load::{ANSWER_TIME_LIMIT, Answer, Connection, Failure};
 use super::tls;
 use crate::burst::take_priority;
 
@@ -310,17 +310,25 @@ const PROBE_CONNECTIONS: u32 = 4;
 
 /// Asks for `path` every 20 ms until it is told to end.
 pub fn probe(address: &str, path: &str, warm_up: Duration, ends: &AtomicBool) -> Result<Got, String> {
-    probe_as(|| (), address, path, warm_up, ends)
+    probe_by(&|connection| connection.request(path, false), || (), address, warm_up, ends)
 }
 
-/// The same with real-time priority: where clients and server share the cores, the client's own wait for one is no part
-/// of an answer's time.
-pub fn prompt_probe(address: &str, path: &str, warm_up: Duration, ends: &AtomicBool) -> Result<Got, String> {
-    probe_as(take_priority, address, path, warm_up, ends)
+/// The same for a body of so many bytes, with real-time priority: where clients and server share the cores, the
+/// client's own wait for one is no part of an answer's time.
+pub fn prompt_probe(
+    address: &str,
+    path: &str,
+    bytes: usize,
+    warm_up: Duration,
+    ends: &AtomicBool,
+) -> Result<Got, String> {
+    probe_by(&|connection| connection.request_whole(path, bytes), take_priority, address, warm_up, ends)
 }
 
-/// Each of its threads calls `begin` first.
-fn probe_as(begin: fn(), address: &str, path: &str, warm_up: Duration, ends: &AtomicBool) -> Result<Got, String> {
+type Ask<'a> = &'a (dyn Fn(&mut Connection) -> Result<Answer, Failure> + Sync);
+
+/// Asks in this way; each of its threads calls `begin` first.
+fn probe_by(ask: Ask<'_>, begin: fn(), address: &str, warm_up: Duration, ends: &AtomicBool) -> Result<Got, String> {
     let begun = Instant::now();
     let counts_from = begun + warm_up;
     let latency = Histogram::new();
@@ -335,7 +343,7 @@ fn probe_as(begin: fn(), address: &str, path: &str, warm_up: Duration, ends: &At
                 let mut connection = Connection::open(address).ok();
                 while !ends.load(Ordering::Relaxed) {
                     std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                    let answer = connection.as_mut().map(|connection| connection.request(path, false));
+                    let answer = connection.as_mut().map(ask);
                     if !matches!(answer, Some(Ok(ref answer)) if answer.status == 200) {
                         errors.fetch_add(1, Ordering::Relaxed);
                         connection = Connection::open(address).ok();
