@@ -549,7 +549,8 @@ fn a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer(driver
     let is_hit_while_silent = || {
         used(&server.get(&cold));
         let (asked, is_silent) = (backend.asked().len(), !answers());
-        let is_hit = used(&server.get(hot)) == Some("HIT");
+        // One in a second may try whether the disk answers, and finds what it wants in memory.
+        let is_hit = (0..5).all(|_| used(&server.get(hot)) == Some("HIT"));
         // The journal is on the disk that is well: that makes the cache's disk one that answers, a second later.
         is_hit && is_silent && !answers() && backend.asked().len() == asked
     };
