@@ -10,7 +10,10 @@
 //! lock is a few steps of arithmetic; nobody waits in one.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 
 use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
@@ -26,6 +29,10 @@ pub const ENTRY_COST: usize = 88;
 const SHARD_BYTES_MIN: usize = 64 * 1024;
 
 const SHARDS_MAX: usize = 32;
+
+/// How many lists of field names in `Vary` a cache tells apart, and how many rules of `No-Vary-Search`: a place in
+/// either table is as good as any, and looked for among so many.
+pub const PLACES_MAX: usize = 4096;
 
 /// A slot's number.
 pub type Slot = u32;
@@ -123,6 +130,27 @@ pub struct Index {
     shards: Box<[Mutex<Shard>]>,
     bytes: AtomicU64,
     stored: AtomicU64,
+    vary_uses: PlaceUses,
+    search_uses: PlaceUses,
+}
+
+/// How many entries have a place in a table, by the place.
+pub struct PlaceUses(Box<[AtomicU32]>);
+
+impl PlaceUses {
+    fn new() -> PlaceUses {
+        PlaceUses((0..PLACES_MAX).map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// One use more or less.
+    pub fn count(&self, place: u32, sign: i32) {
+        self.0[place as usize].fetch_add(sign as u32, AcqRel);
+    }
+
+    /// Whether nobody uses a place.
+    pub fn is_free(&self, place: u32) -> bool {
+        self.0[place as usize].load(Acquire) == 0
+    }
 }
 
 /// A part of the index.
@@ -151,17 +179,34 @@ impl Index {
         let count = (bytes / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX).next_power_of_two();
         let slots_max = (bytes / count / ENTRY_COST).max(4);
         let shards = (0..count).map(|_| Mutex::new(Shard::new(slots_max))).collect();
-        Index { hasher: RandomState::new(), shards, bytes: AtomicU64::new(0), stored: AtomicU64::new(0) }
+        Index {
+            hasher: RandomState::new(),
+            shards,
+            bytes: AtomicU64::new(0),
+            stored: AtomicU64::new(0),
+            vary_uses: PlaceUses::new(),
+            search_uses: PlaceUses::new(),
+        }
     }
 
-    /// The room that all files take, in bytes.
+    /// The room that all files take, those of marks included, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
 
-    /// How many entries have files.
+    /// How many responses are stored.
     pub fn stored(&self) -> u64 {
         self.stored.load(Relaxed)
+    }
+
+    /// How many entries have a list of field names of `Vary`.
+    pub fn vary_uses(&self) -> &PlaceUses {
+        &self.vary_uses
+    }
+
+    /// How many entries have rules of `No-Vary-Search`.
+    pub fn search_uses(&self) -> &PlaceUses {
+        &self.search_uses
     }
 
     /// How many shards there are.
@@ -218,6 +263,16 @@ impl Index {
         self.count(&entry, 1);
         shard.add(entry, hash, &self.hasher);
         gone
+    }
+
+    /// The file of an entry with this number takes so much room.
+    pub fn set_size(&self, id: &Id, number: u64, size: u64) {
+        self.with(id, |entry| {
+            if let Some(entry) = entry.filter(|entry| entry.number == number && entry.kind.has_file()) {
+                self.bytes.fetch_add(size.wrapping_sub(entry.size), Relaxed);
+                entry.size = size;
+            }
+        });
     }
 
     /// Takes an entry out, if `is_meant` says so of it.
@@ -286,9 +341,14 @@ impl Index {
     }
 
     fn count(&self, entry: &Entry, sign: i64) {
-        if entry.kind == Kind::Stored {
+        if entry.kind.has_file() {
             self.bytes.fetch_add((entry.size as i64 * sign) as u64, Relaxed);
-            self.stored.fetch_add(sign as u64, Relaxed);
+        }
+        match entry.kind {
+            Kind::Stored => _ = self.stored.fetch_add(sign as u64, Relaxed),
+            Kind::Varies(place) => self.vary_uses.count(place, sign as i32),
+            Kind::Searches(place) => self.search_uses.count(place, sign as i32),
+            Kind::Counted | Kind::Error(_) | Kind::Uncacheable => {}
         }
     }
 }

@@ -442,6 +442,13 @@ async fn keep_within_bounds(context: &Context<CacheService>, zone: &Arc<CacheZon
         purge_files(context, zone, options.purging).await;
     }
     flush_journal(context, zone, false).await;
+    for (what, count) in zone.take_full_tables() {
+        let message = format_args!(
+            "cache \"{}\": {count} {what} are in use, no response that has another one is stored",
+            zone.name
+        );
+        context.log(Level::Warn, message);
+    }
     if let Some(failure) = zone.take_store_failure() {
         context.log(Level::Crit, format_args!("cache \"{}\": {failure}", zone.name));
     }
@@ -595,11 +602,12 @@ fn visit(zone: &Arc<CacheZone>, path: &Path, name: &OsStr, purges: bool) -> bool
     zone.counters.loaded.fetch_add(1, Relaxed);
     let now = unix_now();
     if meta.status == format::SEARCHES {
-        zone.note_search(&id, &meta.variant, meta.variant_number, now);
+        // Purged, or one too many: the file stays until it is found again.
+        let _ = zone.note_search(&id, &meta.variant, meta.variant_number, Some(size), now);
         return true;
     }
     if meta.status == format::VARIES {
-        zone.note_vary(&id, &meta.variant, meta.variant_number, now);
+        let _ = zone.note_vary(&id, &meta.variant, meta.variant_number, Some(size), now);
         return true;
     }
     let mut entry = Entry::new(id, Kind::Stored, now);

@@ -116,6 +116,26 @@ pub enum NotStored {
     NoLifetime,
     /// `must-understand`, and a status that nobody here understands.
     NotUnderstood,
+    /// It was not asked for as often as `proxy_cache_min_uses` says.
+    MinUses,
+    /// `proxy_no_cache`
+    Excluded,
+    /// It is larger than all of the cache: `max_size`.
+    TooLarge,
+    /// Its head is too long.
+    LongHead,
+    /// `proxy_buffering off`
+    Unbuffered,
+    /// The request wants a part that is too far inside: `proxy_cache_max_range_offset`.
+    RangeOffset,
+    /// Somebody else has fetched it for longer than `proxy_cache_lock_timeout`.
+    LockTimeout,
+    /// It was purged while the server was asked.
+    Purged,
+    /// Too many lists of fields in `Vary`, or rules of `No-Vary-Search`, are in use.
+    TooManyRules,
+    /// The disk does not answer, or the last response could not be written.
+    Disk,
 }
 
 impl NotStored {
@@ -133,6 +153,16 @@ impl NotStored {
             NotStored::Invalid => "invalid",
             NotStored::NoLifetime => "no-lifetime",
             NotStored::NotUnderstood => "not-understood",
+            NotStored::MinUses => "min-uses",
+            NotStored::Excluded => "excluded",
+            NotStored::TooLarge => "too-large",
+            NotStored::LongHead => "long-head",
+            NotStored::Unbuffered => "unbuffered",
+            NotStored::RangeOffset => "range-offset",
+            NotStored::LockTimeout => "lock-timeout",
+            NotStored::Purged => "purged",
+            NotStored::TooManyRules => "too-many-rules",
+            NotStored::Disk => "disk",
         }
     }
 }

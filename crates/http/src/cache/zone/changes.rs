@@ -83,11 +83,11 @@ impl CacheZone {
     pub fn record_of(&self, entry: &Entry) -> Option<Record> {
         match entry.kind {
             Kind::Varies(list) => {
-                let names = self.vary_lists.read().get(list as usize)?.to_vec();
+                let names = self.vary_lists.read().get(list)?.0.to_vec();
                 Some(Record::Varies { id: entry.id, number: entry.number, names })
             }
             Kind::Searches(place) => {
-                let rules = self.search_rules.read().get(place as usize)?.0.to_vec();
+                let rules = self.search_rules.read().get(place)?.0.to_vec();
                 Some(Record::Searches { id: entry.id, number: entry.number, rules })
             }
             _ => Record::of_entry(entry),
@@ -112,11 +112,12 @@ impl CacheZone {
             }
             Record::Varies { id, number, names } => {
                 self.note_number(number);
-                self.note_vary(&id, &names, number, now);
+                // Purged, or one too many: it is as if it were not there.
+                let _ = self.note_vary(&id, &names, number, None, now);
             }
             Record::Searches { id, number, rules } => {
                 self.note_number(number);
-                self.note_search(&id, &rules, number, now);
+                let _ = self.note_search(&id, &rules, number, None, now);
             }
             Record::Gone { id, number } => _ = self.index.remove(&id, |entry| entry.number <= number),
             Record::PurgedKey { id, number, is_soft } => {

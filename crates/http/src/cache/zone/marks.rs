@@ -1,108 +1,177 @@
 //! What responses depend on besides their keys: the fields that `Vary` names, and the rules of `No-Vary-Search`. The
-//! index has numbers for them, which are places in these tables.
+//! index has numbers for them, which are places in these tables; a *mark* is the entry that has one, with its file.
 
 use std::sync::Arc;
 
 use super::CacheZone;
-use crate::cache::index::{Entry, Evicted, Kind};
+use super::places::Places;
+use crate::cache::format::{Meta, file_length};
+use crate::cache::index::{Entry, Evicted, Kind, PLACES_MAX};
 use crate::cache::key::Id;
-use crate::cache::policy::SearchRules;
+use crate::cache::policy::{NotStored, SearchRules};
 use crate::cache::purges::Verdict;
 
-/// Most lists of field names in `Vary` that a cache tells apart.
-const VARY_LISTS_MAX: usize = 4096;
+/// Lists of field names in `Vary`.
+pub(super) type VaryLists = Places<()>;
 
-/// Most rules of `No-Vary-Search` that a cache tells apart.
-const SEARCH_RULES_MAX: usize = 4096;
-
-/// Rules by their text.
-pub(super) type KnownRules = (Box<[u8]>, Arc<SearchRules>);
+/// Rules of `No-Vary-Search`, by their texts.
+pub(super) type KnownRules = Places<Arc<SearchRules>>;
 
 impl CacheZone {
-    /// The number of a list of field names in `Vary`; `None` if there are too many.
-    pub fn vary_list(&self, names: &[u8]) -> Option<u32> {
-        let find = |lists: &[Arc<[u8]>]| lists.iter().position(|list| **list == *names).map(|place| place as u32);
-        if let Some(place) = find(&self.vary_lists.read()) {
-            return Some(place);
-        }
-        let mut lists = self.vary_lists.write();
-        find(&lists).or_else(|| {
-            (lists.len() < VARY_LISTS_MAX).then(|| {
-                lists.push(names.into());
-                (lists.len() - 1) as u32
-            })
-        })
-    }
-
-    /// Notes that what a key stands for depends on these fields. Returns the number that variants' names are made of;
-    /// `None` if that was purged since, or nothing more can be noted.
-    pub fn note_vary(self: &Arc<Self>, primary: &Id, names: &[u8], number: u64, now: u64) -> Option<u64> {
+    /// Notes that what a key stands for depends on these fields, in a mark whose file is so long, if that is known.
+    /// Returns the number that variants' names are made of.
+    ///
+    /// # Errors
+    /// It was purged since, or nothing more can be noted.
+    pub fn note_vary(
+        self: &Arc<Self>,
+        primary: &Id,
+        names: &[u8],
+        number: u64,
+        size: Option<u64>,
+        now: u64,
+    ) -> Result<u64, NotStored> {
         if self.purges.judge_key(primary, number) == Verdict::Gone {
-            return None;
+            return Err(NotStored::Purged);
         }
-        let list = self.vary_list(names)?;
+        let list = self.vary_lists.take(names, &(), self.index.vary_uses()).ok_or(NotStored::TooManyRules)?;
+        let kind = Kind::Varies(list.place);
         let known = self.index.with(primary, |entry| match entry {
-            Some(entry) if entry.kind == Kind::Varies(list) => Some(entry.number),
+            Some(entry) if entry.kind == kind => Some(entry.number),
             _ => None,
         });
-        if known.is_some() {
-            return known;
+        if let Some(known) = known {
+            self.note_mark_size(primary, known, size);
+            return Ok(known);
         }
         if let Some(before) = self.index.remove(primary, |_| true) {
             self.remove_files(Evicted::of(&before).into_iter().collect(), None);
         }
-        let mut entry = Entry::new(*primary, Kind::Varies(list), now);
-        entry.number = number;
-        self.put(entry);
-        Some(number)
+        let size = self.room_for(size.unwrap_or_else(|| likely_mark_length(names)));
+        self.put(Entry { number, size, ..Entry::new(*primary, kind, now) });
+        Ok(number)
     }
 
     /// Whether there may be marks of `No-Vary-Search`.
     pub fn has_searches(&self) -> bool {
-        !self.search_rules.read().is_empty()
+        !self.search_rules.is_empty()
     }
 
     /// The rules of a mark, which counts as asked for, and its number.
     pub fn search(&self, mark: &Id, now: u64) -> Option<(Arc<SearchRules>, u64)> {
+        // Held while the index is asked: the place has the mark's rules, and no later ones.
+        let known = self.search_rules.read();
         let entry = self.index.touch(mark, now)?;
         let Kind::Searches(place) = entry.kind else { return None };
-        Some((Arc::clone(&self.search_rules.read().get(place as usize)?.1), entry.number))
+        Some((Arc::clone(&known.get(place)?.1), entry.number))
     }
 
-    /// Notes which differences between queries matter in what has this mark, by the text of the rules. Returns the
-    /// number that is in the keys of entries; `None` if that was purged since, later rules hold, or nothing more can be
-    /// noted.
-    pub fn note_search(self: &Arc<Self>, mark: &Id, rules: &[u8], number: u64, now: u64) -> Option<u64> {
+    /// Notes which differences between queries matter in what has this mark, by the text of the rules. The mark's file
+    /// is so long, if that is known. Returns the number that is in the keys of entries.
+    ///
+    /// # Errors
+    /// It was purged since, later rules hold, or nothing more can be noted.
+    pub fn note_search(
+        self: &Arc<Self>,
+        mark: &Id,
+        rules: &[u8],
+        number: u64,
+        size: Option<u64>,
+        now: u64,
+    ) -> Result<u64, NotStored> {
         if self.purges.judge_key(mark, number) == Verdict::Gone {
-            return None;
+            return Err(NotStored::Purged);
         }
-        let kind = Kind::Searches(self.search_place(rules)?);
+        let decoded = Arc::new(SearchRules::decode(rules).ok_or(NotStored::Invalid)?);
+        let taken = self.search_rules.take(rules, &decoded, self.index.search_uses());
+        let taken = taken.ok_or(NotStored::TooManyRules)?;
+        let kind = Kind::Searches(taken.place);
         let known = self.index.with(mark, |entry| match entry {
-            Some(entry) if entry.kind == kind => Some(Some(entry.number)),
-            Some(entry) if matches!(entry.kind, Kind::Searches(_)) && entry.number > number => Some(None),
+            Some(entry) if entry.kind == kind => Some(Ok(entry.number)),
+            Some(entry) if matches!(entry.kind, Kind::Searches(_)) && entry.number > number => {
+                Some(Err(NotStored::Purged))
+            }
             _ => None,
         });
         if let Some(known) = known {
+            if let Ok(number) = known {
+                self.note_mark_size(mark, number, size);
+            }
             return known;
         }
-        self.put(Entry { number, ..Entry::new(*mark, kind, now) });
-        Some(number)
+        let size = self.room_for(size.unwrap_or_else(|| likely_mark_length(rules)));
+        self.put(Entry { number, size, ..Entry::new(*mark, kind, now) });
+        Ok(number)
     }
 
-    /// The place of rules in the table; `None` if there are too many, or these are none.
-    fn search_place(&self, text: &[u8]) -> Option<u32> {
-        let find = |known: &[KnownRules]| known.iter().position(|(own, _)| **own == *text);
-        if let Some(place) = find(&self.search_rules.read()) {
-            return Some(place as u32);
+    fn note_mark_size(&self, mark: &Id, number: u64, size: Option<u64>) {
+        if let Some(size) = size {
+            self.index.set_size(mark, number, self.room_for(size));
         }
-        let rules = Arc::new(SearchRules::decode(text)?);
-        let mut known = self.search_rules.write();
-        let place = find(&known).or_else(|| {
-            (known.len() < SEARCH_RULES_MAX).then(|| {
-                known.push((text.into(), rules));
-                known.len() - 1
-            })
-        });
-        place.map(|place| place as u32)
+    }
+
+    /// What has found no place since this was asked before, with the number of places.
+    pub fn take_full_tables(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        let lists = self.vary_lists.take_news().then_some(("lists of fields in \"Vary\"", PLACES_MAX));
+        let rules = self.search_rules.take_news().then_some(("rules of \"No-Vary-Search\"", PLACES_MAX));
+        lists.into_iter().chain(rules)
+    }
+}
+
+/// How long the file of a mark with this text is, if its key is short. The loader finds how long it is.
+fn likely_mark_length(text: &[u8]) -> u64 {
+    file_length(&Meta { variant: text.into(), ..Meta::default() }, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::key::id_of;
+    use crate::cache::settings::{CacheDirectory, PathOptions};
+    use crate::cache::zone::Lookup;
+
+    /// A cache with room in its index for more marks than there are places.
+    fn zone() -> Arc<CacheZone> {
+        let place = CacheDirectory { path: "/nonexistent".into(), levels: Default::default() };
+        Arc::new(CacheZone::new("one".into(), place, PathOptions::default(), 2 << 20))
+    }
+
+    #[test]
+    fn a_place_that_no_mark_has_is_used_again_and_no_other() {
+        let zone = zone();
+        type Note = fn(&Arc<CacheZone>, &Id, usize, u64) -> Result<u64, NotStored>;
+        let vary: Note =
+            |zone, id, text, number| zone.note_vary(id, format!("x-{text}").as_bytes(), number, Some(500), 0);
+        let search: Note = |zone, id, text, number| {
+            let rules = SearchRules::parse([format!("params=(\"{text}\")").as_bytes()]).unwrap().encode();
+            zone.note_search(id, &rules, number, Some(500), 0)
+        };
+        for (note, prefix) in [(vary, "vary"), (search, "search")] {
+            let id = |number: usize| id_of(format!("{prefix}{number}").as_bytes());
+            for text in 0..PLACES_MAX {
+                assert_eq!(note(&zone, &id(text), text, 7), Ok(7));
+            }
+            let new = PLACES_MAX;
+            assert_eq!(note(&zone, &id(new), new, 8), Err(NotStored::TooManyRules));
+            // What is known goes on.
+            assert_eq!(note(&zone, &id(new + 1), 5, 9), Ok(9));
+            assert_eq!(zone.take_full_tables().count(), 1);
+            assert_eq!(note(&zone, &id(new), new, 8), Err(NotStored::TooManyRules));
+            assert_eq!(zone.take_full_tables().count(), 0, "it is told once");
+            // Two marks have the first of these.
+            for gone in [5, 6] {
+                assert!(zone.index.remove(&id(gone), |_| true).is_some());
+            }
+            assert_eq!(note(&zone, &id(new), new, 8), Ok(8));
+            assert_eq!(note(&zone, &id(new + 2), 6, 10), Err(NotStored::TooManyRules));
+            assert_eq!(note(&zone, &id(new + 3), 5, 11), Ok(11));
+            assert_eq!(zone.take_full_tables().count(), 1);
+        }
+        let Lookup::Varies(names, 8) = zone.look(&id_of(format!("vary{PLACES_MAX}").as_bytes()), 0) else { panic!() };
+        assert_eq!(*names, *format!("x-{PLACES_MAX}").as_bytes());
+        let (rules, number) = zone.search(&id_of(format!("search{PLACES_MAX}").as_bytes()), 0).unwrap();
+        let expected = SearchRules::parse([format!("params=(\"{PLACES_MAX}\")").as_bytes()]).unwrap();
+        assert_eq!((&*rules, number), (&expected, 8));
+        assert_eq!((zone.index.stored(), zone.index.bytes()), (0, 2 * 4097 * 4096));
     }
 }

@@ -8,7 +8,8 @@
 //!   fills      what is being fetched                      counters   what it has done
 //!   storing    how entries come                           disk       how its disk is
 //!   removing   how they go, and their files               marks      what responses depend on besides their keys
-//!   purging    what purges do at once, and afterwards     changes    what is to be written to the journal
+//!   purging    what purges do at once, and afterwards     places     the tables of that
+//!                                                         changes    what is to be written to the journal
 //! ```
 
 mod changes;
@@ -16,6 +17,7 @@ mod counters;
 mod disk;
 mod fills;
 mod marks;
+mod places;
 mod purging;
 mod removing;
 mod storing;
@@ -40,7 +42,7 @@ use super::settings::{CacheDirectory, PathOptions};
 use super::store::{self, OpenError, Opened};
 use changes::Journal;
 use fills::{FILL_SHARDS, InFlight, Listed};
-use marks::KnownRules;
+use marks::{KnownRules, VaryLists};
 use purging::SEARCH_PURGES;
 
 pub use counters::{Counters, UseFigures, Uses, WAYS};
@@ -82,9 +84,8 @@ pub struct CacheZone {
     in_flight: Mutex<InFlight>,
     /// Held by threads of pools while a file gets or loses its name, so that index and directory say the same.
     naming: [Mutex<()>; NAMING_SHARDS],
-    vary_lists: RwLock<Vec<Arc<[u8]>>>,
-    /// With their texts.
-    search_rules: RwLock<Vec<KnownRules>>,
+    vary_lists: VaryLists,
+    search_rules: KnownRules,
     /// When something was purged by a key, by the mark that is for it: what was asked for before may come with rules,
     /// and be of that key, too.
     search_purges: Box<[AtomicU64]>,
@@ -100,6 +101,8 @@ pub struct CacheZone {
     is_looked_at: AtomicBool,
     turn: AtomicU64,
     last_failure: Mutex<Option<String>>,
+    /// What came last could not be stored.
+    is_failing: AtomicBool,
     journal: Mutex<Journal>,
     journal_turn: Mutex<()>,
     is_ready: AtomicBool,
@@ -155,8 +158,8 @@ impl CacheZone {
             fills: Default::default(),
             in_flight: Mutex::default(),
             naming: [const { Mutex::new(()) }; NAMING_SHARDS],
-            vary_lists: RwLock::default(),
-            search_rules: RwLock::default(),
+            vary_lists: VaryLists::default(),
+            search_rules: KnownRules::default(),
             search_purges: (0..SEARCH_PURGES).map(|_| AtomicU64::new(0)).collect(),
             last_number: AtomicU64::new(0),
             unstored_bytes: AtomicU64::new(0),
@@ -166,6 +169,7 @@ impl CacheZone {
             is_looked_at: AtomicBool::new(false),
             turn: AtomicU64::new(0),
             last_failure: Mutex::default(),
+            is_failing: AtomicBool::new(false),
             journal: Mutex::default(),
             journal_turn: Mutex::default(),
             is_ready: AtomicBool::new(false),
@@ -272,8 +276,8 @@ impl CacheZone {
             Some(entry) => match entry.kind {
                 Kind::Stored => Lookup::Entry(entry),
                 Kind::Error(status) if entry.is_fresh(now) => Lookup::Error(status),
-                Kind::Varies(list) => match self.vary_lists.read().get(list as usize) {
-                    Some(names) => Lookup::Varies(Arc::clone(names), entry.number),
+                Kind::Varies(list) => match self.vary_lists.read().get(list) {
+                    Some((names, ())) => Lookup::Varies(Arc::clone(names), entry.number),
                     None => Lookup::Nothing { uses: entry.uses.into(), is_uncacheable: false },
                 },
                 // A key of a request is no mark's.

@@ -67,6 +67,7 @@ impl CacheZone {
                 return Ok(());
             }
         }
+        self.is_failing.store(false, Relaxed);
         self.counters.uses.count_written(fill.way(), size);
         Ok(())
     }
@@ -83,7 +84,9 @@ impl CacheZone {
     ///
     /// # Errors
     /// The disk's.
-    pub fn commit_mark(&self, primary: &Id, mark: &Meta, file: Unnamed) -> std::io::Result<()> {
+    pub fn commit_mark(self: &Arc<Self>, primary: &Id, mark: &Meta, file: Unnamed) -> std::io::Result<()> {
+        // The index has counted it already.
+        let _room = self.make_room(0);
         let _naming = self.naming_of(primary).lock();
         let is_mark = |entry: &Entry| {
             matches!(entry.kind, Kind::Varies(_) | Kind::Searches(_)) && entry.number == mark.variant_number
@@ -156,8 +159,14 @@ impl CacheZone {
     /// Something could not be stored.
     pub fn note_store_failure(&self, path: &Path, error: &std::io::Error) {
         self.counters.disk_errors.fetch_add(1, Relaxed);
+        self.is_failing.store(true, Relaxed);
         let mut last = self.last_failure.lock();
         *last = Some(format!("\"{}\" could not be stored {}", path.display(), OsErrorText(error)));
+    }
+
+    /// Whether the last response could not be stored.
+    pub fn is_failing(&self) -> bool {
+        self.is_failing.load(Relaxed)
     }
 
     /// What could not be stored last, since this was asked before.

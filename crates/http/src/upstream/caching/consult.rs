@@ -24,7 +24,7 @@ use crate::cache::index::{Entry, Kind};
 use crate::cache::key::{Id, KEY_BYTES_MAX, id_of, variant_id};
 use crate::cache::memory::{self, Hot, HotBody, LOOK_AGAIN};
 use crate::cache::policy::vary::append_variant;
-use crate::cache::policy::{RequestDirectives, Rules, current_age};
+use crate::cache::policy::{NotStored, RequestDirectives, Rules, current_age};
 use crate::cache::purges::Verdict;
 use crate::cache::search::SearchKey;
 use crate::cache::settings::{CacheChoice, CachePath, CacheSettings, holds};
@@ -307,8 +307,8 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
                     if hot.meta.status == VARIES {
                         // A mark: there are variants.
                         memory::forget(caching.zone.identity(), &caching.id);
-                        let names = hot.meta.variant.to_vec();
-                        if caching.zone.note_vary(&caching.id, &names, hot.meta.variant_number, now).is_some() {
+                        let (names, number) = (hot.meta.variant.to_vec(), hot.meta.variant_number);
+                        if caching.zone.note_vary(&caching.id, &names, number, Some(hot.size), now).is_ok() {
                             continue;
                         }
                         // It was purged.
@@ -332,9 +332,11 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
         if asked.directives.only_if_cached {
             return Consulted::Answer(Flow::Respond(504));
         }
-        if uses < *settings.min_uses.get() || is_beyond_range(request, settings) {
-            caching.may_store = false;
+        let is_too_seldom = uses < *settings.min_uses.get();
+        if is_too_seldom || is_beyond_range(request, settings) {
             Caching::note(request, CacheStatus::Miss);
+            let why = if is_too_seldom { NotStored::MinUses } else { NotStored::RangeOffset };
+            Caching::note_not_stored(request, why);
             return Consulted::Ask(None);
         }
         let moment = gale_runtime::now();
@@ -654,8 +656,9 @@ async fn open_entry(request: &Request, serving: Serving<'_>, caching: &Caching, 
         // A mark: there are variants, and this is no response.
         Ok(hot) if hot.meta.status == VARIES => {
             memory::forget(zone.identity(), &caching.id);
-            let names = hot.meta.variant.to_vec();
-            zone.note_vary(&caching.id, &names, hot.meta.variant_number, gale_runtime::wall_seconds());
+            let (names, number) = (hot.meta.variant.to_vec(), hot.meta.variant_number);
+            // Purged, or one too many: this is no response in any case.
+            let _ = zone.note_vary(&caching.id, &names, number, Some(hot.size), gale_runtime::wall_seconds());
             None
         }
         // One that was replaced, and has come back by accident.

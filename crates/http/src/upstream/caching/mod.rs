@@ -30,12 +30,13 @@ mod stored;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use gale_base::log_level::Level;
 use gale_protocol::request::KnownHeader;
 
 use crate::cache::CacheZone;
 use crate::cache::key::{Id, id_of};
 use crate::cache::memory::Hot;
-use crate::cache::policy::Lifetime;
+use crate::cache::policy::{Lifetime, NotStored};
 use crate::cache::search::SearchKey;
 use crate::cache::settings::CacheSettings;
 use crate::cache::zone::{Lead, WAYS};
@@ -65,7 +66,7 @@ pub struct CacheNote {
     /// What the server is asked for the rest of: `Range` and `If-Range`.
     pub part: Option<Part>,
     /// Why the response was not stored.
-    pub not_stored: Option<crate::cache::policy::NotStored>,
+    pub not_stored: Option<NotStored>,
     /// It was read while another request fetched it.
     pub is_collapsed: bool,
     /// Why the server was asked, where the status does not tell it.
@@ -175,6 +176,14 @@ impl Caching {
         if *self.key == *self.own { self.id } else { id_of(&self.own) }
     }
 
+    /// Notes why the response will not be stored, for `Cache-Status` and the log.
+    fn note_not_stored(request: &mut Request, why: NotStored) {
+        if let Some(note) = request.notes.get_mut::<CacheNote>() {
+            note.not_stored = Some(why);
+        }
+        request.log(Level::Info, format_args!("the response is not stored: {}", why.word()));
+    }
+
     /// Notes how the cache was used.
     fn note(request: &mut Request, status: CacheStatus) {
         match request.notes.get_mut::<CacheNote>() {
@@ -219,7 +228,7 @@ pub(super) fn tell_status(
         let left = i128::from(lifetime.fresh_until) - i128::from(gale_runtime::wall_seconds());
         value.extend_from_slice(format!("; ttl={left}").as_bytes());
     }
-    if is_stored {
+    if is_stored && note.not_stored.is_none() {
         value.extend_from_slice(b"; stored");
     }
     if let Some(why) = note.not_stored {

@@ -319,6 +319,10 @@ pub(in crate::upstream) fn judge(
         return None;
     }
     if !caching.may_store {
+        // Those who pass the cache by say so themselves.
+        if request.notes.get::<CacheNote>().is_some_and(|note| note.status != Some(CacheStatus::Bypass)) {
+            Caching::note_not_stored(request, NotStored::LockTimeout);
+        }
         return None;
     }
     let is_head_only = request.is_head() && !converts_head(request);
@@ -328,24 +332,26 @@ pub(in crate::upstream) fn judge(
         return None;
     }
     let is_too_large = head.length.is_some_and(|length| length > caching.zone.options().max_size);
-    if !is_buffered || is_too_large || head.status < 200 || head.status == 304 || is_kept_out {
-        // Whoever waits for it should not wait for the next one, too.
-        caching.zone.note_uncacheable(&caching.id, now);
-        return None;
+    let refused = if is_kept_out {
+        Some(NotStored::Excluded)
+    } else if !is_buffered {
+        Some(NotStored::Unbuffered)
+    } else if is_too_large {
+        Some(NotStored::TooLarge)
+    } else {
+        None
+    };
+    if refused.is_some() || head.status < 200 || head.status == 304 {
+        return refuse(request, &caching, refused, now);
     }
     let (lifetime, vary, left_out) = match judge_fields(request, settings, head.status, fields, now) {
         Storing::Store { lifetime, vary, left_out } => (lifetime, vary, left_out),
-        Storing::Not(why) => {
-            if let Some(note) = request.notes.get_mut::<CacheNote>() {
-                note.not_stored = Some(why);
-            }
-            caching.zone.note_uncacheable(&caching.id, now);
-            return None;
-        }
+        Storing::Not(why) => return refuse(request, &caching, Some(why), now),
     };
     let lead = caching.lead.take()?;
     let number = lead.fill().number;
-    if !search::name(request, &mut caching, fields, number, now) {
+    if let Err(why) = search::name(request, &mut caching, fields, number, now) {
+        Caching::note_not_stored(request, why);
         return None;
     }
     if let Some(status) = request.notes.get::<CacheNote>().and_then(|note| note.status) {
@@ -365,33 +371,39 @@ pub(in crate::upstream) fn judge(
     let mut id = caching.primary;
     if let Vary::Fields(names) = vary {
         meta.variant = variant_of(request, &names).into();
-        let Some(noted) = note_vary(request, &caching, &names, number, now) else {
-            caching.zone.note_uncacheable(&caching.id, now);
-            return None;
+        meta.variant_number = match note_vary(request, &caching, &names, number, now) {
+            Ok(noted) => noted,
+            Err(why) => return refuse(request, &caching, Some(why), now),
         };
-        meta.variant_number = noted;
         id = variant_id(&caching.primary, meta.variant_number, &meta.variant);
     }
     if header_length(&meta) as usize > HEADER_MAX {
-        caching.zone.note_uncacheable(&caching.id, now);
-        return None;
+        return refuse(request, &caching, Some(NotStored::LongHead), now);
+    }
+    if !caching.zone.disk.is_well() || caching.zone.is_failing() {
+        // It is tried all the same: others read along, and the disk may be well again.
+        Caching::note_not_stored(request, NotStored::Disk);
     }
     let search = caching.search.take().filter(|_| caching.key != caching.own);
     Some(Stored { lead, id, meta: Arc::new(meta), search })
 }
 
+/// A response is not stored. Whoever waits for it should not wait for the next one, too.
+fn refuse(request: &mut Request, caching: &Caching, why: Option<NotStored>, now: u64) -> Option<Stored> {
+    caching.zone.note_uncacheable(&caching.id, now);
+    if let Some(why) = why {
+        Caching::note_not_stored(request, why);
+    }
+    None
+}
+
 /// Notes what the response depends on, in the index and beside the entries: a mark that the next process finds.
-fn note_vary(request: &Request, caching: &Caching, names: &[u8], number: u64, now: u64) -> Option<u64> {
+fn note_vary(request: &Request, caching: &Caching, names: &[u8], number: u64, now: u64) -> Result<u64, NotStored> {
     let zone = &caching.zone;
-    let noted = zone.note_vary(&caching.primary, names, number, now)?;
+    let mark =
+        Meta { key: (*caching.key).into(), variant: names.into(), variant_number: number, number, ..Meta::default() };
+    let noted = zone.note_vary(&caching.primary, names, number, Some(file_length(&mark, 0)), now)?;
     if noted == number {
-        let mark = Meta {
-            key: (*caching.key).into(),
-            variant: names.into(),
-            variant_number: number,
-            number,
-            ..Meta::default()
-        };
         let primary = caching.primary;
         let path = zone.path_of(&primary);
         let number = store::new_number();
@@ -404,7 +416,7 @@ fn note_vary(request: &Request, caching: &Caching, names: &[u8], number: u64, no
             }
         });
     }
-    Some(noted)
+    Ok(noted)
 }
 
 pub(super) fn converts_head(request: &Request) -> bool {

@@ -12,10 +12,10 @@ use gale_runtime::files::likely_device;
 
 use super::Caching;
 use crate::cache::CacheZone;
-use crate::cache::format::{Meta, SEARCHES};
+use crate::cache::format::{Meta, SEARCHES, file_length};
 use crate::cache::key::{KEY_BYTES_MAX, id_of};
 use crate::cache::memory;
-use crate::cache::policy::SearchRules;
+use crate::cache::policy::{NotStored, SearchRules};
 use crate::cache::search::SearchKey;
 use crate::cache::store;
 use crate::cache::zone::Purged;
@@ -29,10 +29,18 @@ pub(super) fn rules_of(fields: &FieldList) -> Option<SearchRules> {
     SearchRules::parse(values.map(|field| &*field.value))
 }
 
-/// What a response is stored by: with rules by a key that other requests have, too. False if it may not be stored,
-/// because something was purged, or later rules have come, since it was asked for.
-pub(super) fn name(request: &Request, caching: &mut Caching, fields: &FieldList, number: u64, now: u64) -> bool {
-    let Some(search) = caching.search.clone() else { return true };
+/// What a response is stored by: with rules by a key that other requests have, too.
+///
+/// # Errors
+/// Something was purged, or later rules have come, since it was asked for; or no more rules can be noted.
+pub(super) fn name(
+    request: &Request,
+    caching: &mut Caching,
+    fields: &FieldList,
+    number: u64,
+    now: u64,
+) -> Result<(), NotStored> {
+    let Some(search) = caching.search.clone() else { return Ok(()) };
     let own_id = id_of(&caching.own);
     // As long as no entry can have the number, this says only whether there is a key at all.
     let rules = rules_of(fields).filter(|rules| search.entry(rules, 0).is_some_and(|key| key.len() <= KEY_BYTES_MAX));
@@ -42,13 +50,13 @@ pub(super) fn name(request: &Request, caching: &mut Caching, fields: &FieldList,
             caching.zone.note_uncacheable(&caching.id, now);
             (caching.key, caching.primary) = (Rc::clone(&caching.own), own_id);
         }
-        return true;
+        return Ok(());
     };
-    let Some(noted) = note(request, &caching.zone, &search, &rules, number, now) else { return false };
-    let Some(key) = search.entry(&rules, noted) else { return false };
+    let noted = note(request, &caching.zone, &search, &rules, number, now)?;
+    let key = search.entry(&rules, noted).ok_or(NotStored::Invalid)?;
     caching.primary = id_of(&key);
     caching.key = key.into();
-    true
+    Ok(())
 }
 
 /// Notes the rules, in the index and beside the entries: a mark that the next process finds.
@@ -59,19 +67,19 @@ fn note(
     rules: &SearchRules,
     number: u64,
     now: u64,
-) -> Option<u64> {
-    let key = search.mark();
-    let (id, text) = (id_of(&key), rules.encode());
-    let noted = zone.note_search(&id, &text, number, now)?;
+) -> Result<u64, NotStored> {
+    let (key, text) = (search.mark(), rules.encode());
+    let id = id_of(&key);
+    let mark = Meta {
+        key: key.into(),
+        variant: text.into(),
+        variant_number: number,
+        status: SEARCHES,
+        number,
+        ..Meta::default()
+    };
+    let noted = zone.note_search(&id, &mark.variant, number, Some(file_length(&mark, 0)), now)?;
     if noted == number {
-        let mark = Meta {
-            key: key.into(),
-            variant: text.into(),
-            variant_number: number,
-            status: SEARCHES,
-            number,
-            ..Meta::default()
-        };
         let path = zone.path_of(&id);
         let temporary = store::new_number();
         let zone = Arc::clone(zone);
@@ -83,7 +91,7 @@ fn note(
             }
         });
     }
-    Some(noted)
+    Ok(noted)
 }
 
 /// What has begun to come was asked for before something was purged that it may stand for: it is not stored. Asked when
