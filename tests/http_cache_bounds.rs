@@ -10,6 +10,8 @@ use support::{Backend, Client, Directory, Driver, Response, Server, Serving, Set
 with_each_driver!(
     marks_of_variants_count_for_max_size,
     a_place_of_a_list_in_vary_is_free_when_no_entry_has_it,
+    a_response_of_unknown_length_is_stored_without_its_client_if_it_ends,
+    a_response_without_end_is_given_up_when_its_client_has_left,
     cache_status_and_the_log_tell_why_nothing_was_stored,
     a_response_is_not_told_to_be_stored_where_the_disk_fails,
 );
@@ -106,6 +108,52 @@ fn a_place_of_a_list_in_vary_is_free_when_no_entry_has_it(driver: Driver) {
     };
     assert_eq!([LISTS_MAX, 8, 7].map(|number| again(&mut client, number)), ["HIT", "HIT", "MISS"]);
     server.stop();
+}
+
+fn a_response_of_unknown_length_is_stored_without_its_client_if_it_ends(driver: Driver) {
+    let (directory, backend) = (Directory::new(), Backend::tcp());
+    let server = caching(driver, directory.path(), "", backend.address(), "proxy_read_timeout 60s;").start();
+    let mut client = server.connect();
+    client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let mut behind = backend.accept();
+    behind.request();
+    let head = "HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nTransfer-Encoding: chunked\r\n\r\n";
+    behind.send(format!("{head}2\r\nab\r\n"));
+    assert_eq!(client.head().status, 200);
+    drop(client);
+    // Another one reads along for a while.
+    let mut second = server.connect();
+    second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!(used(&second.head()), "HIT");
+    drop(second);
+    behind.send("2\r\ncd\r\n0\r\n\r\n");
+    directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+    let stored = server.get("/a");
+    assert_eq!((used(&stored), stored.text()), ("HIT", "abcd"));
+    assert!(backend.is_idle());
+    server.stop();
+}
+
+fn a_response_without_end_is_given_up_when_its_client_has_left(driver: Driver) {
+    let (directory, backend) = (Directory::new(), Backend::tcp());
+    let server = caching(driver, directory.path(), "", backend.address(), "proxy_read_timeout 2s;").start();
+    let mut client = server.connect();
+    client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let mut behind = backend.accept();
+    behind.request();
+    behind.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n");
+    assert_eq!(client.head().status, 200);
+    drop(client);
+    // As quick as the server answers others: it is never silent for long.
+    let mut other = server.connect();
+    let piece = format!("400\r\n{}\r\n", "x".repeat(0x400));
+    while behind.try_send(&piece).is_ok() {
+        assert_eq!(other.get("/other").status, 204);
+    }
+    server.wait_logged("no client reads a response of unknown length any more");
+    drop(behind);
+    server.stop();
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().flatten().filter(|e| e.file_name().len() >= 32).count(), 0);
 }
 
 fn cache_status_and_the_log_tell_why_nothing_was_stored(driver: Driver) {

@@ -2,7 +2,8 @@
 //!
 //! The server is read as fast as the disk writes. A disk that is behind slows it for [`DISK_PATIENCE`] at most; then
 //! nothing is stored any more, and the server is as fast as the fastest client. Without clients that is the end; as
-//! long as it is stored, it goes on without any.
+//! long as it is stored, it goes on without any: to its end if its length is known, otherwise for as long as the server
+//! may be silent (`proxy_read_timeout`), since it may have no end.
 //!
 //! What all loops may read is charged to the process. When its account is full, the last piece stays on the account of
 //! the loop, and the server waits, as for a disk, until what the file has was forgotten or others have made room.
@@ -16,11 +17,11 @@ use std::time::Duration;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_runtime::files::{Writer, likely_device};
-use gale_runtime::{Bytes, File, ThreadPool, Timer, sleep, timeout};
+use gale_runtime::{Bytes, File, Moment, ThreadPool, Timer, sleep, timeout};
 
 use super::batches::detach_with_others;
 use crate::cache::CacheZone;
-use crate::cache::fill::Fill;
+use crate::cache::fill::{Fill, Stage};
 use crate::cache::format::{self, MAGIC, Meta};
 use crate::cache::key::Id;
 use crate::cache::store;
@@ -120,8 +121,19 @@ pub(super) fn start(
         // What came with the head.
         fill_beginning.iter().for_each(|piece| summing.update(piece));
         let silence = Timer::after(silence_max);
-        let feed =
-            Feed { answering: Some(answering), ending, meta, pool, silence, silence_max, rate, header_length, summing };
+        let feed = Feed {
+            answering: Some(answering),
+            has_length: matches!(ending.fill.stage(), Stage::Coming(_, Some(_))),
+            unread_since: None,
+            ending,
+            meta,
+            pool,
+            silence,
+            silence_max,
+            rate,
+            header_length,
+            summing,
+        };
         if let Some(whole) = feed.run(&copy, next).await {
             whole.store().await;
         }
@@ -141,6 +153,10 @@ impl Drop for GiveUp {
 
 struct Feed {
     answering: Option<Box<Answering>>,
+    /// It is known how long the body is.
+    has_length: bool,
+    /// Since when nobody reads it.
+    unread_since: Option<Moment>,
     ending: Ending,
     meta: Arc<Meta>,
     pool: ThreadPool,
@@ -182,6 +198,11 @@ impl Feed {
             let fill = Arc::clone(&self.ending.fill);
             if fill.is_purged() || fill.received() > self.ending.zone.options().max_size {
                 // Nobody wants it, or there is never room for it.
+                may_store = false;
+            }
+            if may_store && self.is_left_for_good(&fill) {
+                let message = "no client reads a response of unknown length any more, it is not stored";
+                request.log(Level::Info, format_args!("{message}"));
                 may_store = false;
             }
             if !may_store && let Some(given_up) = storing.take() {
@@ -251,6 +272,16 @@ impl Feed {
                 }
             }
         }
+    }
+
+    /// Whether nobody has read it for so long that it is given up: it may have no end.
+    fn is_left_for_good(&mut self, fill: &Fill) -> bool {
+        if self.has_length || fill.readers() > 0 {
+            self.unread_since = None;
+            return false;
+        }
+        let now = gale_runtime::now();
+        now.since(*self.unread_since.get_or_insert(now)) > self.silence_max
     }
 
     /// Creates the file and writes what has come so far.
