@@ -12,6 +12,7 @@ with_each_driver!(
     a_place_of_a_list_in_vary_is_free_when_no_entry_has_it,
     a_response_of_unknown_length_is_stored_without_its_client_if_it_ends,
     a_response_without_end_is_given_up_when_its_client_has_left,
+    parts_are_stored_where_the_key_has_their_range,
     cache_status_and_the_log_tell_why_nothing_was_stored,
     a_response_is_not_told_to_be_stored_where_the_disk_fails,
 );
@@ -156,6 +157,32 @@ fn a_response_without_end_is_given_up_when_its_client_has_left(driver: Driver) {
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().flatten().filter(|e| e.file_name().len() >= 32).count(), 0);
 }
 
+fn parts_are_stored_where_the_key_has_their_range(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let more = "proxy_cache_key $uri$http_range; proxy_set_header Range $http_range;";
+    let server = caching(driver, directory.path(), "", &backend.address, more).start();
+    let mut client = server.connect();
+    let part = "X-Status: 206 Partial Content\r\nX-Fields: Content-Range: bytes 0-4/9\r\n";
+    let own = format!("{part}Range: bytes=0-4\r\n");
+    assert_eq!(detail(&ask(&mut client, "/a", &own)), "stored");
+    assert_eq!(used(&ask(&mut client, "/a", &own)), "HIT");
+    // A part of another range, and one that answers a request for the whole.
+    assert_eq!(used(&ask(&mut client, "/a", &format!("{part}Range: bytes=5-9\r\n"))), "MISS");
+    let unasked = ask(&mut client, "/b", part);
+    assert_eq!((unasked.status, detail(&unasked)), (206, "part"));
+    assert_eq!(used(&ask(&mut client, "/b", "")), "MISS");
+    server.stop();
+    // The key does not have it.
+    let more = "proxy_set_header Range $http_range;";
+    for (conformance, expected) in [("mixed", "part"), ("rfc9111", "part"), ("nginx", "stored")] {
+        let directory = Directory::new();
+        let more = format!("{more} proxy_cache_conformance {conformance};");
+        let server = caching(driver, directory.path(), "", &backend.address, &more).start();
+        assert_eq!(detail(&ask(&mut server.connect(), "/a", &own)), expected, "{conformance}");
+        server.stop();
+    }
+}
+
 fn cache_status_and_the_log_tell_why_nothing_was_stored(driver: Driver) {
     let (directory, backend) = (Directory::new(), origin());
     let more = "proxy_no_cache $arg_no; proxy_cache_max_range_offset 10; }
@@ -171,6 +198,7 @@ fn cache_status_and_the_log_tell_why_nothing_was_stored(driver: Driver) {
         ("/b", "X-Length: 200000\r\n", "too-large"),
         ("/unbuffered/a", "", "unbuffered"),
         ("/c", "Range: bytes=100-\r\n", "range-offset"),
+        ("/d", "X-Status: 206 Partial Content\r\nX-Fields: Content-Range: bytes 0-4/9\r\n", "part"),
         ("/e", "X-Fields: X-Accel-Expires: 0\r\n", "x-accel-expires"),
         ("/f", "X-Fields: Vary: *\r\n", "vary"),
     ];

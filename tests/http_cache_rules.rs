@@ -114,6 +114,9 @@ const RULES: &[Row] = &[
         ["MISS", "MISS", "MISS"]) },
     Row { first: "X-A: 1\r\n", ..row("4.1: a field that is not there", "Cache-Control: max-age=60|Vary: X-A", "",
         ["MISS", "MISS", "MISS"]) },
+    // What a key is about that has the range is in `http_cache_bounds.rs`.
+    Row { first: "X-Status: 206 Partial Content\r\n", ..row("3.3: a part does not answer for the whole",
+        "Cache-Control: max-age=60|Content-Range: bytes 0-9/20", "", ["MISS", "HIT", "MISS"]) },
     row("4.1: Vary *", "Cache-Control: max-age=60|Vary: *", "", ["MISS", "MISS", "MISS"]),
     row("4.2.4: stale-if-error, and the server fails", "Cache-Control: max-age=60, stale-if-error=3000|Age: 90",
         "X-Status: 503 Oops\r\n", ["STALE", "HIT", "EXPIRED"]),

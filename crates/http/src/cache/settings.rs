@@ -112,6 +112,8 @@ pub struct CacheKey {
     pub template: Template,
     /// It has what tells users apart: no response to one reaches another.
     pub tells_users: bool,
+    /// It has `$slice_range`: a part of a response has a key of its own.
+    pub tells_slices: bool,
     /// Where the query is in it, if that is a place of its own.
     pub search: Option<SearchPlace>,
 }
@@ -219,6 +221,11 @@ impl CacheSettings {
     /// Whether the key tells users apart.
     pub fn key_tells_users(&self) -> bool {
         self.key.get_opt().is_some_and(|key| key.tells_users)
+    }
+
+    /// Whether the key tells slices apart.
+    pub fn key_tells_slices(&self) -> bool {
+        self.key.get_opt().is_some_and(|key| key.tells_slices)
     }
 
     /// A request's key by its parts, if its query may not matter: `No-Vary-Search` is followed, and the key has a place

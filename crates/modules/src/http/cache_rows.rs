@@ -283,7 +283,8 @@ fn key_of(builder: &mut Builder, word: &Word) -> Result<CacheKey, Diagnostic> {
     let search = search_place(builder, word)?;
     let text = &word.text;
     let names = |name: &&str| text.contains_str(format!("${name}")) || text.contains_str(format!("${{{name}"));
-    Ok(CacheKey { template, tells_users: OF_USERS.iter().any(names), search })
+    let (tells_users, tells_slices) = (OF_USERS.iter().any(names), names(&"slice_range"));
+    Ok(CacheKey { template, tells_users, tells_slices, search })
 }
 
 /// Where a key has the query: what comes before its last mention, and what comes behind it. A query that is in a place

@@ -116,6 +116,8 @@ pub enum NotStored {
     NoLifetime,
     /// `must-understand`, and a status that nobody here understands.
     NotUnderstood,
+    /// A part of a response: it does not answer for all of it.
+    Part,
     /// It was not asked for as often as `proxy_cache_min_uses` says.
     MinUses,
     /// `proxy_no_cache`
@@ -153,6 +155,7 @@ impl NotStored {
             NotStored::Invalid => "invalid",
             NotStored::NoLifetime => "no-lifetime",
             NotStored::NotUnderstood => "not-understood",
+            NotStored::Part => "part",
             NotStored::MinUses => "min-uses",
             NotStored::Excluded => "excluded",
             NotStored::TooLarge => "too-large",

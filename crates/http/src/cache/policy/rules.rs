@@ -43,6 +43,8 @@ pub struct Rules {
     pub obeys_cdn_cache_control: bool,
     /// `must-understand` counts. (§5.2.2.3)
     pub obeys_must_understand: bool,
+    /// A part (206) is stored only where the key has its range: it never answers for the whole. (§3.3)
+    pub refuses_parts: bool,
     /// Cookies do not keep a response from being stored. (§7.3)
     pub stores_cookies: bool,
 }
@@ -66,6 +68,7 @@ impl Conformance {
                 heads_update: false,
                 obeys_cdn_cache_control: false,
                 obeys_must_understand: false,
+                refuses_parts: false,
                 stores_cookies: false,
             },
             Conformance::Mixed => Rules {
@@ -78,6 +81,7 @@ impl Conformance {
                 heads_update: true,
                 obeys_cdn_cache_control: true,
                 obeys_must_understand: true,
+                refuses_parts: true,
                 ..Conformance::Nginx.rules()
             },
             Conformance::Rfc9111 => Rules {

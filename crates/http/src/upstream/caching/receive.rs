@@ -348,6 +348,9 @@ pub(in crate::upstream) fn judge(
         Storing::Store { lifetime, vary, left_out } => (lifetime, vary, left_out),
         Storing::Not(why) => return refuse(request, &caching, Some(why), now),
     };
+    if head.status == 206 && !stands_for_part(request, &caching, &settings.cache) {
+        return refuse(request, &caching, Some(NotStored::Part), now);
+    }
     let lead = caching.lead.take()?;
     let number = lead.fill().number;
     if let Err(why) = search::name(request, &mut caching, fields, number, now) {
@@ -395,6 +398,16 @@ fn refuse(request: &mut Request, caching: &Caching, why: Option<NotStored>, now:
         Caching::note_not_stored(request, why);
     }
     None
+}
+
+/// Whether a part of a response is what the key is about, so that it answers nobody who wants something else: the key
+/// has the range. (RFC 9111 §3.3)
+fn stands_for_part(request: &Request, caching: &Caching, cache: &CacheSettings) -> bool {
+    let has_own_range = || {
+        let range = request.header(KnownHeader::Range).filter(|range| !range.is_empty());
+        range.is_some_and(|range| memchr::memmem::find(&caching.own, range).is_some())
+    };
+    !cache.conformance.get().rules().refuses_parts || cache.key_tells_slices() || has_own_range()
 }
 
 /// Notes what the response depends on, in the index and beside the entries: a mark that the next process finds.
