@@ -13,6 +13,7 @@ with_each_driver!(
     a_response_of_unknown_length_is_stored_without_its_client_if_it_ends,
     a_response_without_end_is_given_up_when_its_client_has_left,
     parts_are_stored_where_the_key_has_their_range,
+    what_was_stored_later_than_now_is_stale,
     cache_status_and_the_log_tell_why_nothing_was_stored,
     a_response_is_not_told_to_be_stored_where_the_disk_fails,
 );
@@ -179,6 +180,43 @@ fn parts_are_stored_where_the_key_has_their_range(driver: Driver) {
         let more = format!("{more} proxy_cache_conformance {conformance};");
         let server = caching(driver, directory.path(), "", &backend.address, &more).start();
         assert_eq!(detail(&ask(&mut server.connect(), "/a", &own)), expected, "{conformance}");
+        server.stop();
+    }
+}
+
+/// Has a file say that it was stored so many seconds later, with all that follows from that.
+fn postpone(file: &Path, by: u64) {
+    let mut bytes = std::fs::read(file).unwrap();
+    let header_length = u32::from_le_bytes(bytes[12..16].try_into().unwrap()) as usize;
+    for at in [32, 40] {
+        let moment = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) + by;
+        bytes[at..at + 8].copy_from_slice(&moment.to_le_bytes());
+    }
+    bytes[92..96].fill(0);
+    let sum = crc32fast::hash(&bytes[..header_length]);
+    bytes[92..96].copy_from_slice(&sum.to_le_bytes());
+    std::fs::write(file, bytes).unwrap();
+}
+
+/// As when the clock was set back since then.
+fn what_was_stored_later_than_now_is_stale(driver: Driver) {
+    let backend = origin();
+    for (by, first) in [(0, "HIT"), (3600, "EXPIRED")] {
+        let directory = Directory::new();
+        let more = "proxy_cache_conformance rfc9111;";
+        let server = caching(driver, directory.path(), "", &backend.address, more).start();
+        assert_eq!(used(&server.get("/a")), "MISS");
+        directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+        server.stop();
+        let files =
+            std::fs::read_dir(directory.path()).unwrap().flatten().filter(|entry| entry.file_name().len() == 32);
+        files.for_each(|entry| postpone(&entry.path(), by));
+        std::fs::remove_file(directory.path().join(".gale.journal")).unwrap();
+        let server = caching(driver, directory.path(), "", &backend.address, more).start();
+        let mut client = server.connect();
+        // Whoever takes what is stale gets what was stored later than now no more than others do.
+        assert_eq!(used(&ask(&mut client, "/a", "Cache-Control: max-stale\r\n")), first, "{by}");
+        assert_eq!(used(&ask(&mut client, "/a", "")), "HIT", "{by}");
         server.stop();
     }
 }

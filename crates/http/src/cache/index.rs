@@ -1,7 +1,7 @@
 //! The index of a cache: which entries there are, in memory, in shards with a lock each.
 //!
 //! ```text
-//!   shard   slots  [ 72 bytes | 72 bytes | … never used … ]     allocated at once, touched when used
+//!   shard   slots  [ 80 bytes | 80 bytes | … never used … ]     allocated at once, touched when used
 //!           table  sum ──► slot                                  5 bytes for each slot, and a seventh
 //!           queues (eviction.rs) over the slots
 //! ```
@@ -20,7 +20,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::eviction::{Links, Queues};
 use super::key::Id;
-use super::policy::Lifetime;
+use super::policy::{Lifetime, is_of_later};
 
 /// What an entry takes of a zone: a slot and its share of the table.
 pub const ENTRY_COST: usize = 88;
@@ -74,6 +74,8 @@ pub struct Entry {
     pub size: u64,
     /// The last second in which it is fresh.
     pub fresh_until: u32,
+    /// When it came.
+    pub received: u32,
     /// See [`Lifetime`].
     pub stale_while_revalidate: u32,
     /// See [`Lifetime`].
@@ -96,6 +98,7 @@ impl Entry {
             number: 0,
             size: 0,
             fresh_until: 0,
+            received: 0,
             stale_while_revalidate: 0,
             stale_if_error: 0,
             accessed: seconds(now),
@@ -108,6 +111,7 @@ impl Entry {
     /// Takes over what a lifetime says, as far as the index needs it.
     pub fn set_lifetime(&mut self, lifetime: &Lifetime) {
         self.fresh_until = seconds(lifetime.fresh_until);
+        self.received = seconds(lifetime.received);
         self.stale_while_revalidate = lifetime.stale_while_revalidate;
         self.stale_if_error = lifetime.stale_if_error;
         self.must_revalidate = lifetime.must_revalidate;
@@ -115,7 +119,7 @@ impl Entry {
 
     /// Whether it is fresh.
     pub fn is_fresh(&self, now: u64) -> bool {
-        u64::from(self.fresh_until) >= now
+        u64::from(self.fresh_until) >= now && !is_of_later(self.received.into(), now)
     }
 }
 

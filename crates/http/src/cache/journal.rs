@@ -225,7 +225,7 @@ pub enum Record {
         number: u64,
         /// The bytes of its file.
         size: u64,
-        /// See [`Entry`]: fresh until, stale while revalidating, stale if error, asked for.
+        /// See [`Entry`]: fresh until, stale while revalidating, stale if error, received.
         times: [u32; 4],
         /// It may not be used stale.
         must_revalidate: bool,
@@ -291,7 +291,7 @@ impl Record {
             id: entry.id,
             number: entry.number,
             size: entry.size,
-            times: [entry.fresh_until, entry.stale_while_revalidate, entry.stale_if_error, entry.accessed],
+            times: [entry.fresh_until, entry.stale_while_revalidate, entry.stale_if_error, entry.received],
             must_revalidate: entry.must_revalidate,
         })
     }

@@ -173,7 +173,7 @@ impl NotStored {
 impl Lifetime {
     /// Whether it is fresh.
     pub fn is_fresh(&self, now: u64) -> bool {
-        self.fresh_until >= now
+        self.fresh_until >= now && !is_of_later(self.received, now)
     }
 
     /// Whether it may be used while it is being fetched anew.
@@ -185,6 +185,15 @@ impl Lifetime {
     pub fn may_be_stale_if_error(&self, now: u64) -> bool {
         !self.must_revalidate && self.fresh_until.saturating_add(self.stale_if_error.into()) >= now
     }
+}
+
+/// By so many seconds the clock may be set back without effect: clocks that are kept right are set by less.
+const CLOCK_STEP_MAX: u64 = 5;
+
+/// Whether something was stored later than now: the clock was set back since. Nobody knows how old it is, so it is
+/// stale; otherwise it would be fresh for longer by all that the clock was set back. (§4.2.3)
+pub fn is_of_later(received: u64, now: u64) -> bool {
+    received > now.saturating_add(CLOCK_STEP_MAX)
 }
 
 /// How old something stored is, in seconds. A clock that was set back makes nothing younger than it came. (§4.2.3)

@@ -12,6 +12,6 @@ mod table;
 pub mod vary;
 
 pub use cache_control::{RequestDirectives, ResponseDirectives};
-pub use freshness::{Lifetime, NotStored, Storing, current_age};
+pub use freshness::{Lifetime, NotStored, Storing, current_age, is_of_later};
 pub use no_vary_search::SearchRules;
 pub use rules::{Conformance, Rules};

@@ -3,6 +3,7 @@
 
 use super::freshness::{Heuristic, IgnoredFields, Judged, judge};
 use super::{Conformance, NotStored, Storing, current_age};
+use crate::cache::index::{Entry, Kind};
 use crate::request::response::{Field, FieldList};
 
 /// When every response of the table comes: Sun, 06 Nov 1994 08:49:37 GMT.
@@ -225,4 +226,10 @@ fn a_clock_that_is_set_back_makes_nothing_younger() {
     assert_eq!(outcome(&row, Conformance::Mixed), Fresh(40));
     let lifetime = super::Lifetime { received: NOW, initial_age: 20, ..super::Lifetime::default() };
     assert_eq!((current_age(&lifetime, NOW + 5), current_age(&lifetime, NOW - 500)), (25, 20));
+    // Nor fresh for longer than it was to be, but for what clocks are set by to be right.
+    let lifetime = super::Lifetime { fresh_until: NOW + 60, received: NOW, ..super::Lifetime::default() };
+    assert_eq!([NOW + 61, NOW, NOW - 5, NOW - 6].map(|now| lifetime.is_fresh(now)), [false, true, true, false]);
+    let mut entry = Entry::new([0; 16], Kind::Stored, NOW);
+    entry.set_lifetime(&lifetime);
+    assert_eq!([NOW + 61, NOW, NOW - 5, NOW - 6].map(|now| entry.is_fresh(now)), [false, true, true, false]);
 }

@@ -103,7 +103,7 @@ impl CacheZone {
                 if !known && self.purges.judge_key(&id, number) != Verdict::Gone {
                     let mut entry = Entry::new(id, Kind::Stored, now);
                     (entry.number, entry.size, entry.must_revalidate) = (number, self.room_for(size), must_revalidate);
-                    [entry.fresh_until, entry.stale_while_revalidate, entry.stale_if_error, _] = times;
+                    [entry.fresh_until, entry.stale_while_revalidate, entry.stale_if_error, entry.received] = times;
                     // Hits are not in the journal, so it counts as asked for now: what nobody wants goes when it has
                     // been here for `inactive` again.
                     // What does not fit stays on disk for the loader.

@@ -319,16 +319,17 @@ impl CacheZone {
     }
 
     fn note(self: &Arc<Self>, id: &Id, kind: Kind, until: u64, now: u64) {
+        let (until, now_seconds) = (seconds(until), seconds(now));
         let is_kept = self.index.with(id, |entry| match entry {
             Some(entry) if entry.kind.has_file() => true,
             Some(entry) => {
-                (entry.kind, entry.fresh_until) = (kind, seconds(until));
+                (entry.kind, entry.fresh_until, entry.received) = (kind, until, now_seconds);
                 true
             }
             None => false,
         });
         if !is_kept {
-            self.put(Entry { fresh_until: seconds(until), ..Entry::new(*id, kind, now) });
+            self.put(Entry { fresh_until: until, received: now_seconds, ..Entry::new(*id, kind, now) });
         }
     }
 

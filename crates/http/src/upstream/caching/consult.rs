@@ -24,7 +24,7 @@ use crate::cache::index::{Entry, Kind};
 use crate::cache::key::{Id, KEY_BYTES_MAX, id_of, variant_id};
 use crate::cache::memory::{self, Hot, HotBody, LOOK_AGAIN};
 use crate::cache::policy::vary::append_variant;
-use crate::cache::policy::{NotStored, RequestDirectives, Rules, current_age};
+use crate::cache::policy::{NotStored, RequestDirectives, Rules, current_age, is_of_later};
 use crate::cache::purges::Verdict;
 use crate::cache::search::SearchKey;
 use crate::cache::settings::{CacheChoice, CachePath, CacheSettings, holds};
@@ -189,6 +189,7 @@ impl Directives {
         let most = asked.max_stale.unwrap_or(0);
         !asked.no_cache
             && most > 0
+            && !is_of_later(meta.lifetime.received, now)
             && !meta.lifetime.must_revalidate
             && asked.max_age.is_none_or(|most| current_age(&meta.lifetime, now) <= most.into())
             && now.saturating_sub(meta.lifetime.fresh_until) <= most.into()
