@@ -14,6 +14,7 @@ with_each_driver!(
     a_response_without_end_is_given_up_when_its_client_has_left,
     parts_are_stored_where_the_key_has_their_range,
     what_was_stored_later_than_now_is_stale,
+    empty_levels_are_none,
     cache_status_and_the_log_tell_why_nothing_was_stored,
     a_response_is_not_told_to_be_stored_where_the_disk_fails,
 );
@@ -218,6 +219,18 @@ fn what_was_stored_later_than_now_is_stale(driver: Driver) {
         assert_eq!(used(&ask(&mut client, "/a", "Cache-Control: max-stale\r\n")), first, "{by}");
         assert_eq!(used(&ask(&mut client, "/a", "")), "HIT", "{by}");
         server.stop();
+    }
+}
+
+fn empty_levels_are_none(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let server = caching(driver, directory.path(), "levels=", &backend.address, "").start();
+    server.get("/a");
+    directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
+    server.stop();
+    for wrong in ["levels", "levels=1:", "levels=:1", "levels=3"] {
+        let mut server = caching(driver, directory.path(), wrong, &backend.address, "").argument("-t").launch();
+        assert!(!server.wait_exited().success(), "{wrong}");
     }
 }
 

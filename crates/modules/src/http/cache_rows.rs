@@ -171,6 +171,8 @@ pub(crate) fn cache_path(builder: &mut Builder, statement: &Statement) -> Result
         let number = |name: &str| units::parse_number(value).ok_or_else(|| value_error(name));
         let time = |name: &str| units::parse_time(value).ok_or_else(|| value_error(name));
         match name {
+            // As in nginx: as if it were not there.
+            b"levels" if &**word.text == b"levels=" => {}
             b"levels" => levels = parse_levels(value).ok_or_else(|| invalid("\"levels\""))?,
             b"use_temp_path" if matches!(value, b"on" | b"off") => {}
             b"use_temp_path" => {
