@@ -11,6 +11,7 @@ with_each_driver!(
     stored_responses_are_used_as_the_rules_say,
     fields_are_stored_and_updated_as_the_rules_say,
     requests_that_are_not_safe_invalidate_as_the_rules_say,
+    uris_that_are_replaced_are_invalidated_by_either_name,
     responses_to_head_freshen_or_invalidate_as_the_rules_say,
 );
 
@@ -367,6 +368,62 @@ fn requests_that_are_not_safe_invalidate_as_the_rules_say(driver: Driver) {
         let found = ["1", "2"].map(|value| ask_variant(&mut client, value));
         if found != [GOES[column]; 2] {
             wrong.push(format!("4.4: variants, {rules}: {found:?}"));
+        }
+        server.stop();
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The same where `proxy_pass` replaces a part of the URI: clients ask for `/O/N/a` of the host `a`, the server `S` is
+/// asked for `/I/N/a`.
+#[rustfmt::skip]
+const REPLACED: &[UnsafeRow] = &[
+    after("4.4: the server's URL", ["POST", "201 Created", "Location: http://S/I/N/b"], "b", GOES),
+    after("4.4: the server's URL, in capitals", ["POST", "201 Created", "Location: HTTP://S/I/N/b"], "b", GOES),
+    after("4.4: the server's path", ["POST", "201 Created", "Location: /I/N/b"], "b", GOES),
+    after("4.4: the client's URL", ["POST", "201 Created", "Location: http://a/O/N/b"], "b", GOES),
+    after("4.4: the client's path", ["POST", "303 See Other", "Location: /O/N/b#c"], "b", GOES),
+    after("4.4: Content-Location, the server's URL", ["PUT", "200 OK", "Content-Location: http://S/I/N/b"], "b", GOES),
+    after("4.4: Content-Location, the server's path", ["PUT", "200 OK", "Content-Location: /I/N/b?c"], "b?c", GOES),
+    after("4.4: another path of the server", ["POST", "201 Created", "Location: http://S/X/N/b"], "b", STAYS),
+    after("4.4: the client's path on the server", ["POST", "201 Created", "Location: http://S/O/N/b"], "b", STAYS),
+    after("4.4: another server", ["POST", "201 Created", "Location: http://b/I/N/b"], "b", STAYS),
+    after("4.4: the server's other scheme", ["POST", "201 Created", "Location: https://S/I/N/b"], "b", STAYS),
+];
+
+fn uris_that_are_replaced_are_invalidated_by_either_name(driver: Driver) {
+    const FRESH: &str = "X-Fields: Cache-Control: max-age=60";
+    let backend = origin();
+    let mut wrong = Vec::new();
+    for (rules, column) in CONFORMANCES.into_iter().zip(0..) {
+        let text = "proxy_cache_path %DIR%/cache keys_zone=one:1m; proxy_cache_conformance RULES;
+            proxy_cache_disk_timeout 60s; proxy_cache_lock_timeout 60s;
+            server { listen %UNIX%; proxy_cache one; add_header X-Cache $upstream_cache_status always;
+            location /outer-1/ { proxy_pass http://B/inner-1/; }
+            location /outer-2/ { proxy_pass http://B/inner-2/; proxy_cache_key $scheme$host$request_uri; }
+            location /3/ { proxy_pass http://B/inner$request_uri; }
+            location /4/ { proxy_pass http://B/inner$request_uri; proxy_cache_key $request_uri; } }";
+        let text = text.replace('B', &backend.address).replace("RULES", rules);
+        let server = Setup::http(driver, &text).start();
+        // What clients ask for, and what the server is asked for.
+        let places = [("outer-1", "inner-1"), ("outer-2", "inner-2"), ("3", "inner/3"), ("4", "inner/4")];
+        for ((outer, inner), (row, number)) in
+            places.into_iter().flat_map(|place| REPLACED.iter().zip(1..).map(move |row| (place, row)))
+        {
+            let mut client = server.connect();
+            let path = format!("/{outer}/{number}/{}", row.asked);
+            ask(&mut client, &path, &format!("{FRESH}\r\n"));
+            let fields = row.fields.replace("/N/", &format!("/{number}/"));
+            let fields = fields.replace("/O/", &format!("/{outer}/")).replace("/I/", &format!("/{inner}/"));
+            let fields = fields.replace("//S/", &format!("//{}/", backend.address));
+            let fields = format!("X-Status: {}\r\nX-Fields: {fields}\r\nContent-Length: 0\r\n", row.status);
+            let asked = format!("{} /{outer}/{number}/a HTTP/1.1\r\nHost: a\r\n{fields}\r\n", row.method);
+            let response = client.ask(asked);
+            let is_from_upstream = row.status.starts_with(&response.status.to_string());
+            let found = values(&ask(&mut client, &path, ""), "X-Cache");
+            if found != row.expected[column] || !is_from_upstream {
+                wrong.push(format!("{}, /{outer}/, {rules}: {found}; {}", row.section, response.status));
+            }
         }
         server.stop();
     }

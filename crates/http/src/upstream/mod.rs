@@ -47,4 +47,4 @@ mod tunnel;
 
 pub use attempt::{Alone, Passing, PassingTls, Wire, pass_on};
 pub use http2::{Http2Client, Http2Request};
-pub use response::{AccelCharset, HeadRewriter, KeepHead, USUALLY_HIDDEN};
+pub use response::{AccelCharset, HeadRewriter, KeepHead, ReplacedPath, ServerNames, USUALLY_HIDDEN};

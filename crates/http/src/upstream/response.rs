@@ -1,12 +1,13 @@
 //! What becomes of a response's head on its way to the client.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_base::units;
 use gale_protocol::http1::is_token_byte;
-use gale_protocol::request::{Method, Version};
+use gale_protocol::request::{Method, Scheme, Version};
 use gale_protocol::response::ResponseField;
 use gale_protocol::uri::split_unsafe;
 use gale_runtime::Bytes;
@@ -39,6 +40,29 @@ pub trait HeadRewriter {
     fn cookie(&self, _request: &Request, _value: &[u8]) -> Option<Vec<u8>> {
         None
     }
+
+    /// By which names the server knows what clients ask for; `None` if it knows none of its own.
+    fn server_names(&self, _request: &Request) -> Option<ServerNames> {
+        None
+    }
+}
+
+/// The names of a server for what clients ask for by others.
+pub struct ServerNames {
+    /// The scheme of its URLs.
+    pub scheme: Scheme,
+    /// The host, with its port unless that is the usual one.
+    pub host: Arc<[u8]>,
+    /// Without it the paths are the same, or nobody knows them.
+    pub replaced: Option<ReplacedPath>,
+}
+
+/// A beginning of the clients' paths, and what the server has in its place.
+pub struct ReplacedPath {
+    /// As clients have it.
+    pub client: Box<[u8]>,
+    /// As the server has it.
+    pub server: Box<[u8]>,
 }
 
 /// `X-Accel-Charset`: the charset that a server wants its response to be in, for the filter `charset`.

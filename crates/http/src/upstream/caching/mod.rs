@@ -8,6 +8,7 @@
 //!   resume     the rest of a response that the disk does not give, from its server
 //!   receive    a server's response: a 304, an error that something stale stands in for, something to store
 //!   freshen    what a response to HEAD says of what is stored
+//!   invalidate what a request that changes something takes away
 //!   feed       what a server sends, into a fill: the task that goes on without its first client
 //!   batches    what a turn of the loop has to store, handed to a pool together
 //!   purge      requests that purge
@@ -20,6 +21,7 @@ mod checked;
 mod consult;
 mod feed;
 mod freshen;
+mod invalidate;
 mod purge;
 mod receive;
 mod resume;

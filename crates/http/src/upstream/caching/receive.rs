@@ -10,20 +10,20 @@ use gale_runtime::Bytes;
 use gale_runtime::files::likely_device;
 
 use super::consult::{settings_use, variant_of};
+use super::invalidate::invalidate;
 use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot};
 use super::{AskedBecause, CacheNote, CacheStatus, Caching};
 use super::{feed, freshen, search};
 use crate::cache::CacheZone;
 use crate::cache::fill::Fill;
 use crate::cache::format::{HEADER_MAX, Meta, file_length, header_length};
-use crate::cache::key::{Id, id_of, variant_id};
+use crate::cache::key::{Id, variant_id};
 use crate::cache::memory::{self, Hot, HotBody};
 use crate::cache::policy::freshness::{IgnoredFields, Judged, judge as judge_storing};
 use crate::cache::policy::vary::Vary;
 use crate::cache::policy::{NotStored, Storing};
 use crate::cache::purges::tag_hash;
 use crate::cache::search::SearchKey;
-use crate::cache::services::write_soon;
 use crate::cache::settings::{CacheSettings, holds};
 use crate::cache::store;
 use crate::cache::zone::Lead;
@@ -314,7 +314,7 @@ pub(in crate::upstream) fn judge(
     let now = gale_runtime::wall_seconds();
     if !settings.cache.takes(request.method()) {
         if (200..400).contains(&head.status) {
-            invalidate(request, &caching, fields);
+            invalidate(request, passing, &caching, fields);
         }
         return None;
     }
@@ -466,54 +466,6 @@ fn tags(cache: &CacheSettings, fields: &FieldList) -> Box<[u64]> {
     let values = fields.iter().filter(|field| field.name.eq_ignore_ascii_case(name));
     let words = values.flat_map(|field| field.value.split(|byte| matches!(byte, b' ' | b',' | b'\t')));
     words.filter(|word| !word.is_empty()).take(TAGS_MAX).map(tag_hash).collect()
-}
-
-/// A request has changed something: what is stored under its URI goes, and under those on the same site that the
-/// response names. Where the key ends with the request's target, theirs are made by putting them in its place.
-fn invalidate(request: &Request, caching: &Caching, fields: &FieldList) {
-    let pool = pool_of(request);
-    let purge = |key: &[u8]| {
-        let id = id_of(key);
-        if caching.zone.purge_key(&id, false, Some(&pool)).is_noted {
-            write_soon(&caching.zone);
-        }
-        memory::forget(caching.zone.identity(), &id);
-    };
-    let purge_search = |search: &SearchKey| {
-        if search::purge(&caching.zone, search, false, &pool).is_noted {
-            write_soon(&caching.zone);
-        }
-    };
-    purge(&caching.key);
-    if let Some(search) = &caching.search {
-        purge_search(search);
-    }
-    let Some(prefix) = caching.key.strip_suffix(request.target_in_origin_form()) else { return };
-    let named = fields.iter().filter(|field| {
-        field.name.known() == Some(ResponseField::Location) || field.name.eq_ignore_ascii_case(b"Content-Location")
-    });
-    for field in named {
-        if let Some(target) = own_target(request, &field.value) {
-            purge(&[prefix, target].concat());
-            if let Some(search) = caching.search.as_ref().and_then(|_| SearchKey::of_target(prefix, target)) {
-                purge_search(&search);
-            }
-        }
-    }
-}
-
-/// The path, with arguments, of a URI of this site.
-fn own_target<'v>(request: &Request, value: &'v [u8]) -> Option<&'v [u8]> {
-    // What is behind it is the client's alone.
-    let value = value.split(|&byte| byte == b'#').next().unwrap_or_default();
-    if value.starts_with(b"/") && !value.starts_with(b"//") {
-        return Some(value);
-    }
-    let scheme = request.exchange().scheme().name().as_bytes();
-    let rest = value.strip_prefix(scheme)?.strip_prefix(b"://")?;
-    let host = request.header(KnownHeader::Host)?;
-    let target = rest.strip_prefix(host)?;
-    target.starts_with(b"/").then_some(target)
 }
 
 /// Begins to store a response, which the request reads as it comes.

@@ -43,7 +43,7 @@ use gale_http::upstream::http1::{Chunked, Http1Reader};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{Alone, HeadRewriter, Http2Request, Passing, USUALLY_HIDDEN, Wire, pass_on};
+use gale_http::upstream::{Alone, HeadRewriter, Http2Request, Passing, ServerNames, USUALLY_HIDDEN, Wire, pass_on};
 use gale_http::variables::Variable;
 use gale_http::variables::template::Template;
 use gale_protocol::http1::request_writer::Unwritable;
@@ -492,6 +492,10 @@ impl HeadRewriter for Conf {
 
     fn cookie(&self, request: &Request, value: &[u8]) -> Option<Vec<u8>> {
         cookies::rewrite(request, value, &self.cookie_domains, &self.cookie_paths, &self.cookie_flags)
+    }
+
+    fn server_names(&self, request: &Request) -> Option<ServerNames> {
+        request.notes.get::<Arc<Target>>().map(|target| target.names(request))
     }
 }
 

@@ -16,8 +16,10 @@ use gale_engine::configuration::Builder;
 use gale_engine::upstream::{PassTarget, Selection, Upstream, UpstreamTarget};
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
+use gale_http::upstream::{ReplacedPath, ServerNames};
 use gale_http::variables::template::Template;
 use gale_protocol::request::Scheme;
+use gale_protocol::uri::escape::{Class, escape};
 
 use super::Conf;
 use crate::http::upstream_head::{append_changed_uri, append_uri};
@@ -86,6 +88,20 @@ impl Target {
             uri.extend_from_slice(&self.uri);
         }
         append_changed_uri(request, location, uri);
+    }
+
+    /// Its names for what clients ask for.
+    pub fn names(&self, request: &Request) -> ServerNames {
+        let replaced = match &self.replaced {
+            Replaced::Location(Some(location)) if !self.uri.is_empty() && request.is_in_its_location() => {
+                let mut escaped = Vec::new();
+                escape(Class::Uri, location, &mut escaped);
+                Some(ReplacedPath { client: escaped.into(), server: self.uri.clone() })
+            }
+            Replaced::Location(_) | Replaced::Whole => None,
+        };
+        let scheme = if self.is_tls { Scheme::Https } else { Scheme::Http };
+        ServerNames { scheme, host: Arc::clone(&self.host), replaced }
     }
 }
 
