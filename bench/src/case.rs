@@ -28,6 +28,9 @@ pub const WARM_UP_TIME: Duration = Duration::from_secs(1);
 /// What the floor of io_uring sends in one piece.
 const FLOOR_RING_BODY_MAX: usize = 16 * 1024;
 
+/// Where an answer is found in a cache.
+const FOUND_PATH: &str = "/cached";
+
 /// A cache in the server's own folder. What is stored each time leaves again.
 const CACHE: &str = "proxy_cache_path cache levels=1:2 keys_zone=cache:64m max_size=256m inactive=1h;";
 const CACHED_LOCATIONS: &str = "\
@@ -228,8 +231,10 @@ impl Case {
         let mut all = Vec::new();
         for program in programs {
             let is_floor = program.kind == Kind::Floor && self.floor_request.is_some();
-            let needs_directives = self.is_page || self.directives.is_some();
-            if needs_directives && !is_floor && !matches!(program.kind, Kind::Nginx | Kind::Gale) {
+            // What is found needs none of their directives; the floor is that of a server that has it.
+            let may_find = self.is_found() && matches!(program.kind, Kind::Floor | Kind::Haproxy | Kind::Varnish);
+            let is_configured = is_floor || matches!(program.kind, Kind::Nginx | Kind::Gale) || may_find;
+            if (self.is_page || self.directives.is_some()) && !is_configured {
                 continue;
             }
             if self.certificate.is_some() && program.kind == Kind::Floor {
@@ -273,6 +278,11 @@ impl Case {
         all
     }
 
+    /// Whether the answers come out of a cache.
+    fn is_found(&self) -> bool {
+        self.path == FOUND_PATH
+    }
+
     /// What a server is started with for it.
     pub fn setting(&self) -> Setting {
         Setting {
@@ -283,6 +293,7 @@ impl Case {
             accepting: Accepting::Shared,
             behind: self.behind.as_ref().map(|behind| behind.port),
             floor_request: self.floor_request.clone(),
+            caches: self.is_found(),
             certificate: self.certificate.clone(),
             handshakes: self.handshakes,
             ..match (&self.directives, self.client) {

@@ -144,7 +144,8 @@ pub fn measure_cache(options: &Options) -> Measured {
         cached("hit-4m", "/cached", &large, PROXIED_LARGE_CONNECTIONS),
         cached("stored", "/stored", &small, connections),
     ];
-    measure_cases(options, "cache", "CPU time per request: cached", options.chosen_cases(cases)?)
+    let programs = options.servers(Some(&["floor", "nginx", "gale", "haproxy", "varnish"]))?;
+    measure_programs(options, &programs, "cache", "CPU time per request: cached", options.chosen_cases(cases)?)
 }
 
 /// Through a proxy to a server that answers every request with the same: small, 64 KiB, 4 MiB as it comes and piece by
@@ -200,12 +201,21 @@ pub fn measure_applications(options: &Options) -> Measured {
 }
 
 fn measure_cases(options: &Options, name: &'static str, title: &str, cases: Vec<Case>) -> Measured {
-    let programs = options.servers(None)?;
+    measure_programs(options, &options.servers(None)?, name, title, cases)
+}
+
+fn measure_programs(
+    options: &Options,
+    programs: &[Program],
+    name: &'static str,
+    title: &str,
+    cases: Vec<Case>,
+) -> Measured {
     let mut tables = Vec::new();
     for case in cases {
         let setting = case.setting();
         let with_setting = |program| Subject::new(program, setting.clone());
-        let servers: Vec<Subject> = case.programs(&programs).iter().map(with_setting).collect();
+        let servers: Vec<Subject> = case.programs(programs).iter().map(with_setting).collect();
         let rows = case::measure_in_turn(options, &case, &servers)?;
         tables.push(Table {
             case: case.name,
@@ -217,7 +227,7 @@ fn measure_cases(options: &Options, name: &'static str, title: &str, cases: Vec<
     }
     let body: String = tables.iter().map(|table| table.markdown(options)).collect();
     let holds = tables.iter().all(|table| table.rows.iter().all(|row| row.errors() == 0));
-    Ok((Document::new(name, title, &programs, &(body + NOTES), &tables)?, holds))
+    Ok((Document::new(name, title, programs, &(body + NOTES), &tables)?, holds))
 }
 
 const NOTES: &str = "\

@@ -49,17 +49,19 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   charts        draw the charts of thread-pools again from the results that are there; measures nothing
   all           cpu, syscalls, idle, accept, scaling, reload and respawn
 
-  --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH
+  --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH | --varnish PATH
                          the binaries (default: from PATH; gale: target/release/gale)
   --server LABEL=KIND:PATH
-                         one more server; KIND: nginx, gale, h2o, haproxy. May be repeated
+                         one more server; KIND: nginx, gale, h2o, haproxy, varnish. May be
+                         repeated
   --gale-use A,B         measure gale once per driver, with `use A;` in events (default: epoll,io_uring);
                          `default` says nothing there
   --servers A,B          only those labels (default: all that are there; where it makes sense: nginx and gale, or gale)
   --cases A,B            cpu, syscalls, scaling, instructions, profile: return, file, short; cpu: short-pair, too;
                          files, instructions: 1k, 10k, 64k, 4m
                          proxy: small, 64k, 4m, 4m-unbuffered, short; applications: fastcgi, uwsgi
-                         burst: file-50, file-200, file-1000, read-200, gzip-50, ssi-50, autoindex-20
+                         burst: file-50, file-200, file-1000, read-200, gzip-50, ssi-50, autoindex-20,
+                         handshakes-1000
                          instructions: proxied, fastcgi, uwsgi, too; figures: zone, zones, file, proxied, chance, traces
                          cpu, instructions: realistic, realistic-plain, gzip-1k, -3k, -10k, -20k, gzip (100 KiB), too
   --client wrk|lean      who asks over kept-alive connections (default: wrk; syscalls and profile: lean)
@@ -70,6 +72,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --idle-seconds N       idle: how long the connections are then left alone (default: 10)
   --rounds N             5; idle: 3
   --seconds S            one run (default: 4)
+  --bursts N             burst: 10, half of them where the server computes (gzip, SSI, names, handshakes)
   --requests N           instructions, lookups, figures: 5000
   --callgrind-gale PATH  instructions, lookups, figures, check: a Gale built for valgrind; else one is built
   --server-core N, --client-core N
@@ -107,6 +110,7 @@ pub struct Options {
     pub rounds: u32,
     pub idle_rounds: u32,
     pub run_time: Duration,
+    pub bursts: usize,
     pub requests: u32,
     pub callgrind_gale: Option<PathBuf>,
     pub server_core: usize,
@@ -133,6 +137,7 @@ impl Options {
             rounds: 5,
             idle_rounds: 3,
             run_time: Duration::from_secs(4),
+            bursts: 10,
             requests: 5000,
             callgrind_gale: None,
             server_core: 0,
@@ -147,6 +152,7 @@ impl Options {
         let mut gale = bench.join("../target/release/gale");
         let mut h2o = PathBuf::from("h2o");
         let mut haproxy = PathBuf::from("haproxy");
+        let mut varnish = PathBuf::from("varnishd");
         let mut drivers = vec!["epoll".to_owned(), "io_uring".to_owned()];
         let mut more = Vec::new();
         let mut args = args.iter();
@@ -160,6 +166,7 @@ impl Options {
                 "--gale" => gale = PathBuf::from(value),
                 "--h2o" => h2o = PathBuf::from(value),
                 "--haproxy" => haproxy = PathBuf::from(value),
+                "--varnish" => varnish = PathBuf::from(value),
                 "--server" => more.push(parse_server(value)?),
                 "--gale-use" => drivers = list(),
                 "--servers" => options.chosen = Some(list()),
@@ -176,6 +183,7 @@ impl Options {
                     options.idle_rounds = options.rounds;
                 }
                 "--seconds" => options.run_time = seconds()?,
+                "--bursts" => options.bursts = count()?,
                 "--requests" => options.requests = number(option, value)?,
                 "--callgrind-gale" => options.callgrind_gale = Some(PathBuf::from(value)),
                 "--server-core" => options.server_core = core(option, value)?,
@@ -206,17 +214,19 @@ impl Options {
         options.programs.extend(gale_programs(&gale, &drivers));
         options.programs.push(Program::new("h2o", Kind::H2o, &h2o));
         options.programs.push(Program::new("haproxy", Kind::Haproxy, &haproxy));
+        options.programs.push(Program::new("varnish", Kind::Varnish, &varnish));
         options.programs.extend(more);
         Ok(options)
     }
 
-    /// The servers to measure: those chosen, else `default`, else all. Binaries that are missing are an error when
+    /// The servers to measure: those chosen, else `default`, else all that serve by themselves. Binaries that are missing are an error when
     /// they were chosen, and a note otherwise.
     pub fn servers(&self, default: Option<&[&str]>) -> Result<Vec<Program>, String> {
         let default = default.map(|labels| labels.iter().map(|l| (*l).to_owned()).collect());
         let wanted: Option<Vec<String>> = self.chosen.clone().or(default);
         let is_wanted = |program: &&Program| {
-            wanted.as_ref().is_none_or(|labels| labels.iter().any(|label| program.answers_to(label)))
+            let serves_alone = program.kind != Kind::Varnish;
+            wanted.as_ref().map_or(serves_alone, |labels| labels.iter().any(|label| program.answers_to(label)))
         };
         let mut servers = Vec::new();
         for program in self.programs.iter().filter(is_wanted) {
@@ -281,6 +291,7 @@ fn parse_server(text: &str) -> Result<Program, String> {
         "gale" => Kind::Gale,
         "h2o" => Kind::H2o,
         "haproxy" => Kind::Haproxy,
+        "varnish" => Kind::Varnish,
         _ => return Err(malformed()),
     };
     Ok(Program::new(label, kind, Path::new(path)))
@@ -306,8 +317,17 @@ mod tests {
     fn the_floor_is_measured_first() {
         let labels = |options: &Options| options.programs.iter().map(|p| p.label.clone()).collect::<Vec<_>>();
         let options = parse(&["--server", "old=nginx:/n"]).unwrap();
-        let expected =
-            ["floor epoll", "floor io_uring", "nginx", "gale epoll", "gale io_uring", "h2o", "haproxy", "old"];
+        let expected = [
+            "floor epoll",
+            "floor io_uring",
+            "nginx",
+            "gale epoll",
+            "gale io_uring",
+            "h2o",
+            "haproxy",
+            "varnish",
+            "old",
+        ];
         assert_eq!(labels(&options), expected);
     }
 

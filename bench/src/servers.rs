@@ -44,6 +44,15 @@ const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
 /// How often something is looked at that happens by itself.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
+/// Varnish has what it caches in its own memory.
+const VARNISH_STORAGE: &str = "malloc,256m";
+
+/// So does haproxy: all of it, and one response, in megabytes and in bytes.
+const HAPROXY_CACHE: &str = "cache cached\n    total-max-size 256\n    max-object-size 8388608\n    max-age 3600\n";
+
+const HAPROXY_CACHE_RULES: &str = "    http-request cache-use cached\n\
+    \x20   http-response set-header Cache-Control max-age=3600\n    http-response cache-store cached\n";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Floor,
@@ -51,6 +60,7 @@ pub enum Kind {
     Gale,
     H2o,
     Haproxy,
+    Varnish,
 }
 
 /// A server that may be measured.
@@ -115,10 +125,15 @@ pub struct Setting {
     pub server: String,
     /// Blocks beside the http block.
     pub blocks: String,
-    /// Where `/proxied` is passed on to, and `/unbuffered` piece by piece: a port of this machine.
+    /// Where `/proxied` is passed on to, `/unbuffered` piece by piece, and WebSockets to `/tunnel`: a port of this
+    /// machine.
     pub behind: Option<u16>,
     /// What the floor passes on in place of that, over a connection for each request.
     pub floor_request: Option<OneRequest>,
+    /// What is behind is cached by the others: `/cached`. What nginx and Gale cache is in their own directives.
+    pub caches: bool,
+    /// It will be told to reload, which some must know at the start.
+    pub reloads: bool,
     /// With this a port of its own speaks TLS, too.
     pub certificate: Option<Arc<Certificate>>,
     /// How it does.
@@ -152,6 +167,8 @@ impl Default for Setting {
             blocks: String::new(),
             behind: None,
             floor_request: None,
+            caches: false,
+            reloads: false,
             certificate: None,
             handshakes: Handshakes::default(),
         }
@@ -220,7 +237,7 @@ impl Program {
         }
         let option = match self.kind {
             Kind::H2o => "--version",
-            Kind::Nginx => "-V",
+            Kind::Nginx | Kind::Varnish => "-V",
             Kind::Floor | Kind::Gale | Kind::Haproxy => "-v",
         };
         let output = Command::new(&program.binary).arg(option).output();
@@ -289,7 +306,7 @@ impl Program {
                     (true, true) => "close-deferred",
                 };
                 let (port, body_bytes) = (port.to_string(), setting.floor_body_bytes.to_string());
-                match (&setting.floor_request, setting.behind) {
+                match (&setting.floor_request, setting.behind.filter(|_| !setting.caches)) {
                     (None, None) => command.args(["floor", &port, self.floor_driver(), mode, &body_bytes]),
                     (None, Some(behind)) => command.args(["relay", &port, self.floor_driver(), &behind.to_string()]),
                     (Some(request), _) => {
@@ -306,7 +323,13 @@ impl Program {
                 command.arg("-c").arg(directory.join("server.conf"));
             }
             Kind::Haproxy => {
-                command.arg("-db").arg("-f").arg(directory.join("server.conf"));
+                // With a master there is something to tell of a reload.
+                command.arg(if setting.reloads { "-W" } else { "-db" }).arg("-f").arg(directory.join("server.conf"));
+            }
+            Kind::Varnish => {
+                let listens = format!("127.0.0.1:{port}");
+                command.args(["-F", "-a", &listens, "-s", VARNISH_STORAGE, "-p", "thread_pools=1", "-j", "none"]);
+                command.arg("-f").arg(directory.join("server.conf")).arg("-n").arg(directory.join("varnish"));
             }
         }
         command
@@ -388,7 +411,7 @@ impl Program {
                     let to = |path: &str| {
                         format!("      {path}:\n        proxy.reverse.url: http://127.0.0.1:{behind}{path}\n")
                     };
-                    to("/proxied") + &to("/unbuffered")
+                    to("/proxied") + &to("/unbuffered") + &to("/tunnel") + "        proxy.websocket: ON\n"
                 });
                 let tls = setting.certificate.as_ref().map_or_else(String::new, |certificate| {
                     format!(
@@ -410,9 +433,13 @@ impl Program {
             // Its strict limits count two descriptors per connection; here each needs one, or two where it proxies.
             Kind::Haproxy => {
                 let (rule, backend) = setting.behind.map_or_else(Default::default, |behind| {
+                    // It stores nothing of which nobody says how long it is fresh.
+                    let (cache, rules) = if setting.caches { (HAPROXY_CACHE, HAPROXY_CACHE_RULES) } else { ("", "") };
                     (
-                        "    use_backend behind if { path /proxied /unbuffered }\n",
-                        format!("backend behind\n    http-reuse always\n    server one 127.0.0.1:{behind}\n"),
+                        "    use_backend behind if { path /proxied /unbuffered /tunnel /cached }\n",
+                        format!(
+                            "{cache}backend behind\n    http-reuse always\n{rules}    server one 127.0.0.1:{behind}\n"
+                        ),
                     )
                 });
                 let tls = setting.certificate.as_ref().map_or_else(String::new, |certificate| {
@@ -428,12 +455,25 @@ impl Program {
                 format!(
                     "global\n    nbthread {workers}\n    maxconn {connections_max}\n    no strict-limits\n{no_sessions}\
                      defaults\n    mode http\n    timeout client 3600s\n    timeout http-keep-alive 3600s\n\
-                     \x20   timeout connect 5s\n    timeout server 5s\n\
+                     \x20   timeout connect 5s\n    timeout server 5s\n    timeout tunnel 3600s\n\
                      frontend bench\n    bind 127.0.0.1:{port}\n{tls}\
                      \x20   http-request return status 200 content-type application/octet-stream \
                      file {directory}/html/file if {{ path /file }}\n\
                      \x20   http-request return status 200 content-type text/plain string ok if {{ path /return }}\n\
+                     \x20   http-request return status 200 content-type text/plain string {generation} \
+                     if {{ path /generation }}\n\
                      {rule}{backend}{blocks}"
+                )
+            }
+            Kind::Varnish => {
+                let backend = setting.behind.map_or("backend behind none;\n".to_owned(), |behind| {
+                    format!("backend behind {{ .host = \"127.0.0.1\"; .port = \"{behind}\"; }}\n")
+                });
+                format!(
+                    "vcl 4.1;\n{backend}\
+                     sub vcl_recv {{ if (req.url == \"/return\") {{ return (synth(200)); }} return (hash); }}\n\
+                     sub vcl_synth {{ set resp.body = \"ok\"; return (deliver); }}\n\
+                     sub vcl_backend_response {{ set beresp.ttl = 1h; return (deliver); }}\n"
                 )
             }
         }
@@ -446,10 +486,16 @@ impl Running {
         self.setting.certificate.as_ref().map(|certificate| certificate.chain())
     }
 
+    /// Whether it may lose what it is told: haproxy's master does while it starts again.
+    pub fn loses_signals(&self) -> bool {
+        self.program.kind == Kind::Haproxy
+    }
+
     /// Writes the configuration with another number and tells the master.
     pub fn reload(&self, generation: u32) -> Result<(), String> {
         self.program.write_configuration(&self.directory, self.ports, generation, &self.setting)?;
-        send_signal(self.root, Signal::HUP)
+        let is_haproxy = self.program.kind == Kind::Haproxy;
+        send_signal(self.root, if is_haproxy { Signal::USR2 } else { Signal::HUP })
     }
 
     /// The prefix that it was started with; its configuration is `server.conf`.

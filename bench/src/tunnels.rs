@@ -1,5 +1,5 @@
 //! tunnels: WebSockets through a proxy: memory for each, and how long an echo takes while the configuration is reloaded
-//! again and again. All of them live on.
+//! again and again. All of them live on. (h2o is not reloaded: it needs another program for that.)
 //!
 //! Each tunnel is opened as a client and an application do it (a request with `Upgrade`, a 101), and has carried a
 //! message. What is measured is what bytes cost on their way; nobody looks at frames, proxies do not either.
@@ -19,7 +19,7 @@ use crate::client::load;
 use crate::memory::Memory;
 use crate::options::Options;
 use crate::report::{self, Document, Spread};
-use crate::servers::{POLL_INTERVAL, Program, Running, Setting};
+use crate::servers::{Kind, POLL_INTERVAL, Program, Running, Setting};
 
 const TUNNELS: usize = 5000;
 /// Tunnels before the first reading: what is allocated once has been allocated by then.
@@ -29,6 +29,8 @@ const RELOADS: u32 = 100;
 const QUIET_ECHOES: usize = 20_000;
 const MESSAGE_BYTES: usize = 64;
 const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// A server that loses signals is told to reload again.
+const TELL_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Serialize)]
 struct Row {
@@ -43,7 +45,7 @@ struct Readings {
     /// The same after some idle seconds.
     later_kib: f64,
     quiet: Echoes,
-    under_reloads: Echoes,
+    under_reloads: Option<Echoes>,
     reloads: u32,
     /// Tunnels that were still there at the end.
     alive: usize,
@@ -57,9 +59,9 @@ struct Echoes {
     max_us: f64,
 }
 
-/// Measures nginx and Gale with each driver.
+/// Measures nginx, Gale with each driver, and others that pass WebSockets on.
 pub fn measure(options: &Options) -> Measured {
-    let programs = options.servers(Some(&["nginx", "gale"]))?;
+    let programs = options.servers(Some(&["nginx", "gale", "haproxy", "h2o"]))?;
     let rounds = in_turn(options.idle_rounds, &programs, |program, round| {
         let readings = measure_one(options, program).map_err(|error| format!("{}: {error}", program.label))?;
         eprintln!("tunnels: {} round {round}: {:.2} KiB", program.label, readings.user_kib);
@@ -69,6 +71,11 @@ pub fn measure(options: &Options) -> Measured {
         programs.iter().zip(rounds).map(|(program, rounds)| Row { server: program.label.clone(), rounds }).collect();
     let holds = rows.iter().flat_map(|row| &row.rounds).all(|readings| readings.alive == TUNNELS);
     let spread = |row: &Row, figure: fn(&Readings) -> f64| Spread::of(row.rounds.iter().map(figure)).to_string();
+    let under_reloads = |row: &Row, figure: fn(&Echoes) -> f64| {
+        let figures: Vec<f64> =
+            row.rounds.iter().filter_map(|round| round.under_reloads.as_ref().map(figure)).collect();
+        if figures.is_empty() { "–".to_owned() } else { Spread::of(figures).to_string() }
+    };
     let table = report::table_of(
         &rows,
         &[
@@ -77,9 +84,9 @@ pub fn measure(options: &Options) -> Measured {
             ("idle, KiB", &|row| spread(row, |readings| readings.later_kib)),
             ("echo p50, µs", &|row| spread(row, |readings| readings.quiet.p50_us)),
             ("p99", &|row| spread(row, |readings| readings.quiet.p99_us)),
-            ("reloading: p50", &|row| spread(row, |readings| readings.under_reloads.p50_us)),
-            ("p99", &|row| spread(row, |readings| readings.under_reloads.p99_us)),
-            ("longest, µs", &|row| spread(row, |readings| readings.under_reloads.max_us)),
+            ("reloading: p50", &|row| under_reloads(row, |echoes| echoes.p50_us)),
+            ("p99", &|row| under_reloads(row, |echoes| echoes.p99_us)),
+            ("longest, µs", &|row| under_reloads(row, |echoes| echoes.max_us)),
             ("reloads", &|row| spread(row, |readings| f64::from(readings.reloads))),
             ("alive", &|row| spread(row, |readings| readings.alive as f64)),
         ],
@@ -103,7 +110,14 @@ fn measure_one(options: &Options, program: &Program) -> Result<Readings, String>
         echo.address
     );
     let cores = Some(vec![options.server_core]);
-    let setting = Setting { cores, server: location, connections_max: 2 * TUNNELS + 1024, ..Setting::default() };
+    let setting = Setting {
+        cores,
+        server: location,
+        behind: Some(echo.address.port()),
+        reloads: true,
+        connections_max: 2 * TUNNELS + 1024,
+        ..Setting::default()
+    };
     let server = program.start(setting)?;
     let open = |count: usize| (0..count).map(|_| open_tunnel(&server.address)).collect::<Result<Vec<_>, _>>();
     drop(open(WARM_UP_TUNNELS)?);
@@ -119,18 +133,23 @@ fn measure_one(options: &Options, program: &Program) -> Result<Readings, String>
         left > 0
     })?;
     let (reloads, is_over) = (AtomicU32::new(0), AtomicBool::new(false));
-    let under_reloads = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for generation in 1..=RELOADS {
-                if reload(&server, generation).is_err() {
-                    break;
+    let echo_under_reloads = |tunnels: &mut [TcpStream]| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for generation in 1..=RELOADS {
+                    if let Err(error) = reload(&server, generation) {
+                        eprintln!("note: {}: {error}\n{}", server.label, server.error_log_end());
+                        break;
+                    }
+                    reloads.store(generation, Ordering::Relaxed);
                 }
-                reloads.store(generation, Ordering::Relaxed);
-            }
-            is_over.store(true, Ordering::Release);
-        });
-        echo_while(&mut tunnels, || !is_over.load(Ordering::Acquire))
-    })?;
+                is_over.store(true, Ordering::Release);
+            });
+            echo_while(tunnels, || !is_over.load(Ordering::Acquire))
+        })
+    };
+    let is_reloaded = program.kind != Kind::H2o;
+    let under_reloads = is_reloaded.then(|| echo_under_reloads(&mut tunnels)).transpose()?;
     let alive = tunnels.iter_mut().filter_map(|tunnel| echo_once(tunnel).ok()).count();
     Ok(Readings { user_kib, later_kib, quiet, under_reloads, reloads: reloads.into_inner(), alive })
 }
@@ -139,6 +158,7 @@ fn measure_one(options: &Options, program: &Program) -> Result<Readings, String>
 fn reload(server: &Running, generation: u32) -> Result<(), String> {
     server.reload(generation)?;
     let deadline = Instant::now() + TIME_LIMIT;
+    let mut told = Instant::now();
     loop {
         let answer = load::request_once(&server.address, "/generation", TIME_LIMIT);
         if answer.is_ok_and(|body| body == generation.to_string().as_bytes()) {
@@ -146,6 +166,10 @@ fn reload(server: &Running, generation: u32) -> Result<(), String> {
         }
         if Instant::now() >= deadline {
             return Err(format!("reload {generation} has no effect"));
+        }
+        if server.loses_signals() && told.elapsed() >= TELL_AGAIN_AFTER {
+            server.reload(generation)?;
+            told = Instant::now();
         }
         std::thread::sleep(POLL_INTERVAL);
     }

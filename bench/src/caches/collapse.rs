@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::programs;
 use crate::Measured;
 use crate::case::in_turn;
 use crate::options::Options;
 use crate::report::{self, Document, Spread};
-use crate::servers::{Program, Setting};
+use crate::servers::{Kind, Program, Setting};
 
 const CLIENTS: usize = 100;
 const OBJECT_BYTES: u64 = 50 << 20;
@@ -41,7 +40,8 @@ struct Row {
 }
 
 pub fn measure(options: &Options) -> Measured {
-    let programs = programs(options)?;
+    let mut programs = options.servers(Some(&["nginx", "gale", "varnish"]))?;
+    programs.retain(|program| matches!(program.kind, Kind::Nginx | Kind::Gale | Kind::Varnish));
     let rounds = in_turn(options.idle_rounds, &programs, |program, round| {
         let sample = measure_one(program).map_err(|error| format!("{}: {error}", program.label))?;
         eprintln!("cache-collapse: {} round {round}: {sample:?}", program.label);
@@ -62,7 +62,8 @@ pub fn measure(options: &Options) -> Measured {
     );
     let body = format!(
         "{} rounds; median (least – greatest). {CLIENTS} clients ask at once for an object of 50 MiB that is not in the \
-         cache, of a backend that sends 20 MB/s (2.6 s); `proxy_cache_lock on` with nginx's times. One worker.\n\n{table}",
+         cache, of a backend that sends 20 MB/s (2.6 s); `proxy_cache_lock on` with nginx's times, Varnish as it comes. \
+         One worker.\n\n{table}",
         options.idle_rounds
     );
     let holds = rows.iter().all(|row| row.rounds.iter().all(|sample| sample.errors == 0));
@@ -79,6 +80,8 @@ fn measure_one(program: &Program) -> Result<Sample, String> {
             "location = /object {{ proxy_pass http://{backend}; proxy_http_version 1.1; proxy_cache cache; \
              proxy_cache_valid 200 1h; proxy_cache_lock on; proxy_max_temp_file_size 0; }}"
         ),
+        // Of the others' directives Varnish has none.
+        behind: (program.kind == Kind::Varnish).then_some(backend.port()),
         ..Setting::default()
     })?;
     let begun = Instant::now();

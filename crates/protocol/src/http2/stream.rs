@@ -102,10 +102,6 @@ impl Streams {
         self.open.len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.open.is_empty()
-    }
-
     #[inline]
     fn place(&self, id: StreamId) -> Option<usize> {
         self.open.binary_search_by_key(&id, |stream| stream.id).ok()
