@@ -22,6 +22,7 @@ with_each_driver!(
     a_client_that_leaves_takes_its_task_along,
     a_client_that_has_only_ended_its_own_direction_is_answered,
     a_look_at_a_file_waits_no_longer_than_its_client_and_fails_when_the_pool_is_full,
+    an_upload_waits_for_a_pool_that_is_full,
     a_panic_in_a_pool_costs_one_request,
     a_device_that_hangs_leaves_half_of_its_pool,
     a_file_system_that_never_answers_holds_up_nobody_else,
@@ -199,6 +200,37 @@ fn a_look_at_a_file_waits_no_longer_than_its_client_and_fails_when_the_pool_is_f
     drop(first);
     assert_done(&mut running);
     assert_eq!(server.get("/page").text(), "a page");
+    server.stop();
+}
+
+fn an_upload_waits_for_a_pool_that_is_full(driver: Driver) {
+    let upload = "location = /upload { client_body_in_file_only clean; proxy_pass http://%UNIX%:/taken; }
+        location = /taken { return 200 taken; }";
+    let text = configuration(driver, "thread_pool one threads=1; thread_pool default threads=1 max_queue=0;")
+        .replace("location = /one", &format!("{upload} location = /one"));
+    let server = Setup::configuration(&text).start();
+    let gate = Gate::new(&server);
+    let mut running = ask(&server, "/any?pool=default");
+    let only_thread = gate.task();
+    let upload = |length: usize| {
+        let head = format!("POST /upload HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n");
+        head + &"b".repeat(length)
+    };
+    let mut client = server.connect();
+    // As much as may wait to be written.
+    client.send(upload(100_000));
+    server.directory.wait_until("a refused task", |_| {
+        !state_of(&server, "default").expect("the default pool").contains("refused=0")
+    });
+    drop(only_thread);
+    assert_done(&mut running);
+    assert_eq!(client.response().text(), "taken");
+    // The thread that has written is not free yet when the next write comes.
+    for _ in 0..20 {
+        client.send(upload(300_000));
+        let response = client.response();
+        assert_eq!((response.status, response.text()), (200, "taken"));
+    }
     server.stop();
 }
 

@@ -91,7 +91,7 @@ impl TempFile {
             let (place, pool) = (place.clone(), pool.clone());
             move || create_blocking(&place, number, &pool)
         };
-        let created = pool.run_for(line, create).await;
+        let created = pool.run_when_there_is_room(line, create).await;
         created.map_err(|refused| FileError::new("open", directory, refused))?
     }
 }

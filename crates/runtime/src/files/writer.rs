@@ -9,7 +9,8 @@
 //! used again.
 //!
 //! What was accepted is written whether anybody waits for it or not, as long as the writer is there; futures that wait
-//! may be dropped at any time. The loop never touches the file, and the pool closes it.
+//! may be dropped at any time. The loop never touches the file, and the pool closes it. A write that the pool refuses
+//! because it is full is tried again, for some seconds; meanwhile the queue is bounded as always.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,6 +27,8 @@ use parking_lot::Mutex;
 use super::file_system::file_system;
 use super::growing::{GrowingEnd, GrowingFile};
 use super::{File, FileError, OpenFlags, likely_device, open_blocking};
+use crate::environment::try_now;
+use crate::executor::spawn;
 use crate::memory::bytes::Bytes;
 use crate::pool::{Device, PoolError, ThreadPool, default_pool};
 use crate::sync::waiters::Waiters;
@@ -140,7 +143,7 @@ impl Writer {
     pub async fn restart(&mut self) -> Result<(), FileError> {
         self.flush().await?;
         let (pool, line, file) = (&self.growing.pool, self.growing.line, self.growing.file.clone());
-        let emptied = pool.run_for(line, move || rustix::fs::ftruncate(&file, 0)).await;
+        let emptied = pool.run_when_there_is_room(line, move || rustix::fs::ftruncate(&file, 0)).await;
         emptied
             .map_err(io::Error::from)
             .and_then(|result| result.map_err(io::Error::from))
@@ -161,7 +164,10 @@ impl Writer {
         let file = Arc::try_unwrap(growing).map_or_else(|growing| growing.file.clone(), |growing| growing.file);
         // What it knows of itself is in memory, unless its file system asks others.
         let refreshed = match file.waits_for_others() {
-            true => pool.run_for(line, move || file.renewed()).await.unwrap_or_else(|refused| Err(refused.into())),
+            true => {
+                let renewed = pool.run_when_there_is_room(line, move || file.renewed()).await;
+                renewed.unwrap_or_else(|refused| Err(refused.into()))
+            }
             false => file.renewed(),
         };
         refreshed.map_err(|error| FileError::new("fstat", path, error))
@@ -295,8 +301,30 @@ impl Growing {
         drop(state);
         let write = Write { growing: Arc::clone(self), stage: Stage::Waits };
         if let Err(refused) = self.pool.detach(self.line, move || write.run()) {
-            self.end(self.failure(refused));
+            self.begin_later(refused);
         }
+    }
+
+    /// The pool has refused a write. It is tried again: also a thread that has just written, and is not free yet, has no
+    /// room where no task may wait.
+    #[cold]
+    fn begin_later(self: &Arc<Self>, refused: PoolError) {
+        if refused == PoolError::Stopped || try_now().is_none() {
+            return self.end(self.failure(refused));
+        }
+        // The write that was refused has said that there is none.
+        self.state.lock().is_busy = true;
+        let write = Write { growing: Arc::clone(self), stage: Stage::Waits };
+        let (pool, line) = (self.pool.clone(), self.line);
+        // Only the write keeps it: the file is its writer's alone when all is written.
+        let growing = Arc::downgrade(self);
+        spawn(async move {
+            let result = pool.run_when_there_is_room(line, move || write.run()).await;
+            // After a panic it has ended already.
+            if let (Err(refused), Some(growing)) = (result, growing.upgrade()) {
+                growing.end(growing.failure(refused));
+            }
+        });
     }
 
     /// Writes pieces to their end, also when the kernel takes only a part. Returns how much is written, and why not

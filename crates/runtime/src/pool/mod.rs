@@ -12,6 +12,7 @@
 mod device;
 mod queue;
 mod registry;
+mod retries;
 mod simulated;
 mod starter;
 mod status;
