@@ -7,6 +7,7 @@
 //! | [`OneWith`], [`ManyWith`] | the same, if parsing needs the builder |
 //! | [`Custom`] | everything else, blocks above all |
 //! | [`Inert`] | accepted with a warning, does nothing |
+//! | [`InertValue`] | the same, if the value is one that nginx accepts |
 //!
 //! Invariant: a store touches only confs of its own type. For any other, `inherit` and `finish` do nothing, so that
 //! one table may serve the several confs of a module; `apply` panics, since the caller chose by
@@ -108,6 +109,9 @@ pub struct Custom<C, Cx>(pub fn(&mut C, &mut Cx, &Statement) -> Result<(), Diagn
 
 /// Accepts a directive whose absence cannot change what an answer means, with a warning.
 pub struct Inert;
+
+/// As [`Inert`], for a value that is checked.
+pub struct InertValue<T>(pub fn(&Statement) -> Result<T, Diagnostic>);
 
 impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for One<C, T> {
     fn conf_type(&self) -> TypeId {
@@ -232,6 +236,21 @@ impl<Cx: Reporter> Store<Cx> for Inert {
         let message = format!("\"{}\" directive is accepted but has no effect", statement.name.text);
         cx.report(Diagnostic::warn(message).at(statement.name.span));
         Ok(())
+    }
+}
+
+impl<T, Cx: Reporter> Store<Cx> for InertValue<T> {
+    fn conf_type(&self) -> TypeId {
+        TypeId::of::<()>()
+    }
+
+    fn has_effect(&self) -> bool {
+        false
+    }
+
+    fn apply(&self, conf: &mut dyn Any, cx: &mut Cx, statement: &Statement) -> Result<(), Diagnostic> {
+        (self.0)(statement)?;
+        Inert.apply(conf, cx, statement)
     }
 }
 

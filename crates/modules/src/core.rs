@@ -10,7 +10,8 @@ use bstr::{BStr, ByteSlice};
 use gale_base::log_level::{Level, LineForm};
 use gale_base::units;
 use gale_config::{
-    Body, Contexts, Custom, Diagnostic, Inert, Many, ManyWith, One, OneWith, Statement, Takes, Word, slot, values,
+    Body, Contexts, Custom, Diagnostic, Inert, InertValue, Many, ManyWith, One, OneWith, Statement, Takes, Word, slot,
+    values,
 };
 use gale_engine::configuration::{Builder, CpuAffinity, MainSettings, ThreadPoolSettings};
 use gale_engine::log::{Destination, Target};
@@ -177,7 +178,10 @@ const DIRECTIVES: &[Directive] = &[
         about: "A named pool of threads for work that may wait.",
         store: &Custom(thread_pool),
     },
-    inert("timer_resolution", Takes::Exactly(1), "How often the clock is read: Gale reads it once a turn."),
+    Directive {
+        store: &InertValue(values::time_ms),
+        ..inert("timer_resolution", Takes::Exactly(1), "How often the clock is read: Gale reads it twice a turn.")
+    },
     inert("pcre_jit", Takes::Flag, "Whether regular expressions are compiled to machine code: always, in Gale."),
     inert("debug_points", Takes::Exactly(1), "Stops for a debugger on internal errors."),
     inert("load_module", Takes::Exactly(1), "Loads a module: Gale's are built in."),

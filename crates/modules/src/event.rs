@@ -4,7 +4,7 @@
 //! (<https://nginx.org/en/docs/ngx_core_module.html#events>)
 
 use gale_base::units;
-use gale_config::{Body, Contexts, Custom, Diagnostic, Inert, One, Statement, Takes, slot, values};
+use gale_config::{Body, Contexts, Custom, Diagnostic, Inert, InertValue, One, Statement, Takes, slot, values};
 use gale_engine::configuration::{Builder, EventsSettings, ScopeRef};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_runtime::DriverChoice;
@@ -68,8 +68,8 @@ const DIRECTIVES: &[Directive] = &[
         about: "How long a worker waits before it tries to take its turn again.",
         store: &One { parse: values::time_ms, slot: slot!(EventsSettings, accept_mutex_delay) },
     },
-    inert("epoll_events", "How many events are taken from the kernel at once."),
-    inert("worker_aio_requests", "How many asynchronous file operations a worker has at most."),
+    inert_number("epoll_events", "How many events are taken from the kernel at once."),
+    inert_number("worker_aio_requests", "How many asynchronous file operations a worker has at most."),
     inert("debug_connection", "For which clients debug messages are written: Gale has none."),
 ];
 
@@ -83,6 +83,10 @@ const fn inert(name: &'static str, about: &'static str) -> Directive {
         about,
         store: &Inert,
     }
+}
+
+const fn inert_number(name: &'static str, about: &'static str) -> Directive {
+    Directive { store: &InertValue(values::number), ..inert(name, about) }
 }
 
 fn events(_: &mut (), builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
