@@ -34,10 +34,6 @@ use crate::files::client_rate::ClientRate;
 /// two, and a read into memory that is warm as fast as the page cache itself.
 pub const SENDFILE_MIN: u64 = 64 * 1024;
 
-/// Most of a file that one `sendfile` sends with `aio off`, whatever the configuration allows: other connections want
-/// their turn, too. Otherwise it is less while memory is short ([`File::sendfile_length`]).
-const SENDFILE_PIECE_MAX: u64 = 1 << 20;
-
 /// How much is read at once, on the loop or elsewhere, unless `output_buffers` says more: 16 microseconds of copying.
 pub const READ_PIECE: u64 = 64 * 1024;
 
@@ -293,9 +289,11 @@ impl Delivery {
         (file.metadata().size >= self.options.direct_from).then_some(self.options.direct_alignment)
     }
 
+    /// What the configuration allows of a piece. A stream bounds each call (`Stream::poll_sendfile`), and more so does
+    /// [`File::sendfile_length`] while memory is short.
     fn sendfile_length(&self, piece: &FilePiece) -> u64 {
-        let chunk_max = Some(self.options.chunk_max).filter(|&chunk| chunk > 0).unwrap_or(SENDFILE_PIECE_MAX);
-        piece.length.min(SENDFILE_PIECE_MAX).min(chunk_max)
+        let chunk_max = Some(self.options.chunk_max).filter(|&chunk| chunk > 0);
+        piece.length.min(chunk_max.unwrap_or(u64::MAX))
     }
 
     /// How much is read at once.
