@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, OnceCell};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::worker::Worker;
 
 /// A connection of a client.
 pub struct ConnectionInfo {
-    /// Its number in the process, counted from 1: `$connection`.
+    /// Its number in the process, from 1 on: `$connection`. See [`next_number`].
     pub number: u64,
     /// The client's address.
     pub remote: SocketAddress,
@@ -45,11 +46,9 @@ impl ConnectionInfo {
         ConnectionInfo { number, remote, listening, accepted, requests: Cell::new(0), asked: OnceCell::new() }
     }
 
-    /// A connection that was accepted at this moment, numbered after all others of the process.
+    /// A connection that was accepted at this moment, with a number of its own in the process.
     pub fn accepted(remote: SocketAddress, listening: Rc<ListenAddress>) -> ConnectionInfo {
-        static NUMBERS: AtomicU64 = AtomicU64::new(1);
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        ConnectionInfo::new(number, remote, listening, gale_runtime::now())
+        ConnectionInfo::new(next_number(), remote, listening, gale_runtime::now())
     }
 
     /// A connection that this loop was given at this moment, by the kernel or by another address that has passed it on.
@@ -144,10 +143,51 @@ impl ConnectionInfo {
     }
 }
 
+/// How many numbers a loop takes at once.
+const NUMBERS_AT_ONCE: u64 = 256;
+
+/// The next number of this loop, which no other connection of the process has. Each loop numbers its connections in
+/// order and takes numbers for many at once, so that loops do not write to one cache line for every connection.
+fn next_number() -> u64 {
+    static TAKEN: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static OWN: Cell<Range<u64>> = const { Cell::new(0..0) };
+    }
+    OWN.with(|own| {
+        let mut numbers = own.take();
+        let number = numbers.next().unwrap_or_else(|| {
+            let first = TAKEN.fetch_add(NUMBERS_AT_ONCE, Ordering::Relaxed);
+            numbers = first + 1..first + NUMBERS_AT_ONCE;
+            first
+        });
+        own.set(numbers);
+        number
+    })
+}
+
 /// An address without its port.
 pub fn address_text(address: &SocketAddress) -> Box<str> {
     match address {
         SocketAddress::Inet(address) => address.ip().to_string().into(),
         SocketAddress::Unix(_) => "unix:".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn connections_of_all_loops_have_different_numbers() {
+        let count = 3 * NUMBERS_AT_ONCE as usize;
+        let threads = [(); 4].map(|()| thread::spawn(move || (0..count).map(|_| next_number()).collect::<Vec<_>>()));
+        let numbers = threads.map(|thread| thread.join().unwrap());
+        assert!(numbers.iter().all(|own| own.is_sorted()), "in order on each");
+        let all: HashSet<u64> = numbers.iter().flatten().copied().collect();
+        assert_eq!(all.len(), 4 * count);
+        assert!(!all.contains(&0));
     }
 }

@@ -302,6 +302,11 @@ impl<S> Upstream<S> {
     pub fn group(&self) -> &Arc<Group> {
         &self.group
     }
+
+    /// Whether sessions stick to its servers.
+    fn is_sticky(&self) -> bool {
+        self.sticky.is_some()
+    }
 }
 
 impl<S: Subject> Upstream<S> {

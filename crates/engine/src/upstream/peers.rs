@@ -4,7 +4,7 @@
 //! request writes to.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use gale_runtime::Moment;
 use parking_lot::{Mutex, MutexGuard};
@@ -86,6 +86,8 @@ pub(super) struct View {
     pub common: Arc<Common>,
     pub peers: Arc<Peers>,
     pub worker: usize,
+    /// The names of the peers that it has chosen, by set: copies of this worker's, since each request counts them.
+    names: [Box<[OnceLock<Arc<str>>]>; 2],
     /// Only its worker locks it.
     cursors: Mutex<[Cursor; 2]>,
 }
@@ -137,7 +139,14 @@ impl Cursor {
 impl View {
     pub fn new(common: &Arc<Common>, peers: &Arc<Peers>, worker: usize) -> Arc<View> {
         let cursors = Mutex::new([Cursor::new(&peers.primary), Cursor::new(&peers.backup)]);
-        Arc::new(View { common: Arc::clone(common), peers: Arc::clone(peers), worker, cursors })
+        let names = [&peers.primary, &peers.backup].map(|set| set.peers.iter().map(|_| OnceLock::new()).collect());
+        Arc::new(View { common: Arc::clone(common), peers: Arc::clone(peers), worker, names, cursors })
+    }
+
+    /// The name of a peer, to be kept.
+    pub fn name(&self, is_backup: bool, index: usize) -> &Arc<str> {
+        let name = || Arc::from(&*self.peers.set(is_backup).peers[index].name);
+        self.names[usize::from(is_backup)][index].get_or_init(name)
     }
 
     /// The same worker's view of another list, in which peers that stay keep their current weights.

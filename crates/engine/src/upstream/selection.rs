@@ -291,9 +291,9 @@ impl Chosen {
         &self.peer().name
     }
 
-    /// The same name, to be kept.
+    /// The same name, to be kept on this worker.
     pub fn shared_name(&self) -> &Arc<str> {
-        &self.peer().name
+        self.view.name(self.is_backup, self.index)
     }
 
     /// The group's idle connections; `None` where none are kept.

@@ -75,12 +75,18 @@ impl PassTarget {
     }
 
     /// The group that the configuration has, unless the addresses were looked up.
-    pub fn upstream<'s, S: PassedOn>(&self, subject: &'s S) -> Option<&'s Arc<Upstream<S>>> {
+    fn upstream<'s, S: PassedOn>(&self, subject: &'s S) -> Option<&'s Arc<Upstream<S>>> {
         match self {
             PassTarget::Referred(upstream) => Some(subject.upstreams().get(*upstream)),
             PassTarget::Named { host, port, default_port } => subject.upstreams().by_name(host, *port, *default_port),
             PassTarget::Addresses(_) => None,
         }
+    }
+
+    /// The group that the configuration has, if sessions stick to its servers: whoever answers tells it. A group
+    /// without them is shared by all workers, and not counted for each request.
+    pub fn sticky_upstream<S: PassedOn>(&self, subject: &S) -> Option<Arc<Upstream<S>>> {
+        self.upstream(subject).filter(|upstream| upstream.is_sticky()).cloned()
     }
 
     /// The peers for this subject.

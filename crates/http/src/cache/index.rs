@@ -157,7 +157,8 @@ impl PlaceUses {
     }
 }
 
-/// A part of the index.
+/// A part of the index. Padded with its lock: requests write to it.
+#[repr(align(128))]
 pub struct Shard {
     slots: Vec<Entry>,
     slots_max: usize,

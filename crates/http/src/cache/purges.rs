@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 
@@ -39,7 +40,11 @@ struct Purge {
 
 /// See the file's head.
 #[derive(Default)]
-pub struct Purges(RwLock<State>);
+pub struct Purges {
+    state: RwLock<State>,
+    /// Whether there are any: read by each request, which then need not write to the lock.
+    are_any: AtomicBool,
+}
 
 #[derive(Default)]
 struct State {
@@ -75,28 +80,37 @@ impl Purge {
 impl Purges {
     /// All entries up to this number that have the key are purged, variants included.
     pub fn add_key(&self, key: &Id, number: u64, is_soft: bool) {
-        let mut state = self.0.write();
-        state.keys.entry(*key).or_default().add(number, is_soft);
-        join_oldest(&mut state);
+        self.change(|state| {
+            state.keys.entry(*key).or_default().add(number, is_soft);
+            join_oldest(state);
+        });
     }
 
     /// All entries up to this number that have the tag are purged.
     pub fn add_tag(&self, tag: u64, number: u64, is_soft: bool) {
-        let mut state = self.0.write();
-        state.tags.entry(tag).or_default().add(number, is_soft);
-        join_oldest(&mut state);
+        self.change(|state| {
+            state.tags.entry(tag).or_default().add(number, is_soft);
+            join_oldest(state);
+        });
     }
 
     /// All entries up to this number whose keys begin so are purged.
     pub fn add_prefix(&self, prefix: &[u8], number: u64, is_soft: bool) {
-        let mut state = self.0.write();
-        state.prefixes.entry(prefix.into()).or_default().add(number, is_soft);
-        join_oldest(&mut state);
+        self.change(|state| {
+            state.prefixes.entry(prefix.into()).or_default().add(number, is_soft);
+            join_oldest(state);
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.state.write();
+        change(&mut state);
+        self.are_any.store(!state.is_empty(), Ordering::Release);
     }
 
     /// What became of an entry. `primary` is the sum of its key.
     pub fn judge(&self, primary: &Id, key: &[u8], tags: &[u64], number: u64) -> Verdict {
-        let state = self.0.read();
+        let state = self.state.read();
         let of_key = state.keys.get(primary).map_or(Verdict::Valid, |purge| purge.judge(number));
         let of_tags = tags.iter().filter_map(|tag| state.tags.get(tag)).map(|purge| purge.judge(number));
         let of_prefixes = state.prefixes_of(key).judge(number);
@@ -105,27 +119,26 @@ impl Purges {
 
     /// What became of an entry of which no more than the sum of its key is known.
     pub fn judge_key(&self, primary: &Id, number: u64) -> Verdict {
-        let state = self.0.read();
+        let state = self.state.read();
         let of_key = state.keys.get(primary).map_or(Verdict::Valid, |purge| purge.judge(number));
         of_key.max(state.everything.judge(number))
     }
 
     /// Whether there are any.
     pub fn is_empty(&self) -> bool {
-        let state = self.0.read();
-        state.everything.gone == 0 && state.everything.stale == 0 && state.count() == 0
+        !self.are_any.load(Ordering::Acquire)
     }
 
     /// How many there are that a look at every file carries out: those that are not soft alone.
     pub fn count_hard(&self) -> usize {
-        let state = self.0.read();
+        let state = self.state.read();
         let named = state.keys.values().chain(state.tags.values()).chain(state.prefixes.values());
         named.chain([&state.everything]).filter(|purge| purge.gone > 0).count()
     }
 
     /// All of them, for the journal.
     pub fn records(&self) -> Vec<Record> {
-        let state = self.0.read();
+        let state = self.state.read();
         let mut records = Vec::new();
         for (id, purge) in &state.keys {
             for (number, is_soft) in [(purge.gone, false), (purge.stale, true)].into_iter().filter(|(n, _)| *n > 0) {
@@ -148,33 +161,35 @@ impl Purges {
 
     /// Keys that were purged for good, and up to which number, if that is below this one; at most so many.
     pub fn hard_keys_below(&self, number: u64, most: usize) -> Vec<(Id, u64)> {
-        let state = self.0.read();
+        let state = self.state.read();
         let below = state.keys.iter().filter(|(_, purge)| purge.gone > 0 && purge.gone < number && purge.stale == 0);
         below.map(|(id, purge)| (*id, purge.gone)).take(most).collect()
     }
 
     /// No file of a key is older than this number, nor comes any: it need not be known any more that it was purged.
     pub fn forget_key(&self, key: &Id, number: u64) {
-        let mut state = self.0.write();
-        if state.keys.get(key).is_some_and(|purge| purge.gone.max(purge.stale) <= number) {
-            state.keys.remove(key);
-        }
+        self.change(|state| {
+            if state.keys.get(key).is_some_and(|purge| purge.gone.max(purge.stale) <= number) {
+                state.keys.remove(key);
+            }
+        });
     }
 
     /// All files have been looked at since this number, and nothing older is coming: what was purged before is gone.
     /// What is stale is there for as long as somebody asks for it, so soft purges stay.
     pub fn forget_hard_until(&self, number: u64) {
-        let mut state = self.0.write();
         let stays = |purge: &mut Purge| {
             if purge.gone <= number {
                 purge.gone = 0;
             }
             purge.gone > 0 || purge.stale > 0
         };
-        state.keys.retain(|_, purge| stays(purge));
-        state.tags.retain(|_, purge| stays(purge));
-        state.prefixes.retain(|_, purge| stays(purge));
-        stays(&mut state.everything);
+        self.change(|state| {
+            state.keys.retain(|_, purge| stays(purge));
+            state.tags.retain(|_, purge| stays(purge));
+            state.prefixes.retain(|_, purge| stays(purge));
+            stays(&mut state.everything);
+        });
     }
 }
 
@@ -207,6 +222,10 @@ impl State {
     fn up_to(&self, text: &[u8]) -> Option<(&[u8], Purge)> {
         let (prefix, purge) = self.prefixes.range::<[u8], _>((Bound::Unbounded, Bound::Included(text))).next_back()?;
         Some((prefix, *purge))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.everything.gone == 0 && self.everything.stale == 0 && self.count() == 0
     }
 
     fn count(&self) -> usize {
@@ -340,7 +359,7 @@ mod tests {
         for tag in 1..=PURGES_MAX as u64 + 1 {
             purges.add_tag(tag, tag, false);
         }
-        let count = purges.0.read().count();
+        let count = purges.state.read().count();
         assert!((PURGES_MAX / 2 - 1..PURGES_MAX).contains(&count), "{count}");
         assert_eq!(purges.judge(&[0; 16], b"any", &[], PURGES_MAX as u64 / 4), Verdict::Gone);
         assert_eq!(purges.judge(&[0; 16], b"any", &[], PURGES_MAX as u64 - 10), Verdict::Valid);

@@ -38,7 +38,7 @@ use crate::upstream::settings::{RetryOn, UpstreamSettings};
 pub struct Passing<'p> {
     /// The servers to choose from.
     pub selection: Selection,
-    /// The group, if the configuration has it: for sessions that stick to a server.
+    /// The group, if sessions stick to its servers.
     pub upstream: Option<Arc<Upstream<Request>>>,
     /// The protocol as messages show it: `http://`.
     pub scheme: &'static str,

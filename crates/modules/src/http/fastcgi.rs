@@ -185,7 +185,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
             if is_whole { (RequestBody::None, &Unframed) } else { (body, &Stdin) };
         Passing {
             selection: target.select(request),
-            upstream: target.upstream(request).cloned(),
+            upstream: target.sticky_upstream(request),
             scheme: "fastcgi://",
             tls: None,
             uri: Bytes::new(),

@@ -250,7 +250,7 @@ pub(crate) fn passing_of_cgi<'p>(
 ) -> Passing<'p> {
     Passing {
         selection: target.servers.select(request),
-        upstream: target.servers.upstream(request).cloned(),
+        upstream: target.servers.sticky_upstream(request),
         scheme,
         tls: target.tls_host.as_ref().map(|host| Box::new(upstream_rows::tls(request, settings, host))),
         uri: Bytes::new(),

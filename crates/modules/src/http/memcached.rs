@@ -149,7 +149,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let reader = || -> Box<dyn ResponseReader> { Box::new(MemcachedReader::new(key.clone(), line_max, gzip_flag)) };
     let mut passing = Passing {
         selection: target.select(request),
-        upstream: target.upstream(request).cloned(),
+        upstream: target.sticky_upstream(request),
         scheme: "memcached://",
         tls: None,
         uri: Bytes::new(),

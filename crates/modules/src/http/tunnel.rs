@@ -139,7 +139,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let reader = || -> Box<dyn ResponseReader> { Box::new(Connected) };
     let mut passing = Passing {
         selection: target.select(request),
-        upstream: target.upstream(request).cloned(),
+        upstream: target.sticky_upstream(request),
         scheme: "",
         tls: None,
         uri: Bytes::new(),

@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
@@ -14,6 +15,8 @@ use crate::cache::index::{PLACES_MAX, PlaceUses};
 /// See the file's head. What a text means is beside it.
 pub(super) struct Places<T> {
     known: RwLock<Known<T>>,
+    /// Whether there was ever anything in it: read by each request, which then need not write to the lock.
+    has_any: AtomicBool,
     /// Something found no place, and nobody was told of it.
     is_news: AtomicBool,
     /// Something found no place, and nothing has got one since.
@@ -29,14 +32,14 @@ pub(super) struct Known<T> {
 impl<T> Default for Places<T> {
     fn default() -> Places<T> {
         let known = RwLock::new(Known { rows: Vec::new(), by_text: HashMap::new() });
-        Places { known, is_news: AtomicBool::new(false), is_full: AtomicBool::new(false) }
+        Places { known, has_any: AtomicBool::new(false), is_news: AtomicBool::new(false), is_full: AtomicBool::new(false) }
     }
 }
 
 impl<T: Clone> Places<T> {
     /// Whether there was never anything in it.
     pub fn is_empty(&self) -> bool {
-        self.known.read().rows.is_empty()
+        !self.has_any.load(Acquire)
     }
 
     /// What is in it. As long as this is held, no place gets another text.
@@ -70,6 +73,7 @@ impl<T: Clone> Places<T> {
             place
         };
         known.by_text.insert(row.0, place);
+        self.has_any.store(true, Release);
         self.is_full.store(false, Relaxed);
         Some(Taken::new(place, uses))
     }

@@ -34,6 +34,9 @@ pub(super) static DESCRIPTORS: LazyLock<Budget> = LazyLock::new(|| {
     Budget::new((limit / HELD_SHARE).min(HELD_MAX) as usize)
 });
 
+/// How late the time of the last use may be, in milliseconds.
+pub(super) const TOUCHED_AT_MOST_EVERY: u64 = 250;
+
 /// What a path leads to. It never changes: where something else is found, there is another entry.
 pub(super) struct Entry {
     path: Box<[u8]>,
@@ -88,10 +91,10 @@ impl Entry {
         }
     }
 
-    /// Notes a use.
+    /// Notes a use, unless one was noted within [`TOUCHED_AT_MOST_EVERY`]: all workers read this memory.
     #[inline]
     pub fn touch(&self, now: u64) {
-        if self.used.load(Ordering::Relaxed) != now {
+        if now.saturating_sub(self.used.load(Ordering::Relaxed)) >= TOUCHED_AT_MOST_EVERY {
             self.used.store(now, Ordering::Relaxed);
         }
     }

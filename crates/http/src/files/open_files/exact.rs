@@ -17,6 +17,7 @@ use gale_runtime::watch::{self, PathWatch};
 use gale_runtime::{Device, File, FileMetadata, OpenFlags, default_pool, files};
 
 use super::entry::{BODY_MAX, Body, DESCRIPTORS, Entry, Found, Kept, target_of};
+use super::handles::counted_here;
 use super::table::{Keyed, Table};
 use super::{Contents, Opened, as_path, note_work};
 
@@ -53,7 +54,7 @@ pub(super) fn find(path: &[u8], hash: u64, now: u64) -> Option<Opened> {
     }
     let Found::File { file, metadata } = &entry.found else { return None };
     let contents = match (&kept.body, file) {
-        (Some(body), _) => Contents::Memory(body.bytes().clone()),
+        (Some(body), _) => Contents::Memory(counted_here(body.bytes(), hash)),
         // What is written through a mapping is not told of: the head has to be that of what is sent.
         (None, Some(file)) if file.look_again().is_ok_and(|now| now == *metadata) => Contents::File(file.clone()),
         (None, Some(_)) => return None,

@@ -20,6 +20,7 @@
 
 mod entry;
 mod exact;
+mod handles;
 mod store;
 mod table;
 

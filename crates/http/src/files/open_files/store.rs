@@ -19,7 +19,8 @@ use gale_runtime::watch::PathWatch;
 use gale_runtime::{Device, File, FileMetadata, default_pool, files};
 use parking_lot::Mutex;
 
-use super::entry::{BODY_MAX, Body, Entry, Found, Kept, target_of};
+use super::entry::{BODY_MAX, Body, Entry, Found, Kept, TOUCHED_AT_MOST_EVERY, target_of};
+use super::handles::counted_here;
 use super::table::{Found as Guarded, Keyed, Table};
 use super::{Contents, Opened, Wanted, as_path, milliseconds, note_work};
 
@@ -132,7 +133,7 @@ impl Store {
                     return None;
                 }
                 let contents = match body {
-                    Some(body) => Contents::Memory(body.bytes().clone()),
+                    Some(body) => Contents::Memory(counted_here(body.bytes(), entry.hash())),
                     None => Contents::File(file.clone()),
                 };
                 Ok(Opened { metadata: *metadata, contents })
@@ -296,7 +297,7 @@ pub(super) fn evict_unused(now: u64) -> bool {
     let stores: Vec<Arc<Store>> = STORES.lock().iter().filter_map(Weak::upgrade).collect();
     let mut has_more = false;
     for (store, table) in stores.iter().filter_map(|store| Some((store, store.table.get()?))) {
-        let inactive = milliseconds(store.inactive.as_nanos() as u64);
+        let inactive = milliseconds(store.inactive.as_nanos() as u64) + TOUCHED_AT_MOST_EVERY;
         table.retain(|entry| {
             let has_changed = entry.kept().and_then(|kept| kept.watch.as_ref()).is_some_and(|w| !w.is_intact());
             !has_changed && now.saturating_sub(entry.last_use()) <= inactive

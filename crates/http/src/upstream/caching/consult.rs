@@ -60,11 +60,11 @@ pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
     if !is_plain {
         return None;
     }
-    let zone = Arc::clone(&zone.cache);
+    let zone = &zone.cache;
     let own: Rc<[u8]> = settings.key.get_opt()?.template.text(request).into_owned().into();
     let now = gale_runtime::wall_seconds();
     let search = if zone.has_searches() { settings.search_key(request) } else { None };
-    let (key, primary) = name_of(&zone, &own, search.as_ref(), now);
+    let (key, primary) = name_of(zone, &own, search.as_ref(), now);
     let mut id = primary;
     let varies = zone.index.with(&primary, |entry| match entry {
         Some(Entry { kind: Kind::Varies(list), number, .. }) => Some((*list, *number)),
@@ -82,17 +82,17 @@ pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
         entry.is_some_and(|entry| entry.kind == Kind::Stored && entry.number == hot.meta.number && entry.is_fresh(now))
     };
     if !zone.index.with(&id, is_fresh)
-        || judge_purges(&zone, &primary, &hot.meta) != Verdict::Valid
-        || !is_body_at_hand(request, &zone, &hot)
+        || judge_purges(zone, &primary, &hot.meta) != Verdict::Valid
+        || !is_body_at_hand(request, zone, &hot)
     {
         return None;
     }
-    look_whether_still_there(request, &zone, &id, &hot);
+    look_whether_still_there(request, zone, &id, &hot);
     zone.index.touch(&id, now);
-    let note = CacheNote { key: own, zone: Some(Arc::clone(&zone)), ..CacheNote::default() };
+    let note = CacheNote { key: own, zone: Some(Arc::clone(zone)), ..CacheNote::default() };
     request.notes.put(note);
     request.at_end = Some(count_use);
-    Some(serve_hot(request, serving, &zone, &hot, CacheStatus::Hit))
+    Some(serve_hot(request, serving, zone, &hot, CacheStatus::Hit))
 }
 
 /// Asks the cache that the location has.

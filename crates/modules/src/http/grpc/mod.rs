@@ -167,7 +167,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let time_max = time_max.and_then(|(_, _, value)| parse_timeout(value)?.checked_add(DEADLINE_GRACE));
     let mut passing = Passing {
         selection: target.servers.select(request),
-        upstream: target.servers.upstream(request).cloned(),
+        upstream: target.servers.sticky_upstream(request),
         scheme: if target.tls_host.is_some() { "grpcs://" } else { "grpc://" },
         tls: target.tls_host.as_ref().map(|host| Box::new(upstream_rows::tls(request, &conf.upstream, host))),
         uri: head.path(),

@@ -304,12 +304,16 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
 async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let pass = conf.pass.as_ref().expect("there whenever the handler is");
     // What waits, and seldom does, is no part of this future, which every request pays for.
+    let resolved;
     let target = match pass.known() {
-        Some(target) => Arc::clone(target),
-        None => Box::pin(pass.resolve(request)).await?,
+        Some(target) => target,
+        None => {
+            resolved = Box::pin(pass.resolve(request)).await?;
+            &resolved
+        }
     };
     // Variables may ask for it.
-    request.notes.put(Arc::clone(&target));
+    request.notes.put(Arc::clone(target));
     let serving = Serving { converts_head: true, ..serving(&conf.upstream, conf) };
     let caching = match consult_cache(request, serving).await {
         Consulted::Answer(flow) => return Ok(flow),
@@ -323,7 +327,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     // A block, so that the future has no room for what is only passed through.
     let mut passing = {
         let OwnedBody { body, framing, own } = body;
-        let head = write_head(request, conf, &target, own)?;
+        let head = write_head(request, conf, target, own)?;
         let (head_max, method) = (conf.upstream.head_max(), head.method);
         reader = move || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method, head_max)) };
         let (wire, body) = match head.text {
@@ -335,7 +339,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         };
         Passing {
             selection: target.select(request),
-            upstream: target.upstream(request),
+            upstream: target.sticky_upstream(request),
             scheme: if target.is_tls { "https://" } else { "http://" },
             tls: target.is_tls.then(|| Box::new(upstream_rows::tls(request, &conf.upstream, &target.host))),
             uri: head.uri,

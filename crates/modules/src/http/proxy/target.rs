@@ -69,9 +69,9 @@ impl Target {
         self.found.select(request)
     }
 
-    /// The group that the configuration has, unless the addresses were looked up.
-    pub fn upstream(&self, request: &Request) -> Option<Arc<Upstream<Request>>> {
-        self.found.upstream(request).cloned()
+    /// The group that the configuration has, if sessions stick to its servers.
+    pub fn sticky_upstream(&self, request: &Request) -> Option<Arc<Upstream<Request>>> {
+        self.found.sticky_upstream(request)
     }
 
     /// Appends what the server is asked for.

@@ -146,8 +146,9 @@ impl Condition {
     }
 }
 
-/// One device.
+/// One device. Padded: what is written about one is not on a cache line of another's, which every request reads.
 #[derive(Default)]
+#[repr(align(128))]
 pub(crate) struct DeviceState {
     /// `st_dev` of the first device that it was asked for; 0 = none yet.
     pub(super) number: AtomicU64,
