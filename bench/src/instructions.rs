@@ -25,7 +25,7 @@ use crate::report::{self, Column, Document, Spread};
 use crate::servers::{FILES, Kind, Program, Running, SMALL_BODY, Setting, file_body, letters, send_signal};
 
 /// Requests of the first run; those of the second come on top.
-const REQUESTS_FEW: u32 = 640;
+pub const REQUESTS_FEW: u32 = 640;
 /// The same for pages, of which some cost millions of instructions; and how many there may be on top.
 const PAGES_FEW: u32 = 128;
 const PAGES_MORE_MAX: u32 = 512;
@@ -347,9 +347,24 @@ fn count(
     asked: &Asked<'_>,
     requests: u32,
 ) -> Result<(u64, usize), String> {
+    let (text, body_bytes) = run(options, program, setting, asked, requests, &[])?;
+    let instructions = parse(&text).ok_or_else(|| "valgrind wrote no totals".to_owned())?;
+    Ok((instructions, body_bytes))
+}
+
+/// What callgrind, with more options, writes about a whole life with that many requests; and bytes of a body.
+pub fn run(
+    options: &Options,
+    program: &Program,
+    setting: &Setting,
+    asked: &Asked<'_>,
+    requests: u32,
+    callgrind_options: &[&str],
+) -> Result<(String, usize), String> {
     let totals = std::env::temp_dir().join(format!("gale-bench-{}.callgrind", std::process::id()));
     let out_file = format!("--callgrind-out-file={}", totals.display());
-    let words = ["valgrind", "--quiet", "--tool=callgrind", &out_file].map(str::to_owned).to_vec();
+    let words = [&["valgrind", "--quiet", "--tool=callgrind", &out_file], callgrind_options].concat();
+    let words = words.into_iter().map(str::to_owned).collect();
     let cores = Some(vec![options.server_core]);
     let setting = Setting { alone_under: Some(words), cores, ..setting.clone() };
     let server = program.start(setting)?;
@@ -359,8 +374,7 @@ fn count(
     server.end(Signal::TERM)?;
     let text = std::fs::read_to_string(&totals).map_err(|error| format!("valgrind wrote nothing: {error}"))?;
     let _ = std::fs::remove_file(&totals);
-    let instructions = parse(&text).ok_or_else(|| "valgrind wrote no totals".to_owned())?;
-    Ok((instructions, body_bytes))
+    Ok((text, body_bytes))
 }
 
 /// Asks, and tells how many bytes the body of an answer had.

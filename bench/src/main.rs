@@ -26,6 +26,7 @@ mod idle_tls;
 mod instructions;
 mod interpreter;
 mod location;
+mod locked;
 mod lookups;
 mod memory;
 mod names;
@@ -81,6 +82,7 @@ const MEASUREMENTS: &[Entry] = &[
     ("respawn", respawn::measure, true),
     // They say where to look, not how good it is.
     ("instructions", instructions::measure, false),
+    ("locked", locked::measure, false),
     ("lookups", lookups::measure, false),
     ("figures", figures::measure, false),
     ("check", check::measure, false),

@@ -6,6 +6,7 @@
 //! `behind` that of one that connects for each request.
 
 pub mod behind;
+mod datagrams;
 mod epoll;
 pub mod relay;
 mod ring;

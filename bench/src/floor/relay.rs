@@ -17,7 +17,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
 use rustix::pipe::{SpliceFlags, fcntl_setpipe_size, pipe, splice};
 
 use super::epoll::key;
-use super::listen;
+use super::{datagrams, listen};
 use crate::ring::{Kind, Ring};
 
 /// What is received at once.
@@ -27,10 +27,10 @@ const PIPE_BYTES: usize = 1 << 20;
 /// Clients at a time, with io_uring.
 const CLIENTS_MAX: u32 = 4096;
 
-/// `relay PORT epoll|io_uring|splice PORT_BEHIND [BYTES]`: passes on until it is killed. With io_uring a client's
-/// message is a request of HTTP, or has so many bytes.
+/// `relay PORT WAY PORT_BEHIND [BYTES]`: passes on until it is killed. With io_uring a client's message is a request of
+/// HTTP, or has so many bytes; those of a flow have as many.
 pub fn main(args: &[String]) -> Result<(), String> {
-    let usage = || "usage: gale-bench relay PORT epoll|io_uring|splice PORT_BEHIND [BYTES]".to_owned();
+    let usage = || "usage: gale-bench relay PORT epoll|io_uring|splice|questions|flow PORT_BEHIND [BYTES]".to_owned();
     let [port, driver, behind, more @ ..] = args else {
         return Err(usage());
     };
@@ -40,12 +40,14 @@ pub fn main(args: &[String]) -> Result<(), String> {
         [bytes] => vec![7; bytes.parse().map_err(|_| usage())?],
         _ => return Err(usage()),
     };
-    let served = listen(port, false).and_then(|listener| match driver.as_str() {
-        "epoll" => with_epoll(&listener, behind),
-        "io_uring" => with_ring(&listener, behind, message),
-        "splice" => with_splice(&listener, behind),
+    let served = match driver.as_str() {
+        "questions" => datagrams::questions(port, behind),
+        "flow" => datagrams::flow(port, behind, message.len()),
+        "epoll" => listen(port, false).and_then(|listener| with_epoll(&listener, behind)),
+        "io_uring" => listen(port, false).and_then(|listener| with_ring(&listener, behind, message)),
+        "splice" => listen(port, false).and_then(|listener| with_splice(&listener, behind)),
         _ => Err(io::Error::other(usage())),
-    });
+    };
     served.map_err(|error| format!("relay: {error}"))
 }
 

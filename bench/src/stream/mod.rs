@@ -4,7 +4,7 @@
 //!
 //! The server has one worker on one core; client and the server behind it share the other one. What is told is the CPU
 //! time of the server for an exchange, a connection, a GiB or a datagram that has arrived. The floor is a bare relay
-//! (`floor/relay.rs`): what is above it is the server's own work.
+//! (`floor/relay.rs`, `floor/datagrams.rs`): what is above it is the server's own work.
 
 mod behind;
 mod clients;
@@ -77,14 +77,14 @@ impl Job {
         }
     }
 
-    /// Whether a server can do it. The relay with io_uring passes on what it knows before, and only one of the relays
-    /// splices.
+    /// Whether a server can do it. The relay with io_uring passes on what it knows before, only one of the relays
+    /// splices, and datagrams are received by readiness with every driver.
     fn is_for(self, program: &Program) -> bool {
         let is_udp = matches!(self, Job::Questions | Job::Flow | Job::FlowInSegments);
         match (program.kind, program.driver.as_deref()) {
             (Kind::Floor, Some("splice")) => self == Job::Bulk,
             (Kind::Floor, Some("io_uring")) => matches!(self, Job::Exchanges | Job::ShortConnections),
-            (Kind::Floor, _) => matches!(self, Job::Exchanges | Job::ShortConnections | Job::Bulk),
+            (Kind::Floor, _) => is_udp || matches!(self, Job::Exchanges | Job::ShortConnections | Job::Bulk),
             (Kind::Haproxy, _) => !is_udp,
             _ => true,
         }
@@ -350,7 +350,7 @@ struct Ports {
 /// What is measured: a server, or the relays in its place. They are ended when it is dropped.
 enum Measurable {
     Server(Box<crate::servers::Running>, Ports),
-    Floor { exchange: Relay, discard: Relay },
+    Floor { exchange: Relay, discard: Relay, question: Relay, flow: Relay },
 }
 
 impl Measurable {
@@ -361,8 +361,16 @@ impl Measurable {
         certificate: &Certificate,
     ) -> Result<Measurable, String> {
         if program.kind == Kind::Floor {
-            let relay = |behind: SocketAddr| Relay::start(options.server_core, program, behind.port());
-            return Ok(Measurable::Floor { exchange: relay(behind.echo)?, discard: relay(behind.sink)? });
+            let driver = program.driver.as_deref().unwrap_or("epoll");
+            let start = |way: &str, behind: SocketAddr, bytes: usize| {
+                Relay::start(options.server_core, program, way, behind.port(), bytes)
+            };
+            return Ok(Measurable::Floor {
+                exchange: start(driver, behind.echo, MESSAGE_BYTES)?,
+                discard: start(driver, behind.sink, MESSAGE_BYTES)?,
+                question: start("questions", behind.answers, MESSAGE_BYTES)?,
+                flow: start("flow", behind.counts, DATAGRAM_BYTES)?,
+            });
         }
         let ports = Ports {
             exchange: free_port()?,
@@ -384,15 +392,23 @@ impl Measurable {
     fn root(&self, job: Job) -> Process {
         match self {
             Measurable::Server(server, _) => server.root,
-            Measurable::Floor { discard, .. } if job == Job::Bulk => discard.process,
-            Measurable::Floor { exchange, .. } => exchange.process,
+            Measurable::Floor { .. } => self.relay(job).expect("it is a floor").process,
         }
+    }
+
+    fn relay(&self, job: Job) -> Option<&Relay> {
+        let Measurable::Floor { exchange, discard, question, flow } = self else { return None };
+        Some(match job {
+            Job::Bulk => discard,
+            Job::Questions => question,
+            Job::Flow | Job::FlowInSegments => flow,
+            _ => exchange,
+        })
     }
 
     fn address(&self, job: Job) -> SocketAddr {
         let port = match self {
-            Measurable::Floor { discard, .. } if job == Job::Bulk => discard.port,
-            Measurable::Floor { exchange, .. } => exchange.port,
+            Measurable::Floor { .. } => self.relay(job).expect("it is a floor").port,
             Measurable::Server(_, ports) => match job {
                 Job::Exchanges | Job::ShortConnections | Job::Tunnels => ports.exchange,
                 Job::Bulk => ports.discard,
@@ -455,10 +471,10 @@ struct Relay {
 
 impl Relay {
     /// Starts it and waits until it listens.
-    fn start(core: usize, program: &Program, behind: u16) -> Result<Relay, String> {
-        let (port, driver) = (free_port()?, program.driver.as_deref().unwrap_or("epoll"));
+    fn start(core: usize, program: &Program, way: &str, behind: u16, bytes: usize) -> Result<Relay, String> {
+        let port = free_port()?;
         let mut command = Command::new(&program.binary);
-        command.args(["relay", &port.to_string(), driver, &behind.to_string(), &MESSAGE_BYTES.to_string()]);
+        command.args(["relay", &port.to_string(), way, &behind.to_string(), &bytes.to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut child = process::spawn_pinned(&mut command, &[core])?;
         let deadline = Instant::now() + START_TIME_LIMIT;
