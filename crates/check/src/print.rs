@@ -15,7 +15,7 @@ impl Display for Report {
             writeln!(f, "\nErrors ({})", self.problems.len())?;
         }
         for problem in &self.problems {
-            writeln!(f, "  {}{}", problem.message, InPlace(problem.place.as_ref()))?;
+            writeln!(f, "  {}{}", problem.message, InFile(problem.place.as_ref()))?;
             if let Some(hint) = &problem.hint {
                 writeln!(f, "    hint: {hint}")?;
             }
@@ -102,9 +102,9 @@ impl Display for Brief<'_> {
 }
 
 /// ` in FILE:LINE`, if it is anywhere.
-struct InPlace<'p>(Option<&'p SourceLine>);
+struct InFile<'p>(Option<&'p SourceLine>);
 
-impl Display for InPlace<'_> {
+impl Display for InFile<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |place| write!(f, " in {}", Brief(place)))
     }

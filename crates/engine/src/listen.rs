@@ -56,8 +56,8 @@ pub struct Address {
 #[derive(Clone, Debug)]
 pub struct Listen {
     /// Where; several when a name has several addresses.
-    pub place: ListenPlace,
-    /// The last of the ports, of which `place` has the first.
+    pub address: WrittenAddress,
+    /// The last of the ports, of which `address` has the first.
     pub last_port: u16,
     /// The socket's options.
     pub spec: ListenSpec,
@@ -80,30 +80,30 @@ pub struct Listen {
 
 /// An address as written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ListenPlace {
+pub enum WrittenAddress {
     /// Known.
     Address(ListenAddress),
     /// A name that has to be looked up.
     Host(String, u16),
 }
 
-impl ListenPlace {
+impl WrittenAddress {
     /// Its port; 0 without one.
     pub fn port(&self) -> u16 {
         match self {
-            ListenPlace::Address(ListenAddress::Inet(address)) => address.port(),
-            ListenPlace::Address(ListenAddress::Unix(_)) => 0,
-            ListenPlace::Host(_, port) => *port,
+            WrittenAddress::Address(ListenAddress::Inet(address)) => address.port(),
+            WrittenAddress::Address(ListenAddress::Unix(_)) => 0,
+            WrittenAddress::Host(_, port) => *port,
         }
     }
 
-    fn with_port(&self, port: u16) -> ListenPlace {
+    fn with_port(&self, port: u16) -> WrittenAddress {
         match self {
-            ListenPlace::Address(ListenAddress::Inet(address)) => {
-                ListenPlace::Address(ListenAddress::Inet(SocketAddr::new(address.ip(), port)))
+            WrittenAddress::Address(ListenAddress::Inet(address)) => {
+                WrittenAddress::Address(ListenAddress::Inet(SocketAddr::new(address.ip(), port)))
             }
-            ListenPlace::Address(unix) => ListenPlace::Address(unix.clone()),
-            ListenPlace::Host(host, _) => ListenPlace::Host(host.clone(), port),
+            WrittenAddress::Address(unix) => WrittenAddress::Address(unix.clone()),
+            WrittenAddress::Host(host, _) => WrittenAddress::Host(host.clone(), port),
         }
     }
 }
@@ -113,7 +113,7 @@ impl Listen {
     pub fn implicit(port: u16, span: Span, defaults: ListenDefaults) -> Listen {
         let address = ListenAddress::Inet(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
         Listen {
-            place: ListenPlace::Address(address.clone()),
+            address: WrittenAddress::Address(address.clone()),
             last_port: port,
             spec: spec(address, defaults),
             has_options: false,
@@ -129,13 +129,13 @@ impl Listen {
     /// Parses a `listen` statement.
     pub fn parse(statement: &Statement, defaults: ListenDefaults) -> Result<(Listen, Vec<Diagnostic>), Diagnostic> {
         let word = &statement.args[0];
-        let (place, last_port) = parse_place(word, defaults.port)?;
-        let address = match &place {
-            ListenPlace::Address(address) => address.clone(),
-            ListenPlace::Host(..) => ListenAddress::Inet(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
+        let (written, last_port) = parse_address(word, defaults.port)?;
+        let address = match &written {
+            WrittenAddress::Address(address) => address.clone(),
+            WrittenAddress::Host(..) => ListenAddress::Inet(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
         };
         let mut listen = Listen {
-            place,
+            address: written,
             last_port,
             spec: spec(address, defaults),
             has_options: false,
@@ -162,12 +162,12 @@ impl Listen {
 
     /// The first address that `other` listens on, too, as far as that is known before names are looked up.
     pub fn shared_with(&self, other: &Listen) -> Option<ListenAddress> {
-        let port = self.place.port().max(other.place.port());
+        let port = self.address.port().max(other.address.port());
         let overlap = port <= self.last_port.min(other.last_port);
-        (overlap && self.spec.kind == other.spec.kind && self.place.with_port(port) == other.place.with_port(port))
-            .then(|| match self.place.with_port(port) {
-                ListenPlace::Address(address) => address,
-                ListenPlace::Host(..) => self.spec.address.clone(),
+        (overlap && self.spec.kind == other.spec.kind && self.address.with_port(port) == other.address.with_port(port))
+            .then(|| match self.address.with_port(port) {
+                WrittenAddress::Address(address) => address,
+                WrittenAddress::Host(..) => self.spec.address.clone(),
             })
     }
 
@@ -275,8 +275,8 @@ fn spec(address: ListenAddress, defaults: ListenDefaults) -> ListenSpec {
     }
 }
 
-/// The place, and the last of its ports.
-fn parse_place(word: &Word, port_default: u16) -> Result<(ListenPlace, u16), Diagnostic> {
+/// The address, and the last of its ports.
+fn parse_address(word: &Word, port_default: u16) -> Result<(WrittenAddress, u16), Diagnostic> {
     let failed = |what: &str| {
         let message = format!("{what} in \"{}\" of the \"listen\" directive", word.text);
         Diagnostic::emerg(message).at(word.span)
@@ -286,7 +286,7 @@ fn parse_place(word: &Word, port_default: u16) -> Result<(ListenPlace, u16), Dia
         return match path.first() {
             Some(b'/') => {
                 let path = path.to_os_str().map_err(|_| failed("invalid path"))?;
-                Ok((ListenPlace::Address(ListenAddress::Unix(PathBuf::from(path))), 0))
+                Ok((WrittenAddress::Address(ListenAddress::Unix(PathBuf::from(path))), 0))
             }
             None => {
                 Err(failed("no path in the unix domain socket").hint("a Unix socket is given as unix:/absolute/path"))
@@ -309,7 +309,7 @@ fn parse_place(word: &Word, port_default: u16) -> Result<(ListenPlace, u16), Dia
         }
     };
     let inet = |ip: IpAddr, (port, last): (u16, u16)| {
-        (ListenPlace::Address(ListenAddress::Inet(SocketAddr::new(ip, port))), last)
+        (WrittenAddress::Address(ListenAddress::Inet(SocketAddr::new(ip, port))), last)
     };
     let default = (port_default, port_default);
     let has_port = |(port, last): (u16, u16)| if port > 0 { Ok((port, last)) } else { Err(failed("no port")) };
@@ -336,7 +336,7 @@ fn parse_place(word: &Word, port_default: u16) -> Result<(ListenPlace, u16), Dia
         _ => match host.parse::<Ipv4Addr>() {
             Ok(ip) => Ok(inet(ip.into(), ports)),
             Err(_) if host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') => Err(failed("host not found")),
-            Err(_) => Ok((ListenPlace::Host(host.to_owned(), ports.0), ports.1)),
+            Err(_) => Ok((WrittenAddress::Host(host.to_owned(), ports.0), ports.1)),
         },
     }
 }
@@ -389,17 +389,17 @@ impl Listen {
     }
 
     fn resolve(&self, resources: &mut dyn Resources) -> Result<Vec<ListenAddress>, Diagnostic> {
-        let ips = match &self.place {
-            ListenPlace::Address(ListenAddress::Inet(address)) => vec![address.ip()],
-            ListenPlace::Address(unix) => return Ok(vec![unix.clone()]),
-            ListenPlace::Host(host, _) => {
+        let ips = match &self.address {
+            WrittenAddress::Address(ListenAddress::Inet(address)) => vec![address.ip()],
+            WrittenAddress::Address(unix) => return Ok(vec![unix.clone()]),
+            WrittenAddress::Host(host, _) => {
                 resources.resolve(host).ok().filter(|found| !found.is_empty()).ok_or_else(|| {
                     let message = format!("host not found in \"{}\" of the \"listen\" directive", self.text);
                     Diagnostic::emerg(message).at(self.span)
                 })?
             }
         };
-        let ports = self.place.port()..=self.last_port;
+        let ports = self.address.port()..=self.last_port;
         Ok(ports.flat_map(|port| ips.iter().map(move |ip| ListenAddress::Inet((*ip, port).into()))).collect())
     }
 
@@ -593,11 +593,11 @@ mod tests {
 
     fn address(text: &str) -> String {
         let listen = parse(text).unwrap();
-        let mut written = match &listen.place {
-            ListenPlace::Address(address) => address.to_string(),
-            ListenPlace::Host(host, port) => format!("{host} {port}"),
+        let mut written = match &listen.address {
+            WrittenAddress::Address(address) => address.to_string(),
+            WrittenAddress::Host(host, port) => format!("{host} {port}"),
         };
-        if listen.last_port != listen.place.port() {
+        if listen.last_port != listen.address.port() {
             written.push_str(&format!(" to {}", listen.last_port));
         }
         written

@@ -57,27 +57,28 @@ const COUNTED: usize = NOTHING + 1;
 const COUNTERS: usize = COUNTED.next_power_of_two();
 
 /// By code, where it counts: codes below 600.
-static PLACES: [u8; 600] = places();
+static CODE_BUCKETS: [u8; 600] = code_buckets();
 
-const fn places() -> [u8; 600] {
+const fn code_buckets() -> [u8; 600] {
     const { assert!(COUNTERS <= 128, "a place has a byte, and all of them eight lines") };
-    let mut places = [(OTHERS + CLASSES) as u8; 600];
+    let mut buckets = [(OTHERS + CLASSES) as u8; 600];
     let mut code = 100;
     while code < 600 {
-        places[code] = (OTHERS + code / 100 - 1) as u8;
+        buckets[code] = (OTHERS + code / 100 - 1) as u8;
         code += 1;
     }
     let mut number = 0;
     while number < CODES.len() {
-        places[CODES[number] as usize] = (OF_CODES + number) as u8;
+        buckets[CODES[number] as usize] = (OF_CODES + number) as u8;
         number += 1;
     }
-    places
+    buckets
 }
 
 const USUAL_CODE: u16 = 200;
-const OF_USUAL_CODE: usize = places()[USUAL_CODE as usize] as usize;
-const USUAL_PLACES: Places = Places { first: (FIRST + 1) as u8, whole: (WHOLE + 1) as u8, code: OF_USUAL_CODE as u8 };
+const OF_USUAL_CODE: usize = code_buckets()[USUAL_CODE as usize] as usize;
+const USUAL_BUCKETS: Buckets =
+    Buckets { first: (FIRST + 1) as u8, whole: (WHOLE + 1) as u8, code: OF_USUAL_CODE as u8 };
 
 /// See the file's head.
 #[derive(Debug, Default)]
@@ -131,12 +132,12 @@ pub struct Ready {
     first_micros: u64,
     whole_micros: u64,
     /// `None` for what has gone in the usual way.
-    places: Option<Places>,
+    buckets: Option<Buckets>,
 }
 
 /// The buckets of both times, and the code.
 #[derive(Clone, Copy, Debug)]
-struct Places {
+struct Buckets {
     first: u8,
     whole: u8,
     code: u8,
@@ -151,15 +152,15 @@ impl Served {
             && first.max(whole) <= FIRST_BOUND
         {
             let (first_micros, whole_micros) = (first.micros(), whole.micros());
-            return Ready { received, sent, first_micros, whole_micros, places: None };
+            return Ready { received, sent, first_micros, whole_micros, buckets: None };
         }
         let (first_micros, first) = place_of(FIRST, self.first_byte);
         let (whole_micros, whole) = place_of(WHOLE, self.whole);
         let code = match self.code {
-            Some(code) => PLACES.get(usize::from(code)).map_or((OTHERS + CLASSES) as u8, |&place| place),
+            Some(code) => CODE_BUCKETS.get(usize::from(code)).map_or((OTHERS + CLASSES) as u8, |&bucket| bucket),
             None => NOTHING as u8,
         };
-        Ready { received, sent, first_micros, whole_micros, places: Some(Places { first, whole, code }) }
+        Ready { received, sent, first_micros, whole_micros, buckets: Some(Buckets { first, whole, code }) }
     }
 }
 
@@ -177,11 +178,11 @@ impl Ready {
     #[inline]
     fn count(&self, own: Own<'_, COUNTERS>, usual: usize) -> bool {
         self.add_sums(own);
-        match self.places {
-            Some(places) => places.count(own),
+        match self.buckets {
+            Some(buckets) => buckets.count(own),
             None => own.add(usual, 1),
         }
-        self.places.is_none()
+        self.buckets.is_none()
     }
 
     #[inline]
@@ -195,10 +196,10 @@ impl Ready {
     }
 }
 
-impl Places {
+impl Buckets {
     #[inline]
     fn count(self, own: Own<'_, COUNTERS>) {
-        own.add_each([self.first, self.whole, self.code].map(|place| (usize::from(place) % COUNTERS, 1)));
+        own.add_each([self.first, self.whole, self.code].map(|bucket| (usize::from(bucket) % COUNTERS, 1)));
     }
 }
 
@@ -206,8 +207,8 @@ impl Places {
 fn apart(mut counters: [u64; COUNTERS]) -> [u64; COUNTERS] {
     let [ended, passed] = [USUAL_ENDED, USUAL_PASSED].map(|usual| std::mem::take(&mut counters[usual]));
     counters[BEGUN] += passed;
-    for place in [ENDED, FIRST + 1, WHOLE + 1, OF_USUAL_CODE] {
-        counters[place] += ended + passed;
+    for bucket in [ENDED, FIRST + 1, WHOLE + 1, OF_USUAL_CODE] {
+        counters[bucket] += ended + passed;
     }
     counters
 }
@@ -244,7 +245,7 @@ impl Traffic {
     pub fn note(&self, served: &Served) {
         let (own, served) = (self.0.own(), served.ready());
         served.add_sums(own);
-        served.places.unwrap_or(USUAL_PLACES).count(own);
+        served.buckets.unwrap_or(USUAL_BUCKETS).count(own);
     }
 
     /// It is over, and has gone like this.
@@ -602,7 +603,7 @@ mod tests {
             Served { code: Some(201), ..usual },
             Served { code: None, ..usual },
         ];
-        assert!(usual.ready().places.is_none() && others.iter().all(|other| other.ready().places.is_some()));
+        assert!(usual.ready().buckets.is_none() && others.iter().all(|other| other.ready().buckets.is_some()));
         let all = || others.iter().chain([&usual, &usual]);
         let (finished, passed, noted) = (Traffic::default(), Traffic::default(), Traffic::default());
         for served in all() {

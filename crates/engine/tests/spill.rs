@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use gale_engine::spool::{SpillItem, SpillOptions, SpillQueue, SpillReader, SpoolError, SpoolPlace, TempPath};
+use gale_engine::spool::{SpillItem, SpillOptions, SpillQueue, SpillReader, SpoolError, SpoolPath, TempPath};
 use gale_runtime::simulation::{Faults, Random, Simulation, each_seed};
 use gale_runtime::{Bytes, Device, EventLoop, Lease, LoopOptions, ThreadPool, leased_bytes, sleep, spawn, yield_now};
 use scratch::Scratch;
@@ -37,7 +37,7 @@ fn run_without_faults<T>(main: impl Future<Output = T>) -> T {
 }
 
 fn options(directory: &Scratch, file_max: u64) -> SpillOptions {
-    let place = SpoolPlace::Named(TempPath { path: directory.path().into(), levels: [].as_slice().into() });
+    let place = SpoolPath::Named(TempPath { path: directory.path().into(), levels: [].as_slice().into() });
     SpillOptions { memory_max: MEMORY_MAX, file_max, place, pool: None }
 }
 
@@ -329,7 +329,7 @@ fn directory_that_cannot_be_made_leaves_memory_alone() {
     std::fs::write(directory.path().join("file"), "").unwrap();
     run_without_faults(async {
         let path = directory.path().join("file/below").into();
-        let place = SpoolPlace::Unnamed(TempPath { path, levels: [].as_slice().into() });
+        let place = SpoolPath::Unnamed(TempPath { path, levels: [].as_slice().into() });
         let (mut queue, reader) = SpillQueue::new(SpillOptions { place, ..options(&directory, u64::MAX) });
         let written = fill(&mut queue, 0).await;
         let failure = queue.take_failure().unwrap().to_string();

@@ -19,7 +19,7 @@ use std::sync::mpsc::Sender;
 use std::task::Poll;
 use std::time::Duration;
 
-use gale_engine::spool::{Spool, SpoolError, SpoolOptions, SpoolPlace, SpoolReader, Spooled, TempPath};
+use gale_engine::spool::{Spool, SpoolError, SpoolOptions, SpoolPath, SpoolReader, Spooled, TempPath};
 use gale_runtime::simulation::{Faults, Random, Simulation, each_seed};
 use gale_runtime::{
     Bytes, Device, DriverChoice, EventLoop, Lease, LoopOptions, Notify, ThreadPool, leased_bytes, set_leased_bytes_max,
@@ -50,12 +50,12 @@ fn in_directory(directory: &Scratch) -> TempPath {
 
 /// With so much memory, and the rest in a file without a name.
 fn options(directory: &Scratch, memory_max: usize) -> SpoolOptions {
-    let place = SpoolPlace::Unnamed(in_directory(directory));
+    let place = SpoolPath::Unnamed(in_directory(directory));
     SpoolOptions { memory_max, length_max: None, place, pool: None }
 }
 
 fn named(directory: &Scratch, memory_max: usize) -> SpoolOptions {
-    SpoolOptions { place: SpoolPlace::Named(in_directory(directory)), ..options(directory, memory_max) }
+    SpoolOptions { place: SpoolPath::Named(in_directory(directory)), ..options(directory, memory_max) }
 }
 
 /// Every file in or below a directory.
@@ -332,7 +332,7 @@ fn directory_that_cannot_be_made_is_told() {
     std::fs::write(directory.path().join("file"), "").unwrap();
     run(async {
         let path = directory.path().join("file/below").into();
-        let place = SpoolPlace::Named(TempPath { path, levels: [].as_slice().into() });
+        let place = SpoolPath::Named(TempPath { path, levels: [].as_slice().into() });
         let mut spool = Spool::new(SpoolOptions { place, ..options(&directory, 0) });
         spool.append_copy(b"something").unwrap();
         let error = spool.finish().await.unwrap_err().to_string();
@@ -504,7 +504,7 @@ fn named_file_is_removed_kept_or_renamed() {
         let kept = stored(named(&directory, 0)).await;
         kept.keep();
         let target = directory.path().join("entry");
-        let place = SpoolPlace::Beside(target.clone());
+        let place = SpoolPath::Beside(target.clone());
         let renamed = stored(SpoolOptions { place, ..options(&directory, 0) }).await;
         let path = renamed.path().unwrap();
         assert!(path.to_str().unwrap().starts_with(&format!("{}.", target.display())), "{path:?}");

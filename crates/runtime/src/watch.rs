@@ -182,7 +182,7 @@ struct Watcher {
     inotify: OwnedFd,
     /// The thread acts upon events.
     is_at_work: AtomicBool,
-    places: Mutex<Places>,
+    dependents: Mutex<Dependents>,
     paths: AtomicUsize,
     paths_max: usize,
     /// Watches that were dropped and are still in the lists.
@@ -197,7 +197,7 @@ struct Watcher {
 /// Who depends on what: by the kernel's number of the watch, then by the name that is looked up in the directory (empty
 /// for a file, or a directory that is itself the target).
 #[derive(Default)]
-struct Places {
+struct Dependents {
     by_number: HashMap<i32, Names>,
 }
 
@@ -223,7 +223,7 @@ impl Watcher {
         Ok(Watcher {
             inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
             is_at_work: AtomicBool::new(false),
-            places: Mutex::default(),
+            dependents: Mutex::default(),
             paths: AtomicUsize::new(0),
             paths_max: allowed.map_or(PATHS_MAX, |allowed| (allowed / 2).min(PATHS_MAX)),
             dropped: AtomicUsize::new(0),
@@ -268,7 +268,7 @@ impl Watcher {
             if is_mounted {
                 // First what is mounted where: those who are told will ask for it.
                 mounts::refresh();
-                self.places.lock().signal_all();
+                self.dependents.lock().signal_all();
             }
             if next_sweep <= Instant::now() {
                 next_sweep = Instant::now() + SWEEP_EVERY;
@@ -282,7 +282,7 @@ impl Watcher {
         self.is_awake.store(false, Ordering::SeqCst);
         let has_more = self.sweep.get().is_some_and(|sweep| sweep());
         if self.dropped.swap(0, Ordering::Relaxed) > 0 {
-            self.places.lock().forget_dropped(&self.inotify);
+            self.dependents.lock().forget_dropped(&self.inotify);
         }
         if has_more {
             self.is_awake.store(true, Ordering::SeqCst);
@@ -290,7 +290,7 @@ impl Watcher {
     }
 
     fn handle_events(&self, buffer: &mut [MaybeUninit<u8>]) {
-        let mut places = self.places.lock();
+        let mut dependents = self.dependents.lock();
         self.is_at_work.store(true, Ordering::SeqCst);
         let mut events = Reader::new(&self.inotify, buffer);
         let mut handled = 0;
@@ -298,19 +298,19 @@ impl Watcher {
         while handled < EVENTS_PER_TURN || !events.is_buffer_empty() {
             handled += 1;
             match events.next() {
-                Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => places.signal_all(),
+                Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => dependents.signal_all(),
                 Ok(event) => {
                     let name = event.file_name().map_or(&b""[..], std::ffi::CStr::to_bytes);
-                    places.signal(event.wd(), name);
+                    dependents.signal(event.wd(), name);
                     if event.events().contains(ReadFlags::IGNORED) {
-                        places.by_number.remove(&event.wd());
+                        dependents.by_number.remove(&event.wd());
                     }
                 }
                 Err(Errno::INTR) => {}
                 // All of them read; an error would be one of our own making, and nothing could be trusted then.
                 Err(Errno::AGAIN) => break,
                 Err(_) => {
-                    places.signal_all();
+                    dependents.signal_all();
                     break;
                 }
             }
@@ -326,11 +326,11 @@ impl Drop for EndsAll<'_> {
     fn drop(&mut self) {
         self.0.has_ended.store(true, Ordering::SeqCst);
         self.0.is_at_work.store(true, Ordering::SeqCst);
-        self.0.places.lock().signal_all();
+        self.0.dependents.lock().signal_all();
     }
 }
 
-impl Places {
+impl Dependents {
     /// Tells those who look up this name there; without a name, everybody who passes.
     fn signal(&mut self, number: i32, name: &[u8]) {
         let Some(names) = self.by_number.get(&number) else { return };
@@ -429,9 +429,9 @@ impl Walk<'_> {
         // What is open is named by its descriptor, so that nothing can come between.
         let path = format!("/proc/self/fd/{}", place.as_raw_fd());
         // Together: the thread may be about to forget this number.
-        let mut places = self.watcher.places.lock();
+        let mut dependents = self.watcher.dependents.lock();
         let number = inotify::add_watch(&self.watcher.inotify, path, events)?;
-        let names = places.by_number.entry(number).or_default();
+        let names = dependents.by_number.entry(number).or_default();
         names.entry(name.into()).or_default().push(Arc::downgrade(self.signal));
         Ok(())
     }

@@ -1,15 +1,15 @@
 //! Which idle connections a full worker closes to make room for new ones, found with bounded work.
 //!
 //! nginx keeps a queue of them and takes from its head. Here an idle connection takes no byte for that: a hand goes
-//! round over the places of all connections, looks at a few at a time, and of the idle ones that it sees those are
-//! closed that have waited longest. With no more places than it looks at, these are nginx's; with more, the longest of
+//! round over the slots of all connections, looks at a few at a time, and of the idle ones that it sees those are
+//! closed that have waited longest. With no more slots than it looks at, these are nginx's; with more, the longest of
 //! a sample, and the next sample begins behind it. There is one hand for all listening sockets of a worker, so what is
 //! looked at in a turn of the loop grows neither with the connections nor with the sockets; the turns that a search
-//! takes grow with the places.
+//! takes grow with the slots.
 //!
-//! Invariant: every connection that may be closed has its place in the stretch that is still to be looked at, or was
+//! Invariant: every connection that may be closed has its slot in the stretch that is still to be looked at, or was
 //! seen outside of it when it might not be closed yet, and is looked at again when that is over. What is looked at
-//! leaves the stretch unless it may be closed and stays open; the place of whoever becomes idle is taken into it. So
+//! leaves the stretch unless it may be closed and stays open; the slot of whoever becomes idle is taken into it. So
 //! once the stretch is empty there is nobody to close, whichever socket's task has looked.
 
 use std::cell::Cell;
@@ -19,7 +19,7 @@ use gale_runtime::Moment;
 
 use crate::worker::Search;
 
-/// How many places are looked at in one go: some microseconds.
+/// How many slots are looked at in one go: some microseconds.
 pub(super) const LOOKS_MAX: usize = 256;
 
 /// How many are looked at in a turn of the loop: to find somebody, and to choose whom to close.
@@ -32,13 +32,13 @@ const REUSED_AT_ONCE: usize = 32;
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
 
 /// The connections of a worker, as far as making room goes.
-pub(super) struct Places<'c> {
-    /// How many places there are, vacant ones included.
+pub(super) struct ConnectionSlots<'c> {
+    /// How many slots there are, vacant ones included.
     pub count: usize,
     pub now: Moment,
     /// The number of the loop's turn.
     pub turn: u64,
-    /// From when on the connection at this place may be closed; none if it is busy, or if there is none.
+    /// From when on the connection in this slot may be closed; none if it is busy, or if there is none.
     pub may_close_at: &'c dyn Fn(usize) -> Option<Moment>,
 }
 
@@ -53,12 +53,12 @@ pub(super) struct Hand {
     looks_left: Cell<usize>,
 }
 
-/// Places one after the other, the first of all behind the last.
+/// Slots one after the other, the first of all behind the last.
 #[derive(Clone, Copy, Default)]
 struct Stretch {
     first: usize,
     length: usize,
-    /// How many places there are in all.
+    /// How many slots there are in all.
     of: usize,
 }
 
@@ -73,22 +73,22 @@ impl Stretch {
         Stretch { first, length: self.length.saturating_sub(1), of: self.of }
     }
 
-    /// As long as it takes to hold this place, too. (One that is new makes everything be looked at, when that is
+    /// As long as it takes to hold this slot, too. (One that is new makes everything be looked at, when that is
     /// noticed.)
-    fn with(self, place: usize) -> Stretch {
+    fn with(self, slot: usize) -> Stretch {
         if self.length == 0 {
-            return Stretch { first: place, length: 1, of: self.of };
+            return Stretch { first: slot, length: 1, of: self.of };
         }
-        let end = if place < self.first { place + self.of } else { place };
+        let end = if slot < self.first { slot + self.of } else { slot };
         let distance = end.saturating_sub(self.first);
         Stretch { length: self.length.max(distance + 1), ..self }
     }
 }
 
 impl Hand {
-    /// The connection at this place has become idle.
-    pub fn note(&self, place: usize) {
-        self.unseen.set(self.unseen.get().with(place));
+    /// The connection in this slot has become idle.
+    pub fn note(&self, slot: usize) {
+        self.unseen.set(self.unseen.get().with(slot));
     }
 
     /// Connections may be closed from another moment on than before: all are looked at again.
@@ -97,36 +97,36 @@ impl Hand {
     }
 
     /// Goes on with the search, and stays where it finds one that may be closed.
-    pub fn find(&self, places: &Places<'_>) -> Search {
-        self.take_in(places);
+    pub fn find(&self, slots: &ConnectionSlots<'_>) -> Search {
+        self.take_in(slots);
         loop {
             while self.unseen.get().length > 0 {
                 // Whoever was accepted has what is left: one is chosen that makes room for it.
                 if self.looks_left.get() <= LOOKS_MAX {
                     return Search::GoesOn;
                 }
-                if self.look(places).is_some() {
+                if self.look(slots).is_some() {
                     return Search::Found;
                 }
                 self.step();
             }
             match self.later.get() {
-                Some(later) if later <= places.now => self.look_at_all(places),
+                Some(later) if later <= slots.now => self.look_at_all(slots),
                 later => return Search::InVain(later),
             }
         }
     }
 
-    /// The places of those to be closed now: of the idle ones that are seen the eighth that has waited longest, as
+    /// The slots of those to be closed now: of the idle ones that are seen the eighth that has waited longest, as
     /// nginx takes an eighth of all; as many as are wanted, if so many are seen. None are seen if this turn has had its
     /// looks.
-    pub fn longest_idle(&self, places: &Places<'_>, wanted: usize) -> Vec<usize> {
-        self.take_in(places);
+    pub fn longest_idle(&self, slots: &ConnectionSlots<'_>, wanted: usize) -> Vec<usize> {
+        self.take_in(slots);
         let mut idle: Vec<(Moment, usize)> = Vec::new();
-        for _ in 0..places.count.min(LOOKS_MAX).min(self.looks_left.get()) {
-            let place = self.unseen.get().first;
-            if let Some(since) = self.look(places) {
-                idle.push((since, place));
+        for _ in 0..slots.count.min(LOOKS_MAX).min(self.looks_left.get()) {
+            let slot = self.unseen.get().first;
+            if let Some(since) = self.look(slots) {
+                idle.push((since, slot));
             }
             self.step();
         }
@@ -135,34 +135,34 @@ impl Hand {
         idle.truncate((seen / 8).min(REUSED_AT_ONCE).max(wanted));
         if idle.len() < seen {
             let behind = self.unseen.get().first;
-            self.unseen.set(Stretch::all_from(behind, places.count));
+            self.unseen.set(Stretch::all_from(behind, slots.count));
         }
-        idle.into_iter().map(|(_, place)| place).collect()
+        idle.into_iter().map(|(_, slot)| slot).collect()
     }
 
-    /// A new turn has its own looks, and where there are new places all are looked at.
-    fn take_in(&self, places: &Places<'_>) {
-        if self.turn.replace(Some(places.turn)) != Some(places.turn) {
+    /// A new turn has its own looks, and where there are new slots all are looked at.
+    fn take_in(&self, slots: &ConnectionSlots<'_>) {
+        if self.turn.replace(Some(slots.turn)) != Some(slots.turn) {
             self.looks_left.set(LOOKS_PER_TURN);
         }
-        if self.unseen.get().of != places.count {
-            self.look_at_all(places);
+        if self.unseen.get().of != slots.count {
+            self.look_at_all(slots);
         }
     }
 
-    fn look_at_all(&self, places: &Places<'_>) {
+    fn look_at_all(&self, slots: &ConnectionSlots<'_>) {
         self.later.set(None);
-        self.unseen.set(Stretch::all_from(self.unseen.get().first, places.count));
+        self.unseen.set(Stretch::all_from(self.unseen.get().first, slots.count));
     }
 
-    /// Whether the connection at the first place may be closed now, and since when; if only later, that is remembered.
-    fn look(&self, places: &Places<'_>) -> Option<Moment> {
+    /// Whether the connection at the first slot may be closed now, and since when; if only later, that is remembered.
+    fn look(&self, slots: &ConnectionSlots<'_>) -> Option<Moment> {
         self.looks_left.set(self.looks_left.get() - 1);
-        let time = (places.may_close_at)(self.unseen.get().first)?;
-        if time <= places.now {
+        let time = (slots.may_close_at)(self.unseen.get().first)?;
+        if time <= slots.now {
             return Some(time);
         }
-        let time = time.max(places.now + LOOK_PAUSE);
+        let time = time.max(slots.now + LOOK_PAUSE);
         self.later.set(Some(self.later.get().map_or(time, |earlier| earlier.min(time))));
         None
     }
@@ -178,7 +178,7 @@ mod tests {
 
     const MANY: usize = 10_000;
 
-    /// Connections by their places, and how often one was looked at.
+    /// Connections by their slots, and how often one was looked at.
     struct Worker {
         may_close_at: Vec<Option<Moment>>,
         now: Moment,
@@ -192,33 +192,33 @@ mod tests {
             Worker { may_close_at, now: second(1000), turn: 0, looks: Cell::new(0), hand: Hand::default() }
         }
 
-        fn with<T>(&self, act: impl FnOnce(&Hand, &Places<'_>) -> T) -> T {
-            let may_close_at = |place: usize| {
+        fn with<T>(&self, act: impl FnOnce(&Hand, &ConnectionSlots<'_>) -> T) -> T {
+            let may_close_at = |slot: usize| {
                 self.looks.set(self.looks.get() + 1);
-                self.may_close_at[place]
+                self.may_close_at[slot]
             };
             let (count, now, turn) = (self.may_close_at.len(), self.now, self.turn);
-            act(&self.hand, &Places { count, now, turn, may_close_at: &may_close_at })
+            act(&self.hand, &ConnectionSlots { count, now, turn, may_close_at: &may_close_at })
         }
 
         fn find(&self) -> Search {
-            self.with(|hand, places| hand.find(places))
+            self.with(|hand, slots| hand.find(slots))
         }
 
         fn longest_idle(&self) -> Vec<usize> {
-            self.with(|hand, places| hand.longest_idle(places, 1))
+            self.with(|hand, slots| hand.longest_idle(slots, 1))
         }
 
         /// Closes idle connections for one that was accepted; how many.
         fn make_room(&mut self) -> usize {
             let chosen = self.longest_idle();
-            chosen.iter().for_each(|&place| self.may_close_at[place] = None);
+            chosen.iter().for_each(|&slot| self.may_close_at[slot] = None);
             chosen.len()
         }
 
-        fn become_idle(&mut self, place: usize, may_close_at: Moment) {
-            self.may_close_at[place] = Some(may_close_at);
-            self.hand.note(place);
+        fn become_idle(&mut self, slot: usize, may_close_at: Moment) {
+            self.may_close_at[slot] = Some(may_close_at);
+            self.hand.note(slot);
         }
 
         fn next_turn(&mut self) {
@@ -245,8 +245,8 @@ mod tests {
 
     #[test]
     fn a_few_connections_are_taken_in_nginx_s_order() {
-        // The one at place 0 is the last to have become idle; those at odd places are busy.
-        let idle = |place: u64| place.is_multiple_of(2).then(|| second(500 - place));
+        // The one in slot 0 is the last to have become idle; those in odd ones are busy.
+        let idle = |slot: u64| slot.is_multiple_of(2).then(|| second(500 - slot));
         let worker = Worker::new((0..200).map(idle).collect());
         assert_eq!(worker.longest_idle(), (0..12).map(|number| 198 - 2 * number).collect::<Vec<_>>());
         assert_eq!(worker.looks.get(), 200);
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn what_is_done_for_a_new_connection_does_not_grow_with_the_number_of_others() {
-        let mut worker = Worker::new((0..MANY as u64).map(|place| Some(second(place % 997))).collect());
+        let mut worker = Worker::new((0..MANY as u64).map(|slot| Some(second(slot % 997))).collect());
         // One after the other, as each is accepted and is busy from then on.
         let mut closed = 0;
         for _ in 0..MANY / LOOKS_MAX {
@@ -356,11 +356,11 @@ mod tests {
         let mut worker = Worker::new(vec![None; COUNT]);
         let mut ended_in_vain = 0;
         for _ in 0..100_000 {
-            let place = below(worker.may_close_at.len());
+            let slot = below(worker.may_close_at.len());
             match below(40) {
-                0 => worker.become_idle(place, worker.now),
-                1 => worker.become_idle(place, worker.now + Duration::from_millis(below(50) as u64)),
-                2..8 => worker.may_close_at[place] = None,
+                0 => worker.become_idle(slot, worker.now),
+                1 => worker.become_idle(slot, worker.now + Duration::from_millis(below(50) as u64)),
+                2..8 => worker.may_close_at[slot] = None,
                 8 => drop(worker.make_room()),
                 9 => worker.now = worker.now + Duration::from_millis(1),
                 10 if below(500) == 0 => worker.may_close_at.push(None),

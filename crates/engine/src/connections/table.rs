@@ -8,7 +8,7 @@ use std::time::Duration;
 use gale_runtime::{Moment, TaskId};
 use slab::Slab;
 
-use super::reuse::{Hand, Places};
+use super::reuse::{ConnectionSlots, Hand};
 use crate::worker::{IdleConnections, Search, Worker};
 
 /// Between two looks at the idle connections of a worker that ends.
@@ -177,24 +177,24 @@ impl<C: Connection> ConnectionTable<C> {
     }
 
     /// Calls `act` with a view of the connections.
-    fn with_places<T>(&self, act: impl FnOnce(&Places<'_>) -> T) -> T {
+    fn with_slots<T>(&self, act: impl FnOnce(&ConnectionSlots<'_>) -> T) -> T {
         let entries = self.entries.borrow();
         let may_close_at = |place: usize| entries.get(place).and_then(Entry::may_close_at);
         let (now, turn) = (gale_runtime::now(), gale_runtime::turn());
-        act(&Places { count: entries.capacity(), now, turn, may_close_at: &may_close_at })
+        act(&ConnectionSlots { count: entries.capacity(), now, turn, may_close_at: &may_close_at })
     }
 }
 
 impl<C: Connection> IdleConnections for ConnectionTable<C> {
     fn search(&self) -> Search {
-        self.with_places(|places| self.hand.find(places))
+        self.with_slots(|slots| self.hand.find(slots))
     }
 
     fn close_longest_idle(&self, wanted: usize) {
-        let places = self.with_places(|places| self.hand.longest_idle(places, wanted));
+        let chosen = self.with_slots(|slots| self.hand.longest_idle(slots, wanted));
         let tasks: Vec<TaskId> = {
             let entries = self.entries.borrow();
-            places.into_iter().filter_map(|place| entries.get(place)?.task).collect()
+            chosen.into_iter().filter_map(|slot| entries.get(slot)?.task).collect()
         };
         tasks.into_iter().for_each(gale_runtime::abort);
     }

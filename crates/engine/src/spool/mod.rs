@@ -39,7 +39,7 @@ use self::state::{Shared, Source};
 
 pub use self::reader::SpoolReader;
 pub use self::spill::{SpillItem, SpillOptions, SpillQueue, SpillReader};
-pub use self::temp_file::{SpoolPlace, TempPath};
+pub use self::temp_file::{SpoolPath, TempPath};
 
 /// How a spool is set up.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ pub struct SpoolOptions {
     /// How long all of it may become, in bytes.
     pub length_max: Option<u64>,
     /// Where the file comes to be when it is needed first.
-    pub place: SpoolPlace,
+    pub place: SpoolPath,
     /// Whose threads do what has to be done with the file; without one those of the pool `default` do.
     pub pool: Option<ThreadPool>,
 }

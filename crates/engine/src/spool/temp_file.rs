@@ -26,7 +26,7 @@ pub struct TempPath {
 
 /// Where a spool's file comes to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SpoolPlace {
+pub enum SpoolPath {
     /// In a directory for temporary files. It has no name once it is open, so that nothing is left behind.
     Unnamed(TempPath),
     /// In a directory for temporary files, with a name that goes with the spool unless it is kept.
@@ -36,12 +36,12 @@ pub enum SpoolPlace {
     Beside(PathBuf),
 }
 
-impl SpoolPlace {
+impl SpoolPath {
     /// The directory in which files come to be, or in which their levels of directories are.
     pub(super) fn directory(&self) -> &Path {
         match self {
-            SpoolPlace::Unnamed(temp_path) | SpoolPlace::Named(temp_path) => &temp_path.path,
-            SpoolPlace::Beside(path) => path.parent().unwrap_or(Path::new("/")),
+            SpoolPath::Unnamed(temp_path) | SpoolPath::Named(temp_path) => &temp_path.path,
+            SpoolPath::Beside(path) => path.parent().unwrap_or(Path::new("/")),
         }
     }
 
@@ -50,7 +50,7 @@ impl SpoolPlace {
     fn path(&self, number: u32) -> PathBuf {
         let digits = format!("{number:010}");
         match self {
-            SpoolPlace::Unnamed(temp_path) | SpoolPlace::Named(temp_path) => {
+            SpoolPath::Unnamed(temp_path) | SpoolPath::Named(temp_path) => {
                 let mut path = temp_path.path.to_path_buf();
                 let mut end = digits.len();
                 for &level in &temp_path.levels {
@@ -61,7 +61,7 @@ impl SpoolPlace {
                 path.push(digits);
                 path
             }
-            SpoolPlace::Beside(path) => {
+            SpoolPath::Beside(path) => {
                 let mut name = OsString::from(path);
                 name.push(".");
                 name.push(digits);
@@ -82,7 +82,7 @@ pub(super) struct TempFile {
 impl TempFile {
     /// Creates a file. Dropped before it is ready, this leaves none. Errors: open(2)'s, mkdir(2)'s, unlink(2)'s and the
     /// pool's.
-    pub async fn create(place: &SpoolPlace, pool: &ThreadPool) -> Result<TempFile, FileError> {
+    pub async fn create(place: &SpoolPath, pool: &ThreadPool) -> Result<TempFile, FileError> {
         // 32 bits: the name has ten digits.
         let number = gale_runtime::random_u64() as u32;
         let directory = place.directory().to_owned();
@@ -97,7 +97,7 @@ impl TempFile {
 }
 
 /// Creates a file that nobody else can open.
-fn create_blocking(place: &SpoolPlace, number: u32, pool: &ThreadPool) -> Result<TempFile, FileError> {
+fn create_blocking(place: &SpoolPath, number: u32, pool: &ThreadPool) -> Result<TempFile, FileError> {
     let new = OpenFlags { write: true, create: Some(0o600), exclusive: true, no_access_time: true, ..OpenFlags::READ };
     let mut attempts = 0;
     let mut made_directories = false;
@@ -108,8 +108,8 @@ fn create_blocking(place: &SpoolPlace, number: u32, pool: &ThreadPool) -> Result
                 // From the first moment on: nobody may want it any more when it is there.
                 let name = TempName { path: Arc::clone(&path), pool: pool.clone(), is_kept: false };
                 let name = match place {
-                    SpoolPlace::Named(_) | SpoolPlace::Beside(_) => Some(name),
-                    SpoolPlace::Unnamed(_) => name.remove_blocking().map(|()| None)?,
+                    SpoolPath::Named(_) | SpoolPath::Beside(_) => Some(name),
+                    SpoolPath::Unnamed(_) => name.remove_blocking().map(|()| None)?,
                 };
                 return Ok(TempFile { file, path, name });
             }
@@ -163,20 +163,20 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
 
-    fn unnamed(directory: &Scratch, levels: &[u8]) -> SpoolPlace {
-        SpoolPlace::Unnamed(TempPath { path: directory.path().into(), levels: levels.into() })
+    fn unnamed(directory: &Scratch, levels: &[u8]) -> SpoolPath {
+        SpoolPath::Unnamed(TempPath { path: directory.path().into(), levels: levels.into() })
     }
 
     #[test]
     fn levels_take_their_names_from_the_end_of_the_number() {
         let path = |levels: &[u8]| {
             let temp_path = TempPath { path: Path::new("/t").into(), levels: levels.into() };
-            SpoolPlace::Unnamed(temp_path).path(12345)
+            SpoolPath::Unnamed(temp_path).path(12345)
         };
         assert_eq!(path(&[]), Path::new("/t/0000012345"));
         assert_eq!(path(&[1, 2]), Path::new("/t/5/34/0000012345"));
         assert_eq!(path(&[3, 3, 3]), Path::new("/t/345/012/000/0000012345"));
-        assert_eq!(SpoolPlace::Beside("/cache/entry".into()).path(12345), Path::new("/cache/entry.0000012345"));
+        assert_eq!(SpoolPath::Beside("/cache/entry".into()).path(12345), Path::new("/cache/entry.0000012345"));
     }
 
     #[test]

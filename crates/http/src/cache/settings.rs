@@ -115,12 +115,12 @@ pub struct CacheKey {
     /// It has `$slice_range`: a part of a response has a key of its own.
     pub tells_slices: bool,
     /// Where the query is in it, if that is a place of its own.
-    pub search: Option<SearchPlace>,
+    pub search: Option<QueryInKey>,
 }
 
 /// Where a key has the query.
 #[derive(Clone)]
-pub struct SearchPlace {
+pub struct QueryInKey {
     /// What comes before it.
     pub before: Template,
     /// The query, or the target that it is the end of.
@@ -133,7 +133,7 @@ pub struct SearchPlace {
     pub after: Template,
 }
 
-impl SearchPlace {
+impl QueryInKey {
     /// A request's key by its parts.
     pub fn key(&self, request: &Request) -> Option<SearchKey> {
         let mut before = self.before.evaluate(request);

@@ -356,7 +356,7 @@ pub fn number_of(path: &Path) -> io::Result<Option<u64>> {
 /// Another header for the file of an entry, whose body stays: after a 304.
 pub enum Renewal {
     /// It fits into the place of the one before.
-    InPlace(Vec<u8>),
+    InFile(Vec<u8>),
     /// It does not: a copy of the file has it.
     Copy(Unnamed),
 }
@@ -369,7 +369,7 @@ pub fn prepare_renewal(path: &Path, opened: &Opened, meta: &Meta, number: u32) -
     let Opened { header, file, .. } = opened;
     let length = format::header_length(meta);
     if length <= header.header_length {
-        return Ok(Renewal::InPlace(format::encode(meta, header.header_length, header.body_length, header.body_sum)));
+        return Ok(Renewal::InFile(format::encode(meta, header.header_length, header.body_length, header.body_sum)));
     }
     let (copy, temporary) = create(path, number)?;
     let mut unnamed = Unnamed::new(temporary, 0);
@@ -408,7 +408,7 @@ impl Renewal {
             return Err(io::Error::other("another file has taken its place"));
         }
         match self {
-            Renewal::InPlace(header) => {
+            Renewal::InFile(header) => {
                 named.write_all_at(&header, 0)?;
                 Ok(opened.header.file_length())
             }

@@ -18,7 +18,7 @@ use crate::configuration::http2::{Http2Address, Http2Settings};
 use crate::configuration::location::{Locations, Pattern};
 use crate::configuration::settings::{Alias, CoreSettings};
 use crate::configuration::{
-    Address, BoundFilter, BoundHandler, ConfPlaces, HttpConfiguration, LimitExcept, Scope, ScopeKind, Server,
+    Address, BoundFilter, BoundHandler, ConfIndexes, HttpConfiguration, LimitExcept, Scope, ScopeKind, Server,
 };
 use crate::module::{HttpOrder, HttpPart};
 use crate::request::Request;
@@ -634,11 +634,11 @@ fn take_locations(scopes: &mut [ScopeDraft], scope: ScopeId, named: &mut HashMap
 
 fn finish_scopes(drafts: Vec<ScopeDraft>, confs: Vec<Confs>, tree: &ScopeTree, builder: &Builder) -> Vec<Scope> {
     let parts = parts_in_order(builder);
-    let places = Arc::new(ConfPlaces::of(confs.first().map(Vec::as_slice).unwrap_or_default()));
+    let conf_indexes = Arc::new(ConfIndexes::of(confs.first().map(Vec::as_slice).unwrap_or_default()));
     let mut scopes: Vec<Scope> = Vec::with_capacity(drafts.len());
     for (index, (draft, confs)) in (0..).zip(drafts.into_iter().zip(confs)) {
         let location = tree.parent(ScopeId(index)).filter(|_| draft.kind == ScopeKind::Nameless);
-        let mut scope = finish_scope(draft, confs, &parts, &places);
+        let mut scope = finish_scope(draft, confs, &parts, &conf_indexes);
         if let Some(location) = location {
             keep_content(&mut scope, &scopes[location.0 as usize], location);
         }
@@ -695,7 +695,7 @@ fn parts_in_order(builder: &Builder) -> Parts {
     parts
 }
 
-fn finish_scope(draft: ScopeDraft, confs: Confs, parts: &Parts, places: &Arc<ConfPlaces>) -> Scope {
+fn finish_scope(draft: ScopeDraft, confs: Confs, parts: &Parts, conf_indexes: &Arc<ConfIndexes>) -> Scope {
     let conf_of = |index: usize| confs[index].as_deref().map_or(&() as &dyn std::any::Any, |conf| conf);
     let mut handlers: [Vec<BoundHandler>; crate::request::phases::PHASES] = Default::default();
     for (phase, bound) in &parts.handlers {
@@ -723,7 +723,7 @@ fn finish_scope(draft: ScopeDraft, confs: Confs, parts: &Parts, places: &Arc<Con
         core,
         limit_except: draft.limit_except,
         confs: confs.into(),
-        places: Arc::clone(places),
+        conf_indexes: Arc::clone(conf_indexes),
         handlers,
         filters,
     }

@@ -27,7 +27,7 @@ use crate::request::body::{Body, BodyItem, FilePiece};
 use crate::request::configuration::settings::BodyInFile;
 use crate::request::exchange::RequestBodyError;
 use gale_base::log_level::Level;
-use gale_engine::spool::{Spool, SpoolError, SpoolOptions, SpoolPlace, SpoolReader, Spooled};
+use gale_engine::spool::{Spool, SpoolError, SpoolOptions, SpoolPath, SpoolReader, Spooled};
 
 /// A body that has been read to its end. It can be read again as often as need be; clones are the same body.
 #[derive(Clone, Debug, Default)]
@@ -265,8 +265,8 @@ impl Store<'_> {
             let core = &self.request.scope().core;
             let temp_path = core.client_body_temp_path.get().clone();
             let (memory_max, place) = match self.in_file {
-                BodyInFile::Off => (*core.client_body_buffer_size.get(), SpoolPlace::Unnamed(temp_path)),
-                BodyInFile::On | BodyInFile::Clean => (0, SpoolPlace::Named(temp_path)),
+                BodyInFile::Off => (*core.client_body_buffer_size.get(), SpoolPath::Unnamed(temp_path)),
+                BodyInFile::On | BodyInFile::Clean => (0, SpoolPath::Named(temp_path)),
             };
             // How long it may become is the exchange's to say.
             Spool::new(SpoolOptions { memory_max, length_max: None, place, pool: None })

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_base::log_level::Level;
-use gale_engine::spool::{SpillItem, SpillOptions, SpillQueue, SpillReader, SpoolPlace};
+use gale_engine::spool::{SpillItem, SpillOptions, SpillQueue, SpillReader, SpoolPath};
 use gale_engine::upstream::connecting::log_timeout;
 use gale_runtime::{Bytes, Moment, Timer};
 
@@ -166,7 +166,7 @@ impl UpstreamBody {
         let spill_options = || SpillOptions {
             memory_max: usize::try_from(settings.buffers_bytes()).unwrap_or(usize::MAX),
             file_max: *settings.max_temp_file_size.get(),
-            place: SpoolPlace::Unnamed(settings.temp_path.get().clone()),
+            place: SpoolPath::Unnamed(settings.temp_path.get().clone()),
             pool: FileOptions::of(request, &request.scope().core).and_then(|options| options.pool),
         };
         let deadline = answering.records.deadline();

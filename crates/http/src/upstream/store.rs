@@ -21,7 +21,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_config::Setting;
-use gale_engine::spool::{Spool, SpoolOptions, SpoolPlace};
+use gale_engine::spool::{Spool, SpoolOptions, SpoolPath};
 use gale_protocol::response::ResponseField;
 use gale_runtime::files::likely_device;
 use gale_runtime::{Bytes, Notify, ThreadPool, Timer, timeout};
@@ -200,7 +200,7 @@ pub(super) fn begin(
     let options = SpoolOptions {
         memory_max: 0,
         length_max: None,
-        place: SpoolPlace::Named(settings.temp_path.get().clone()),
+        place: SpoolPath::Named(settings.temp_path.get().clone()),
         pool: Some(pool.clone()),
     };
     let mut spool = Spool::new(options);

@@ -18,7 +18,7 @@ use gale_http::cache::policy::Conformance;
 use gale_http::cache::policy::freshness::Heuristic;
 use gale_http::cache::services::CacheService;
 use gale_http::cache::settings::{
-    CacheChoice, CacheDirectory, CacheKey, CachePath, PathOptions, SearchPlace, Valid, method_bit,
+    CacheChoice, CacheDirectory, CacheKey, CachePath, PathOptions, QueryInKey, Valid, method_bit,
 };
 use gale_http::configuration::builder::InHttp;
 use gale_http::upstream::settings::{RetryOn, UpstreamSettings};
@@ -291,12 +291,12 @@ fn key_of(builder: &mut Builder, word: &Word) -> Result<CacheKey, Diagnostic> {
 
 /// Where a key has the query: what comes before its last mention, and what comes behind it. A query that is in a place
 /// of its own there can be left out of the key; anything else that depends on it still tells requests apart.
-fn search_place(builder: &mut Builder, word: &Word) -> Result<Option<SearchPlace>, Diagnostic> {
+fn search_place(builder: &mut Builder, word: &Word) -> Result<Option<QueryInKey>, Diagnostic> {
     let Some((before, variable, after)) = last_query(&word.text) else { return Ok(None) };
     let has_path = variable.contains_str("_uri");
     let without_mark = [&b"$is_args"[..], b"${is_args}"].iter().find_map(|mark| before.strip_suffix(*mark));
     let mut part = |text: &[u8]| builder.http_mut().template(&Word { text: text.into(), ..word.clone() });
-    Ok(Some(SearchPlace {
+    Ok(Some(QueryInKey {
         before: part(without_mark.unwrap_or(before))?,
         query: part(variable)?,
         has_path,

@@ -82,7 +82,7 @@ mod tests {
     use gale_http::configuration::builder::InHttp;
     use gale_process::BuildRequest;
 
-    use crate::shared::access_log::{Log, LogPlace, combined, is_false};
+    use crate::shared::access_log::{Log, LogTarget, combined, is_false};
 
     use super::*;
 
@@ -112,9 +112,9 @@ mod tests {
     }
 
     fn file(log: &Log<Request>) -> &DeferredLog {
-        match &log.place {
-            LogPlace::File(file, _) => file,
-            LogPlace::Named(_) | LogPlace::Syslog(_) => panic!("no file"),
+        match &log.target {
+            LogTarget::File(file, _) => file,
+            LogTarget::Named(_) | LogTarget::Syslog(_) => panic!("no file"),
         }
     }
 

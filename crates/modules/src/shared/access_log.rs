@@ -134,14 +134,14 @@ pub enum Moment {
 
 /// One `access_log`.
 pub(crate) struct Log<S: 'static> {
-    pub place: LogPlace<S>,
+    pub target: LogTarget<S>,
     pub format: Arc<Format<S>>,
     pub condition: Option<Template<S>>,
     pub moment: Moment,
 }
 
 /// Where lines go.
-pub(crate) enum LogPlace<S: 'static> {
+pub(crate) enum LogTarget<S: 'static> {
     /// To a file, with `buffer=` and `flush=`.
     File(DeferredLog, Option<Hold>),
     /// To a file whose name the subject decides.
@@ -158,17 +158,17 @@ impl<S> Default for AccessLogs<S> {
 
 impl<S> Clone for Log<S> {
     fn clone(&self) -> Log<S> {
-        let Log { place, format, condition, moment } = self;
-        Log { place: place.clone(), format: Arc::clone(format), condition: condition.clone(), moment: *moment }
+        let Log { target, format, condition, moment } = self;
+        Log { target: target.clone(), format: Arc::clone(format), condition: condition.clone(), moment: *moment }
     }
 }
 
-impl<S> Clone for LogPlace<S> {
-    fn clone(&self) -> LogPlace<S> {
+impl<S> Clone for LogTarget<S> {
+    fn clone(&self) -> LogTarget<S> {
         match self {
-            LogPlace::File(file, hold) => LogPlace::File(file.clone(), *hold),
-            LogPlace::Named(path) => LogPlace::Named(path.clone()),
-            LogPlace::Syslog(server) => LogPlace::Syslog(server.clone()),
+            LogTarget::File(file, hold) => LogTarget::File(file.clone(), *hold),
+            LogTarget::Named(path) => LogTarget::Named(path.clone()),
+            LogTarget::Syslog(server) => LogTarget::Syslog(server.clone()),
         }
     }
 }
@@ -205,15 +205,15 @@ impl<S: Logged> AccessLogs<S> {
                 continue;
             }
             let access = subject.access();
-            match &log.place {
-                LogPlace::File(file, hold) => access.append(file.writer(), *hold, |out| {
+            match &log.target {
+                LogTarget::File(file, hold) => access.append(file.writer(), *hold, |out| {
                     log.format.append(subject, out);
                     out.push(b'\n');
                 }),
-                LogPlace::Syslog(server) => access.append(server.syslog().writer(), None, |out| {
+                LogTarget::Syslog(server) => access.append(server.syslog().writer(), None, |out| {
                     server.syslog().append_line(out, |out| log.format.append(subject, out));
                 }),
-                LogPlace::Named(path) => self.named_line(subject, log, path).into_iter().for_each(append_named),
+                LogTarget::Named(path) => self.named_line(subject, log, path).into_iter().for_each(append_named),
             }
         }
     }
@@ -245,8 +245,8 @@ impl<S: Logged> AccessLogs<S> {
     pub fn set_default(&mut self, builder: &mut Builder, path: &[u8]) {
         let Some(format) = combined::<S>(builder) else { return };
         let file = builder.log_file(path, None);
-        let place = LogPlace::File(file, None);
-        self.logs = Some(Arc::new([Log { place, format, condition: None, moment: Moment::End }]));
+        let target = LogTarget::File(file, None);
+        self.logs = Some(Arc::new([Log { target, format, condition: None, moment: Moment::End }]));
     }
 }
 
@@ -282,18 +282,18 @@ fn access_log<S: Logged>(
     };
     let Options { gathering, condition, moment } = options::<S>(builder, statement)?;
     let refused = |message: &str| Diagnostic::emerg(message).at(statement.span);
-    let place = if path.text.starts_with(b"syslog:") {
+    let target = if path.text.starts_with(b"syslog:") {
         let server = builder.syslog(path)?;
         match gathering {
             Some(_) => return Err(refused("logs to syslog cannot be buffered")),
-            None => LogPlace::Syslog(server),
+            None => LogTarget::Syslog(server),
         }
     } else if path.text.contains(&b'$') {
         if gathering.is_some() {
             return Err(refused("buffered logs cannot have variables in name"));
         }
         let full = builder.full_path(&path.text).into_os_string().into_vec().into();
-        LogPlace::Named(builder.variables::<S>().template(&Word { text: full, ..path.clone() })?)
+        LogTarget::Named(builder.variables::<S>().template(&Word { text: full, ..path.clone() })?)
     } else {
         let file = builder.log_file(&path.text, Some(path.span));
         if let Some(gathering) = gathering {
@@ -304,9 +304,9 @@ fn access_log<S: Logged>(
             file.compress(gathering.gzip);
         }
         let hold = gathering.map(|Gathering { hold, .. }| Hold { bytes: hold.bytes.min(HOLD_BYTES_MAX), ..hold });
-        LogPlace::File(file, hold)
+        LogTarget::File(file, hold)
     };
-    let log = Log { place, format, condition, moment };
+    let log = Log { target, format, condition, moment };
     let earlier = conf.logs.take().unwrap_or_default();
     conf.logs = Some(earlier.iter().cloned().chain([log]).collect());
     Ok(())

@@ -33,7 +33,7 @@ use gale_runtime::{Bytes, File, ThreadPool};
 
 use self::state::Shared;
 use super::state::Source;
-use super::{SpoolError, SpoolPlace};
+use super::{SpoolError, SpoolPath};
 
 /// How a spill queue is set up.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ pub struct SpillOptions {
     /// How long the file may become, in bytes; 0 for none: the queue is in memory alone.
     pub file_max: u64,
     /// Where the file comes to be when it is needed first.
-    pub place: SpoolPlace,
+    pub place: SpoolPath,
     /// Whose threads do what has to be done with the file; without one those of the pool `default` do.
     pub pool: Option<ThreadPool>,
 }

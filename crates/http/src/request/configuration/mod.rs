@@ -147,8 +147,8 @@ pub struct Scope {
     pub error_log: ErrorLog,
     /// The settings of every module, by the module's index.
     pub confs: Box<[Option<SharedConf>]>,
-    /// Where they stand, by their type.
-    pub places: Arc<ConfPlaces>,
+    /// At which index they stand, by their type.
+    pub conf_indexes: Arc<ConfIndexes>,
     /// The most that a frame of a body holds in HTTP/2: `http2_chunk_size`.
     pub http2_chunk_size: usize,
     /// Its URI without the slash at the end of its name is answered by a redirect.
@@ -170,24 +170,24 @@ impl Scope {
 
     /// The settings of this type, for modules that decide something together. (A module's own come with the call.)
     pub fn conf_of<C: 'static>(&self) -> Option<&C> {
-        let place = self.places.place(TypeId::of::<C>())?;
-        self.confs.get(place)?.as_ref()?.downcast_ref()
+        let index = self.conf_indexes.index(TypeId::of::<C>())?;
+        self.confs.get(index)?.as_ref()?.downcast_ref()
     }
 }
 
 /// Where the settings of each type stand among those of a scope, which is the same in all scopes: requests ask for
 /// them, and to look through the settings of every module costs a thousand instructions.
 #[derive(Debug, Default)]
-pub struct ConfPlaces(hashbrown::HashMap<TypeId, usize>);
+pub struct ConfIndexes(hashbrown::HashMap<TypeId, usize>);
 
-impl ConfPlaces {
+impl ConfIndexes {
     /// As these settings of a scope stand.
-    pub fn of(confs: &[Option<SharedConf>]) -> ConfPlaces {
-        let there = confs.iter().enumerate().filter_map(|(place, conf)| Some((place, conf.as_deref()?)));
-        ConfPlaces(there.map(|(place, conf)| (conf.type_id(), place)).collect())
+    pub fn of(confs: &[Option<SharedConf>]) -> ConfIndexes {
+        let there = confs.iter().enumerate().filter_map(|(index, conf)| Some((index, conf.as_deref()?)));
+        ConfIndexes(there.map(|(index, conf)| (conf.type_id(), index)).collect())
     }
 
-    fn place(&self, wanted: TypeId) -> Option<usize> {
+    fn index(&self, wanted: TypeId) -> Option<usize> {
         self.0.get(&wanted).copied()
     }
 }

@@ -336,7 +336,7 @@ pub(crate) fn scope(core: CoreSettings) -> Scope {
         limit_except: None,
         error_log: ErrorLog::new(Vec::new()),
         confs: Box::default(),
-        places: Arc::default(),
+        conf_indexes: Arc::default(),
         redirects_to_slash: false,
         handlers: Default::default(),
         filters: Vec::new(),

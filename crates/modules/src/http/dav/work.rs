@@ -71,7 +71,7 @@ impl Refusal {
 const NO_PARENT: u16 = 409;
 
 /// What became of an upload.
-pub struct Placed {
+pub struct PutOutcome {
     /// There was no such file before.
     pub is_new: bool,
     /// Its name is the target's now.
@@ -79,7 +79,7 @@ pub struct Placed {
 }
 
 /// Puts an upload into its place.
-pub fn put(upload: &Content, target: &Target) -> Result<Placed, Refusal> {
+pub fn put(upload: &Content, target: &Target) -> Result<PutOutcome, Refusal> {
     let is_new = match fs::metadata(&target.path) {
         Ok(metadata) if metadata.is_dir() => {
             let error = OsErrorText(&io::Error::from_raw_os_error(libc::EISDIR)).to_string();
@@ -90,7 +90,7 @@ pub fn put(upload: &Content, target: &Target) -> Result<Placed, Refusal> {
         Err(_) => true,
     };
     let has_taken_name = placing::place(upload, target).map_err(|error| Refusal::new(&error, NO_PARENT))?;
-    Ok(Placed { is_new, has_taken_name })
+    Ok(PutOutcome { is_new, has_taken_name })
 }
 
 /// Removes a file, or a directory with all that is in it.
