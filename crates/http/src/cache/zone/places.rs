@@ -32,7 +32,12 @@ pub(super) struct Known<T> {
 impl<T> Default for Places<T> {
     fn default() -> Places<T> {
         let known = RwLock::new(Known { rows: Vec::new(), by_text: HashMap::new() });
-        Places { known, has_any: AtomicBool::new(false), is_news: AtomicBool::new(false), is_full: AtomicBool::new(false) }
+        Places {
+            known,
+            has_any: AtomicBool::new(false),
+            is_news: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
+        }
     }
 }
 
