@@ -1,9 +1,11 @@
 //! `Cache-Control` in responses and requests: parsed once, into what it says.
 //! (RFC 9111 §5.2, RFC 5861, RFC 9213)
 //!
-//! Directives are tokens, perhaps with a value that may be quoted; those that nobody knows are passed over. A number
-//! that is none makes the directive that has it count as 0, the cautious reading; one that is too large is the largest.
+//! Directives are tokens, perhaps with a value that may be quoted; those that nobody knows are passed over. Semicolons
+//! and spaces separate them as commas do, because servers write `private; max-age=60` and mean it. A number that is
+//! none makes the directive that has it count as 0, the cautious reading; one that is too large is the largest.
 
+use memchr::memmem;
 use sfv::{BareItem, Dictionary, ListEntry, Parser};
 
 /// Which fields a directive is about.
@@ -111,6 +113,46 @@ impl ResponseDirectives {
         Some(ResponseDirectives::of(texts.iter().map(|(name, value)| (name.as_bytes(), value.as_deref()))))
     }
 
+    /// Those of these field values as nginx reads them: it looks for words anywhere in a field, also in the middle of
+    /// others and in quotes. A number ends at a comma, a semicolon or a space, and that of a later field counts.
+    pub fn search<'v>(values: impl IntoIterator<Item = &'v [u8]>) -> ResponseDirectives {
+        let mut found = ResponseDirectives::default();
+        for value in values {
+            let value = value.to_ascii_lowercase();
+            let has = |word: &[u8]| memmem::find(&value, word).is_some();
+            found.public |= has(b"public");
+            let (no_store, no_cache, private) = (has(b"no-store"), has(b"no-cache"), has(b"private"));
+            found.no_store |= no_store;
+            if no_cache {
+                found.no_cache = Named::All;
+            }
+            if private {
+                found.private = Named::All;
+            }
+            if no_store || no_cache || private {
+                continue;
+            }
+            let mut is_invalid = false;
+            let mut number = |name: &[u8]| {
+                let rest = &value[memmem::find(&value, name)? + name.len()..];
+                let end = rest.iter().position(|byte| matches!(byte, b',' | b';' | b' ')).unwrap_or(rest.len());
+                let seconds = if end == 0 { Some(0) } else { seconds(Some(&rest[..end])) };
+                is_invalid |= seconds.is_none();
+                Some(seconds.unwrap_or(0))
+            };
+            if let Some(seconds) = number(b"s-maxage=").or_else(|| number(b"max-age="))
+                // What one field forbids no other one allows.
+                && found.max_age != Some(0)
+            {
+                found.max_age = Some(seconds);
+            }
+            found.stale_while_revalidate = number(b"stale-while-revalidate=").or(found.stale_while_revalidate);
+            found.stale_if_error = number(b"stale-if-error=").or(found.stale_if_error);
+            found.has_invalid_number |= is_invalid;
+        }
+        found
+    }
+
     fn of<'v>(directives: impl Iterator<Item = (&'v [u8], Option<&'v [u8]>)>) -> ResponseDirectives {
         let mut parsed = ResponseDirectives::default();
         let mut numbers_fail = false;
@@ -180,7 +222,7 @@ fn text_of(member: &ListEntry) -> Option<Option<Vec<u8>>> {
 }
 
 /// A number of seconds; `None` if it is none. (RFC 9111 §1.2.2)
-fn seconds(value: Option<&[u8]>) -> Option<u32> {
+pub(super) fn seconds(value: Option<&[u8]>) -> Option<u32> {
     let digits = value?;
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -197,44 +239,29 @@ impl<'v> Iterator for Directives<'v> {
     type Item = (&'v [u8], Option<&'v [u8]>);
 
     fn next(&mut self) -> Option<Self::Item> {
+        let is_between = |byte: &u8| matches!(byte, b',' | b';' | b' ' | b'\t');
         loop {
-            self.0 = self.0.trim_ascii_start();
-            if self.0.is_empty() {
-                return None;
-            }
-            let end = self.0.iter().position(|byte| matches!(byte, b',' | b'=')).unwrap_or(self.0.len());
-            let name = self.0[..end].trim_ascii();
-            self.0 = &self.0[end..];
-            let value = self.0.strip_prefix(b"=").map(|rest| {
+            let start = self.0.iter().position(|byte| !is_between(byte))?;
+            let text = &self.0[start..];
+            let end = text.iter().position(|byte| is_between(byte) || *byte == b'=').unwrap_or(text.len());
+            let (name, rest) = text.split_at(end);
+            self.0 = rest;
+            let value = rest.trim_ascii_start().strip_prefix(b"=").map(|rest| {
                 let rest = rest.trim_ascii_start();
                 let (value, rest) = match rest.strip_prefix(b"\"") {
                     Some(quoted) => match memchr::memchr(b'"', quoted) {
                         Some(end) => (&quoted[..end], &quoted[end + 1..]),
                         None => (&b""[..], &b""[..]),
                     },
-                    None => {
-                        let end = rest.iter().position(|&byte| byte == b',').unwrap_or(rest.len());
-                        (rest[..end].trim_ascii(), &rest[end..])
-                    }
+                    None => rest.split_at(rest.iter().position(is_between).unwrap_or(rest.len())),
                 };
                 self.0 = rest;
                 value
             });
-            // What follows a quoted value up to the comma means nothing.
-            let (_, rest) = split_at(self.0, b',');
-            self.0 = rest;
             if !name.is_empty() {
                 return Some((name, value));
             }
         }
-    }
-}
-
-/// What comes before and behind the first of these bytes.
-fn split_at(text: &[u8], byte: u8) -> (&[u8], &[u8]) {
-    match memchr::memchr(byte, text) {
-        Some(at) => (&text[..at], &text[at + 1..]),
-        None => (text, b""),
     }
 }
 
@@ -254,6 +281,35 @@ mod tests {
         assert_eq!(parsed.no_cache, Named::Fields(vec![b"set-cookie".as_slice().into(), b"x-one".as_slice().into()]));
         assert_eq!(parsed.private, Named::All);
         assert_eq!(response("x-no-store, my-max-age=4"), ResponseDirectives::default());
+    }
+
+    #[test]
+    fn semicolons_and_spaces_separate_directives_as_commas_do() {
+        for text in
+            ["max-age=60; private", "max-age=60;private", "private max-age=60", "private;max-age = 60", "private;"]
+        {
+            let parsed = response(text);
+            assert_eq!((parsed.private, parsed.has_invalid_number), (Named::All, false), "{text}");
+            assert_eq!(parsed.max_age, text.contains("60").then_some(60), "{text}");
+        }
+        assert!(!response("x=\"a; no-store\"; y").no_store);
+    }
+
+    #[test]
+    fn nginx_looks_for_words_anywhere() {
+        let search = |values: &[&str]| ResponseDirectives::search(values.iter().map(|value| value.as_bytes()));
+        let parsed = search(&["my-MAX-AGE=60;stale-while-revalidate=5 stale-if-error=7"]);
+        let numbers = (parsed.max_age, parsed.stale_while_revalidate, parsed.stale_if_error);
+        assert_eq!(numbers, (Some(60), Some(5), Some(7)));
+        assert!(search(&["x=\"no-store\""]).no_store && search(&["x-private"]).private == Named::All);
+        assert_eq!(search(&["max-age = 60"]).max_age, None);
+        assert_eq!(search(&["max-age=5, s-maxage=6", "max-age=7"]).max_age, Some(7));
+        assert_eq!(search(&["max-age=0", "max-age=7"]).max_age, Some(0));
+        assert_eq!(search(&["max-age=, x"]).max_age, Some(0));
+        for text in ["max-age=\"60\"", "max-age=-1", "max-age=1.5"] {
+            assert!(search(&[text]).has_invalid_number, "{text}");
+        }
+        assert_eq!(search(&["no-store, max-age=60"]).max_age, None);
     }
 
     #[test]
@@ -305,6 +361,7 @@ mod tests {
     fn hostile_values_end() {
         for text in ["=", ",=,=,", "\"", "a=\"", "a=\"b", "=\"x\"", "\u{0}", ",,,,"] {
             response(text);
+            ResponseDirectives::search([text.as_bytes()]);
         }
     }
 }

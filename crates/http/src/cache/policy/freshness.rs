@@ -9,7 +9,7 @@ use gale_base::http_date;
 use gale_base::units;
 use gale_protocol::response::ResponseField;
 
-use super::cache_control::ResponseDirectives;
+use super::cache_control::{ResponseDirectives, seconds};
 use super::rules::Rules;
 use super::vary::Vary;
 use crate::request::response::FieldList;
@@ -311,7 +311,12 @@ fn directives(response: &Judged<'_>) -> (ResponseDirectives, bool) {
             return (directives, true);
         }
     }
-    (ResponseDirectives::parse(values(response.fields, ResponseField::CacheControl)), false)
+    let values = values(response.fields, ResponseField::CacheControl);
+    let directives = match response.rules.parses_directives {
+        true => ResponseDirectives::parse(values),
+        false => ResponseDirectives::search(values),
+    };
+    (directives, false)
 }
 
 /// Whether the response may be stored as far as its directives go; the fields that must be left out then.
@@ -363,15 +368,18 @@ fn accel_expires(response: &Judged<'_>) -> Result<Option<u64>, NotStored> {
 /// Until when `Expires` says that it is fresh; `None` for a date that is none, or has passed. (§5.3)
 fn expires(response: &Judged<'_>) -> Option<u64> {
     let expires = http_date::parse(values(response.fields, ResponseField::Expires).next()?)?;
-    let date = date(response.fields).filter(|_| response.rules.expires_from_date);
-    match date {
-        Some(date) => (expires > date).then(|| response.now.saturating_add(expires - date)),
-        None => (expires >= response.now).then_some(expires),
+    if !response.rules.expires_from_date {
+        return (expires >= response.now).then_some(expires);
     }
+    // Without a valid `Date` it was made when it came. (RFC 9110 §6.6.1)
+    let date = date(response.fields).unwrap_or(response.now);
+    (expires > date).then(|| response.now.saturating_add(expires - date))
 }
 
 fn initial_age(response: &Judged<'_>) -> u32 {
-    let told = values(response.fields, ResponseField::Age).next().and_then(units::parse_number).unwrap_or(0);
+    // The first counts, of fields and in a list; what is no number says nothing. (§5.1)
+    let first = values(response.fields, ResponseField::Age).next().and_then(|value| value.split(|&b| b == b',').next());
+    let told = u64::from(seconds(first.map(<[u8]>::trim_ascii)).unwrap_or(0));
     let apparent = match date(response.fields) {
         Some(date) if response.rules.counts_date => response.now.saturating_sub(date),
         _ => 0,

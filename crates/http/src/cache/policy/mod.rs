@@ -3,6 +3,8 @@
 //! Pure functions over heads and the time: nothing here waits, reads a file or a clock. Where nginx and the RFC differ,
 //! [`Rules`] says which of both counts, one field per point; the reasons are in `docs/decisions/0028-cache-rules.md`.
 
+#[cfg(test)]
+mod against_nginx;
 pub mod cache_control;
 pub mod freshness;
 pub mod no_vary_search;

@@ -15,6 +15,8 @@ pub enum Conformance {
 /// One field per point in which nginx and the RFC differ; `true` is the RFC's rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
+    /// `Cache-Control` in responses is a list of directives; nginx looks for words anywhere in it. (RFC 9111 §5.2)
+    pub parses_directives: bool,
     /// Cached responses tell their `Age`. (RFC 9111 §5.1)
     pub tells_age: bool,
     /// The age that a response has when it comes shortens its life here. (§4.2.3)
@@ -54,6 +56,7 @@ impl Conformance {
     pub const fn rules(self) -> Rules {
         match self {
             Conformance::Nginx => Rules {
+                parses_directives: false,
                 tells_age: false,
                 counts_age: false,
                 counts_date: false,
@@ -72,6 +75,7 @@ impl Conformance {
                 stores_cookies: false,
             },
             Conformance::Mixed => Rules {
+                parses_directives: true,
                 tells_age: true,
                 counts_age: true,
                 expires_from_date: true,

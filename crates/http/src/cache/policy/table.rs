@@ -1,5 +1,6 @@
 //! RFC 9111 and its kin, a row per rule: the section, the situation, what the RFC expects, what nginx does, and what
 //! Gale does by default. The figures are the seconds for which a response is fresh; a reason is why it is not stored.
+//! What nginx does is compared with nginx itself in `against_nginx.rs`.
 
 use super::freshness::{Heuristic, IgnoredFields, Judged, judge};
 use super::{Conformance, NotStored, Storing, current_age};
@@ -7,11 +8,11 @@ use crate::cache::index::{Entry, Kind};
 use crate::request::response::{Field, FieldList};
 
 /// When every response of the table comes: Sun, 06 Nov 1994 08:49:37 GMT.
-const NOW: u64 = 784_111_777;
+pub(super) const NOW: u64 = 784_111_777;
 
 /// What comes out of judging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Is {
+pub(super) enum Is {
     /// Stored, and fresh for so many seconds.
     Fresh(i64),
     /// Not stored.
@@ -22,15 +23,15 @@ use Is::{Fresh, Not};
 use NotStored::*;
 
 /// A response's status and fields, whether the request had an `Authorization`, and the seconds of `cache_valid`.
-struct Row {
-    section: &'static str,
-    status: u16,
-    fields: &'static [&'static str],
-    authorization: bool,
-    valid: Option<u32>,
-    heuristic: Option<Heuristic>,
+pub(super) struct Row {
+    pub section: &'static str,
+    pub status: u16,
+    pub fields: &'static [&'static str],
+    pub authorization: bool,
+    pub valid: Option<u32>,
+    pub heuristic: Option<Heuristic>,
     rfc: Is,
-    nginx: Is,
+    pub nginx: Is,
     mixed: Is,
 }
 
@@ -49,16 +50,57 @@ const UNCHANGED: &str = "Last-Modified: Sun, 06 Nov 1994 08:32:57 GMT";
 const TENTH: Option<Heuristic> = Some(Heuristic { percent: 10, seconds_max: 86_400 });
 
 #[rustfmt::skip]
-const ROWS: &[Row] = &[
+pub(super) const ROWS: &[Row] = &[
     all("9111 3: nothing says for how long", &[], Not(NoLifetime)),
+    all("9111 5.4: Pragma in a response means nothing", &["Pragma: no-cache", "Cache-Control: max-age=60"], Fresh(60)),
+    Row { status: 204, ..all("9111 3: no content", &["Cache-Control: max-age=60"], Fresh(60)) },
+    Row { status: 299, ..all("9111 3: a status that nobody knows", &["Cache-Control: max-age=60"], Fresh(60)) },
+    Row { status: 302, ..all("9111 3: a redirection", &["Cache-Control: max-age=60"], Fresh(60)) },
+    Row { status: 302, ..all("9111 3: a redirection, and nothing says for how long", &[], Not(NoLifetime)) },
+    Row { status: 404, ..all("9111 3: the client's error", &["Cache-Control: max-age=60"], Fresh(60)) },
+    Row { status: 404, ..all("9111 3: an error, and nothing says for how long", &[], Not(NoLifetime)) },
+    Row { status: 503, ..all("9111 3: the server's error", &["Cache-Control: max-age=60"], Fresh(60)) },
     all("9111 5.2.2.1: max-age", &["Cache-Control: max-age=60"], Fresh(60)),
     all("9111 5.2.2.10: s-maxage counts before max-age", &["Cache-Control: max-age=60, s-maxage=5"], Fresh(5)),
     all("9111 4.2.1: max-age counts before Expires",
         &["Cache-Control: max-age=60", "Expires: Thu, 01 Jan 1970 00:00:00 GMT"], Fresh(60)),
-    all("9111 5.2: names in any case, values quoted", &["cache-control: Max-Age=\"60\""], Fresh(60)),
+    row("9111 5.2: names in any case, values quoted", &["cache-control: Max-Age=\"60\""],
+        Fresh(60), Not(Invalid), Fresh(60)),
+    all("9111 5.2: a semicolon in place of a comma", &["Cache-Control: max-age=60; must-revalidate"], Fresh(60)),
+    all("9111 5.2: a space in place of a comma", &["Cache-Control: max-age=60 must-revalidate"], Fresh(60)),
+    all("9111 5.2: private before a semicolon", &["Cache-Control: private; max-age=60"], Not(Private)),
+    Row { valid: Some(30), ..all("9111 5.2: no-store before a semicolon", &["Cache-Control: no-store; x"],
+        Not(NoStore)) },
+    row("9111 5.2: spaces round the equals sign", &["Cache-Control: max-age = 60"],
+        Fresh(60), Not(NoLifetime), Fresh(60)),
+    row("9111 5.2: a word in quotes", &["Cache-Control: max-age=60, ext=\"no-store\""],
+        Fresh(60), Not(NoStore), Fresh(60)),
+    row("9111 5.2: a word in another one", &["Cache-Control: max-age=60, x-private"],
+        Fresh(60), Not(Private), Fresh(60)),
+    row("9111 5.2: max-age in another word", &["Cache-Control: my-max-age=60"],
+        Not(NoLifetime), Fresh(60), Not(NoLifetime)),
+    all("9111 4.2.1: max-age twice in a field, the first counts", &["Cache-Control: max-age=60, max-age=5"], Fresh(60)),
+    row("9111 4.2.1: max-age in two fields, the first counts",
+        &["Cache-Control: max-age=60", "Cache-Control: max-age=5"], Fresh(60), Fresh(5), Fresh(60)),
+    row("9111 4.2.1: s-maxage counts from whichever field",
+        &["Cache-Control: s-maxage=5", "Cache-Control: max-age=60"], Fresh(5), Fresh(60), Fresh(5)),
+    all("9111 4.2.1: max-age=0 in one of two fields",
+        &["Cache-Control: max-age=0", "Cache-Control: max-age=60"], Not(Expired)),
     all("9111 5.2: several fields are one list", &["Cache-Control: public", "Cache-Control: max-age=60"], Fresh(60)),
     all("9111 1.2.2: a number that is too large", &["Cache-Control: max-age=99999999999"], Fresh(i32::MAX as i64)),
     all("9111 5.2.2.1: a number that is none", &["Cache-Control: max-age=abc"], Not(Invalid)),
+    row("9111 5.2.2.10: s-maxage without a number", &["Cache-Control: max-age=60, s-maxage"],
+        Not(Invalid), Fresh(60), Not(Invalid)),
+    all("9111 5.2.2.10: s-maxage=0", &["Cache-Control: max-age=60, s-maxage=0"], Not(Expired)),
+    all("9111 5.2.2.2: must-revalidate", &["Cache-Control: max-age=60, must-revalidate"], Fresh(60)),
+    all("9111 5.2.2.2: must-revalidate says nothing of how long", &["Cache-Control: must-revalidate"], Not(NoLifetime)),
+    all("9111 5.2.2.6: no-transform", &["Cache-Control: max-age=60, no-transform"], Fresh(60)),
+    all("9111 5.2.2.8: proxy-revalidate", &["Cache-Control: max-age=60, proxy-revalidate"], Fresh(60)),
+    all("9111 5.2.2.9: public", &["Cache-Control: max-age=60, public"], Fresh(60)),
+    all("9111 5.2.2.9: public says nothing of how long", &["Cache-Control: public"], Not(NoLifetime)),
+    all("9111 5.2.3: a directive that nobody knows", &["Cache-Control: max-age=60, community=\"UCI\""], Fresh(60)),
+    all("9111 5.2.3: it lifts nothing", &["Cache-Control: private, max-age=60, community=\"UCI\""], Not(Private)),
+    all("9111 5.2.3: it says nothing of how long", &["Cache-Control: community=\"UCI\""], Not(NoLifetime)),
     all("9111 5.2.2.5: no-store", &["Cache-Control: no-store, max-age=60"], Not(NoStore)),
     all("9111 5.2.2.7: private", &["Cache-Control: private, max-age=60"], Not(Private)),
     row("9111 5.2.2.7: private with names", &["Cache-Control: private=\"X-A\", max-age=60"],
@@ -77,13 +119,35 @@ const ROWS: &[Row] = &[
         &["Expires: Sun, 06 Nov 1994 08:50:37 GMT", "Date: Sun, 06 Nov 1994 08:50:07 GMT"],
         Fresh(30), Fresh(60), Fresh(30)),
     all("9111 5.3: Expires in the forms of old", &["Expires: Sunday, 06-Nov-94 08:50:37 GMT"], Fresh(60)),
+    all("9111 5.3: Expires in the form of asctime", &["Expires: Sun Nov  6 08:50:37 1994"], Fresh(60)),
+    all("9111 5.3: Expires in another time zone", &["Expires: Sun, 06 Nov 1994 08:50:37 UTC"], Not(Expired)),
+    row("9111 5.3: Expires is this second", &["Expires: Sun, 06 Nov 1994 08:49:37 GMT"],
+        Not(Expired), Fresh(0), Not(Expired)),
+    all("9111 4.2.1: Expires twice, the first counts",
+        &["Expires: Sun, 06 Nov 1994 08:50:37 GMT", "Expires: Sun, 06 Nov 1994 09:49:37 GMT"], Fresh(60)),
+    all("9111 4.2.1: Expires twice, the first is no date",
+        &["Expires: 0", "Expires: Sun, 06 Nov 1994 08:50:37 GMT"], Not(Expired)),
+    all("9111 4.2.1: Expires, and a Date that is none",
+        &["Expires: Sun, 06 Nov 1994 08:50:37 GMT", "Date: yesterday"], Fresh(60)),
     all("9111 5.3: an Expires that is no date", &["Expires: 0"], Not(Expired)),
     all("9111 5.3: an Expires that has passed", &["Expires: Sun, 06 Nov 1994 08:49:36 GMT"], Not(Expired)),
     row("9111 5.1: Age", &["Cache-Control: max-age=60", "Age: 20"], Fresh(40), Fresh(60), Fresh(40)),
+    row("9111 5.1: Age twice, the first counts", &["Cache-Control: max-age=60", "Age: 20", "Age: 50"],
+        Fresh(40), Fresh(60), Fresh(40)),
+    row("9111 5.1: a list of ages, the first counts", &["Cache-Control: max-age=60", "Age: 20, 50"],
+        Fresh(40), Fresh(60), Fresh(40)),
+    all("9111 5.1: an Age that is none", &["Cache-Control: max-age=60", "Age: old"], Fresh(60)),
+    all("9111 5.1: an Age below zero", &["Cache-Control: max-age=60", "Age: -20"], Fresh(60)),
+    all("9111 5.1: a part of a second", &["Cache-Control: max-age=60", "Age: 20.5"], Fresh(60)),
+    row("9111 1.2.2: an Age that is too large", &["Cache-Control: max-age=60", "Age: 99999999999999999999"],
+        Not(Expired), Fresh(60), Not(Expired)),
     row("9111 4.2.3: older than its lifetime", &["Cache-Control: max-age=60", "Age: 90"],
         Not(Expired), Fresh(60), Not(Expired)),
     row("9111 4.2.3: the age that Date tells",
         &["Cache-Control: max-age=60", "Date: Sun, 06 Nov 1994 08:49:17 GMT"], Fresh(40), Fresh(60), Fresh(60)),
+    all("9111 4.2.3: a Date that is none", &["Cache-Control: max-age=60", "Date: 0"], Fresh(60)),
+    all("9111 4.2.3: a Date that is to come",
+        &["Cache-Control: max-age=60", "Date: Sun, 06 Nov 1994 08:50:37 GMT"], Fresh(60)),
     row("9111 4.2.3: max-age=0, with a validator", &["Cache-Control: max-age=0", "ETag: \"a\""],
         Fresh(-1), Not(Expired), Not(Expired)),
     all("9111 4.1: Vary *", &["Cache-Control: max-age=60", "Vary: accept, *"], Not(Vary)),
@@ -94,6 +158,8 @@ const ROWS: &[Row] = &[
     Row { authorization: true, ..all("9111 3.5: s-maxage", &["Cache-Control: s-maxage=60"], Fresh(60)) },
     Row { authorization: true, ..all("9111 3.5: must-revalidate", &["Cache-Control: must-revalidate, max-age=9"],
         Fresh(9)) },
+    Row { authorization: true, ..row("9111 3.5: proxy-revalidate", &["Cache-Control: proxy-revalidate, max-age=60"],
+        Not(Authorization), Fresh(60), Not(Authorization)) },
     row("9213 2.2: CDN-Cache-Control", &["CDN-Cache-Control: max-age=60", "Cache-Control: no-store"],
         Fresh(60), Not(NoStore), Fresh(60)),
     row("9213 2.2: it counts before Expires, too",

@@ -1,0 +1,167 @@
+//! The column of nginx in the table beside nginx itself, which `GALE_TEST_NGINX` names; skipped without that.
+//!
+//! A server behind nginx answers with the fields of a row, whose dates are moved from the table's time to the clock's.
+//! What nginx makes of them stands in the file that it writes: when the response came, and until when it is fresh.
+
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant, SystemTime};
+
+use gale_base::http_date;
+
+use super::table::Is::{Fresh, Not};
+use super::table::{NOW, ROWS, Row};
+use crate::cache::key::id_of;
+
+/// What nginx does where `proxy_cache_conformance nginx` does something else on purpose: decision 0028 says why.
+const DIFFERENCES: [(&str, Option<i64>); 3] = [
+    ("9111 1.2.2: a number that is too large", Some(99_999_999_999)),
+    ("9111 4.1: Vary *", Some(60)),
+    ("9111 5.3: Expires in another time zone", Some(60)),
+];
+
+/// How often a row is tried: a second may pass between the server's clock and nginx's.
+const TRIES: usize = 5;
+
+#[test]
+fn nginx_itself_does_what_its_column_says() {
+    let Some(program) = std::env::var_os("GALE_TEST_NGINX") else {
+        eprintln!("skipped: GALE_TEST_NGINX names no nginx");
+        return;
+    };
+    let nginx = Nginx::start(&program);
+    let mut wrong = Vec::new();
+    // nginx has no heuristics.
+    for (number, row) in ROWS.iter().enumerate().filter(|(_, row)| row.heuristic.is_none()) {
+        let expected = expected(row);
+        let found: Vec<_> = (0..TRIES).map(|attempt| nginx.lifetime(row, &format!("{number}-{attempt}"))).collect();
+        if !found.contains(&expected) {
+            wrong.push(format!("{}: {found:?}, not {expected:?}", row.section));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// For how many seconds nginx should take a row for fresh; `None`: it does not store it.
+fn expected(row: &Row) -> Option<i64> {
+    if let Some((_, found)) = DIFFERENCES.iter().find(|(section, _)| *section == row.section) {
+        return *found;
+    }
+    match row.nginx {
+        Fresh(seconds) => Some(seconds),
+        Not(_) => None,
+    }
+}
+
+/// A response with a row's fields.
+fn response(row: &Row) -> String {
+    let fields: String = row.fields.iter().map(|field| format!("{}\r\n", moved(field))).collect();
+    let body = if row.status == 204 { "" } else { "Content-Length: 1\r\n\r\na" };
+    let end = if body.is_empty() { "\r\n" } else { body };
+    format!("HTTP/1.1 {} A\r\nConnection: close\r\n{fields}{end}", row.status)
+}
+
+/// A field with its date as far from now as it was from the table's time, in the form that it had.
+fn moved(field: &str) -> String {
+    let (name, value) = field.split_once(": ").expect("a field");
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time").as_secs();
+    let to_now = |seconds: u64| now + seconds - NOW;
+    if let Some(seconds) = value.strip_prefix('@').and_then(|digits| digits.parse().ok()) {
+        return format!("{name}: @{}", to_now(seconds));
+    }
+    let Some(seconds) = http_date::parse(value.replace("UTC", "GMT").as_bytes()) else { return field.to_owned() };
+    let date = String::from_utf8(http_date::format(to_now(seconds)).to_vec()).expect("a date");
+    let words: Vec<&str> = date.split([' ', ',']).filter(|word| !word.is_empty()).collect();
+    let [_, day, month, year, time, _] = words[..] else { unreachable!("a date has six parts") };
+    match value.split(' ').count() {
+        // The name of the day is not compared with the date, by nginx neither.
+        4 => format!("{name}: Sunday, {day}-{month}-{} {time} GMT", &year[2..]),
+        6 if value.ends_with("UTC") => format!("{name}: {}", date.replace("GMT", "UTC")),
+        6 if value.ends_with("GMT") => format!("{name}: {date}"),
+        _ => format!("{name}: Sun {month} {day} {time} {year}"),
+    }
+}
+
+struct Nginx {
+    directory: PathBuf,
+    behind: TcpListener,
+    process: Child,
+}
+
+impl Nginx {
+    fn start(program: &OsStr) -> Nginx {
+        let directory = std::env::temp_dir().join(format!("gale-against-nginx-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let behind = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let text = "daemon off; master_process off; pid DIR/pid; events {}
+            http { access_log off; proxy_temp_path DIR/temp; client_body_temp_path DIR/body; fastcgi_temp_path DIR/f;
+            uwsgi_temp_path DIR/u; scgi_temp_path DIR/s; proxy_cache_path DIR/cache keys_zone=one:1m;
+            server { listen unix:DIR/socket; proxy_cache one; proxy_cache_key $uri;
+            location / { proxy_pass http://BEHIND; }
+            location /valid/ { proxy_cache_valid any 30s; proxy_pass http://BEHIND; } } }";
+        let text = text.replace("DIR", directory.to_str().expect("a path of text"));
+        let address = behind.local_addr().expect("an address").to_string();
+        std::fs::write(directory.join("conf"), text.replace("BEHIND", &address)).expect("written");
+        let at = |name: &str| directory.join(name);
+        let mut command = Command::new(program);
+        command.arg("-p").arg(&directory).arg("-c").arg(at("conf")).arg("-e").arg(at("error.log"));
+        let process = command.spawn().expect("nginx starts");
+        let nginx = Nginx { directory, behind, process };
+        let end = Instant::now() + Duration::from_secs(60);
+        while UnixStream::connect(nginx.directory.join("socket")).is_err() {
+            assert!(Instant::now() < end, "nginx does not listen");
+            std::thread::yield_now();
+        }
+        nginx
+    }
+
+    /// Has nginx ask for a row under a name, and returns for how many seconds it takes it for fresh.
+    fn lifetime(&self, row: &Row, name: &str) -> Option<i64> {
+        assert!(matches!(row.valid, None | Some(30)), "there is a location for it");
+        let path = format!("{}/{name}", row.valid.map_or("", |_| "/valid"));
+        let authorization = if row.authorization { "Authorization: Basic eDp5\r\n" } else { "" };
+        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{authorization}\r\n");
+        let mut client = UnixStream::connect(self.directory.join("socket")).expect("nginx listens");
+        client.write_all(request.as_bytes()).expect("sent");
+        let (mut server, _) = self.behind.accept().expect("nginx connects");
+        read_until(&mut server, |read| read.windows(4).any(|end| end == b"\r\n\r\n"));
+        server.write_all(response(row).as_bytes()).expect("sent");
+        drop(server);
+        // nginx closes the connection when it has stored the response.
+        read_until(&mut client, |_| false);
+        let name: String = id_of(path.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+        stored_lifetime(&self.directory.join("cache").join(name))
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Reads until this is true, or the connection ends.
+fn read_until(stream: &mut impl Read, is_enough: impl Fn(&[u8]) -> bool) {
+    let (mut read, mut bytes) = (Vec::new(), [0; 4096]);
+    while !is_enough(&read) {
+        match stream.read(&mut bytes) {
+            Ok(0) | Err(_) => return,
+            Ok(length) => read.extend_from_slice(&bytes[..length]),
+        }
+    }
+}
+
+/// The header of a file of nginx's has numbers of eight bytes: the version, until when the response is fresh, two more
+/// times, when it changed, when it came.
+fn stored_lifetime(path: &Path) -> Option<i64> {
+    let file = std::fs::read(path).ok()?;
+    let number = |at: usize| i64::from_ne_bytes(file[8 * at..8 * at + 8].try_into().expect("eight bytes"));
+    Some(number(1) - number(5))
+}
