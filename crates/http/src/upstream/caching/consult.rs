@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_engine::configuration::ZoneRef;
 use gale_protocol::request::{KnownHeader, Method};
@@ -629,7 +630,9 @@ fn prepare_to_ask(request: &mut Request, serving: Serving<'_>, caching: &Caching
     if let Some(hot) = validators.filter(|hot| matches!(hot.meta.status, 200 | 206)) {
         let value = |known| hot.meta.fields.iter().find(|field| field.name.known() == Some(known));
         note.etag = value(ResponseField::ETag).map(|field| (*field.value).into());
-        note.last_modified = value(ResponseField::LastModified).map(|field| (*field.value).into());
+        // A server need not know what to make of a date that is none. (RFC 9110 §13.1.3)
+        let date = value(ResponseField::LastModified).filter(|field| http_date::parse(&field.value).is_some());
+        note.last_modified = date.map(|field| (*field.value).into());
     }
     request.notes.put(note);
 }
