@@ -22,6 +22,13 @@ with_each_driver!(
     all_read_what_is_coming_at_their_own_pace,
     a_response_is_stored_although_the_memory_that_workers_share_is_full,
     a_response_goes_into_the_cache_without_its_first_client,
+    a_response_goes_into_the_cache_although_its_first_client_leaves_before_the_head,
+    a_first_client_that_is_slow_holds_nobody_up,
+    requests_for_what_may_not_be_stored_do_not_wait_for_each_other,
+    a_request_that_has_waited_for_the_lock_timeout_is_answered_and_not_stored,
+    a_request_passes_one_that_takes_longer_than_the_lock_age,
+    a_response_is_stored_when_it_was_asked_for_min_uses_times,
+    an_early_hint_is_no_part_of_what_is_stored,
     a_response_that_is_cut_off_is_never_stored_as_whole,
     damaged_and_foreign_files_are_never_served,
     requests_that_change_something_take_away_what_is_stored,
@@ -372,11 +379,15 @@ fn accept(backend: &Backend) -> (Client, Asked) {
 }
 
 fn by_hand(driver: Driver, backend: &Backend, more: &str) -> Server {
+    setup_by_hand(driver, backend, more).start()
+}
+
+fn setup_by_hand(driver: Driver, backend: &Backend, more: &str) -> Setup {
     let text = "proxy_cache_path %DIR%/cache keys_zone=one:1m; proxy_cache_key $uri;
         proxy_cache_disk_timeout 60s; proxy_cache_lock_timeout 60s;
         server { listen %UNIX%; proxy_cache one; add_header X-Cache $upstream_cache_status always;
         location / { proxy_pass http://B; MORE } }";
-    Setup::http(driver, &text.replace('B', backend.address()).replace("MORE", more)).start()
+    Setup::http(driver, &text.replace('B', backend.address()).replace("MORE", more))
 }
 
 fn requests_wait_for_the_one_that_fetches_the_same(driver: Driver) {
@@ -457,6 +468,137 @@ fn a_response_goes_into_the_cache_without_its_first_client(driver: Driver) {
     assert_eq!(server.get("/a").text(), "abcd");
     assert!(backend.is_idle());
     server.stop();
+}
+
+fn a_response_goes_into_the_cache_although_its_first_client_leaves_before_the_head(driver: Driver) {
+    let backend = Backend::tcp();
+    let setup = setup_by_hand(driver, &backend, "proxy_cache_lock on; } location = /looked { return 204;");
+    let server = setup.replace("worker_processes 2", "worker_processes 1").start();
+    let (mut first, mut second) = (server.connect(), server.connect());
+    first.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind, _) = accept(&backend);
+    second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    drop(first);
+    // The one worker has seen that when it answers what came later.
+    assert_eq!(server.get("/looked").status, 204);
+    behind.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 4\r\n\r\nabcd");
+    assert_eq!(second.response().text(), "abcd");
+    assert_eq!(outcome(&server.get("/a")), ("HIT", "abcd"));
+    assert!(backend.is_idle());
+    server.stop();
+}
+
+fn a_first_client_that_is_slow_holds_nobody_up(driver: Driver) {
+    // More than the window, for which the first one needs many hours.
+    const LENGTH: usize = 3 << 20;
+    let backend = Backend::tcp();
+    let server = by_hand(driver, &backend, "proxy_cache_lock on; if ($http_x_slow) { set $limit_rate 10; }");
+    let (mut first, mut second) = (server.connect(), server.connect());
+    first.send("GET /a HTTP/1.1\r\nHost: a\r\nX-Slow: 1\r\n\r\n");
+    let (mut behind, _) = accept(&backend);
+    second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    behind.send(format!("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: {LENGTH}\r\n\r\n"));
+    assert_eq!(first.head().header("X-Cache"), Some("MISS"));
+    behind.send(vec![b'x'; LENGTH]);
+    assert_eq!(second.response().body.len(), LENGTH);
+    let third = server.get("/a");
+    assert_eq!((third.header("X-Cache"), third.body.len()), (Some("HIT"), LENGTH));
+    assert!(backend.is_idle());
+    drop(first);
+    server.stop();
+}
+
+/// What could not be stored is remembered: `proxy_cache_lock` would have them wait, one after the other.
+fn requests_for_what_may_not_be_stored_do_not_wait_for_each_other(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = by_hand(driver, &backend, "proxy_cache_lock on;");
+    let ask = || {
+        let mut client = server.connect();
+        client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+        (client, accept(&backend).0)
+    };
+    let answer = |(client, behind): &mut (Client, Client)| {
+        behind.send("HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Length: 1\r\n\r\na");
+        assert_eq!(outcome(&client.response()), ("MISS", "a"));
+    };
+    answer(&mut ask());
+    // All of them come to the server before it has answered any.
+    let mut waiting: Vec<_> = (0..4).map(|_| ask()).collect();
+    waiting.iter_mut().rev().for_each(answer);
+    server.stop();
+}
+
+fn a_request_that_has_waited_for_the_lock_timeout_is_answered_and_not_stored(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = by_hand(driver, &backend, "proxy_cache_lock on; proxy_cache_lock_timeout 100ms;");
+    let (mut first, mut second) = (server.connect(), server.connect());
+    first.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind_first, _) = accept(&backend);
+    second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind_second, _) = accept(&backend);
+    let cacheable = "HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 1\r\n\r\n";
+    behind_second.send(format!("{cacheable}b"));
+    assert_eq!(outcome(&second.response()), ("MISS", "b"));
+    behind_first.send(format!("{cacheable}a"));
+    assert_eq!(outcome(&first.response()), ("MISS", "a"));
+    assert_eq!(outcome(&server.get("/a")), ("HIT", "a"));
+    assert!(backend.is_idle());
+    server.stop();
+}
+
+fn a_request_passes_one_that_takes_longer_than_the_lock_age(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = by_hand(driver, &backend, "proxy_cache_lock on; proxy_cache_lock_age 100ms;");
+    let (mut first, mut second) = (server.connect(), server.connect());
+    first.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind_first, _) = accept(&backend);
+    second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind_second, _) = accept(&backend);
+    let cacheable = "HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 1\r\n\r\n";
+    behind_second.send(format!("{cacheable}b"));
+    assert_eq!(outcome(&second.response()), ("MISS", "b"));
+    // It counts: what is stored now is its answer.
+    assert_eq!(outcome(&server.get("/a")), ("HIT", "b"));
+    behind_first.send(format!("{cacheable}a"));
+    assert_eq!(outcome(&first.response()), ("MISS", "a"));
+    assert!(backend.is_idle());
+    server.stop();
+}
+
+fn a_response_is_stored_when_it_was_asked_for_min_uses_times(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, &backend, "proxy_cache_min_uses 3;");
+    let mut client = server.connect();
+    for (path, number) in [("/a", 1), ("/a", 2), ("/b", 3), ("/a", 4)] {
+        assert_eq!(outcome(&ask(&mut client, path, FRESH)), ("MISS", &*number.to_string()));
+    }
+    for _ in 0..4 {
+        assert_eq!(outcome(&ask(&mut server.connect(), "/a", "")), ("HIT", "4"));
+    }
+    server.stop();
+}
+
+fn an_early_hint_is_no_part_of_what_is_stored(driver: Driver) {
+    for (more, is_told) in [("", false), ("early_hints 1;", true)] {
+        let backend = Backend::tcp().serve(|_, client| {
+            client.send("HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n");
+            client.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 1\r\n\r\na");
+            true
+        });
+        let server = caching(driver, &backend, more);
+        let mut client = server.connect();
+        client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+        let mut response = client.response();
+        assert_eq!(response.status == 103, is_told, "{response:?}");
+        if is_told {
+            assert_eq!(response.header("Link"), Some("</a.css>; rel=preload"));
+            response = client.response();
+        }
+        assert_eq!((response.status, outcome(&response), response.header("Link")), (200, ("MISS", "a"), None));
+        let hit = client.get("/a");
+        assert_eq!((hit.status, outcome(&hit), hit.header("Link")), (200, ("HIT", "a"), None));
+        server.stop();
+    }
 }
 
 fn a_response_that_is_cut_off_is_never_stored_as_whole(driver: Driver) {

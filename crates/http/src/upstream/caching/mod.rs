@@ -96,7 +96,8 @@ fn count_use(request: &Request) {
     let of_parts = &request.shared.counted_bytes;
     let bytes = if request.is_main() {
         let sent = request.sent();
-        (sent.bytes - sent.head_bytes).saturating_sub(of_parts.get())
+        // Of one who has left not even the head may have gone.
+        sent.bytes.saturating_sub(sent.head_bytes).saturating_sub(of_parts.get())
     } else {
         let bytes = request.response.content_length.unwrap_or(0);
         of_parts.set(of_parts.get() + bytes);
