@@ -56,6 +56,25 @@ pub enum Condition {
     Hung,
 }
 
+/// Where a process that stores an entry of a cache is held up. (Its file comes to be beside the place that it is for,
+/// under the same name with a number behind it.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// Before the file is there.
+    Create,
+    /// In the middle of the write of which this byte of the file is a part: up to there it is written.
+    Write(usize),
+    /// In the middle of the write of its beginning, when all the rest is there.
+    Header,
+    /// Before it gets its name.
+    Rename,
+    /// When it has its name, and nobody knows.
+    Renamed,
+}
+
+/// How long the names of entries are: a sum of 16 bytes.
+const NAME_LENGTH: usize = 32;
+
 /// Mounted until it is dropped.
 pub struct Disk {
     directory: Directory,
@@ -66,6 +85,7 @@ pub struct Disk {
 
 struct Shared {
     condition: Condition,
+    hangs_at: Option<Point>,
     /// Operations that are not answered yet.
     waiting: Vec<Vec<u8>>,
     nodes: Vec<Node>,
@@ -88,7 +108,8 @@ impl Disk {
         let directory = Directory::new();
         let connection = connect(&directory.path().join("disk"))?;
         let nodes = vec![Node::None, Node::Directory(BTreeMap::new())];
-        let shared = Arc::new(Mutex::new(Shared { condition: Condition::Well, waiting: Vec::new(), nodes }));
+        let shared =
+            Arc::new(Mutex::new(Shared { condition: Condition::Well, hangs_at: None, waiting: Vec::new(), nodes }));
         let (own, state) = (connection.try_clone().expect("a descriptor"), Arc::clone(&shared));
         let thread = std::thread::spawn(move || serve(own, &state));
         Some(Disk { directory, connection, shared, thread: Some(thread) })
@@ -104,6 +125,20 @@ impl Disk {
         shared.condition = condition;
         for request in std::mem::take(&mut shared.waiting) {
             shared.take(&self.connection, request);
+        }
+    }
+
+    /// When an entry is stored as far as that, the disk hangs from then on.
+    pub fn hang_at(&self, point: Point) {
+        self.shared.lock().unwrap().hangs_at = Some(point);
+    }
+
+    /// The disk is well again, and what has waited fails: whoever has asked for it was killed.
+    pub fn interrupt_waiting(&self) {
+        let mut shared = self.shared.lock().unwrap();
+        shared.condition = Condition::Well;
+        for request in std::mem::take(&mut shared.waiting) {
+            let _ = (&self.connection).write(&reply(Request(&request).long(8), Err(Errno::INTR)));
         }
     }
 
@@ -138,6 +173,11 @@ impl Shared {
         if FORGOTTEN.contains(&request.operation()) {
             return;
         }
+        if self.hangs_at.is_some_and(|point| self.reaches(&request, point)) {
+            let point = self.hangs_at.take().expect("it was reached");
+            self.carry_out_up_to(&request, point);
+            self.condition = Condition::Hung;
+        }
         if self.condition == Condition::Hung {
             self.waiting.push(bytes);
             return;
@@ -148,6 +188,60 @@ impl Shared {
         };
         // Whoever has asked may have been killed.
         let _ = connection.write(&reply(request.long(8), answer));
+    }
+
+    /// Whether an operation is one at which the disk is to hang.
+    fn reaches(&self, request: &Request, point: Point) -> bool {
+        let (operation, node) = (request.operation(), request.long(16));
+        let is_temporary = |name: &[u8]| name.len() > NAME_LENGTH && name[NAME_LENGTH] == b'.';
+        let has_temporary_name = || {
+            let directories = self.nodes.iter().filter_map(|node| match node {
+                Node::Directory(entries) => Some(entries),
+                _ => None,
+            });
+            directories.flatten().any(|(name, number)| *number == node && is_temporary(name))
+        };
+        let place = || (request.long(ARGUMENTS + 8) as usize, request.number(ARGUMENTS + 16) as usize);
+        match point {
+            Point::Create => operation == CREATE && is_temporary(request.name(ARGUMENTS + 16)),
+            Point::Write(_) | Point::Header if operation != WRITE => false,
+            Point::Write(at) => {
+                let (offset, size) = place();
+                (offset..offset + size).contains(&at) && has_temporary_name()
+            }
+            Point::Header => {
+                let (offset, size) = place();
+                let is_longer =
+                    matches!(&self.nodes[node as usize], Node::File { content, .. } if content.len() > size);
+                offset == 0 && is_longer && has_temporary_name()
+            }
+            Point::Rename | Point::Renamed => {
+                let names = match operation {
+                    RENAME => ARGUMENTS + 8,
+                    RENAME2 => ARGUMENTS + 16,
+                    _ => return false,
+                };
+                is_temporary(request.name(names))
+            }
+        }
+    }
+
+    /// What of the operation at which the disk begins to hang it has done.
+    fn carry_out_up_to(&mut self, request: &Request, point: Point) {
+        let done = match point {
+            Point::Create | Point::Rename => return,
+            Point::Renamed => self.answer(request).map(drop),
+            Point::Write(_) | Point::Header => {
+                let (offset, size) = (request.long(ARGUMENTS + 8) as usize, request.number(ARGUMENTS + 16) as usize);
+                let done = match point {
+                    Point::Write(at) => at - offset,
+                    _ => size / 2,
+                };
+                let data = &request.0[ARGUMENTS + 40..][..done];
+                self.write(request.long(16), offset, data)
+            }
+        };
+        done.expect("the disk is well");
     }
 
     /// What the disk's condition makes of an operation.
@@ -207,10 +301,7 @@ impl Shared {
             WRITE => {
                 let (offset, size) = (request.long(ARGUMENTS + 8) as usize, request.number(ARGUMENTS + 16));
                 let data = &request.0[ARGUMENTS + 40..][..size as usize];
-                self.change(node, |content| {
-                    content.resize(content.len().max(offset + data.len()), 0);
-                    content[offset..offset + data.len()].copy_from_slice(data);
-                })?;
+                self.write(node, offset, data)?;
                 Ok(fields(&[size, 0]))
             }
             STATFS => {
@@ -239,6 +330,13 @@ impl Shared {
         *modified_seconds = now_seconds();
         change(content);
         Ok(())
+    }
+
+    fn write(&mut self, node: u64, offset: usize, data: &[u8]) -> Result<(), Errno> {
+        self.change(node, |content| {
+            content.resize(content.len().max(offset + data.len()), 0);
+            content[offset..offset + data.len()].copy_from_slice(data);
+        })
     }
 
     fn add(&mut self, parent: u64, name: &[u8], node: Node) -> Result<Vec<u8>, Errno> {
