@@ -4,6 +4,7 @@
 //! Spoken are the suites that give forward secrecy and authenticated encryption; what an expression asks for beside
 //! them cannot be had, and is told.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use bstr::{BString, ByteSlice};
@@ -18,7 +19,8 @@ use super::commands::Commanded;
 struct Suite {
     name: &'static str,
     suite: SupportedCipherSuite,
-    /// The words of expressions that mean it, among others.
+    /// The words of expressions that mean it, among others. `RSA` is none of them, which asks for an exchange of keys,
+    /// nor is a `SHA…`, which asks for a MAC: these suites have none.
     words: &'static [&'static str],
     bits: u16,
 }
@@ -28,117 +30,54 @@ static SUITES: &[Suite] = &[
     Suite {
         name: "ECDHE-ECDSA-AES256-GCM-SHA384",
         suite: aws::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
-        words: &["ECDSA", "aECDSA", "AES", "AES256", "AESGCM", "SHA384"],
+        words: &["ECDSA", "aECDSA", "AES", "AES256", "AESGCM", "FIPS"],
         bits: 256,
     },
     Suite {
         name: "ECDHE-RSA-AES256-GCM-SHA384",
         suite: aws::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
-        words: &["RSA", "aRSA", "AES", "AES256", "AESGCM", "SHA384"],
+        words: &["aRSA", "AES", "AES256", "AESGCM", "FIPS"],
         bits: 256,
     },
     Suite {
         name: "ECDHE-ECDSA-CHACHA20-POLY1305",
         suite: aws::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
-        words: &["ECDSA", "aECDSA", "CHACHA20", "SHA256"],
+        words: &["ECDSA", "aECDSA", "CHACHA20"],
         bits: 256,
     },
     Suite {
         name: "ECDHE-RSA-CHACHA20-POLY1305",
         suite: aws::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
-        words: &["RSA", "aRSA", "CHACHA20", "SHA256"],
+        words: &["aRSA", "CHACHA20"],
         bits: 256,
     },
     Suite {
         name: "ECDHE-ECDSA-AES128-GCM-SHA256",
         suite: aws::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
-        words: &["ECDSA", "aECDSA", "AES", "AES128", "AESGCM", "SHA256"],
+        words: &["ECDSA", "aECDSA", "AES", "AES128", "AESGCM", "FIPS"],
         bits: 128,
     },
     Suite {
         name: "ECDHE-RSA-AES128-GCM-SHA256",
         suite: aws::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
-        words: &["RSA", "aRSA", "AES", "AES128", "AESGCM", "SHA256"],
+        words: &["aRSA", "AES", "AES128", "AESGCM", "FIPS"],
         bits: 128,
     },
 ];
 
-/// Words that mean every one of them.
-const OF_ALL: &[&str] =
-    &["ALL", "DEFAULT", "COMPLEMENTOFDEFAULT", "HIGH", "ECDHE", "kECDHE", "EECDH", "kEECDH", "TLSv1.2", "FIPS"];
+/// Words that mean every one of them. `DEFAULT` does so at the beginning of an expression alone.
+const OF_ALL: &[&str] = &["ALL", "HIGH", "ECDH", "ECDHE", "kECDHE", "EECDH", "kEECDH", "TLSv1.2"];
 
-/// Words that mean none of them.
-const OF_NONE: &[&str] = &[
-    "COMPLEMENTOFALL",
-    "COMPLEMENTOFDEFAULT",
-    "LOW",
-    "MEDIUM",
-    "EXP",
-    "EXPORT",
-    "EXPORT40",
-    "EXPORT56",
-    "eNULL",
-    "NULL",
-    "aNULL",
-    "kRSA",
-    "kDHr",
-    "kDHd",
-    "kDH",
-    "DH",
-    "DHE",
-    "kDHE",
-    "EDH",
-    "kEDH",
-    "ADH",
-    "AECDH",
-    "aDSS",
-    "DSS",
-    "aDH",
-    "aECDH",
-    "ECDH",
-    "kECDH",
-    "TLSv1.0",
-    "TLSv1",
-    "SSLv3",
-    "SSLv2",
-    "AESCCM",
-    "AESCCM8",
-    "ARIA",
-    "ARIA128",
-    "ARIA256",
-    "ARIAGCM",
-    "CAMELLIA",
-    "CAMELLIA128",
-    "CAMELLIA256",
-    "CHACHA20POLY1305",
-    "3DES",
-    "DES",
-    "RC4",
-    "RC2",
-    "IDEA",
-    "SEED",
-    "MD5",
-    "SHA1",
-    "SHA",
-    "GOST94",
-    "GOST89MAC",
-    "aGOST",
-    "aGOST01",
-    "kGOST",
-    "PSK",
-    "kPSK",
-    "aPSK",
-    "kECDHEPSK",
-    "kDHEPSK",
-    "kRSAPSK",
-    "SRP",
-    "kSRP",
-    "aSRP",
-    "SUITEB128",
-    "SUITEB128ONLY",
-    "SUITEB192",
-    "CBC",
+/// What stands for a whole expression where it begins with it, the longer ones first.
+const SUITE_B: &[(&str, &str)] = &[
+    ("SUITEB128ONLY", "ECDHE-ECDSA-AES128-GCM-SHA256"),
+    ("SUITEB128C2", "ECDHE-ECDSA-AES256-GCM-SHA384"),
+    ("SUITEB128", "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384"),
+    ("SUITEB192", "ECDHE-ECDSA-AES256-GCM-SHA384"),
 ];
+
+/// How many bits each `@SECLEVEL` asks for at least.
+const LEVEL_BITS: [u16; 6] = [0, 80, 112, 128, 192, 256];
 
 /// Suites of version 1.3: no expression is about them.
 static SUITES_13: &[(&str, SupportedCipherSuite)] = &[
@@ -168,51 +107,117 @@ struct Suites {
     missing: Vec<String>,
 }
 
+/// Why there are no suites.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unfit {
+    /// The expression breaks a rule.
+    InvalidCommand,
+    /// It chooses none.
+    NoMatch,
+}
+
+/// The suites that rules choose among, as OpenSSL keeps them: a rule moves those that it means to an end of the list,
+/// so that the next one finds them in this order.
+struct Choice {
+    /// Those that no rule has excluded for good, and whether they are chosen.
+    listed: Listed,
+    bits_min: u16,
+    missing: Vec<String>,
+}
+
+type Listed = Vec<(usize, bool)>;
+
 /// Evaluates the argument of `ssl_ciphers`.
-fn suites(expression: &str) -> Suites {
-    let mut chosen: Vec<usize> = Vec::new();
-    let mut killed: Vec<usize> = Vec::new();
-    let mut missing = Vec::new();
-    for word in expression.split([':', ',', ' ', ';']).filter(|word| !word.is_empty()) {
-        if let Some(command) = word.strip_prefix('@') {
-            if command == "STRENGTH" {
-                chosen.sort_by_key(|&index| std::cmp::Reverse(SUITES[index].bits));
+fn suites(expression: &str) -> Result<Suites, Unfit> {
+    let suite_b = SUITE_B.iter().find(|(name, _)| expression.starts_with(name));
+    let mut choice =
+        Choice { listed: (0..SUITES.len()).map(|index| (index, false)).collect(), bits_min: 0, missing: Vec::new() };
+    let expression = match suite_b {
+        Some((_, whole)) => whole,
+        None => match expression.strip_prefix("DEFAULT") {
+            Some(rest) => {
+                choice.add(|_| true);
+                rest
             }
-            continue;
+            None => expression,
+        },
+    };
+    for rule in expression.split([':', ',', ' ', ';']).filter(|rule| !rule.is_empty()) {
+        choice.apply(rule)?;
+    }
+    let chosen = choice.listed.iter().filter(|(_, is_chosen)| *is_chosen).map(|(index, _)| &SUITES[*index]);
+    let suites: Vec<_> = chosen.filter(|suite| suite.bits >= choice.bits_min).map(|suite| suite.suite).collect();
+    if suites.is_empty() { Err(Unfit::NoMatch) } else { Ok(Suites { suites, missing: choice.missing }) }
+}
+
+impl Choice {
+    fn apply(&mut self, rule: &str) -> Result<(), Unfit> {
+        if let Some(command) = rule.strip_prefix('@') {
+            return self.command(command);
         }
-        let (operator, text) = match word.as_bytes()[0] {
-            operator @ (b'!' | b'-' | b'+') => (operator, &word[1..]),
-            _ => (b' ', word),
+        let (operator, text) = match rule.as_bytes()[0] {
+            operator @ (b'!' | b'-' | b'+') => (operator, &rule[1..]),
+            _ => (b' ', rule),
         };
-        let meant: Vec<usize> = (0..SUITES.len()).filter(|&index| is_meant(text, &SUITES[index])).collect();
+        if !text.split('+').all(is_word) {
+            return Err(Unfit::InvalidCommand);
+        }
+        let is_meant = |index: usize| is_meant(text, &SUITES[index]);
         match operator {
-            b'!' => {
-                chosen.retain(|index| !meant.contains(index));
-                killed.extend(meant);
+            b'!' => self.listed.retain(|(index, _)| !is_meant(*index)),
+            // What is taken away first comes back first.
+            b'-' => {
+                let (gone, kept) = self.divided(|index, is_chosen| is_chosen && is_meant(index));
+                self.listed = gone.into_iter().map(|(index, _)| (index, false)).chain(kept).collect();
             }
-            b'-' => chosen.retain(|index| !meant.contains(index)),
             b'+' => {
-                let (moved, kept) = chosen.iter().partition::<Vec<usize>, _>(|index| meant.contains(index));
-                chosen = [kept, moved].concat();
+                let (moved, kept) = self.divided(|index, is_chosen| is_chosen && is_meant(index));
+                self.listed = [kept, moved].concat();
             }
             _ => {
-                if meant.is_empty() && !SUITES_13.iter().any(|(name, _)| *name == text) {
-                    missing.push(text.to_owned());
+                if !(0..SUITES.len()).any(is_meant) && !SUITES_13.iter().any(|(name, _)| *name == text) {
+                    self.missing.push(text.to_owned());
                 }
-                let new: Vec<usize> =
-                    meant.into_iter().filter(|index| !chosen.contains(index) && !killed.contains(index)).collect();
-                chosen.extend(new);
+                self.add(is_meant);
             }
         }
+        Ok(())
     }
-    Suites { suites: chosen.into_iter().map(|index| SUITES[index].suite).collect(), missing }
+
+    /// Chooses these, behind those that are chosen.
+    fn add(&mut self, is_meant: impl Fn(usize) -> bool) {
+        let (new, kept) = self.divided(|index, is_chosen| !is_chosen && is_meant(index));
+        self.listed = kept.into_iter().chain(new.into_iter().map(|(index, _)| (index, true))).collect();
+    }
+
+    /// The ones that are so, and the others, in their order.
+    fn divided(&self, is_so: impl Fn(usize, bool) -> bool) -> (Listed, Listed) {
+        self.listed.iter().partition(|(index, is_chosen)| is_so(*index, *is_chosen))
+    }
+
+    /// `@STRENGTH`, `@SECLEVEL=N`
+    fn command(&mut self, text: &str) -> Result<(), Unfit> {
+        // As in OpenSSL, what is joined to a command is nothing.
+        let command = text.split('+').next().unwrap_or_default();
+        if command == "STRENGTH" {
+            self.listed.sort_by_key(|&(index, is_chosen)| is_chosen.then(|| Reverse(SUITES[index].bits)));
+            return Ok(());
+        }
+        let level = command.strip_prefix("SECLEVEL=").and_then(|level| level.parse::<usize>().ok());
+        self.bits_min = *level.and_then(|level| LEVEL_BITS.get(level)).ok_or(Unfit::InvalidCommand)?;
+        Ok(())
+    }
+}
+
+/// Whether OpenSSL reads it as a word.
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.=".contains(&byte))
 }
 
 /// Whether words joined by `+` mean the suite.
 fn is_meant(text: &str, suite: &Suite) -> bool {
     text.split('+').all(|word| {
-        let is_own = word == suite.name || suite.words.contains(&word) || word == iana_name(suite);
-        is_own || OF_ALL.contains(&word) && !OF_NONE.contains(&word)
+        word == suite.name || suite.words.contains(&word) || word == iana_name(suite) || OF_ALL.contains(&word)
     })
 }
 
@@ -230,15 +235,15 @@ fn spoken(
     notes: &mut Vec<Diagnostic>,
 ) -> Result<Vec<SupportedCipherSuite>, Diagnostic> {
     let expression = ciphers.get();
-    let found = suites(&expression.to_str_lossy());
-    if found.suites.is_empty() {
-        let message = format!(
-            "SSL_CTX_set_cipher_list(\"{expression}\") failed (SSL: error:0A0000B9:SSL routines::no cipher match)"
-        );
-        return Err(ciphers
-            .error(message)
-            .hint("Gale speaks ECDHE with AES-GCM or ChaCha20-Poly1305, and none that lacks forward secrecy"));
-    }
+    let found = suites(&expression.to_str_lossy()).map_err(|unfit| {
+        let failed =
+            |why: &str| ciphers.error(format!("SSL_CTX_set_cipher_list(\"{expression}\") failed (SSL: error:{why})"));
+        match unfit {
+            Unfit::InvalidCommand => failed("0A000118:SSL routines::invalid command"),
+            Unfit::NoMatch => failed("0A0000B9:SSL routines::no cipher match")
+                .hint("Gale speaks ECDHE with AES-GCM or ChaCha20-Poly1305, and none that lacks forward secrecy"),
+        }
+    })?;
     note_missing("cipher suites", &found.missing, ciphers, notes);
     Ok(suites_13(of_13, notes)?.into_iter().chain(found.suites).collect())
 }
@@ -325,7 +330,37 @@ mod tests {
     use super::*;
 
     fn names(expression: &str) -> Vec<&'static str> {
-        suites(expression).suites.iter().map(|suite| suite_name(suite.suite())).collect()
+        let suites = suites(expression).map_or(Vec::new(), |found| found.suites);
+        suites.iter().map(|suite| suite_name(suite.suite())).collect()
+    }
+
+    /// Lines `EXPRESSION => SUITE ...`, of those suites of `openssl ciphers -s -tls1_2 EXPRESSION` (3.0) that are
+    /// spoken.
+    #[test]
+    fn expressions_mean_what_openssl_says() {
+        const SHORT: [(&str, &str); 6] = [
+            ("E256", "ECDHE-ECDSA-AES256-GCM-SHA384"),
+            ("R256", "ECDHE-RSA-AES256-GCM-SHA384"),
+            ("EC", "ECDHE-ECDSA-CHACHA20-POLY1305"),
+            ("RC", "ECDHE-RSA-CHACHA20-POLY1305"),
+            ("E128", "ECDHE-ECDSA-AES128-GCM-SHA256"),
+            ("R128", "ECDHE-RSA-AES128-GCM-SHA256"),
+        ];
+        let mut wrong = Vec::new();
+        for line in include_str!("cipher_expressions.txt").lines() {
+            let (expression, expected) = line.split_once(" =>").expect("an expression and its suites");
+            let found = match suites(expression) {
+                Err(Unfit::InvalidCommand) => "invalid command".to_owned(),
+                _ => {
+                    let short = |name| SHORT.iter().find(|(_, long)| *long == name).expect("a suite").0;
+                    names(expression).into_iter().map(short).collect::<Vec<_>>().join(" ")
+                }
+            };
+            if found != expected.trim() {
+                wrong.push(format!("{line} ({found})"));
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
     }
 
     #[test]
@@ -348,7 +383,7 @@ mod tests {
     #[test]
     fn what_cannot_be_had_is_told() {
         let list = "ECDHE-RSA-AES128-GCM-SHA256:DHE-RSA-AES128-GCM-SHA256:!RC4:TLS_AES_128_GCM_SHA256:kEDH+AESGCM";
-        assert_eq!(suites(list).missing, ["DHE-RSA-AES128-GCM-SHA256", "kEDH+AESGCM"]);
+        assert_eq!(suites(list).unwrap().missing, ["DHE-RSA-AES128-GCM-SHA256", "kEDH+AESGCM"]);
         let (found, missing) = groups("X25519:prime256v1:secp521r1");
         assert_eq!((found.len(), missing), (2, vec!["secp521r1".to_owned()]));
         assert_eq!(group_name(groups("auto").0[0].name()), "X25519MLKEM768");
