@@ -188,7 +188,7 @@ fn packaged(name: &str) -> Vec<u8> {
 
 fn an_application_is_told_what_the_parameters_say(driver: Driver) {
     let application = Application::answering(&usual());
-    let text = "server { listen %UNIX%; server_name example.com; root %DIR%/html;
+    let text = "server { listen %UNIX%; server_name Example.COM; root %DIR%/html;
          location / { include fastcgi.conf; fastcgi_param EMPTY ''; fastcgi_param NONE $arg_none if_not_empty;
                       fastcgi_param SOME $arg_some if_not_empty; fastcgi_param HTTP_X_SECRET '';
                       fastcgi_param HTTP_X_REPLACED other; fastcgi_pass %APP%; } }";

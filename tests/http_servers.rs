@@ -141,10 +141,11 @@ fn a_server_may_listen_on_a_range_of_ports(driver: Driver) {
 fn variables_tell_the_addresses(driver: Driver) {
     let text = "return 200 \"$server_addr $server_port $remote_addr $server_name\";";
     let server =
-        Setup::http(driver, &format!("server {{ listen %UNIX%; listen %TCP%; server_name me; {text} }}")).start();
+        Setup::http(driver, &format!("server {{ listen %UNIX%; listen %TCP%; server_name Me.EXAMPLE; {text} }}"))
+            .start();
     let address = server.directory.address(1);
     let answer = ask(&mut server.connect_tcp(1), "x");
-    assert_eq!(answer, format!("{} {} 127.0.0.1 me", address.ip(), address.port()));
+    assert_eq!(answer, format!("{} {} 127.0.0.1 me.example", address.ip(), address.port()));
     let socket = server.directory.path().join("gale.sock");
     assert!(ask(&mut server.connect(), "x").starts_with(&format!("unix:{}", socket.display())));
     server.stop();

@@ -96,6 +96,10 @@ pub fn parse_names<S: Subject>(
         if word.text == "$hostname" {
             word.text = hostname().into();
         }
+        // nginx keeps all names but expressions in lower case, and shows them so.
+        if !word.text.starts_with(b"~") {
+            word.text.make_ascii_lowercase();
+        }
         let mut name = ServerName::parse(&word.text).map_err(|message| Diagnostic::emerg(message).at(word.span))?;
         if let ServerName::Regex(regex) = &mut name {
             regex.bind(|group| builder.variables::<S>().table.stored(group, Some(word.span)));
