@@ -106,7 +106,8 @@ const ERROR_PAGES: &str = "root %DIR%/files;
     location /which { return 200 \"$status\"; }
     location /answer { return 201 \"answer to $uri\"; }
     location /show { return 404 \"$uri|$args|$request_uri\"; }
-    location @named { return 202 \"named $uri\"; }";
+    location @named { return 202 \"named $uri\"; }
+    location @named { return 202 \"only the first of a name counts\"; }";
 
 fn error_pages_take_every_form(driver: Driver) {
     let setup = Setup::server(driver, ERROR_PAGES);

@@ -298,7 +298,8 @@ pub fn location_block(builder: &mut Builder, statement: &Statement) -> Result<()
     check_nesting(http.scope(parent), &name, shape).map_err(|message| statement.error(message))?;
     let stored_name = stored_name(&pattern, &name);
     let parent = http.scope_mut(parent);
-    if let Pattern::Exact(text) | Pattern::Prefix { prefix: text, .. } | Pattern::Named(text) = &pattern
+    // Of named locations that are called the same the first one counts, as in nginx.
+    if let Pattern::Exact(text) | Pattern::Prefix { prefix: text, .. } = &pattern
         && !parent.patterns.insert((shape, text.clone()))
     {
         return Err(statement.error(format!("duplicate location \"{stored_name}\"")));
@@ -625,7 +626,7 @@ fn take_locations(scopes: &mut [ScopeDraft], scope: ScopeId, named: &mut HashMap
     for (pattern, child) in std::mem::take(&mut scopes[scope.0 as usize].locations) {
         let nested = take_locations(scopes, child, named);
         if let Pattern::Named(name) = &pattern {
-            named.insert(name.clone(), child);
+            named.entry(name.clone()).or_insert(child);
         }
         locations.insert(pattern, child, nested);
     }
