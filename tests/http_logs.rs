@@ -35,6 +35,7 @@ with_each_driver!(
     a_syslog_server_that_is_not_there_holds_nobody_up,
     fifo_without_a_reader_keeps_its_lines_for_one,
     standard_error_stays_what_it_is_for_those_who_log_there,
+    logs_without_a_name_are_standard_error,
 );
 
 fn fifo_without_a_reader_keeps_its_lines_for_one(driver: Driver) {
@@ -559,5 +560,14 @@ fn standard_error_stays_what_it_is_for_those_who_log_there(driver: Driver) {
     server.directory.wait_line("stderr", "/here\" failed (2: No such file or directory)");
     server.wait_logged("/there\" failed (2: No such file or directory)");
     assert!(!server.log().contains("/here\" failed"));
+    server.stop();
+}
+
+fn logs_without_a_name_are_standard_error(driver: Driver) {
+    let text = "log_format path 'to $uri'; server { listen %UNIX%; root %DIR%; access_log '' path; error_log ''; }";
+    let server = Setup::http(driver, text).start();
+    assert_eq!(server.get("/here").status, 404);
+    server.directory.wait_line("stderr", "to /here");
+    server.directory.wait_line("stderr", "/here\" failed (2: No such file or directory)");
     server.stop();
 }

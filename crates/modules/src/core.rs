@@ -322,7 +322,8 @@ fn level_and_form(words: &[Word]) -> Result<(Level, LineForm), Diagnostic> {
 
 fn error_log_target(builder: &mut Builder, word: &Word) -> Result<Target, Diagnostic> {
     let text: &[u8] = &word.text;
-    if text == b"stderr" {
+    // As in nginx an empty name is another one of standard error.
+    if matches!(text, b"stderr" | b"") {
         builder.logs_to_stderr = true;
         return Ok(Target::Stderr);
     }

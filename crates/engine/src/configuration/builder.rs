@@ -231,8 +231,14 @@ impl Builder {
         self.prefix.join(Path::new(std::ffi::OsStr::from_bytes(path)))
     }
 
-    /// Asks for a log file, which is opened later.
+    /// Asks for a log file, which is opened later. An empty name stands for standard error, as in nginx.
     pub fn log_file(&mut self, path: &[u8], span: Option<Span>) -> DeferredLog {
+        if path.is_empty() {
+            self.logs_to_stderr = true;
+            let log = DeferredLog::new(PathBuf::new());
+            log.set(Arc::clone(Writers::of_process().stderr()));
+            return log;
+        }
         let path = self.full_path(path);
         if let Some(known) = self.logs_by_path.get(&path) {
             return known.clone();
