@@ -505,7 +505,7 @@ fn settings_that_cannot_be_are_errors(driver: Driver) {
         ),
         (
             "proxy_ssl_verify on; proxy_ssl_trusted_certificate %DIR%/none.crt;",
-            "SSL_CTX_load_verify_locations(\"%DIR%/none.crt\") failed",
+            "cannot load certificate \"%DIR%/none.crt\": BIO_new_file() failed",
         ),
         ("proxy_ssl_conf_command Nothing x;", "SSL_CONF_cmd(\"Nothing\", \"x\") failed"),
         ("proxy_ssl_certificate_cache valid=1s;", "\"proxy_ssl_certificate_cache\" must have the \"max\" parameter"),

@@ -699,6 +699,17 @@ fn wrong_settings_are_refused_in_nginx_s_words() {
     expect(&server(&format!("{OWN} ssl_verify_client on;")), "for ssl_verify_client");
     expect(&server("ssl_certificate_key engine:x:y; ssl_certificate %DIR%/own.crt;"), "\"engine:\" is not supported");
     expect(&server(&format!("{OWN} ssl_session_cache shared:x:1k;")), "session cache \"shared:x:1k\" is too small");
+    let no_file = "BIO_new_file() failed (SSL: error:80000002:system library::No such file or directory:calling fopen(";
+    let no_start = "error:0480006C:PEM routines::no start line:Expecting:";
+    let unused = |text: &str, words: &str| expect(&server(&format!("{OWN} {text}")), words);
+    unused("ssl_trusted_certificate %DIR%/none;", &format!("none\": {no_file}"));
+    unused("ssl_crl %DIR%/none;", &format!("none\": {no_file}"));
+    unused("ssl_dhparam %DIR%/none;", "none\") failed (SSL: error:80000002:system library::No such file or directory");
+    unused("ssl_trusted_certificate %DIR%/own.key;", &format!("PEM_read_bio_X509_AUX() failed (SSL: {no_start}"));
+    unused("ssl_crl %DIR%/own.crt;", &format!("PEM_read_bio_X509_CRL() failed (SSL: {no_start} X509 CRL)"));
+    unused("ssl_dhparam %DIR%/own.crt;", &format!("own.crt\") failed (SSL: {no_start} DH PARAMETERS)"));
+    unused("ssl_dhparam ''; ssl_dhparam '';", "\"ssl_dhparam\" directive is duplicate");
+    unused("ssl_ciphers 'HIGH:!';", "(SSL: error:0A000118:SSL routines::invalid command)");
     expect(&server(&format!("{OWN} ssl on;")), "unknown directive \"ssl\"");
 }
 

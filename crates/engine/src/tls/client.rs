@@ -22,7 +22,7 @@ use super::failure::TlsFailure;
 use super::load;
 use super::named::{NamedFailure, NamedLoader};
 use super::random;
-use super::server::{HTTP2, read, read_pair, read_passwords};
+use super::server::{HTTP2, named_file, read_list, read_pair, read_passwords};
 use super::settings::TlsClientSettings;
 use super::suites;
 use super::verify::Purpose;
@@ -215,10 +215,6 @@ impl TlsClientLoader {
     }
 }
 
-fn named_file(setting: &Setting<Word>) -> Option<&Word> {
-    setting.get_opt().filter(|word| !word.text.is_empty())
-}
-
 fn make(
     settings: &TlsClientSettings,
     prefix: &str,
@@ -236,7 +232,7 @@ fn make(
         true => {
             let authorities = |text: &[u8]| load::authorities(text, Purpose::Server);
             let trusted = match named_file(&settings.trusted_certificate) {
-                Some(word) => read_list(word, resources, authorities)?,
+                Some(word) => read_list("certificate", word, resources, authorities)?,
                 None if settings.trusts_system => authorities_of_system(resources)?,
                 None => {
                     let message = format!("no {prefix}_ssl_trusted_certificate for {prefix}_ssl_verify");
@@ -244,8 +240,9 @@ fn make(
                 }
             };
             identity.add(&trusted);
-            let revoked =
-                named_file(&settings.crl).map(|word| read_list(word, resources, load::revocations)).transpose()?;
+            let revoked = named_file(&settings.crl)
+                .map(|word| read_list("CRL", word, resources, load::revocations))
+                .transpose()?;
             let revoked = revoked.unwrap_or_default();
             identity.add(&revoked);
             (Some(trusted), revoked)
@@ -327,20 +324,6 @@ fn commanded(settings: &TlsClientSettings, notes: &mut Vec<Diagnostic>) -> Resul
     let mut commanded = Commanded { versions, ciphers, curves, ..Commanded::default() };
     commanded.carry_out(settings.commands.get_opt().map_or(&[][..], Vec::as_slice), notes)?;
     Ok(commanded)
-}
-
-/// What of a kind is in a file of PEM.
-fn read_list<T>(
-    word: &Word,
-    resources: &mut dyn Resources,
-    parse: impl Fn(&[u8]) -> Result<Vec<T>, String>,
-) -> Result<Vec<T>, Diagnostic> {
-    let failed = |why: String| {
-        let message = format!("SSL_CTX_load_verify_locations(\"{}\") failed ({why})", word.text);
-        Diagnostic::emerg(message).at(word.span)
-    };
-    let text = read(word, resources).map_err(failed)?;
-    parse(&text).map_err(failed)
 }
 
 /// The certificate that is shown to servers which ask for one, with its key.

@@ -66,6 +66,7 @@ pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String>
 
 /// Certificates of authorities.
 pub fn authorities(text: &[u8], purpose: Purpose) -> Result<Vec<CertificateDer<'static>>, String> {
+    let wrong = |why: &str| format!("PEM_read_bio_X509_AUX() failed (SSL: {why})");
     let mut found = Vec::new();
     for item in sections(text) {
         match item {
@@ -76,28 +77,40 @@ pub fn authorities(text: &[u8], purpose: Purpose) -> Result<Vec<CertificateDer<'
                 }
             }
             Ok(_) => {}
-            Err(error) => return Err(format!("SSL: {error}")),
+            Err(error) => return Err(wrong(&error)),
         }
     }
     match found.is_empty() {
-        true => Err("SSL: error:05880088:x509 certificate routines::no certificate or crl found".to_owned()),
+        true => Err(wrong(&format!("{NO_START_LINE}:Expecting: TRUSTED CERTIFICATE"))),
         false => Ok(found),
     }
 }
 
 /// Lists of revoked certificates.
 pub fn revocations(text: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, String> {
+    let wrong = |why: &str| format!("PEM_read_bio_X509_CRL() failed (SSL: {why})");
     let mut found = Vec::new();
     for item in sections(text) {
         match item {
             Ok((SectionKind::Crl, der)) => found.push(CertificateRevocationListDer::from(der)),
             Ok(_) => {}
-            Err(error) => return Err(format!("SSL: {error}")),
+            Err(error) => return Err(wrong(&error)),
         }
     }
     match found.is_empty() {
-        true => Err("SSL: error:05880088:x509 certificate routines::no certificate or crl found".to_owned()),
+        true => Err(wrong(&format!("{NO_START_LINE}:Expecting: X509 CRL"))),
         false => Ok(found),
+    }
+}
+
+/// Whether a file has parameters of DHE, in OpenSSL's words.
+///
+/// # Errors
+/// It has none.
+pub fn dh_parameters(text: &[u8]) -> Result<(), String> {
+    match text.contains_str("DH PARAMETERS-----") {
+        true => Ok(()),
+        false => Err(format!("SSL: {NO_START_LINE}:Expecting: DH PARAMETERS")),
     }
 }
 

@@ -3,18 +3,18 @@
 //! Built while a configuration is: files come through [`Resources`], so that only the master reads them. What several
 //! servers have in common (a certificate, a list of suites) is made once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use bstr::{BString, ByteSlice};
 use gale_base::os_error::OsErrorText;
-use gale_config::{Diagnostic, Word};
+use gale_config::{Diagnostic, Setting, Word};
 use gale_process::Resources;
 use rustls::compress::CompressionCache;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::version::{TLS12, TLS13};
@@ -246,6 +246,16 @@ pub struct TlsLoader {
     staples: StapleLoader,
     /// The sizes of stores of sessions, by name.
     stores: HashMap<BString, u64>,
+    /// Files that are not used, and are what they are for.
+    checked: HashSet<(Unused, BString)>,
+}
+
+/// What a file is for that is not used.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Unused {
+    Authorities,
+    Revocations,
+    DhParameters,
 }
 
 /// A certificate, a key and a file with passwords.
@@ -261,6 +271,7 @@ impl TlsLoader {
             providers: HashMap::new(),
             staples: StapleLoader::default(),
             stores: HashMap::new(),
+            checked: HashSet::new(),
         }
     }
 
@@ -321,6 +332,7 @@ impl TlsLoader {
             return Err(Diagnostic::emerg(message).at(without.span));
         }
         let provider = self.provider(&commanded, notes)?;
+        self.check_unused(settings, resources)?;
         let (client_rules, hints) = client_rules(settings, &provider, resources)?;
         let has_names = settings.names_certificates() && commanded.certificate.is_none() && alone.is_none();
         let (pairs, identity) = if let Some(managed) = alone {
@@ -348,7 +360,7 @@ impl TlsLoader {
             _ => builder.with_client_cert_verifier(Arc::new(TakesAny { hints, provider })),
         };
         let ocsp = ocsp_rules(settings, &client_rules, lookup, resources)?.map(Arc::new);
-        let authorities = match settings.trusted_certificate.get_opt() {
+        let authorities = match named_file(&settings.trusted_certificate) {
             Some(word) if *settings.staples.get() && client_rules.authorities.is_empty() => {
                 read_authorities(word, resources)?
             }
@@ -426,6 +438,23 @@ impl TlsLoader {
                 "the size {bytes} of shared memory zone \"{name}\" conflicts with already declared size {known}"
             ))),
         }
+    }
+
+    /// Files that are not used have to be there, and to be what they are for, as in nginx.
+    fn check_unused(&mut self, settings: &TlsSettings, resources: &mut dyn Resources) -> Result<(), Diagnostic> {
+        let is_used = *settings.verify_client.get() != VerifyClient::Off;
+        let unused = |setting| named_file(setting).filter(|_| !is_used);
+        let mut is_new = |what, word: &Word| self.checked.insert((what, word.text.clone()));
+        if let Some(word) = unused(&settings.trusted_certificate).filter(|word| is_new(Unused::Authorities, word)) {
+            read_authorities(word, resources)?;
+        }
+        if let Some(word) = unused(&settings.crl).filter(|word| is_new(Unused::Revocations, word)) {
+            read_revocations(word, resources)?;
+        }
+        if let Some(word) = named_file(&settings.dh_parameters).filter(|word| is_new(Unused::DhParameters, word)) {
+            check_dh_parameters(word, resources)?;
+        }
+        Ok(())
     }
 
     fn named_loader(
@@ -557,13 +586,40 @@ pub(super) fn read(word: &Word, resources: &mut dyn Resources) -> Result<Vec<u8>
     resources.secret(path).map_err(|error| load::unreadable(&word.text.to_str_lossy(), &error))
 }
 
+/// A file that a directive names; an empty name is none.
+pub(super) fn named_file(setting: &Setting<Word>) -> Option<&Word> {
+    setting.get_opt().filter(|word| !word.text.is_empty())
+}
+
 fn read_authorities(word: &Word, resources: &mut dyn Resources) -> Result<Vec<CertificateDer<'static>>, Diagnostic> {
-    let failed = |why: String| {
-        let message = format!("SSL_CTX_load_verify_locations(\"{}\") failed ({why})", word.text);
-        Diagnostic::emerg(message).at(word.span)
-    };
+    read_list("certificate", word, resources, |text| load::authorities(text, Purpose::Client))
+}
+
+fn read_revocations(
+    word: &Word,
+    resources: &mut dyn Resources,
+) -> Result<Vec<CertificateRevocationListDer<'static>>, Diagnostic> {
+    read_list("CRL", word, resources, load::revocations)
+}
+
+/// What of a kind is in a file of PEM; `what` is nginx's word for it.
+pub(super) fn read_list<T>(
+    what: &str,
+    word: &Word,
+    resources: &mut dyn Resources,
+    parse: impl Fn(&[u8]) -> Result<Vec<T>, String>,
+) -> Result<Vec<T>, Diagnostic> {
+    let failed = |why: String| Diagnostic::emerg(format!("cannot load {what} \"{}\": {why}", word.text)).at(word.span);
     let text = read(word, resources).map_err(failed)?;
-    load::authorities(&text, Purpose::Client).map_err(failed)
+    parse(&text).map_err(failed)
+}
+
+fn check_dh_parameters(word: &Word, resources: &mut dyn Resources) -> Result<(), Diagnostic> {
+    let failed = |why: String| Diagnostic::emerg(why).at(word.span);
+    let named = |function: &str| format!("{function}(\"{}\")", word.text);
+    let unreadable = |why: String| failed(why.replacen("BIO_new_file()", &named("BIO_new_file"), 1));
+    let text = read(word, resources).map_err(unreadable)?;
+    load::dh_parameters(&text).map_err(|why| failed(format!("{} failed ({why})", named("PEM_read_bio_DHparams"))))
 }
 
 /// How responders are asked about certificates of clients.
@@ -617,8 +673,8 @@ fn client_rules(
     if mode == VerifyClient::Off {
         return Ok(Asked::default());
     }
-    let named = settings.client_certificate.get_opt();
-    let trusted = settings.trusted_certificate.get_opt();
+    let named = named_file(&settings.client_certificate);
+    let trusted = named_file(&settings.trusted_certificate);
     if mode != VerifyClient::OptionalNoCa && named.is_none() && trusted.is_none() {
         let message = "no ssl_client_certificate or ssl_trusted_certificate for ssl_verify_client";
         return Err(settings.verify_client.error(message));
@@ -627,17 +683,8 @@ fn client_rules(
     let told = named.map(&mut load).transpose()?.unwrap_or_default();
     let mut authorities = told.clone();
     authorities.extend(trusted.map(&mut load).transpose()?.unwrap_or_default());
-    let revoked = match settings.crl.get_opt() {
-        None => Vec::new(),
-        Some(word) => {
-            let failed = |why: String| {
-                let message = format!("SSL_CTX_load_verify_locations(\"{}\") failed ({why})", word.text);
-                Diagnostic::emerg(message).at(word.span)
-            };
-            let text = read(word, resources).map_err(failed)?;
-            load::revocations(&text).map_err(failed)?
-        }
-    };
+    let revoked =
+        named_file(&settings.crl).map(|word| read_revocations(word, resources)).transpose()?.unwrap_or_default();
     let mut hints: Vec<DistinguishedName> = Vec::new();
     for hint in told.iter().filter_map(subject) {
         if !hints.iter().any(|known| known.as_ref() == hint.as_ref()) {

@@ -51,6 +51,8 @@ pub struct TlsSettings {
     pub trusted_certificate: Setting<Word>,
     /// `ssl_crl`
     pub crl: Setting<Word>,
+    /// `ssl_dhparam`, of which nothing is used.
+    pub dh_parameters: Setting<Word>,
     /// `ssl_reject_handshake`
     pub rejects_handshake: Setting<bool>,
     /// `ssl_alpn`: the protocols that may be agreed upon; unset for those of HTTP.

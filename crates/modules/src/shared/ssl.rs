@@ -10,7 +10,7 @@
 //!   ssl_early_data on|off;  ssl_certificate_compression on|off;
 //!   ssl_stapling on|off;  ssl_stapling_file FILE;  ssl_stapling_responder URL;  ssl_stapling_verify on|off;
 //!   ssl_ocsp on|off|leaf;  ssl_ocsp_responder URL;  ssl_ocsp_cache off|shared:NAME:SIZE;
-//!   ssl_dhparam FILE;                                        accepted, without effect
+//!   ssl_dhparam FILE;                                        looked at, without effect
 //!   ssl_ech_file FILE;                                       refused
 //!   $ssl_protocol, $ssl_cipher, $ssl_curve, $ssl_server_name, $ssl_session_reused, $ssl_client_…
 //!   $ssl_client_san                                          the names in the client's certificate; nginx has none
@@ -201,7 +201,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             body: Body::None,
             default: "",
             about: "The authorities of clients' certificates, which clients are told of.",
-            store: const { &OneWith { parse: path, slot: slot!(TlsSettings, client_certificate) } },
+            store: const { &OneWith { parse: optional_path, slot: slot!(TlsSettings, client_certificate) } },
         },
         Directive {
             name: "ssl_trusted_certificate",
@@ -210,7 +210,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             body: Body::None,
             default: "",
             about: "Authorities of clients' certificates, which clients are not told of.",
-            store: const { &OneWith { parse: path, slot: slot!(TlsSettings, trusted_certificate) } },
+            store: const { &OneWith { parse: optional_path, slot: slot!(TlsSettings, trusted_certificate) } },
         },
         Directive {
             name: "ssl_crl",
@@ -219,7 +219,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             body: Body::None,
             default: "",
             about: "Lists of certificates of clients that were revoked.",
-            store: const { &OneWith { parse: path, slot: slot!(TlsSettings, crl) } },
+            store: const { &OneWith { parse: optional_path, slot: slot!(TlsSettings, crl) } },
         },
         Directive {
             name: "ssl_reject_handshake",
@@ -308,8 +308,8 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "Parameters of DHE, which is not spoken.",
-            store: const { &Custom(|_: &mut (), b, s| without_effect(b, s, "DHE is not spoken, ECDHE is")) },
+            about: "Parameters of DHE, which is not spoken: the file is looked at, and has no effect.",
+            store: const { &OneWith { parse: dh_parameters, slot: slot!(TlsSettings, dh_parameters) } },
         },
         Directive {
             name: "ssl_ech_file",
@@ -409,6 +409,19 @@ pub(crate) fn path(builder: &mut Builder, statement: &Statement) -> Result<Word,
     let mut word = statement.args[0].clone();
     complete_path(builder, &mut word);
     Ok(word)
+}
+
+/// The same, or an empty name for no file.
+fn optional_path(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
+    match statement.args[0].text.is_empty() {
+        true => Ok(statement.args[0].clone()),
+        false => path(builder, statement),
+    }
+}
+
+fn dh_parameters(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
+    without_effect(builder, statement, "DHE is not spoken, ECDHE is")?;
+    optional_path(builder, statement)
 }
 
 fn complete_path(builder: &Builder, word: &mut Word) {
