@@ -8,6 +8,7 @@ use support::{Client, Driver, Response, Server, Setup, is_root, with_each_driver
 
 with_each_driver!(
     bodies_are_stored_in_memory_or_in_a_file,
+    bodies_are_in_a_file_where_no_memory_is_for_them,
     a_client_that_expects_100_is_told_to_go_on,
     a_client_that_expects_100_is_not_told_when_nobody_wants_the_body,
     bodies_larger_than_allowed_are_refused_by_their_length,
@@ -78,6 +79,18 @@ fn bodies_are_stored_in_memory_or_in_a_file(driver: Driver) {
     // Files of bodies have no name any more.
     let left: Vec<_> = std::fs::read_dir(server.directory.path().join("body")).expect("made").collect();
     assert!(left.is_empty(), "{left:?}");
+    server.stop();
+}
+
+fn bodies_are_in_a_file_where_no_memory_is_for_them(driver: Driver) {
+    let server = Server::start(driver, "client_body_buffer_size 0; location / { test_store_body; }");
+    let mut client = server.connect();
+    for length in [1, 4096, 100_000] {
+        let body = pattern(length);
+        let expected = format!("{length} file {:016x}", checksum(&body));
+        assert_eq!(client.ask(counted("/", &body)).text(), expected, "counted");
+        assert_eq!(client.ask(chunked("/", &body, 1000)).text(), expected, "in chunks");
+    }
     server.stop();
 }
 

@@ -379,7 +379,8 @@ fn browsers_that_mishandle_kept_connections_get_none(driver: Driver) {
     let server = Server::start(
         driver,
         "location / { return 200 ok; } location /none { keepalive_disable none; return 200 ok; }
-         location /safari { keepalive_disable safari; return 200 ok; }",
+         location /safari { keepalive_disable safari; return 200 ok; }
+         location /several { keepalive_disable none; keepalive_disable safari; return 200 ok; }",
     );
     const MSIE: &str = "Mozilla/4.0 (compatible; MSIE 6.0; Windows NT 5.0)";
     const SAFARI: &str = "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_15) AppleWebKit/605 (KHTML, like Gecko) Safari/605";
@@ -391,6 +392,7 @@ fn browsers_that_mishandle_kept_connections_get_none(driver: Driver) {
     assert!(!is_kept("POST", "/", MSIE) && is_kept("GET", "/", MSIE) && is_kept("POST", "/", SAFARI));
     assert!(is_kept("POST", "/none", MSIE) && is_kept("POST", "/safari", MSIE));
     assert!(!is_kept("GET", "/safari", SAFARI) && is_kept("GET", "/safari", "curl"));
+    assert!(!is_kept("GET", "/several", SAFARI) && is_kept("POST", "/several", MSIE));
     server.stop();
 }
 

@@ -269,7 +269,8 @@ fn repeated_fields_are_one_parameter(driver: Driver) {
 
 fn the_uri_is_split_into_script_and_path_info(driver: Driver) {
     let application = Application::answering(&usual());
-    let text = "server { listen %UNIX%; fastcgi_index index.php; fastcgi_split_path_info ^(.+\\.php)(.*)$;
+    let text = "server { listen %UNIX%; fastcgi_index index.php;
+        fastcgi_split_path_info ^(/a)(.*)$; fastcgi_split_path_info ^(.+\\.php)(.*)$;
         fastcgi_param SCRIPT $fastcgi_script_name; fastcgi_param INFO $fastcgi_path_info;
         location / { fastcgi_pass %APP%; } }";
     let server = setup(driver, &application, text).start();

@@ -18,6 +18,7 @@ with_each_driver!(
     bodies_of_every_size_are_compressed_whole,
     gzip_passes_over_what_it_is_not_for,
     gzip_proxied_tells_answers_to_proxies_apart,
+    gzip_min_length_is_a_size,
     gzip_disable_knows_browsers,
     gzip_vary_tells_caches,
     every_level_compresses,
@@ -199,6 +200,8 @@ fn gzip_proxied_tells_answers_to_proxies_apart(driver: Driver) {
         ("no-store private", "add_header Cache-Control 'max-age=0, private';", "", true),
         ("no-store", "add_header Cache-Control private;", "", false),
         ("no-store", "", "", true),
+        // Several of a block add up.
+        ("no-store; gzip_proxied private", "add_header Cache-Control private;", "", true),
     ];
     let mut locations = "default_type text/html; gzip on;".to_owned();
     for (number, (when, fields, ..)) in cases.iter().enumerate() {
@@ -212,6 +215,14 @@ fn gzip_proxied_tells_answers_to_proxies_apart(driver: Driver) {
         assert_eq!(is_gzip(&response), *expected, "{when} {fields} {asked}");
         assert!(is_gzip(&ask(&mut client, &format!("/{number}"), ACCEPTED)), "{when} without a proxy");
     }
+    server.stop();
+}
+
+fn gzip_min_length_is_a_size(driver: Driver) {
+    let setup = Setup::server(driver, "root %DIR%/files; gzip on; gzip_min_length 1k;");
+    let server = setup.file("files/1023.html", text(1023)).file("files/1024.html", text(1024)).start();
+    let mut client = server.connect();
+    assert!(!is_gzip(&ask(&mut client, "/1023.html", ACCEPTED)) && is_gzip(&ask(&mut client, "/1024.html", ACCEPTED)));
     server.stop();
 }
 

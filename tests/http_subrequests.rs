@@ -402,23 +402,30 @@ fn subrequests_are_logged_where_that_is_wanted(driver: Driver) {
 }
 
 fn what_is_kept_in_memory_is_bounded(driver: Driver) {
-    let locations = "location / { ssi on; } location ~ txt$ { subrequest_output_buffer_size 10; }";
+    let locations = "location / { ssi on; } location ~ txt$ { subrequest_output_buffer_size 10; }
+        location ~ none$ { subrequest_output_buffer_size 0; }";
     let doubling = format!("<!--#set var=\"x\" value=\"x\" -->{}.", "<!--#set var=\"x\" value=\"$x$x\" -->".repeat(40));
     let server = setup(driver, locations)
         .file("www/page.html", "<!--#include virtual=\"/$arg_page\" set=\"x\" -->[<!--#echo var=\"x\" -->]")
         .file("www/fits.txt", "0123456789")
         .file("www/larger.txt", "0123456789x")
+        .file("www/empty.none", "")
+        .file("www/byte.none", "x")
         .file("www/doubling.html", doubling)
         .start();
     let mut client = server.connect();
     assert_answer(&client.get("/page.html?page=fits.txt"), 200, "[0123456789]");
     assert_answer(&client.get("/page.html?page=missing"), 200, "[]");
+    assert_answer(&client.get("/page.html?page=empty.none"), 200, "[]");
     let response = client.get("/doubling.html");
     assert!(response.status == 200 && response.text().ends_with("directive]."), "{response:?}");
     // As in nginx the whole response breaks off.
-    client.send("GET /page.html?page=larger.txt HTTP/1.1\r\nHost: h\r\n\r\n");
-    assert!(!client.read_to_end().ends_with(b"0\r\n\r\n"));
-    server.wait_logged("too big subrequest response");
+    for page in ["larger.txt", "byte.none"] {
+        let mut client = server.connect();
+        client.send(format!("GET /page.html?page={page} HTTP/1.1\r\nHost: h\r\n\r\n"));
+        assert!(!client.read_to_end().ends_with(b"0\r\n\r\n"), "{page}");
+    }
+    server.wait_logged_times("too big subrequest response", 2);
     server.stop();
 }
 

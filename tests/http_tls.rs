@@ -101,7 +101,8 @@ fn both_versions_answer_and_say_what_they_are(driver: Driver) {
     let world = World::new();
     let server = world.server(
         driver,
-        "location / { return 200 \"$scheme $https $ssl_protocol $ssl_cipher $ssl_server_name $ssl_session_reused \
+        "ssl_protocols TLSv1.2; ssl_protocols TLSv1.3;
+         location / { return 200 \"$scheme $https $ssl_protocol $ssl_cipher $ssl_server_name $ssl_session_reused \
          $ssl_alpn_protocol\"; } location /moved { return 301 /there; }",
     );
     let expect = |tls: Tls, version: &str, alpn: &str| {
@@ -195,7 +196,12 @@ fn a_client_gets_the_certificate_that_it_can_check(driver: Driver) {
 fn a_client_comes_back_to_its_session_also_after_a_reload(driver: Driver) {
     let world = World::new();
     let text = |more: &str| format!("server {{ listen %UNIX% ssl; {OWN} {more} return 200 $ssl_session_reused; }}");
-    let kinds = ["", "ssl_session_tickets off; ssl_session_cache shared:s:1m;"];
+    let kinds = [
+        "",
+        "ssl_session_tickets off; ssl_session_cache shared:s:1m;",
+        // The last one counts.
+        "ssl_session_tickets off; ssl_session_cache builtin:1; ssl_session_cache shared:t:1m;",
+    ];
     for more in kinds {
         let mut server = world.http(driver, &text(more)).start();
         for tls in [world.tls(), Tls::tls12(&world.authority)] {

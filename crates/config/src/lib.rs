@@ -37,5 +37,5 @@ pub use parser::{Parsed, parse, parse_parameter, parse_text};
 pub use setting::Setting;
 pub use source::{Position, Source, SourceId, Sources, Span};
 pub use statement::{Statement, Word};
-pub use store::{Custom, Inert, InertValue, Many, ManyWith, One, OneWith, Slot, Store};
+pub use store::{Custom, Inert, InertValue, Many, ManyWith, One, OneWith, Slot, Store, Updated};
 pub use tables::{Found, Tables};

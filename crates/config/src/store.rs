@@ -5,6 +5,7 @@
 //! | [`One`] | a value that may be written once per block |
 //! | [`Many`] | a value that may be repeated; a block with any of its own inherits none |
 //! | [`OneWith`], [`ManyWith`] | the same, if parsing needs the builder |
+//! | [`Updated`] | a value that further statements of the block add to, or replace |
 //! | [`Custom`] | everything else, blocks above all |
 //! | [`Inert`] | accepted with a warning, does nothing |
 //! | [`InertValue`] | the same, if the value is one that nginx accepts |
@@ -102,6 +103,15 @@ pub struct ManyWith<C, T, Cx> {
     pub parse: fn(&mut Cx, &Statement) -> Result<T, Diagnostic>,
     /// Where it is appended. The span is that of the first one.
     pub slot: Slot<C, Vec<T>>,
+}
+
+/// A value that several statements of a block make together, as flags that add up. A block with any of its own inherits
+/// none.
+pub struct Updated<C, T, Cx> {
+    /// Makes the value of a statement and of what earlier ones of the block have made.
+    pub parse: fn(&mut Cx, &Statement, Option<&T>) -> Result<T, Diagnostic>,
+    /// Where it goes. The span is that of the first one.
+    pub slot: Slot<C, T>,
 }
 
 /// A function that does everything; nothing is inherited or finished by itself.
@@ -210,6 +220,35 @@ impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for ManyWith<C, T, Cx> {
 
     fn check_default(&self, cx: &mut Cx, name: &'static str, default: &'static str) -> Result<(), Diagnostic> {
         try_default(name, default, |statement| (self.parse)(cx, statement))
+    }
+}
+
+impl<C: Any, T: Clone + 'static, Cx> Store<Cx> for Updated<C, T, Cx> {
+    fn conf_type(&self) -> TypeId {
+        TypeId::of::<C>()
+    }
+
+    fn apply(&self, conf: &mut dyn Any, cx: &mut Cx, statement: &Statement) -> Result<(), Diagnostic> {
+        let setting = (self.slot.write)(conf_of(conf, statement));
+        let value = (self.parse)(cx, statement, setting.get_opt())?;
+        setting.set(value, Some(setting.span().unwrap_or(statement.span)));
+        Ok(())
+    }
+
+    fn inherit(&self, child: &mut dyn Any, parent: &dyn Any) {
+        self.slot.inherit(child, parent);
+    }
+
+    fn finish(&self, conf: &mut dyn Any, cx: &mut Cx, name: &'static str, default: &'static str) {
+        if let Some(setting) = self.slot.unset(conf)
+            && !default.is_empty()
+        {
+            setting.set(parse_default(name, default, |statement| (self.parse)(cx, statement, None)), None);
+        }
+    }
+
+    fn check_default(&self, cx: &mut Cx, name: &'static str, default: &'static str) -> Result<(), Diagnostic> {
+        try_default(name, default, |statement| (self.parse)(cx, statement, None))
     }
 }
 

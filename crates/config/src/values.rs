@@ -107,13 +107,15 @@ pub fn enumeration<T: Clone>(statement: &Statement, choices: &[(&str, T)]) -> Re
     choice(argument(statement, 0)?, choices)
 }
 
-/// A set of flags, one word for each, over all arguments: bits of the chosen words. A repeated word is only warned of.
+/// A set of flags, one word for each, over all arguments: bits of the chosen words, and those that `earlier` statements
+/// have chosen. A repeated word is only warned of.
 pub fn bitmask(
     statement: &Statement,
     choices: &[(&str, u32)],
+    earlier: Option<&u32>,
     reporter: &mut impl Reporter,
 ) -> Result<u32, Diagnostic> {
-    let mut mask = 0;
+    let mut mask = earlier.copied().unwrap_or(0);
     for word in &statement.args {
         let bits = choice(word, choices)?;
         if mask & bits != 0 {
@@ -246,10 +248,13 @@ mod tests {
     fn several_words_make_a_mask_and_repetition_is_warned_of() {
         let choices = [("error", 1), ("timeout", 2)];
         let mut reports = Diagnostics::new();
-        assert_eq!(bitmask(&statement("it", "error timeout error"), &choices, &mut reports).unwrap(), 3);
+        assert_eq!(bitmask(&statement("it", "error timeout error"), &choices, None, &mut reports).unwrap(), 3);
         assert_eq!(reports.iter().map(|report| &report.message[..]).collect::<Vec<_>>(), ["duplicate value \"error\""]);
         assert!(!reports.has_errors());
-        assert!(bitmask(&statement("it", "error x"), &choices, &mut reports).is_err());
+        assert!(bitmask(&statement("it", "error x"), &choices, None, &mut reports).is_err());
+        assert_eq!(bitmask(&statement("it", "error"), &choices, Some(&2), &mut reports).unwrap(), 3);
+        assert_eq!(bitmask(&statement("it", "error"), &choices, Some(&1), &mut reports).unwrap(), 1);
+        assert_eq!(reports.iter().filter(|report| report.message == "duplicate value \"error\"").count(), 2);
     }
 
     #[test]

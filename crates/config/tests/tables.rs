@@ -1,10 +1,10 @@
 //! Directive tables from the outside, with a toy module: from a text to finished settings, and every refusal.
 
 use bstr::BString;
-use gale_config::values::{flag, size, string, time_ms};
+use gale_config::values::{bitmask, flag, size, string, time_ms};
 use gale_config::{
     Body, Contexts, Custom, Diagnostic, Diagnostics, Directive, Inert, Many, ManyWith, MemoryFiles, One, OneWith,
-    Reporter, Setting, Sources, Statement, Tables, Takes, parse_text, slot,
+    Reporter, Setting, Sources, Statement, Tables, Takes, Updated, parse_text, slot,
 };
 use std::any::Any;
 use std::path::Path;
@@ -32,12 +32,17 @@ struct Conf {
     counted: Setting<usize>,
     counts: Setting<Vec<usize>>,
     root: Setting<BString>,
+    flags: Setting<u32>,
     blocks: usize,
 }
 
 fn count(cx: &mut Builder, _: &Statement) -> Result<usize, Diagnostic> {
     cx.parsed += 1;
     Ok(cx.parsed)
+}
+
+fn flags(cx: &mut Builder, statement: &Statement, earlier: Option<&u32>) -> Result<u32, Diagnostic> {
+    bitmask(statement, &[("a", 1), ("b", 2), ("c", 4)], earlier, cx)
 }
 
 fn enter_block(conf: &mut Conf, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
@@ -63,6 +68,7 @@ const TOY: &[Directive<Builder>] = &[
     row("counted", Takes::Exactly(1), "x", &OneWith { parse: count, slot: slot!(Conf, counted) }),
     row("counts", Takes::Exactly(1), "x", &ManyWith { parse: count, slot: slot!(Conf, counts) }),
     row("root", Takes::Exactly(1), "", &One { parse: string, slot: slot!(Conf, root) }),
+    row("flags", Takes::AtLeast(1), "c", &Updated { parse: flags, slot: slot!(Conf, flags) }),
     row("hash_size", Takes::Between(1, 2), "", &Inert),
     Directive {
         name: "server",
@@ -126,6 +132,18 @@ fn written_values_are_stored_with_their_place() {
     apply(&mut conf, &mut Builder::default(), "sendfile on; buffer 1m;").unwrap();
     assert_eq!((*conf.sendfile.get(), *conf.buffer.get()), (true, 1 << 20));
     assert_eq!(conf.buffer.span().map(|span| (span.start, span.end)), Some((13, 22)));
+}
+
+#[test]
+fn flags_of_several_statements_of_a_block_add_up() {
+    let (mut parent, mut child, mut unset) = (Conf::default(), Conf::default(), Conf::default());
+    let cx = &mut Builder::default();
+    apply(&mut parent, cx, "flags a; flags b;").unwrap();
+    assert_eq!((*parent.flags.get(), parent.flags.span().map(|span| span.start)), (3, Some(0)));
+    apply(&mut child, cx, "flags c;").unwrap();
+    inherit(&mut child, &parent);
+    finish(&mut unset);
+    assert_eq!((*child.flags.get(), *unset.flags.get()), (4, 4));
 }
 
 #[test]

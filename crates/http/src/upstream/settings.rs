@@ -128,6 +128,11 @@ macro_rules! bits {
                 $name(bits)
             }
 
+            /// Their bits.
+            pub fn bits(self) -> u32 {
+                self.0
+            }
+
             /// Whether all of `other` are among them.
             pub fn has(self, other: $name) -> bool {
                 self.0 & other.0 == other.0

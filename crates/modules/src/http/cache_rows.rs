@@ -49,7 +49,7 @@ macro_rules! upstream_cache_rows {
                 "For how long responses are fresh that only say when they were changed: a part of the time since then.",
                 values_of cache_heuristic, upstream.cache.heuristic),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_methods", gale_config::Takes::AtLeast(1), "GET HEAD",
-                "The methods of requests that the cache may answer.", with cache_methods, upstream.cache.methods),
+                "The methods of requests that the cache may answer.", updated cache_methods, upstream.cache.methods),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_min_uses", gale_config::Takes::Exactly(1), "1",
                 "How often something has to be asked for until it is stored.",
                 values number, upstream.cache.min_uses),
@@ -66,7 +66,7 @@ macro_rules! upstream_cache_rows {
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_lock_age", gale_config::Takes::Exactly(1), "5s",
                 "After how long another one fetches it.", values time_ms, upstream.cache.lock_age),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_use_stale", gale_config::Takes::AtLeast(1), "off",
-                "When something too old is used.", with cache_use_stale, upstream.cache_use_stale),
+                "When something too old is used.", updated cache_use_stale, upstream.cache_use_stale),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_background_update", gale_config::Takes::Flag, "off",
                 "Whether what is stale and used is fetched anew beside the request.",
                 values flag, upstream.cache.background_update),
@@ -129,6 +129,11 @@ macro_rules! row {
     ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
      many $parse:ident, $($field:ident).+) => {
         $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::Many {
+            parse: $crate::http::cache_rows::$parse, slot: gale_config::slot!($conf, $($field).+) })
+    };
+    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
+     updated $parse:ident, $($field:ident).+) => {
+        $crate::http::cache_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::Updated {
             parse: $crate::http::cache_rows::$parse, slot: gale_config::slot!($conf, $($field).+) })
     };
     ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
@@ -340,10 +345,14 @@ pub(crate) fn cache_valid(statement: &Statement) -> Result<Vec<Valid>, Diagnosti
 }
 
 /// `proxy_cache_methods METHOD ...;`
-pub(crate) fn cache_methods(builder: &mut Builder, statement: &Statement) -> Result<u32, Diagnostic> {
+pub(crate) fn cache_methods(
+    builder: &mut Builder,
+    statement: &Statement,
+    earlier: Option<&u32>,
+) -> Result<u32, Diagnostic> {
     let words = [Method::Get, Method::Head, Method::Post].map(method_bit);
     let words = [("GET", words[0]), ("HEAD", words[1]), ("POST", words[2])];
-    values::bitmask(statement, &words, &mut builder.diagnostics)
+    values::bitmask(statement, &words, earlier, &mut builder.diagnostics)
 }
 
 /// Texts of which one that is neither empty nor `0` is enough.
@@ -352,9 +361,13 @@ pub(crate) fn conditions(builder: &mut Builder, statement: &Statement) -> Result
 }
 
 /// `proxy_cache_use_stale`
-pub(crate) fn cache_use_stale(builder: &mut Builder, statement: &Statement) -> Result<RetryOn, Diagnostic> {
+pub(crate) fn cache_use_stale(
+    builder: &mut Builder,
+    statement: &Statement,
+    earlier: Option<&RetryOn>,
+) -> Result<RetryOn, Diagnostic> {
     let words = RetryOn::WORDS.iter().filter(|(text, _)| *text != "non_idempotent");
-    crate::http::upstream_rows::retry_on(builder, statement, &words.copied().collect::<Vec<_>>())
+    crate::http::upstream_rows::retry_on(builder, statement, earlier, &words.copied().collect::<Vec<_>>())
 }
 
 /// `proxy_cache_conformance`

@@ -10,7 +10,9 @@ use std::time::Duration;
 use bstr::ByteSlice;
 use gale_base::log_level::Level;
 use gale_base::units;
-use gale_config::{Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Statement, Takes, Word, slot, values};
+use gale_config::{
+    Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Statement, Takes, Updated, Word, slot, values,
+};
 use gale_engine::configuration::{Builder, MainSettings, ScopeRef};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::resolver::ResolverSettings;
@@ -165,7 +167,7 @@ const DIRECTIVES: &[Directive] = &[
         body: Body::None,
         default: "16k",
         about: "How much of a request's body is kept in memory; the rest goes to a file.",
-        store: &One { parse: size, slot: slot!(CoreSettings, client_body_buffer_size) },
+        store: &One { parse: size_or_none, slot: slot!(CoreSettings, client_body_buffer_size) },
     },
     Directive {
         name: "client_body_timeout",
@@ -237,7 +239,7 @@ const DIRECTIVES: &[Directive] = &[
         body: Body::None,
         default: "msie6",
         about: "Browsers that mishandle kept connections: none, msie6 or safari.",
-        store: &One { parse: keepalive_disable, slot: slot!(CoreSettings, keepalive_disable) },
+        store: &Updated { parse: keepalive_disable, slot: slot!(CoreSettings, keepalive_disable) },
     },
     Directive {
         name: "keepalive_requests",
@@ -738,7 +740,7 @@ const DIRECTIVES: &[Directive] = &[
         body: Body::None,
         default: "4k",
         about: "How large the body of a subrequest may be that is kept in memory.",
-        store: &One { parse: size, slot: slot!(CoreSettings, subrequest_output_buffer_size) },
+        store: &One { parse: size_or_none, slot: slot!(CoreSettings, subrequest_output_buffer_size) },
     },
     Directive {
         name: "log_not_found",
@@ -805,8 +807,15 @@ fn merge(
 }
 
 fn size(statement: &Statement) -> Result<usize, Diagnostic> {
-    let size = values::size(statement)?;
-    let fitting = usize::try_from(size).ok().filter(|&size| size > 0 && size <= SIZE_MAX);
+    match size_or_none(statement)? {
+        0 => Err(statement.directive_error("invalid value").at(statement.args[0].span)),
+        size => Ok(size),
+    }
+}
+
+/// A size, or 0 for no buffer at all.
+fn size_or_none(statement: &Statement) -> Result<usize, Diagnostic> {
+    let fitting = usize::try_from(values::size(statement)?).ok().filter(|&size| size <= SIZE_MAX);
     fitting.ok_or_else(|| statement.directive_error("invalid value").at(statement.args[0].span))
 }
 
@@ -917,17 +926,19 @@ fn keepalive_timeout(statement: &Statement) -> Result<KeepaliveTimeout, Diagnost
     Ok(KeepaliveTimeout { idle: values::time_ms(statement)?, advertised })
 }
 
-fn keepalive_disable(statement: &Statement) -> Result<KeepaliveDisable, Diagnostic> {
-    let none = KeepaliveDisable::default();
-    let choices = [
-        ("none", none),
-        ("msie6", KeepaliveDisable { msie6: true, ..none }),
-        ("safari", KeepaliveDisable { safari: true, ..none }),
-    ];
-    statement.args.iter().try_fold(none, |all, word| {
-        let one = values::choice(word, &choices)?;
-        Ok(KeepaliveDisable { msie6: all.msie6 | one.msie6, safari: all.safari | one.safari })
-    })
+fn keepalive_disable(
+    builder: &mut Builder,
+    statement: &Statement,
+    earlier: Option<&KeepaliveDisable>,
+) -> Result<KeepaliveDisable, Diagnostic> {
+    const MSIE6: u32 = 1;
+    const SAFARI: u32 = 1 << 1;
+    const NONE: u32 = 1 << 2;
+    let bit = |is_set, bit| if is_set { bit } else { 0 };
+    let earlier = earlier.map(|earlier| bit(earlier.msie6, MSIE6) | bit(earlier.safari, SAFARI));
+    let choices = [("none", NONE), ("msie6", MSIE6), ("safari", SAFARI)];
+    let bits = values::bitmask(statement, &choices, earlier.as_ref(), builder)?;
+    Ok(KeepaliveDisable { msie6: bits & MSIE6 != 0, safari: bits & SAFARI != 0 })
 }
 
 fn body_in_file(statement: &Statement) -> Result<BodyInFile, Diagnostic> {
@@ -1058,6 +1069,9 @@ fn open_file_cache(statement: &Statement) -> Result<OpenFileCache, Diagnostic> {
 }
 
 fn internal(core: &mut CoreSettings, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+    if core.internal.is_set() {
+        return Err(statement.directive_error("is duplicate"));
+    }
     core.internal.set(true, Some(statement.span));
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use bstr::BString;
 use gale_base::log_level::Level;
-use gale_config::{Contexts, Custom, Diagnostic, Many, One, OneWith, Setting, Statement, Takes, slot, values};
+use gale_config::{Contexts, Custom, Diagnostic, Many, One, OneWith, Setting, Statement, Takes, Updated, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::builder::InHttp;
@@ -74,7 +74,7 @@ pub static MODULE: Module = Module {
                 Takes::Exactly(1),
                 "",
                 "An expression of two groups: $fastcgi_script_name and $fastcgi_path_info.",
-                &OneWith { parse: split_path_info, slot: slot!(Conf, split) },
+                &Updated { parse: split_path_info, slot: slot!(Conf, split) },
             ),
             row(
                 "fastcgi_keep_conn",
@@ -144,7 +144,8 @@ fn fastcgi_param(conf: &mut Conf, builder: &mut Builder, statement: &Statement) 
     conf.params.add(builder, statement)
 }
 
-fn split_path_info(builder: &mut Builder, statement: &Statement) -> Result<Regex, Diagnostic> {
+/// As in nginx the last one of a block counts.
+fn split_path_info(builder: &mut Builder, statement: &Statement, _: Option<&Regex>) -> Result<Regex, Diagnostic> {
     let word = &statement.args[0];
     let regex = builder.http_mut().regex(word, &word.text, false)?;
     if regex.groups() == 2 {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use flate2::{Compress, Compression, FlushCompress, Status};
 use gale_base::http_date;
 use gale_config::{
-    Body as BlockBody, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Setting, Statement, Takes, slot, values,
+    Body as BlockBody, Contexts, Custom, Diagnostic, ManyWith, One, Setting, Statement, Takes, Updated, slot, values,
 };
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
@@ -86,7 +86,7 @@ const DIRECTIVES: &[Directive] = &[
         body: BlockBody::None,
         default: "20",
         about: "Responses that are known to be shorter go out as they are.",
-        store: &One { parse: values::number, slot: slot!(Conf, min_length) },
+        store: &One { parse: values::size, slot: slot!(Conf, min_length) },
     },
     Directive {
         name: "gzip_types",
@@ -122,7 +122,7 @@ const DIRECTIVES: &[Directive] = &[
         body: BlockBody::None,
         default: "off",
         about: "When requests that came through a proxy (with a Via field) get gzip.",
-        store: &OneWith { parse: proxied, slot: slot!(Conf, proxied) },
+        store: &Updated { parse: proxied, slot: slot!(Conf, proxied) },
     },
     Directive {
         name: "gzip_disable",
@@ -171,7 +171,7 @@ mod when {
     pub const OFF: u32 = 1 << 8;
 }
 
-fn proxied(builder: &mut Builder, statement: &Statement) -> Result<u32, Diagnostic> {
+fn proxied(builder: &mut Builder, statement: &Statement, earlier: Option<&u32>) -> Result<u32, Diagnostic> {
     let choices = [
         ("off", when::OFF),
         ("expired", when::EXPIRED),
@@ -183,7 +183,7 @@ fn proxied(builder: &mut Builder, statement: &Statement) -> Result<u32, Diagnost
         ("auth", when::AUTH),
         ("any", when::ANY),
     ];
-    values::bitmask(statement, &choices, builder)
+    values::bitmask(statement, &choices, earlier, builder)
 }
 
 /// Several of a level add up.

@@ -69,7 +69,7 @@ pub static MODULE: Module = Module {
         row!(Conf, "memcached", "_buffer_size", Takes::Exactly(1), "4k",
             "How long the first line of a reply may be.", values size, buffer_size),
         row!(Conf, "memcached", "_next_upstream", Takes::AtLeast(1), "error timeout",
-            "What has the next server of a group tried.", with memcached_next_upstream, next_upstream),
+            "What has the next server of a group tried.", updated memcached_next_upstream, next_upstream),
         row!(Conf, "memcached", "_next_upstream_tries", Takes::Exactly(1), "0",
             "How many servers are tried; 0 for all.", values number, next_upstream_tries),
         row!(Conf, "memcached", "_next_upstream_timeout", Takes::Exactly(1), "0",

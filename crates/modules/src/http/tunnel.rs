@@ -70,7 +70,7 @@ pub static MODULE: Module = Module {
         row!(Conf, "tunnel", "_buffer_size", Takes::Exactly(1), "4k",
             "Checked; what a tunnel carries at once has a size of its own.", values size, buffer_size),
         row!(Conf, "tunnel", "_next_upstream", Takes::AtLeast(1), "error timeout",
-            "What has the next server of a group tried.", with tunnel_next_upstream, next_upstream),
+            "What has the next server of a group tried.", updated tunnel_next_upstream, next_upstream),
         row!(Conf, "tunnel", "_next_upstream_tries", Takes::Exactly(1), "0",
             "How many servers are tried; 0 for all.", values number, next_upstream_tries),
         row!(Conf, "tunnel", "_next_upstream_timeout", Takes::Exactly(1), "0",

@@ -41,7 +41,7 @@ macro_rules! common_upstream_rows {
                 "How long it may take from the first server that is tried to the end of the response; 0 for ever.",
                 values time_ms, request_timeout),
             $crate::http::upstream_rows::row!($conf, $prefix, "_next_upstream", gale_config::Takes::AtLeast(1),
-                "error timeout", "What has the next server of a group tried.", with next_upstream, next_upstream),
+                "error timeout", "What has the next server of a group tried.", updated next_upstream, next_upstream),
             $crate::http::upstream_rows::row!($conf, $prefix, "_next_upstream_tries", gale_config::Takes::Exactly(1),
                 "0", "How many servers are tried; 0 for all.", values number, next_upstream_tries),
             $crate::http::upstream_rows::row!($conf, $prefix, "_next_upstream_timeout", gale_config::Takes::Exactly(1),
@@ -118,6 +118,11 @@ macro_rules! row {
     ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
      with $parse:ident, $field:ident) => {
         $crate::http::upstream_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::OneWith {
+            parse: $crate::http::upstream_rows::$parse, slot: gale_config::slot!($conf, upstream.$field) })
+    };
+    ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
+     updated $parse:ident, $field:ident) => {
+        $crate::http::upstream_rows::row!(@ $prefix, $name, $takes, $default, $about, &gale_config::Updated {
             parse: $crate::http::upstream_rows::$parse, slot: gale_config::slot!($conf, upstream.$field) })
     };
     ($conf:ty, $prefix:literal, $name:literal, $takes:expr, $default:literal, $about:expr,
@@ -220,21 +225,27 @@ pub(crate) fn bind(builder: &mut Builder, statement: &Statement) -> Result<Optio
     Bind::parse(builder, statement)
 }
 
-pub(crate) fn next_upstream(builder: &mut Builder, statement: &Statement) -> Result<RetryOn, Diagnostic> {
+pub(crate) fn next_upstream(
+    builder: &mut Builder,
+    statement: &Statement,
+    earlier: Option<&RetryOn>,
+) -> Result<RetryOn, Diagnostic> {
     // As in nginx: applications are not asked for these.
     let is_of_proxy = |text: &str| matches!(text, "http_502" | "http_504");
     let is_proxy = [&b"proxy_"[..], b"grpc_"].iter().any(|prefix| statement.name.text.starts_with(prefix));
     let words = RetryOn::WORDS.iter().filter(|(text, _)| is_proxy || !is_of_proxy(text));
-    retry_on(builder, statement, &words.copied().collect::<Vec<_>>())
+    retry_on(builder, statement, earlier, &words.copied().collect::<Vec<_>>())
 }
 
-/// What one of these words, with their bits, says.
+/// What these words, with their bits, say beside what earlier statements of the block do.
 pub(crate) fn retry_on(
     builder: &mut Builder,
     statement: &Statement,
+    earlier: Option<&RetryOn>,
     words: &[(&str, u32)],
 ) -> Result<RetryOn, Diagnostic> {
-    values::bitmask(statement, words, &mut builder.diagnostics).map(|bits| {
+    let earlier = earlier.map(|earlier| earlier.bits());
+    values::bitmask(statement, words, earlier.as_ref(), &mut builder.diagnostics).map(|bits| {
         let retry_on = RetryOn::of(bits);
         // As in nginx: nothing else counts beside it.
         if retry_on.has(RetryOn::OFF) { RetryOn::OFF } else { retry_on }
@@ -242,22 +253,30 @@ pub(crate) fn retry_on(
 }
 
 /// `memcached_next_upstream`, which has words of its own.
-pub(crate) fn memcached_next_upstream(builder: &mut Builder, statement: &Statement) -> Result<RetryOn, Diagnostic> {
+pub(crate) fn memcached_next_upstream(
+    builder: &mut Builder,
+    statement: &Statement,
+    earlier: Option<&RetryOn>,
+) -> Result<RetryOn, Diagnostic> {
     let word = |&(name, bit): &(&'static str, u32)| match name {
         "error" | "timeout" | "off" => Some((name, bit)),
         "invalid_header" => Some(("invalid_response", bit)),
         "http_404" => Some(("not_found", bit)),
         _ => None,
     };
-    retry_on(builder, statement, &RetryOn::WORDS.iter().filter_map(word).collect::<Vec<_>>())
+    retry_on(builder, statement, earlier, &RetryOn::WORDS.iter().filter_map(word).collect::<Vec<_>>())
 }
 
 /// `tunnel_next_upstream`: a server that is only connected to cannot answer wrongly.
-pub(crate) fn tunnel_next_upstream(builder: &mut Builder, statement: &Statement) -> Result<RetryOn, Diagnostic> {
+pub(crate) fn tunnel_next_upstream(
+    builder: &mut Builder,
+    statement: &Statement,
+    earlier: Option<&RetryOn>,
+) -> Result<RetryOn, Diagnostic> {
     let words = RetryOn::WORDS.iter().filter(|(name, _)| matches!(*name, "error" | "timeout" | "off"));
-    retry_on(builder, statement, &words.copied().collect::<Vec<_>>())
+    retry_on(builder, statement, earlier, &words.copied().collect::<Vec<_>>())
 }
 
 pub(crate) fn ignore_headers(builder: &mut Builder, statement: &Statement) -> Result<Ignored, Diagnostic> {
-    values::bitmask(statement, Ignored::WORDS, &mut builder.diagnostics).map(Ignored::of)
+    values::bitmask(statement, Ignored::WORDS, None, &mut builder.diagnostics).map(Ignored::of)
 }

@@ -20,7 +20,7 @@ use std::time::UNIX_EPOCH;
 use bstr::{BStr, BString};
 use gale_base::log_level::Level;
 use gale_base::{http_date, units};
-use gale_config::{Body as Block, Contexts, Diagnostic, One, OneWith, Setting, Statement, Takes, slot, values};
+use gale_config::{Body as Block, Contexts, Diagnostic, One, Setting, Statement, Takes, Updated, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_engine::variables::subject::Subject;
@@ -119,7 +119,7 @@ pub static MODULE: Module = Module {
             body: Block::None,
             default: "off",
             about: "Flags of the cookie: secure, httponly, samesite=strict, samesite=lax, samesite=none.",
-            store: &OneWith { parse: flags, slot: slot!(Conf, flags) },
+            store: &Updated { parse: flags, slot: slot!(Conf, flags) },
         },
     ],
     conf: Some(ConfType::of::<Conf>()),
@@ -207,8 +207,8 @@ fn mark(statement: &Statement) -> Result<Option<u8>, Diagnostic> {
     }
 }
 
-fn flags(builder: &mut Builder, statement: &Statement) -> Result<u32, Diagnostic> {
-    values::bitmask(statement, &FLAGS, builder)
+fn flags(builder: &mut Builder, statement: &Statement, earlier: Option<&u32>) -> Result<u32, Diagnostic> {
+    values::bitmask(statement, &FLAGS, earlier, builder)
 }
 
 /// How much of a cookie is the identifier: the rest of its last four characters is for the mark.

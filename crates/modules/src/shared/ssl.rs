@@ -25,7 +25,9 @@ use std::time::Duration;
 
 use bstr::{BStr, BString, ByteSlice};
 use gale_base::units;
-use gale_config::{Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Statement, Takes, Word, slot, values};
+use gale_config::{
+    Body, Contexts, Custom, Diagnostic, ManyWith, One, OneWith, Statement, Takes, Updated, Word, slot, values,
+};
 use gale_engine::configuration::Builder;
 use gale_engine::module::Directive;
 use gale_engine::tls::commands::Command;
@@ -102,7 +104,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             body: Body::None,
             default: "TLSv1.2 TLSv1.3",
             about: "The versions that are spoken; those before TLSv1.2 never are.",
-            store: const { &OneWith { parse: versions, slot: slot!(TlsSettings, versions) } },
+            store: const { &Updated { parse: versions, slot: slot!(TlsSettings, versions) } },
         },
         Directive {
             name: "ssl_ciphers",
@@ -147,7 +149,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             body: Body::None,
             default: "none",
             about: "Where sessions are kept whose clients have no tickets: off, none, builtin[:SESSIONS], shared:NAME:SIZE.",
-            store: const { &One { parse: session_cache, slot: slot!(TlsSettings, session_cache) } },
+            store: const { &Updated { parse: session_cache, slot: slot!(TlsSettings, session_cache) } },
         },
         Directive {
             name: "ssl_session_tickets",
@@ -430,12 +432,22 @@ fn complete_path(builder: &Builder, word: &mut Word) {
     word.text = BString::from(path.as_os_str().as_bytes());
 }
 
-pub(crate) fn versions(builder: &mut Builder, statement: &Statement) -> Result<Versions, Diagnostic> {
-    let mut versions = Versions { tls12: false, tls13: false };
+/// What several statements of a block name adds up.
+pub(crate) fn versions(
+    builder: &mut Builder,
+    statement: &Statement,
+    earlier: Option<&Versions>,
+) -> Result<Versions, Diagnostic> {
+    let mut versions = earlier.copied().unwrap_or(Versions { tls12: false, tls13: false });
     for word in &statement.args {
+        let mut add = |is_named: &mut bool| {
+            if std::mem::replace(is_named, true) {
+                builder.note([Diagnostic::warn(format!("duplicate value \"{}\"", word.text)).at(word.span)]);
+            }
+        };
         match &**word.text {
-            b"TLSv1.2" => versions.tls12 = true,
-            b"TLSv1.3" => versions.tls13 = true,
+            b"TLSv1.2" => add(&mut versions.tls12),
+            b"TLSv1.3" => add(&mut versions.tls13),
             b"SSLv2" | b"SSLv3" | b"TLSv1" | b"TLSv1.1" => {
                 let message = format!("{} is not spoken: it is broken or deprecated (RFC 8996)", word.text);
                 builder.note([Diagnostic::warn(message).at(word.span)]);
@@ -508,20 +520,25 @@ fn ocsp_cache(statement: &Statement) -> Result<Option<(BString, u64)>, Diagnosti
     }
 }
 
-fn session_cache(statement: &Statement) -> Result<SessionCache, Diagnostic> {
-    let mut cache = SessionCache::None;
+/// As in nginx the last one of a block counts, but `off` and `none` go before a shared cache behind them.
+fn session_cache(
+    _: &mut Builder,
+    statement: &Statement,
+    earlier: Option<&SessionCache>,
+) -> Result<SessionCache, Diagnostic> {
+    let mut cache = earlier.cloned();
     for word in &statement.args {
         let invalid = || Diagnostic::emerg(format!("invalid session cache \"{}\"", word.text)).at(word.span);
         let parts: Vec<&[u8]> = word.text.split_str(":").collect();
         cache = match parts.as_slice() {
-            [b"off"] => SessionCache::Off,
-            [b"none"] => SessionCache::None,
+            [b"off"] => Some(SessionCache::Off),
+            [b"none"] => Some(SessionCache::None),
             // Beside a shared one it is nothing of its own.
-            [b"builtin"] if matches!(cache, SessionCache::Shared(..)) => cache,
-            [b"builtin"] => SessionCache::Builtin(BUILTIN_SESSIONS),
+            [b"builtin"] if matches!(cache, Some(SessionCache::Shared(..))) => cache,
+            [b"builtin"] => Some(SessionCache::Builtin(BUILTIN_SESSIONS)),
             [b"builtin", count] => match units::parse_number(count).filter(|&count| count > 0) {
-                Some(_) if matches!(cache, SessionCache::Shared(..)) => cache,
-                Some(count) => SessionCache::Builtin(count),
+                Some(_) if matches!(cache, Some(SessionCache::Shared(..))) => cache,
+                Some(count) => Some(SessionCache::Builtin(count)),
                 None => return Err(invalid()),
             },
             [b"shared", name, size] if !name.is_empty() => {
@@ -530,12 +547,15 @@ fn session_cache(statement: &Statement) -> Result<SessionCache, Diagnostic> {
                     let message = format!("session cache \"{}\" is too small", word.text);
                     return Err(Diagnostic::emerg(message).at(word.span));
                 }
-                SessionCache::Shared(BString::from(*name), size)
+                match cache {
+                    Some(SessionCache::Off | SessionCache::None) => cache,
+                    _ => Some(SessionCache::Shared(BString::from(*name), size)),
+                }
             }
             _ => return Err(invalid()),
         };
     }
-    Ok(cache)
+    Ok(cache.unwrap_or(SessionCache::None))
 }
 
 /// The variables.

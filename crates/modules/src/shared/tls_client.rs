@@ -23,7 +23,7 @@ macro_rules! tls_client_rows {
             $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_protocols",
                 gale_config::Takes::AtLeast(1),
                 "TLSv1.2 TLSv1.3", "The versions of TLS that are spoken with servers.",
-                &gale_config::OneWith { parse: $crate::shared::ssl::versions,
+                &gale_config::Updated { parse: $crate::shared::ssl::versions,
                     slot: gale_config::slot!($conf, $($field.)*tls.versions) }),
             $crate::shared::tls_client::tls_client_row!($contexts, $prefix, "_ssl_ciphers",
                 gale_config::Takes::Exactly(1), "DEFAULT",

@@ -20,7 +20,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use bstr::BStr;
 use gale_base::http_date;
 use gale_base::log_level::Level;
-use gale_config::{Body as Block, Contexts, Diagnostic, One, OneWith, Setting, Statement, Takes, slot, values};
+use gale_config::{Body as Block, Contexts, Diagnostic, One, Setting, Statement, Takes, Updated, slot, values};
 use gale_engine::configuration::Builder;
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::settings::Alias;
@@ -50,7 +50,7 @@ pub static MODULE: Module = Module {
             body: Block::None,
             default: "off",
             about: "The methods by which clients may change files: PUT, DELETE, MKCOL, COPY, MOVE.",
-            store: &OneWith { parse: methods, slot: slot!(Conf, methods) },
+            store: &Updated { parse: methods, slot: slot!(Conf, methods) },
         },
         Directive {
             name: "create_full_put_path",
@@ -99,9 +99,9 @@ const MKCOL: u32 = 0x08;
 const COPY: u32 = 0x10;
 const MOVE: u32 = 0x20;
 
-fn methods(builder: &mut Builder, statement: &Statement) -> Result<u32, Diagnostic> {
+fn methods(builder: &mut Builder, statement: &Statement, earlier: Option<&u32>) -> Result<u32, Diagnostic> {
     let choices = [("off", OFF), ("put", PUT), ("delete", DELETE), ("mkcol", MKCOL), ("copy", COPY), ("move", MOVE)];
-    values::bitmask(statement, &choices, builder)
+    values::bitmask(statement, &choices, earlier, builder)
 }
 
 struct Dav;
