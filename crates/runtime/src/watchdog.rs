@@ -294,14 +294,21 @@ impl Watchdog {
 impl WatchedLoop {
     /// Looks at the loop, and returns what there is to report.
     fn look(&mut self, now: u64) -> Option<Stall> {
-        let turns = &self.inbox.turns;
-        let began = turns.began();
+        let began = self.inbox.turns.began();
         let ended = self.suspect.take_if(|suspect| suspect.began != began);
         let ended = ended.and_then(|suspect| self.end(suspect));
-        if ended.is_some() || began == 0 || now.saturating_sub(began) < SUSPECT_AGE.as_nanos() as u64 {
-            return ended;
+        // The present turn is looked at in any case: if its timer has expired already, nothing else wakes the watchdog
+        // for it. There is nothing to report of it yet when it was not looked at before.
+        let present = self.look_at_turn(began, now);
+        ended.or(present)
+    }
+
+    /// Looks at the turn that began at `began`, and returns what there is to report of it while it goes on.
+    fn look_at_turn(&mut self, began: u64, now: u64) -> Option<Stall> {
+        if began == 0 || now.saturating_sub(began) < SUSPECT_AGE.as_nanos() as u64 {
+            return None;
         }
-        let (inbox, watched) = (&self.inbox, &self.inbox.watched);
+        let (inbox, turns, watched) = (&self.inbox, &self.inbox.turns, &self.inbox.watched);
         let suspect = self.suspect.get_or_insert_with(|| Suspect {
             began,
             first: watched.sample(),
@@ -386,6 +393,20 @@ mod tests {
         assert_eq!(inbox.turns.filed(stall.kind).count, 1);
         let kept = |stall: &Stall| (stall.worker, stall.began) == (3, Moment::from_nanos(began)) && stall.is_over;
         assert!(last_stalls().iter().any(kept));
+    }
+
+    #[test]
+    fn a_turn_that_is_long_already_when_a_stall_is_seen_to_be_over_is_suspect_at_once() {
+        let inbox = Inbox::new(5).unwrap();
+        let mut look = WatchedLoop { inbox: Arc::clone(&inbox), suspect: None };
+        inbox.turns.begin(1_000_000);
+        assert!(look.look(7_000_000).is_none());
+        inbox.turns.end(1_000_000, 13_000_000);
+        inbox.turns.begin(13_000_001);
+        // The watchdog had no processor until the timer of the second turn had expired.
+        let stall = look.look(24_000_000).expect("the first was long");
+        assert_eq!(stall.duration, Duration::from_millis(12));
+        assert_eq!(look.suspect.map(|suspect| suspect.began), Some(13_000_001));
     }
 
     #[test]
