@@ -21,6 +21,7 @@ with_each_driver!(
     requests_wait_for_the_one_that_fetches_the_same,
     all_read_what_is_coming_at_their_own_pace,
     a_response_is_stored_although_the_memory_that_workers_share_is_full,
+    a_response_that_is_stored_is_found_although_an_earlier_one_is_still_coming,
     a_response_goes_into_the_cache_without_its_first_client,
     a_response_goes_into_the_cache_although_its_first_client_leaves_before_the_head,
     a_first_client_that_is_slow_holds_nobody_up,
@@ -452,6 +453,29 @@ fn a_response_is_stored_although_the_memory_that_workers_share_is_full(driver: D
     }
     let stored = server.get("/a");
     assert_eq!((stored.header("X-Cache"), stored.body.len()), (Some("HIT"), 900_000));
+    server.stop();
+}
+
+fn a_response_that_is_stored_is_found_although_an_earlier_one_is_still_coming(driver: Driver) {
+    let (backend, directory) = (Backend::tcp(), Directory::new());
+    let place = directory.path().display().to_string();
+    let server = setup_by_hand(driver, &backend, "proxy_cache_bypass $arg_by;").replace("%DIR%/cache", &place).start();
+    let mut first = server.connect();
+    first.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind, _) = accept(&backend);
+    behind.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 5\r\n\r\nfir");
+    assert_eq!(first.head().status, 200);
+    let mut second = server.connect();
+    second.send("GET /a?by=1 HTTP/1.1\r\nHost: a\r\n\r\n");
+    let (mut behind_second, _) = accept(&backend);
+    behind_second.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 6\r\n\r\nsecond");
+    assert_eq!(outcome(&second.response()), ("BYPASS", "second"));
+    let is_entry = |path: &PathBuf| path.file_name().is_some_and(|name| name.len() == 32);
+    directory.wait_until("it is stored", |directory| files_in(directory.path()).iter().any(is_entry));
+    assert_eq!(outcome(&server.get("/a")), ("HIT", "second"));
+    behind.send("st");
+    assert_eq!(first.take(5), b"first");
+    assert_eq!(outcome(&server.get("/a")), ("HIT", "second"));
     server.stop();
 }
 

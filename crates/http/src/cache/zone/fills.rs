@@ -31,7 +31,7 @@ pub(super) struct InFlight {
 pub(super) struct Listed {
     /// The latest.
     pub(super) fill: Arc<Fill>,
-    /// The one before it: it is read until it is in its file, or the latest can be read.
+    /// The one before it: it is read until it is in its file, or the latest can be read or is in its file.
     pub(super) before: Option<Arc<Fill>>,
 }
 
@@ -194,6 +194,15 @@ pub(super) fn unlist(fills: &mut HashMap<Id, Listed>, fill: &Fill, id: &Id) {
         }
     } else if listed.before.as_deref().is_some_and(|before| std::ptr::eq(before, fill)) {
         listed.before = None;
+    }
+}
+
+/// What has this number is stored under its name: neither it nor what is older is looked for any more.
+pub(super) fn unlist_until(fills: &mut HashMap<Id, Listed>, id: &Id, number: u64) {
+    let Some(Listed { fill, before }) = fills.remove(id) else { return };
+    let mut newer = std::iter::once(fill).chain(before).filter(|fill| fill.number > number);
+    if let Some(fill) = newer.next() {
+        fills.insert(*id, Listed { fill, before: newer.next() });
     }
 }
 

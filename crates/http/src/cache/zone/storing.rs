@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use gale_base::os_error::OsErrorText;
 
 use super::CacheZone;
-use super::fills::unlist;
+use super::fills::{unlist, unlist_until};
 use crate::cache::fill::Fill;
 use crate::cache::format::Meta;
 use crate::cache::index::{Entry, Kind, seconds};
@@ -59,8 +59,11 @@ impl CacheZone {
                 (entry.number, entry.size) = (meta.number, room);
                 entry.set_lifetime(&meta.lifetime);
                 self.put(entry);
+                // An older one may take longer, and would hide this.
+                unlist_until(&mut fills, id, meta.number);
+            } else {
+                unlist(&mut fills, fill, id);
             }
-            unlist(&mut fills, fill, id);
             drop(fills);
             if !is_wanted && !self.has_file(id, meta.number) {
                 let _ = store::remove(&self.path_of(id));
