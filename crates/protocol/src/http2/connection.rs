@@ -199,7 +199,8 @@ enum DataTarget {
 /// Bytes of memory for frames of control that a connection keeps.
 const CONTROL_KEPT: usize = 64;
 
-/// How many streams that were answered may stay open for what their client still sends: fewer than it may have open.
+/// How many streams that were answered may stay open for what their client still sends, and no more than half of those
+/// that it may have open.
 const DISCARDED_MAX: usize = 16;
 
 /// Priorities that are kept for requests to come.
@@ -882,7 +883,8 @@ impl Connection {
         }
         let mut discarded = self.streams.iter().filter(|stream| stream.is_answered());
         // Whoever leaves many behind is not going to end them.
-        let first = discarded.next().filter(|_| discarded.count() >= DISCARDED_MAX).map(|stream| stream.id);
+        let most = DISCARDED_MAX.min(self.limits.concurrent_streams_max as usize / 2);
+        let first = discarded.next().filter(|_| discarded.count() >= most).map(|stream| stream.id);
         for id in [is_used_up.then_some(id), first].into_iter().flatten() {
             self.reset(id, ErrorCode::NO_ERROR);
         }

@@ -72,7 +72,11 @@ impl File {
                     self.shared.lies_in_memory.store(true, Ordering::Relaxed);
                     continue;
                 }
-                Err(Errno::AGAIN | Errno::NOSYS | Errno::OPNOTSUPP) => None,
+                Err(Errno::AGAIN) => None,
+                Err(Errno::NOSYS | Errno::OPNOTSUPP) => {
+                    self.shared.lacks_nowait.store(true, Ordering::Relaxed);
+                    None
+                }
                 result => Some(result.map_err(io::Error::from)),
             };
         }

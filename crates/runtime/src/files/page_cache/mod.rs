@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use self::calls::{Begun, Verdict};
 use self::device::{BELIEVED_TICKS, Call, DeviceState, Permission};
-use self::residency::{GRANULE, Part, Residency, parts};
+use self::residency::{GRANULE, PAGE, Part, Residency, parts};
 use super::File;
 use super::counters::{Event, Rung, count_event, count_piece};
 use super::file_system::{PAGE_CACHE, file_system};
@@ -369,7 +369,11 @@ impl File {
         self.note_seen(cache, offset, found);
         let end = offset + found as u64;
         if found < asked && end < self.metadata().size {
-            self.note_gone(cache, &Part::with_byte(end));
+            match end % PAGE {
+                0 => self.note_gone(cache, &Part::with_byte(end)),
+                // The file has become shorter.
+                _ => _ = cache.residency.of(self.shared.hash).forget(&Part::with_byte(end), 0, now_anywhere()),
+            }
         }
     }
 
@@ -379,7 +383,7 @@ impl File {
         let now = now_anywhere();
         let was_believed = cache.residency.of(self.shared.hash).forget(part, BELIEVED_TICKS, now);
         // While somebody writes the file, a look at it may be refused for want of a lock (XFS).
-        if was_believed && !self.is_written() {
+        if was_believed && !self.is_written() && !self.shared.lacks_nowait.load(Relaxed) {
             cache.device(self.metadata().device).back_off(now);
         }
     }

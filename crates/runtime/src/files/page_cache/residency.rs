@@ -25,7 +25,7 @@ use crate::time::Moment;
 pub(crate) const GRANULE: u64 = 16 * PAGE;
 
 /// What the kernel has in memory or not: a page, or several.
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 
 /// Half a MiB of address space, of which only the pages that are used take memory; enough for 4 GiB that are in
 /// constant use.
