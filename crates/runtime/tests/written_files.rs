@@ -170,9 +170,10 @@ fn full_disk_is_told_to_the_writer_and_to_readers_and_is_told_again() {
 }
 
 #[test]
-fn pool_without_room_is_an_error_of_the_writer() {
+fn pool_that_has_no_room_for_seconds_is_an_error_of_the_writer() {
     let directory = Directory::new();
-    run(async {
+    // Virtual time stands still while a thread has something to do.
+    run_real(async {
         let (pool, held) = held_pool(0);
         let mut writer = Writer::open(&directory.path("refused"), NEW).await.unwrap().in_pool(&pool);
         writer.push("x".into());

@@ -253,7 +253,10 @@ fn begin_body(
 
 fn begin_tunnel(request: &mut Request, passing: &Passing<'_>, answering: Box<Answering>, head: &UpstreamHead) -> Flow {
     let is_asked_for = match (&passing.upgrade, &head.upgrade) {
-        (Some(asked), Some(given)) => asked.eq_ignore_ascii_case(given),
+        // The configuration may pass several on, of which the server chooses one.
+        (Some(asked), Some(given)) => {
+            asked.split(|&byte| byte == b',').any(|asked| asked.trim_ascii().eq_ignore_ascii_case(given))
+        }
         _ => false,
     };
     if !is_asked_for {

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::CacheZone;
 use crate::cache::fill::{Fill, Stage};
 use crate::cache::format::Meta;
+use crate::cache::index::Entry;
 use crate::cache::key::Id;
 
 /// Most bytes that wait in memory until they are in files: beyond, what comes is not stored.
@@ -62,8 +63,13 @@ impl Lead {
         if self.is_listed && id != self.id {
             unlist(&mut self.zone.fills_of(&self.id).lock(), &self.fill, &self.id);
         }
-        // The latest counts.
-        list(&mut self.zone.fills_of(&id).lock(), id, &self.fill);
+        // The latest counts, also one that was asked for later and is stored already.
+        let is_later = |entry: Option<&mut Entry>| entry.is_some_and(|entry| entry.number > self.fill.number);
+        let mut fills = self.zone.fills_of(&id).lock();
+        if !self.zone.index.with(&id, is_later) {
+            list(&mut fills, id, &self.fill);
+        }
+        drop(fills);
         self.fill.begin(meta, length);
         Arc::clone(&self.fill)
     }

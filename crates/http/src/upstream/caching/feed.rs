@@ -125,6 +125,7 @@ pub(super) fn start(
             answering: Some(answering),
             has_length: matches!(ending.fill.stage(), Stage::Coming(_, Some(_))),
             unread_since: None,
+            was_read: false,
             ending,
             meta,
             pool,
@@ -151,12 +152,18 @@ impl Drop for GiveUp {
     }
 }
 
+/// How many times as long what is fetched in the background may take: nobody reads it from its beginning on, and what it
+/// replaces is used until it is over.
+const BACKGROUND_PATIENCE: u32 = 10;
+
 struct Feed {
     answering: Option<Box<Answering>>,
     /// It is known how long the body is.
     has_length: bool,
     /// Since when nobody reads it.
     unread_since: Option<Moment>,
+    /// Somebody has read it.
+    was_read: bool,
     ending: Ending,
     meta: Arc<Meta>,
     pool: ThreadPool,
@@ -276,12 +283,15 @@ impl Feed {
 
     /// Whether nobody has read it for so long that it is given up: it may have no end.
     fn is_left_for_good(&mut self, fill: &Fill) -> bool {
-        if self.has_length || fill.readers() > 0 {
+        let is_read = fill.readers() > 0;
+        self.was_read |= is_read;
+        if self.has_length || is_read {
             self.unread_since = None;
             return false;
         }
         let now = gale_runtime::now();
-        now.since(*self.unread_since.get_or_insert(now)) > self.silence_max
+        let patience = if self.was_read { 1 } else { BACKGROUND_PATIENCE };
+        now.since(*self.unread_since.get_or_insert(now)) > self.silence_max * patience
     }
 
     /// Creates the file and writes what has come so far.

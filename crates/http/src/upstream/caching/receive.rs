@@ -353,9 +353,17 @@ pub(in crate::upstream) fn judge(
     }
     let lead = caching.lead.take()?;
     let number = lead.fill().number;
-    if let Err(why) = search::name(request, &mut caching, fields, number, now) {
-        Caching::note_not_stored(request, why);
-        return None;
+    match search::name(request, &mut caching, fields, number, now) {
+        Ok(()) => {}
+        Err(NotStored::TooManyRules) => return refuse(request, &caching, Some(NotStored::TooManyRules), now),
+        Err(why) => {
+            Caching::note_not_stored(request, why);
+            return None;
+        }
+    }
+    if head.status == 206 && caching.key != caching.own && !settings.cache.key_tells_slices() {
+        // The name that it shares with others has no range any more.
+        return refuse(request, &caching, Some(NotStored::Part), now);
     }
     if let Some(status) = request.notes.get::<CacheNote>().and_then(|note| note.status) {
         lead.fill().set_way(status as usize);

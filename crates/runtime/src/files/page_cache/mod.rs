@@ -246,7 +246,7 @@ impl File {
 
     fn may_look(&self, cache: &PageCache, offset: u64, length: u64) -> bool {
         let now = now_anywhere();
-        let condition = self.condition(cache, now);
+        let condition = cache.device(self.metadata().device).condition(now);
         // Behind the end there is nothing to be known of.
         let length = length.min(self.metadata().size.saturating_sub(offset)).max(1);
         let mut known = cache.residency.of(self.shared.hash);
@@ -255,7 +255,7 @@ impl File {
         condition.permits(Call::Look, |_| false) == Permission::Yes || parts(offset, length).all(is_permitted)
     }
 
-    /// How the device behaves, as far as this file is concerned.
+    /// How the device behaves for what is to be sent of this file.
     fn condition(&self, cache: &PageCache, now: Moment) -> Condition {
         let condition = cache.device(self.metadata().device).condition(now);
         // What is written, and sent once, is the first to go.
