@@ -17,7 +17,7 @@ use crate::worker::Worker;
 
 /// A connection of a client.
 pub struct ConnectionInfo {
-    /// Its number in the process, from 1 on: `$connection`. See [`next_number`].
+    /// Its number in the process, from 1 on: `$connection`. Each loop takes several at a time.
     pub number: u64,
     /// The client's address.
     pub remote: SocketAddress,
