@@ -552,19 +552,27 @@ fn requests_for_what_may_not_be_stored_do_not_wait_for_each_other(driver: Driver
     server.stop();
 }
 
+/// A second client asks for the same, and is answered before the first one. What is returned has the first answered.
+fn pass_the_first(server: &Server, backend: &Backend) -> impl FnOnce() {
+    let ask = || {
+        let mut client = server.connect();
+        client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+        (client, accept(backend).0)
+    };
+    let answer = |(mut client, mut behind): (Client, Client), body: &str| {
+        behind.send(format!("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 1\r\n\r\n{body}"));
+        assert_eq!(outcome(&client.response()), ("MISS", body));
+    };
+    let (first, second) = (ask(), ask());
+    answer(second, "b");
+    move || answer(first, "a")
+}
+
 fn a_request_that_has_waited_for_the_lock_timeout_is_answered_and_not_stored(driver: Driver) {
     let backend = Backend::tcp();
     let server = by_hand(driver, &backend, "proxy_cache_lock on; proxy_cache_lock_timeout 100ms;");
-    let (mut first, mut second) = (server.connect(), server.connect());
-    first.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
-    let (mut behind_first, _) = accept(&backend);
-    second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
-    let (mut behind_second, _) = accept(&backend);
-    let cacheable = "HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 1\r\n\r\n";
-    behind_second.send(format!("{cacheable}b"));
-    assert_eq!(outcome(&second.response()), ("MISS", "b"));
-    behind_first.send(format!("{cacheable}a"));
-    assert_eq!(outcome(&first.response()), ("MISS", "a"));
+    let answer_first = pass_the_first(&server, &backend);
+    answer_first();
     assert_eq!(outcome(&server.get("/a")), ("HIT", "a"));
     assert!(backend.is_idle());
     server.stop();
@@ -573,18 +581,10 @@ fn a_request_that_has_waited_for_the_lock_timeout_is_answered_and_not_stored(dri
 fn a_request_passes_one_that_takes_longer_than_the_lock_age(driver: Driver) {
     let backend = Backend::tcp();
     let server = by_hand(driver, &backend, "proxy_cache_lock on; proxy_cache_lock_age 100ms;");
-    let (mut first, mut second) = (server.connect(), server.connect());
-    first.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
-    let (mut behind_first, _) = accept(&backend);
-    second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
-    let (mut behind_second, _) = accept(&backend);
-    let cacheable = "HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 1\r\n\r\n";
-    behind_second.send(format!("{cacheable}b"));
-    assert_eq!(outcome(&second.response()), ("MISS", "b"));
+    let answer_first = pass_the_first(&server, &backend);
     // It counts: what is stored now is its answer.
     assert_eq!(outcome(&server.get("/a")), ("HIT", "b"));
-    behind_first.send(format!("{cacheable}a"));
-    assert_eq!(outcome(&first.response()), ("MISS", "a"));
+    answer_first();
     assert!(backend.is_idle());
     server.stop();
 }

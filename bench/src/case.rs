@@ -231,7 +231,7 @@ impl Case {
         let mut all = Vec::new();
         for program in programs {
             let is_floor = program.kind == Kind::Floor && self.floor_request.is_some();
-            // What is found needs none of their directives; the floor is that of a server that has it.
+            // Responses that are found need none of their directives; the floor is that of a server that has them.
             let may_find = self.is_found() && matches!(program.kind, Kind::Floor | Kind::Haproxy | Kind::Varnish);
             let is_configured = is_floor || matches!(program.kind, Kind::Nginx | Kind::Gale) || may_find;
             if (self.is_page || self.directives.is_some()) && !is_configured {

@@ -100,7 +100,7 @@ impl Interpreter {
         format!("location = {path} {{ {module}_pass unix:{}; {params}}}", socket.display())
     }
 
-    /// What the floor needs: the socket, and a file with a request as it goes over it.
+    /// The floor needs the socket, and a file with a request as it goes over it.
     pub fn for_floor(&self) -> Result<OneRequest, String> {
         let mut bytes = Vec::new();
         let fault = |error: &dyn std::fmt::Display| format!("the floor's request: {error}");
@@ -168,7 +168,7 @@ pub struct OneRequest {
 }
 
 impl Language {
-    /// What its module is called in the names of directives.
+    /// The name of its module, as directives have it.
     fn module(self) -> &'static str {
         match self {
             Language::Php => "fastcgi",

@@ -307,7 +307,7 @@ fn run(
     Ok(Phase { shares, hot_at_backend: origin.hot.load(Ordering::Relaxed) - asked, waited_for_core })
 }
 
-/// What the server's event loops have done so far.
+/// The work of the server's event loops so far.
 fn loops(server: &Running) -> process::Threads {
     let mut loops = process::Threads::new();
     for process in server.root.tree() {

@@ -163,7 +163,7 @@ impl Batch {
             self.headers.clear();
             let error = io::Error::last_os_error();
             let is_empty = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
-            // What a server behind has refused is an error of the socket's.
+            // The socket tells of a refusal by the server behind as an error of its own.
             return if is_empty || error.kind() == io::ErrorKind::ConnectionRefused { Ok(()) } else { Err(error) };
         }
         self.headers.truncate(count as usize);

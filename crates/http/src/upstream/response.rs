@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_base::units;
-use gale_protocol::http1::is_token_byte;
+use gale_protocol::http1::{is_token_byte, lists_token};
 use gale_protocol::request::{Method, Scheme, Version};
 use gale_protocol::response::ResponseField;
 use gale_protocol::uri::split_unsafe;
@@ -254,9 +254,7 @@ fn begin_body(
 fn begin_tunnel(request: &mut Request, passing: &Passing<'_>, answering: Box<Answering>, head: &UpstreamHead) -> Flow {
     let is_asked_for = match (&passing.upgrade, &head.upgrade) {
         // The configuration may pass several on, of which the server chooses one.
-        (Some(asked), Some(given)) => {
-            asked.split(|&byte| byte == b',').any(|asked| asked.trim_ascii().eq_ignore_ascii_case(given))
-        }
+        (Some(asked), Some(given)) => lists_token(asked, given),
         _ => false,
     };
     if !is_asked_for {

@@ -23,6 +23,7 @@ use gale_http::upstream::settings::UpstreamSettings;
 use gale_http::upstream::{Alone, KeepHead, Passing, USUALLY_HIDDEN, Wire};
 use gale_http::variables::template::Template;
 use gale_protocol::gateway::{ParamsWriter, UnwritableParams, write_field_param};
+use gale_protocol::http1::lists_token;
 use gale_protocol::request::KnownHeader;
 use gale_runtime::Bytes;
 use smallvec::SmallVec;
@@ -267,8 +268,7 @@ pub(crate) fn passing_of_cgi<'p>(
 /// The protocol that an application may change to: WebSocket, if the client asks for it.
 fn upgrade(request: &Request) -> Option<Bytes> {
     const WEBSOCKET: &[u8] = b"websocket";
-    let mut tokens = request.asked_upgrade()?.split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
-    let is_asked_for = tokens.any(|token| token.eq_ignore_ascii_case(WEBSOCKET));
+    let is_asked_for = lists_token(request.asked_upgrade()?, WEBSOCKET);
     (is_asked_for && request.is_main()).then(|| Bytes::from_static(WEBSOCKET))
 }
 

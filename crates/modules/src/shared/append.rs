@@ -109,7 +109,7 @@ pub fn append_address(out: &mut Vec<u8>, address: &SocketAddress) -> bool {
     }
 }
 
-/// An address as text. Those of version 4 are in most requests and logs, and formatting takes seven times as long.
+/// An address as text. Those of version 4 are in most requests and logs, and formatting takes more instructions.
 fn append_ip(out: &mut Vec<u8>, ip: IpAddr) -> bool {
     let IpAddr::V4(ip) = ip else { return append_text(out, ip) };
     for (number, octet) in ip.octets().into_iter().enumerate() {

@@ -53,9 +53,9 @@ pub fn wants_keep_alive(head: &RequestHead, input: &[u8]) -> bool {
     }
 }
 
-/// True if `token` is among the connection options in `value`, in any case: for removing the fields
-/// that it names.
-pub fn names_option(value: &[u8], token: &[u8]) -> bool {
+/// Whether a list of tokens has this one, in any case: the options of `Connection`, the protocols of `Upgrade`.
+/// (RFC 9110 §5.6.1)
+pub fn lists_token(value: &[u8], token: &[u8]) -> bool {
     value.split(|&byte| byte == b',').any(|option| option.trim_ascii().eq_ignore_ascii_case(token))
 }
 
@@ -75,7 +75,7 @@ mod tests {
         assert!(options(b"Keep-Alive, Upgrade").upgrade);
         assert!(options(b" ,, TE\t,x").te);
         assert_eq!(options(b"enclosed, closed, x-close, keep-alives"), ConnectionOptions::default());
-        assert!(names_option(b"X-Hop, close", b"x-hop"));
-        assert!(!names_option(b"X-Hops, close", b"x-hop"));
+        assert!(lists_token(b"X-Hop, close", b"x-hop"));
+        assert!(!lists_token(b"X-Hops, close", b"x-hop"));
     }
 }

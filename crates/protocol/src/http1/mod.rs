@@ -16,7 +16,7 @@ mod scan;
 
 pub use crate::offence::{Description, Offence};
 pub use chunked::{ChunkLimits, ChunkedDecoder, Decoded, Trailers};
-pub use connection::{ConnectionOptions, connection_options, names_option, wants_keep_alive};
+pub use connection::{ConnectionOptions, connection_options, lists_token, wants_keep_alive};
 pub use field_line::is_token_byte;
 pub(crate) use field_line::pretends_framing;
 pub(crate) use framing::parse_length;

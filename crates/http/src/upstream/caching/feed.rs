@@ -152,8 +152,8 @@ impl Drop for GiveUp {
     }
 }
 
-/// How many times as long what is fetched in the background may take: nobody reads it from its beginning on, and what it
-/// replaces is used until it is over.
+/// A fill in the background has so many times as long: nobody reads it from its beginning on, and the stale response is
+/// used until it is over.
 const BACKGROUND_PATIENCE: u32 = 10;
 
 struct Feed {

@@ -144,12 +144,13 @@ fn target_at<'v>(value: &'v [u8], scheme: Scheme, host: &[u8]) -> Option<&'v [u8
     let is_scheme = value.get(..name.len())?.eq_ignore_ascii_case(name);
     let rest = value[name.len()..].strip_prefix(b"://").filter(|_| is_scheme)?;
     let (authority, target) = rest.split_at(memchr::memchr2(b'/', b'?', rest).unwrap_or(rest.len()));
-    let usual_port = format!(":{}", scheme.default_port());
-    let without_port = |host: &'v [u8]| host.strip_suffix(usual_port.as_bytes()).unwrap_or(host);
-    let host = host.strip_suffix(usual_port.as_bytes()).unwrap_or(host);
-    let is_host = without_port(authority).eq_ignore_ascii_case(host);
+    let is_host = without_usual_port(authority, scheme).eq_ignore_ascii_case(without_usual_port(host, scheme));
     let target = if target.is_empty() { b"/" } else { target };
     (is_host && target.starts_with(b"/")).then_some(target)
+}
+
+fn without_usual_port(host: &[u8], scheme: Scheme) -> &[u8] {
+    host.strip_suffix(format!(":{}", scheme.default_port()).as_bytes()).unwrap_or(host)
 }
 
 #[cfg(test)]

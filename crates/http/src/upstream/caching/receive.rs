@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use gale_protocol::http1::names_option;
+use gale_protocol::http1::lists_token;
 use gale_protocol::request::KnownHeader;
 use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
@@ -465,7 +465,7 @@ fn is_excepted(field: &Field, all: &FieldList) -> bool {
             || matches!(known, ResponseField::ProxyAuthenticate | ResponseField::ProxyAuthenticationInfo)
     });
     let connection = || all.iter().filter(|own| own.name.known() == Some(ResponseField::Connection));
-    is_known || connection().any(|own| names_option(&own.value, &field.name))
+    is_known || connection().any(|own| lists_token(&own.value, &field.name))
 }
 
 /// `cache_tag_header`: words by which the response may be purged.

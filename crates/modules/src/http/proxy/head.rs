@@ -9,7 +9,7 @@ use gale_engine::configuration::Builder;
 use gale_http::request::Request;
 use gale_http::upstream::Http2Request;
 use gale_http::upstream::caching::CacheNote;
-use gale_protocol::http1::names_option;
+use gale_protocol::http1::lists_token;
 use gale_protocol::http1::request_writer::{
     Unwritable, write_field, write_field_unless_empty, write_head_end, write_request_line,
 };
@@ -42,8 +42,7 @@ pub(super) fn upgrade(request: &Request, allowed: &Setting<Vec<BString>>, conf: 
         Some(set) => set.value.evaluate(request),
         None => request.asked_upgrade()?.to_vec(),
     };
-    let mut tokens = asked.split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
-    if tokens.clone().any(|token| token.eq_ignore_ascii_case(b"h2c")) {
+    if lists_token(&asked, b"h2c") {
         return None;
     }
     let upgrade = match set {
@@ -51,7 +50,7 @@ pub(super) fn upgrade(request: &Request, allowed: &Setting<Vec<BString>>, conf: 
         // Of several, the one that the client would like best.
         None => {
             let is_allowed = |token: &&[u8]| allowed.get().iter().any(|allowed| allowed.eq_ignore_ascii_case(token));
-            tokens.find(is_allowed)?.to_vec()
+            asked.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).find(is_allowed)?.to_vec()
         }
     };
     (!upgrade.is_empty()).then_some(upgrade)
@@ -205,7 +204,7 @@ fn write_upgrade(
             if value.is_empty() {
                 // That is how nginx is told to keep connections.
                 write_upgrade_option(upgrade, out)?;
-            } else if upgrade.is_some() || !names_option(&value, b"upgrade") {
+            } else if upgrade.is_some() || !lists_token(&value, b"upgrade") {
                 write_field(out, b"Connection", &value)?;
             }
         }

@@ -20,7 +20,7 @@
 //! second is not there. Then the device backs off, and what goes to clients is read, by calls that the kernel refuses
 //! where they would wait; so it does after a `sendfile` that has waited. The time begins anew with each such finding,
 //! and is twice as long if the last one is not long over. A file that is being written, and sent meanwhile, is sent
-//! once, and the kernel evicts it first: while memory is short it is read as if its device was backing off.
+//! once, and the kernel evicts it first: while memory is short it is sent as if its device was backing off.
 //!
 //! A device that is silent may hang: then a call that waits does so until it answers again. What is in constant use is
 //! still read there: whoever has read it before has had the kernel read ahead, too.
