@@ -2,7 +2,7 @@
 //!
 //! Its socket takes what comes until it is full, and then some more at once; so what counts is what has been sent in a
 //! second or more. A client whose socket was not full in that time is not slow, whatever it has got: something else
-//! was.
+//! was. What is found holds for the next responses on the connection, too; the time between them does not count.
 
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ const PIECE_MIN: u64 = 4 * 1024;
 /// See the file's head.
 #[derive(Default)]
 pub(super) struct ClientRate {
-    /// When the period began.
+    /// How much of the period was in earlier responses, and when what belongs to this one began.
+    before: Duration,
     since: Option<Moment>,
     /// What was given to be sent in it.
     bytes: u64,
@@ -43,7 +44,7 @@ impl ClientRate {
     /// More is about to be given. A period that is long enough ends here.
     pub fn look(&mut self) {
         let Some(now) = try_now() else { return };
-        let period = now.since(*self.since.get_or_insert(now));
+        let period = self.before + now.since(*self.since.get_or_insert(now));
         if period < PERIOD_MIN {
             return;
         }
@@ -52,7 +53,14 @@ impl ClientRate {
         // A power of two: pieces that begin at their multiples are those that others want, too.
         let piece = || in_time.max(PIECE_MIN).checked_next_power_of_two();
         self.piece = if self.was_full { piece() } else { None };
-        (self.since, self.bytes, self.was_full) = (Some(now), 0, false);
+        *self = ClientRate { since: Some(now), piece: self.piece, ..ClientRate::default() };
+    }
+
+    /// The response has ended; its period goes on with the next one.
+    pub fn pause(&mut self) {
+        if let (Some(since), Some(now)) = (self.since.take(), try_now()) {
+            self.before += now.since(since);
+        }
     }
 
     /// How long pieces should be; `None` for a client of which nothing is known, or that is not what it waits for.

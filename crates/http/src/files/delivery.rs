@@ -137,6 +137,13 @@ impl Delivery {
         Delivery { options, ..Delivery::default() }
     }
 
+    /// Goes on to another response on the same connection: how fast its client is, is known.
+    pub fn begin_response(&mut self, options: FileOptions) {
+        let mut client_rate = std::mem::take(&mut self.client_rate);
+        client_rate.pause();
+        *self = Delivery { options, client_rate, ..Delivery::default() };
+    }
+
     /// The options.
     pub fn options(&self) -> &FileOptions {
         &self.options
@@ -453,27 +460,39 @@ mod tests {
     fn last_pieces(milliseconds_per_kib: u32, is_full: bool, options: FileOptions) -> usize {
         let longest = std::cell::Cell::new(0);
         each_seed(3, |simulation: &Simulation| {
-            simulation.add_file("/file", &vec![b'x'; 1 << 20]).unwrap();
-            simulation.set_faults(Faults { cold_files: 1000, ..Faults::NONE });
+            add_cold_file(simulation);
             EventLoop::simulated(simulation, LoopOptions::default()).unwrap().run(async {
-                let file = files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap();
-                let mut piece = FilePiece { file, offset: 0, length: 1 << 20 };
+                let mut piece = FilePiece { file: open_file().await, offset: 0, length: 1 << 20 };
                 let mut delivery = Delivery::new(options.clone());
                 while piece.length > 0 {
-                    assert!(matches!(delivery.next(&mut piece), Ok(Next::Reading)));
-                    let bytes = poll_fn(|context| delivery.poll_read(&mut piece, false, context)).await.unwrap();
-                    gale_runtime::sleep(Duration::from_millis(1) * milliseconds_per_kib * (bytes.len() >> 10) as u32)
-                        .await;
+                    let length = read_slowly(&mut delivery, &mut piece, milliseconds_per_kib).await;
                     if is_full {
                         delivery.note_full();
                     }
                     if piece.length < 1 << 18 {
-                        longest.set(longest.get().max(bytes.len()));
+                        longest.set(longest.get().max(length));
                     }
                 }
             });
         });
         longest.get() >> 10
+    }
+
+    fn add_cold_file(simulation: &Simulation) {
+        simulation.add_file("/file", &vec![b'x'; 1 << 20]).unwrap();
+        simulation.set_faults(Faults { cold_files: 1000, ..Faults::NONE });
+    }
+
+    async fn open_file() -> File {
+        files::open(std::path::Path::new("/file"), OpenFlags::READ).await.unwrap()
+    }
+
+    /// Reads what comes next for a client that takes a KiB in so many milliseconds; says how long that is.
+    async fn read_slowly(delivery: &mut Delivery, piece: &mut FilePiece, milliseconds_per_kib: u32) -> usize {
+        assert!(matches!(delivery.next(piece), Ok(Next::Reading)));
+        let bytes = poll_fn(|context| delivery.poll_read(piece, false, context)).await.unwrap();
+        gale_runtime::sleep(Duration::from_millis(1) * milliseconds_per_kib * (bytes.len() >> 10) as u32).await;
+        bytes.len()
     }
 
     #[test]
@@ -484,5 +503,24 @@ mod tests {
         // A client that is fast, one whose disk is slow, and who has asked for large pieces.
         assert_eq!((last_pieces(1, true, any()), last_pieces(8, false, any())), (64, 64));
         assert_eq!(last_pieces(8, true, FileOptions { buffer_bytes: 1 << 17, ..any() }), 128);
+    }
+
+    #[test]
+    fn client_that_was_slow_is_taken_for_slow_in_its_next_response() {
+        each_seed(3, |simulation: &Simulation| {
+            add_cold_file(simulation);
+            EventLoop::simulated(simulation, LoopOptions::default()).unwrap().run(async {
+                let mut piece = FilePiece { file: open_file().await, offset: 0, length: 1 << 20 };
+                let mut delivery = Delivery::new(FileOptions::default());
+                // Three responses of half a second, and between them time that is not the client's.
+                for expected in [64, 64, 16] {
+                    delivery.begin_response(FileOptions::default());
+                    assert_eq!(read_slowly(&mut delivery, &mut piece, 8).await >> 10, expected);
+                    delivery.note_full();
+                    delivery.begin_response(FileOptions::default());
+                    gale_runtime::sleep(Duration::from_secs(60)).await;
+                }
+            });
+        });
     }
 }

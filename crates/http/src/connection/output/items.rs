@@ -60,13 +60,13 @@ impl Items {
     }
 
     pub(super) fn set_files(&mut self, files: FileOptions) {
-        self.held().delivery = Delivery::new(files);
+        self.held().delivery.begin_response(files);
     }
 
     /// Lets go of what belongs to the configuration and to the exchange.
     pub(super) fn forget_files(&mut self) {
         if let Some(held) = &mut self.0 {
-            held.delivery = Delivery::default();
+            held.delivery.begin_response(FileOptions::default());
             held.sendfile_bytes = 0;
             held.disk_wait = DiskWait::default();
         }
