@@ -4,8 +4,11 @@
 //! that begin a handshake; then all of them ask at once, and take what comes off their sockets without copying it. The
 //! probe asks again and again over a connection of its own, one request after the other, in real-time priority, so that
 //! its answers do not wait for the greedy clients on their core. What counts is its longest wait in a burst; of ten
-//! bursts, or five where the server computes, the median. A burst in which the server's threads had to wait for their core for much of the time says
-//! nothing about the server and is counted apart.
+//! bursts, or five where the server computes, the median.
+//!
+//! A burst in which the server's threads waited for their core for much of the time, because others had it, says
+//! nothing about the server and is counted apart. Each other and the kernel's thread for packets, which takes what the
+//! server sends over loopback, are no others.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -44,7 +47,8 @@ const PEACE: Duration = Duration::from_millis(50);
 /// Between an answer and the probe's next request.
 const PROBE_PAUSE: Duration = Duration::from_micros(100);
 
-/// A share of the burst's time: if the server could have run for so long and had no core, the burst does not count.
+/// A share of the burst's time: if others had the server's core for so long when it could have run, the burst does not
+/// count.
 const PREEMPTED_MAX: f64 = 0.1;
 
 const FILE_BYTES: usize = 16 << 20;
@@ -101,8 +105,10 @@ struct Row {
     p99_ms: Spread,
     /// What the greedy got meanwhile, in MiB/s.
     mib_per_second: Spread,
-    /// How long one of the server's threads could have run and had no core, in milliseconds.
+    /// How long the server's thread that has worked most could have run and had no core, in milliseconds.
     run_delay_ms: Spread,
+    /// How long the kernel's thread for packets had it meanwhile.
+    packets_ms: Spread,
     counted: usize,
     preempted: usize,
     target_ms: f64,
@@ -120,6 +126,7 @@ struct Burst {
     p99: Duration,
     bytes_per_second: f64,
     run_delay: Duration,
+    packets: Duration,
     was_preempted: bool,
 }
 
@@ -154,6 +161,7 @@ pub fn measure(options: &Options) -> Measured {
             ("p99 ms", &|row| row.of_counted(row.p99_ms.to_string())),
             ("the others' MiB/s", &|row| row.of_counted(format!("{:.0}", row.mib_per_second.median))),
             ("waited for the core ms", &|row| row.of_counted(row.run_delay_ms.to_string())),
+            ("ksoftirqd ms", &|row| row.of_counted(row.packets_ms.to_string())),
             ("bursts", &|row| row.counted.to_string()),
             ("not counted", &|row| row.preempted.to_string()),
         ],
@@ -163,8 +171,9 @@ pub fn measure(options: &Options) -> Measured {
          {} bursts, of half as many where the server computes. One worker on core {}, all clients on core {}. `file`: {} MiB by `sendfile`; `read`: the same \
          with `sendfile off`; `gzip`: {} MiB of text; `ssi`: a page of {INCLUDES} commands; `autoindex`: {NAMES} names; \
          `handshakes`: the server's part of a full one. The \
-         number is that of the clients. A burst in which the server waited for its core for over {} of the time is not \
-         counted, and what takes too long ends with fewer.\n\n{table}",
+         number is that of the clients. Waited for the core: the server's thread that worked most; ksoftirqd: what of it \
+         the kernel's thread for packets ran meanwhile. A burst in which others had the server's core for over {} of the \
+         time is not counted, and what takes too long ends with fewer.\n\n{table}",
         options.bursts,
         options.server_core,
         options.client_core,
@@ -192,7 +201,7 @@ fn measure_case(
     let bursts_wanted = case.bursts(options);
     let deadline = Instant::now() + TIME_FOR_BURST * bursts_wanted as u32;
     while bursts.len() < bursts_wanted && Instant::now() < deadline {
-        let burst = run_burst(&server, case)?;
+        let burst = run_burst(&server, options.server_core, case)?;
         if burst.was_preempted {
             preempted += 1;
         } else {
@@ -207,13 +216,14 @@ fn measure_case(
         p99_ms: Spread::of(bursts.iter().map(|burst| ms(burst.p99))),
         mib_per_second: Spread::of(bursts.iter().map(|burst| burst.bytes_per_second / f64::from(1 << 20))),
         run_delay_ms: Spread::of(bursts.iter().map(|burst| ms(burst.run_delay))),
+        packets_ms: Spread::of(bursts.iter().map(|burst| ms(burst.packets))),
         counted: bursts.len(),
         preempted,
         target_ms: case.target_ms,
     })
 }
 
-fn run_burst(server: &Running, case: &Case) -> Result<Burst, String> {
+fn run_burst(server: &Running, core: usize, case: &Case) -> Result<Burst, String> {
     let mut greedy = match case.wants {
         Wants::Path(path) => Greedy::connect(&server.address, case.greedy, path)?,
         Wants::Handshake => {
@@ -222,6 +232,8 @@ fn run_burst(server: &Running, case: &Case) -> Result<Burst, String> {
         }
     };
     let tree = server.root.tree();
+    let packet_thread = process::packet_thread(core);
+    let packet_time = || packet_thread.map_or(Duration::ZERO, process::Process::cpu_time);
     std::thread::scope(|scope| {
         let (over, is_over) = std::sync::mpsc::channel::<()>();
         let (ready, is_ready) = std::sync::mpsc::channel();
@@ -229,7 +241,7 @@ fn run_burst(server: &Running, case: &Case) -> Result<Burst, String> {
         // An error of the probe ends its side of the channel.
         let _ = is_ready.recv();
         std::thread::sleep(PEACE);
-        let before = process::threads(&tree);
+        let (before, packets_before) = (process::threads(&tree), packet_time());
         let begun = Instant::now();
         let taken = greedy.ask_and_take(begun + BURST_TIME);
         let time = begun.elapsed();
@@ -243,11 +255,29 @@ fn run_burst(server: &Running, case: &Case) -> Result<Burst, String> {
         let nothing = || "the probe had no answer during a burst".to_owned();
         let worst = *lengths.last().ok_or_else(nothing)?;
         let p99 = lengths[lengths.len() * 99 / 100];
-        let delays = after.iter().filter_map(|(id, thread)| Some(thread.since(*before.get(id)?).run_delay));
-        let run_delay = delays.max().unwrap_or_default();
-        let was_preempted = run_delay > time.mul_f64(PREEMPTED_MAX);
-        Ok(Burst { worst, p99, bytes_per_second: taken? as f64 / time.as_secs_f64(), run_delay, was_preempted })
+        let threads = after.iter().filter_map(|(id, thread)| Some(thread.since(*before.get(id)?)));
+        let threads: Vec<process::Thread> = threads.collect();
+        let packets = packet_time().saturating_sub(packets_before);
+        let run_delay =
+            threads.iter().max_by_key(|thread| thread.cpu_time).map_or(Duration::ZERO, |busiest| busiest.run_delay);
+        let was_preempted = others_had_the_core(&threads, packets) > time.mul_f64(PREEMPTED_MAX);
+        Ok(Burst {
+            worst,
+            p99,
+            bytes_per_second: taken? as f64 / time.as_secs_f64(),
+            run_delay,
+            packets,
+            was_preempted,
+        })
     })
+}
+
+/// How long others had the core at least while one of these threads could have run: what it waited beyond what its
+/// fellows and the kernel's thread for packets ran.
+fn others_had_the_core(threads: &[process::Thread], packets: Duration) -> Duration {
+    let all: Duration = threads.iter().map(|thread| thread.cpu_time).sum();
+    let of = |thread: &process::Thread| thread.run_delay.saturating_sub(all - thread.cpu_time + packets);
+    threads.iter().map(of).max().unwrap_or_default()
 }
 
 /// Asks for two bytes until it is told to end; when each was asked and how long its answer took.

@@ -148,6 +148,12 @@ pub fn thread_name(id: u32) -> Option<String> {
     Some(fs::read_to_string(format!("/proc/{id}/comm")).ok()?.trim_end().to_owned())
 }
 
+/// The kernel's thread that takes packets on this core when there are more than fit between other work.
+pub fn packet_thread(core: usize) -> Option<Process> {
+    let name = format!("ksoftirqd/{core}");
+    all().into_iter().map(|stat| stat.process).find(|process| thread_name(process.id).as_ref() == Some(&name))
+}
+
 /// CPU time of all children of this program that have ended and been waited for; in ticks of 10 ms.
 pub fn ended_children_cpu_time() -> Duration {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
