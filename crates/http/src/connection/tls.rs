@@ -249,7 +249,8 @@ impl HttpConnection {
         self.log_connection(level, format_args!("{message}"));
     }
 
-    /// The server for requests that name none: the one that the handshake has named, else the address' default one.
+    /// The server of a request until its head has come: the one that the handshake has named, else the address' default
+    /// one.
     pub(super) fn first_server(&self, http: &HttpConfiguration, place: AddressIndex) -> ServerId {
         let stream = self.stream.tls().filter(|stream| stream.is_tls());
         let named =

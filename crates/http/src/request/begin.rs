@@ -138,11 +138,10 @@ pub(crate) fn choose_server(request: &mut Request, http: &HttpConfiguration) -> 
             Ok(())
         }
         Ok(None) => {
-            // The name of a TLS handshake may have chosen another server.
-            if request.parsed.authority.is_some() {
-                request.server = servers.default;
-                request.scope = http.server(servers.default).scope;
-            }
+            // The name of a TLS handshake may have chosen another server: it counts only while the request's head is
+            // incomplete. As in nginx, a request that names no host is for the default one.
+            request.server = servers.default;
+            request.scope = http.server(servers.default).scope;
             Ok(())
         }
         Err(error) => {
