@@ -101,7 +101,7 @@ fn both_versions_answer_and_say_what_they_are(driver: Driver) {
     let world = World::new();
     let server = world.server(
         driver,
-        "ssl_protocols TLSv1.2; ssl_protocols TLSv1.3;
+        "ssl_protocols SSLv3; ssl_protocols TLSv1.2; ssl_protocols TLSv1.3;
          location / { return 200 \"$scheme $https $ssl_protocol $ssl_cipher $ssl_server_name $ssl_session_reused \
          $ssl_alpn_protocol\"; } location /moved { return 301 /there; }",
     );
@@ -170,6 +170,8 @@ fn the_name_of_the_handshake_chooses_the_server(driver: Driver) {
             // Another host of the same connection is answered, too.
             let text = client.ask("GET / HTTP/1.1\r\nHost: other.net\r\nConnection: close\r\n\r\n");
             assert_eq!(text.text(), "other other.net");
+            // As in nginx, a request without a host is the default server's, and one that ends within its head the
+            // handshake's.
             let mut client = tls.client(&socket(&server), name);
             client.send("GET / HTTP/1.0\r\n\r\n");
             assert_eq!(client.response().text(), "own example.com", "{name}");
@@ -700,7 +702,7 @@ fn wrong_settings_are_refused_in_nginx_s_words() {
         "failed (SSL: error:05800074:x509 certificate routines::key values mismatch)",
     );
     expect(&server(&format!("{OWN} ssl_ciphers AES128-SHA;")), "no cipher match");
-    expect(&server(&format!("{OWN} ssl_protocols TLSv1;")), "no version is left in \"ssl_protocols\"");
+    expect(&server(&format!("{OWN} ssl_protocols TLSv1;")), "no version is left that Gale speaks in");
     expect(&server(&format!("{OWN} ssl_ecdh_curve none;")), "SSL_CTX_set1_curves_list(\"none\") failed");
     expect(&server(&format!("{OWN} ssl_verify_client on;")), "for ssl_verify_client");
     expect(&server("ssl_certificate_key engine:x:y; ssl_certificate %DIR%/own.crt;"), "\"engine:\" is not supported");

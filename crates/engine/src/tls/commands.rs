@@ -128,18 +128,20 @@ impl Commanded {
     /// Carries the commands out. What has no effect is noted.
     ///
     /// # Errors
-    /// OpenSSL's: an unknown command, a value that it cannot have.
+    /// OpenSSL's: an unknown command, a value that it cannot have. And that no version is left, which only what all
+    /// directives and commands say together tells.
     pub fn carry_out(&mut self, commands: &[Command], notes: &mut Vec<Diagnostic>) -> Result<(), Diagnostic> {
         for command in commands {
             self.carry_out_one(command, notes)?;
         }
         let versions = self.versions.get();
-        match commands.last() {
-            Some(last) if !versions.tls12 && !versions.tls13 => {
-                Err(last.failed(&last.value, "no version is left that Gale speaks"))
-            }
-            _ => Ok(()),
+        if versions.tls12 || versions.tls13 {
+            return Ok(());
         }
+        let message = "no version is left that Gale speaks";
+        let error =
+            commands.last().map_or_else(|| self.versions.error(message), |last| last.failed(&last.value, message));
+        Err(error.hint("Gale speaks TLSv1.2 and TLSv1.3"))
     }
 
     fn carry_out_one(&mut self, command: &Command, notes: &mut Vec<Diagnostic>) -> Result<(), Diagnostic> {

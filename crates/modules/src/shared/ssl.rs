@@ -455,11 +455,6 @@ pub(crate) fn versions(
             _ => return Err(Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span)),
         }
     }
-    if !versions.tls12 && !versions.tls13 {
-        return Err(statement
-            .error(format!("no version is left in \"{}\"", statement.name.text))
-            .hint("Gale speaks TLSv1.2 and TLSv1.3"));
-    }
     Ok(versions)
 }
 
