@@ -19,6 +19,7 @@ with_each_driver!(
     the_server_has_a_say_with_x_accel_fields,
     an_internal_location_answers_what_x_accel_redirect_names,
     errors_of_the_server_are_intercepted_where_that_is_configured,
+    the_page_of_an_error_keeps_the_last_modified_of_its_server,
     redirects_lead_back_through_the_proxy,
     cookies_are_rewritten,
     parts_are_cut_out_where_they_are_forced,
@@ -220,6 +221,40 @@ fn the_server_has_a_say_with_x_accel_fields(driver: Driver) {
         assert!(!response.headers.iter().any(|(name, _)| name.starts_with("X-Accel")), "{target}: {response:?}");
     }
     assert_eq!(client.get("/ignores/charset").header("Content-Type"), Some("text/html; charset=utf-8"));
+    server.stop();
+}
+
+fn the_page_of_an_error_keeps_the_last_modified_of_its_server(driver: Driver) {
+    const PAGE: &str = "HTTP/1.1 200 OK\r\nLast-Modified: Tue, 01 Jan 2019 00:00:00 GMT\r\nCache-Control: max-age=9\r\n\
+        Content-Type: text/html\r\nContent-Length: 4\r\n\r\npage";
+    let backend = scripted(&[("/page", PAGE), ("/cached", PAGE), ("/changed", PAGE), ("/replaced", PAGE)]);
+    let setup = Setup::http(
+        driver,
+        "proxy_cache_path %DIR%/cache keys_zone=pages:1m;
+         server { listen %UNIX%; error_page 404 /page; error_page 403 =200 /page; error_page 405 /cached;
+         error_page 406 /changed; error_page 409 /replaced;
+         location / { proxy_pass http://ADDRESS; }
+         location /cached { proxy_cache pages; proxy_pass http://ADDRESS; }
+         location /changed { sub_filter x y; proxy_pass http://ADDRESS; }
+         location /replaced { add_header Last-Modified own always; proxy_pass http://ADDRESS; }
+         location ~ ^/return/(?<code>.*) { if ($code = 404) { return 404; } if ($code = 403) { return 403; }
+             if ($code = 405) { return 405; } if ($code = 406) { return 406; } return 409; } }",
+    );
+    let server = setup.replace("ADDRESS", &backend.address).start();
+    let mut client = server.connect();
+    let date = Some("Tue, 01 Jan 2019 00:00:00 GMT");
+    for (code, status, expected) in [
+        (404, 404, date),
+        (403, 200, date),
+        (405, 405, date),
+        (405, 405, date),
+        (406, 406, None),
+        (409, 409, Some("own")),
+    ] {
+        let response = client.get(&format!("/return/{code}"));
+        assert_eq!((response.status, response.text()), (status, "page"));
+        assert_eq!(response.header("Last-Modified"), expected, "{code}");
+    }
     server.stop();
 }
 

@@ -127,6 +127,12 @@ impl ResponseHead {
         }
     }
 
+    /// Takes `Last-Modified` away, also one that another server gave with an error.
+    pub fn clear_last_modified(&mut self) {
+        self.last_modified = None;
+        self.remove(ResponseField::LastModified);
+    }
+
     /// The status in place of the one that the response had, which has lost its reason phrase.
     pub fn replace_status(&mut self, status: u16) {
         self.status = status;

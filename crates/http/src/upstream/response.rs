@@ -320,6 +320,8 @@ pub(super) fn copy_head(
     head: &UpstreamHead,
     fields: &FieldList,
 ) {
+    // With the status of an error page it is a page like any other; what its server says of it is passed on, as in nginx.
+    let tells_last_modified = matches!(request.status_override.unwrap_or(head.status), 200 | 206 | 304);
     let response = &mut request.response;
     response.status = head.status;
     response.reason = head.reason.clone().map(|phrase| Reason { status: head.status, phrase });
@@ -344,12 +346,10 @@ pub(super) fn copy_head(
             Some(ResponseField::ETag) if request.response.etag.is_empty() => {
                 request.response.etag.extend_from_slice(&field.value);
             }
-            Some(ResponseField::LastModified) if matches!(head.status, 200 | 206 | 304) => {
-                match seconds_of(&field.value) {
-                    Some(seconds) => request.response.last_modified = Some(seconds),
-                    None => add(request, field.value.clone()),
-                }
-            }
+            Some(ResponseField::LastModified) if tells_last_modified => match seconds_of(&field.value) {
+                Some(seconds) => request.response.last_modified = Some(seconds),
+                None => add(request, field.value.clone()),
+            },
             Some(ResponseField::Location) => {
                 match rewriter.location(request, &field.value) {
                     Some(value) => request.response.location = value,

@@ -225,6 +225,7 @@ fn add_field(request: &mut Request, name: &FieldName, value: &[u8]) {
     if name.known() == Some(ResponseField::LastModified) {
         // The field is the file's own: it is replaced, and what depends on it follows. Where that is not told, it is a
         // field like any other.
+        response.clear_last_modified();
         response.last_modified = http_date::parse(value);
         if response.tells_last_modified() {
             return;

@@ -148,7 +148,7 @@ fn substitute(request: &mut Request, conf: &Conf, body: &mut Body) {
     let replacements: Vec<Bytes> = pairs.into_iter().map(replacement_of).collect();
     request.response.will_change();
     if !conf.last_modified.get() {
-        request.response.last_modified = None;
+        request.response.clear_last_modified();
         request.response.etag.clear();
     }
     let substitution = Substitution::new(search, replacements, *conf.once.get());

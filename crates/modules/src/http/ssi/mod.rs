@@ -155,7 +155,7 @@ fn include(request: &mut Request, conf: &Conf, body: &mut Body) {
     if request.is_main() {
         request.response.will_change();
         if !*conf.ssi_last_modified.get() {
-            request.response.last_modified = None;
+            request.response.clear_last_modified();
             request.response.etag.clear();
         }
     }
