@@ -38,8 +38,8 @@ fn origin() -> Serving {
 fn setup(driver: Driver, directory: &Path, backend: &str) -> Setup {
     let text = "proxy_cache_path PATH keys_zone=one:1m; proxy_cache_key $uri;
         proxy_cache_disk_timeout 60s; proxy_cache_lock_timeout 60s;
-        server { listen %UNIX%; proxy_cache one; add_header X-Cache $upstream_cache_status; add_header X-Pid $pid;
-        location / { proxy_pass http://BACKEND; } }";
+        server { listen %UNIX%; proxy_cache one; proxy_cache_purge $http_x_purge; add_header X-Cache $upstream_cache_status;
+        add_header X-Pid $pid; location / { proxy_pass http://BACKEND; } }";
     Setup::http(driver, &text.replace("PATH", directory.to_str().unwrap()).replace("BACKEND", backend))
 }
 
@@ -183,10 +183,17 @@ fn a_new_process_serves_hits_at_once_and_keeps_the_journal_when_the_old_one_has_
     // Both answer; the new one has what the old one has stored, although it does not have the lock.
     let pid_of = |response: &Response| response.header("X-Pid").unwrap().to_owned();
     server.look_until("an answer of the new process", || {
-        let response = server.get("/10");
+        let mut client = server.connect();
+        let response = client.get("/10");
         assert_eq!(used(&response, "/10"), "HIT");
-        pid_of(&response) != old_worker.to_string()
+        if pid_of(&response) == old_worker.to_string() {
+            return false;
+        }
+        // Without the lock it has no journal for what it purges.
+        assert_eq!(client.ask("GET /12 HTTP/1.1\r\nHost: a\r\nX-Purge: 1\r\n\r\n").status, 204);
+        true
     });
+    server.wait_logged("a purge of cache \"one\" holds in this process alone: it does not manage the directory");
     server.wait_logged(&format!("is in use by process {old_worker}, which alone manages it until it ends"));
     kill_process(old, Signal::QUIT).unwrap();
     assert!(server.wait_exited().success(), "{server}");

@@ -62,11 +62,15 @@ pub(super) async fn answer(request: &mut Request, serving: Serving<'_>, zone: &A
     if purged.had_any || zone.is_cold() { done(request) } else { Flow::Respond(404) }
 }
 
-/// Has the journal say so, and waits for that as long as for any use of the disk.
+/// Has the journal say so, and waits for that as long as for any use of the disk. A process that does not manage the
+/// directory writes no journal: whoever does learns nothing of its purges.
 async fn write(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone>) {
-    if zone.is_managed() && !write_now(zone, *settings.disk_timeout.get()).await {
-        let message = format_args!("a purge of cache \"{}\" holds, and is not in its journal yet", zone.name);
-        request.log(Level::Warn, message);
+    let name = &zone.name;
+    if !zone.is_managed() {
+        let what = "holds in this process alone: it does not manage the directory";
+        request.log(Level::Warn, format_args!("a purge of cache \"{name}\" {what}"));
+    } else if !write_now(zone, *settings.disk_timeout.get()).await {
+        request.log(Level::Warn, format_args!("a purge of cache \"{name}\" holds, and is not in its journal yet"));
     }
 }
 
