@@ -3,7 +3,7 @@
 //! It sleeps until a loop's timer expires in a turn that has become 5 to 10 ms old (`stall/turn_timer.rs`), and
 //! then looks every 5 ms until the turn is over. A turn of 5 ms is suspect and its thread is looked at closely (procfs
 //! and its processor clock); one of 10 ms is a stall, is looked at again and filed. Loops do nothing for it but store
-//! when a turn began and what it is at, and set the timer.
+//! that a turn begins, when it began and what it is at, and set the timer.
 //!
 //! While a loop stalls, the kernel goes on to queue connections on sockets that only this loop accepts from
 //! (SO_REUSEPORT), and may have told it alone of one on a shared socket. At every look another loop that listens on the
@@ -182,6 +182,9 @@ struct Watchdog {
 struct WatchedLoop {
     inbox: Arc<Inbox>,
     suspect: Option<Suspect>,
+    /// At the last look a turn was about to say when it began. It may have lost its processor after it had read the
+    /// clock: then it does not set the timer again, though that has expired.
+    was_beginning: bool,
 }
 
 /// A long turn.
@@ -203,8 +206,8 @@ impl Suspect {
 impl Watchdog {
     fn run(mut self) {
         loop {
-            let is_any_suspect = self.loops.iter().any(|each| each.suspect.is_some());
-            if turn_timer::wait(is_any_suspect.then_some(LOOK_EVERY)).is_err() {
+            let must_look = self.loops.iter().any(WatchedLoop::must_look_again);
+            if turn_timer::wait(must_look.then_some(LOOK_EVERY)).is_err() {
                 // The set of timers is there and valid, so this is not expected.
                 thread::sleep(LOOK_EVERY);
             }
@@ -230,7 +233,7 @@ impl Watchdog {
         let mut known = std::mem::take(&mut self.loops);
         for inbox in inbox::all() {
             let place = known.iter().position(|each| Arc::ptr_eq(&each.inbox, &inbox));
-            let fresh = || WatchedLoop { inbox, suspect: None };
+            let fresh = || WatchedLoop::new(inbox);
             self.loops.push(place.map_or_else(fresh, |place| known.swap_remove(place)));
         }
     }
@@ -292,8 +295,19 @@ impl Watchdog {
 }
 
 impl WatchedLoop {
+    fn new(inbox: Arc<Inbox>) -> WatchedLoop {
+        WatchedLoop { inbox, suspect: None, was_beginning: false }
+    }
+
+    /// Whether there may be something to see that no timer tells of.
+    fn must_look_again(&self) -> bool {
+        self.suspect.is_some() || self.was_beginning
+    }
+
     /// Looks at the loop, and returns what there is to report.
     fn look(&mut self, now: u64) -> Option<Stall> {
+        // In this order: a turn that has said so in between is seen.
+        self.was_beginning = self.inbox.turns.is_beginning();
         let began = self.inbox.turns.began();
         let ended = self.suspect.take_if(|suspect| suspect.began != began);
         let ended = ended.and_then(|suspect| self.end(suspect));
@@ -381,7 +395,7 @@ mod tests {
     #[test]
     fn a_stall_that_ends_before_it_is_filed_is_told_with_what_it_was_at_when_it_was_suspect() {
         let inbox = Inbox::new(3).unwrap();
-        let mut look = WatchedLoop { inbox: Arc::clone(&inbox), suspect: None };
+        let mut look = WatchedLoop::new(Arc::clone(&inbox));
         let (began, suspect_at, ended) = (1_000_000, 7_000_000, 13_000_000);
         inbox.turns.begin(began);
         inbox.turns.note(|| "something long");
@@ -398,7 +412,7 @@ mod tests {
     #[test]
     fn a_turn_that_is_long_already_when_a_stall_is_seen_to_be_over_is_suspect_at_once() {
         let inbox = Inbox::new(5).unwrap();
-        let mut look = WatchedLoop { inbox: Arc::clone(&inbox), suspect: None };
+        let mut look = WatchedLoop::new(Arc::clone(&inbox));
         inbox.turns.begin(1_000_000);
         assert!(look.look(7_000_000).is_none());
         inbox.turns.end(1_000_000, 13_000_000);
@@ -410,9 +424,26 @@ mod tests {
     }
 
     #[test]
+    fn a_turn_that_loses_its_processor_before_it_says_when_it_began_is_looked_at_until_it_is_over() {
+        let inbox = Inbox::new(6).unwrap();
+        let mut look = WatchedLoop::new(Arc::clone(&inbox));
+        inbox.turns.announce();
+        assert!(look.look(20_000_000).is_none());
+        assert!(look.must_look_again(), "its timer has expired");
+        assert!(look.suspect.is_none(), "nobody knows how old it is");
+        inbox.turns.begin(1_000_000);
+        assert!(look.look(25_000_000).is_none());
+        assert!(look.must_look_again());
+        inbox.turns.end(1_000_000, 27_000_000);
+        let stall = look.look(30_000_000).expect("it was long");
+        assert_eq!(stall.duration, Duration::from_millis(26));
+        assert!(!look.must_look_again(), "the loop waits");
+    }
+
+    #[test]
     fn a_stall_in_which_the_thread_hardly_ran_is_not_computing_however_late_the_watchdog_looks() {
         let inbox = Inbox::new(4).unwrap();
-        let mut look = WatchedLoop { inbox: Arc::clone(&inbox), suspect: None };
+        let mut look = WatchedLoop::new(Arc::clone(&inbox));
         // The first sample is taken at the real time, which is long after this turn.
         let (began, ended) = (1_000_000, 99_000_000);
         inbox.turns.mark(began, ThreadUsage::now());

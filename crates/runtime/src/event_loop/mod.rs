@@ -333,6 +333,9 @@ impl EventLoop {
 
     fn begin_turn(&self) {
         let Environment { clock, inbox, .. } = &*self.environment;
+        if self.turn_timer.is_some() {
+            inbox.turns.announce();
+        }
         clock.begin_turn();
         inbox.turns.note(|| "events and timers");
         if let Some(turn_timer) = &self.turn_timer {

@@ -69,13 +69,16 @@ const BUCKETS: usize = 41 * STEPS;
 /// A function that names a type of task, such as `std::any::type_name::<T>`.
 pub(crate) type Name = fn() -> &'static str;
 
+/// In the place of the moment when a turn began: it is about to say so. No turn begins at the end of time.
+const BEGINS: u64 = u64::MAX;
+
 /// The turns of one loop so far.
 pub struct Turns {
     buckets: [AtomicU64; BUCKETS],
     stalls: AtomicU64,
     longest: AtomicU64,
     total: AtomicU64,
-    /// When the present turn began, by the monotonic clock; 0 while the loop waits.
+    /// When the present turn began, by the monotonic clock; 0 while the loop waits, [`BEGINS`] while it reads the clock.
     began: AtomicU64,
     /// A [`Name`]: what the present turn is at. Null at first.
     at: AtomicPtr<()>,
@@ -102,7 +105,14 @@ impl Turns {
         }
     }
 
-    /// A turn begins. Called by the loop's thread only, as the four that follow.
+    /// A turn is about to read the clock. A loop that loses its processor before it stores what it has read is told
+    /// from one that waits. Called by the loop's thread only, as the five that follow.
+    #[inline]
+    pub(crate) fn announce(&self) {
+        self.began.store(BEGINS, Ordering::Relaxed);
+    }
+
+    /// A turn has begun.
     #[inline]
     pub(crate) fn begin(&self, now: u64) {
         self.began.store(now, Ordering::Relaxed);
@@ -157,9 +167,17 @@ impl Turns {
         }
     }
 
-    /// When the present turn began; 0 while the loop waits.
+    /// When the present turn began; 0 while the loop waits, or reads the clock for the next turn.
     pub(crate) fn began(&self) -> u64 {
-        self.began.load(Ordering::Acquire)
+        match self.began.load(Ordering::Acquire) {
+            BEGINS => 0,
+            began => began,
+        }
+    }
+
+    /// Whether a turn begins, and has not yet said when.
+    pub(crate) fn is_beginning(&self) -> bool {
+        self.began.load(Ordering::Relaxed) == BEGINS
     }
 
     /// The turn that began then, if it has ended and was a stall, and none has ended since.
