@@ -180,6 +180,10 @@ mod tests {
         assert!(twice("buffer=4k", "").is_ok());
         let errors = twice("buffer=4k", "buffer=8k").err().unwrap();
         assert_eq!(errors, ["access_log \"/srv/l\" already defined with conflicting parameters"]);
+        let stderr = "http { access_log '' combined buffer=4k; access_log '' combined buffer=8k gzip flush=1s; }";
+        // Only this warning.
+        let noted = read(stderr).err().unwrap();
+        assert_eq!(noted, ["\"gzip\" has no effect on standard error, which has lines of other logs, too"]);
     }
 
     #[test]

@@ -297,11 +297,18 @@ fn access_log<S: Logged>(
     } else {
         let file = builder.log_file(&path.text, Some(path.span));
         if let Some(gathering) = gathering {
-            if !shared(conf, builder).agrees(&file, gathering) {
+            if path.text.is_empty() {
+                // As in nginx, what goes to standard error is gathered as each statement says.
+                if gathering.gzip > 0 {
+                    let message = "\"gzip\" has no effect on standard error, which has lines of other logs, too";
+                    builder.note([Diagnostic::warn(message).at(statement.span)]);
+                }
+            } else if shared(conf, builder).agrees(&file, gathering) {
+                file.compress(gathering.gzip);
+            } else {
                 let message = format!("access_log \"{}\" already defined with conflicting parameters", path.text);
                 return Err(Diagnostic::emerg(message).at(path.span));
             }
-            file.compress(gathering.gzip);
         }
         let hold = gathering.map(|Gathering { hold, .. }| Hold { bytes: hold.bytes.min(HOLD_BYTES_MAX), ..hold });
         LogTarget::File(file, hold)
