@@ -297,7 +297,7 @@ fn a_copy_of_a_damaged_body_gets_no_new_header(driver: Driver) {
         };
         client.try_send(answer).is_ok()
     });
-    let more = "proxy_cache_revalidate on;";
+    let more = "proxy_cache_revalidate on; proxy_cache_status gale;";
     let paths = ["/right", "/damaged"];
     let server = setup(driver, directory.path(), &backend, more).start();
     for path in paths {
@@ -327,6 +327,9 @@ fn a_copy_of_a_damaged_body_gets_no_new_header(driver: Driver) {
     assert!(response.header("X-Cache") == Some("HIT") && response.body == body_of("/right"));
     let response = read(&server, &get("/damaged", ""));
     assert!(response.header("X-Cache") == Some("MISS") && response.body == body_of("/damaged"));
+    // The disk takes what is stored in its place.
+    let status = response.header("Cache-Status").unwrap();
+    assert!(status.ends_with("; stored"), "{status}");
     server.stop();
 }
 

@@ -398,24 +398,28 @@ pub fn prepare_renewal(path: &Path, opened: &Opened, meta: &Meta, number: u32) -
 }
 
 impl Renewal {
-    /// Puts it in place, if the file that was opened is still the one of this name. Returns its length.
+    /// Puts it in place and returns its length. `None`: the file that was opened has its name no more, since another
+    /// process has removed or replaced it.
     ///
     /// # Errors
-    /// The disk's; another file has the name.
-    pub fn publish(self, path: &Path, opened: &Opened) -> io::Result<u64> {
-        let named = std::fs::File::options().write(true).open(path)?;
+    /// The disk's.
+    pub fn publish(self, path: &Path, opened: &Opened) -> io::Result<Option<u64>> {
+        let named = match std::fs::File::options().write(true).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            named => named?,
+        };
         if rustix::fs::fstat(&named)?.st_ino != opened.file.metadata().inode {
-            return Err(io::Error::other("another file has taken its place"));
+            return Ok(None);
         }
         match self {
             Renewal::InFile(header) => {
                 named.write_all_at(&header, 0)?;
-                Ok(opened.header.file_length())
+                Ok(Some(opened.header.file_length()))
             }
             Renewal::Copy(copy) => {
                 let size = copy.size();
                 copy.publish(path)?;
-                Ok(size)
+                Ok(Some(size))
             }
         }
     }
@@ -439,6 +443,33 @@ mod tests {
             at = block.end;
         }
         blocks.are_checked()
+    }
+
+    #[test]
+    fn a_file_that_has_gone_or_was_replaced_is_not_renewed() {
+        let directory = std::env::temp_dir().join(format!("gale-store-renewal-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("0123456789abcdef0123456789abcdef");
+        let meta = Meta { key: b"http://a/b".as_slice().into(), status: 200, ..Meta::default() };
+        let longer = Meta { variant: vec![b'x'; 2000].into(), ..meta.clone() };
+        let put = || write(&path, &meta, &[Bytes::from_static(b"body")], new_number()).unwrap().publish(&path).unwrap();
+        for renewed in [&meta, &longer] {
+            let prepare = || {
+                put();
+                let opened = open(&path).unwrap();
+                (prepare_renewal(&path, &opened, renewed, new_number()).unwrap(), opened)
+            };
+            let (renewal, opened) = prepare();
+            assert!(renewal.publish(&path, &opened).unwrap().is_some());
+            let (renewal, opened) = prepare();
+            put();
+            assert_eq!(renewal.publish(&path, &opened).unwrap(), None);
+            let (renewal, opened) = prepare();
+            std::fs::remove_file(&path).unwrap();
+            assert_eq!(renewal.publish(&path, &opened).unwrap(), None);
+            assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "nothing is left of it");
+        }
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

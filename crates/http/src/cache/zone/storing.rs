@@ -132,7 +132,7 @@ impl CacheZone {
     /// stays as it is if it has gone, or another one has come.
     ///
     /// # Errors
-    /// The disk's.
+    /// The disk's. What was stored is damaged: then it goes.
     pub fn renew_file(self: &Arc<Self>, id: &Id, number: u64, meta: &Meta) -> std::io::Result<()> {
         let path = self.path_of(id);
         let Ok(opened) = self.open(id) else { return Ok(()) };
@@ -152,17 +152,21 @@ impl CacheZone {
         if self.purges.judge(&primary, &meta.key, &meta.tags, meta.number) == Verdict::Gone {
             return Ok(());
         }
-        let size = self.room_for(renewal.publish(&path, &opened)?);
+        let Some(length) = renewal.publish(&path, &opened)? else { return Ok(()) };
+        let size = self.room_for(length);
         let mut entry = Entry { number: meta.number, size, ..known };
         entry.set_lifetime(&meta.lifetime);
         self.put(entry);
         Ok(())
     }
 
-    /// Something could not be stored.
+    /// Something could not be stored. If that is since what was there before is damaged, the disk is well otherwise:
+    /// the next response will be stored.
     pub fn note_store_failure(&self, path: &Path, error: &std::io::Error) {
-        self.counters.disk_errors.fetch_add(1, Relaxed);
-        self.is_failing.store(true, Relaxed);
+        if error.kind() != std::io::ErrorKind::InvalidData {
+            self.counters.disk_errors.fetch_add(1, Relaxed);
+            self.is_failing.store(true, Relaxed);
+        }
         let mut last = self.last_failure.lock();
         *last = Some(format!("\"{}\" could not be stored {}", path.display(), OsErrorText(error)));
     }
