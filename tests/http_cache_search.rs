@@ -11,6 +11,7 @@ with_each_driver!(
     queries_that_do_not_matter_find_the_same,
     the_field_is_followed_only_where_that_is_said_and_it_is_valid,
     the_latest_rules_are_the_only_ones,
+    the_rules_of_a_part_that_is_not_stored_do_not_count,
     rules_and_entries_are_there_after_a_restart,
     purges_reach_what_stands_for_other_queries,
     a_purge_wins_over_what_comes_with_rules_later,
@@ -28,15 +29,20 @@ fn caching(driver: Driver, directory: &str, behind: &str, more: &str) -> Server 
     Setup::http(driver, &text).start()
 }
 
-/// A server that answers with the field that the request's `X-Rules` says; the body is the number of the request.
+/// A server that answers with the field that the request's `X-Rules` says, and with 206 where its `X-Part` says so; the
+/// body is the number of the request.
 fn origin() -> Serving {
     let count = AtomicU64::new(0);
     Backend::tcp().serve(move |asked, client| {
         let body = (count.fetch_add(1, Ordering::SeqCst) + 1).to_string();
         let rules = asked.header("X-Rules").map(|rules| format!("No-Vary-Search: {rules}\r\n")).unwrap_or_default();
         let length = body.len();
+        let status = match asked.header("X-Part") {
+            Some(range) => format!("206 Partial Content\r\nContent-Range: bytes {range}"),
+            None => "200 OK".to_owned(),
+        };
         client.send(format!(
-            "HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\n{rules}Content-Length: {length}\r\n\r\n{body}"
+            "HTTP/1.1 {status}\r\nCache-Control: max-age=60\r\n{rules}Content-Length: {length}\r\n\r\n{body}"
         ));
         true
     })
@@ -127,6 +133,19 @@ fn the_latest_rules_are_the_only_ones(driver: Driver) {
 }
 
 /// How many files are below a directory, but for the journal and the lock.
+fn the_rules_of_a_part_that_is_not_stored_do_not_count(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, "%DIR%/cache", &backend.address, KEY);
+    assert_eq!(get(&server, "/a?utm=1", UTM), "MISS 1");
+    for (target, answer) in [("/a?id=1", "MISS 2"), ("/a?id=1", "MISS 3")] {
+        let part = send(&server, "GET", target, "X-Part: 0-0/9\r\nX-Rules: params=(\"id\")\r\n");
+        assert_eq!(part.status, 206);
+        assert_eq!(format!("{} {}", part.header("X-Cache").unwrap(), part.text()), answer);
+    }
+    assert_eq!(get(&server, "/a?utm=2", ""), "HIT 1");
+    server.stop();
+}
+
 fn entries_in(directory: &Path) -> usize {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter(|entry| entry.file_name().len() == 32).count()

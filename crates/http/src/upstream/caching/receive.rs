@@ -348,22 +348,19 @@ pub(in crate::upstream) fn judge(
         Storing::Store { lifetime, vary, left_out } => (lifetime, vary, left_out),
         Storing::Not(why) => return refuse(request, &caching, Some(why), now),
     };
-    if head.status == 206 && !stands_for_part(request, &caching, &settings.cache) {
+    let rules = search::rules_for(&caching, fields);
+    if head.status == 206 && !stands_for_part(request, &caching, &settings.cache, rules.is_some()) {
         return refuse(request, &caching, Some(NotStored::Part), now);
     }
     let lead = caching.lead.take()?;
     let number = lead.fill().number;
-    match search::name(request, &mut caching, fields, number, now) {
+    match search::name(request, &mut caching, rules, number, now) {
         Ok(()) => {}
         Err(NotStored::TooManyRules) => return refuse(request, &caching, Some(NotStored::TooManyRules), now),
         Err(why) => {
             Caching::note_not_stored(request, why);
             return None;
         }
-    }
-    if head.status == 206 && caching.key != caching.own && !settings.cache.key_tells_slices() {
-        // The name that it shares with others has no range any more.
-        return refuse(request, &caching, Some(NotStored::Part), now);
     }
     if let Some(status) = request.notes.get::<CacheNote>().and_then(|note| note.status) {
         lead.fill().set_way(status as usize);
@@ -409,13 +406,13 @@ fn refuse(request: &mut Request, caching: &Caching, why: Option<NotStored>, now:
 }
 
 /// Whether a part of a response is what the key is about, so that it answers nobody who wants something else: the key
-/// has the range. (RFC 9111 §3.3)
-fn stands_for_part(request: &Request, caching: &Caching, cache: &CacheSettings) -> bool {
+/// has the range. (RFC 9111 §3.3) A key that other queries share has the range of slices alone.
+fn stands_for_part(request: &Request, caching: &Caching, cache: &CacheSettings, is_shared: bool) -> bool {
     let has_own_range = || {
         let range = request.header(KnownHeader::Range).filter(|range| !range.is_empty());
         range.is_some_and(|range| memchr::memmem::find(&caching.own, range).is_some())
     };
-    !cache.conformance.get().rules().refuses_parts || cache.key_tells_slices() || has_own_range()
+    cache.key_tells_slices() || !is_shared && (!cache.conformance.get().rules().refuses_parts || has_own_range())
 }
 
 /// Notes what the response depends on, in the index and beside the entries: a mark that the next process finds.

@@ -29,6 +29,13 @@ pub(super) fn rules_of(fields: &FieldList) -> Option<SearchRules> {
     SearchRules::parse(values.map(|field| &*field.value))
 }
 
+/// The rules by which a response is stored for other queries, too; `None`: it is stored for its own one.
+pub(super) fn rules_for(caching: &Caching, fields: &FieldList) -> Option<SearchRules> {
+    let search = caching.search.as_ref()?;
+    // As long as no entry can have the number, this says only whether there is a key at all.
+    rules_of(fields).filter(|rules| search.entry(rules, 0).is_some_and(|key| key.len() <= KEY_BYTES_MAX))
+}
+
 /// What a response is stored by: with rules by a key that other requests have, too.
 ///
 /// # Errors
@@ -36,15 +43,13 @@ pub(super) fn rules_of(fields: &FieldList) -> Option<SearchRules> {
 pub(super) fn name(
     request: &Request,
     caching: &mut Caching,
-    fields: &FieldList,
+    rules: Option<SearchRules>,
     number: u64,
     now: u64,
 ) -> Result<(), NotStored> {
     let Some(search) = caching.search.clone() else { return Ok(()) };
-    let own_id = id_of(&caching.own);
-    // As long as no entry can have the number, this says only whether there is a key at all.
-    let rules = rules_of(fields).filter(|rules| search.entry(rules, 0).is_some_and(|key| key.len() <= KEY_BYTES_MAX));
     let Some(rules) = rules else {
+        let own_id = id_of(&caching.own);
         if caching.primary != own_id {
             // Whoever waits for it by the common key should not wait for the next one, too.
             caching.zone.note_uncacheable(&caching.id, now);
