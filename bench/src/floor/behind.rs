@@ -12,15 +12,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use io_uring::types::Fd;
-use rustix::buffer::spare_capacity;
-use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, recv, send,
-    socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
 };
 
-use super::epoll::key;
+use super::readiness::{Watched, accept_one, number, put};
 use super::ring::descriptors_max;
 use super::{Answer, Mode, listen};
 use crate::ring::{Kind, Ring};
@@ -55,25 +52,15 @@ enum Side {
 fn with_epoll(listener: &TcpListener, path: &Path, request: &[u8], answer: &[u8]) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let address = SocketAddrUnix::new(path)?;
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let listener_key = listener.as_raw_fd() as usize;
-    epoll::add(&epoll, listener, key(listener_key as i32), epoll::EventFlags::IN)?;
-    // By descriptor number.
+    let (watched, listener_number, mut events) = Watched::new(listener)?;
     let mut connections: Vec<Option<(OwnedFd, Side)>> = Vec::new();
-    let mut events = Vec::with_capacity(512);
     let mut piece = [0; PIECE_BYTES];
     loop {
-        match epoll::wait(&epoll, spare_capacity(&mut events), None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        for event in events.drain(..) {
-            let descriptor = event.data.u64() as usize;
-            if descriptor == listener_key {
-                match accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-                    Ok(client) => watch(&epoll, client, Side::Client, &mut connections)?,
-                    Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => {}
-                    Err(error) => return Err(error.into()),
+        watched.wait(&mut events)?;
+        for descriptor in events.drain(..).map(number) {
+            if descriptor == listener_number {
+                if let Some(client) = accept_one(listener)? {
+                    watch(&watched, client, Side::Client, &mut connections)?;
                 }
                 continue;
             }
@@ -85,7 +72,7 @@ fn with_epoll(listener: &TcpListener, path: &Path, request: &[u8], answer: &[u8]
                     let server = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
                     connect(&server, &address)?;
                     send(&server, request, SendFlags::NOSIGNAL)?;
-                    watch(&epoll, server, Side::Server(descriptor), &mut connections)?;
+                    watch(&watched, server, Side::Server(descriptor), &mut connections)?;
                 }
                 (Ok((1.., _)), &Side::Server(client)) => {
                     if let Some((client, _)) = &connections[client] {
@@ -101,18 +88,13 @@ fn with_epoll(listener: &TcpListener, path: &Path, request: &[u8], answer: &[u8]
 }
 
 fn watch(
-    epoll: &OwnedFd,
+    watched: &Watched,
     connection: OwnedFd,
     side: Side,
     connections: &mut Vec<Option<(OwnedFd, Side)>>,
 ) -> io::Result<()> {
-    let number = connection.as_raw_fd();
-    epoll::add(epoll, &connection, key(number), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
-    let place = number as usize;
-    if connections.len() <= place {
-        connections.resize_with(place + 1, || None);
-    }
-    connections[place] = Some((connection, side));
+    watched.add_connection(&connection)?;
+    put(connections, connection.as_raw_fd() as usize, (connection, side));
     Ok(())
 }
 

@@ -9,12 +9,10 @@ use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 
-use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
-use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recv, send, socket_with};
 
-use super::epoll::key;
+use super::readiness::{Watched, number, put};
 
 /// Datagrams, or joined ones, in one call.
 const BATCH: usize = 32;
@@ -40,21 +38,14 @@ pub fn flow(port: u16, behind: u16, datagram_bytes: usize) -> io::Result<()> {
 pub fn questions(port: u16, behind: u16) -> io::Result<()> {
     let (client, _listener) = listen(port)?;
     let behind = SocketAddrV4::new(Ipv4Addr::LOCALHOST, behind);
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let client_key = client.as_raw_fd();
-    epoll::add(&epoll, &client, key(client_key), epoll::EventFlags::IN)?;
-    // By descriptor number: the socket to the server, and who has asked.
+    let (watched, client_number, mut events) = Watched::new(&client)?;
+    // The socket to the server, and who has asked.
     let mut sessions: Vec<Option<(OwnedFd, libc::sockaddr_in)>> = Vec::new();
-    let mut events = Vec::with_capacity(512);
     let (mut questions, mut answers) = (Batch::new(), Batch::new());
     loop {
-        match epoll::wait(&epoll, spare_capacity(&mut events), None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        for event in events.drain(..) {
-            let descriptor = event.data.u64() as usize;
-            if descriptor != client_key as usize {
+        watched.wait(&mut events)?;
+        for descriptor in events.drain(..).map(number) {
+            if descriptor != client_number {
                 let Some((server, asker)) = sessions.get_mut(descriptor).and_then(Option::take) else { continue };
                 if answers.count() == BATCH {
                     answers.send(&client);
@@ -68,13 +59,8 @@ pub fn questions(port: u16, behind: u16) -> io::Result<()> {
                 let server = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
                 connect(&server, &behind)?;
                 send(&server, questions.datagram(number), SendFlags::empty())?;
-                let own = server.as_raw_fd();
-                epoll::add(&epoll, &server, key(own), epoll::EventFlags::IN)?;
-                let own = own as usize;
-                if sessions.len() <= own {
-                    sessions.resize_with(own + 1, || None);
-                }
-                sessions[own] = Some((server, questions.addresses[number]));
+                watched.add(&server, epoll::EventFlags::IN)?;
+                put(&mut sessions, server.as_raw_fd() as usize, (server, questions.addresses[number]));
             }
         }
         answers.send(&client);

@@ -6,31 +6,27 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::buffer::spare_capacity;
-use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 
+use super::readiness::{Watched, accept_one, number, put};
 use super::{Answer, Mode};
 
 pub fn serve(listener: &TcpListener, mode: Mode, answer: &Answer) -> io::Result<()> {
     listener.set_nonblocking(true)?;
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let listener_key = listener.as_raw_fd();
-    epoll::add(&epoll, listener, key(listener_key), epoll::EventFlags::IN)?;
-    // By descriptor number, which the kernel keeps as small as it can.
+    let (watched, listener_number, mut events) = Watched::new(listener)?;
     let mut connections: Vec<Option<OwnedFd>> = Vec::new();
-    let mut events = Vec::with_capacity(512);
     loop {
-        match epoll::wait(&epoll, spare_capacity(&mut events), None) {
-            // Not only for signals: a tracer that attaches interrupts the wait too.
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        for event in events.drain(..) {
-            let descriptor = event.data.u64() as usize;
-            if descriptor == listener_key as usize {
-                accept_one(listener, &epoll, mode, answer, &mut connections)?;
+        watched.wait(&mut events)?;
+        for descriptor in events.drain(..).map(number) {
+            if descriptor == listener_number {
+                let Some(connection) = accept_one(listener)? else { continue };
+                if mode == Mode::Close && exchange(&connection, mode, answer) == Next::Close {
+                    continue;
+                }
+                watched.add_connection(&connection)?;
+                put(&mut connections, connection.as_raw_fd() as usize, connection);
             } else if let Some(connection) = connections.get(descriptor).and_then(Option::as_ref)
                 && exchange(connection, mode, answer) == Next::Close
             {
@@ -38,32 +34,6 @@ pub fn serve(listener: &TcpListener, mode: Mode, answer: &Answer) -> io::Result<
             }
         }
     }
-}
-
-/// One connection per readiness, as asking again only to be told that there is none costs more than it saves.
-fn accept_one(
-    listener: &TcpListener,
-    epoll: &OwnedFd,
-    mode: Mode,
-    answer: &Answer,
-    connections: &mut Vec<Option<OwnedFd>>,
-) -> io::Result<()> {
-    let connection = match accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-        Ok(connection) => connection,
-        Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return Ok(()),
-        Err(error) => return Err(error.into()),
-    };
-    if mode == Mode::Close && exchange(&connection, mode, answer) == Next::Close {
-        return Ok(());
-    }
-    let descriptor = connection.as_raw_fd();
-    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-    epoll::add(epoll, &connection, key(descriptor), flags)?;
-    if connections.len() <= descriptor as usize {
-        connections.resize_with(descriptor as usize + 1, || None);
-    }
-    connections[descriptor as usize] = Some(connection);
-    Ok(())
 }
 
 #[derive(PartialEq, Eq)]
@@ -111,8 +81,4 @@ fn patiently<T>(connection: &OwnedFd, mut call: impl FnMut() -> rustix::io::Resu
             result => return result,
         }
     }
-}
-
-pub(super) fn key(descriptor: i32) -> epoll::EventData {
-    epoll::EventData::new_u64(descriptor as u64)
 }

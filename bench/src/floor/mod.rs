@@ -8,6 +8,7 @@
 pub mod behind;
 mod datagrams;
 mod epoll;
+mod readiness;
 pub mod relay;
 mod ring;
 

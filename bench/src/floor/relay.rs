@@ -10,13 +10,12 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use io_uring::types::Fd;
-use rustix::buffer::spare_capacity;
-use rustix::event::{PollFd, PollFlags, epoll, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::pipe::{SpliceFlags, fcntl_setpipe_size, pipe, splice};
 
-use super::epoll::key;
+use super::readiness::{Watched, accept_one, number, put};
 use super::{datagrams, listen};
 use crate::ring::{Kind, Ring};
 
@@ -62,22 +61,15 @@ fn connect(behind: u16) -> io::Result<TcpStream> {
 
 fn with_epoll(listener: &TcpListener, behind: u16) -> io::Result<()> {
     listener.set_nonblocking(true)?;
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let listener_key = listener.as_raw_fd();
-    epoll::add(&epoll, listener, key(listener_key), epoll::EventFlags::IN)?;
-    // By descriptor number: the connection, and the number of the one on the other side.
+    let (watched, listener_number, mut events) = Watched::new(listener)?;
+    // The connection, and the number of the one on the other side.
     let mut connections: Vec<Option<(OwnedFd, usize)>> = Vec::new();
-    let mut events = Vec::with_capacity(512);
     let mut piece = vec![0; PIECE_BYTES];
     loop {
-        match epoll::wait(&epoll, spare_capacity(&mut events), None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        for event in events.drain(..) {
-            let descriptor = event.data.u64() as usize;
-            if descriptor == listener_key as usize {
-                accept_pair(listener, behind, &epoll, &mut connections)?;
+        watched.wait(&mut events)?;
+        for descriptor in events.drain(..).map(number) {
+            if descriptor == listener_number {
+                accept_pair(listener, behind, &watched, &mut connections)?;
             } else if let Some((from, to)) = connections.get(descriptor).and_then(Option::as_ref) {
                 let (to, other) = (*to, connections[*to].as_ref());
                 if !other.is_some_and(|(other, _)| pass(from, other, &mut piece)) {
@@ -92,25 +84,17 @@ fn with_epoll(listener: &TcpListener, behind: u16) -> io::Result<()> {
 fn accept_pair(
     listener: &TcpListener,
     behind: u16,
-    epoll: &OwnedFd,
+    watched: &Watched,
     connections: &mut Vec<Option<(OwnedFd, usize)>>,
 ) -> io::Result<()> {
-    let client = match accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-        Ok(client) => client,
-        Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return Ok(()),
-        Err(error) => return Err(error.into()),
-    };
+    let Some(client) = accept_one(listener)? else { return Ok(()) };
     let server = connect(behind)?;
     server.set_nonblocking(true)?;
     let server = OwnedFd::from(server);
     let numbers = [client.as_raw_fd(), server.as_raw_fd()].map(|number| number as usize);
-    if connections.len() <= numbers[0].max(numbers[1]) {
-        connections.resize_with(numbers[0].max(numbers[1]) + 1, || None);
-    }
     for (own, other, connection) in [(numbers[0], numbers[1], client), (numbers[1], numbers[0], server)] {
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(epoll, &connection, key(own as i32), flags)?;
-        connections[own] = Some((connection, other));
+        watched.add_connection(&connection)?;
+        put(connections, own, (connection, other));
     }
     Ok(())
 }
