@@ -1,7 +1,7 @@
 //! The settings of nginx's http core module, which the engine itself lives by.
 //!
 //! The directive table that fills them stands with the other modules, in
-//! `gale-modules` `http/core.rs`; this file only says what they are.
+//! `gale-modules` `http/core/`; this file only says what they are.
 //! (<https://nginx.org/en/docs/http/ngx_http_core_module.html>)
 
 use std::sync::Arc;
