@@ -60,6 +60,8 @@ pub struct LogWriter {
     /// A batch has been written, or could not be.
     done: Condvar,
     lost_lines: AtomicU64,
+    /// The last line in the file was cut short: nothing is to follow on it. Only its thread writes this.
+    ends_in_line: AtomicBool,
     /// Batches are compressed at this level, each by itself; 0 for not at all.
     gzip: AtomicU32,
     /// Itself, where its thread has to know whether anybody else still logs there.
@@ -95,7 +97,8 @@ struct Queue {
 impl LogWriter {
     fn new(file: Output) -> LogWriter {
         let (lost_lines, gzip) = (AtomicU64::new(0), AtomicU32::new(0));
-        LogWriter { file, queue: Mutex::default(), done: Condvar::new(), lost_lines, gzip, own: Weak::new() }
+        let (queue, ends_in_line) = (Mutex::default(), AtomicBool::new(false));
+        LogWriter { file, queue, done: Condvar::new(), lost_lines, ends_in_line, gzip, own: Weak::new() }
     }
 
     /// Appends whole lines; they are written soon. Never waits for the file.
@@ -278,8 +281,22 @@ impl LogWriter {
                 error
             });
         }
+        self.write_lines(file, batch)
+    }
+
+    /// Writes lines as they are, on lines of their own: a disk that is full may have taken a part of one before.
+    fn write_lines(&self, file: &Output, batch: &[u8]) -> io::Result<()> {
+        if self.ends_in_line.load(Ordering::Relaxed) {
+            write_all(file, b"\n").map_err(|(error, _)| {
+                self.count_lost(batch);
+                error
+            })?;
+            self.ends_in_line.store(false, Ordering::Relaxed);
+        }
         write_all(file, batch).map_err(|(error, unwritten)| {
-            self.count_lost(&batch[batch.len() - unwritten..]);
+            let (written, lost) = batch.split_at(batch.len() - unwritten);
+            self.ends_in_line.store(written.last().is_some_and(|&last| last != b'\n'), Ordering::Relaxed);
+            self.count_lost(lost);
             error
         })
     }
@@ -521,10 +538,38 @@ pub(super) fn finish(deadline: Instant) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::os::fd::{AsFd as _, AsRawFd as _};
     use std::path::Path;
 
     use super::*;
     use gale_process::LogFile;
+
+    #[test]
+    fn a_line_that_was_cut_short_is_not_continued_by_the_next() {
+        let (mut reader, end) = std::io::pipe().unwrap();
+        let path = format!("/proc/self/fd/{}", end.as_raw_fd());
+        let file = Arc::new(LogFile::open(Path::new(&path)).unwrap());
+        for descriptor in [file.as_fd(), reader.as_fd()] {
+            rustix::fs::fcntl_setfl(descriptor, rustix::fs::OFlags::NONBLOCK).unwrap();
+        }
+        let mut read = || {
+            let mut bytes = Vec::new();
+            assert_eq!(reader.read_to_end(&mut bytes).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            String::from_utf8(bytes).unwrap()
+        };
+        let writer = LogWriter::new(Output::File(file));
+        // More than a pipe holds, which is no multiple of a line.
+        let lines = format!("{:099}\n", 7).repeat(20_000);
+        let has_lost = || writer.write(lines.as_bytes()).is_err();
+        assert!(has_lost() && has_lost(), "the second finds no room at all");
+        let written = read();
+        assert!(!written.is_empty() && !written.ends_with('\n'));
+        assert_eq!(writer.lost_lines() as usize, 2 * 20_000 - written.lines().count() + 1);
+        writer.write(b"next\n").unwrap();
+        writer.write(b"last\n").unwrap();
+        assert_eq!(read(), "\nnext\nlast\n");
+    }
 
     #[test]
     fn the_memory_of_a_burst_goes_back_when_it_is_over() {
