@@ -16,6 +16,7 @@ with_each_driver!(
     tries_are_limited,
     a_server_that_fails_is_left_alone_until_its_time_is_over,
     connections_are_used_again_and_not_for_ever,
+    a_worker_keeps_connections_that_the_other_one_does_not_need,
     a_connection_that_was_closed_while_idle_costs_nobody_a_request,
     a_post_is_not_sent_twice_over_a_connection_that_breaks,
     a_killed_server_under_load_loses_no_get,
@@ -203,6 +204,31 @@ fn connections_are_used_again_and_not_for_ever(driver: Driver) {
         }
         server.stop();
     }
+}
+
+/// Two requests at once need two connections of one worker. `keepalive 1` lets two workers keep as many.
+fn a_worker_keeps_connections_that_the_other_one_does_not_need(driver: Driver) {
+    let backend = Backend::tcp();
+    let servers = format!("server {}; keepalive 1;", backend.address());
+    let locations = "location / { mirror /mirror; proxy_pass http://u; }
+        location = /mirror { internal; proxy_pass http://u; }";
+    let server = start(driver, &servers, locations);
+    let mut client = server.connect();
+    let mut peers: Vec<_> = Vec::new();
+    for _ in 0..3 {
+        client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        if peers.is_empty() {
+            peers.extend([backend.accept(), backend.accept()]);
+        }
+        for peer in &mut peers {
+            peer.request();
+        }
+        for peer in &mut peers {
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        }
+        assert_eq!(client.response().text(), "ok");
+    }
+    server.stop();
 }
 
 fn a_connection_that_was_closed_while_idle_costs_nobody_a_request(driver: Driver) {

@@ -26,6 +26,7 @@ mod health;
 mod outliers;
 mod peer;
 mod peers;
+mod places;
 mod plan;
 mod pool;
 mod proxy_header;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, Timer, WeakIdleStreams, now};
 
+use super::places::{Place, Places};
 use super::warm;
 use crate::tls::IdleTls;
 use crate::transport::Transport;
@@ -21,7 +22,7 @@ const CLOSED_PER_TAKE_MAX: usize = 16;
 /// What is kept of connections between two requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepaliveSettings {
-    /// `keepalive`: how many each worker parks at most; one at least.
+    /// `keepalive`: how many are kept for each worker at most, by whichever of them; one at least.
     pub connections: usize,
     /// `local`: whether a connection is used again only by the settings (the location) that it was made for.
     pub is_local: bool,
@@ -139,6 +140,7 @@ struct Parked {
     /// The session above the socket.
     tls: Option<IdleTls>,
     _counted: ParkedConnection,
+    _place: Place,
 }
 
 /// See the file's head. A clone is the same pool.
@@ -146,6 +148,7 @@ struct Parked {
 pub struct Pool {
     settings: KeepaliveSettings,
     workers: usize,
+    places: Places,
     streams: IdleStreams<PoolKey, Parked>,
 }
 
@@ -175,8 +178,9 @@ impl Pool {
     /// It is to hold none.
     pub fn new(settings: KeepaliveSettings, workers: usize) -> Pool {
         let KeepaliveSettings { connections, timeout, .. } = settings;
-        let options = IdleOptions { loops: workers, per_loop_max: connections, timeout };
-        Pool { settings, workers, streams: IdleStreams::new(options) }
+        // How many there are of all workers is a matter of places.
+        let options = IdleOptions { loops: workers, per_loop_max: connections.saturating_mul(workers), timeout };
+        Pool { settings, workers, places: Places::new(connections, workers), streams: IdleStreams::new(options) }
     }
 
     /// What is kept.
@@ -223,11 +227,12 @@ impl Pool {
 
     /// Parks a connection for all workers. A session of TLS goes with its socket; what its server sends from now on,
     /// be it a ticket, ends both.
-    pub(super) fn park_cold(&self, worker: &Worker, key: PoolKey, connection: PooledConnection) -> bool {
+    pub(super) fn park_cold(&self, worker: &Worker, key: PoolKey, connection: PooledConnection, place: Place) -> bool {
         let PooledConnection { transport, age, counted, .. } = connection;
         drop(counted);
         let Some((stream, tls)) = transport.into_idle() else { return false };
-        self.streams.park(key, stream, Parked { age, tls, _counted: worker.connections.count_parked() })
+        let counted = worker.connections.count_parked();
+        self.streams.park(key, stream, Parked { age, tls, _counted: counted, _place: place })
     }
 
     pub(super) fn downgrade(&self) -> WeakPool {
@@ -239,14 +244,17 @@ impl Pool {
         self.streams.is_same(&other.streams)
     }
 
-    /// How many connections the running worker has parked here.
-    pub(super) fn own_len(&self) -> usize {
-        self.streams.own_len()
+    /// Where its workers keep connections.
+    pub(super) fn places(&self) -> &Places {
+        &self.places
     }
 
-    /// How many connections each worker may keep.
-    pub(super) fn connections_max(&self) -> usize {
-        self.settings.connections
+    /// A place for a worker that has so many, if need be that of the parked connection that has been idle for longest.
+    pub(super) fn take_place(&self, held: usize) -> bool {
+        if !self.places.are_free() {
+            self.streams.close_oldest();
+        }
+        self.places.take(held)
     }
 
     /// Which connections of this pool may stand for each other, where these keys would tell them apart.
@@ -334,6 +342,70 @@ mod tests {
             let taken =
                 [(); 3].map(|()| pool.take(&worker, &server.key(0), Knowledge::Driver).map(|taken| taken.age.requests));
             assert_eq!(taken, [Some(2), Some(1), None]);
+        });
+    }
+
+    /// As many as a pool gives a worker, one after the other.
+    fn taken_by(worker: &Rc<Worker>, pool: &Pool, key: &PoolKey) -> usize {
+        let taken: Vec<_> = std::iter::from_fn(|| pool.take(worker, key, Knowledge::Driver)).collect();
+        taken.len()
+    }
+
+    #[test]
+    fn a_worker_keeps_what_the_others_do_not_need() {
+        run(async || {
+            let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 2), Server::start());
+            for _ in 0..5 {
+                assert!(pool.park(&worker, server.key(0), server.connect(&worker, carried(1))));
+            }
+            assert_eq!(taken_by(&worker, &pool, &server.key(0)), 4);
+        });
+    }
+
+    #[test]
+    fn a_worker_keeps_its_own_number_and_others_give_up_what_is_more() {
+        run(async || {
+            let (worker, other, pool, mut server) = (worker(), worker(), Pool::new(SETTINGS, 2), Server::start());
+            let key = server.key(0);
+            let mut park = |by: &Rc<Worker>| assert!(pool.park(by, key.clone(), server.connect(by, carried(1))));
+            (0..4).for_each(|_| park(&worker));
+            (0..3).for_each(|_| park(&other));
+            (0..3).for_each(|_| park(&worker));
+            assert_eq!(taken_by(&other, &pool, &key), 2);
+            assert_eq!(taken_by(&worker, &pool, &key), 2);
+        });
+    }
+
+    #[test]
+    fn places_that_a_worker_does_not_need_are_soon_for_others() {
+        run(async || {
+            let (worker, other, pool, mut server) = (worker(), worker(), Pool::new(SETTINGS, 2), Server::start());
+            let key = server.key(0);
+            let mut park = |by: &Rc<Worker>| assert!(pool.park(by, key.clone(), server.connect(by, carried(1))));
+            (0..4).for_each(|_| park(&worker));
+            assert_eq!(taken_by(&worker, &pool, &key), 4);
+            cool_down().await;
+            cool_down().await;
+            (0..4).for_each(|_| park(&other));
+            assert_eq!(taken_by(&other, &pool, &key), 4);
+        });
+    }
+
+    #[test]
+    fn a_parked_connection_makes_room_for_one_that_was_used_later() {
+        run(async || {
+            let (worker, pool, mut server) = (worker(), Pool::new(SETTINGS, 1), Server::start());
+            let key = server.key(0);
+            let mut park = |requests| {
+                assert!(pool.park(&worker, key.clone(), server.connect(&worker, carried(requests))));
+            };
+            (0..2).for_each(|_| park(1));
+            cool_down().await;
+            assert_eq!(pool.len(), 2);
+            park(2);
+            assert_eq!(pool.len(), 1);
+            park(2);
+            assert_eq!((pool.len(), taken_by(&worker, &pool, &key)), (0, 2));
         });
     }
 

@@ -9,8 +9,8 @@
 //!
 //! A connection in the pool has left its driver, and a thread watches it: to park and to take it costs some five system
 //! calls, more than a small request does otherwise. Under load a connection is used again at once, by the worker that
-//! had it. What nobody takes cools down into the pool. Both together keep to `keepalive`, count as the worker's
-//! connections (`worker_connections`), and are given up when it has too many.
+//! had it. What nobody takes cools down into the pool. Both together keep to `keepalive` (`places.rs`), count as the
+//! worker's connections (`worker_connections`), and are given up when it has too many.
 
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use gale_runtime::{Moment, now, sleep, spawn};
 
+use super::places::Place;
 use super::pool::{Knowledge, Pool, PoolKey, PooledConnection, WeakPool};
 use crate::worker::{IdleConnections, Search, Worker};
 
@@ -50,15 +51,57 @@ struct WarmPool {
     pool: Pool,
     /// Those that were used last behind.
     connections: VecDeque<(PoolKey, Box<PooledConnection>)>,
+    /// The places that this worker has, at least one for each connection.
+    held: usize,
+    /// How many connections there were at most, since places were given back.
+    most: usize,
 }
 
 struct WarmConnection {
     pool: Pool,
     key: PoolKey,
     connection: Box<PooledConnection>,
+    place: Place,
 }
 
 impl WarmPool {
+    fn new(pool: &Pool) -> WarmPool {
+        WarmPool { pool: pool.clone(), connections: VecDeque::new(), held: 0, most: 0 }
+    }
+
+    /// Makes a place for one more connection, and says how many were closed for that: those that have been idle for
+    /// longest, here of the warm ones.
+    fn make_place(&mut self) -> usize {
+        let places = self.pool.places();
+        if places.are_owed(self.held) {
+            self.held -= 1;
+            self.most = self.most.min(self.held);
+            places.give_back(1);
+        }
+        let before = self.connections.len();
+        while self.connections.len() >= self.held {
+            match self.pool.take_place(self.held) {
+                true => self.held += 1,
+                false => drop(self.connections.pop_front()),
+            }
+        }
+        before - self.connections.len()
+    }
+
+    /// A place for a connection that is not warm.
+    fn hand_over_place(&mut self) -> Place {
+        self.held -= 1;
+        self.most = self.most.min(self.held);
+        self.pool.places().one_held()
+    }
+
+    /// Gives back the places that were not needed for some time.
+    fn give_back_places(&mut self) {
+        self.pool.places().give_back(self.held - self.most);
+        self.held = self.most;
+        self.most = self.connections.len();
+    }
+
     /// Since when the oldest one is idle.
     fn idle_since(&self) -> Option<Moment> {
         self.connections.front().map(|(_, connection)| connection.age.idle_since)
@@ -88,32 +131,38 @@ impl WarmConnections {
         }
         let (key, connection) = oldest.connections.pop_front()?;
         self.count -= 1;
-        Some(WarmConnection { pool: oldest.pool.clone(), key, connection })
+        Some(WarmConnection { pool: oldest.pool.clone(), key, connection, place: oldest.hand_over_place() })
     }
 
-    /// The place for one more connection of this pool, if there is room. One more than the pool may have closes the one
-    /// that has been idle for longest; here, of the warm ones.
-    fn make_room(&mut self, pool: &Pool) -> Option<usize> {
+    /// Where connections of this pool are, with a place for one more.
+    fn make_place(&mut self, pool: &Pool) -> usize {
         let known = self.pools.iter().position(|warm| warm.pool.is_same(pool));
-        let warm = known.map_or(0, |index| self.pools[index].connections.len());
-        if warm + pool.own_len() >= pool.connections_max() {
-            self.pools[known?].connections.pop_front()?;
-            self.count -= 1;
-        }
-        if self.count >= WARM_MAX {
-            return None;
-        }
-        Some(known.unwrap_or_else(|| {
-            self.pools.push(WarmPool { pool: pool.clone(), connections: VecDeque::new() });
+        let index = known.unwrap_or_else(|| {
+            self.pools.push(WarmPool::new(pool));
             self.pools.len() - 1
-        }))
+        });
+        self.count -= self.pools[index].make_place();
+        index
     }
 
-    /// Adds a connection where room was made, and says whether a task has to be started that lets them cool down.
-    fn keep(&mut self, room: usize, key: PoolKey, connection: Box<PooledConnection>) -> bool {
-        self.pools[room].connections.push_back((key, connection));
+    /// Adds a connection, and says whether a task has to be started that lets them cool down. If there are as many as
+    /// may be, it is given back with its place.
+    fn keep(
+        &mut self,
+        pool: &Pool,
+        key: PoolKey,
+        connection: Box<PooledConnection>,
+    ) -> Result<bool, Box<WarmConnection>> {
+        let index = self.make_place(pool);
+        let warm = &mut self.pools[index];
+        if self.count >= WARM_MAX {
+            let place = warm.hand_over_place();
+            return Err(Box::new(WarmConnection { pool: pool.clone(), key, connection, place }));
+        }
+        warm.connections.push_back((key, connection));
+        warm.most = warm.most.max(warm.connections.len());
         self.count += 1;
-        !std::mem::replace(&mut self.is_cooling, true)
+        Ok(!std::mem::replace(&mut self.is_cooling, true))
     }
 
     /// Remembers where connections are parked.
@@ -124,10 +173,17 @@ impl WarmConnections {
         }
     }
 
-    /// Forgets the pools of which nothing is warm, and says whether others are left.
+    /// Forgets the pools of which nothing was warm for some time, and says whether others are left.
     fn forget_empty_pools(&mut self) -> bool {
-        self.pools.retain(|warm| !warm.connections.is_empty());
+        self.pools.iter_mut().for_each(WarmPool::give_back_places);
+        self.pools.retain(|warm| warm.held > 0);
         !self.pools.is_empty()
+    }
+}
+
+impl Drop for WarmPool {
+    fn drop(&mut self) {
+        self.pool.places().give_back(self.held);
     }
 }
 
@@ -191,17 +247,14 @@ pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey, knowledge: Knowl
 /// Keeps a connection warm, or parks it for all workers if there are as many warm ones as may be. False if it was
 /// closed instead.
 pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: Box<PooledConnection>) -> bool {
-    let kept = worker.with_note(|warm: &mut WarmConnections| match warm.make_room(pool) {
-        Some(room) => Ok(warm.keep(room, key, connection)),
-        None => Err((key, connection)),
-    });
+    let kept = worker.with_note(|warm: &mut WarmConnections| warm.keep(pool, key, connection));
     match kept {
         Ok(false) => {}
         Ok(true) => {
             register(worker);
             spawn(cool_down(Rc::downgrade(worker)));
         }
-        Err((key, connection)) => return cool(worker, pool, key, *connection),
+        Err(connection) => return cool(worker, *connection),
     }
     // Whoever waits for a connection may have this one's place.
     worker.connections.note_idle();
@@ -209,11 +262,11 @@ pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: B
 }
 
 /// Parks a connection for all workers. False if it was closed instead.
-fn cool(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: PooledConnection) -> bool {
-    let is_parked = pool.park_cold(worker, key, connection);
+fn cool(worker: &Rc<Worker>, WarmConnection { pool, key, connection, place }: WarmConnection) -> bool {
+    let is_parked = pool.park_cold(worker, key, *connection, place);
     if is_parked {
         register(worker);
-        worker.with_note(|warm: &mut WarmConnections| warm.note_parked(pool));
+        worker.with_note(|warm: &mut WarmConnections| warm.note_parked(&pool));
         worker.connections.note_idle();
     }
     is_parked
@@ -228,8 +281,8 @@ async fn cool_down(worker: Weak<Worker>) {
             // Nothing is idle since before the clock began.
             let until = Moment::from_nanos(now().as_nanos().saturating_sub(WARM_TIME.as_nanos() as u64));
             let cold = worker.with_note(|warm: &mut WarmConnections| warm.take_oldest(Some(until)));
-            let Some(WarmConnection { pool, key, connection }) = cold else { break };
-            cool(&worker, &pool, key, *connection);
+            let Some(cold) = cold else { break };
+            cool(&worker, cold);
         }
         let is_done = worker.with_note(|warm: &mut WarmConnections| {
             warm.is_cooling = warm.forget_empty_pools();

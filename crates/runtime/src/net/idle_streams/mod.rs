@@ -169,6 +169,24 @@ where
         oldest.map(Idle::close).is_some()
     }
 
+    /// Closes a stream that has been idle for long: the oldest one of the running loop, or that of another loop which
+    /// nobody is using at the moment. False if there is none. Panics outside of a loop.
+    pub fn close_oldest(&self) -> bool {
+        let shards = &self.shared.shards;
+        let own = own_shard(shards.len());
+        let oldest = (0..shards.len()).find_map(|distance| {
+            let shard = &shards[(own + distance) % shards.len()];
+            if shard.is_empty() {
+                return None;
+            }
+            let mut state = if distance == 0 { shard.lock() } else { shard.state.try_lock()? };
+            let oldest = state.take_oldest();
+            shard.note_count(&state);
+            oldest
+        });
+        oldest.map(Idle::close).is_some()
+    }
+
     /// Closes all that are parked now.
     pub fn clear(&self) {
         self.shared.clear();

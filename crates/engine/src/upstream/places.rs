@@ -1,0 +1,69 @@
+//! How many idle connections a pool may keep: so many for each of its workers, wherever they are.
+//!
+//! ```text
+//!   free ◄──► held by a worker, for the connections that it keeps warm ──► of a parked connection ──► free
+//! ```
+//!
+//! What some workers do not need, others use: the kernel gives one worker more clients than another, and each of them
+//! may have an idle connection at the same moment. A worker always gets its own number. If others have all places then,
+//! the pool is overdrawn, until one that has more than its number gives one up: at the next connection that it keeps.
+//!
+//! A worker holds its places over many requests, so a request touches nothing that workers share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicIsize, Ordering};
+
+/// The places of one pool. A clone is the same.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    /// Below zero where the pool is overdrawn.
+    free: Arc<AtomicIsize>,
+    per_worker: usize,
+}
+
+/// A place, which is free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Place(Places);
+
+impl Places {
+    pub fn new(per_worker: usize, workers: usize) -> Places {
+        let all = isize::try_from(per_worker.saturating_mul(workers)).unwrap_or(isize::MAX);
+        Places { free: Arc::new(AtomicIsize::new(all)), per_worker }
+    }
+
+    /// Whether some are free.
+    pub fn are_free(&self) -> bool {
+        self.free.load(Ordering::Relaxed) > 0
+    }
+
+    /// Takes one for a worker that has so many of them.
+    pub fn take(&self, held: usize) -> bool {
+        if held < self.per_worker {
+            self.free.fetch_sub(1, Ordering::Relaxed);
+            return true;
+        }
+        let one_less = |free: isize| (free > 0).then_some(free - 1);
+        self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
+    }
+
+    /// Whether a worker that has so many of them has to give one up.
+    pub fn are_owed(&self, held: usize) -> bool {
+        held > self.per_worker && self.free.load(Ordering::Relaxed) < 0
+    }
+
+    /// So many are free again.
+    pub fn give_back(&self, count: usize) {
+        self.free.fetch_add(count as isize, Ordering::Relaxed);
+    }
+
+    /// One of those that a worker holds, from now on by itself.
+    pub fn one_held(&self) -> Place {
+        Place(self.clone())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.give_back(1);
+    }
+}
