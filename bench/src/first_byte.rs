@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use gale_base::histogram::Histogram;
+use gale_base::histogram::FineHistogram;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -130,7 +130,8 @@ pub fn ask(address: &str, path: &str, rate: u32, run_time: Duration) -> std::io:
         peers.push(Peer { stream, due: Instant::now(), head: Vec::new(), missing: None });
     }
     let mut idle: Vec<usize> = (0..CONNECTIONS).rev().collect();
-    let (interval, begun, latency, mut errors) = (Duration::from_secs(1) / rate, Instant::now(), Histogram::new(), 0);
+    let (interval, begun, latency, mut errors) =
+        (Duration::from_secs(1) / rate, Instant::now(), FineHistogram::default(), 0);
     let (counts_from, end) = (begun + WARM_UP_TIME, begun + WARM_UP_TIME + run_time);
     let mut due = begun;
     let mut events = Vec::with_capacity(CONNECTIONS);

@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use gale_base::histogram::Histogram;
+use gale_base::histogram::FineHistogram;
 use serde::Serialize;
 
 use crate::Measured;
@@ -206,7 +206,7 @@ fn echo_once(tunnel: &mut TcpStream) -> std::io::Result<()> {
 
 /// Echoes over all tunnels in turn for as long as `goes_on` says so, once at least.
 fn echo_while(tunnels: &mut [TcpStream], mut goes_on: impl FnMut() -> bool) -> Result<Echoes, String> {
-    let latency = Histogram::default();
+    let latency = FineHistogram::default();
     let mut max_us = 0.0_f64;
     let (mut count, places) = (0, tunnels.len());
     loop {

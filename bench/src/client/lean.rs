@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-use gale_base::histogram::Histogram;
+use gale_base::histogram::FineHistogram;
 
 use super::load::Connection;
 use super::{Figures, Run};
@@ -124,7 +124,7 @@ pub(super) struct Totals {
 /// From the turn in which a request was sent to the turn in which its answer was whole.
 #[derive(Default)]
 pub(super) struct Latency {
-    histogram: Histogram,
+    histogram: FineHistogram,
 }
 
 impl Latency {

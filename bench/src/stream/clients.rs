@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gale_base::histogram::Histogram;
+use gale_base::histogram::FineHistogram;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -73,7 +73,7 @@ fn exchange_over(streams: &mut [impl Read + Write], end: Instant) -> io::Result<
 }
 
 /// A connection for each message; how long each took goes into `times`.
-pub fn short_connections(address: SocketAddr, end: Instant, times: &Histogram) -> io::Result<u64> {
+pub fn short_connections(address: SocketAddr, end: Instant, times: &FineHistogram) -> io::Result<u64> {
     let mut count = 0;
     while Instant::now() < end {
         let begun = Instant::now();

@@ -13,7 +13,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gale_base::histogram::Histogram;
+use gale_base::histogram::FineHistogram;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
 
@@ -265,7 +265,7 @@ fn measure_one(options: &Options, program: &Program) -> Result<Vec<Sample>, Stri
         let end = begun + options.run_time;
         let counted = match job {
             Job::Exchanges => clients::exchanges(address, end),
-            Job::ShortConnections => clients::short_connections(address, end, &Histogram::default()),
+            Job::ShortConnections => clients::short_connections(address, end, &FineHistogram::default()),
             Job::Bulk => clients::bulk(address, &behind),
             Job::TlsExchanges => clients::tls_exchanges(address, end, &tls),
             Job::TlsBulk => clients::tls_bulk(address, &behind, &tls),
@@ -310,7 +310,7 @@ fn measure_way(options: &Options, program: &Program, way: Accepting) -> Result<W
     let setting = Setting { cores: Some(cores), blocks, workers: 2, accepting: way, ..Setting::default() };
     let server = program.start(setting)?;
     let address = SocketAddr::from(([127, 0, 0, 1], port));
-    let times = Histogram::default();
+    let times = FineHistogram::default();
     let (cpu, begun) = (cpu_time(server.root), Instant::now());
     let end = begun + options.run_time;
     let counted = std::thread::scope(|scope| {
