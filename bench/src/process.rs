@@ -138,6 +138,30 @@ pub fn threads(processes: &[Process]) -> Threads {
     processes.iter().flat_map(|process| process.threads()).collect()
 }
 
+/// A thread of a process, for those who look at it often.
+#[derive(Debug, Clone, Copy)]
+pub struct ThreadId {
+    pub process: Process,
+    pub thread: u32,
+}
+
+impl ThreadId {
+    /// For how long it could have run and had no core.
+    pub fn run_delay(self) -> Duration {
+        run_delay_in(&format!("/proc/{}/task/{}/schedstat", self.process.id, self.thread))
+    }
+}
+
+/// For how long the calling thread could have run and had no core.
+pub fn run_delay_of_this_thread() -> Duration {
+    run_delay_in("/proc/thread-self/schedstat")
+}
+
+fn run_delay_in(schedstat: &str) -> Duration {
+    let text = fs::read_to_string(schedstat).unwrap_or_default();
+    Duration::from_nanos(text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0))
+}
+
 /// Where in the kernel a thread is, a function a line; empty if it is not, or nobody may know.
 pub fn thread_stack(process: Process, thread: u32) -> String {
     fs::read_to_string(format!("/proc/{}/task/{thread}/stack", process.id)).unwrap_or_default()

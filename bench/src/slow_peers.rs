@@ -16,14 +16,14 @@ use serde::Serialize;
 use crate::Measured;
 use crate::behind::{Bulk, Pace};
 use crate::case::in_turn;
-use crate::client::swarm::{Got, probe};
+use crate::client::swarm::{Got, WithoutCore, probe_loops};
 use crate::memory::{self, Memory};
 use crate::options::Options;
 use crate::report::{self, Document, Spread};
 use crate::servers::{Program, Setting};
 use crate::thread_pools::confine::{self, Cage, SmallDisk};
-use crate::thread_pools::stalls;
 use crate::thread_pools::waits::{self, Waits};
+use crate::thread_pools::{event_loops, stalls};
 
 const BODY_BYTES: u64 = 1 << 30;
 /// The slow peer takes less than half of what the disk gives.
@@ -80,7 +80,8 @@ pub fn measure(options: &Options) -> Measured {
         "{notes}{} rounds; median (least – greatest). 1 GiB to a peer that takes {} MB/s, one worker. Temporary files \
          lie on a disk with a queue of 4 requests, held to {} MiB/s of reads; {} MiB of memory for server and page \
          cache. A probe asks for two bytes every 20 ms. Memory is the growth of the PSS of the server's processes, at \
-         most. What loops waited for is named by the kernel's stacks of their threads, seen every 5 ms.\n\n{}",
+         most. What loops waited for is named by the kernel's stacks of their threads, seen every 5 ms. \"Of it no core\" \
+         is for how long probe and loop could have run during the longest wait, and had no core (schedstat).\n\n{}",
         options.idle_rounds,
         TAKEN_PER_SECOND / 1_000_000,
         DISK_BYTES_PER_SECOND >> 20,
@@ -103,10 +104,12 @@ fn table(rows: &[Row]) -> String {
             ("memory, MiB", &|row| spread(row, |round| round.download.memory_mib)),
             ("probe p99, ms", &|row| spread(row, |round| round.download.probe.p99_ms)),
             ("longest, ms", &|row| spread(row, |round| round.download.probe.max_ms)),
+            ("of it no core", &|row| without_core(row, |round| &round.download)),
             ("upload, s", &|row| spread(row, |round| round.upload.seconds)),
             ("memory, MiB", &|row| spread(row, |round| round.upload.memory_mib)),
             ("probe p99, ms", &|row| spread(row, |round| round.upload.probe.p99_ms)),
             ("longest, ms", &|row| spread(row, |round| round.upload.probe.max_ms)),
+            ("of it no core", &|row| without_core(row, |round| &round.upload)),
             ("loops waited over 20 ms for", &|row| {
                 let transfers = row.rounds.iter().flat_map(|round| [&round.download, &round.upload]);
                 waits::text(&waits::together(transfers.map(|transfer| &transfer.waits)))
@@ -114,6 +117,14 @@ fn table(rows: &[Row]) -> String {
             ("stalls logged", &|row| row.rounds.iter().map(|round| round.stalls.len()).sum::<usize>().to_string()),
         ],
     )
+}
+
+/// Of the longest wait of all rounds: for how long the probe and the loop had no core.
+fn without_core(row: &Row, of: fn(&Round) -> &Transfer) -> String {
+    let longest =
+        row.rounds.iter().map(|round| &of(round).probe).max_by(|one, other| one.max_ms.total_cmp(&other.max_ms));
+    let WithoutCore { probe_ms, loop_ms } = longest.map(|probe| probe.without_core).unwrap_or_default();
+    format!("probe {probe_ms:.1}, loop {loop_ms:.1}")
 }
 
 fn measure_one(options: &Options, program: &Program, cage: &Cage, disk: &SmallDisk) -> Result<Round, String> {
@@ -134,8 +145,9 @@ fn measure_one(options: &Options, program: &Program, cage: &Cage, disk: &SmallDi
     let before = Memory::read(&server.root.tree()).pss_kib;
     let transfer = |run: fn(&str) -> std::io::Result<()>| {
         let ends = AtomicBool::new(false);
+        let loops = event_loops(server.root);
         std::thread::scope(|scope| {
-            let probe = scope.spawn(|| probe(&server.address, "/return", Duration::ZERO, &ends));
+            let probe = scope.spawn(|| probe_loops(&loops, &server.address, "/return", Duration::ZERO, &ends));
             let waits = scope.spawn(|| waits::watch(server.root, &ends));
             let most = scope.spawn(|| memory::most_pss_kib(server.root, &ends));
             let begun = Instant::now();

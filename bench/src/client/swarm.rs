@@ -13,11 +13,11 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gale_base::histogram::{Histogram, Snapshot};
+use gale_base::histogram::{FineHistogram, FineSnapshot};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::load::{ANSWER_TIME_LIMIT, Answer, Connection, Failure};
 use super::tls;
 use crate::burst::take_priority;
+use crate::process::{ThreadId, run_delay_of_this_thread};
 
 /// A head is not longer.
 const HEAD_MAX: usize = 16 * 1024;
@@ -64,10 +65,22 @@ pub struct Got {
     pub p99_ms: f64,
     pub max_ms: f64,
     pub errors: u64,
+    /// Of a probe, during its longest wait.
+    #[serde(default)]
+    pub without_core: WithoutCore,
+}
+
+/// For how long threads could have run and had no core.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct WithoutCore {
+    /// The probe's own.
+    pub probe_ms: f64,
+    /// The event loop that waited most; zero where nobody said which threads are event loops.
+    pub loop_ms: f64,
 }
 
 impl Got {
-    fn of(latency: &Snapshot, requests: u64, bytes: u64, errors: u64, seconds: f64) -> Got {
+    fn of(latency: &FineSnapshot, requests: u64, bytes: u64, errors: u64, seconds: f64) -> Got {
         let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
         Got {
             requests_per_second: requests as f64 / seconds,
@@ -77,6 +90,7 @@ impl Got {
             p99_ms: ms(latency.quantile(0.99)),
             max_ms: ms(latency.max()),
             errors,
+            without_core: WithoutCore::default(),
         }
     }
 }
@@ -111,7 +125,7 @@ impl Swarm<'_> {
         }
         let begun = Instant::now();
         let counts_from = begun + self.warm_up;
-        let mut tally = Tally { counts_from, latency: Histogram::new(), requests: 0, bytes: 0, errors: 0 };
+        let mut tally = Tally { counts_from, latency: FineHistogram::default(), requests: 0, bytes: 0, errors: 0 };
         for (number, peer) in peers.iter_mut().enumerate() {
             peer.ask(&(self.request)(number));
         }
@@ -189,7 +203,7 @@ const SLICES: u32 = 20;
 
 struct Tally {
     counts_from: Instant,
-    latency: Histogram,
+    latency: FineHistogram,
     requests: u64,
     bytes: u64,
     errors: u64,
@@ -310,7 +324,18 @@ const PROBE_CONNECTIONS: u32 = 4;
 
 /// Asks for `path` every 20 ms until it is told to end.
 pub fn probe(address: &str, path: &str, warm_up: Duration, ends: &AtomicBool) -> Result<Got, String> {
-    probe_by(&|connection| connection.request(path, false), || (), address, warm_up, ends)
+    probe_loops(&[], address, path, warm_up, ends)
+}
+
+/// The same, which tells for how long these threads and itself had no core during the longest wait.
+pub fn probe_loops(
+    loops: &[ThreadId],
+    address: &str,
+    path: &str,
+    warm_up: Duration,
+    ends: &AtomicBool,
+) -> Result<Got, String> {
+    probe_by(&|connection| connection.request(path, false), || (), loops, address, warm_up, ends)
 }
 
 /// The same for a body of so many bytes, with real-time priority: where clients and server share the cores, the
@@ -322,34 +347,56 @@ pub fn prompt_probe(
     warm_up: Duration,
     ends: &AtomicBool,
 ) -> Result<Got, String> {
-    probe_by(&|connection| connection.request_whole(path, bytes), take_priority, address, warm_up, ends)
+    probe_by(&|connection| connection.request_whole(path, bytes), take_priority, &[], address, warm_up, ends)
 }
 
 type Ask<'a> = &'a (dyn Fn(&mut Connection) -> Result<Answer, Failure> + Sync);
 
 /// Asks in this way; each of its threads calls `begin` first.
-fn probe_by(ask: Ask<'_>, begin: fn(), address: &str, warm_up: Duration, ends: &AtomicBool) -> Result<Got, String> {
+fn probe_by(
+    ask: Ask<'_>,
+    begin: fn(),
+    loops: &[ThreadId],
+    address: &str,
+    warm_up: Duration,
+    ends: &AtomicBool,
+) -> Result<Got, String> {
     let begun = Instant::now();
     let counts_from = begun + warm_up;
-    let latency = Histogram::new();
+    let latency = FineHistogram::default();
     let errors = std::sync::atomic::AtomicU64::new(0);
+    let longest = Mutex::new((Duration::ZERO, WithoutCore::default()));
     std::thread::scope(|scope| {
         for number in 0..PROBE_CONNECTIONS {
-            let (latency, errors) = (&latency, &errors);
+            let (latency, errors, longest) = (&latency, &errors, &longest);
             scope.spawn(move || {
                 begin();
                 let interval = PROBE_EVERY * PROBE_CONNECTIONS;
                 let mut due = begun + PROBE_EVERY * number;
                 let mut connection = Connection::open(address).ok();
                 while !ends.load(Ordering::Relaxed) {
+                    let own_before = run_delay_of_this_thread();
                     std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                    let loops_before: Vec<Duration> = loops.iter().map(|each| each.run_delay()).collect();
                     let answer = connection.as_mut().map(ask);
                     if !matches!(answer, Some(Ok(ref answer)) if answer.status == 200) {
                         errors.fetch_add(1, Ordering::Relaxed);
                         connection = Connection::open(address).ok();
                     }
+                    let took = due.elapsed();
                     if Instant::now() >= counts_from {
-                        latency.record(due.elapsed());
+                        latency.record(took);
+                        let mut longest = longest.lock().expect("nobody panics with it");
+                        if took > longest.0 {
+                            let ms = |since: Duration, until: Duration| until.saturating_sub(since).as_secs_f64() * 1e3;
+                            let of_loops =
+                                loops.iter().zip(&loops_before).map(|(each, &since)| ms(since, each.run_delay()));
+                            let without_core = WithoutCore {
+                                probe_ms: ms(own_before, run_delay_of_this_thread()),
+                                loop_ms: of_loops.fold(0.0, f64::max),
+                            };
+                            *longest = (took, without_core);
+                        }
                     }
                     due += interval;
                 }
@@ -366,7 +413,9 @@ fn probe_by(ask: Ask<'_>, begin: fn(), address: &str, warm_up: Duration, ends: &
     if snapshot.count() == 0 {
         return Err("the probe had no answer".to_owned());
     }
-    Ok(Got::of(&snapshot, snapshot.count(), 0, errors.load(Ordering::Relaxed), seconds))
+    let (_, without_core) = longest.into_inner().expect("nobody panics with it");
+    let got = Got::of(&snapshot, snapshot.count(), 0, errors.load(Ordering::Relaxed), seconds);
+    Ok(Got { without_core, ..got })
 }
 
 #[cfg(test)]

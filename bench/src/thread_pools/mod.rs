@@ -27,7 +27,7 @@ use crate::certificate::Certificate;
 use crate::client::load;
 use crate::client::swarm::{self, Got, Swarm};
 use crate::options::Options;
-use crate::process::Process;
+use crate::process::{Process, ThreadId};
 use crate::report::{self, Document, Spread};
 use crate::servers::{Kind, Program, Running, Setting};
 use chart::{Bars, Chart, Panel};
@@ -395,6 +395,17 @@ fn share_in_state_d(root: Process, ends: &AtomicBool) -> f64 {
 /// Whether a thread of this name is an event loop: Gale's are threads called "worker N", nginx's are processes.
 pub fn is_event_loop(process: Process, root: Process, thread_name: &str) -> bool {
     thread_name.starts_with("worker ") || (thread_name == "nginx" && process != root)
+}
+
+/// The event loops of a server.
+pub fn event_loops(root: Process) -> Vec<ThreadId> {
+    let of_process = |process: Process| {
+        let threads = process.thread_states().into_iter();
+        threads
+            .filter(move |(_, name, _)| is_event_loop(process, root, name))
+            .map(move |(thread, ..)| ThreadId { process, thread })
+    };
+    root.tree().into_iter().flat_map(of_process).collect()
 }
 
 /// Lines about stalls of over 20 ms that were not the machine's fault.
