@@ -34,6 +34,9 @@ const CONFIGURATION: &str = "error_log /log info;
             location / { proxy_pass http://u; }
             location /off { proxy_buffering off; proxy_pass http://u; }
             location /kept { proxy_pass http://kept; }
+            location /upload { proxy_request_buffering off; proxy_pass http://u; }
+            location /upload-off { proxy_request_buffering off; proxy_buffering off; proxy_pass http://u; }
+            location /socket { keepalive_timeout 0; proxy_pass http://u; }
             location /2/ { proxy_http_version 2; proxy_pass http://u; }
             location /2/off {
                 proxy_http_version 2; proxy_buffering off; proxy_request_buffering off; proxy_pass http://u;
@@ -44,6 +47,7 @@ const CONFIGURATION: &str = "error_log /log info;
             location /uwsgi { uwsgi_pass u; }
             location /memcached { set $memcached_key key; memcached_pass u; }
         }
+        server { listen %ADDRESS%; server_name tunnel; tunnel_read_timeout 20s; tunnel_pass u; }
     }";
 
 const TARGETS: [&str; 2] = ["/", "/off"];
@@ -361,6 +365,206 @@ fn a_client_may_leave_at_any_byte() {
                             play(vec![request(target), came, end.clone()], Reading::Eagerly).await;
                         }
                     }
+                }
+            }
+        });
+    });
+}
+
+/// Nothing holds a connection to the server once its client has gone.
+async fn wait_until_server_is_free(backend: &Backend, what: &dyn std::fmt::Debug) {
+    let deadline = now() + Duration::from_secs(60);
+    while backend.open.get() > 0 {
+        assert!(now() < deadline, "{what:?}: the server's connection is open");
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+const UPLOADS: [&str; 2] = ["/upload", "/upload-off"];
+
+/// The head of an upload, and its body as it goes on the wire: [`BODY`] with a length, or in chunks.
+fn upload(target: &str, is_chunked: bool) -> (String, &'static str) {
+    let (framing, body) = match is_chunked {
+        false => ("Content-Length: 12", "hello, world"),
+        true => ("Transfer-Encoding: chunked", "5\r\nhello\r\n7\r\n, world\r\n0\r\n\r\n"),
+    };
+    (format!("POST {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{framing}\r\n\r\n"), body)
+}
+
+/// Whether a server has got all of an upload's body, as its framing tells.
+fn has_whole_upload(received: &[u8]) -> bool {
+    let Some(end) = received.windows(4).position(|end| end == b"\r\n\r\n") else { return false };
+    let (head, body) = received.split_at(end + 4);
+    match head.windows(b"chunked".len()).any(|part| part == b"chunked") {
+        true => body.ends_with(b"0\r\n\r\n"),
+        false => body.len() >= BODY.len(),
+    }
+}
+
+#[test]
+fn a_server_that_stops_at_any_byte_while_it_is_sent_a_body_breaks_off_that_response_and_nothing_else() {
+    each_seed(1, |simulation| {
+        with_backend(simulation, async |backend| {
+            for (framed, text) in RESPONSES {
+                let head_end = text.find("\r\n\r\n").expect("an end") + 4;
+                for cut in 0..=text.len() {
+                    for (stop, last) in [
+                        (Stop::Close, Sending::Close),
+                        (Stop::Reset, Sending::Reset),
+                        (Stop::Stall, Sending::Pause(Duration::from_secs(100))),
+                    ] {
+                        backend.does([bytes(&text.as_bytes()[..cut]), Sending::Pause(Duration::from_millis(5)), last]);
+                        // The rest of the body comes when the server has stopped.
+                        for (target, is_chunked) in UPLOADS.into_iter().zip([false, true]) {
+                            let (head, body) = upload(target, is_chunked);
+                            let begun = now();
+                            let sends = vec![
+                                bytes(head.as_bytes()),
+                                bytes(&body.as_bytes()[..5]),
+                                Sending::Pause(Duration::from_secs(1)),
+                                bytes(&body.as_bytes()[5..]),
+                            ];
+                            let transcript = play(sends, Reading::Eagerly).await;
+                            let what = (framed, target, stop, cut);
+                            assert!(now().since(begun) < Duration::from_secs(30), "{what:?}: {transcript:?}");
+                            let is_whole = match framed {
+                                Framed::UntilClose => stop == Stop::Close,
+                                Framed::Length | Framed::Chunked => cut == text.len(),
+                            };
+                            let status = if stop == Stop::Stall { 504 } else { 502 };
+                            let seen = see(&transcript);
+                            let Some(seen) = &seen else { panic!("{what:?}: {transcript:?}") };
+                            if cut < head_end {
+                                assert_eq!((seen.status, seen.is_whole), (status, true), "{what:?}: {seen:?}");
+                                continue;
+                            }
+                            assert_eq!((seen.status, seen.is_whole), (200, is_whole), "{what:?}: {seen:?}");
+                            assert!(BODY.starts_with(&seen.body), "{what:?}: {seen:?}");
+                        }
+                    }
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn a_client_may_leave_at_any_byte_of_an_upload_and_the_server_never_takes_it_for_whole() {
+    each_seed(1, |simulation| {
+        with_backend(simulation, async |backend| {
+            backend.does_when(has_whole_upload, [bytes(RESPONSES[0].1.as_bytes())]);
+            for (target, is_chunked) in UPLOADS.into_iter().flat_map(|target| [(target, false), (target, true)]) {
+                let (head, body) = upload(target, is_chunked);
+                let post = [head, body.to_owned()].concat();
+                for end in [Sending::Close, Sending::Reset] {
+                    for cut in 0..post.len() {
+                        let what = (target, is_chunked, cut);
+                        // What was sent arrives, and is passed on, before the client leaves.
+                        let pause = Sending::Pause(Duration::from_millis(20));
+                        play(vec![bytes(&post.as_bytes()[..cut]), pause, end.clone()], Reading::Eagerly).await;
+                        sleep(Duration::from_millis(20)).await;
+                        wait_until_server_is_free(backend, &what).await;
+                        for transcript in backend.transcripts.take() {
+                            let received = transcript.received.escape_ascii();
+                            assert!(!has_whole_upload(&transcript.received), "{what:?}: {received}");
+                        }
+                    }
+                }
+                let seen = see(&play(vec![bytes(post.as_bytes())], Reading::Eagerly).await).expect("an answer");
+                assert_eq!((seen.status, &*seen.body), (200, BODY));
+                assert!(backend.transcripts.take().iter().all(|whole| has_whole_upload(&whole.received)));
+            }
+        });
+    });
+}
+
+/// What a client asks for a tunnel with, and the head with which the server agrees: to WebSockets, or to nothing, since
+/// it is only connected to.
+const TUNNELS: [(&str, &str); 2] = [
+    (
+        "GET /socket HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    ),
+    ("CONNECT tunnel:80 HTTP/1.1\r\nHost: tunnel:80\r\n\r\n", ""),
+];
+
+impl Backend {
+    /// What it does with connections that become tunnels with this head.
+    fn does_in_tunnel(&self, head: &str, steps: impl IntoIterator<Item = Sending>) {
+        if head.is_empty() { self.does_when(|_| true, steps) } else { self.does(steps) }
+    }
+}
+
+#[test]
+fn a_server_that_stops_at_any_byte_of_a_tunnel_ends_it_for_the_client() {
+    each_seed(1, |simulation| {
+        with_backend(simulation, async |backend| {
+            for (asked, head) in TUNNELS {
+                let text = [head.as_bytes(), BODY].concat();
+                for cut in 0..=text.len() {
+                    for (stop, last) in [
+                        (Stop::Close, Sending::Close),
+                        (Stop::Reset, Sending::Reset),
+                        (Stop::Stall, Sending::Pause(Duration::from_secs(100))),
+                    ] {
+                        let what = (asked, stop, cut);
+                        let pause = Sending::Pause(Duration::from_millis(5));
+                        backend.does_in_tunnel(head, [bytes(&text[..cut]), pause, last]);
+                        let begun = now();
+                        let transcript = play(vec![bytes(asked.as_bytes())], Reading::Eagerly).await;
+                        assert!(now().since(begun) < Duration::from_secs(30), "{what:?}: {transcript:?}");
+                        let Some(seen) = see(&transcript) else { panic!("{what:?}: {transcript:?}") };
+                        if cut < head.len() {
+                            let status = if stop == Stop::Stall { 504 } else { 502 };
+                            assert_eq!((seen.status, seen.is_whole), (status, true), "{what:?}: {seen:?}");
+                            continue;
+                        }
+                        let status = if head.is_empty() { 200 } else { 101 };
+                        assert_eq!(seen.status, status, "{what:?}: {seen:?}");
+                        // A reset may overtake what was sent before it.
+                        let is_all = seen.body == text[head.len()..cut];
+                        assert!(is_all || stop == Stop::Reset && BODY.starts_with(&seen.body), "{what:?}: {seen:?}");
+                        wait_until_server_is_free(backend, &what).await;
+                    }
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn a_client_may_leave_a_tunnel_at_any_byte_and_the_server_is_told() {
+    each_seed(1, |simulation| {
+        with_backend(simulation, async |backend| {
+            for (asked, head) in TUNNELS {
+                let answer = Bytes::from([head.as_bytes(), BODY].concat());
+                let said = [asked.as_bytes(), BODY].concat();
+                backend.does_in_tunnel(head, [Sending::Pieces(answer, 3, Duration::from_millis(2))]);
+                for end in [Sending::Close, Sending::Reset] {
+                    // Whatever it has said so far.
+                    for cut in 0..said.len() {
+                        let pause = Sending::Pause(Duration::from_millis(20));
+                        play(vec![bytes(&said[..cut]), pause, end.clone()], Reading::Eagerly).await;
+                        wait_until_server_is_free(backend, &(asked, "said", cut)).await;
+                        for transcript in backend.transcripts.take() {
+                            let received = &transcript.received;
+                            let at = if head.is_empty() { 0 } else { received.len().min(asked.len()) };
+                            let behind = &said[cut.min(asked.len())..cut];
+                            let shown = received.escape_ascii();
+                            // In order, and nothing of it is lost on the way to a server that reads.
+                            assert!(received.ends_with(behind) || at == 0 && received.is_empty(), "{cut}: {shown}");
+                        }
+                    }
+                    // Whatever it has heard so far.
+                    for cut in 0..head.len() + BODY.len() + 40 {
+                        let came = Sending::Await(Rc::new(move |received| received.len() >= cut));
+                        let patience = Sending::Pause(Duration::from_millis(1));
+                        let client = play(vec![bytes(&said), came, patience, end.clone()], Reading::Eagerly);
+                        // More than comes in all: the tunnel is idle for too long.
+                        client.await;
+                        wait_until_server_is_free(backend, &(asked, "heard", cut)).await;
+                    }
+                    backend.transcripts.take();
                 }
             }
         });
