@@ -25,7 +25,7 @@ with_each_driver!(
     wrong_checks_are_told_in_nginx_s_words,
     a_server_that_failed_too_often_is_told_of,
     a_used_retry_budget_ends_retries,
-    a_server_that_stands_out_by_its_errors_is_set_aside,
+    a_server_that_stands_out_by_its_errors_is_set_aside_also_after_a_reload,
     wrong_outlier_ejection_is_told,
 );
 
@@ -424,20 +424,22 @@ fn a_used_retry_budget_ends_retries(driver: Driver) {
     }
 }
 
-fn a_server_that_stands_out_by_its_errors_is_set_aside(driver: Driver) {
+fn a_server_that_stands_out_by_its_errors_is_set_aside_also_after_a_reload(driver: Driver) {
     let answer = |status: &'static str| {
         Backend::tcp()
             .serve(move |_, client| client.try_send(format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n")).is_ok())
     };
     let (good, other, bad) = (answer("200 OK"), answer("200 OK"), answer("500 Wrong"));
-    let text = format!(
-        "upstream app {{ outlier_ejection interval=1s requests=5 latency=100000 time=1h;
-             server {}; server {}; server {}; }}
-         server {{ listen %UNIX%; keepalive_requests 1000000000;
-             location / {{ proxy_pass http://app; }} location /api/ {{ api; }} }}",
-        good.address, other.address, bad.address
-    );
-    let server = Setup::http(driver, &text).start();
+    let text = |more: &str| {
+        format!(
+            "upstream app {{ outlier_ejection interval=1s requests=5 latency=100000 time=1h;
+                 server {}; server {}; server {}; {more} }}
+             server {{ listen %UNIX%; keepalive_requests 1000000000;
+                 location / {{ proxy_pass http://app; }} location /api/ {{ api; }} }}",
+            good.address, other.address, bad.address
+        )
+    };
+    let mut server = Setup::http(driver, &text("")).start();
     let message = format!("upstream server {} in upstream \"app\" is set aside for 3600 s: 100% of its", bad.address);
     let mut client = server.connect();
     let deadline = std::time::Instant::now() + DEADLINE;
@@ -445,12 +447,18 @@ fn a_server_that_stands_out_by_its_errors_is_set_aside(driver: Driver) {
         assert!(std::time::Instant::now() < deadline, "it stands out");
         assert!([200, 500].contains(&client.get("/").status));
     }
-    // Requests that were under way aside, it gets none any more.
+    // Requests that were under way aside, it gets none any more: nor after a reload, be the group the same or another
+    // one with these servers.
     let asked = bad.asked().len();
-    (0..30).for_each(|_| assert_eq!(client.get("/").status, 200));
-    assert_eq!(bad.asked().len(), asked);
-    let report = client.get("/api/9/http/upstreams/app").text().to_owned();
-    assert_eq!((report.matches("\"up\"").count(), report.matches("\"state\":\"unavail\"").count()), (2, 1), "{report}");
+    for reloads in 0..3 {
+        let mut client = server.connect();
+        (0..30).for_each(|_| assert_eq!(client.get("/").status, 200, "{reloads}"));
+        assert_eq!(bad.asked().len(), asked, "{reloads}");
+        let report = client.get("/api/9/http/upstreams/app").text().to_owned();
+        let states = (report.matches("\"up\"").count(), report.matches("\"state\":\"unavail\"").count());
+        assert_eq!(states, (2, 1), "{reloads}: {report}");
+        server.reload_http(driver, &text(["", "keepalive 3;", ""][reloads]));
+    }
     server.stop();
 }
 

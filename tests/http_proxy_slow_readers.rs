@@ -1,5 +1,5 @@
-//! Many clients that do not read what a fast server sends: the server is free early, memory is bounded, and nothing is
-//! lost.
+//! Many clients that do not read what a fast server sends, or a byte of it now and then: the server is free early, memory
+//! is bounded, and nothing is lost.
 
 mod support;
 
@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use support::{Backend, Client, DEADLINE, Driver, Serving, Setup, resident_memory, with_each_driver};
+use support::{Backend, Client, DEADLINE, Driver, Serving, Setup, descriptors_of, resident_memory, with_each_driver};
 
 with_each_driver!(
     servers_are_free_long_before_clients_that_do_not_read,
-    thousands_of_clients_that_do_not_read_cost_their_buffers,
+    thousands_of_clients_that_read_a_byte_now_and_then_cost_their_buffers,
 );
 
 /// How many clients there are at once.
@@ -79,7 +79,7 @@ const SHORT_BODY: usize = 192 << 10;
 /// belongs to a request under way, and what the allocator keeps.
 const GROWTH_MAX_OF_ONE: u64 = 96 << 10;
 
-fn thousands_of_clients_that_do_not_read_cost_their_buffers(driver: Driver) {
+fn thousands_of_clients_that_read_a_byte_now_and_then_cost_their_buffers(driver: Driver) {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("up to the maximum");
     // Both drivers are tested at once, in one process.
@@ -97,6 +97,7 @@ fn thousands_of_clients_that_do_not_read_cost_their_buffers(driver: Driver) {
     let server = setup.replace("error.log info", "error.log error").start();
     let worker = server.worker();
     let (before, _) = resident_memory(worker);
+    let descriptors = descriptors_of(worker);
     let address = server.directory.address(1);
     let mut clients: Vec<Client> = Vec::new();
     // No more of them at once than wait to be accepted, and than there are threads behind.
@@ -107,7 +108,11 @@ fn thousands_of_clients_that_do_not_read_cost_their_buffers(driver: Driver) {
         for _ in next..clients.len() {
             endings.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("behind {next} a connection did not end"));
         }
+        // Far less than there is.
+        clients.iter_mut().for_each(Client::receive_byte);
     }
+    // A client and its file, and no connection to the server any more.
+    assert!(descriptors_of(worker) < descriptors + 2 * clients.len() + 100, "{}", descriptors_of(worker));
     let (_, most) = resident_memory(worker);
     let grown = most.saturating_sub(before) / clients.len() as u64;
     assert!(grown < GROWTH_MAX_OF_ONE, "from {before} to {most}: {grown} bytes for each");

@@ -20,6 +20,7 @@ with_each_driver!(
     a_state_file_has_the_servers_and_need_not_be_there,
     requests_wait_in_the_queue_until_a_server_is_free,
     a_session_stays_with_its_server,
+    a_learned_session_stays_with_its_server_over_a_reload,
 );
 
 /// Two servers that tell who they are and how many requests their connection has carried.
@@ -219,5 +220,30 @@ fn a_session_stays_with_its_server(driver: Driver) {
         server.connect().ask(request).text().split(' ').next().expect("a word").to_owned()
     };
     assert_eq!(["b", "b", "b", "a", "a"].map(ask), ["two", "two", "two", "one", "one"]);
+    server.stop();
+}
+
+fn a_learned_session_stays_with_its_server_over_a_reload(driver: Driver) {
+    let group = |more: &str| {
+        let sticky = "sticky learn create=$upstream_cookie_id lookup=$cookie_id zone=sessions:64k timeout=1h;";
+        let text = format!("upstream app {{ server unix:%DIR%/one; server unix:%DIR%/two; {sticky} {more} }}");
+        one_worker(driver, &proxy(&text))
+            .replace("return 200 \"one", "add_header Set-Cookie id=1; return 200 \"one")
+            .replace("return 200 \"two", "add_header Set-Cookie id=2; return 200 \"two")
+    };
+    let mut server = Setup::configuration(&group("")).start();
+    assert_eq!([(); 2].map(|()| asked(&server)), ["one", "two"]);
+    let ask = |server: &Server, id: &str| {
+        let request = format!("GET / HTTP/1.1\r\nHost: x\r\nCookie: id={id}\r\nConnection: close\r\n\r\n");
+        server.connect().ask(request).text().split(' ').next().expect("a word").to_owned()
+    };
+    // One that alters the group, and one that does not.
+    for more in ["keepalive 1;", "keepalive 1;"] {
+        server.reload(&group(more));
+        assert_eq!(["2", "2", "2", "1", "1", "1"].map(|id| ask(&server, id)), ["two", "two", "two", "one", "one", "one"]);
+    }
+    // Another zone knows nothing of them.
+    server.reload(&group("").replace("sessions", "others"));
+    assert_eq!(["2", "2"].map(|id| ask(&server, id)).iter().filter(|name| *name == "one").count(), 1);
     server.stop();
 }

@@ -392,6 +392,13 @@ impl Client {
         stream.local_addr().expect("an address")
     }
 
+    /// The other end's address over TCP.
+    #[track_caller]
+    pub fn remote_address(&self) -> SocketAddr {
+        let Stream::Tcp(stream) = &self.stream else { panic!("not over TCP") };
+        stream.peer_addr().expect("an address")
+    }
+
     /// How many packets with data have come over TCP.
     #[track_caller]
     pub fn packets_received(&self) -> u32 {
@@ -409,14 +416,24 @@ impl Client {
         info[DATA_SEGS_IN]
     }
 
+    /// Receives one byte more, and leaves the rest to the kernel.
+    #[track_caller]
+    pub fn receive_byte(&mut self) {
+        self.fill_with(&mut [0]);
+    }
+
     #[track_caller]
     fn fill(&mut self) {
-        let mut bytes = [0; 65536];
+        self.fill_with(&mut [0; 65536]);
+    }
+
+    #[track_caller]
+    fn fill_with(&mut self, bytes: &mut [u8]) {
         let read = loop {
             let read = match &mut self.stream {
-                Stream::Tcp(stream) => stream.read(&mut bytes),
-                Stream::Unix(stream) => stream.read(&mut bytes),
-                Stream::Above(stream) => stream.read(&mut bytes),
+                Stream::Tcp(stream) => stream.read(bytes),
+                Stream::Unix(stream) => stream.read(bytes),
+                Stream::Above(stream) => stream.read(bytes),
             };
             // A signal to the test program says nothing about the server.
             if !read.as_ref().is_err_and(|error| error.kind() == ErrorKind::Interrupted) {

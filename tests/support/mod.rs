@@ -19,7 +19,7 @@ mod backend;
 mod client;
 mod directory;
 mod gate;
-mod mounts;
+mod namespaces;
 mod processes;
 
 use std::ffi::OsString;
@@ -35,7 +35,7 @@ pub use backend::{Asked, Backend, Serving};
 pub use client::{Client, Response};
 pub use directory::{Directory, Watch};
 pub use gate::{Gate, Task};
-pub use mounts::has_own_mounts;
+pub use namespaces::{has_own_mounts, has_own_network};
 pub use processes::{
     anonymous_memory, children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, raise_descriptor_limit,
     resident_memory, threads_named, wait_ended,
