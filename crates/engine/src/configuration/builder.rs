@@ -82,6 +82,9 @@ pub struct Builder {
     pub error_log_path: Option<PathBuf>,
     /// Whether an `error_log` of any block is standard error.
     pub logs_to_stderr: bool,
+    /// Whether connections to servers come from addresses that this machine does not have (`proxy_bind … transparent`),
+    /// for which workers keep CAP_NET_RAW.
+    pub binds_transparently: bool,
     /// How long sessions of TLS live that clients keep in tickets, in seconds.
     pub ticket_lifetimes: BTreeSet<u32>,
     /// Every module, by index.
@@ -129,6 +132,7 @@ impl Builder {
             is_test: request.test,
             error_log_path: request.error_log_path.clone(),
             logs_to_stderr: false,
+            binds_transparently: false,
             ticket_lifetimes: BTreeSet::new(),
             order,
             tables: Rc::new(tables(order)),
@@ -504,6 +508,7 @@ impl Builder {
         let driver = self.main_conf::<EventsSettings>().and_then(|events| events.driver.get_opt().copied());
         process.event_method = driver.unwrap_or_default().name().to_owned();
         process.keeps_standard_error = self.logs_to_stderr;
+        process.keep_net_raw = self.binds_transparently;
         let user = main.user.clone();
         match user.get_opt() {
             Some((name, group)) => match resources.account(name, group.as_deref()) {

@@ -47,6 +47,7 @@ impl<S: Subject> Bind<S> {
         if template.as_constant().is_some_and(|text| parse_bind(text).is_none()) {
             return Err(Diagnostic::emerg(format!("invalid address \"{}\"", address.text)).at(address.span));
         }
+        builder.binds_transparently |= is_transparent;
         Ok(Some(Bind { address: template, is_transparent }))
     }
 
