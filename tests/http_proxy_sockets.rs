@@ -15,6 +15,9 @@ with_each_driver!(
     send_lowat_is_accepted_and_changes_nothing,
     connections_come_from_the_address_that_the_location_binds,
     connections_come_from_addresses_of_others_where_the_location_says_transparent,
+    a_server_that_the_conditions_do_not_allow_is_not_connected_to,
+    conditions_of_every_protocol_hold_before_a_server_is_connected_to,
+    the_address_to_connect_from_may_depend_on_the_server_that_was_chosen,
     the_server_is_told_that_the_client_has_left_unless_that_is_to_be_ignored,
 );
 
@@ -146,6 +149,96 @@ fn connections_come_from_addresses_of_others_where_the_location_says_transparent
     }
     assert_eq!(server.get("/own?from=203.0.113.7").status, 500);
     server.wait_logged("bind() failed (99: Cannot assign requested address) while connecting to upstream");
+    server.stop();
+}
+
+fn a_server_that_the_conditions_do_not_allow_is_not_connected_to(driver: Driver) {
+    let (denied, allowed) = (Backend::tcp_at("127.0.0.5"), Backend::tcp());
+    let configuration = format!(
+        "geo $upstream_last_addr $allow {{ volatile; default 0; 127.0.0.1 1; }}
+         log_format tried '$uri $status $upstream_status $upstream_addr $upstream_last_addr';
+         access_log %DIR%/tried.log tried;
+         upstream u {{ server {} max_fails=1 fail_timeout=1h; server {} backup; }}
+         server {{ listen %UNIX%; proxy_allow_upstream $allow;
+             location / {{ proxy_pass http://u; }}
+             location /next {{ proxy_next_upstream denied; proxy_pass http://u; }}
+             location /both {{ proxy_allow_upstream 1 $allow; proxy_pass http://u; }}
+             location /empty {{ proxy_allow_upstream $arg_allow; proxy_pass http://u; }} }}",
+        denied.address(),
+        allowed.address()
+    );
+    let server = Setup::http(driver, &configuration).replace("worker_processes 2", "worker_processes 1").start();
+    let of_denied = format!("{} 127.0.0.5", denied.address());
+    for target in ["/", "/both", "/empty", "/empty?allow=0"] {
+        assert_eq!(server.get(target).status, 403, "{target}");
+        let path = target.split('?').next().expect("a path");
+        server.directory.wait_line("tried.log", &format!("{path} 403 403 {of_denied}"));
+    }
+    server.wait_logged("access to upstream server is denied while connecting to upstream, client");
+    // The next one is tried where the location says so, and each time anew: a server is not down for that.
+    for _ in 0..2 {
+        let (mut client, mut peer) = ask(&server, &allowed, "/next");
+        peer.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok");
+        assert_eq!(client.response().text(), "ok");
+    }
+    let tried = format!("/next 200 403, 200 {}, {} 127.0.0.1", denied.address(), allowed.address());
+    server.directory.wait_line("tried.log", &tried);
+    assert!(denied.is_idle());
+    // Nor does a connection that there is serve one that is not allowed.
+    let (mut client, mut peer) = ask(&server, &denied, "/empty?allow=1");
+    peer.send(OK);
+    assert_eq!(client.response().text(), "ok");
+    assert_eq!(client.get("/empty").status, 403);
+    server.stop();
+}
+
+fn conditions_of_every_protocol_hold_before_a_server_is_connected_to(driver: Driver) {
+    let backend = Backend::tcp();
+    let locations: String = ["proxy", "fastcgi", "uwsgi", "scgi", "memcached", "grpc"]
+        .map(|name| {
+            let url = if matches!(name, "proxy" | "grpc") { ["http://", "grpc://"][usize::from(name == "grpc")] } else { "" };
+            format!(
+                "location /{name} {{ set $memcached_key k; {name}_allow_upstream $arg_allow; {name}_bind_dynamic on;
+                     {name}_next_upstream denied; {name}_pass {url}{}; }}",
+                backend.address()
+            )
+        })
+        .concat();
+    let tunnel = format!(
+        "server {{ listen %UNIX%; server_name t; tunnel_allow_upstream \"\"; tunnel_bind_dynamic on;
+             tunnel_next_upstream denied; tunnel_pass {}; }}",
+        backend.address()
+    );
+    let text = format!("server {{ listen %UNIX%; {locations} }} {tunnel}");
+    let server = Setup::http(driver, &text).start();
+    for name in ["proxy", "fastcgi", "uwsgi", "scgi", "memcached", "grpc"] {
+        assert_eq!(server.get(&format!("/{name}")).status, 403, "{name}");
+    }
+    assert_eq!(server.connect().ask("CONNECT t:80 HTTP/1.1\r\nHost: t:80\r\n\r\n").status, 403);
+    assert!(backend.is_idle());
+    server.stop();
+}
+
+fn the_address_to_connect_from_may_depend_on_the_server_that_was_chosen(driver: Driver) {
+    let (one, other) = (Backend::tcp_at("127.0.0.5"), Backend::tcp_at("127.0.0.6"));
+    let configuration = format!(
+        "geo $upstream_last_addr $from {{ volatile; 127.0.0.5 127.0.0.15; 127.0.0.6 127.0.0.16; }}
+         upstream u {{ server {}; server {} backup; keepalive 0; }}
+         server {{ listen %UNIX%;
+             location / {{ proxy_bind $from; proxy_bind_dynamic on; proxy_pass http://u; }} }}",
+        one.address(),
+        other.address()
+    );
+    let server = Setup::http(driver, &configuration).start();
+    let (mut client, mut peer) = ask(&server, &one, "/");
+    assert_eq!(peer.remote_address().ip().to_string(), "127.0.0.15");
+    drop(peer);
+    // The same request goes on to the other one.
+    peer = other.accept();
+    peer.request();
+    assert_eq!(peer.remote_address().ip().to_string(), "127.0.0.16");
+    peer.send(OK);
+    assert_eq!(client.response().text(), "ok");
     server.stop();
 }
 

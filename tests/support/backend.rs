@@ -56,7 +56,12 @@ struct Shared {
 impl Backend {
     /// On a free port of this machine.
     pub fn tcp() -> Backend {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        Backend::tcp_at("127.0.0.1")
+    }
+
+    /// On a free port of this address.
+    pub fn tcp_at(ip: &str) -> Backend {
+        let listener = TcpListener::bind((ip, 0)).expect("a free port");
         let address = listener.local_addr().expect("an address").to_string();
         Backend { listener: Listener::Tcp(listener), address }
     }

@@ -254,8 +254,8 @@ fn end_attempt(
         attempt.end(now);
     });
     chosen.note_served(&records.last().served());
-    // Such an answer says nothing against the server.
-    if !matches!(on, RetryOn::HTTP_403 | RetryOn::HTTP_404) && chosen.fail() {
+    // Such an answer, or none, says nothing against the server.
+    if !matches!(on, RetryOn::HTTP_403 | RetryOn::HTTP_404 | RetryOn::DENIED) && chosen.fail() {
         request.log(Level::Warn, format_args!("upstream server temporarily disabled while {action}"));
     }
 }
@@ -346,6 +346,10 @@ async fn attempt(
     may_reuse: bool,
     progress: &mut Progress,
 ) -> Result<(Box<Answering>, Box<UpstreamHead>), Failure> {
+    // Also where a connection is there already: it may be somebody else's.
+    if !passing.settings.allows_server(request) {
+        return Err(denied(request));
+    }
     let mut answering = match begin(request, passing, chosen, records, may_reuse, progress)? {
         Begun::Now(answering) => answering,
         Begun::Later(answering) => answering.await?,
@@ -673,6 +677,12 @@ async fn share(
             Failure::Final(500)
         });
     }
+}
+
+#[cold]
+fn denied(request: &Request) -> Failure {
+    request.log(Level::Error, format_args!("access to upstream server is denied while {CONNECTING}"));
+    Failure::OfServer(RetryOn::DENIED, 403, CONNECTING)
 }
 
 fn timed_out_connecting(request: &Request) -> Failure {

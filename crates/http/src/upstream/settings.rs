@@ -19,7 +19,7 @@ use gale_runtime::{ConnectOptions, SocketAddress};
 use crate::cache::settings::CacheSettings;
 use crate::request::Request;
 use crate::request::response::FieldName;
-use crate::request::variables::template::{SizeTemplate, Template};
+use crate::request::variables::template::{SizeTemplate, Template, any_is_true};
 use crate::upstream::store::StoreSettings;
 
 /// See the file's head. The names are those of the directives without the prefix of their module.
@@ -29,6 +29,10 @@ pub struct UpstreamSettings {
     pub id: usize,
     /// The address to connect from.
     pub bind: Setting<Option<Bind<Request>>>,
+    /// Checked: the address to connect from is always that of the attempt.
+    pub bind_dynamic: Setting<bool>,
+    /// Texts of which none may be empty or `0`, or the server that was chosen is not connected to.
+    pub allow_upstream: Setting<Vec<Vec<Template>>>,
     /// Which header of the PROXY protocol servers get.
     pub proxy_protocol: Setting<ProxyVersion>,
     /// `SO_KEEPALIVE`
@@ -176,6 +180,8 @@ bits! {
         UPDATING = 11 "updating",
         /// Never.
         OFF = 12 "off",
+        /// `allow_upstream` denies the server.
+        DENIED = 13 "denied",
     }
 }
 
@@ -305,6 +311,12 @@ impl UpstreamSettings {
             return Err(error("max_temp_file_size", text).at_opt(self.max_temp_file_size.span()));
         }
         Ok(())
+    }
+
+    /// Whether this request may be passed to the server that was chosen for it.
+    pub fn allows_server(&self, request: &Request) -> bool {
+        let conditions = self.allow_upstream.get_opt().map(Vec::as_slice).unwrap_or_default();
+        conditions.iter().flatten().all(|text| any_is_true(std::slice::from_ref(text), request))
     }
 
     /// The address that connections for this request come from.

@@ -366,7 +366,7 @@ pub(crate) fn cache_use_stale(
     statement: &Statement,
     earlier: Option<&RetryOn>,
 ) -> Result<RetryOn, Diagnostic> {
-    let words = RetryOn::WORDS.iter().filter(|(text, _)| *text != "non_idempotent");
+    let words = RetryOn::WORDS.iter().filter(|(text, _)| !matches!(*text, "non_idempotent" | "denied"));
     crate::http::upstream_rows::retry_on(builder, statement, earlier, &words.copied().collect::<Vec<_>>())
 }
 

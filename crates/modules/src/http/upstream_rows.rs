@@ -15,6 +15,7 @@ use gale_http::request::Request;
 use gale_http::upstream::PassingTls;
 use gale_http::upstream::settings::{Ignored, RetryOn, UpstreamSettings};
 
+pub(crate) use crate::http::cache_rows::conditions;
 pub(crate) use crate::http::core::{send_lowat, size_template, temp_path};
 
 /// The rows of a module whose settings have an [`UpstreamSettings`] called `upstream`, whatever it speaks with servers,
@@ -24,6 +25,12 @@ macro_rules! common_upstream_rows {
         &[
             $crate::http::upstream_rows::row!($conf, $prefix, "_bind", gale_config::Takes::Between(1, 2), "off",
                 "The address that connections to servers come from.", with bind, bind),
+            $crate::http::upstream_rows::row!($conf, $prefix, "_bind_dynamic", gale_config::Takes::Flag, "off",
+                "Checked; which address it is, is looked at whenever a server is connected to.",
+                values flag, bind_dynamic),
+            $crate::http::upstream_rows::row!($conf, $prefix, "_allow_upstream", gale_config::Takes::AtLeast(1), "",
+                "Texts of which none may be empty or 0, or the server that was chosen is not connected to.",
+                many_with conditions, allow_upstream),
             $crate::http::upstream_rows::row!($conf, $prefix, "_socket_keepalive", gale_config::Takes::Flag, "off",
                 "Whether the kernel checks connections to servers that are silent (SO_KEEPALIVE).",
                 values flag, socket_keepalive),
@@ -259,7 +266,7 @@ pub(crate) fn memcached_next_upstream(
     earlier: Option<&RetryOn>,
 ) -> Result<RetryOn, Diagnostic> {
     let word = |&(name, bit): &(&'static str, u32)| match name {
-        "error" | "timeout" | "off" => Some((name, bit)),
+        "error" | "timeout" | "denied" | "off" => Some((name, bit)),
         "invalid_header" => Some(("invalid_response", bit)),
         "http_404" => Some(("not_found", bit)),
         _ => None,
@@ -273,7 +280,7 @@ pub(crate) fn tunnel_next_upstream(
     statement: &Statement,
     earlier: Option<&RetryOn>,
 ) -> Result<RetryOn, Diagnostic> {
-    let words = RetryOn::WORDS.iter().filter(|(name, _)| matches!(*name, "error" | "timeout" | "off"));
+    let words = RetryOn::WORDS.iter().filter(|(name, _)| matches!(*name, "error" | "timeout" | "denied" | "off"));
     retry_on(builder, statement, earlier, &words.copied().collect::<Vec<_>>())
 }
 

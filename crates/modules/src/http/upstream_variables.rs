@@ -3,6 +3,8 @@
 //!
 //! Servers are separated by commas, groups after internal redirects by colons.
 
+use std::net::SocketAddr;
+
 use bstr::ByteSlice;
 use gale_http::request::Request;
 use gale_http::upstream::caching::CacheNote;
@@ -16,6 +18,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable::named("upstream_addr", |request, _, out| {
         append_each(request, out, |attempt, out| out.extend_from_slice(attempt.peer.as_bytes()))
     }),
+    Variable::named("upstream_last_addr", append_last_address),
     Variable::named("upstream_status", |request, _, out| {
         append_each(request, out, |attempt, out| {
             let status = Some(u64::from(attempt.status)).filter(|&status| status > 0);
@@ -91,6 +94,17 @@ fn append_each(request: &Request, out: &mut Vec<u8>, append: impl Fn(&Attempt, &
         out.extend_from_slice(separator);
     }
     true
+}
+
+/// The server that was chosen last, without its port.
+fn append_last_address(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
+    let Some(records) = Records::of(request) else { return false };
+    let entries = records.entries();
+    let Some(Entry::Attempt(attempt)) = entries.last() else { return false };
+    match attempt.peer.parse::<SocketAddr>() {
+        Ok(address) => append(out, address.ip().to_string().as_bytes()),
+        Err(_) => attempt.peer.starts_with("unix:") && append(out, attempt.peer.as_bytes()),
+    }
 }
 
 fn append_field(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {

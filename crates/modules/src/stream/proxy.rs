@@ -167,6 +167,14 @@ const ROWS: &[Directive] = tls_client_rows!(
             ..ROW
         },
         Directive {
+            name: "proxy_bind_dynamic",
+            takes: Takes::Flag,
+            default: "off",
+            about: "Checked; which address it is, is looked at whenever a server is connected to.",
+            store: &One { parse: values::flag, slot: slot!(ProxySettings, bind_dynamic) },
+            ..ROW
+        },
+        Directive {
             name: "proxy_socket_keepalive",
             takes: Takes::Flag,
             default: "off",

@@ -25,6 +25,8 @@ pub struct ProxySettings {
     pub pass: Option<AddressPass<Session>>,
     /// The address to connect from.
     pub bind: Setting<Option<Bind<Session>>>,
+    /// Checked: the address to connect from is always that of the attempt.
+    pub bind_dynamic: Setting<bool>,
     /// `SO_KEEPALIVE`
     pub socket_keepalive: Setting<bool>,
     /// `SO_RCVBUF` in bytes, 0 for the kernel's.
