@@ -124,11 +124,9 @@ fn connections_come_from_addresses_of_others_where_the_location_says_transparent
         return;
     }
     // Packets for addresses that this machine does not have come back to it, as on a router before the servers.
-    for command in [
-        "link set lo up",
-        "route add local 203.0.113.0/24 dev lo table 100",
-        "rule add to 203.0.113.0/24 lookup 100",
-    ] {
+    for command in
+        ["link set lo up", "route add local 203.0.113.0/24 dev lo table 100", "rule add to 203.0.113.0/24 lookup 100"]
+    {
         let done = Command::new("ip").args(command.split(' ')).output();
         if !done.as_ref().is_ok_and(|output| output.status.success()) {
             return eprintln!("skipped: ip {command}: {done:?}");
@@ -194,16 +192,16 @@ fn a_server_that_the_conditions_do_not_allow_is_not_connected_to(driver: Driver)
 
 fn conditions_of_every_protocol_hold_before_a_server_is_connected_to(driver: Driver) {
     let backend = Backend::tcp();
-    let locations: String = ["proxy", "fastcgi", "uwsgi", "scgi", "memcached", "grpc"]
-        .map(|name| {
-            let url = if matches!(name, "proxy" | "grpc") { ["http://", "grpc://"][usize::from(name == "grpc")] } else { "" };
-            format!(
-                "location /{name} {{ set $memcached_key k; {name}_allow_upstream $arg_allow; {name}_bind_dynamic on;
-                     {name}_next_upstream denied; {name}_pass {url}{}; }}",
-                backend.address()
-            )
-        })
-        .concat();
+    let modules =
+        [("proxy", "http://"), ("fastcgi", ""), ("uwsgi", ""), ("scgi", ""), ("memcached", ""), ("grpc", "grpc://")];
+    let location = |(name, scheme): (&str, &str)| {
+        format!(
+            "location /{name} {{ set $memcached_key k; {name}_allow_upstream $arg_allow; {name}_bind_dynamic on;
+                 {name}_next_upstream denied; {name}_pass {scheme}{}; }}",
+            backend.address()
+        )
+    };
+    let locations = modules.map(location).concat();
     let tunnel = format!(
         "server {{ listen %UNIX%; server_name t; tunnel_allow_upstream \"\"; tunnel_bind_dynamic on;
              tunnel_next_upstream denied; tunnel_pass {}; }}",
@@ -211,7 +209,7 @@ fn conditions_of_every_protocol_hold_before_a_server_is_connected_to(driver: Dri
     );
     let text = format!("server {{ listen %UNIX%; {locations} }} {tunnel}");
     let server = Setup::http(driver, &text).start();
-    for name in ["proxy", "fastcgi", "uwsgi", "scgi", "memcached", "grpc"] {
+    for (name, _) in modules {
         assert_eq!(server.get(&format!("/{name}")).status, 403, "{name}");
     }
     assert_eq!(server.connect().ask("CONNECT t:80 HTTP/1.1\r\nHost: t:80\r\n\r\n").status, 403);

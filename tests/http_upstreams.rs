@@ -240,7 +240,10 @@ fn a_learned_session_stays_with_its_server_over_a_reload(driver: Driver) {
     // One that alters the group, and one that does not.
     for more in ["keepalive 1;", "keepalive 1;"] {
         server.reload(&group(more));
-        assert_eq!(["2", "2", "2", "1", "1", "1"].map(|id| ask(&server, id)), ["two", "two", "two", "one", "one", "one"]);
+        assert_eq!(
+            ["2", "2", "2", "1", "1", "1"].map(|id| ask(&server, id)),
+            ["two", "two", "two", "one", "one", "one"]
+        );
     }
     // Another zone knows nothing of them.
     server.reload(&group("").replace("sessions", "others"));
