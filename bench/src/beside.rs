@@ -1,5 +1,6 @@
 //! beside: how long clients wait while the server has something large to do that is not theirs: a scrape of thousands
-//! of figures every second, or the reload of a configuration with thousands of locations.
+//! of figures every second, the reload of a configuration with thousands of locations, or a group whose thousands of
+//! servers are all replaced.
 //!
 //! Requests are due at a fixed rate, as in `first-byte`. A server is measured with nothing else to do and with it, in
 //! turn, and asked which of its turns were stalls meanwhile. A stall of which the kernel says that the loop had no core
@@ -29,6 +30,9 @@ const PEERS: usize = 1000;
 const SCRAPE_INTERVAL: Duration = Duration::from_secs(1);
 
 const LOCATIONS: usize = 20_000;
+
+/// As many as `PUT` takes.
+const REPLACED: usize = 10_000;
 
 /// Work of the server beside answering.
 struct Task {
@@ -133,6 +137,40 @@ pub fn measure_reloads(options: &Options) -> Measured {
                     return Err(format!("reload {generation} has no effect\n{}", server.error_log_end()));
                 }
                 std::thread::sleep(POLL_INTERVAL);
+            }
+        },
+        interval: Duration::ZERO,
+    };
+    measure(options, &task)
+}
+
+/// A list of servers for another, one `PUT` after the other; half of them stay.
+pub fn measure_replacements(options: &Options) -> Measured {
+    let task = Task {
+        name: "large-put",
+        title: "All servers of a large group replaced",
+        what: format!(
+            "{REPLACED} servers of a group replaced by `PUT`, half of them by others, one request after the other"
+        ),
+        http: "upstream large { zone large 64m; server 127.1.0.1:1; }".to_owned(),
+        server: "location /write/ { api write=on; client_max_body_size 8m; }".to_owned(),
+        // What is a stall at all.
+        stall_max: Duration::ZERO,
+        run: |server, number| {
+            let address = |n: usize| {
+                let network = if n % 2 == 0 { 1 } else { 2 + number % 2 };
+                format!("{{\"server\":\"127.{network}.{}.{}:1\"}}", n / 250, n % 250 + 1)
+            };
+            let list = format!("[{}]", (0..REPLACED).map(address).collect::<Vec<_>>().join(","));
+            let head = format!(
+                "PUT /write/9/http/upstreams/large/servers HTTP/1.1\r\nHost: bench\r\nContent-Length: {}\r\n\r\n",
+                list.len()
+            );
+            let begun = Instant::now();
+            let mut connection = load::Connection::open(&server.address).map_err(|failure| format!("{failure:?}"))?;
+            match connection.ask(&(head + &list)) {
+                Ok(answer) if answer.status == 200 => Ok(begun.elapsed().as_secs_f64() * 1e3),
+                other => Err(format!("PUT: {:?}\n{}", other.map(|answer| answer.status), server.error_log_end())),
             }
         },
         interval: Duration::ZERO,

@@ -102,6 +102,7 @@ const MEASUREMENTS: &[Entry] = &[
     ("first-byte", first_byte::measure, false),
     ("scrapes", beside::measure_scrapes, false),
     ("large-reload", beside::measure_reloads, false),
+    ("large-put", beside::measure_replacements, false),
     ("burst", burst::measure, false),
     ("stream", stream::measure, false),
     ("tunnels", tunnels::measure, false),

@@ -36,6 +36,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   first-byte    time to the first byte of proxied answers, requests at a fixed rate
   scrapes       what clients wait while thousands of figures are told every second (Gale)
   large-reload  the same while a configuration of 20,000 locations is reloaded again and again (Gale)
+  large-put     the same while 10,000 servers of a group are replaced again and again (Gale)
   tunnels       5,000 WebSockets through a proxy: memory, echoes while reloads pass
   upstreams     two workers and a group: new connections, and latency when half of the servers are late
   burst         the wait of one client for two bytes while others ask for much at one moment
