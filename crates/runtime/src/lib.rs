@@ -89,5 +89,6 @@ pub use socket::{
     AcceptOptions, BATCH_MAX, ConnectError, ConnectOptions, ConnectStep, DatagramOptions, Ecn, MULTI_ACCEPT_BATCH,
     ReceiveBatch, Received, SocketAddress, TcpInfo, Transmit,
 };
+pub use stall::usage::watch_waiting;
 pub use sync::{Closed, Notified, Notify, mpsc, oneshot};
 pub use time::{ClockChoice, Elapsed, Moment, Timer, now_anywhere, sleep, sleep_until, timeout};

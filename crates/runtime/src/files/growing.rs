@@ -166,10 +166,12 @@ impl GrowingReader {
 
     fn begin_read(&self, length: usize) -> PoolTask<io::Result<(ReadMemory, usize)>> {
         let (file, offset) = (self.growing.file.clone(), self.offset);
+        let in_flight = file.begin_counted_read();
         self.growing.pool.run_for(file.device(), move || {
             let mut memory = ReadMemory::new(length);
-            let count = file.read_blocking(offset, &mut memory)?;
-            Ok((memory, count))
+            let read = file.read_blocking(offset, &mut memory);
+            in_flight.end();
+            Ok((memory, read?))
         })
     }
 

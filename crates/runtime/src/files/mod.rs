@@ -54,6 +54,6 @@ pub use names::{create_directories_blocking, rename};
 pub use open::{
     OpenFlags, likely_device, open, open_blocking, open_in, real_path, stat, stat_in, try_open, try_real_path, try_stat,
 };
-pub use page_cache::CachedRead;
+pub use page_cache::{CachedRead, has_device_answered_since, is_device_reading};
 pub use shared_reads::{PieceRead, ReadHow};
 pub use writer::Writer;

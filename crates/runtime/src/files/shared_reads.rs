@@ -209,10 +209,15 @@ async fn read_somehow(
     {
         return Ok(result);
     }
+    // Counted while it waits for a thread, too.
     let in_flight = page_cache.begin_read(device);
     let reading = move || {
-        let _in_flight = in_flight;
-        piece.read(how.direct, looks_first)
+        let result = piece.read(how.direct, looks_first);
+        match result.as_ref().is_ok_and(|found| found.was_resident) {
+            true => drop(in_flight),
+            false => in_flight.end(),
+        }
+        result
     };
     Ok(pool.run_for(line, reading).await??)
 }

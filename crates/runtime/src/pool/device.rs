@@ -32,6 +32,11 @@ impl Device {
         Device { number, line: Line::Own }
     }
 
+    /// The number that files of it have.
+    pub(crate) const fn file_device(self) -> u64 {
+        self.number
+    }
+
     /// The line of those that look what is in memory, and wait only when the device hangs.
     pub(crate) const fn looks(self) -> Device {
         Device { line: Line::Looks, ..self }

@@ -30,3 +30,22 @@ impl ThreadUsage {
         }
     }
 }
+
+/// Makes a call, and says whether the calling thread has waited meanwhile: for a disk, if that is all that the call can
+/// wait for. One that found everything in memory has not.
+pub fn watch_waiting<T>(call: impl FnOnce() -> T) -> (T, bool) {
+    let before = ThreadUsage::now().voluntary_switches;
+    let result = call();
+    (result, ThreadUsage::now().voluntary_switches != before)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_waits_is_told_from_one_that_computes() {
+        assert_eq!(watch_waiting(|| std::thread::sleep(Duration::from_millis(1))), ((), true));
+        assert_eq!(watch_waiting(|| 6 * 7), (42, false));
+    }
+}

@@ -66,7 +66,10 @@ impl FileReads {
             true => Errno::AGAIN,
             false => Errno::from_raw_os_error(-completion.result),
         });
-        drop(read.in_flight);
+        match read.in_flight {
+            Some(in_flight) if result.is_ok() => in_flight.end(),
+            in_flight => drop(in_flight),
+        }
         if let Some(end) = end {
             end.finish((read.memory, result));
         }

@@ -164,6 +164,8 @@ pub(crate) struct DeviceState {
     asked_at_nanos: AtomicU64,
     /// When a read ended last, or began when there was none.
     progress_at_nanos: AtomicU64,
+    /// When a read ended last; 0 = never.
+    answered_at_nanos: AtomicU64,
     /// When a piece was not in memory last, or a call took long; 0 = never.
     missed_at_nanos: AtomicU64,
     congested_until_nanos: AtomicU64,
@@ -182,6 +184,7 @@ impl DeviceState {
             access_looks: AtomicU32::new(0),
             asked_at_nanos: AtomicU64::new(0),
             progress_at_nanos: AtomicU64::new(0),
+            answered_at_nanos: AtomicU64::new(0),
             missed_at_nanos: AtomicU64::new(0),
             congested_until_nanos: AtomicU64::new(0),
             back_off_until_nanos: AtomicU64::new(0),
@@ -233,8 +236,14 @@ impl DeviceState {
     /// A piece was read in this time.
     pub fn note_read(&self, time: Duration, now: Moment) {
         self.progress_at_nanos.fetch_max(now.as_nanos(), Relaxed);
+        self.answered_at_nanos.fetch_max(now.as_nanos(), Relaxed);
         self.reads_done.fetch_add(1, Relaxed);
         self.reads_nanos.fetch_add(time.as_nanos() as u64, Relaxed);
+    }
+
+    /// Whether a read has ended since then.
+    pub fn has_answered_since(&self, then: Moment) -> bool {
+        self.answered_at_nanos.load(Relaxed) > then.as_nanos()
     }
 
     #[inline]
@@ -323,6 +332,16 @@ mod tests {
         // For one that was idle the time begins anew.
         device.begin_read(later + SHORTAGE_TIME);
         assert!(!is_silent(later + SHORTAGE_TIME + SILENT_AFTER));
+    }
+
+    #[test]
+    fn device_has_answered_when_a_read_has_ended_and_not_when_one_begins() {
+        let device = DeviceState::new();
+        assert!(!device.has_answered_since(Moment::from_nanos(0)));
+        device.begin_read(BEGIN + INSTANT);
+        assert!(!device.has_answered_since(BEGIN));
+        device.note_read(INSTANT, BEGIN + 2 * INSTANT);
+        assert!(device.has_answered_since(BEGIN) && !device.has_answered_since(BEGIN + 2 * INSTANT));
     }
 
     #[test]

@@ -27,7 +27,7 @@ use super::single_flight::SingleFlight;
 use crate::environment::Environment;
 use crate::memory::buffer::Lease;
 use crate::memory::bytes::Bytes;
-use crate::pool::ThreadPool;
+use crate::pool::{Device, ThreadPool};
 use crate::time::{Moment, now_anywhere, real_now_anywhere};
 
 pub(crate) use self::calls::LoopCalls;
@@ -128,11 +128,12 @@ impl PageCache {
         }
     }
 
-    /// Counts a read of a piece that is not in memory, until the result is dropped.
+    /// Counts a read of a piece that is not in memory, until [`InFlight::end`], or until the result is dropped: then
+    /// nobody has read it.
     pub fn begin_read(self: &Arc<Self>, device: u64) -> InFlight {
         let now = now_anywhere();
         self.device(device).begin_read(now);
-        InFlight { page_cache: Arc::clone(self), device, count: |state| &state.reads, read_began: Some(now) }
+        InFlight { page_cache: Arc::clone(self), device, count: |state| &state.reads, began: now, has_read: false }
     }
 
     /// Counts a look by a thread of a pool, if there may be one more.
@@ -148,7 +149,7 @@ impl PageCache {
     fn begin(self: &Arc<Self>, device: u64, count: fn(&DeviceState) -> &AtomicU32, most: u32) -> Option<InFlight> {
         let counted = count(self.device(device));
         counted.fetch_update(Relaxed, Relaxed, |before| (before < most).then_some(before + 1)).ok()?;
-        Some(InFlight { page_cache: Arc::clone(self), device, count, read_began: None })
+        Some(InFlight { page_cache: Arc::clone(self), device, count, began: now_anywhere(), has_read: false })
     }
 }
 
@@ -157,17 +158,25 @@ pub(crate) struct InFlight {
     page_cache: Arc<PageCache>,
     device: u64,
     count: fn(&DeviceState) -> &AtomicU32,
-    /// When it began, if it is a read and no look.
-    read_began: Option<Moment>,
+    began: Moment,
+    /// The device has answered.
+    has_read: bool,
+}
+
+impl InFlight {
+    /// The device has answered: the piece was read, and was not in memory after all.
+    pub fn end(mut self) {
+        self.has_read = true;
+    }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         let device = self.page_cache.device(self.device);
-        if let Some(began) = self.read_began {
+        if self.has_read {
             // A loop hears of it before its clock has moved on.
             let now = real_now_anywhere();
-            device.note_read(now.since(began), now);
+            device.note_read(now.since(self.began), now);
         }
         (self.count)(device).fetch_sub(1, Relaxed);
     }
@@ -198,6 +207,17 @@ impl CachedRead {
     pub fn how(&self) -> ReadHow {
         ReadHow { unlooked: matches!(self, CachedRead::NotLooked), ..ReadHow::default() }
     }
+}
+
+/// Whether a read of this device, by anybody, has ended since then, so that it is slow at most, and does not hang. What
+/// was in memory does not count.
+pub fn has_device_answered_since(device: Device, then: Moment) -> bool {
+    file_system(|file_system| file_system.page_cache().device(device.file_device()).has_answered_since(then))
+}
+
+/// Whether something is being read from this device, or waits for a thread to read it.
+pub fn is_device_reading(device: Device) -> bool {
+    file_system(|file_system| file_system.page_cache().device(device.file_device()).reads.load(Relaxed) > 0)
 }
 
 thread_local! {
@@ -268,6 +288,11 @@ impl File {
     /// waited did. Errors: pread(2)'s.
     pub fn is_resident(&self, offset: u64, length: u64) -> io::Result<bool> {
         Ok(self.sendable(offset, length, length)? == length)
+    }
+
+    /// Counts a read of what is not in memory, as [`PageCache::begin_read`] does.
+    pub(super) fn begin_counted_read(&self) -> InFlight {
+        self.with_page_cache(|cache| cache.begin_read(self.metadata().device))
     }
 
     /// Whether all of a piece is in constant use: it was in memory a tick ago at most. Then it is read without waiting
@@ -426,6 +451,17 @@ mod tests {
         assert_eq!((condition(5), condition(6)), (Condition::Congested, Condition::New));
         drop(reads);
         assert_eq!(condition(5), Condition::MemoryShort);
+    }
+
+    #[test]
+    fn read_that_nobody_has_done_is_no_answer_of_its_device() {
+        let cache = PageCache::with_slots(16);
+        let began = Moment::from_nanos(1);
+        drop(cache.begin_read(5));
+        assert!(!cache.device(5).has_answered_since(began));
+        cache.begin_read(5).end();
+        assert!(cache.device(5).has_answered_since(began) && !cache.device(6).has_answered_since(began));
+        assert_eq!(cache.device(5).reads_done.load(Relaxed), 1);
     }
 
     #[test]
