@@ -27,6 +27,9 @@ with_each_driver!(
     a_hit_whose_disk_fails_on_the_way_goes_on_from_the_upstream,
     a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer,
     a_hit_without_a_strong_tag_is_cut_off_where_its_disk_fails,
+    a_disk_that_answers_others_is_slow_and_not_silent,
+    an_entry_that_could_not_be_read_in_time_is_not_stored_once_more,
+    a_response_that_is_stored_waits_only_so_long_for_a_disk_that_hangs,
     max_size_is_about_the_room_that_files_take,
     what_a_killed_process_was_storing_is_removed,
     a_directory_that_was_removed_is_used_again,
@@ -412,7 +415,7 @@ fn large_body() -> Vec<u8> {
 fn large_origin() -> Serving {
     Backend::tcp().serve(|asked, client| {
         let body = large_body();
-        let tag = if asked.target.starts_with("/tagged") { "ETag: \"1\"\r\n" } else { "" };
+        let tag = if asked.target.starts_with("/tagged") { "ETag: \"1\"\r\nAccept-Ranges: bytes\r\n" } else { "" };
         let range = asked.header("Range").filter(|_| asked.header("If-Range") == Some("\"1\""));
         let (status, range, part) = match range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')) {
             Some((first, last)) => {
@@ -547,6 +550,10 @@ fn a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer(driver
         now().1 > before.1
     };
     let cold = (0..).map(|number| format!("/cold/{number}")).find(is_on_the_other_disk).unwrap();
+    // Whoever has it open knows on which disk it is.
+    for _ in 0..20 {
+        while used(&server.get(&cold)) != Some("HIT") {}
+    }
     disk.set(fuse::disk::Condition::Hung);
     let answers = || server.get("/api/9/http/caches/one").text().contains("\"disk_answers\":true");
     let is_done = std::sync::atomic::AtomicBool::new(false);
@@ -596,6 +603,129 @@ fn a_hit_without_a_strong_tag_is_cut_off_where_its_disk_fails(driver: Driver) {
     server.wait_logged("reading a response failed");
     mounted.set_fault(None);
     drop(mounted);
+    server.end(Signal::TERM);
+}
+
+/// Of what lies on one disk some reads take for ever, others do not.
+fn a_disk_that_answers_others_is_slow_and_not_silent(driver: Driver) {
+    if !has_own_mounts(&format!("{}::a_disk_that_answers_others_is_slow_and_not_silent", driver.name())) {
+        return;
+    }
+    let backend = large_origin();
+    let Some((mut server, mounted, _directory)) = on_a_disk_of_the_test(driver, "/tagged", &backend) else { return };
+    while used(&server.get("/tagged?c=hung")) != Some("HIT") {}
+    mounted.set_fault(Some((fuse::Fault::Hangs, 200_000)));
+    let is_done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Others want what can be read.
+        scope.spawn(|| {
+            let mut client = server.connect();
+            while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
+                let response = ask(&mut client, "/tagged?c=hung", "Range: bytes=0-999\r\n");
+                assert!(response.status == 206 && response.body == large_body()[..1000]);
+            }
+        });
+        // On a busy machine nobody may have asked while one waited.
+        let end = Instant::now() + support::DEADLINE;
+        let is_slow = || server.log().contains("the disk of cache \"hung\" is slow, a request goes to the upstream");
+        while !is_slow() && Instant::now() < end {
+            used(&server.get("/tagged?c=hung"));
+        }
+        is_done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(is_slow(), "{}", server.log());
+    });
+    mounted.set_fault(None);
+    drop(mounted);
+    server.end(Signal::TERM);
+}
+
+fn an_entry_that_could_not_be_read_in_time_is_not_stored_once_more(driver: Driver) {
+    if !has_own_mounts(&format!("{}::an_entry_that_could_not_be_read_in_time_is_not_stored_once_more", driver.name())) {
+        return;
+    }
+    let Some(disk) = fuse::disk::Disk::mount() else {
+        eprintln!("skipped: no file system can be mounted here");
+        return;
+    };
+    let backend = Backend::tcp();
+    let text = "proxy_cache_path PATH keys_zone=one:1m; proxy_cache_key $uri; proxy_cache_lock on;
+        proxy_cache_disk_timeout 2s; server { listen %UNIX%; proxy_cache one; proxy_cache_status us;
+        add_header X-Cache $upstream_cache_status;
+        location / { proxy_pass http://BACKEND; } location /api/ { api; } }";
+    let text = text.replace("PATH", disk.point().to_str().unwrap()).replace("BACKEND", backend.address());
+    let mut server = Setup::http(driver, &text).start();
+    server.wait_logged("0 entries");
+    // So long that it is sent from its file.
+    let answer = |letter: &str| {
+        let fields = "Cache-Control: max-age=600\r\nContent-Length: 300000";
+        let mut behind = backend.accept();
+        behind.request();
+        behind.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n{}", letter.repeat(300_000)));
+    };
+    let request = "GET /a HTTP/1.1\r\nHost: a\r\n\r\n";
+    let mut first = server.connect();
+    first.send(request);
+    answer("a");
+    assert!(first.response().text() == "a".repeat(300_000));
+    server.look_until("it is stored", || stored(&disk.point()).0 == 1);
+    disk.set(fuse::disk::Condition::Hung);
+    let mut late = server.connect();
+    late.send(request);
+    let mut behind = backend.accept();
+    behind.request();
+    // It answers again before the backend does.
+    disk.set(fuse::disk::Condition::Well);
+    let answers = || server.get("/api/9/http/caches/one").text().contains("\"disk_answers\":true");
+    server.look_until("the disk answers", answers);
+    let fields = "Cache-Control: max-age=600\r\nContent-Length: 300000";
+    behind.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n{}", "b".repeat(150_000)));
+    let head = late.head();
+    assert_eq!(head.header("Cache-Status"), Some("us; fwd=uri-miss; detail=disk"));
+    assert_eq!(head.header("X-Cache"), Some("MISS"));
+    // Others read along.
+    let mut other = server.connect();
+    other.send(request);
+    assert_eq!(other.head().header("X-Cache"), Some("HIT"));
+    behind.send("b".repeat(150_000));
+    assert!(other.take(300_000) == "b".repeat(300_000).as_bytes());
+    assert!(late.take(300_000) == "b".repeat(300_000).as_bytes());
+    // When nobody reads along any more it is what was there before.
+    server.look_until("what is on the disk", || outcome(&server.get("/a")) == ("HIT", &*"a".repeat(300_000)));
+    drop(disk);
+    server.end(Signal::TERM);
+}
+
+fn a_response_that_is_stored_waits_only_so_long_for_a_disk_that_hangs(driver: Driver) {
+    let name = "a_response_that_is_stored_waits_only_so_long_for_a_disk_that_hangs";
+    if !has_own_mounts(&format!("{}::{name}", driver.name())) {
+        return;
+    }
+    let Some(disk) = fuse::disk::Disk::mount() else {
+        eprintln!("skipped: no file system can be mounted here");
+        return;
+    };
+    let (backend, size) = (origin(), 3_000_000);
+    let setup = caching(driver, &disk.point(), "", &backend);
+    let mut server = setup.replace("proxy_cache_disk_timeout 60s", "proxy_cache_disk_timeout 50ms").start();
+    server.wait_logged("0 entries");
+    for point in [fuse::disk::Point::Create, fuse::disk::Point::Write(500_000)] {
+        let end = Instant::now() + support::DEADLINE;
+        // As often as it takes for a busy machine to be in time.
+        for number in 0.. {
+            assert!(Instant::now() < end, "{point:?}\n{}", server.log());
+            disk.hang_at(point);
+            let began = Instant::now();
+            let response = server.get(&format!("/{number}?size={size}"));
+            assert_eq!((response.status, response.body.len() > size), (200, true));
+            let (took, was_waiting) = (began.elapsed(), disk.waiting() > 0);
+            disk.set(fuse::disk::Condition::Well);
+            server.look_until("the file goes", || being_written(&disk.point()) == 0);
+            if was_waiting && took < Duration::from_secs(4) {
+                break;
+            }
+        }
+    }
+    drop(disk);
     server.end(Signal::TERM);
 }
 

@@ -36,6 +36,7 @@ pub struct Fill {
     /// See `Meta::number`.
     pub number: u64,
     purged: AtomicBool,
+    in_memory: AtomicBool,
     /// In which way its request uses the cache.
     way: AtomicUsize,
     state: Mutex<State>,
@@ -98,6 +99,7 @@ impl Fill {
             began: now,
             number,
             purged: AtomicBool::new(false),
+            in_memory: AtomicBool::new(false),
             way: AtomicUsize::new(0),
             state: Mutex::default(),
         }
@@ -121,6 +123,16 @@ impl Fill {
     /// What is being fetched was purged. False if it was before.
     pub fn purge(&self) -> bool {
         !self.purged.swap(true, Relaxed)
+    }
+
+    /// It gets no file: there is one already, whose disk takes too long.
+    pub fn keep_in_memory(&self) {
+        self.in_memory.store(true, Relaxed);
+    }
+
+    /// Whether it gets no file.
+    pub fn stays_in_memory(&self) -> bool {
+        self.in_memory.load(Relaxed)
     }
 
     /// How far it is.

@@ -354,9 +354,8 @@ pub async fn write_now(zone: &Arc<CacheZone>, patience: Duration) -> bool {
         return false;
     }
     let own = Arc::clone(zone);
-    let task = default_pool().run_for(likely_device(&zone.directory.path).writes(), move || {
-        append_journal(&own).inspect(|()| own.disk.note_alive())
-    });
+    let task = default_pool()
+        .run_for(likely_device(&zone.directory.path).writes(), move || own.disk.watch(|| append_journal(&own)));
     // It may have waited for the pool, or for a journal that is written anew: that says nothing about the disk.
     matches!(timeout(patience, task).await, Ok(Ok(Ok(()))))
 }

@@ -221,7 +221,7 @@ impl CacheZone {
 
     /// The journal was read: what was purged is known.
     pub fn set_ready(&self) {
-        self.disk.note_alive();
+        self.disk.note_alive(gale_runtime::now_anywhere());
         self.is_ready.store(true, Release);
         let wakers = std::mem::take(&mut *self.waiting.lock());
         wakers.into_iter().for_each(Waker::wake);

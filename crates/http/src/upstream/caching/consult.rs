@@ -143,6 +143,7 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
         may_store: true,
         stale: None,
         is_by_request: false,
+        is_stored: false,
     });
     let asked = Directives::of(request, settings.conformance.get().rules());
     if holds(&settings.bypass, request) || asked.directives.no_store {
@@ -182,6 +183,11 @@ impl Directives {
         !asked.no_cache
             && asked.max_age.is_none_or(|most| current_age(&meta.lifetime, now) <= most.into())
             && asked.min_fresh.is_none_or(|least| meta.lifetime.is_fresh(now.saturating_add(least.into())))
+    }
+
+    /// Whether every entry that is fresh is fresh enough.
+    fn accept_any_fresh(&self) -> bool {
+        !self.directives.no_cache && self.directives.max_age.is_none() && self.directives.min_fresh.is_none()
     }
 
     /// Whether one that is stale is good enough.
@@ -240,6 +246,7 @@ fn invalidator(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone
         may_store: false,
         stale: None,
         is_by_request: false,
+        is_stored: false,
     }))
 }
 
@@ -250,7 +257,8 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
         let zone = Arc::clone(&caching.zone);
         // If it takes longer, servers answer; nobody else waits for it.
         let is_late = timeout(*settings.disk_timeout.get(), poll_fn(|context| zone.poll_ready(context))).await.is_err();
-        if is_late && zone.disk.note_silent(gale_runtime::now()) {
+        let device = likely_device(&zone.directory.path);
+        if is_late && zone.disk.note_silent(device, gale_runtime::now()) {
             let message = format_args!("cache \"{}\" is not read yet, requests go to the upstream", zone.name);
             request.log(Level::Warn, message);
         }
@@ -262,6 +270,7 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
     let mut seen = None;
     for _ in 0..LOOKS_MAX {
         let now = gale_runtime::wall_seconds();
+        caching.is_stored = false;
         let (uses, is_uncacheable) = match look(request, &mut caching, now) {
             Lookup::Coming(fill) => {
                 if let Some(flow) = serve_coming(request, serving, &caching, &fill, asked, has_waited) {
@@ -285,11 +294,11 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
                 return Consulted::Answer(Flow::Respond(status));
             }
             Lookup::Entry(entry) => match open(request, serving, &caching, &entry).await {
-                Some(hot) if hot.meta.is_head_only && !request.is_head() => {
+                Ok(hot) if hot.meta.is_head_only && !request.is_head() => {
                     seen = Some(entry.number);
                     (u64::MAX, false)
                 }
-                Some(hot) => match use_entry(request, serving, &mut caching, &entry, hot, asked, now).await {
+                Ok(hot) => match use_entry(request, serving, &mut caching, &entry, hot, asked, now).await {
                     Used::Answer(flow) => return Consulted::Answer(flow),
                     Used::Ask => {
                         prepare_to_ask(request, serving, &caching, CacheStatus::Expired);
@@ -297,9 +306,10 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
                     }
                     Used::Gone => continue,
                 },
-                None => {
-                    // It is there, and cannot be read: another answer takes its place.
+                Err(unread) => {
+                    // It cannot be read: another answer takes its place, unless it only takes too long.
                     seen = Some(entry.number);
+                    caching.is_stored = unread == Unread::Late && entry.is_fresh(now) && asked.accept_any_fresh();
                     (u64::MAX, false)
                 }
             },
@@ -582,6 +592,7 @@ fn update_in_background(request: &mut Request, caching: &mut Caching, hot: &Rc<H
         may_store: true,
         stale: Some(Rc::clone(hot)),
         is_by_request: false,
+        is_stored: false,
     }));
     // Too many is in the error log; the next request tries again.
     subrequest::repeat_in_background(request, update);
@@ -637,24 +648,46 @@ fn prepare_to_ask(request: &mut Request, serving: Serving<'_>, caching: &Caching
     request.notes.put(note);
 }
 
-/// Opens an entry: what this worker has in memory, or its file, for which a request waits a bounded time. What is
-/// returned can be read, as far as that is known: its head may leave.
-async fn open(request: &mut Request, serving: Serving<'_>, caching: &Caching, entry: &Entry) -> Option<Rc<Hot>> {
-    let hot = open_entry(request, serving, caching, entry).await?;
-    let HotBody::File(file, at) = &hot.body else { return Some(hot) };
-    let patience = *serving.settings.cache.disk_timeout.get();
-    let is_readable =
-        request.is_head() || stored::can_be_read(request, &caching.zone, &hot, (file, *at), patience).await;
-    is_readable.then_some(hot)
+/// Why an entry is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unread {
+    /// Its disk takes too long, or does not answer. It is there.
+    Late,
+    /// It has gone, is damaged or another one, or its disk fails.
+    Unusable,
 }
 
-async fn open_entry(request: &Request, serving: Serving<'_>, caching: &Caching, entry: &Entry) -> Option<Rc<Hot>> {
+/// Opens an entry: what this worker has in memory, or its file, for which a request waits a bounded time. What is
+/// returned can be read, as far as that is known: its head may leave.
+async fn open(
+    request: &mut Request,
+    serving: Serving<'_>,
+    caching: &Caching,
+    entry: &Entry,
+) -> Result<Rc<Hot>, Unread> {
+    let began = gale_runtime::now();
+    let hot = open_entry(request, serving, caching, entry).await?;
+    let HotBody::File(file, at) = &hot.body else { return Ok(hot) };
+    if !request.is_head() {
+        // Both together take no longer than one of them may.
+        let patience = serving.settings.cache.disk_timeout.get().saturating_sub(gale_runtime::now().since(began));
+        stored::begin_to_read(request, &caching.zone, &hot, (file, *at), patience).await?;
+    }
+    Ok(hot)
+}
+
+async fn open_entry(
+    request: &Request,
+    serving: Serving<'_>,
+    caching: &Caching,
+    entry: &Entry,
+) -> Result<Rc<Hot>, Unread> {
     let zone = &caching.zone;
     let known = memory::find(zone.identity(), &caching.id);
     let is_it = |hot: &Rc<Hot>| hot.meta.number == entry.number && *hot.meta.key == *caching.key;
     if let Some(hot) = known.filter(is_it) {
         look_whether_still_there(request, zone, &caching.id, &hot);
-        return Some(hot);
+        return Ok(hot);
     }
     match read(request, serving, caching).await {
         // A mark: there are variants, and this is no response.
@@ -663,27 +696,27 @@ async fn open_entry(request: &Request, serving: Serving<'_>, caching: &Caching, 
             let (names, number) = (hot.meta.variant.to_vec(), hot.meta.variant_number);
             // Purged, or one too many: this is no response in any case.
             let _ = zone.note_vary(&caching.id, &names, number, Some(hot.size), gale_runtime::wall_seconds());
-            None
+            Err(Unread::Unusable)
         }
         // One that was replaced, and has come back by accident.
         Ok(hot) if hot.meta.number < entry.number => {
             memory::forget(zone.identity(), &caching.id);
             zone.forget(&caching.id, entry.number);
-            None
+            Err(Unread::Unusable)
         }
         Ok(hot) => {
             if hot.meta.number != entry.number {
                 let now = gale_runtime::wall_seconds();
                 zone.put(entry_of(caching, &hot, now));
             }
-            Some(hot)
+            Ok(hot)
         }
-        Err(is_gone) => {
-            if is_gone {
-                zone.forget(&caching.id, entry.number);
-            }
-            None
+        Err(NotOpened::Gone) => {
+            zone.forget(&caching.id, entry.number);
+            Err(Unread::Unusable)
         }
+        Err(NotOpened::Failed) => Err(Unread::Unusable),
+        Err(NotOpened::Late) => Err(Unread::Late),
     }
 }
 
@@ -699,12 +732,21 @@ fn entry_of(caching: &Caching, hot: &Hot, now: u64) -> Entry {
     entry
 }
 
-/// Reads the file. `Err` says whether there is none to be used.
-async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Result<Rc<Hot>, bool> {
+/// Why a file was not opened.
+enum NotOpened {
+    /// There is none, or none to be used.
+    Gone,
+    /// Its disk takes too long, or does not answer.
+    Late,
+    Failed,
+}
+
+/// Reads the file.
+async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Result<Rc<Hot>, NotOpened> {
     let zone = &caching.zone;
     let moment = gale_runtime::now();
     if !zone.disk.may_try(moment) {
-        return Err(false);
+        return Err(NotOpened::Late);
     }
     let path = zone.path_of(&caching.id);
     let pool = pool_of(request);
@@ -712,8 +754,7 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
     let task = {
         let (id, zone) = (caching.id, Arc::clone(zone));
         pool.run_for(device, move || {
-            let opened = zone.open(&id);
-            zone.disk.note_alive();
+            let opened = zone.disk.watch(|| zone.open(&id));
             // A file of which nothing more is read is closed here.
             opened.map(|store::Opened { header, body, blocks, file }| match body {
                 Some(bytes) => (header, HotBody::Memory(bytes), blocks),
@@ -728,12 +769,12 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
     };
     let opened = match timeout(*serving.settings.cache.disk_timeout.get(), task).await {
         Err(_) => {
-            stored::note_silence(request, zone);
-            return Err(false);
+            stored::note_late(request, zone, device, moment);
+            return Err(NotOpened::Late);
         }
         Ok(Err(refused)) => {
             request.log(Level::Alert, format_args!("{refused}"));
-            return Err(false);
+            return Err(NotOpened::Failed);
         }
         Ok(Ok(opened)) => opened,
     };
@@ -741,7 +782,7 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
     match opened {
         Ok((header, ..)) if *header.meta.key != *caching.key => {
             request.log(Level::Crit, format_args!("cache file \"{path}\" has md5 collision"));
-            Err(false)
+            Err(NotOpened::Failed)
         }
         Ok((header, body, blocks)) => {
             let size = header.file_length();
@@ -762,21 +803,21 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
             memory::keep(zone.identity(), caching.id, Rc::clone(&hot));
             Ok(hot)
         }
-        Err(OpenError::Missing) => Err(true),
+        Err(OpenError::Missing) => Err(NotOpened::Gone),
         Err(OpenError::Foreign) => {
             request.log(Level::Crit, format_args!("cache file \"{path}\" is not one of Gale's"));
-            Err(true)
+            Err(NotOpened::Gone)
         }
         Err(OpenError::Damaged(why)) => {
             count(&zone.counters.damaged);
             request.log(Level::Crit, format_args!("cache file \"{path}\" {why}"));
-            Err(true)
+            Err(NotOpened::Gone)
         }
         Err(OpenError::Io(error)) => {
             count(&zone.counters.disk_errors);
             let error = gale_base::os_error::OsErrorText(&error);
             request.log(Level::Crit, format_args!("open() \"{path}\" failed {error}"));
-            Err(false)
+            Err(NotOpened::Failed)
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Brings what a server sends into a fill, and into a file: a task that goes on without the client who was first.
 //!
-//! The server is read as fast as the disk writes. A disk that is behind slows it for [`DISK_PATIENCE`] at most; then
-//! nothing is stored any more, and the server is as fast as the fastest client. Without clients that is the end; as
+//! The server is read as fast as the disk writes. A disk that is behind slows it for [`DISK_PATIENCE`] at most, and one
+//! that does nothing at all for [`SILENCE_MAX`], if a client waits; then nothing is stored any more, and the server is as
+//! fast as the fastest client. Without clients that is the end; as
 //! long as it is stored, it goes on without any: to its end if its length is known, otherwise for as long as the server
 //! may be silent (`proxy_read_timeout`), since it may have no end.
 //!
@@ -10,14 +11,16 @@
 
 use std::future::poll_fn;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::AcqRel};
 use std::task::Poll;
 use std::time::Duration;
 
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_runtime::files::{Writer, likely_device};
-use gale_runtime::{Bytes, File, Moment, ThreadPool, Timer, sleep, timeout};
+use gale_runtime::{Bytes, Device, File, Moment, ThreadPool, Timer, sleep, timeout};
 
 use super::batches::detach_with_others;
 use crate::cache::CacheZone;
@@ -35,8 +38,12 @@ use crate::upstream::attempt::receive_failure;
 use crate::upstream::receiving::{BodyRead, Malformed};
 use crate::upstream::settings::UpstreamSettings;
 
-/// How long the server waits for a disk that is behind.
+/// How long the server waits for a disk that is behind, but answers, or that no client waits for.
 const DISK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a client waits for a disk that does nothing at all, unless `cache_disk_timeout` is longer. Not to be stored
+/// costs more than to be read elsewhere, and the journals of file systems take their time.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 /// What is longer than this is written while it comes; what is not, at once when it is there.
 const AT_ONCE_BYTES: u64 = 128 * 1024;
@@ -58,7 +65,7 @@ pub(super) fn append(fill: &Fill, piece: Bytes) -> bool {
 /// Has a pool write what is all there. The fill stays, and is read, until that is done.
 pub(super) fn store_whole(pool: ThreadPool, ending: Ending, meta: &Arc<Meta>) {
     let (zone, id) = (&ending.zone, ending.id);
-    if !zone.disk.may_try(gale_runtime::now()) {
+    if ending.fill.stays_in_memory() || !zone.disk.may_try(gale_runtime::now()) {
         return;
     }
     let Some(pieces) = ending.fill.whole_in_memory() else { return };
@@ -71,9 +78,8 @@ pub(super) fn store_whole(pool: ThreadPool, ending: Ending, meta: &Arc<Meta>) {
     let task = move || {
         let _reserved = reserved;
         let Ending { zone, fill, .. } = &ending;
-        let stored = store::write(&path, &meta, &pieces, number).and_then(|file| {
-            zone.disk.note_alive();
-            zone.commit(fill, &id, &meta, file, now)
+        let stored = zone.disk.watch(|| {
+            store::write(&path, &meta, &pieces, number).and_then(|file| zone.commit(fill, &id, &meta, file, now))
         });
         if let Err(error) = stored {
             zone.note_store_failure(&path, &error);
@@ -111,6 +117,7 @@ pub(super) fn start(
     let pool = pool_of(request);
     let ending = Ending { zone, fill, id };
     let silence_max = *settings.read_timeout.get();
+    let disk_timeout = *settings.cache.disk_timeout.get();
     let rate = settings.limit_rate.get().evaluate(request);
     let guard = GiveUp(Arc::clone(&ending.fill));
     let fill_beginning = ending.fill.whole_in_memory().unwrap_or_default();
@@ -131,6 +138,7 @@ pub(super) fn start(
             pool,
             silence,
             silence_max,
+            disk_timeout,
             rate,
             header_length,
             summing,
@@ -169,6 +177,7 @@ struct Feed {
     pool: ThreadPool,
     silence: Timer,
     silence_max: Duration,
+    disk_timeout: Duration,
     rate: u64,
     header_length: u32,
     summing: Summing,
@@ -298,24 +307,33 @@ impl Feed {
     async fn begin_file(&self, request: &Copy) -> Option<Box<Storing>> {
         let zone = &self.ending.zone;
         let pieces = self.ending.fill.whole_in_memory()?;
-        if !zone.disk.may_try(gale_runtime::now()) {
+        if self.ending.fill.stays_in_memory() || !zone.disk.may_try(gale_runtime::now()) {
             return None;
         }
         let path = zone.path_of(&self.ending.id);
-        let number = store::new_number();
+        let (device, number) = (likely_device(&path).writes(), store::new_number());
+        // Whoever is the second to say that it is over: the one who creates, or the one who waits for that.
+        let is_over = Arc::new(AtomicBool::new(false));
         let task = {
-            let path = path.clone();
-            self.pool.run_for(likely_device(&path).writes(), move || {
-                let (file, temporary) = store::create(&path, number)?;
+            let (path, zone, is_over) = (path.clone(), Arc::clone(zone), Arc::clone(&is_over));
+            self.pool.run_for(device, move || {
+                let (file, temporary) = zone.disk.watch(|| store::create(&path, number))?;
+                if is_over.swap(true, AcqRel) {
+                    let _ = std::fs::remove_file(&temporary);
+                    return Err(std::io::ErrorKind::TimedOut.into());
+                }
                 store::keep_access_time(&file);
-                Ok::<_, std::io::Error>((File::from_std(file)?, temporary))
+                Ok((File::from_std(file)?, temporary))
             })
         };
-        let created = match timeout(DISK_PATIENCE, task).await {
-            Ok(Ok(created)) => created,
-            Ok(Err(refused)) => Err(refused.into()),
-            Err(_) => {
-                zone.disk.note_silent(gale_runtime::now());
+        let created = match self.wait_while_disk_answers(device, task).await {
+            Some(Ok(created)) => created,
+            Some(Err(refused)) => Err(refused.into()),
+            None => {
+                if is_over.swap(true, AcqRel) {
+                    let temporary = store::temporary(&path, number);
+                    let _ = self.pool.detach(device, move || drop(std::fs::remove_file(&temporary)));
+                }
                 Err(std::io::ErrorKind::TimedOut.into())
             }
         };
@@ -339,20 +357,55 @@ impl Feed {
 
     /// Waits until the disk has room for another piece. False if it fails, or takes too long.
     async fn wait_for_disk(&self, request: &Copy, storing: &mut Storing) -> bool {
-        let ready = timeout(DISK_PATIENCE, poll_fn(|context| storing.writer.poll_ready(context))).await;
+        let device = likely_device(&storing.path).writes();
+        let ready = poll_fn(|context| storing.writer.poll_ready(context));
+        let ready = self.wait_while_disk_answers(device, ready).await;
         self.ending.fill.trim();
         match ready {
-            Ok(Ok(())) => true,
-            Ok(Err(error)) => {
+            Some(Ok(())) => true,
+            Some(Err(error)) => {
                 self.ending.zone.note_store_failure(&storing.path, error.error());
                 request.log(Level::Crit, format_args!("{error} while storing a response"));
                 false
             }
-            Err(_) => {
-                self.ending.zone.disk.note_silent(gale_runtime::now());
+            None => {
                 request.log(Level::Warn, format_args!("the cache's disk is too slow, a response is not stored"));
                 false
             }
+        }
+    }
+
+    /// Waits for the disk to do something: for [`DISK_PATIENCE`] at most, and where somebody reads the response only as
+    /// long as the disk does anything at all. `None` if it takes longer.
+    async fn wait_while_disk_answers<T>(&self, device: Device, wait: impl Future<Output = T>) -> Option<T> {
+        let disk = &self.ending.zone.disk;
+        let silence_max = self.disk_timeout.clamp(SILENCE_MAX, DISK_PATIENCE);
+        let began = gale_runtime::now();
+        let (mut since, mut has_waited) = (began, false);
+        let mut wait = pin!(wait);
+        loop {
+            let done = poll_fn(|context| {
+                let done = wait.as_mut().poll(context);
+                has_waited |= done.is_pending();
+                done
+            });
+            if let Ok(done) = timeout(silence_max, done).await {
+                if has_waited {
+                    disk.note_written(gale_runtime::now());
+                }
+                return Some(done);
+            }
+            let now = gale_runtime::now();
+            let is_over = now.since(began) >= DISK_PATIENCE;
+            let is_silent = !disk.has_answered_since(device, since) && !disk.has_written_since(since);
+            if is_silent && (is_over || self.ending.fill.readers() > 0) {
+                disk.note_silent(device, now);
+                return None;
+            }
+            if is_over {
+                return None;
+            }
+            since = now;
         }
     }
 
@@ -468,8 +521,8 @@ impl Whole {
         let now = gale_runtime::wall_seconds();
         let device = likely_device(&path).writes();
         let task = move || {
-            let stored = store::complete(&file, temporary, &meta, header_length, length, &sums).and_then(|file| {
-                ending.zone.disk.note_alive();
+            let stored = ending.zone.disk.watch(|| {
+                let file = store::complete(&file, temporary, &meta, header_length, length, &sums)?;
                 ending.zone.commit(&ending.fill, &ending.id, &meta, file, now)
             });
             if let Err(error) = stored {

@@ -171,6 +171,8 @@ pub struct Caching {
     stale: Option<Rc<Hot>>,
     /// The request does not want what is fresh.
     is_by_request: bool,
+    /// It is stored and fresh, and its disk takes too long: others read what comes, and it is not stored once more.
+    is_stored: bool,
 }
 
 impl Caching {

@@ -388,7 +388,12 @@ pub(in crate::upstream) fn judge(
     if header_length(&meta) as usize > HEADER_MAX {
         return refuse(request, &caching, Some(NotStored::LongHead), now);
     }
-    if !caching.zone.disk.is_well() || caching.zone.is_failing() {
+    let is_stored = caching.is_stored && id == caching.id;
+    if is_stored {
+        // Others read along all the same.
+        lead.fill().keep_in_memory();
+    }
+    if is_stored || !caching.zone.disk.is_well() || caching.zone.is_failing() {
         // It is tried all the same: others read along, and the disk may be well again.
         Caching::note_not_stored(request, NotStored::Disk);
     }

@@ -6,11 +6,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use gale_protocol::response::ResponseField;
-use gale_runtime::files::{GrowingReader, Grown};
+use gale_runtime::files::{GrowingReader, Grown, likely_device};
 use gale_runtime::{Bytes, Rung, count_piece};
 
 use super::resume::{Remainder, strong_tag};
-use super::stored::{Patience, body_of_file, is_of_disk, note_error, note_silence};
+use super::stored::{Patience, body_of_file, is_of_disk, note_error, note_late};
 use super::{CacheStatus, Caching, tell_status};
 use crate::cache::CacheZone;
 use crate::cache::fill::{Fill, Found, Stage};
@@ -236,7 +236,7 @@ impl FillBody {
                 Poll::Ready(Err(DiskFault::Other(BodyError::Other(error.to_string()))))
             }
             Some(Err(error)) => Poll::Ready(Err(DiskFault::Failed(error.to_string()))),
-            None => Poll::Ready(Err(DiskFault::Silent)),
+            None => Poll::Ready(Err(DiskFault::Late)),
         }
     }
 
@@ -272,7 +272,7 @@ enum DiskFault {
     /// It is none of the disk: there is no memory, or no room in a pool.
     Other(BodyError),
     Failed(String),
-    Silent,
+    Late,
 }
 
 impl BodyStream for FillBody {
@@ -294,8 +294,9 @@ impl BodyStream for FillBody {
                     note_error(request, &self.zone, &error);
                     true
                 }
-                Err(DiskFault::Silent) => {
-                    note_silence(request, &self.zone);
+                Err(DiskFault::Late) => {
+                    let device = likely_device(&self.zone.directory.path);
+                    note_late(request, &self.zone, device, self.patience.since());
                     true
                 }
             };

@@ -21,9 +21,10 @@ use std::time::Duration;
 use gale_base::log_level::Level;
 use gale_base::units;
 use gale_protocol::request::KnownHeader;
-use gale_runtime::{File, PoolError, Timer, timeout};
+use gale_runtime::{Device, File, Moment, PoolError, Timer, timeout};
 
 use super::checked::{CheckedReader, ReadError};
+use super::consult::Unread;
 use super::resume::{Remainder, strong_tag};
 use crate::cache::CacheZone;
 use crate::cache::memory::{self, Hot};
@@ -34,7 +35,7 @@ use crate::request::Request;
 use crate::request::body::{Body, BodyError, BodyItem, BodyStream};
 
 /// How long a client waits for the disk that nobody else can stand in for.
-const LAST_PATIENCE: Duration = Duration::from_secs(30);
+const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How much of a file is given to the connection at once: what is in memory now may not stay there.
 const PIECE_MAX: u64 = 1 << 20;
@@ -48,17 +49,17 @@ struct FirstPiece {
     reader: CheckedReader,
 }
 
-/// Whether the first piece of a body can be had now, or within `patience`: then nothing has left of the head yet, and
-/// a server can be asked for all of it.
-pub(super) async fn can_be_read(
+/// Has the first piece of a body read, for `patience` at most: nothing has left of the head yet, and a server can be
+/// asked for all of it.
+pub(super) async fn begin_to_read(
     request: &mut Request,
     zone: &Arc<CacheZone>,
     hot: &Hot,
     (file, body_at): (&File, u64),
     patience: Duration,
-) -> bool {
+) -> Result<(), Unread> {
     if is_readable_now(request, zone, hot, (file, body_at)) {
-        return true;
+        return Ok(());
     }
     let first = first_byte(request, hot.length);
     let (offset, length) = (body_at + first, hot.length - first);
@@ -69,36 +70,27 @@ pub(super) async fn can_be_read(
         false => reader.is_in_use(&piece) || zone.disk.may_try(gale_runtime::now()),
     };
     if !may_try {
-        return false;
+        return Err(Unread::Late);
     }
-    let mut has_waited = false;
-    let begun = poll_fn(|context| {
-        let begun = reader.poll_begin(&piece, context);
-        has_waited |= begun.is_pending();
-        begun
-    });
-    match timeout(patience, begun).await {
+    let began = gale_runtime::now();
+    match timeout(patience, poll_fn(|context| reader.poll_begin(&piece, context))).await {
         Ok(Ok(())) => {
-            // What is in memory says nothing of the disk.
-            if has_waited {
-                zone.disk.note_alive();
-            }
             request.notes.put(FirstPiece { number: hot.meta.number, offset, reader });
-            true
+            Ok(())
         }
         Ok(Err(ReadError::Damaged)) => {
             note_damage(request, zone, hot);
-            false
+            Err(Unread::Unusable)
         }
         // Delivering it tells whether there is room by then.
-        Ok(Err(ReadError::Io(error))) if !is_of_disk(&error) => true,
+        Ok(Err(ReadError::Io(error))) if !is_of_disk(&error) => Ok(()),
         Ok(Err(ReadError::Io(error))) => {
             note_error(request, zone, &error.to_string());
-            false
+            Err(Unread::Unusable)
         }
         Err(_) => {
-            note_silence(request, zone);
-            false
+            note_late(request, zone, file.device(), began);
+            Err(Unread::Late)
         }
     }
 }
@@ -150,10 +142,14 @@ fn first_byte(request: &Request, length: u64) -> u64 {
     digits.filter(|&first| first < length).unwrap_or(0)
 }
 
-/// A disk has taken longer for a request than that may wait.
-pub(super) fn note_silence(request: &Request, zone: &CacheZone) {
+/// A disk has taken longer for a request, which has waited since then, than that may wait. One that has answered others
+/// meanwhile is saturated: what they want, and what is in memory, goes on coming from it.
+pub(super) fn note_late(request: &Request, zone: &CacheZone, device: Device, since: Moment) {
     zone.counters.disk_timeouts.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    if zone.disk.note_silent(gale_runtime::now()) {
+    if zone.disk.has_answered_since(device, since) {
+        let message = format_args!("the disk of cache \"{}\" is slow, a request goes to the upstream", zone.name);
+        request.log(Level::Info, message);
+    } else if zone.disk.note_silent(device, gale_runtime::now()) {
         let message = format_args!("cache \"{}\" does not answer, requests go to the upstream", zone.name);
         request.log(Level::Error, message);
     }
@@ -179,6 +175,8 @@ fn note_damage(request: &Request, zone: &Arc<CacheZone>, hot: &Hot) {
 pub(super) struct Patience {
     /// Runs while a read is under way.
     timer: Option<Timer>,
+    /// When the last read began that had to be waited for.
+    since: Moment,
     limit: Duration,
 }
 
@@ -186,7 +184,12 @@ impl Patience {
     /// For `disk_timeout` where a server can be asked for the rest.
     pub fn new(disk_timeout: Duration, can_resume: bool) -> Patience {
         let limit = if can_resume { disk_timeout } else { disk_timeout.max(LAST_PATIENCE) };
-        Patience { timer: None, limit }
+        Patience { timer: None, since: gale_runtime::now(), limit }
+    }
+
+    /// Since when a read has been waited for that takes too long.
+    pub fn since(&self) -> Moment {
+        self.since
     }
 
     /// What a read has come to; `None` if it takes too long.
@@ -197,7 +200,10 @@ impl Patience {
                 Poll::Ready(Some(done))
             }
             Poll::Pending => {
-                let timer = self.timer.get_or_insert_with(|| Timer::after(self.limit));
+                let timer = self.timer.get_or_insert_with(|| {
+                    self.since = gale_runtime::now();
+                    Timer::after(self.limit)
+                });
                 timer.poll_expired(context).map(|()| {
                     self.timer = None;
                     None
@@ -318,17 +324,11 @@ impl BodyStream for StoredBody {
         }
         let read = self.reader.poll_begin(&self.piece, context);
         match ready!(self.patience.poll(read, context)) {
-            Some(Ok(())) => {
-                // What is in memory says nothing of the disk.
-                if was_reading {
-                    self.zone.disk.note_alive();
-                }
-                return self.poll_next(request, context);
-            }
+            Some(Ok(())) => return self.poll_next(request, context),
             Some(Err(ReadError::Damaged)) => note_damage(request, &self.zone, &self.hot),
             Some(Err(ReadError::Io(error))) if !is_of_disk(&error) => return Poll::Ready(Some(Err(error.into()))),
             Some(Err(ReadError::Io(error))) => note_error(request, &self.zone, &error.to_string()),
-            None => note_silence(request, &self.zone),
+            None => note_late(request, &self.zone, self.piece.file.device(), self.patience.since()),
         }
         if let Err(error) = self.resume(request) {
             return Poll::Ready(Some(Err(error)));
@@ -356,5 +356,28 @@ impl BodyStream for StoredBody {
         self.piece.offset = self.body_at + range.start;
         self.piece.length = range.end - range.start;
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gale_runtime::{ClockChoice, EventLoop, LoopOptions};
+
+    use super::*;
+
+    #[test]
+    fn every_client_waits_a_bounded_time_for_a_disk() {
+        let options = LoopOptions { clock: ClockChoice::Virtual, ..LoopOptions::default() };
+        EventLoop::new(options).expect("a loop").run(async {
+            let disk_timeout = Duration::from_millis(250);
+            for (can_resume, limit) in [(true, disk_timeout), (false, LAST_PATIENCE)] {
+                let began = gale_runtime::now();
+                let mut patience = Patience::new(disk_timeout, can_resume);
+                let came: Option<()> = poll_fn(|context| patience.poll(Poll::Pending, context)).await;
+                assert_eq!((came, patience.since()), (None, began));
+                let waited = gale_runtime::now().since(began);
+                assert!(waited >= limit && waited < limit + Duration::from_millis(10), "{waited:?}");
+            }
+        });
     }
 }
