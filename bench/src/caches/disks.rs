@@ -38,6 +38,9 @@ const DISK_BYTES_PER_SECOND: u64 = 30 << 20;
 /// A byte a second.
 const HUNG: u64 = 1;
 const COLD_CONNECTIONS: usize = 20;
+/// How often one of them asks at most: together for more than a disk has, and not for as much as server and backend can
+/// make of the processor when no disk is asked.
+const COLD_EVERY: Duration = Duration::from_millis(400);
 const WARM_UP: Duration = Duration::from_secs(2);
 
 /// What one disk's clients got: of one object that is in memory, and of any.
@@ -150,11 +153,12 @@ pub fn measure(options: &Options) -> Measured {
          {} MiB/s each; a disk that hangs gives a byte a second, for {} s, and begins to while requests are under way. \
          {OBJECTS} objects of 1 MiB on each, {} MiB of memory for server and page cache; the backend sends strong \
          entity tags and parts. On each disk one object is in memory, for which clients of real-time priority ask 50 \
-         times a second, and {COLD_CONNECTIONS} connections ask for any object, one after the other. {} workers, and \
-         all of this on the same cores.\n\n{hot}\nWhat is asked for on the disks:\n\n{cold}",
+         times a second, and {COLD_CONNECTIONS} connections ask for any object, one after the other and every {} ms \
+         at most: for more than the disk has. {} workers, and all of this on the same cores.\n\n{hot}\nWhat is asked for on the disks:\n\n{cold}",
         DISK_BYTES_PER_SECOND >> 20,
         hang_time(options).as_secs(),
         MEMORY_BYTES >> 20,
+        COLD_EVERY.as_millis(),
         options.experiment.workers
     );
     Ok((Document::new("cache-disks", "Three disks with a cache each", &programs, &body, &rows)?, true))
@@ -239,6 +243,7 @@ fn fill(server: &Running) -> Result<(), String> {
         run_time: Duration::from_secs(300),
         ends: &ends,
         bytes_per_second: None,
+        asks_every: Duration::ZERO,
         certificate: None,
     };
     let got = swarm.run()?;
@@ -280,6 +285,7 @@ fn run(
                     run_time,
                     ends,
                     bytes_per_second: None,
+                    asks_every: COLD_EVERY,
                     certificate: None,
                 }
                 .run()

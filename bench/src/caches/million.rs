@@ -188,6 +188,7 @@ fn fill(running: &Running, entries: usize) -> Result<f64, String> {
         run_time: Duration::from_secs(600),
         ends: &ends,
         bytes_per_second: None,
+        asks_every: Duration::ZERO,
         certificate: None,
     }
     .run()?;

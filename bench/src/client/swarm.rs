@@ -51,6 +51,9 @@ pub struct Swarm<'a> {
     pub ends: &'a AtomicBool,
     /// A connection receives so many bytes a second and no more; its buffer is small then, so that the server notices.
     pub bytes_per_second: Option<u64>,
+    /// A connection that has its answer sooner asks again only after so long since it asked last: clients that are
+    /// answered at once then leave the machine to the others.
+    pub asks_every: Duration,
     /// Over TLS, with this certificate.
     pub certificate: Option<&'a Path>,
 }
@@ -102,6 +105,8 @@ struct Peer {
     /// Of the body; None while the head is read.
     missing: Option<u64>,
     asked: Instant,
+    /// It has its answer.
+    is_idle: bool,
     has_ended: bool,
 }
 
@@ -109,7 +114,7 @@ struct Peer {
 struct Whole;
 
 impl Swarm<'_> {
-    pub fn run(self) -> Result<Got, String> {
+    pub fn run(mut self) -> Result<Got, String> {
         let fault = |error: std::io::Error| format!("swarm: {error}");
         let address: SocketAddr = self.address.parse().map_err(|_| "swarm: no address".to_owned())?;
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| fault(error.into()))?;
@@ -121,7 +126,7 @@ impl Swarm<'_> {
             let data = epoll::EventData::new_u64(number as u64);
             epoll::add(&poll, &stream, data, epoll::EventFlags::IN).map_err(|error| fault(error.into()))?;
             let (head, asked) = (Vec::new(), Instant::now());
-            peers.push(Peer { stream, session, head, missing: None, asked, has_ended: false });
+            peers.push(Peer { stream, session, head, missing: None, asked, is_idle: false, has_ended: false });
         }
         let begun = Instant::now();
         let counts_from = begun + self.warm_up;
@@ -131,9 +136,9 @@ impl Swarm<'_> {
         }
         let end = begun + self.warm_up + self.run_time;
         let mut events = Vec::with_capacity(256);
-        let patience = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         let mut scratch = vec![0; HEAD_MAX];
         while Instant::now() < end && !self.ends.load(Ordering::Relaxed) {
+            let patience = self.ask_again(&mut peers);
             let share = self.bytes_per_second.map(|rate| (rate / u64::from(SLICES)) as usize);
             let ready: Vec<usize> = match share {
                 // In turns, each connection its share.
@@ -152,7 +157,7 @@ impl Swarm<'_> {
             for number in ready {
                 let peer = &mut peers[number];
                 match peer.receive(&mut scratch, share.unwrap_or(TURN_MAX), &mut tally) {
-                    Ok(Some(Whole)) => peer.ask(&(self.request)(number)),
+                    Ok(Some(Whole)) => peer.is_idle = true,
                     Ok(None) => {}
                     Err(()) => {
                         tally.errors += 1;
@@ -164,11 +169,27 @@ impl Swarm<'_> {
             }
         }
         let now = Instant::now();
-        for peer in peers.iter().filter(|peer| !peer.has_ended && now.duration_since(peer.asked) >= UNFINISHED_MIN) {
+        for peer in peers
+            .iter()
+            .filter(|peer| !peer.has_ended && !peer.is_idle && now.duration_since(peer.asked) >= UNFINISHED_MIN)
+        {
             tally.latency.record(now.duration_since(peer.asked));
         }
         let seconds = now.saturating_duration_since(tally.counts_from).as_secs_f64().max(f64::MIN_POSITIVE);
         Ok(Got::of(&tally.latency.snapshot(), tally.requests, tally.bytes, tally.errors, seconds))
+    }
+
+    /// Has those ask whose time it is. Returns how long the others may be waited for.
+    fn ask_again(&mut self, peers: &mut [Peer]) -> Timespec {
+        let now = Instant::now();
+        let mut patience = Duration::from_millis(50);
+        for (number, peer) in peers.iter_mut().enumerate().filter(|(_, peer)| peer.is_idle && !peer.has_ended) {
+            match (peer.asked + self.asks_every).checked_duration_since(now) {
+                Some(left) if !left.is_zero() => patience = patience.min(left),
+                _ => peer.ask(&(self.request)(number)),
+            }
+        }
+        Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() }
     }
 
     fn connect(
@@ -213,6 +234,7 @@ impl Peer {
     /// The request fits into the socket's buffer; if it does not, the answer never comes and counts as unfinished.
     fn ask(&mut self, request: &str) {
         self.head.clear();
+        self.is_idle = false;
         self.missing = None;
         self.asked = Instant::now();
         let _ = match &mut self.session {

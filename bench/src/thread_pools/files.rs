@@ -101,6 +101,7 @@ fn slow_ranges(options: &Options, server: &Running, length: u64) -> Result<SlowR
         run_time: options.run_time + Duration::from_secs(5),
         ends: &ends,
         bytes_per_second: Some(SLOW_BYTES_PER_SECOND),
+        asks_every: Duration::ZERO,
         certificate: None,
     };
     let (got, probe, loaded, kernel_loaded, waits) = std::thread::scope(|scope| {
@@ -226,6 +227,7 @@ fn cold_requests(options: &Options, server: &Running) -> Result<TreeRow, String>
         run_time: options.run_time + Duration::from_secs(60),
         ends: &ends,
         bytes_per_second: None,
+        asks_every: Duration::ZERO,
         certificate: None,
     };
     let (cold, hot) = std::thread::scope(|scope| {

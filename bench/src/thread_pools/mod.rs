@@ -331,6 +331,7 @@ fn run(options: &Options, server: &Running, data: &DataSet, with_client_1: bool)
         run_time: Duration::from_secs(1),
         ends: &goes_on,
         bytes_per_second: None,
+        asks_every: Duration::ZERO,
         certificate,
     }
     .run()?;
@@ -348,6 +349,7 @@ fn run(options: &Options, server: &Running, data: &DataSet, with_client_1: bool)
             run_time,
             ends: &ends,
             bytes_per_second: None,
+            asks_every: Duration::ZERO,
             certificate,
         };
         let client_1 = with_client_1.then(|| {
