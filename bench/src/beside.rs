@@ -158,7 +158,7 @@ pub fn measure_replacements(options: &Options) -> Measured {
         stall_max: Duration::ZERO,
         run: |server, number| {
             let address = |n: usize| {
-                let network = if n % 2 == 0 { 1 } else { 2 + number % 2 };
+                let network = if n.is_multiple_of(2) { 1 } else { 2 + number % 2 };
                 format!("{{\"server\":\"127.{network}.{}.{}:1\"}}", n / 250, n % 250 + 1)
             };
             let list = format!("[{}]", (0..REPLACED).map(address).collect::<Vec<_>>().join(","));

@@ -292,7 +292,7 @@ impl Fill {
         self.state.lock().received
     }
 
-    /// How many read it.
+    /// How many read it, or have found it and may.
     pub fn readers(&self) -> usize {
         self.state.lock().readers
     }
@@ -304,7 +304,11 @@ impl Fill {
 
     /// Somebody has read it, or has left.
     pub fn part(&self) {
-        self.change(|state| state.readers -= 1);
+        let mut state = self.state.lock();
+        state.readers -= 1;
+        let feeder = state.feeder.take();
+        drop(state);
+        feeder.into_iter().for_each(Waker::wake);
     }
 
     /// What there is at an offset of the body; at most so many bytes.

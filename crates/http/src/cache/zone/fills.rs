@@ -1,6 +1,7 @@
 //! What is being fetched for a cache: who fetches, who reads along, and which of two comes first.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -84,6 +85,31 @@ impl Drop for Lead {
     }
 }
 
+/// A fill that was found under its name by somebody who may read it: until this is dropped it has a reader.
+pub struct FoundFill(Arc<Fill>);
+
+impl FoundFill {
+    /// Under the lock by which it was found: until that is given back nobody gives it up.
+    fn new(fill: &Arc<Fill>) -> FoundFill {
+        fill.join();
+        FoundFill(Arc::clone(fill))
+    }
+}
+
+impl Deref for FoundFill {
+    type Target = Arc<Fill>;
+
+    fn deref(&self) -> &Arc<Fill> {
+        &self.0
+    }
+}
+
+impl Drop for FoundFill {
+    fn drop(&mut self) {
+        self.0.part();
+    }
+}
+
 /// Bytes that wait in memory to be stored.
 pub struct Reserved {
     zone: Arc<CacheZone>,
@@ -102,7 +128,7 @@ impl CacheZone {
     ///
     /// # Errors
     /// Somebody fetches it.
-    pub fn begin(self: &Arc<Self>, primary: &Id, id: Id, now: Moment, age_max: Duration) -> Result<Lead, Arc<Fill>> {
+    pub fn begin(self: &Arc<Self>, primary: &Id, id: Id, now: Moment, age_max: Duration) -> Result<Lead, FoundFill> {
         let mut fills = self.fills_of(&id).lock();
         if let Some(Listed { fill, .. }) = fills.get(&id)
             && now.since(fill.began) < age_max
@@ -113,7 +139,7 @@ impl CacheZone {
                 Stage::Broken | Stage::Nothing => false,
             }
         {
-            return Err(Arc::clone(fill));
+            return Err(FoundFill::new(fill));
         }
         let fill = self.new_fill(*primary, now);
         list(&mut fills, id, &fill);
@@ -133,11 +159,11 @@ impl CacheZone {
     }
 
     /// What is being fetched under this name, or was and is not in its file yet, and can be read.
-    pub(super) fn readable_fill(&self, id: &Id) -> Option<Arc<Fill>> {
+    pub(super) fn readable_fill(&self, id: &Id) -> Option<FoundFill> {
         let fills = self.fills_of(id).lock();
         let listed = fills.get(id)?;
         let mut both = std::iter::once(&listed.fill).chain(&listed.before);
-        both.find(|fill| fill.can_be_read() && !fill.is_purged()).cloned()
+        both.find(|fill| fill.can_be_read() && !fill.is_purged()).map(FoundFill::new)
     }
 
     /// A fill of a key, with a number of its own: what is purged from now on wins over it.
@@ -158,6 +184,22 @@ impl CacheZone {
     /// A fill is over: it is looked for no more, and nothing of it is stored from now on.
     pub fn end(&self, fill: &Fill, id: &Id) {
         unlist(&mut self.fills_of(id).lock(), fill, id);
+        self.forget_in_flight(fill);
+    }
+
+    /// As [`CacheZone::end`] for a fill that nobody stores, unless it has a reader. Says whether it is over.
+    pub fn end_unread(&self, fill: &Fill, id: &Id) -> bool {
+        let mut fills = self.fills_of(id).lock();
+        if fill.readers() > 0 {
+            return false;
+        }
+        unlist(&mut fills, fill, id);
+        drop(fills);
+        self.forget_in_flight(fill);
+        true
+    }
+
+    fn forget_in_flight(&self, fill: &Fill) {
         let mut in_flight = self.in_flight.lock();
         if in_flight.numbers.remove(&fill.number)
             && let Some(count) = in_flight.keys.get_mut(&fill.primary)
@@ -215,4 +257,37 @@ pub(super) fn unlist_until(fills: &mut HashMap<Id, Listed>, id: &Id, number: u64
 /// The bytes of pieces.
 pub fn total(pieces: &[Bytes]) -> u64 {
     pieces.iter().map(|piece| piece.len() as u64).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use gale_runtime::simulation::{Faults, Simulation};
+    use gale_runtime::{EventLoop, LoopOptions};
+
+    use super::*;
+    use crate::cache::key::id_of;
+    use crate::cache::settings::{CacheDirectory, PathOptions};
+
+    #[test]
+    fn a_fill_that_somebody_has_found_is_not_given_up_before_it_is_read() {
+        let simulation = Simulation::new(1, Faults::NONE);
+        EventLoop::simulated(&simulation, LoopOptions::default()).unwrap().run(async {
+            let place = CacheDirectory { path: "/nonexistent".into(), levels: Default::default() };
+            let zone = Arc::new(CacheZone::new("one".into(), place, PathOptions::default(), 1 << 20));
+            let (id, now) = (id_of(b"key"), Moment::from_nanos(0));
+            let begin = || zone.begin(&id, id, now, Duration::MAX);
+            let Ok(lead) = begin() else { panic!("nobody fetches it") };
+            let Err(waiting) = begin() else { panic!("somebody fetches it") };
+            let fill = lead.begin(id, Arc::default(), None);
+            assert!(!zone.end_unread(&fill, &id));
+            let found = zone.readable_fill(&id).expect("it can be read");
+            drop(waiting);
+            assert!(!zone.end_unread(&fill, &id));
+            found.join();
+            drop(found);
+            assert!(!zone.end_unread(&fill, &id));
+            fill.part();
+            assert!(zone.end_unread(&fill, &id) && zone.readable_fill(&id).is_none());
+        });
+    }
 }

@@ -34,7 +34,6 @@ use std::task::{Context, Poll, Waker};
 use bstr::BString;
 use parking_lot::{Mutex, RwLock};
 
-use super::fill::Fill;
 use super::index::{Entry, Index, Kind, seconds};
 use super::key::{Id, path_of};
 use super::purges::Purges;
@@ -47,7 +46,7 @@ use purging::SEARCH_PURGES;
 
 pub use counters::{Counters, UseFigures, Uses, WAYS};
 pub use disk::Disk;
-pub use fills::{Lead, Reserved, total};
+pub use fills::{FoundFill, Lead, Reserved, total};
 pub use purging::Purged;
 
 /// How many requests are told that the journal was read; the others wait as long as they may.
@@ -112,7 +111,7 @@ pub struct CacheZone {
 /// What there is under a name.
 pub enum Lookup {
     /// It is coming, or was just here and is not in its file yet.
-    Coming(Arc<Fill>),
+    Coming(FoundFill),
     /// There is a file.
     Entry(Entry),
     /// The server failed with this status a moment ago.

@@ -51,9 +51,6 @@ const AT_ONCE_BYTES: u64 = 128 * 1024;
 /// How often it is tried to share what could not be shared: nobody says when others have made room.
 const SHARE_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
-/// How long it takes at most from finding a fill to reading it: a part of a turn of some loop.
-const JOINING_TIME: Duration = Duration::from_millis(100);
-
 /// Most of a body that is received at once, in bytes.
 const PIECE_BYTES: usize = 64 * 1024;
 
@@ -246,14 +243,9 @@ impl Feed {
                 may_store = false;
                 continue;
             }
-            if !may_store && !wait_for_readers(&fill).await {
-                // Nobody reads it, and nobody stores it. Who has found it a moment ago is about to read it.
-                self.ending.zone.end(&fill, &self.ending.id);
-                sleep(JOINING_TIME).await;
-                if fill.readers() == 0 {
-                    return None;
-                }
-                continue;
+            if !may_store && !wait_for_readers(&fill).await && self.ending.zone.end_unread(&fill, &self.ending.id) {
+                // Nobody reads it, and nobody stores it.
+                return None;
             }
             match self.receive(request, next.take()).await {
                 Received::Piece(piece) => {
