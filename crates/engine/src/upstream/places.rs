@@ -6,7 +6,8 @@
 //!
 //! What some workers do not need, others use: the kernel gives one worker more clients than another, and each of them
 //! may have an idle connection at the same moment. A worker always gets its own number. If others have all places then,
-//! the pool is overdrawn, until one that has more than its number gives one up: at the next connection that it keeps.
+//! the pool is overdrawn, until one that has more than its number gives one up: at the next connection that it keeps, or
+//! that would cool down.
 //!
 //! A worker holds its places over many requests, so a request touches nothing that workers share.
 
@@ -36,6 +37,11 @@ impl Places {
         self.free.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether more are taken than there are.
+    pub fn are_overdrawn(&self) -> bool {
+        self.free.load(Ordering::Relaxed) < 0
+    }
+
     /// Takes one for a worker that has so many of them.
     pub fn take(&self, held: usize) -> bool {
         if held < self.per_worker {
@@ -48,7 +54,7 @@ impl Places {
 
     /// Whether a worker that has so many of them has to give one up.
     pub fn are_owed(&self, held: usize) -> bool {
-        held > self.per_worker && self.free.load(Ordering::Relaxed) < 0
+        held > self.per_worker && self.are_overdrawn()
     }
 
     /// So many are free again.

@@ -377,6 +377,19 @@ mod tests {
     }
 
     #[test]
+    fn what_a_pool_has_too_many_of_is_closed_and_does_not_cool_down() {
+        run(async || {
+            let (worker, other, pool, mut server) = (worker(), worker(), Pool::new(SETTINGS, 2), Server::start());
+            let key = server.key(0);
+            let mut park = |by: &Rc<Worker>| assert!(pool.park(by, key.clone(), server.connect(by, carried(1))));
+            (0..4).for_each(|_| park(&worker));
+            (0..2).for_each(|_| park(&other));
+            cool_down().await;
+            assert_eq!(pool.len(), 4);
+        });
+    }
+
+    #[test]
     fn places_that_a_worker_does_not_need_are_soon_for_others() {
         run(async || {
             let (worker, other, pool, mut server) = (worker(), worker(), Pool::new(SETTINGS, 2), Server::start());

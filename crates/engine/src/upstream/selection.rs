@@ -384,6 +384,11 @@ impl Chosen {
         self.peer().fail(now)
     }
 
+    /// Nothing was asked of it: that it was chosen says nothing, also of one that was to be tried again.
+    pub fn abandon(&mut self) {
+        self.is_judged = true;
+    }
+
     /// It has answered, and the answer counts: not when the request is tried elsewhere because of it
     /// (`proxy_next_upstream http_404`); then it is just dropped.
     pub fn succeed(&mut self, timing: Timing) {

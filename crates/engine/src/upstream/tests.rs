@@ -193,6 +193,19 @@ fn a_failed_peer_is_tried_once_in_fail_timeout() {
 }
 
 #[test]
+fn a_failed_peer_of_which_nothing_was_asked_stays_as_it_was() {
+    let group = group(IN_TURN, vec![server(1, "fail_timeout=10"), server(2, "")]);
+    assert_eq!(group.tries(b"", "1", START), "12");
+    let next = |now| group.select_by(b"").next_at(now).unwrap();
+    let mut trial = std::iter::repeat_with(|| next(after(11))).find(|chosen| called(chosen) == '1').unwrap();
+    trial.abandon();
+    drop(trial);
+    assert!(group.has_failures(0) && (0..4).all(|_| called(&next(after(21))) == '2'));
+    assert!((0..4).any(|_| group.tries(b"", "", after(22)) == "1"));
+    assert!(!group.has_failures(0));
+}
+
+#[test]
 fn fewer_failures_than_max_fails_are_forgotten_after_fail_timeout() {
     let group = group(IN_TURN, vec![server(1, "max_fails=2 fail_timeout=10"), server(2, "down")]);
     assert_eq!(group.tries(b"", "1", START), "1");

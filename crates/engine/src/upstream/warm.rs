@@ -263,6 +263,10 @@ pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: B
 
 /// Parks a connection for all workers. False if it was closed instead.
 fn cool(worker: &Rc<Worker>, WarmConnection { pool, key, connection, place }: WarmConnection) -> bool {
+    if pool.places().are_overdrawn() {
+        // Its place is what others have too many.
+        return false;
+    }
     let is_parked = pool.park_cold(worker, key, *connection, place);
     if is_parked {
         register(worker);

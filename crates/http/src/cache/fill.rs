@@ -140,9 +140,11 @@ impl Fill {
         self.state.lock().stage.clone()
     }
 
-    /// Whether its head is known, so that it can be read.
+    /// Whether its head is known, and its body can be had from the beginning.
     pub fn can_be_read(&self) -> bool {
-        matches!(self.state.lock().stage, Stage::Coming(..) | Stage::Whole(_))
+        let state = self.state.lock();
+        let has_beginning = state.window_start == 0 || state.file.is_some();
+        has_beginning && matches!(state.stage, Stage::Coming(..) | Stage::Whole(_))
     }
 
     /// Whether nothing has come for so long.

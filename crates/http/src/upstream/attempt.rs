@@ -254,9 +254,14 @@ fn end_attempt(
         attempt.end(now);
     });
     chosen.note_served(&records.last().served());
-    // Such an answer, or none, says nothing against the server.
-    if !matches!(on, RetryOn::HTTP_403 | RetryOn::HTTP_404 | RetryOn::DENIED) && chosen.fail() {
-        request.log(Level::Warn, format_args!("upstream server temporarily disabled while {action}"));
+    match on {
+        // Such an answer says nothing against the server.
+        RetryOn::HTTP_403 | RetryOn::HTTP_404 => {}
+        RetryOn::DENIED => chosen.abandon(),
+        _ if chosen.fail() => {
+            request.log(Level::Warn, format_args!("upstream server temporarily disabled while {action}"));
+        }
+        _ => {}
     }
 }
 

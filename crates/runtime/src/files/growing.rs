@@ -17,6 +17,7 @@ use crate::memory::blocks::Charge;
 use crate::memory::bytes::Bytes;
 use crate::memory::read_memory::ReadMemory;
 use crate::pool::PoolTask;
+use crate::stall::usage::watch_waiting;
 use crate::sync::waiters::Ticket;
 
 /// How the growth of a file has ended.
@@ -169,8 +170,8 @@ impl GrowingReader {
         let in_flight = file.begin_counted_read();
         self.growing.pool.run_for(file.device(), move || {
             let mut memory = ReadMemory::new(length);
-            let read = file.read_blocking(offset, &mut memory);
-            in_flight.end();
+            let (read, has_waited) = watch_waiting(|| file.read_blocking(offset, &mut memory));
+            in_flight.end(has_waited);
             Ok((memory, read?))
         })
     }

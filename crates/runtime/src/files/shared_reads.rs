@@ -34,6 +34,7 @@ use crate::files::file_read::FileRead;
 use crate::memory::blocks::Charge;
 use crate::memory::read_memory::ReadMemory;
 use crate::pool::{PoolError, ThreadPool};
+use crate::stall::usage::watch_waiting;
 
 /// How a piece is read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -212,11 +213,9 @@ async fn read_somehow(
     // Counted while it waits for a thread, too.
     let in_flight = page_cache.begin_read(device);
     let reading = move || {
-        let result = piece.read(how.direct, looks_first);
-        match result.as_ref().is_ok_and(|found| found.was_resident) {
-            true => drop(in_flight),
-            false => in_flight.end(),
-        }
+        let (result, has_waited) = watch_waiting(|| piece.read(how.direct, looks_first));
+        let was_resident = result.as_ref().is_ok_and(|found| found.was_resident);
+        in_flight.end(has_waited && !was_resident);
         result
     };
     Ok(pool.run_for(line, reading).await??)

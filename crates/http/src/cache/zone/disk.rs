@@ -49,9 +49,10 @@ impl Disk {
 
     /// Makes a call that may wait for it, on a thread of a pool. If the thread has waited, the disk has answered.
     pub fn watch<T>(&self, call: impl FnOnce() -> T) -> T {
-        self.calls.fetch_add(1, Relaxed);
+        let counted = Call::begin(&self.calls);
         let (result, has_waited) = watch_waiting(call);
-        let others = self.calls.fetch_sub(1, Relaxed) - 1;
+        drop(counted);
+        let others = self.calls.load(Relaxed);
         if has_waited || others == 0 && !self.is_well() && !self.is_reading() {
             // Where everything is in memory nobody can wait for the disk: then it is as good as well.
             self.note_alive(now_anywhere());
@@ -108,6 +109,22 @@ impl Disk {
 
     fn is_reading(&self) -> bool {
         self.silent_device.lock().is_some_and(is_device_reading)
+    }
+}
+
+/// A call that is under way, also if it panics.
+struct Call<'a>(&'a AtomicU32);
+
+impl<'a> Call<'a> {
+    fn begin(calls: &'a AtomicU32) -> Call<'a> {
+        calls.fetch_add(1, Relaxed);
+        Call(calls)
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 

@@ -134,7 +134,8 @@ impl CacheZone {
             && now.since(fill.began) < age_max
             && !fill.is_purged()
             && match fill.stage() {
-                Stage::Asking | Stage::Coming(..) => true,
+                Stage::Asking => true,
+                Stage::Coming(..) => fill.can_be_read(),
                 Stage::Whole(meta) => meta.lifetime.is_fresh(gale_runtime::wall_seconds()),
                 Stage::Broken | Stage::Nothing => false,
             }

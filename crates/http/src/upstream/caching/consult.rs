@@ -309,7 +309,8 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
                 Err(unread) => {
                     // It cannot be read: another answer takes its place, unless it only takes too long.
                     seen = Some(entry.number);
-                    caching.is_stored = unread == Unread::Late && entry.is_fresh(now) && asked.accept_any_fresh();
+                    let is_valid = entry.is_fresh(now) && caching.zone.purges.is_empty() && asked.accept_any_fresh();
+                    caching.is_stored = unread == Unread::Late && is_valid;
                     (u64::MAX, false)
                 }
             },
@@ -367,12 +368,15 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
             Err(fill) => {
                 has_waited = true;
                 let left = patience.saturating_sub(moment.since(began));
-                if !wait_for_head(&fill, left, *settings.lock_age.get()).await {
-                    // As nginx: it is passed on, and not stored.
-                    if gale_runtime::now().since(began) >= patience {
-                        caching.may_store = false;
-                        break;
+                if wait_for_head(&fill, left, *settings.lock_age.get()).await {
+                    // One that gets no file is not found any more when it has come.
+                    if let Some(flow) = serve_coming(request, serving, &caching, &fill, asked, true) {
+                        return Consulted::Answer(flow);
                     }
+                } else if gale_runtime::now().since(began) >= patience {
+                    // As nginx: it is passed on, and not stored.
+                    caching.may_store = false;
+                    break;
                 }
             }
         }
@@ -476,6 +480,7 @@ fn serve_coming(
     let is_usable = has_body && meta.lifetime.is_fresh(now) && asked.accept_fresh(&meta, now);
     let fits = is_usable
         && !is_stalled
+        && fill.can_be_read()
         && is_for(request, caching, &meta)
         && judge_purges(&caching.zone, &caching.primary, &meta) == Verdict::Valid;
     fits.then(|| {
@@ -670,7 +675,7 @@ async fn open(
     let HotBody::File(file, at) = &hot.body else { return Ok(hot) };
     if !request.is_head() {
         // Both together take no longer than one of them may.
-        let patience = serving.settings.cache.disk_timeout.get().saturating_sub(gale_runtime::now().since(began));
+        let patience = (began, *serving.settings.cache.disk_timeout.get());
         stored::begin_to_read(request, &caching.zone, &hot, (file, *at), patience).await?;
     }
     Ok(hot)

@@ -11,11 +11,12 @@ use gale_runtime::files::likely_device;
 
 use super::consult::{settings_use, variant_of};
 use super::invalidate::invalidate;
+use super::resume::strong_tag;
 use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot};
 use super::{AskedBecause, CacheNote, CacheStatus, Caching};
 use super::{feed, freshen, search};
 use crate::cache::CacheZone;
-use crate::cache::fill::Fill;
+use crate::cache::fill::{Fill, WINDOW_BYTES};
 use crate::cache::format::{HEADER_MAX, Meta, file_length, header_length};
 use crate::cache::key::{Id, variant_id};
 use crate::cache::memory::{self, Hot, HotBody};
@@ -388,7 +389,9 @@ pub(in crate::upstream) fn judge(
     if header_length(&meta) as usize > HEADER_MAX {
         return refuse(request, &caching, Some(NotStored::LongHead), now);
     }
-    let is_stored = caching.is_stored && id == caching.id;
+    // Whoever comes later, or is slower, finds all of it in memory, or asks the server for the rest.
+    let can_be_shared = head.length.is_some_and(|length| length < WINDOW_BYTES) || strong_tag(&meta).is_some();
+    let is_stored = caching.is_stored && id == caching.id && can_be_shared;
     if is_stored {
         // Others read along all the same.
         lead.fill().keep_in_memory();

@@ -49,14 +49,14 @@ struct FirstPiece {
     reader: CheckedReader,
 }
 
-/// Has the first piece of a body read, for `patience` at most: nothing has left of the head yet, and a server can be
-/// asked for all of it.
+/// Has the first piece of a body read, until the disk has had `disk_timeout` since `began`: nothing has left of the head
+/// yet, and a server can be asked for all of it.
 pub(super) async fn begin_to_read(
     request: &mut Request,
     zone: &Arc<CacheZone>,
     hot: &Hot,
     (file, body_at): (&File, u64),
-    patience: Duration,
+    (began, disk_timeout): (Moment, Duration),
 ) -> Result<(), Unread> {
     if is_readable_now(request, zone, hot, (file, body_at)) {
         return Ok(());
@@ -72,7 +72,7 @@ pub(super) async fn begin_to_read(
     if !may_try {
         return Err(Unread::Late);
     }
-    let began = gale_runtime::now();
+    let patience = disk_timeout.saturating_sub(gale_runtime::now().since(began));
     match timeout(patience, poll_fn(|context| reader.poll_begin(&piece, context))).await {
         Ok(Ok(())) => {
             request.notes.put(FirstPiece { number: hot.meta.number, offset, reader });

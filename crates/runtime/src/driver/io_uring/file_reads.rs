@@ -67,7 +67,7 @@ impl FileReads {
             false => Errno::from_raw_os_error(-completion.result),
         });
         match read.in_flight {
-            Some(in_flight) if result.is_ok() => in_flight.end(),
+            Some(in_flight) if result.is_ok() => in_flight.end(true),
             in_flight => drop(in_flight),
         }
         if let Some(end) = end {

@@ -164,9 +164,9 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// The device has answered: the piece was read, and was not in memory after all.
-    pub fn end(mut self) {
-        self.has_read = true;
+    /// The piece was read. If a thread has waited for that the device has answered; else it was in memory after all.
+    pub fn end(mut self, has_waited: bool) {
+        self.has_read = has_waited;
     }
 }
 
@@ -459,7 +459,7 @@ mod tests {
         let began = Moment::from_nanos(1);
         drop(cache.begin_read(5));
         assert!(!cache.device(5).has_answered_since(began));
-        cache.begin_read(5).end();
+        cache.begin_read(5).end(true);
         assert!(cache.device(5).has_answered_since(began) && !cache.device(6).has_answered_since(began));
         assert_eq!(cache.device(5).reads_done.load(Relaxed), 1);
     }
