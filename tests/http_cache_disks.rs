@@ -29,6 +29,7 @@ with_each_driver!(
     a_hit_without_a_strong_tag_is_cut_off_where_its_disk_fails,
     a_disk_that_answers_others_is_slow_and_not_silent,
     an_entry_that_could_not_be_read_in_time_is_not_stored_once_more,
+    what_comes_in_place_of_an_entry_that_could_not_be_read_is_for_all_who_wait,
     a_response_that_is_stored_waits_only_so_long_for_a_disk_that_hangs,
     max_size_is_about_the_room_that_files_take,
     what_a_killed_process_was_storing_is_removed,
@@ -691,6 +692,54 @@ fn an_entry_that_could_not_be_read_in_time_is_not_stored_once_more(driver: Drive
     assert!(late.take(300_000) == "b".repeat(300_000).as_bytes());
     // When nobody reads along any more it is what was there before.
     server.look_until("what is on the disk", || outcome(&server.get("/a")) == ("HIT", &*"a".repeat(300_000)));
+    drop(disk);
+    server.end(Signal::TERM);
+}
+
+fn what_comes_in_place_of_an_entry_that_could_not_be_read_is_for_all_who_wait(driver: Driver) {
+    let name = "what_comes_in_place_of_an_entry_that_could_not_be_read_is_for_all_who_wait";
+    if !has_own_mounts(&format!("{}::{name}", driver.name())) {
+        return;
+    }
+    let Some(disk) = fuse::disk::Disk::mount() else {
+        eprintln!("skipped: no file system can be mounted here");
+        return;
+    };
+    let backend = Backend::tcp();
+    let text = "proxy_cache_path PATH keys_zone=one:1m; proxy_cache_key $uri; proxy_cache_lock on;
+        proxy_cache_disk_timeout 1s; server { listen %UNIX%; proxy_cache one;
+        location / { proxy_pass http://BACKEND; } location /api/ { api; } }";
+    let text = text.replace("PATH", disk.point().to_str().unwrap()).replace("BACKEND", backend.address());
+    let setup = || Setup::http(driver, &text);
+    let server = setup().start();
+    let answer = |text: &str| {
+        let mut behind = backend.accept();
+        behind.request();
+        // Head and body in one piece: it has come when its head has.
+        let fields = "Cache-Control: max-age=600\r\nContent-Length: 3";
+        behind.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n{text}"));
+    };
+    let ask = |server: &Server| {
+        let mut client = server.connect();
+        client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+        client
+    };
+    let mut first = ask(&server);
+    answer("old");
+    assert_eq!(first.response().text(), "old");
+    server.look_until("it is stored", || stored(&disk.point()).0 == 1);
+    drop(first);
+    // The next process has nothing of it in memory.
+    server.stop();
+    let mut server = setup().start();
+    server.wait_logged("1 entries");
+    disk.set(fuse::disk::Condition::Hung);
+    let mut late: Vec<Client> = (0..3).map(|_| ask(&server)).collect();
+    let is_late = || server.get("/api/9/http/caches/one").text().contains("\"disk_timeouts\":3");
+    server.look_until("all have waited for the disk", is_late);
+    answer("new");
+    assert!(late.iter_mut().all(|client| client.response().text() == "new"));
+    disk.set(fuse::disk::Condition::Well);
     drop(disk);
     server.end(Signal::TERM);
 }
