@@ -88,7 +88,9 @@ fn event_loops_stay_on_the_processors_of_the_configuration(driver: Driver) {
     let mut client = server.connect();
     client.send("GET /slow HTTP/1.1\r\nHost: h\r\n\r\n");
     let task = gate.task();
-    assert_eq!(processors_of(worker, "pool default"), [allowed]);
+    // Something else may have taken a second thread of the pool.
+    let of_pool = processors_of(worker, "pool default");
+    assert!(!of_pool.is_empty() && of_pool.iter().all(|processors| processors == allowed), "{of_pool:?}");
     assert!(processors_of(worker, "log").iter().all(|processors| processors == allowed));
     drop(task);
     assert_eq!(client.response().status, 200);
