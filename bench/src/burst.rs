@@ -255,7 +255,8 @@ fn run_burst(server: &Running, core: usize, case: &Case) -> Result<Burst, String
         let nothing = || "the probe had no answer during a burst".to_owned();
         let worst = *lengths.last().ok_or_else(nothing)?;
         let p99 = lengths[lengths.len() * 99 / 100];
-        let threads = after.iter().filter_map(|(id, thread)| Some(thread.since(*before.get(id)?)));
+        // Threads of a pool may have begun meanwhile.
+        let threads = after.iter().map(|(id, thread)| thread.since(before.get(id).copied().unwrap_or_default()));
         let threads: Vec<process::Thread> = threads.collect();
         let packets = packet_time().saturating_sub(packets_before);
         let run_delay =

@@ -283,6 +283,22 @@ impl Fill {
         Poll::Pending
     }
 
+    /// For what nobody stores: ready when the window has room, or nobody reads it any more (`false`).
+    pub fn poll_wanted(&self, context: &mut Context<'_>) -> Poll<bool> {
+        let mut state = self.state.lock();
+        if state.readers == 0 {
+            return Poll::Ready(false);
+        }
+        if state.received - state.window_start < WINDOW_BYTES {
+            return Poll::Ready(true);
+        }
+        // Under the lock: whoever leaves now sees it.
+        let displaced = state.feeder.replace(context.waker().clone());
+        drop(state);
+        drop(displaced);
+        Poll::Pending
+    }
+
     /// All of the body, if it is in memory.
     pub fn whole_in_memory(&self) -> Option<Vec<Bytes>> {
         let state = self.state.lock();

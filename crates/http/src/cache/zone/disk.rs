@@ -52,12 +52,23 @@ impl Disk {
         let counted = Call::begin(&self.calls);
         let (result, has_waited) = watch_waiting(call);
         drop(counted);
-        let others = self.calls.load(Relaxed);
-        if has_waited || others == 0 && !self.is_well() && !self.is_reading() {
-            // Where everything is in memory nobody can wait for the disk: then it is as good as well.
-            self.note_alive(now_anywhere());
+        match has_waited {
+            true => self.note_alive(now_anywhere()),
+            false => self.note_tried(),
         }
         result
+    }
+
+    /// Something was found in memory. Where all of it is there nobody can wait for the disk: if nobody does, it is as
+    /// good as well.
+    pub fn note_tried(&self) {
+        if self.silent_since.load(Relaxed) != 0
+            && self.calls.load(Relaxed) == 0
+            && !self.is_well()
+            && !self.is_reading()
+        {
+            self.note_alive(now_anywhere());
+        }
     }
 
     /// It has answered.

@@ -487,10 +487,7 @@ async fn wait_to_share(fill: &Fill, piece: &Bytes) -> bool {
 async fn wait_for_readers(fill: &Arc<Fill>) -> bool {
     poll_fn(|context| {
         fill.drop_read();
-        if fill.readers() == 0 {
-            return Poll::Ready(false);
-        }
-        fill.poll_room(context).map(|()| true)
+        fill.poll_wanted(context)
     })
     .await
 }

@@ -514,7 +514,9 @@ pub(in crate::upstream) fn begin(
                 }
                 fill.finish();
                 if is_whole {
-                    keep_hot(&zone, id, &fill, &meta);
+                    if !fill.stays_in_memory() {
+                        keep_hot(&zone, id, &fill, &meta);
+                    }
                     let ending = feed::Ending { zone: Arc::clone(&zone), fill: Arc::clone(&fill), id };
                     feed::store_whole(pool_of(request), ending, &meta);
                 } else {

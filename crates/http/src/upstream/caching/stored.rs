@@ -75,6 +75,7 @@ pub(super) async fn begin_to_read(
     let patience = disk_timeout.saturating_sub(gale_runtime::now().since(began));
     match timeout(patience, poll_fn(|context| reader.poll_begin(&piece, context))).await {
         Ok(Ok(())) => {
+            zone.disk.note_tried();
             request.notes.put(FirstPiece { number: hot.meta.number, offset, reader });
             Ok(())
         }

@@ -227,15 +227,26 @@ impl DeviceState {
     /// A piece that is not in memory is about to be read.
     pub fn begin_read(&self, now: Moment) {
         self.note_miss(now);
+        self.count_read(now);
+    }
+
+    /// A piece is about to be read that may be in memory.
+    pub fn count_read(&self, now: Moment) {
         if self.reads.load(Relaxed) == 0 {
             self.progress_at_nanos.store(now.as_nanos(), Relaxed);
         }
         self.reads.fetch_add(1, Relaxed);
     }
 
-    /// A piece was read in this time.
-    pub fn note_read(&self, time: Duration, now: Moment) {
+    /// A read is over.
+    pub fn note_progress(&self, now: Moment) {
         self.progress_at_nanos.fetch_max(now.as_nanos(), Relaxed);
+    }
+
+    /// A piece that was not in memory was read in this time.
+    pub fn note_read(&self, time: Duration, now: Moment) {
+        self.note_miss(now);
+        self.note_progress(now);
         self.answered_at_nanos.fetch_max(now.as_nanos(), Relaxed);
         self.reads_done.fetch_add(1, Relaxed);
         self.reads_nanos.fetch_add(time.as_nanos() as u64, Relaxed);

@@ -133,7 +133,18 @@ impl PageCache {
     pub fn begin_read(self: &Arc<Self>, device: u64) -> InFlight {
         let now = now_anywhere();
         self.device(device).begin_read(now);
-        InFlight { page_cache: Arc::clone(self), device, count: |state| &state.reads, began: now, has_read: false }
+        self.read_since(device, now)
+    }
+
+    /// Counts a read of a piece that may be in memory, until the result is dropped.
+    fn begin_unlooked_read(self: &Arc<Self>, device: u64) -> InFlight {
+        let now = now_anywhere();
+        self.device(device).count_read(now);
+        self.read_since(device, now)
+    }
+
+    fn read_since(self: &Arc<Self>, device: u64, began: Moment) -> InFlight {
+        InFlight { page_cache: Arc::clone(self), device, count: |state| &state.reads, began, end: End::GivenUp }
     }
 
     /// Counts a look by a thread of a pool, if there may be one more.
@@ -149,7 +160,7 @@ impl PageCache {
     fn begin(self: &Arc<Self>, device: u64, count: fn(&DeviceState) -> &AtomicU32, most: u32) -> Option<InFlight> {
         let counted = count(self.device(device));
         counted.fetch_update(Relaxed, Relaxed, |before| (before < most).then_some(before + 1)).ok()?;
-        Some(InFlight { page_cache: Arc::clone(self), device, count, began: now_anywhere(), has_read: false })
+        Some(InFlight { page_cache: Arc::clone(self), device, count, began: now_anywhere(), end: End::GivenUp })
     }
 }
 
@@ -159,24 +170,36 @@ pub(crate) struct InFlight {
     device: u64,
     count: fn(&DeviceState) -> &AtomicU32,
     began: Moment,
+    end: End,
+}
+
+/// How a read or a look ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It was not carried out, or says nothing.
+    GivenUp,
+    FoundInMemory,
     /// The device has answered.
-    has_read: bool,
+    Read,
 }
 
 impl InFlight {
     /// The piece was read. If a thread has waited for that the device has answered; else it was in memory after all.
     pub fn end(mut self, has_waited: bool) {
-        self.has_read = has_waited;
+        self.end = if has_waited { End::Read } else { End::FoundInMemory };
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         let device = self.page_cache.device(self.device);
-        if self.has_read {
+        if self.end != End::GivenUp {
             // A loop hears of it before its clock has moved on.
             let now = real_now_anywhere();
-            device.note_read(now.since(self.began), now);
+            match self.end {
+                End::Read => device.note_read(now.since(self.began), now),
+                _ => device.note_progress(now),
+            }
         }
         (self.count)(device).fetch_sub(1, Relaxed);
     }
@@ -292,7 +315,7 @@ impl File {
 
     /// Counts a read of what is not in memory, as [`PageCache::begin_read`] does.
     pub(super) fn begin_counted_read(&self) -> InFlight {
-        self.with_page_cache(|cache| cache.begin_read(self.metadata().device))
+        self.with_page_cache(|cache| cache.begin_unlooked_read(self.metadata().device))
     }
 
     /// Whether all of a piece is in constant use: it was in memory a tick ago at most. Then it is read without waiting
