@@ -620,9 +620,9 @@ fn a_disk_that_answers_others_is_slow_and_not_silent(driver: Driver) {
     std::thread::scope(|scope| {
         // Others want what can be read.
         scope.spawn(|| {
-            let mut client = server.connect();
             while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
-                let response = ask(&mut client, "/tagged?c=hung", "Range: bytes=0-999\r\n");
+                // A connection has only so many requests (`keepalive_requests`).
+                let response = ask(&mut server.connect(), "/tagged?c=hung", "Range: bytes=0-999\r\n");
                 assert!(response.status == 206 && response.body == large_body()[..1000]);
             }
         });
