@@ -33,8 +33,12 @@ impl Document {
     ) -> Result<Document, String> {
         let machine = Machine::read();
         let mut markdown = format!(
-            "# {title}\n\n{} · {} · {} cores · Linux {}\n\n",
-            machine.when, machine.cpu, machine.cores, machine.kernel
+            "# {title}\n\n{} · {} · {} cores · Linux {}{}\n\n",
+            machine.when,
+            machine.cpu,
+            machine.cores,
+            machine.kernel,
+            if machine.pages_out { " · pages out what seems idle (DAMON)" } else { "" }
         );
         for program in programs {
             let _ = writeln!(markdown, "- {}: {}", program.label, program.version);
@@ -72,6 +76,9 @@ struct Machine {
     cpu: String,
     cores: usize,
     kernel: String,
+    /// Its kernel pages out what seems not to be used, though there is memory: what a measurement holds for being in
+    /// memory may have gone. (DAMON, `pageout`)
+    pages_out: bool,
 }
 
 impl Machine {
@@ -87,8 +94,20 @@ impl Machine {
             cpu: cpu.to_owned(),
             cores: std::thread::available_parallelism().map_or(0, |count| count.get()),
             kernel: kernel.trim().to_owned(),
+            pages_out: pages_out(Path::new("/sys/kernel/mm/damon/admin/kdamonds")),
         }
     }
+}
+
+/// Whether one of DAMON's threads runs with a scheme that pages out. They are described in a tree of directories.
+fn pages_out(directory: &Path) -> bool {
+    let text = |path: &Path| fs::read_to_string(path).unwrap_or_default();
+    let below = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    below(directory).filter(|kdamond| text(&kdamond.join("state")).trim() == "on").any(|kdamond| {
+        let contexts = below(&kdamond.join("contexts"));
+        let mut schemes = contexts.flat_map(|context| below(&context.join("schemes")));
+        schemes.any(|scheme| text(&scheme.join("action")).trim() == "pageout")
+    })
 }
 
 /// The middle, the least and the greatest of some samples.
