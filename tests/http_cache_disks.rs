@@ -516,17 +516,23 @@ fn a_hit_whose_disk_fails_on_the_way_goes_on_from_the_upstream(driver: Driver) {
     server.end(Signal::TERM);
 }
 
+/// A disk that can be made to hang, for this test; `None` where it does not go on here.
+fn mounted(driver: Driver, test: &str) -> Option<fuse::disk::Disk> {
+    if !has_own_mounts(&format!("{}::{test}", driver.name())) {
+        return None;
+    }
+    let disk = fuse::disk::Disk::mount();
+    if disk.is_none() {
+        eprintln!("skipped: no file system can be mounted here");
+    }
+    disk
+}
+
 /// The files of one cache lie on two disks: what is asked for all the time on one that is well, the others on one that
 /// hangs. So what the cache does while "its" disk does not answer is seen of a file that is in memory.
 fn a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer(driver: Driver) {
     let name = "a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer";
-    if !has_own_mounts(&format!("{}::{name}", driver.name())) {
-        return;
-    }
-    let Some(disk) = fuse::disk::Disk::mount() else {
-        eprintln!("skipped: no file system can be mounted here");
-        return;
-    };
+    let Some(disk) = mounted(driver, name) else { return };
     let (directory, backend) = (Directory::new(), large_origin());
     let text = "proxy_cache_path PATH levels=1 keys_zone=one:1m; proxy_cache_key $uri; server { listen %UNIX%;
         proxy_cache one; add_header X-Cache $upstream_cache_status; location / { proxy_pass http://BACKEND; }
@@ -551,7 +557,7 @@ fn a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer(driver
         now().1 > before.1
     };
     let cold = (0..).map(|number| format!("/cold/{number}")).find(is_on_the_other_disk).unwrap();
-    // Whoever has it open knows on which disk it is.
+    // A worker that has it open knows on which disk it is.
     for _ in 0..20 {
         while used(&server.get(&cold)) != Some("HIT") {}
     }
@@ -641,13 +647,8 @@ fn a_disk_that_answers_others_is_slow_and_not_silent(driver: Driver) {
 }
 
 fn an_entry_that_could_not_be_read_in_time_is_not_stored_once_more(driver: Driver) {
-    if !has_own_mounts(&format!("{}::an_entry_that_could_not_be_read_in_time_is_not_stored_once_more", driver.name())) {
-        return;
-    }
-    let Some(disk) = fuse::disk::Disk::mount() else {
-        eprintln!("skipped: no file system can be mounted here");
-        return;
-    };
+    let name = "an_entry_that_could_not_be_read_in_time_is_not_stored_once_more";
+    let Some(disk) = mounted(driver, name) else { return };
     let backend = Backend::tcp();
     let text = "proxy_cache_path PATH keys_zone=one:1m; proxy_cache_key $uri; proxy_cache_lock on;
         proxy_cache_disk_timeout 2s; server { listen %UNIX%; proxy_cache one; proxy_cache_status us;
@@ -698,13 +699,7 @@ fn an_entry_that_could_not_be_read_in_time_is_not_stored_once_more(driver: Drive
 
 fn what_comes_in_place_of_an_entry_that_could_not_be_read_is_for_all_who_wait(driver: Driver) {
     let name = "what_comes_in_place_of_an_entry_that_could_not_be_read_is_for_all_who_wait";
-    if !has_own_mounts(&format!("{}::{name}", driver.name())) {
-        return;
-    }
-    let Some(disk) = fuse::disk::Disk::mount() else {
-        eprintln!("skipped: no file system can be mounted here");
-        return;
-    };
+    let Some(disk) = mounted(driver, name) else { return };
     let backend = Backend::tcp();
     let text = "proxy_cache_path PATH keys_zone=one:1m; proxy_cache_key $uri; proxy_cache_lock on;
         proxy_cache_disk_timeout 1s; server { listen %UNIX%; proxy_cache one;
@@ -746,13 +741,7 @@ fn what_comes_in_place_of_an_entry_that_could_not_be_read_is_for_all_who_wait(dr
 
 fn a_response_that_is_stored_waits_only_so_long_for_a_disk_that_hangs(driver: Driver) {
     let name = "a_response_that_is_stored_waits_only_so_long_for_a_disk_that_hangs";
-    if !has_own_mounts(&format!("{}::{name}", driver.name())) {
-        return;
-    }
-    let Some(disk) = fuse::disk::Disk::mount() else {
-        eprintln!("skipped: no file system can be mounted here");
-        return;
-    };
+    let Some(disk) = mounted(driver, name) else { return };
     let (backend, size) = (origin(), 3_000_000);
     let setup = caching(driver, &disk.point(), "", &backend);
     let mut server = setup.replace("proxy_cache_disk_timeout 60s", "proxy_cache_disk_timeout 50ms").start();

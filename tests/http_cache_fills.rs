@@ -1,5 +1,5 @@
-//! What is served while a response comes into a cache (a fill): its readers, requests that wait for it or pass it, and
-//! purges.
+//! A response that comes into a cache (a fill), while it comes: its readers, the requests that wait for it or pass it,
+//! and purges.
 
 mod support;
 
@@ -88,7 +88,7 @@ fn all_read_what_is_coming_at_their_own_pace(driver: Driver) {
     behind.send(&piece);
     assert_eq!(first.head().header("Content-Length"), Some("900002"));
     assert_eq!(first.take(300_001)[0], b'<');
-    // Whoever comes later begins at the beginning, which is in the file by now or in memory.
+    // A later client begins at the beginning, which is in the file by now or in memory.
     let mut second = server.connect();
     second.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
     assert_eq!(second.head().header("X-Cache"), Some("HIT"));

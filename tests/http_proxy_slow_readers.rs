@@ -1,5 +1,5 @@
-//! Many clients that do not read what a fast server sends, or a byte of it now and then: the server is free early, memory
-//! is bounded, and nothing is lost.
+//! Many clients that do not read what a fast server sends, or a byte of it now and then: the server is free early,
+//! memory is bounded, and nothing is lost.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! A histogram of durations with fixed buckets: 8 per power of two, so that a quantile is at most 12.5 % too high, or 128
-//! for measurements, so that it is less than 1 %.
+//! A histogram of durations with fixed buckets: 8 per power of two, so that a quantile is at most 12.5 % too high, or
+//! 128 for measurements, so that it is less than 1 %.
 //!
 //! Never allocates after creation and never loses a value: the buckets reach from 1 ns to the end of `u64` (584 years).
 //! Invariant: bucket bounds never overlap and grow with the index; recording is a handful of relaxed atomics.
@@ -274,7 +274,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_quantile_is_too_high_by_one_step_at_most(values in proptest::collection::vec(any::<u64>(), 1..50), share in 0.0..=1.0f64) {
+        fn a_quantile_is_too_high_by_one_step_at_most(
+            values in proptest::collection::vec(any::<u64>(), 1..50),
+            share in 0.0..=1.0f64,
+        ) {
             let (histogram, fine) = (Histogram::new(), FineHistogram::default());
             values.iter().for_each(|&value| histogram.record_ns(value));
             values.iter().for_each(|&value| fine.record_ns(value));

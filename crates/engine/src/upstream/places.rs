@@ -6,8 +6,8 @@
 //!
 //! What some workers do not need, others use: the kernel gives one worker more clients than another, and each of them
 //! may have an idle connection at the same moment. A worker always gets its own number. If others have all places then,
-//! the pool is overdrawn, until one that has more than its number gives one up: at the next connection that it keeps, or
-//! that would cool down.
+//! the pool is overdrawn, until one that has more than its number gives one up: at the next connection that it keeps,
+//! or that would cool down.
 //!
 //! A worker holds its places over many requests, so a request touches nothing that workers share.
 

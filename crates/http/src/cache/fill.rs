@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A fill belongs to the cache: whoever made it may leave. Readers are on any loop and keep their own pace; none delays
-//! another. What feeds it decides how far it runs ahead ([`Fill::poll_room`]).
+//! another. What feeds it decides how far it runs ahead ([`Fill::poll_wanted`]).
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -268,19 +268,6 @@ impl Fill {
         drop(state);
         drop(gone);
         wakers.into_iter().for_each(Waker::wake);
-    }
-
-    /// Ready when the window has room: readers, or the disk, have taken some of it.
-    pub fn poll_room(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.trim();
-        let mut state = self.state.lock();
-        if state.received - state.window_start < WINDOW_BYTES {
-            return Poll::Ready(());
-        }
-        let displaced = state.feeder.replace(context.waker().clone());
-        drop(state);
-        drop(displaced);
-        Poll::Pending
     }
 
     /// For what nobody stores: ready when the window has room, or nobody reads it any more (`false`).

@@ -320,7 +320,7 @@ pub(super) fn copy_head(
     head: &UpstreamHead,
     fields: &FieldList,
 ) {
-    // With the status of an error page it is a page like any other; what its server says of it is passed on, as in nginx.
+    // With the status of an error page it is a page like any other: its server's field is passed on, as in nginx.
     let tells_last_modified = matches!(request.status_override.unwrap_or(head.status), 200 | 206 | 304);
     let response = &mut request.response;
     response.status = head.status;

@@ -78,7 +78,8 @@ pub struct Turns {
     stalls: AtomicU64,
     longest: AtomicU64,
     total: AtomicU64,
-    /// When the present turn began, by the monotonic clock; 0 while the loop waits, [`BEGINS`] while it reads the clock.
+    /// When the present turn began, by the monotonic clock; 0 while the loop waits, [`BEGINS`] while it reads the
+    /// clock.
     began: AtomicU64,
     /// A [`Name`]: what the present turn is at. Null at first.
     at: AtomicPtr<()>,

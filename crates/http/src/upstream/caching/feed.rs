@@ -1,10 +1,10 @@
 //! Brings what a server sends into a fill, and into a file: a task that goes on without the client who was first.
 //!
 //! The server is read as fast as the disk writes. A disk that is behind slows it for [`DISK_PATIENCE`] at most, and one
-//! that does nothing at all for [`SILENCE_MAX`], if a client waits; then nothing is stored any more, and the server is as
-//! fast as the fastest client. Without clients that is the end; as
-//! long as it is stored, it goes on without any: to its end if its length is known, otherwise for as long as the server
-//! may be silent (`proxy_read_timeout`), since it may have no end.
+//! that does nothing at all for [`SILENCE_MAX`], if a client waits; then nothing is stored any more, and the server is
+//! as fast as the fastest client. Without clients that is the end; as long as it is stored, it goes on without any: to
+//! its end if its length is known, otherwise for as long as the server may be silent (`proxy_read_timeout`), since it
+//! may have no end.
 //!
 //! What all loops may read is charged to the process. When its account is full, the last piece stays on the account of
 //! the loop, and the server waits, as for a disk, until what the file has was forgotten or others have made room.
@@ -312,7 +312,7 @@ impl Feed {
         }
         let path = zone.path_of(&self.ending.id);
         let (device, number) = (likely_device(&path).writes(), store::new_number());
-        // Whoever is the second to say that it is over: the one who creates, or the one who waits for that.
+        // Two say that it is over, the thread that creates it and the task that waits; the second removes the file.
         let is_over = Arc::new(AtomicBool::new(false));
         let task = {
             let (path, zone, is_over) = (path.clone(), Arc::clone(zone), Arc::clone(&is_over));

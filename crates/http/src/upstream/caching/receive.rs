@@ -389,7 +389,7 @@ pub(in crate::upstream) fn judge(
     if header_length(&meta) as usize > HEADER_MAX {
         return refuse(request, &caching, Some(NotStored::LongHead), now);
     }
-    // Whoever comes later, or is slower, finds all of it in memory, or asks the server for the rest.
+    // A later or slower client finds all of it in memory, or asks the server for the rest.
     let can_be_shared = head.length.is_some_and(|length| length < WINDOW_BYTES) || strong_tag(&meta).is_some();
     let is_stored = caching.is_stored && id == caching.id && can_be_shared;
     if is_stored {

@@ -49,8 +49,8 @@ struct FirstPiece {
     reader: CheckedReader,
 }
 
-/// Has the first piece of a body read, until the disk has had `disk_timeout` since `began`: nothing has left of the head
-/// yet, and a server can be asked for all of it.
+/// Has the first piece of a body read, until the disk has had `disk_timeout` since `began`: nothing has left of the
+/// head yet, and a server can be asked for all of it.
 pub(super) async fn begin_to_read(
     request: &mut Request,
     zone: &Arc<CacheZone>,

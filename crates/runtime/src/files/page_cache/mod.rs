@@ -174,7 +174,6 @@ pub(crate) struct InFlight {
 }
 
 /// How a read or a look ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     /// It was not carried out, or says nothing.
     GivenUp,
@@ -193,12 +192,13 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         let device = self.page_cache.device(self.device);
-        if self.end != End::GivenUp {
-            // A loop hears of it before its clock has moved on.
-            let now = real_now_anywhere();
-            match self.end {
-                End::Read => device.note_read(now.since(self.began), now),
-                _ => device.note_progress(now),
+        // The real time: a loop hears of it before its clock has moved on.
+        match self.end {
+            End::GivenUp => {}
+            End::FoundInMemory => device.note_progress(real_now_anywhere()),
+            End::Read => {
+                let now = real_now_anywhere();
+                device.note_read(now.since(self.began), now);
             }
         }
         (self.count)(device).fetch_sub(1, Relaxed);
