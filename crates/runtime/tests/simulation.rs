@@ -681,6 +681,35 @@ fn what_leaves_memory_within_a_second_ends_sendfile_on_its_device_until_that_is_
 }
 
 #[test]
+fn on_a_congested_device_what_was_seen_a_moment_ago_is_looked_for_before_it_is_sent() {
+    each_seed(3, |simulation| {
+        simulation.set_faults(Faults { cold_files: 1000, ..Faults::NONE });
+        simulation.add_file("/file", &pattern(1 << 20)).unwrap();
+        run(simulation, async {
+            let file = files::open(Path::new("/file"), OpenFlags::READ).await.unwrap();
+            let is_sent_at_once = || {
+                file.note_sent(0, 1 << 20);
+                file.sendfile_length(1 << 19, 1 << 16).unwrap() > 0
+            };
+            let pool = ThreadPool::new("simulated", 1, 10);
+            let begin_read = |number: u64| {
+                let read = file.begin_read(&pool, number * 1000, 1000, ReadHow::default()).unwrap();
+                spawn_with_result(async { read.await.map(drop) })
+            };
+            let mut reads: Vec<_> = (0..3).map(begin_read).collect();
+            yield_now().await;
+            assert!(is_sent_at_once(), "it is believed");
+            reads.push(begin_read(3));
+            yield_now().await;
+            assert!(!is_sent_at_once(), "it has gone");
+            for read in reads {
+                read.take().await.unwrap();
+            }
+        });
+    });
+}
+
+#[test]
 fn a_file_that_is_written_is_sent_by_reading_it_while_memory_is_short() {
     each_seed(3, |simulation| {
         run(simulation, async {

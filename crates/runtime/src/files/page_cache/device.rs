@@ -1,20 +1,24 @@
 //! How a device behaves that files lie on, and what may be done with them on a loop: one state for each device, one
 //! question.
 //!
-//! | condition | when | `sendfile`, which waits for what is not in memory | a look, which the kernel refuses |
+//! | condition | when | `sendfile`, which waits for what is not in memory | a look, which is refused |
 //! |---|---|---|---|
 //! | healthy | nothing had to be read for a minute | what was seen a second ago; else its ends are asked for | yes |
 //! | new | nobody had asked a minute ago | what was seen a second ago; else all of it is asked for | yes |
 //! | memory short | something had to be read | what was seen in this tick; else all of it is asked for | yes |
-//! | congested | four reads in flight, or a look has waited | what was seen in this tick | what was seen a second ago |
-//! | backing off | what was seen within a second had gone, or a call has waited | no | what was seen a second ago |
-//! | silent | reads are in flight, and none has ended for a while | no | what was seen a tick ago |
+//! | congested | four reads in flight, or a look has waited | seen in this tick: all is asked for | seen a second ago |
+//! | backing off | what was seen within a second had gone, or a call has waited | no | seen a second ago |
+//! | silent | reads are in flight, and none has ended for a while | no | seen a tick ago |
 //!
 //! While something had to be read within a minute memory is taken to be short: a page that is there tells nothing of
 //! those beside it, and what was there a moment ago may have gone, since each read takes memory for what is read ahead
 //! as well. Even a look may wait, when many reads are in flight: on a miss the kernel begins to read ahead, and whoever
 //! submits that sleeps while the device's queue is full. One that has waited makes the device congested for a while; it
 //! says nothing of what is in constant use.
+//!
+//! Many reads take memory all the time, and what was seen at the beginning of a tick may have gone at its end: where
+//! the device is congested, all of a part is asked for before each `sendfile`, and only of parts that were just seen,
+//! since to ask for what has gone begins a read.
 //!
 //! A belief that is wrong is a `sendfile` that waits. A look finds that out without waiting: what was seen within a
 //! second is not there. Then the device backs off, and what goes to clients is read, by calls that the kernel refuses
@@ -134,7 +138,8 @@ impl Condition {
             (Call::Look, Condition::Silent) if was_seen(WORTH_TRYING_TICKS_SILENT) => Yes,
             (Call::Send, Condition::Healthy | Condition::New) if was_seen(BELIEVED_TICKS) => Yes,
             (Call::Send, Condition::Healthy) => AskForEnds,
-            (Call::Send, Condition::MemoryShort | Condition::Congested) if was_seen(BELIEVED_TICKS_SHORT) => Yes,
+            (Call::Send, Condition::MemoryShort) if was_seen(BELIEVED_TICKS_SHORT) => Yes,
+            (Call::Send, Condition::Congested) if was_seen(BELIEVED_TICKS_SHORT) => AskForAll,
             (Call::Send, Condition::New | Condition::MemoryShort) => AskForAll,
             _ => No,
         }
@@ -386,7 +391,7 @@ mod tests {
         assert_eq!(sent(Healthy), [Yes, Yes, Yes, AskForEnds, AskForEnds]);
         assert_eq!(sent(New), [Yes, Yes, Yes, AskForAll, AskForAll]);
         assert_eq!(sent(MemoryShort), [Yes, AskForAll, AskForAll, AskForAll, AskForAll]);
-        assert_eq!(sent(Congested), [Yes, No, No, No, No]);
+        assert_eq!(sent(Congested), [AskForAll, No, No, No, No]);
         assert_eq!((sent(BackingOff), sent(Silent)), ([No; 5], [No; 5]));
         let looked = |condition| [Some(1), Some(4), Some(5), None].map(|age| permits(condition, Call::Look, age));
         assert_eq!([Healthy, New, MemoryShort].map(looked), [[Yes; 4]; 3]);

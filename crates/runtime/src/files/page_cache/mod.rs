@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use self::calls::{Begun, Verdict};
 use self::device::{BELIEVED_TICKS, Call, DeviceState, Permission};
-use self::residency::{GRANULE, PAGE, Part, Residency, parts};
+use self::residency::{FileParts, GRANULE, PAGE, Part, Residency, next_part, parts};
 use super::File;
 use super::counters::{Event, Rung, count_event, count_piece};
 use super::file_system::{PAGE_CACHE, file_system};
@@ -347,12 +347,17 @@ impl File {
         self.with_page_cache(|cache| {
             let now = now_anywhere();
             let condition = self.condition(cache, now);
-            if condition.permits(Call::Send, |_| true) != Permission::Yes {
-                return Ok(0);
-            }
+            let is_belief_enough = match condition.permits(Call::Send, |_| true) {
+                Permission::No => return Ok(0),
+                permission => permission == Permission::Yes,
+            };
             let length = length.min(condition.sendfile_max().max(least));
             let (mut known, mut piece) = (cache.residency.of(self.shared.hash), offset..offset.saturating_add(length));
-            while let Some(part) = known.next_stale(&mut piece, now) {
+            let mut next = |known: &mut FileParts<'_>| match is_belief_enough {
+                true => known.next_stale(&mut piece, now),
+                false => next_part(&mut piece),
+            };
+            while let Some(part) = next(&mut known) {
                 let is_there = match condition.permits(Call::Send, |ticks| known.was_seen(&part, ticks, now)) {
                     Permission::Yes => continue,
                     Permission::No => return Ok(0),

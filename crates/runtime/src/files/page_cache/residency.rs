@@ -100,13 +100,16 @@ impl Part {
 /// The parts of a piece, which may be empty.
 #[inline]
 pub(crate) fn parts(offset: u64, length: u64) -> impl Iterator<Item = Part> {
-    let end = offset.saturating_add(length);
-    let mut at = offset;
-    std::iter::from_fn(move || {
-        let part = (at < end).then(|| Part::at(at, end))?;
-        at = part.end;
-        Some(part)
-    })
+    let mut piece = offset..offset.saturating_add(length);
+    std::iter::from_fn(move || next_part(&mut piece))
+}
+
+/// The first part of a piece, which then begins behind it.
+#[inline]
+pub(crate) fn next_part(piece: &mut Range<u64>) -> Option<Part> {
+    let part = (piece.start < piece.end).then(|| Part::at(piece.start, piece.end))?;
+    piece.start = part.end;
+    Some(part)
 }
 
 impl Residency {
@@ -160,10 +163,9 @@ impl<'r> FileParts<'r> {
                 piece.start += LINE_BYTES;
                 continue;
             }
-            let part = Part::at(piece.start, piece.end);
-            piece.start = part.end;
-            if !self.was_seen(&part, 0, now) {
-                return Some(part);
+            match next_part(piece) {
+                Some(part) if self.was_seen(&part, 0, now) => {}
+                part => return part,
             }
         }
         None
