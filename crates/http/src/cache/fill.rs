@@ -258,7 +258,7 @@ impl Fill {
         let mut state = self.state.lock();
         while let Some(first) = state.window.front() {
             let end = state.window_start + first.len() as u64;
-            if end > state.fastest || state.received - state.window_start < WINDOW_BYTES {
+            if end > state.fastest || state.received - state.window_start <= WINDOW_BYTES {
                 break;
             }
             gone.extend(state.window.pop_front());
@@ -276,7 +276,7 @@ impl Fill {
         if state.readers == 0 {
             return Poll::Ready(false);
         }
-        if state.received - state.window_start < WINDOW_BYTES {
+        if state.received - state.window_start <= WINDOW_BYTES {
             return Poll::Ready(true);
         }
         // Under the lock: whoever leaves now sees it.

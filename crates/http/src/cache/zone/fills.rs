@@ -16,7 +16,7 @@ use crate::cache::index::Entry;
 use crate::cache::key::Id;
 
 /// Most bytes that wait in memory until they are in files: beyond, what comes is not stored.
-const UNSTORED_BYTES_MAX: u64 = 128 << 20;
+pub const UNSTORED_BYTES_MAX: u64 = 128 << 20;
 
 /// Parts of the table of fills.
 pub(super) const FILL_SHARDS: usize = 16;
@@ -110,7 +110,7 @@ impl Drop for FoundFill {
     }
 }
 
-/// Bytes that wait in memory to be stored.
+/// Bytes that wait in memory to be stored, or are kept there instead.
 pub struct Reserved {
     zone: Arc<CacheZone>,
     bytes: u64,
@@ -212,11 +212,12 @@ impl CacheZone {
         }
     }
 
-    /// Takes so many bytes of what may wait in memory to be stored. `None`: there is too much of it.
-    pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reserved> {
+    /// Takes so many bytes of what may wait in memory to be stored, or to be asked for. `None`: with them there is more
+    /// of it than `most`.
+    pub fn reserve(self: &Arc<Self>, bytes: u64, most: u64) -> Option<Reserved> {
         let before = self.unstored_bytes.fetch_add(bytes, Relaxed);
         let reserved = Reserved { zone: Arc::clone(self), bytes };
-        (before + bytes <= UNSTORED_BYTES_MAX).then_some(reserved)
+        (before + bytes <= most).then_some(reserved)
     }
 
     pub(super) fn fills_of(&self, id: &Id) -> &Mutex<HashMap<Id, Listed>> {

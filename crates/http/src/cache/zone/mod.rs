@@ -46,7 +46,7 @@ use purging::SEARCH_PURGES;
 
 pub use counters::{Counters, UseFigures, Uses, WAYS};
 pub use disk::Disk;
-pub use fills::{FoundFill, Lead, Reserved, total};
+pub use fills::{FoundFill, Lead, Reserved, UNSTORED_BYTES_MAX, total};
 pub use purging::Purged;
 
 /// How many requests are told that the journal was read; the others wait as long as they may.

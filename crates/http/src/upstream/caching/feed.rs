@@ -29,7 +29,7 @@ use crate::cache::format::{self, MAGIC, Meta};
 use crate::cache::key::Id;
 use crate::cache::store;
 use crate::cache::sums::{Summing, Sums};
-use crate::cache::zone::total;
+use crate::cache::zone::{UNSTORED_BYTES_MAX, total};
 use crate::request::Request;
 use crate::request::files::pool_of;
 use crate::request::subrequest::{Copy, copy_in_background};
@@ -47,6 +47,13 @@ const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 /// What is longer than this is written while it comes; what is not, at once when it is there.
 const AT_ONCE_BYTES: u64 = 128 * 1024;
+
+/// How long a response is kept in memory that has come whole, and that its disk is too slow to take or to give: who asks
+/// for it meanwhile needs no server.
+const KEPT_FOR: Duration = Duration::from_secs(1);
+
+/// Most bytes of one cache that are kept so, or wait to be stored, when another is to be kept.
+const KEPT_BYTES_MAX: u64 = 16 << 20;
 
 /// How often it is tried to share what could not be shared: nobody says when others have made room.
 const SHARE_AGAIN_AFTER: Duration = Duration::from_millis(10);
@@ -66,10 +73,10 @@ pub(super) fn append(fill: &Fill, piece: Bytes) -> bool {
 pub(super) fn store_whole(pool: ThreadPool, ending: Ending, meta: &Arc<Meta>) {
     let (zone, id) = (&ending.zone, ending.id);
     if ending.fill.stays_in_memory() || !zone.disk.may_try(gale_runtime::now()) {
-        return;
+        return keep_for_a_while(ending);
     }
     let Some(pieces) = ending.fill.whole_in_memory() else { return };
-    let Some(reserved) = zone.reserve(total(&pieces)) else { return };
+    let Some(reserved) = zone.reserve(total(&pieces), UNSTORED_BYTES_MAX) else { return };
     let path = zone.path_of(&id);
     let device = likely_device(&path).writes();
     let number = store::new_number();
@@ -87,6 +94,16 @@ pub(super) fn store_whole(pool: ThreadPool, ending: Ending, meta: &Arc<Meta>) {
     };
     // Refused, it goes with what it was given, and the fill ends.
     detach_with_others(pool, device, task);
+}
+
+/// Keeps a response that gets no file now, if all of it is in memory and there is room.
+fn keep_for_a_while(ending: Ending) {
+    let Some(pieces) = ending.fill.whole_in_memory() else { return };
+    let Some(reserved) = ending.zone.reserve(total(&pieces), KEPT_BYTES_MAX) else { return };
+    gale_runtime::spawn(async move {
+        let _kept = (ending, reserved);
+        sleep(KEPT_FOR).await;
+    });
 }
 
 /// However storing ends, the fill is looked for no more.
@@ -270,6 +287,10 @@ impl Feed {
                         }
                     }
                     if !may_store {
+                        // For want of a disk, and not because nobody wants it or memory is full.
+                        if is_whole && (fill.stays_in_memory() || !self.ending.zone.disk.is_well()) {
+                            keep_for_a_while(self.ending);
+                        }
                         return None;
                     }
                     let (ending, meta, pool, header_length) = (self.ending, self.meta, self.pool, self.header_length);

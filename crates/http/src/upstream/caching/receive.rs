@@ -390,7 +390,7 @@ pub(in crate::upstream) fn judge(
         return refuse(request, &caching, Some(NotStored::LongHead), now);
     }
     // A later or slower client finds all of it in memory, or asks the server for the rest.
-    let can_be_shared = head.length.is_some_and(|length| length < WINDOW_BYTES) || strong_tag(&meta).is_some();
+    let can_be_shared = head.length.is_some_and(|length| length <= WINDOW_BYTES) || strong_tag(&meta).is_some();
     let is_stored = caching.is_stored && id == caching.id && can_be_shared;
     if is_stored {
         // Others read along all the same.
