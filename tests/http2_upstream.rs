@@ -37,6 +37,7 @@ with_each_driver!(
     heads_keep_what_is_theirs_and_lose_what_is_the_connection_s,
     a_body_of_the_configuration_s_own_and_a_stored_one_are_sent,
     another_server_is_tried,
+    a_request_is_written_anew_for_each_server_where_the_location_says_so,
     checks_speak_the_version_of_the_location,
     trailers_and_early_hints_pass_if_they_may,
 );
@@ -615,6 +616,39 @@ fn another_server_is_tried(driver: Driver) {
     let answer = client.answer(stream);
     assert_eq!((answer.text(), answer.header("x-tried")), ("here", Some("503, 200")));
     server.stop();
+}
+
+fn a_request_is_written_anew_for_each_server_where_the_location_says_so(driver: Driver) {
+    for pass in [
+        "proxy_http_version 2; proxy_next_upstream http_503; proxy_request_dynamic on; proxy_pass http://u;
+         proxy_set_header Host at-$upstream_last_addr; proxy_set_body at-$upstream_last_addr;",
+        "grpc_next_upstream http_503; grpc_request_dynamic on; grpc_pass grpc://u;
+         grpc_set_header Host at-$upstream_last_addr;",
+    ] {
+        let (one, other) = (Backend::tcp_at("127.0.0.5"), Backend::tcp_at("127.0.0.6"));
+        let text = format!(
+            "upstream u {{ server {} max_fails=0; server {} backup; }}
+             server {{ listen %UNIX%; http2 on; location / {{ {pass} }} }}",
+            one.address(),
+            other.address(),
+        );
+        let server = Setup::http(driver, &text).start();
+        let mut client = Http2::unix(&server);
+        let stream = client.begin("GET", "/", &[], true);
+        let mut first = Http2Server::accept(&one);
+        let asked = first.whole_request();
+        assert_eq!(asked.header("host"), Some("at-127.0.0.5"));
+        first.respond(asked.stream, 503, &[], true);
+        let mut second = Http2Server::accept(&other);
+        let asked = second.whole_request();
+        assert_eq!(asked.header("host"), Some("at-127.0.0.6"));
+        if pass.starts_with("proxy") {
+            assert_eq!((&asked.body[..], asked.header("content-length")), (&b"at-127.0.0.6"[..], Some("12")));
+        }
+        second.answer(asked.stream, "here");
+        assert_eq!(client.answer(stream).text(), "here");
+        server.stop();
+    }
 }
 
 fn trailers_and_early_hints_pass_if_they_may(driver: Driver) {

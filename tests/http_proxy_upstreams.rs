@@ -24,6 +24,8 @@ with_each_driver!(
     a_silent_server_is_given_up,
     without_connections_requests_are_refused_and_nothing_is_lost,
     idle_connections_to_servers_are_closed_before_those_of_clients,
+    a_request_is_written_anew_for_each_server_where_the_location_says_so,
+    applications_get_parameters_of_their_own_where_the_location_says_so,
 );
 
 /// A backend that answers with this.
@@ -401,4 +403,77 @@ fn idle_connections_to_servers_are_closed_before_those_of_clients(driver: Driver
     }
     peers.iter_mut().for_each(|peer| assert!(peer.is_at_end()));
     server.stop();
+}
+
+fn a_request_is_written_anew_for_each_server_where_the_location_says_so(driver: Driver) {
+    let (one, other) = (Backend::tcp_at("127.0.0.5"), Backend::tcp_at("127.0.0.6"));
+    let servers = format!("server {} max_fails=0; server {} backup; keepalive 0;", one.address(), other.address());
+    let locations = "proxy_set_header Host at-$upstream_last_addr; proxy_set_body <$upstream_addr>;
+        location / { proxy_request_dynamic on; proxy_pass http://u/new/; }
+        location /once { proxy_pass http://u; }";
+    let server = start(driver, servers.as_str(), locations);
+    let addresses = [one.address(), other.address()];
+    for (target, hosts, bodies) in [
+        (
+            "/a",
+            ["at-127.0.0.5", "at-127.0.0.6"],
+            [format!("<{}>", addresses[0]), format!("<{}>", addresses.join(", "))],
+        ),
+        ("/once", ["at-", "at-"], ["<>".to_owned(), "<>".to_owned()]),
+    ] {
+        let mut client = server.connect();
+        client.send(format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n"));
+        for (number, backend) in [&one, &other].into_iter().enumerate() {
+            let mut peer = backend.accept();
+            let asked = peer.request();
+            assert_eq!((asked.header("host"), asked.text()), (Some(hosts[number]), &*bodies[number]));
+            assert_eq!(asked.target, if target == "/a" { "/new/a" } else { target });
+            // The first one leaves without an answer.
+            if number == 1 {
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            }
+        }
+        assert_eq!(client.response().text(), "ok", "{target}");
+    }
+    server.stop();
+    // What cannot be written for a server is not sent to the next one either.
+    let locations = "proxy_set_header Host \"a$upstream_last_addr\n\"; proxy_request_dynamic on; proxy_pass http://u;";
+    let server = start(driver, &servers, &format!("location / {{ {locations} }}"));
+    assert_eq!(server.get("/").status, 500);
+    server.wait_logged("while preparing a request to an upstream");
+    assert!(one.is_idle() && other.is_idle());
+    server.stop();
+}
+
+fn applications_get_parameters_of_their_own_where_the_location_says_so(driver: Driver) {
+    let (one, other) = (Backend::tcp_at("127.0.0.5"), Backend::tcp_at("127.0.0.6"));
+    let servers = format!(
+        "server {} max_fails=0; server {} max_fails=0 backup;
+        keepalive 0;",
+        one.address(),
+        other.address()
+    );
+    for protocol in ["fastcgi", "uwsgi", "scgi"] {
+        let location = |target: &str, says: &str| {
+            format!(
+                "location {target} {{ {protocol}_request_dynamic {says}; {protocol}_pass u;
+                     {protocol}_param SERVER at-$upstream_last_addr-; }}"
+            )
+        };
+        let server = start(driver, &servers, &[location("/each", "on"), location("/once", "off")].concat());
+        for (target, seen) in [("/each", ["at-127.0.0.5-", "at-127.0.0.6-"]), ("/once", ["at--", "at--"])] {
+            let mut client = server.connect();
+            client.send(format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n"));
+            for (backend, seen) in [&one, &other].into_iter().zip(seen) {
+                let (mut peer, mut asked) = (backend.accept(), Vec::new());
+                while !asked.windows(seen.len()).any(|part| part == seen.as_bytes()) {
+                    let more = peer.read_some_or_end();
+                    assert!(!more.is_empty(), "{protocol} {target}: {}", String::from_utf8_lossy(&asked));
+                    asked.extend(more);
+                }
+            }
+            assert_eq!(client.response().status, 502);
+        }
+        server.stop();
+    }
 }

@@ -44,6 +44,9 @@ pub struct Passing<'p> {
     pub scheme: &'static str,
     /// What is asked of servers that are spoken to over TLS; `None` in the clear.
     pub tls: Option<Box<PassingTls>>,
+    /// Writes what a server is asked: `uri`, the head in `wire`, and what else depends on it. Called once before all
+    /// servers, or with `request_dynamic` once for each of them.
+    pub write: &'p WriteRequest<'p>,
     /// What is asked of the server, for messages.
     pub uri: Bytes,
     /// What goes on the wire before the request's body.
@@ -62,6 +65,14 @@ pub struct Passing<'p> {
     pub caching: Option<Box<Caching>>,
 }
 
+/// Writes a request for a server. An error is the status that answers the client.
+pub type WriteRequest<'p> = dyn Fn(&mut Request, &mut Passing<'_>) -> Result<(), u16> + 'p;
+
+/// Writes nothing: the head is the same for all servers and was there before them.
+pub fn written_before(_: &mut Request, _: &mut Passing<'_>) -> Result<(), u16> {
+    Ok(())
+}
+
 /// How a request goes to a server, and its response comes back.
 pub enum Wire<'p> {
     /// Over a connection that carries nothing else meanwhile.
@@ -72,7 +83,7 @@ pub enum Wire<'p> {
 
 /// A request that has a connection to itself.
 pub struct Alone<'p> {
-    /// The request up to its body, as it goes on the wire.
+    /// The request up to its body, as it goes on the wire; empty until it is written.
     pub head: Bytes,
     /// How the body goes on the wire.
     pub framing: &'static dyn BodyFraming,
@@ -138,6 +149,11 @@ enum Failure {
 
 /// Passes a request on and makes the response out of what comes back. The error log knows what went wrong.
 pub async fn pass_on(request: &mut Request, passing: &mut Passing<'_>) -> Flow {
+    if !*passing.settings.request_dynamic.get()
+        && let Err(status) = (passing.write)(request, passing)
+    {
+        return Flow::Respond(status);
+    }
     let records = Records::begin(request);
     let settings_max = Some(*passing.settings.request_timeout.get()).filter(|time_max| !time_max.is_zero());
     let Some(time_max) = settings_max.into_iter().chain(passing.time_max).min() else {
@@ -183,6 +199,11 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
         tries += 1;
         records.add(Arc::clone(chosen.shared_name()), started);
         records.last().queue_time = queue_time;
+        if *passing.settings.request_dynamic.get()
+            && let Err(status) = (passing.write)(request, passing)
+        {
+            return end_unwritten(records, &mut chosen, status);
+        }
         show(request, passing, Arc::clone(chosen.shared_name()));
         let mut may_reuse = match &passing.wire {
             Wire::Alone(wire) => wire.reuses_connections,
@@ -239,6 +260,17 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
     }
 }
 
+/// The request cannot be written for this server, which has no part in that.
+#[cold]
+fn end_unwritten(records: &Records, chosen: &mut Chosen, status: u16) -> Flow {
+    records.note(|attempt, now| {
+        attempt.status = status;
+        attempt.end(now);
+    });
+    chosen.note_served(&records.last().served());
+    Flow::Respond(status)
+}
+
 /// The server has failed, or has given an answer in place of which another one is tried.
 #[cold]
 fn end_attempt(
@@ -292,6 +324,13 @@ fn no_server(request: &mut Request, passing: &Passing<'_>, records: &Records, no
 }
 
 impl Passing<'_> {
+    /// Takes over what `write` has made for a connection that carries nothing else.
+    pub fn set_head(&mut self, head: Bytes) {
+        if let Wire::Alone(wire) = &mut self.wire {
+            wire.head = head;
+        }
+    }
+
     /// Whether the next server is tried, after so many tries that began then. If so, it counts in the group's budget.
     #[cold]
     fn take_retry(&self, request: &Request, on: RetryOn, progress: &Progress, tries: u64, began: Moment) -> bool {

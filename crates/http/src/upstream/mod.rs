@@ -45,6 +45,6 @@ pub mod settings;
 pub mod store;
 mod tunnel;
 
-pub use attempt::{Alone, Passing, PassingTls, Wire, pass_on};
+pub use attempt::{Alone, Passing, PassingTls, Wire, WriteRequest, pass_on, written_before};
 pub use http2::{Http2Client, Http2Request};
 pub use response::{AccelCharset, HeadRewriter, KeepHead, ReplacedPath, ServerNames, USUALLY_HIDDEN};

@@ -63,6 +63,8 @@ pub struct UpstreamSettings {
     pub busy_buffers_size: Setting<u64>,
     /// Whether a response is read as fast as it comes.
     pub buffering: Setting<bool>,
+    /// Whether what servers are asked is written anew for each of them.
+    pub request_dynamic: Setting<bool>,
     /// Whether a request's body is read to its end first.
     pub request_buffering: Setting<bool>,
     /// How long the temporary file of a response may become, in bytes.
@@ -276,8 +278,10 @@ impl UpstreamSettings {
         self.id = IDS.fetch_add(1, Ordering::Relaxed);
         let ignored = self.ignore_headers.get_opt().map(Vec::as_slice).unwrap_or_default();
         self.ignored = ignored.iter().fold(Ignored::default(), |all, more| all.or(*more));
-        if !self.pass_trailers.is_set() {
-            self.pass_trailers.set(false, None);
+        for of_some_modules in [&mut self.pass_trailers, &mut self.request_dynamic] {
+            if !of_some_modules.is_set() {
+                of_some_modules.set(false, None);
+            }
         }
         let list = |setting: &Setting<Vec<BString>>| setting.get_opt().cloned().unwrap_or_default();
         self.hidden = HiddenFields::new(hidden, &list(&self.hide_header), &list(&self.pass_header));

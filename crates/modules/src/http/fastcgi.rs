@@ -178,10 +178,14 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         let head_max = conf.upstream.head_max();
         Box::new(FastCgiReader::new(is_head, head_max, keeps_connection, Arc::clone(&conf.catches)))
     };
+    // What is sent in one piece.
+    let is_whole = body.1 == Some(0);
+    let write = |request: &mut Request, passing: &mut Passing<'_>| {
+        write_head(request, conf, is_whole).map(|head| passing.set_head(head))
+    };
     // A block, so that the future has no room for what is only passed through.
     let mut passing = {
-        let (target, caching, (body, length)) = (target, caching, body);
-        let (head, is_whole) = write_head(request, conf, length)?;
+        let (target, caching, (body, _)) = (target, caching, body);
         let (body, framing): (_, &dyn BodyFraming) =
             if is_whole { (RequestBody::None, &Unframed) } else { (body, &Stdin) };
         Passing {
@@ -189,8 +193,14 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
             upstream: target.sticky_upstream(request),
             scheme: "fastcgi://",
             tls: None,
+            write: &write,
             uri: Bytes::new(),
-            wire: Wire::Alone(Alone { head, framing, reader: &reader, reuses_connections: keeps_connection }),
+            wire: Wire::Alone(Alone {
+                head: Bytes::new(),
+                framing,
+                reader: &reader,
+                reuses_connections: keeps_connection,
+            }),
             body,
             settings: &conf.upstream,
             time_max: None,
@@ -202,19 +212,18 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     Ok(pass_on(request, &mut passing).await)
 }
 
-/// What is asked of an application, whose body is this long, and whether that is all: then it is sent in one piece.
-fn write_head(request: &Request, conf: &Conf, body_length: Option<u64>) -> Result<(Bytes, bool), u16> {
+/// What is asked of an application; with the end of the body if there is none.
+fn write_head(request: &Request, conf: &Conf, is_whole: bool) -> Result<Bytes, u16> {
     let mut head = Vec::with_capacity(1024);
     write_begin_request(&mut head, *conf.keep_conn.get());
     let mut params = fastcgi::Params::new(&mut head);
     let written = conf.params.write(request, &conf.upstream, &mut params);
     written.map_err(|fault| gateway::refuse(request, "fastcgi", fault))?;
     params.finish();
-    let is_whole = body_length == Some(0);
     if is_whole {
         head.extend_from_slice(&fastcgi::STDIN_END);
     }
-    Ok((Bytes::from(head), is_whole))
+    Ok(Bytes::from(head))
 }
 
 /// Splits a request's URI into the script and what follows it.

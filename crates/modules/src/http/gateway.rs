@@ -20,7 +20,7 @@ use gale_http::upstream::cgi::CgiReader;
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{Alone, KeepHead, Passing, USUALLY_HIDDEN, Wire};
+use gale_http::upstream::{Alone, KeepHead, Passing, USUALLY_HIDDEN, Wire, WriteRequest};
 use gale_http::variables::template::Template;
 use gale_protocol::gateway::{ParamsWriter, UnwritableParams, write_field_param};
 use gale_protocol::http1::lists_token;
@@ -239,13 +239,13 @@ pub(crate) fn cgi_reader(settings: &UpstreamSettings) -> impl Fn() -> Box<dyn Re
     move || Box::new(CgiReader::new(head_max))
 }
 
-/// A request that is answered so: `head`, and the body behind it.
+/// A request that is answered so: the head that `write` makes, and the body behind it.
 pub(crate) fn passing_of_cgi<'p>(
     request: &Request,
     settings: &'p UpstreamSettings,
     target: &TlsTarget,
     scheme: &'static str,
-    (head, body): (Vec<u8>, RequestBody),
+    (write, body): (&'p WriteRequest<'p>, RequestBody),
     reader: &'p dyn Fn() -> Box<dyn ResponseReader>,
     caching: Option<Box<Caching>>,
 ) -> Passing<'p> {
@@ -254,8 +254,9 @@ pub(crate) fn passing_of_cgi<'p>(
         upstream: target.servers.sticky_upstream(request),
         scheme,
         tls: target.tls_host.as_ref().map(|host| Box::new(upstream_rows::tls(request, settings, host))),
+        write,
         uri: Bytes::new(),
-        wire: Wire::Alone(Alone { head: Bytes::from(head), framing: &Unframed, reader, reuses_connections: false }),
+        wire: Wire::Alone(Alone { head: Bytes::new(), framing: &Unframed, reader, reuses_connections: false }),
         body,
         settings,
         time_max: None,

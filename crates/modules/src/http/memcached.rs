@@ -21,7 +21,7 @@ use gale_http::upstream::memcached::MemcachedReader;
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{Alone, KeepHead, Passing, Wire, pass_on};
+use gale_http::upstream::{Alone, KeepHead, Passing, Wire, pass_on, written_before};
 use gale_http::variables::template::{SizeTemplate, Template};
 use gale_protocol::memcached::write_get;
 use gale_protocol::request::Method;
@@ -158,6 +158,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         upstream: target.sticky_upstream(request),
         scheme: "memcached://",
         tls: None,
+        write: &written_before,
         uri: Bytes::new(),
         wire: Wire::Alone(Alone { head, framing: &Unframed, reader: &reader, reuses_connections: true }),
         body: RequestBody::None,

@@ -15,7 +15,7 @@ use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
 use gale_http::upstream::caching::Consulted;
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{KeepHead, pass_on};
+use gale_http::upstream::{KeepHead, Passing, pass_on};
 use gale_protocol::scgi;
 
 use crate::http::cache_rows::{self, upstream_cache_rows};
@@ -104,11 +104,14 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     };
     let body = gateway::take_body(request, &conf.upstream, false).await?;
     let reader = gateway::cgi_reader(&conf.upstream);
+    let length = body.1.unwrap_or(0);
+    let write = |request: &mut Request, passing: &mut Passing<'_>| {
+        write_head(request, conf, length).map(|head| passing.set_head(head.into()))
+    };
     // A block, so that the future has no room for what is only passed through.
     let mut passing = {
-        let (target, caching, (body, length)) = (target, caching, body);
-        let message = (write_head(request, conf, length.unwrap_or(0))?, body);
-        gateway::passing_of_cgi(request, &conf.upstream, &target, "scgi://", message, &reader, caching)
+        let (target, caching, (body, _)) = (target, caching, body);
+        gateway::passing_of_cgi(request, &conf.upstream, &target, "scgi://", (&write, body), &reader, caching)
     };
     Ok(pass_on(request, &mut passing).await)
 }

@@ -20,7 +20,7 @@ use gale_http::request::phases::{Flow, Phase};
 use gale_http::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
 use gale_http::upstream::sending::{RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{Alone, KeepHead, Passing, Wire, pass_on};
+use gale_http::upstream::{Alone, KeepHead, Passing, Wire, pass_on, written_before};
 use gale_http::variables::template::SizeTemplate;
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Bytes};
@@ -148,6 +148,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         upstream: target.sticky_upstream(request),
         scheme: "",
         tls: None,
+        write: &written_before,
         uri: Bytes::new(),
         wire: Wire::Alone(Alone { head: Bytes::new(), framing: &Unframed, reader: &reader, reuses_connections: false }),
         body: RequestBody::None,

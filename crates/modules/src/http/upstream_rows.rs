@@ -81,6 +81,8 @@ macro_rules! upstream_rows {
             $crate::http::upstream_rows::row!($conf, $prefix, "_request_buffering", gale_config::Takes::Flag, "on",
                 "Whether a request's body is read to its end before a server is asked.",
                 values flag, request_buffering),
+            $crate::http::upstream_rows::row!($conf, $prefix, "_request_dynamic", gale_config::Takes::Flag, "off",
+                "Whether the request is written anew for each server that is tried.", values flag, request_dynamic),
             $crate::http::upstream_rows::row!($conf, $prefix, "_max_temp_file_size", gale_config::Takes::Exactly(1),
                 "1024m", "How long the temporary file of a response may become; 0 for none.",
                 values size, max_temp_file_size),

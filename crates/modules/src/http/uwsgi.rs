@@ -17,7 +17,7 @@ use gale_http::request::Request;
 use gale_http::request::phases::{Flow, Phase};
 use gale_http::upstream::caching::Consulted;
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{KeepHead, pass_on};
+use gale_http::upstream::{KeepHead, Passing, pass_on};
 use gale_protocol::uwsgi;
 
 use crate::http::cache_rows;
@@ -148,12 +148,14 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     };
     let body = gateway::take_body(request, &conf.upstream, false).await?;
     let reader = gateway::cgi_reader(&conf.upstream);
+    let write = |request: &mut Request, passing: &mut Passing<'_>| {
+        write_head(request, conf).map(|head| passing.set_head(head.into()))
+    };
     // A block, so that the future has no room for what is only passed through.
     let mut passing = {
         let (target, caching, (body, _)) = (target, caching, body);
-        let message = (write_head(request, conf)?, body);
         let scheme = if target.tls_host.is_some() { "suwsgi://" } else { "uwsgi://" };
-        gateway::passing_of_cgi(request, &conf.upstream, &target, scheme, message, &reader, caching)
+        gateway::passing_of_cgi(request, &conf.upstream, &target, scheme, (&write, body), &reader, caching)
     };
     Ok(pass_on(request, &mut passing).await)
 }

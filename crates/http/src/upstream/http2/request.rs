@@ -7,7 +7,8 @@ use gale_protocol::http2::{FieldsWriter, RequestLine, check_field};
 use gale_protocol::request::KnownHeader;
 use gale_runtime::Bytes;
 
-/// See the file's head.
+/// See the file's head. The default is one that has yet to be written.
+#[derive(Default)]
 pub struct Http2Request {
     /// All that the ranges refer to.
     text: Vec<u8>,

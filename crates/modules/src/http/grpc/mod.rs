@@ -34,11 +34,12 @@ use gale_http::variables::Variable;
 use gale_http::variables::template::SizeTemplate;
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_protocol::request::KnownHeader;
+use gale_runtime::Bytes;
 
 use crate::http::gateway;
 use crate::http::upstream_head::{SetHeader, append_uri, authority, write_client_fields, write_set_fields};
 use crate::http::upstream_pass::{PassRequests, look_up_status};
-use crate::http::upstream_rows::{self, common_upstream_rows, fix, own_row};
+use crate::http::upstream_rows::{self, common_upstream_rows, fix, own_row, row};
 use crate::shared::append::append;
 use crate::shared::tls_client::tls_client_rows;
 
@@ -69,6 +70,16 @@ pub static MODULE: Module = Module {
                 "",
                 "A field of the request to the server; empty for none.",
                 &Custom(set_header),
+            ),
+            row!(
+                Conf,
+                "grpc",
+                "_request_dynamic",
+                Takes::Flag,
+                "off",
+                "Whether the request is written anew for each server that is tried.",
+                values flag,
+                request_dynamic
             ),
         ]
     ),
@@ -159,10 +170,16 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     let target = pass.resolve_tls(request).await.map_err(look_up_status)?;
     let (body, length) = gateway::take_body(request, &conf.upstream, true).await?;
     let is_announced = request.header(KnownHeader::ContentLength).is_some();
-    let head = head(request, conf, &target, length.filter(|_| is_announced)).map_err(|error| {
-        request.log(Level::Error, format_args!("{error} while preparing a request to an upstream"));
-        500_u16
-    })?;
+    let length = length.filter(|_| is_announced);
+    let write = |request: &mut Request, passing: &mut Passing<'_>| {
+        let head = head(request, conf, &target, length).map_err(|error| {
+            request.log(Level::Error, format_args!("{error} while preparing a request to an upstream"));
+            500_u16
+        })?;
+        passing.uri = head.path();
+        passing.wire = Wire::Http2(head);
+        Ok(())
+    };
     let time_max = request.fields().find(|(_, name, _)| name.eq_ignore_ascii_case(b"grpc-timeout"));
     let time_max = time_max.and_then(|(_, _, value)| parse_timeout(value)?.checked_add(DEADLINE_GRACE));
     let mut passing = Passing {
@@ -170,8 +187,9 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         upstream: target.servers.sticky_upstream(request),
         scheme: if target.tls_host.is_some() { "grpcs://" } else { "grpc://" },
         tls: target.tls_host.as_ref().map(|host| Box::new(upstream_rows::tls(request, &conf.upstream, host))),
-        uri: head.path(),
-        wire: Wire::Http2(head),
+        write: &write,
+        uri: Bytes::new(),
+        wire: Wire::Http2(Http2Request::default()),
         body,
         settings: &conf.upstream,
         time_max,

@@ -22,6 +22,7 @@ mod redirect;
 mod target;
 
 use std::any::Any;
+use std::cell::Cell;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -323,37 +324,66 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         Some(body) => body,
         None => Box::pin(store_body(request)).await?,
     };
-    let reader;
+    // How a response is read depends on what was asked.
+    let method = Cell::new(Method::Get);
+    let reader = || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method.get(), conf.upstream.head_max())) };
+    let write = |request: &mut Request, passing: &mut Passing<'_>| {
+        write_request(request, conf, target, passing).map(|asked| method.set(asked))
+    };
     // A block, so that the future has no room for what is only passed through.
     let mut passing = {
-        let OwnedBody { body, framing, own } = body;
-        let head = write_head(request, conf, target, own)?;
-        let (head_max, method) = (conf.upstream.head_max(), head.method);
-        reader = move || -> Box<dyn ResponseReader> { Box::new(Http1Reader::new(method, head_max)) };
-        let (wire, body) = match head.text {
-            HeadText::Http1(head) => {
-                (Wire::Alone(Alone { head, framing, reader: &reader, reuses_connections: true }), body)
-            }
-            HeadText::Http2(head, None) => (Wire::Http2(head), body),
-            HeadText::Http2(head, Some(own)) => (Wire::Http2(head), RequestBody::Own(own)),
+        let SentBody { body, framing } = body;
+        let wire = match *conf.version.get() {
+            Version::Http2 => Wire::Http2(Http2Request::default()),
+            _ => Wire::Alone(Alone { head: Bytes::new(), framing, reader: &reader, reuses_connections: true }),
         };
         Passing {
             selection: target.select(request),
             upstream: target.sticky_upstream(request),
             scheme: if target.is_tls { "https://" } else { "http://" },
             tls: target.is_tls.then(|| Box::new(upstream_rows::tls(request, &conf.upstream, &target.host))),
-            uri: head.uri,
+            write: &write,
+            uri: Bytes::new(),
             wire,
             body,
             settings: &conf.upstream,
             time_max: None,
             rewriter: conf,
-            upgrade: head.upgrade,
-            // The answer to a HEAD that the client did not send is no answer to its GET.
-            caching: caching.filter(|_| method != Method::Head || request.is_head()),
+            upgrade: None,
+            caching,
         }
     };
     Ok(pass_on(request, &mut passing).await)
+}
+
+/// Writes what a server is asked, and says with which method.
+fn write_request(
+    request: &mut Request,
+    conf: &Conf,
+    target: &Target,
+    passing: &mut Passing<'_>,
+) -> Result<Method, u16> {
+    let own = conf.body.get_opt().map(|template| template.evaluate(request));
+    if let Some(own) = &own {
+        request.notes.put(BodyLength(own.len().to_string().into_bytes(), false));
+    }
+    let head = write_head(request, conf, target, own.unwrap_or_default())?;
+    match head.text {
+        HeadText::Http1(head) => passing.set_head(head),
+        HeadText::Http2(head, own) => {
+            passing.wire = Wire::Http2(head);
+            if let Some(own) = own {
+                passing.body = RequestBody::Own(own);
+            }
+        }
+    }
+    passing.uri = head.uri;
+    passing.upgrade = head.upgrade;
+    // The answer to a HEAD that the client did not send is no answer to its GET.
+    if head.method == Method::Head && !request.is_head() {
+        passing.caching = None;
+    }
+    Ok(head.method)
 }
 
 /// What is sent before the body that comes from elsewhere.
@@ -433,26 +463,17 @@ fn write_head_for(
 }
 
 /// What is sent as the body.
-struct OwnedBody {
+struct SentBody {
     /// Where it comes from.
     body: RequestBody,
     framing: &'static dyn BodyFraming,
-    /// What of it is the configuration's.
-    own: Vec<u8>,
-}
-
-impl OwnedBody {
-    fn of(body: RequestBody, framing: &'static dyn BodyFraming) -> OwnedBody {
-        OwnedBody { body, framing, own: Vec::new() }
-    }
 }
 
 /// The body, unless it has to be read to its end before.
-fn body_at_once(request: &mut Request, conf: &Conf) -> Option<OwnedBody> {
-    if let Some(template) = conf.body.get_opt() {
-        let own = template.evaluate(request);
-        request.notes.put(BodyLength(own.len().to_string().into_bytes(), false));
-        return Some(OwnedBody { body: RequestBody::None, framing: &Unframed, own });
+fn body_at_once(request: &mut Request, conf: &Conf) -> Option<SentBody> {
+    if conf.body.is_set() {
+        // The configuration's is written with the head.
+        return Some(SentBody { body: RequestBody::None, framing: &Unframed });
     }
     let declared = request.declared_body_length();
     match body_source(request, &conf.upstream, *conf.version.get() >= Version::Http11) {
@@ -463,7 +484,7 @@ fn body_at_once(request: &mut Request, conf: &Conf) -> Option<OwnedBody> {
             } else {
                 request.notes.take::<BodyLength>();
             }
-            Some(OwnedBody::of(RequestBody::None, &Unframed))
+            Some(SentBody { body: RequestBody::None, framing: &Unframed })
         }
         BodySource::Client => {
             let (length, framing): (_, &dyn BodyFraming) = match declared {
@@ -471,14 +492,14 @@ fn body_at_once(request: &mut Request, conf: &Conf) -> Option<OwnedBody> {
                 None => (BodyLength(Vec::new(), true), &Chunked),
             };
             request.notes.put(length);
-            Some(OwnedBody::of(RequestBody::Client, framing))
+            Some(SentBody { body: RequestBody::Client, framing })
         }
         BodySource::Stored => None,
     }
 }
 
 /// Reads the whole body.
-async fn store_body(request: &mut Request) -> Result<OwnedBody, u16> {
+async fn store_body(request: &mut Request) -> Result<SentBody, u16> {
     let is_announced = request.header(KnownHeader::ContentLength).is_some();
     let is_chunked = request.declared_body_length().is_none();
     let stored = read_body(request).await.map_err(|error| error.status())?;
@@ -486,7 +507,7 @@ async fn store_body(request: &mut Request) -> Result<OwnedBody, u16> {
     if length > 0 || is_announced || is_chunked && request.is_main() {
         request.notes.put(BodyLength(length.to_string().into_bytes(), false));
     }
-    Ok(OwnedBody::of(RequestBody::Stored(stored), &Unframed))
+    Ok(SentBody { body: RequestBody::Stored(stored), framing: &Unframed })
 }
 
 impl HeadRewriter for Conf {
