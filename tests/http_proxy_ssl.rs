@@ -26,6 +26,8 @@ with_each_driver!(
     servers_that_ask_get_the_certificate,
     long_keys_sign_beside_the_event_loop,
     the_name_of_the_certificate_may_have_variables,
+    the_name_that_is_told_may_be_that_of_the_server_that_was_chosen,
+    a_health_check_tells_the_name_of_the_server_that_is_checked,
     a_connection_is_used_again_and_a_session_is_resumed,
     connections_are_told_apart_by_what_is_asked_of_servers,
     an_end_without_a_goodbye_is_no_end_of_a_body,
@@ -349,6 +351,61 @@ fn the_name_of_the_certificate_may_have_variables(driver: Driver) {
     assert_eq!(ask("/?own=3").response().status, 500);
     server.wait_logged("3.crt\": BIO_new_file() failed");
     drop(kept);
+}
+
+fn the_name_that_is_told_may_be_that_of_the_server_that_was_chosen(driver: Driver) {
+    let authority = Authority::new("authority");
+    let behind = Behind::new(&authority.ecdsa(&["localhost", "two.example"]));
+    let port = behind.address().rsplit(':').next().expect("a port");
+    let text = format!(
+        "map $upstream_last_server_name $name {{ volatile; ~^localhost: $upstream_last_server_name;
+             127.0.0.1:{port} two.example; }}
+         upstream behind {{ server localhost:{port} max_fails=0; server 127.0.0.1:{port} max_fails=0 backup;
+             keepalive 4; }}
+         server {{ listen %UNIX%; location / {{ proxy_pass https://behind; proxy_next_upstream error http_503;
+             proxy_ssl_server_name on; proxy_ssl_name $name; proxy_ssl_verify on;
+             proxy_ssl_trusted_certificate %DIR%/ca.crt;
+             add_header X-Last $upstream_last_server_name; }} }}"
+    );
+    let server = one_worker(Setup::http(driver, &text).file("ca.crt", &authority.pem)).start();
+    let mut client = server.connect();
+    client.send(GET);
+    let (met, mut first) = behind.accept();
+    assert_eq!(met.name.as_deref(), Some("localhost"));
+    first.request();
+    first.send("HTTP/1.1 503 x\r\nContent-Length: 0\r\n\r\n");
+    let (met, mut second) = behind.accept();
+    assert_eq!(met.name.as_deref(), Some("two.example"));
+    second.request();
+    second.send(response("fine"));
+    let answer = client.response();
+    assert_eq!((answer.text(), answer.header("x-last")), ("fine", Some(&*format!("127.0.0.1:{port}"))));
+    // The connection to the same address that is idle was made for another name, so it is none for this one.
+    client.send(GET);
+    let (met, mut third) = behind.accept();
+    assert_eq!(met.name.as_deref(), Some("localhost"));
+    third.request();
+    third.send(response("again"));
+    let answer = client.response();
+    assert_eq!((answer.text(), answer.header("x-last")), ("again", Some(&*format!("localhost:{port}"))));
+    server.stop();
+}
+
+fn a_health_check_tells_the_name_of_the_server_that_is_checked(driver: Driver) {
+    let authority = Authority::new("authority");
+    let behind = Behind::new(&authority.ecdsa(&["localhost"]));
+    let port = behind.address().rsplit(':').next().expect("a port");
+    let text = format!(
+        "upstream behind {{ server localhost:{port}; }}
+         server {{ listen %UNIX%; location / {{ proxy_pass https://behind; health_check interval=1h mandatory;
+             proxy_set_header Host $upstream_last_server_name;
+             proxy_ssl_server_name on; proxy_ssl_name $upstream_last_server_name; }} }}"
+    );
+    let server = one_worker(Setup::http(driver, &text)).start();
+    let (met, mut end) = behind.accept();
+    assert_eq!(met.name.as_deref(), Some("localhost"));
+    assert_eq!(end.request().header("host"), Some(&*format!("localhost:{port}")));
+    server.stop();
 }
 
 fn a_connection_is_used_again_and_a_session_is_resumed(driver: Driver) {

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 
 use super::Group;
 use super::peer::PeerState;
-use super::peers::Peers;
+use super::peers::{PeerName, Peers};
 
 /// Checks of one group at most: each has a bit.
 pub const CHECKS_MAX: usize = 64;
@@ -182,8 +182,8 @@ pub struct CheckedPeers(Arc<Peers>);
 pub struct CheckedPeer {
     /// Where to connect to.
     pub address: SocketAddress,
-    /// The address as `$upstream_addr` has it.
-    pub name: Arc<str>,
+    /// What it is called.
+    pub name: Arc<PeerName>,
     state: Arc<PeerState>,
     is_slow_starting: bool,
 }
@@ -281,7 +281,7 @@ impl CheckedPeers {
         let peers = self.0.primary.peers.iter().chain(&self.0.backup.peers);
         peers.filter(|peer| peer.settings.standing != super::Standing::Down).map(|peer| CheckedPeer {
             address: peer.address.clone(),
-            name: Arc::clone(&peer.name),
+            name: PeerName::of(peer),
             state: Arc::clone(&peer.state),
             is_slow_starting: !peer.settings.slow_start.is_zero(),
         })

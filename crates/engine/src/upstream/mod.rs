@@ -63,6 +63,7 @@ pub use health::{
 };
 pub use outliers::OutlierSettings;
 pub use peer::{ServerSettings, Standing};
+pub use peers::PeerName;
 use peers::{Moves, Peers, View};
 use plan::{Findings, FixedServer, Found, Plan};
 pub use pool::{ConnectionAge, KeepaliveSettings, Knowledge, Pool, PoolKey, PooledConnection};

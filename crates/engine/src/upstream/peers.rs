@@ -4,6 +4,8 @@
 //! request writes to.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use gale_runtime::Moment;
@@ -81,13 +83,50 @@ impl Peers {
     }
 }
 
+/// What a peer is called. It reads as its address.
+#[derive(Debug)]
+pub struct PeerName {
+    address: Box<str>,
+    server: Arc<[u8]>,
+}
+
+impl PeerName {
+    pub(super) fn of(peer: &Peer) -> Arc<PeerName> {
+        Arc::new(PeerName { address: (*peer.name).into(), server: Arc::clone(&peer.server) })
+    }
+
+    /// What stands in the place of a server where there is none: the name of its group.
+    pub fn of_group(name: &str) -> Arc<PeerName> {
+        Arc::new(PeerName { address: name.into(), server: Arc::default() })
+    }
+
+    /// The `server` that it came from, as it is written; empty for a group.
+    pub fn server(&self) -> &[u8] {
+        &self.server
+    }
+}
+
+impl Deref for PeerName {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.address
+    }
+}
+
+impl fmt::Display for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self)
+    }
+}
+
 /// One worker's view of a list.
 pub(super) struct View {
     pub common: Arc<Common>,
     pub peers: Arc<Peers>,
     pub worker: usize,
     /// The names of the peers that it has chosen, by set: copies of this worker's, since each request counts them.
-    names: [Box<[OnceLock<Arc<str>>]>; 2],
+    names: [Box<[OnceLock<Arc<PeerName>>]>; 2],
     /// Only its worker locks it.
     cursors: Mutex<[Cursor; 2]>,
 }
@@ -144,8 +183,8 @@ impl View {
     }
 
     /// The name of a peer, to be kept.
-    pub fn name(&self, is_backup: bool, index: usize) -> &Arc<str> {
-        let name = || Arc::from(&*self.peers.set(is_backup).peers[index].name);
+    pub fn name(&self, is_backup: bool, index: usize) -> &Arc<PeerName> {
+        let name = || PeerName::of(&self.peers.set(is_backup).peers[index]);
         self.names[usize::from(is_backup)][index].get_or_init(name)
     }
 

@@ -11,7 +11,7 @@ use super::Group;
 use super::balance::{Balance, Choice, Metric, Preference};
 use super::outliers::Observed;
 use super::peer::{Peer, Standing};
-use super::peers::{PeerSet, View};
+use super::peers::{PeerName, PeerSet, View};
 use super::pool::Pool;
 use super::retry_budget::Retry;
 use crate::traffic::{Handshakes, Served};
@@ -291,8 +291,8 @@ impl Chosen {
         &self.peer().name
     }
 
-    /// The same name, to be kept on this worker.
-    pub fn shared_name(&self) -> &Arc<str> {
+    /// What it is called, to be kept on this worker.
+    pub fn shared_name(&self) -> &Arc<PeerName> {
         self.view.name(self.is_backup, self.index)
     }
 

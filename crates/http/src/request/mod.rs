@@ -65,6 +65,7 @@ use gale_engine::connections::{ConnectionInfo, address_text};
 use gale_engine::log::{Describe, Fields};
 use gale_engine::notes::{Notes, SharedNotes};
 use gale_engine::resolver::Resolver;
+use gale_engine::upstream::PeerName;
 use gale_engine::variables::subject::{Evaluation, Values};
 
 /// How often a request may start again: nginx's bound on internal redirects.
@@ -81,7 +82,7 @@ pub(crate) struct PassedTo {
     /// `http://`
     pub scheme: &'static str,
     /// Its address, or the name of its group.
-    pub peer: Arc<str>,
+    pub peer: Arc<PeerName>,
     /// What is asked of it.
     pub uri: Bytes,
 }

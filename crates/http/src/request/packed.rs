@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use gale_base::packed::{Packer, Unpacker};
 use gale_engine::notes::Notes;
+use gale_engine::upstream::PeerName;
 use gale_engine::variables::subject::Evaluation;
 use gale_protocol::Range32;
 use gale_protocol::host::Authority;
@@ -39,7 +40,7 @@ pub(crate) struct PackedRequest {
     configuration: Option<Rc<Configured>>,
     /// What it shares with subrequests, or could.
     shared: Option<Rc<Shared>>,
-    passed_to: Option<(&'static str, Arc<str>)>,
+    passed_to: Option<(&'static str, Arc<PeerName>)>,
     at_end: Option<fn(&Request)>,
     rare: Option<Box<Rare>>,
     phase: Phase,
@@ -554,7 +555,7 @@ mod tests {
         request.close_after_response();
         request.set_limit_rate(1000);
         let uri = Bytes::copy_from_slice(b"/behind");
-        request.passed_to = Some(PassedTo { scheme: "http://", peer: "127.0.0.1:80".into(), uri });
+        request.passed_to = Some(PassedTo { scheme: "http://", peer: PeerName::of_group("127.0.0.1:80"), uri });
     }
 
     #[test]

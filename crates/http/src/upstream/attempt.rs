@@ -14,7 +14,8 @@ use gale_engine::tls::{NamedFailure, TlsClient, TlsFailure};
 use gale_engine::transport::Transport;
 use gale_engine::upstream::connecting::{self, CONNECTING, ConnectFailure, SHAKING_HANDS, log_timeout, shake_hands};
 use gale_engine::upstream::{
-    Chosen, ConnectionAge, Knowledge, NoPeer, PoolKey, PooledConnection, Retry, Selection, Upstream,
+    Chosen, ConnectionAge, Knowledge, NoPeer, PeerName, PoolKey, PooledConnection, Retry, Selection, Upstream,
+    without_port,
 };
 use gale_engine::worker::CountedConnection;
 use gale_protocol::request::Method;
@@ -42,7 +43,8 @@ pub struct Passing<'p> {
     pub upstream: Option<Arc<Upstream<Request>>>,
     /// The protocol as messages show it: `http://`.
     pub scheme: &'static str,
-    /// What is asked of servers that are spoken to over TLS; `None` in the clear.
+    /// What is asked of servers that are spoken to over TLS, whose names are evaluated for each of them; `None` in the
+    /// clear.
     pub tls: Option<Box<PassingTls>>,
     /// Writes what a server is asked: `uri`, the head in `wire`, and what else depends on it. Called once before all
     /// servers, or with `request_dynamic` once for each of them.
@@ -104,6 +106,26 @@ pub struct PassingTls {
 }
 
 impl PassingTls {
+    /// What is asked of servers that the URL calls `host`, before names are evaluated that the location has.
+    ///
+    /// # Panics
+    /// The scope was not prepared for TLS.
+    pub fn new(settings: &UpstreamSettings, host: &[u8]) -> PassingTls {
+        let client = settings.tls_client.as_ref().and_then(|client| client.get());
+        let client = Arc::clone(client.expect("scopes that may speak TLS were prepared for it"));
+        PassingTls { client, name: without_port(host).into(), certificate: None }
+    }
+
+    /// Evaluates the names that the location has, for the request and for the server that was chosen.
+    pub fn evaluate(&mut self, request: &Request, settings: &UpstreamSettings) {
+        if let Some(name) = settings.tls_name.get_opt() {
+            self.name = without_port(&name.evaluate(request)).into();
+        }
+        if let Some((own, key)) = &settings.tls_certificate {
+            self.certificate = Some((own.evaluate(request), key.evaluate(request)));
+        }
+    }
+
     /// What is asked of this server: with a certificate that depends on the request it is read now.
     pub(super) async fn client(&self) -> Result<Arc<TlsClient>, NamedFailure> {
         match &self.certificate {
@@ -203,6 +225,9 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
             && let Err(status) = (passing.write)(request, passing)
         {
             return end_unwritten(records, &mut chosen, status);
+        }
+        if let Some(tls) = &mut passing.tls {
+            tls.evaluate(request, passing.settings);
         }
         show(request, passing, Arc::clone(chosen.shared_name()));
         let mut may_reuse = match &passing.wire {
@@ -312,7 +337,7 @@ fn stale_or(request: &mut Request, passing: &mut Passing<'_>, on: RetryOn, flow:
 /// All servers of the group are down, or were tried.
 #[cold]
 fn no_server(request: &mut Request, passing: &Passing<'_>, records: &Records, none: NoPeer) -> Flow {
-    let group: Arc<str> = passing.selection.group_name().into();
+    let group = PeerName::of_group(passing.selection.group_name());
     records.add(Arc::clone(&group), gale_runtime::now());
     records.note(|attempt, now| {
         attempt.status = 502;
@@ -377,7 +402,7 @@ fn is_idempotent(request: &Request) -> bool {
 }
 
 /// From now on messages say where the request is passed to.
-fn show(request: &mut Request, passing: &Passing<'_>, peer: Arc<str>) {
+fn show(request: &mut Request, passing: &Passing<'_>, peer: Arc<PeerName>) {
     request.passed_to = Some(PassedTo { scheme: passing.scheme, peer, uri: passing.uri.clone() });
 }
 

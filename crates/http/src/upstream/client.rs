@@ -15,6 +15,7 @@ use std::time::Duration;
 use gale_base::os_error::OsErrorText;
 use gale_engine::tls::{NamedFailure, TlsFailure, TlsStream};
 use gale_engine::transport::Transport;
+use gale_engine::upstream::PeerName;
 use gale_engine::worker::{CountedConnection, Worker};
 use gale_protocol::request::Method;
 use gale_runtime::{Buffer, Bytes, ConnectOptions, ConnectStep, Output, SocketAddress, Timer, now, timeout};
@@ -341,11 +342,14 @@ fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// Has the `$upstream_*` variables of a request tell of an answer of this server.
-pub fn note_answer(request: &mut Request, server: Arc<str>, answer: &Answer) {
-    let now = now();
-    let records = Records::begin(request);
-    records.add(server, now);
+/// Has the `$upstream_*` variables of a request tell of this server, which is about to be asked.
+pub fn note_server(request: &mut Request, server: Arc<PeerName>) {
+    Records::begin(request).add(server, now());
+}
+
+/// What it has answered.
+pub fn note_answer(request: &Request, answer: &Answer) {
+    let Some(records) = Records::of(request) else { return };
     records.note(|attempt, now| {
         attempt.status = answer.head.status;
         attempt.header_time = Some(answer.header_time);

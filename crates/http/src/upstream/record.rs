@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use gale_base::packed::{Packer, Unpacker};
 use gale_engine::traffic::{Nanos, Served};
+use gale_engine::upstream::PeerName;
 use gale_runtime::{Bytes, Moment};
 use smallvec::SmallVec;
 
@@ -19,7 +20,7 @@ use crate::request::slow::{self, AsksUpstream, UpstreamTimes};
 #[derive(Debug)]
 pub struct Attempt {
     /// The server as `$upstream_addr` names it; the group's name if it had none to offer.
-    pub peer: Arc<str>,
+    pub peer: Arc<PeerName>,
     /// When it began.
     pub started: Moment,
     /// The response's status, or the one that the failure stands for; 0 as long as there is none.
@@ -123,7 +124,7 @@ impl Records {
     }
 
     /// Adds a server that is about to be tried.
-    pub(super) fn add(&self, peer: Arc<str>, started: Moment) {
+    pub(super) fn add(&self, peer: Arc<PeerName>, started: Moment) {
         self.entries.borrow_mut().push(Entry::Attempt(Attempt {
             peer,
             started,

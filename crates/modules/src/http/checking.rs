@@ -13,6 +13,7 @@ use gale_engine::service::{Context, Service, ServiceSpec};
 use gale_engine::upstream::{Check, CheckId, CheckedPeer, UpstreamId};
 use gale_engine::worker::Worker;
 use gale_http::configuration::builder::InHttp;
+use gale_http::request::Request;
 use gale_http::request::configuration::HttpConfiguration;
 use gale_http::request::own::{OwnRequest, OwnRequests};
 use gale_http::upstream::client::{Answer, ClientConnection, ClientError, ClientRequest, Patience};
@@ -166,6 +167,13 @@ pub(crate) struct Way<'w> {
 pub(crate) fn patience(settings: &UpstreamSettings) -> Patience {
     let (send, read) = (*settings.send_timeout.get(), *settings.read_timeout.get());
     Patience { send, read, whole: send.saturating_add(read) }
+}
+
+/// How a peer that the URL calls `host` is asked over TLS.
+pub(crate) fn tls(request: &Request, settings: &UpstreamSettings, host: &[u8]) -> PassingTls {
+    let mut tls = PassingTls::new(settings, host);
+    tls.evaluate(request, settings);
+    tls
 }
 
 impl Way<'_> {

@@ -20,7 +20,7 @@ use gale_http::upstream::cgi::CgiReader;
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{Alone, KeepHead, Passing, USUALLY_HIDDEN, Wire, WriteRequest};
+use gale_http::upstream::{Alone, KeepHead, Passing, PassingTls, USUALLY_HIDDEN, Wire, WriteRequest};
 use gale_http::variables::template::Template;
 use gale_protocol::gateway::{ParamsWriter, UnwritableParams, write_field_param};
 use gale_protocol::http1::lists_token;
@@ -29,7 +29,6 @@ use gale_runtime::Bytes;
 use smallvec::SmallVec;
 
 use crate::http::upstream_pass::{BodySource, body_source};
-use crate::http::upstream_rows;
 use gale_engine::upstream::TlsTarget;
 
 /// `fastcgi_param NAME VALUE [if_not_empty];`, `scgi_param`, `uwsgi_param`
@@ -253,7 +252,7 @@ pub(crate) fn passing_of_cgi<'p>(
         selection: target.servers.select(request),
         upstream: target.servers.sticky_upstream(request),
         scheme,
-        tls: target.tls_host.as_ref().map(|host| Box::new(upstream_rows::tls(request, settings, host))),
+        tls: target.tls_host.as_ref().map(|host| Box::new(PassingTls::new(settings, host))),
         write,
         uri: Bytes::new(),
         wire: Wire::Alone(Alone { head: Bytes::new(), framing: &Unframed, reader, reuses_connections: false }),

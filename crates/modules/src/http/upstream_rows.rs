@@ -8,11 +8,10 @@ use gale_config::{Body, Contexts, Diagnostic, Setting, Statement, Store, Takes, 
 use gale_engine::configuration::Builder;
 use gale_engine::module::Directive;
 use gale_engine::spool::TempPath;
-use gale_engine::upstream::{Bind, without_port};
+use gale_engine::upstream::Bind;
 use gale_engine::virtual_servers::TlsClientDraft;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::Request;
-use gale_http::upstream::PassingTls;
 use gale_http::upstream::settings::{Ignored, RetryOn, UpstreamSettings};
 
 pub(crate) use crate::http::cache_rows::conditions;
@@ -208,19 +207,6 @@ pub(crate) fn prepare_tls(
     settings.tls_client = Some(Arc::clone(&client));
     builder.http_mut().tls_clients.push(TlsClientDraft { settings: settings.tls.clone(), prefix, client });
     Ok(())
-}
-
-/// How a request is passed on over TLS to a server that the URL calls `host`.
-pub(crate) fn tls(request: &Request, settings: &UpstreamSettings, host: &[u8]) -> PassingTls {
-    let client = settings.tls_client.as_ref().and_then(|client| client.get());
-    let client = Arc::clone(client.expect("scopes that may speak TLS were prepared for it"));
-    let name = match settings.tls_name.get_opt() {
-        Some(name) => name.evaluate(request),
-        None => host.to_vec(),
-    };
-    let certificate = settings.tls_certificate.as_ref();
-    let certificate = certificate.map(|(own, key)| (own.evaluate(request), key.evaluate(request)));
-    PassingTls { client, name: without_port(&name).into(), certificate }
 }
 
 /// Gives a value to what has no directive in a module.

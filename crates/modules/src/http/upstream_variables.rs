@@ -19,6 +19,9 @@ pub(crate) const VARIABLES: &[Variable] = &[
         append_each(request, out, |attempt, out| out.extend_from_slice(attempt.peer.as_bytes()))
     }),
     Variable::named("upstream_last_addr", append_last_address),
+    Variable::named("upstream_last_server_name", |request, _, out| {
+        with_last(request, |attempt| !attempt.peer.server().is_empty() && append(out, attempt.peer.server()))
+    }),
     Variable::named("upstream_status", |request, _, out| {
         append_each(request, out, |attempt, out| {
             let status = Some(u64::from(attempt.status)).filter(|&status| status > 0);
@@ -98,13 +101,16 @@ fn append_each(request: &Request, out: &mut Vec<u8>, append: impl Fn(&Attempt, &
 
 /// The server that was chosen last, without its port.
 fn append_last_address(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
-    let Some(records) = Records::of(request) else { return false };
-    let entries = records.entries();
-    let Some(Entry::Attempt(attempt)) = entries.last() else { return false };
-    match attempt.peer.parse::<SocketAddr>() {
+    with_last(request, |attempt| match attempt.peer.parse::<SocketAddr>() {
         Ok(address) => append(out, address.ip().to_string().as_bytes()),
         Err(_) => attempt.peer.starts_with("unix:") && append(out, attempt.peer.as_bytes()),
-    }
+    })
+}
+
+fn with_last(request: &Request, f: impl FnOnce(&Attempt) -> bool) -> bool {
+    let Some(records) = Records::of(request) else { return false };
+    let entries = records.entries();
+    matches!(entries.last(), Some(Entry::Attempt(attempt)) if f(attempt))
 }
 
 fn append_field(request: &Request, name: &[u8], out: &mut Vec<u8>) -> bool {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gale_engine::traffic::{Nanos, Served};
+use gale_engine::upstream::PeerName;
 use gale_runtime::Moment;
 use smallvec::SmallVec;
 
@@ -13,7 +14,7 @@ use smallvec::SmallVec;
 #[derive(Debug)]
 pub struct Attempt {
     /// The server as `$upstream_addr` names it; the group's name if it had none to offer.
-    pub peer: Arc<str>,
+    pub peer: Arc<PeerName>,
     /// When it began.
     pub started: Moment,
     /// How long connecting took.
@@ -66,7 +67,7 @@ impl Attempts {
     }
 
     /// Adds a server that is about to be tried.
-    pub fn add(&self, peer: Arc<str>, started: Moment) {
+    pub fn add(&self, peer: Arc<PeerName>, started: Moment) {
         self.0.borrow_mut().get_or_insert_default().0.push(Attempt {
             peer,
             started,
@@ -96,7 +97,7 @@ impl Tried {
 
     /// The server that is being tried.
     pub fn peer(&self) -> Option<&str> {
-        self.0.last().map(|attempt| &*attempt.peer)
+        self.0.last().map(|attempt| &**attempt.peer)
     }
 
     /// What came from the last server, in bytes.

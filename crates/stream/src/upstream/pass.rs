@@ -8,7 +8,7 @@ use gale_base::os_error::OsErrorText;
 use gale_engine::tls::TlsStream;
 use gale_engine::transport::Transport;
 use gale_engine::upstream::connecting::{self, CONNECTING, ConnectFailure, SHAKING_HANDS, shake_hands};
-use gale_engine::upstream::{Chosen, PassTarget, Retry, Selection, without_port};
+use gale_engine::upstream::{Chosen, PassTarget, PeerName, Retry, Selection, without_port};
 use gale_engine::variables::subject::Subject;
 use gale_engine::worker::CountedConnection;
 use gale_runtime::{Moment, Output, Stream};
@@ -131,7 +131,7 @@ impl<'s> Attempts<'s> {
                 Ok(chosen)
             }
             Err(none) => {
-                self.session.attempts.add(self.selection.group_name().into(), started);
+                self.session.attempts.add(PeerName::of_group(self.selection.group_name()), started);
                 end_attempt(self.session);
                 self.session.log(Level::Error, format_args!("{none} while {CONNECTING}"));
                 Err(session::BAD_GATEWAY)

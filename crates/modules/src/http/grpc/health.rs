@@ -8,6 +8,7 @@
 //! the proxy module's, which gives what is written here to this one.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bstr::BString;
@@ -18,14 +19,13 @@ use gale_engine::worker::Worker;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::own::OwnRequest;
 use gale_http::upstream::Http2Request;
-use gale_http::upstream::client::Answer;
+use gale_http::upstream::client::{Answer, note_server};
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_runtime::Bytes;
 
 use super::{Conf, MODULE};
 use crate::http::checking::{self, Asking, Failure, Kept, Question, Way};
 use crate::http::upstream_head::{authority, write_set_fields};
-use crate::http::upstream_rows;
 use crate::shared::health_check::{Failed, Rules};
 
 /// The method that is called.
@@ -126,6 +126,7 @@ impl Question for Draft {
         let configuration = Rc::clone(request.configuration());
         let conf: &Conf = configuration.http().scope(self.scope).conf_of().expect("its grpc settings");
         let Some(AddressPass::Fixed(target)) = &conf.pass else { unreachable!("it has passed the configuration") };
+        note_server(request, Arc::clone(&peer.name));
         let head = head(request, conf, &target.authority, target.tls_host.is_some());
         let asking = Asking::Http2 {
             head: head.map_err(|error| Failure::Request(error.to_string()))?,
@@ -138,7 +139,7 @@ impl Question for Draft {
             address: self.rules.address(peer),
             options: conf.upstream.connect_options(request),
             header: conf.upstream.proxy_header(request),
-            tls: target.tls_host.as_ref().map(|host| upstream_rows::tls(request, &conf.upstream, host)),
+            tls: target.tls_host.as_ref().map(|host| checking::tls(request, &conf.upstream, host)),
             patience: checking::patience(&conf.upstream),
             keepalive_time: self.keepalive_time,
         };

@@ -29,7 +29,7 @@ use gale_http::request::filters::Change;
 use gale_http::request::phases::{Flow, Phase};
 use gale_http::request::response::FieldName;
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{Http2Request, KeepHead, Passing, USUALLY_HIDDEN, Wire, pass_on};
+use gale_http::upstream::{Http2Request, KeepHead, Passing, PassingTls, USUALLY_HIDDEN, Wire, pass_on};
 use gale_http::variables::Variable;
 use gale_http::variables::template::SizeTemplate;
 use gale_protocol::http1::request_writer::Unwritable;
@@ -186,7 +186,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         selection: target.servers.select(request),
         upstream: target.servers.sticky_upstream(request),
         scheme: if target.tls_host.is_some() { "grpcs://" } else { "grpc://" },
-        tls: target.tls_host.as_ref().map(|host| Box::new(upstream_rows::tls(request, &conf.upstream, host))),
+        tls: target.tls_host.as_ref().map(|host| Box::new(PassingTls::new(&conf.upstream, host))),
         write: &write,
         uri: Bytes::new(),
         wire: Wire::Http2(Http2Request::default()),

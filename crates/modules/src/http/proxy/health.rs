@@ -20,7 +20,7 @@ use gale_engine::upstream::CheckedPeer;
 use gale_engine::worker::Worker;
 use gale_http::configuration::builder::InHttp;
 use gale_http::request::own::OwnRequest;
-use gale_http::upstream::client::{ClientRequest, note_answer};
+use gale_http::upstream::client::{ClientRequest, note_answer, note_server};
 use gale_protocol::http1::request_writer::Unwritable;
 use gale_protocol::request::{Method, Version};
 use gale_runtime::Bytes;
@@ -29,7 +29,7 @@ use super::matching::{Match, check_status};
 use super::target::Pass;
 use super::{Conf, head};
 use crate::http::checking::{self, Asking, Failure, Kept, Question, Way};
-use crate::http::{grpc, upstream_rows};
+use crate::http::grpc;
 use crate::shared::health_check::{Failed, Rules, parameter};
 use crate::shared::limits::invalid_parameter;
 use gale_engine::upstream::PassTarget;
@@ -141,6 +141,7 @@ impl Question for HealthCheck {
         let configuration = Rc::clone(request.configuration());
         let conf: &Conf = configuration.http().scope(self.draft.scope).conf_of().expect("its proxy settings");
         let upstream = &conf.upstream;
+        note_server(request, Arc::clone(&peer.name));
         let asking = self.asking(request, conf)?;
         let target = conf.pass.as_ref().and_then(Pass::known).expect("a group that is known");
         let way = Way {
@@ -148,12 +149,12 @@ impl Question for HealthCheck {
             address: self.draft.rules.address(peer),
             options: upstream.connect_options(request),
             header: upstream.proxy_header(request),
-            tls: target.is_tls.then(|| upstream_rows::tls(request, upstream, &target.host)),
+            tls: target.is_tls.then(|| checking::tls(request, upstream, &target.host)),
             patience: checking::patience(upstream),
             keepalive_time: self.draft.keepalive_time,
         };
         let answer = way.ask(&asking, kept).await.map_err(Failure::Client)?;
-        note_answer(request, Arc::clone(&peer.name), &answer);
+        note_answer(request, &answer);
         let result = match &self.matches {
             None => check_status(&answer),
             Some(matches) => matches.check(&answer, request),

@@ -44,7 +44,9 @@ use gale_http::upstream::http1::{Chunked, Http1Reader};
 use gale_http::upstream::receiving::ResponseReader;
 use gale_http::upstream::sending::{BodyFraming, RequestBody, Unframed};
 use gale_http::upstream::settings::UpstreamSettings;
-use gale_http::upstream::{Alone, HeadRewriter, Http2Request, Passing, ServerNames, USUALLY_HIDDEN, Wire, pass_on};
+use gale_http::upstream::{
+    Alone, HeadRewriter, Http2Request, Passing, PassingTls, ServerNames, USUALLY_HIDDEN, Wire, pass_on,
+};
 use gale_http::variables::Variable;
 use gale_http::variables::template::Template;
 use gale_protocol::http1::request_writer::Unwritable;
@@ -341,7 +343,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
             selection: target.select(request),
             upstream: target.sticky_upstream(request),
             scheme: if target.is_tls { "https://" } else { "http://" },
-            tls: target.is_tls.then(|| Box::new(upstream_rows::tls(request, &conf.upstream, &target.host))),
+            tls: target.is_tls.then(|| Box::new(PassingTls::new(&conf.upstream, &target.host))),
             write: &write,
             uri: Bytes::new(),
             wire,
