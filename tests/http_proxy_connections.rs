@@ -3,16 +3,22 @@
 
 #[path = "support/answers.rs"]
 mod answers;
+#[path = "support/http2.rs"]
+mod http2;
 mod support;
 
 use answers::{KEEPALIVE, scripted};
-use support::{Backend, Driver, Setup, with_each_driver};
+use http2::Http2;
+use support::{Backend, Client, Driver, Setup, with_each_driver};
 
 with_each_driver!(
     a_connection_is_kept_only_where_the_response_leaves_it_clean,
     on_a_connection_that_is_used_again_each_request_has_its_own_time,
     a_request_has_no_more_time_than_its_whole_may_take,
     a_connection_that_stands_for_a_user_is_not_used_again,
+    a_connection_that_stands_for_a_user_goes_on_as_its_client_s_own_with_ntlm,
+    a_connection_of_a_client_s_own_is_left_when_its_server_has_ended_it,
+    a_client_with_http2_has_no_connection_of_its_own,
     a_post_does_not_meet_a_connection_that_has_been_closed,
     variables_tell_of_every_server_that_was_tried,
     what_goes_wrong_is_logged_in_nginx_words,
@@ -262,6 +268,105 @@ fn a_connection_that_stands_for_a_user_is_not_used_again(driver: Driver) {
         }
         assert!(peer.is_at_end(), "{credentials}{challenge}");
     }
+    server.stop();
+}
+
+const CHALLENGE: &str =
+    "HTTP/1.1 401 x\r\nWWW-Authenticate: NTLM TlRMTVNTUAAC\r\nContent-Length: 2\r\n\r\nno";
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+/// Asks with these fields.
+fn send(client: &mut Client, target: &str, fields: &str) {
+    client.send(format!("GET {target} HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));
+}
+
+fn a_connection_that_stands_for_a_user_goes_on_as_its_client_s_own_with_ntlm(driver: Driver) {
+    let (one, other) = (Backend::tcp(), Backend::tcp());
+    let configuration = format!(
+        "upstream u {{ server {}; server {}; ntlm; }}
+         server {{ listen %UNIX%; location / {{ proxy_pass http://u; }} location /two {{ proxy_pass http://u; }} }}",
+        one.address(),
+        other.address()
+    );
+    let server = Setup::http(driver, &configuration).replace("worker_processes 2", "worker_processes 1").start();
+    let mut first = server.connect();
+    send(&mut first, "/1", "Authorization: NTLM TlRMTVNTUAAB\r\n");
+    let mut own = one.accept();
+    assert_eq!(own.request().target, "/1");
+    own.send(CHALLENGE);
+    assert_eq!(first.response().status, 401);
+    // What follows goes the same way, with credentials and without, whosever turn it is.
+    for (target, fields) in [("/2", "Authorization: NTLM TlRMTVNTUAAD\r\n"), ("/two", ""), ("/2", "")] {
+        send(&mut first, target, fields);
+        assert_eq!(own.request().target, target, "{fields}");
+        own.send(OK);
+        assert_eq!(first.response().text(), "ok");
+    }
+    // Others have no part in it, and share theirs.
+    let exchange = |client: &mut Client, peer: &mut Client, target: &str| {
+        assert_eq!(peer.request().target, target);
+        peer.send(OK);
+        assert_eq!(client.response().text(), "ok");
+    };
+    let mut shared = Vec::new();
+    for backend in [&other, &one] {
+        let mut client = server.connect();
+        send(&mut client, "/3", "");
+        let mut peer = backend.accept();
+        exchange(&mut client, &mut peer, "/3");
+        shared.push(peer);
+    }
+    for peer in &mut shared {
+        let mut client = server.connect();
+        send(&mut client, "/4", "");
+        exchange(&mut client, peer, "/4");
+    }
+    // It ends with its client.
+    drop(first);
+    assert!(own.is_at_end());
+    server.stop();
+}
+
+fn a_connection_of_a_client_s_own_is_left_when_its_server_has_ended_it(driver: Driver) {
+    let backend = Backend::tcp();
+    let configuration = "upstream u { server ADDRESS; ntlm; keepalive_requests 2; }
+        server { listen %UNIX%; location / { proxy_pass http://u; } }";
+    let server = Setup::http(driver, configuration).replace("ADDRESS", backend.address()).start();
+    let mut client = server.connect();
+    let credentials = "Authorization: Negotiate YII=\r\n";
+    send(&mut client, "/1", credentials);
+    let mut own = backend.accept();
+    own.request();
+    own.send(CHALLENGE);
+    assert_eq!(client.response().status, 401);
+    drop(own);
+    send(&mut client, "/2", credentials);
+    let mut own = backend.accept();
+    for target in ["/2", "/3"] {
+        assert_eq!(own.request().target, target);
+        own.send(OK);
+        assert_eq!(client.response().text(), "ok");
+        if target == "/2" {
+            send(&mut client, "/3", "");
+        }
+    }
+    // It has had its requests.
+    assert!(own.is_at_end());
+    server.stop();
+}
+
+fn a_client_with_http2_has_no_connection_of_its_own(driver: Driver) {
+    let backend = Backend::tcp();
+    let configuration = "upstream u { server ADDRESS; ntlm; }
+        server { listen %UNIX%; http2 on; location / { proxy_pass http://u; } }";
+    let server = Setup::http(driver, configuration).replace("ADDRESS", backend.address()).start();
+    let mut client = Http2::unix(&server);
+    let stream = client.begin("GET", "/1", &[("authorization", "NTLM TlRMTVNTUAAB")], true);
+    let mut peer = backend.accept();
+    assert_eq!(peer.request().target, "/1");
+    peer.send(OK);
+    assert_eq!(client.answer(stream).text(), "ok");
+    assert!(peer.is_at_end());
     server.stop();
 }
 

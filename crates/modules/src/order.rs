@@ -37,6 +37,7 @@ const MODULES: &[&Module] = &[
     &variables::COMMON,
     &upstream::MODULE,
     &upstream::STICKY,
+    &upstream::NTLM,
     &client_body::MODULE,
     &realpath_root::MODULE,
     &log::MODULE,

@@ -1,7 +1,7 @@
 //! What is known of a client's connection, whichever protocol it speaks.
 
 use std::any::Any;
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +13,7 @@ use gale_runtime::{Buffer, Moment, SocketAddress};
 use gale_process::ListenAddress;
 
 use super::passing::{Carried, take_carried};
+use crate::notes::Notes;
 use crate::worker::Worker;
 
 /// A connection of a client.
@@ -38,6 +39,8 @@ struct Asked {
     proxied: OnceCell<Box<ProxyHeader>>,
     /// What it has brought with it from where it was passed on.
     carried: OnceCell<Carried>,
+    /// What is to end with it, by type.
+    notes: RefCell<Notes>,
 }
 
 impl ConnectionInfo {
@@ -136,6 +139,16 @@ impl ConnectionInfo {
             let _ = local.set(find()?);
         }
         local.get()
+    }
+
+    /// Does something with what is noted of the connection, which ends with it; an empty note at first. One at a time.
+    pub fn with_note<T: Default + 'static, R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        f(self.asked().notes.borrow_mut().or_default())
+    }
+
+    /// The same if there is such a note.
+    pub fn with_note_if_any<T: 'static, R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        self.asked.get()?.notes.borrow_mut().get_mut().map(f)
     }
 
     fn asked(&self) -> &Asked {

@@ -21,6 +21,7 @@
 
 mod balance;
 mod bind;
+mod bound;
 pub mod connecting;
 mod health;
 mod outliers;

@@ -32,6 +32,8 @@ pub struct KeepaliveSettings {
     pub time_max: Duration,
     /// `keepalive_timeout`
     pub timeout: Duration,
+    /// `ntlm`: whether a connection that its client has authenticated goes on as that client's own.
+    pub binds_clients: bool,
 }
 
 impl Default for KeepaliveSettings {
@@ -43,6 +45,7 @@ impl Default for KeepaliveSettings {
             requests_max: 1000,
             time_max: Duration::from_secs(3600),
             timeout: Duration::from_secs(60),
+            binds_clients: false,
         }
     }
 }
@@ -119,6 +122,14 @@ pub struct PooledConnection {
 }
 
 impl PooledConnection {
+    /// Whether nothing has come on it, its end included.
+    pub(super) fn is_idle(&self, knowledge: Knowledge) -> bool {
+        match knowledge {
+            Knowledge::Driver => self.transport.is_idle(),
+            Knowledge::Kernel => self.transport.is_idle() && !self.transport.socket().has_input(),
+        }
+    }
+
     /// With this past.
     pub fn new(transport: Transport, age: ConnectionAge, counted: CountedConnection) -> Box<PooledConnection> {
         Box::new(PooledConnection { transport, age, counted, silence: Timer::new() })
@@ -215,14 +226,18 @@ impl Pool {
     /// Parks a connection that has carried a request more since it was opened or taken; its age counts it. False if it
     /// was closed instead: it has had its requests or its time, or it is not idle.
     pub fn park(&self, worker: &Rc<Worker>, key: PoolKey, mut connection: Box<PooledConnection>) -> bool {
-        let now = now();
-        let age = &mut connection.age;
-        age.idle_since = now;
-        let is_spent = age.requests >= self.settings.requests_max || now.since(age.opened) > self.settings.time_max;
-        if is_spent || age.is_near_end(now) {
+        connection.age.idle_since = now();
+        if self.is_spent(&connection.age) {
             return false;
         }
         warm::keep(worker, self, self.own_key(key), connection)
+    }
+
+    /// Whether a connection has had its requests or its time, or its peer is about to close it.
+    pub(super) fn is_spent(&self, age: &ConnectionAge) -> bool {
+        let now = now();
+        let KeepaliveSettings { requests_max, time_max, .. } = self.settings;
+        age.requests >= requests_max || now.since(age.opened) > time_max || age.is_near_end(now)
     }
 
     /// Parks a connection for all workers. A session of TLS goes with its socket; what its server sends from now on,
@@ -288,6 +303,7 @@ mod tests {
         requests_max: 3,
         time_max: Duration::from_secs(100),
         timeout: Duration::from_secs(3600),
+        binds_clients: false,
     };
 
     /// Connections to one server, whose ends are kept open.

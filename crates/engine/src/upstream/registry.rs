@@ -146,6 +146,8 @@ pub struct GroupDraft<S> {
     pub keepalive_time: Setting<Duration>,
     /// `keepalive_timeout`
     pub keepalive_timeout: Setting<Duration>,
+    /// `ntlm`
+    pub ntlm: Setting<bool>,
     /// `queue`
     pub queue: Setting<QueueSettings>,
     /// `retry_budget`; `None` for no bound.
@@ -221,6 +223,7 @@ impl<S> GroupDraft<S> {
             keepalive_requests: Setting::new(),
             keepalive_time: Setting::new(),
             keepalive_timeout: Setting::new(),
+            ntlm: Setting::new(),
             queue: Setting::new(),
             retry_budget: Setting::new(),
             outlier_ejection: Setting::new(),
@@ -386,6 +389,7 @@ impl<S: Subject> GroupDraft<S> {
             requests_max: self.keepalive_requests.get_opt().copied().unwrap_or(default.requests_max),
             time_max: self.keepalive_time.get_opt().copied().unwrap_or(default.time_max),
             timeout: self.keepalive_timeout.get_opt().copied().unwrap_or(default.timeout),
+            binds_clients: self.ntlm.is_set(),
         })
     }
 

@@ -119,12 +119,48 @@ impl Selection {
             return Err(NoPeer::NoneAlive);
         }
         let now = now();
+        self.count_request(now);
+        self.next_at(now)
+    }
+
+    /// The peer at this address in place of the first one that would be tried, if it can be chosen.
+    pub fn first_at(&mut self, address: &SocketAddress) -> Option<Chosen> {
+        let (now, view) = (now(), Arc::clone(&self.view));
+        let of = |is_backup| view.peers.set(is_backup).peers.iter().position(|peer| peer.address == *address);
+        let (is_backup, index) = [false, true].into_iter().find_map(|is_backup| Some((is_backup, of(is_backup)?)))?;
+        let set = view.peers.set(is_backup);
+        let peer = &set.peers[index];
+        // Of a single one there is nothing to choose.
+        let may_be = !view.peers.is_single()
+            && peer.settings.standing != Standing::Down
+            && self.is_free(set, index, now, &Tried::default());
+        if !may_be || !peer.take_place() {
+            return None;
+        }
+        if !peer.begin_use(now) {
+            peer.leave_place();
+            return None;
+        }
+        self.count_request(now);
+        if !is_backup {
+            self.tried.insert(index);
+        }
+        self.tries_left = self.tries_left.saturating_sub(1);
+        Some(Chosen::new(view, is_backup, index, now))
+    }
+
+    /// It counts as one of the group's requests, once.
+    fn count_request(&mut self, now: Moment) {
         if !std::mem::replace(&mut self.is_counted, true)
             && let Some(budget) = &self.view.common.retry_budget
         {
             budget.note_request(self.view.worker, now);
         }
-        self.next_at(now)
+    }
+
+    /// The group's idle connections; `None` where none are kept.
+    pub fn connections(&self) -> Option<&Pool> {
+        self.view.common.pool.as_deref()
     }
 
     /// Whether another peer may be tried, as far as the group's `retry_budget` goes: asked once for each retry, which

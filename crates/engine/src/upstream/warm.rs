@@ -234,11 +234,7 @@ fn register(worker: &Rc<Worker>) {
 pub(super) fn take(worker: &Worker, pool: &Pool, key: &PoolKey, knowledge: Knowledge) -> Option<Box<PooledConnection>> {
     loop {
         let connection = worker.with_note(|warm: &mut WarmConnections| warm.take(pool, key))?;
-        let is_idle = match knowledge {
-            Knowledge::Driver => connection.transport.is_idle(),
-            Knowledge::Kernel => connection.transport.is_idle() && !connection.transport.socket().has_input(),
-        };
-        if is_idle && !connection.age.is_near_end(now()) {
+        if connection.is_idle(knowledge) && !connection.age.is_near_end(now()) {
             return Some(connection);
         }
     }

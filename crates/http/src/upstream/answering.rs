@@ -166,8 +166,8 @@ impl Answering {
         };
         chosen.succeed(Timing { header: header_time, response: now.since(self.started) });
         match &mut self.carrier {
-            Carrier::Exclusive(exclusive) if !self.is_authenticated => exclusive.park(request, &chosen),
-            Carrier::Exclusive(_) | Carrier::Shared(_) => {}
+            Carrier::Exclusive(exclusive) => exclusive.park(request, &chosen, self.is_authenticated),
+            Carrier::Shared(_) => {}
         }
     }
 

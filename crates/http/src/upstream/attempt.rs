@@ -27,7 +27,7 @@ use crate::request::slow::{Cause, Wait};
 use crate::request::{PassedTo, Request};
 use crate::upstream::answering::{Answering, Carrier, Heading};
 use crate::upstream::caching::{self, Caching};
-use crate::upstream::exclusive::{Connection, Exclusive};
+use crate::upstream::exclusive::{Connection, Exclusive, may_bind};
 use crate::upstream::http2::{self, Destination, Found, Http2Request, Shared};
 use crate::upstream::receiving::{Malformed, ResponseReader, UpstreamHead};
 use crate::upstream::record::{Attempt, Records};
@@ -200,7 +200,7 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
     loop {
         let started = gale_runtime::now();
         let mut queue_time = None;
-        let chosen = match passing.selection.next() {
+        let chosen = match first_bound(request, passing, tries).map_or_else(|| passing.selection.next(), Ok) {
             // Only a group with a queue pays for waiting.
             Err(_) if passing.selection.can_wait() => {
                 let _wait = Wait::begin(request, Cause::Queue);
@@ -283,6 +283,14 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
             return stale_or(request, passing, on, Flow::Respond(status));
         }
     }
+}
+
+/// The server that the client's own connection leads to, before any other is tried.
+#[inline]
+fn first_bound(request: &Request, passing: &mut Passing<'_>, tries: u64) -> Option<Chosen> {
+    let pool = passing.selection.connections().filter(|pool| tries == 0 && may_bind(request, pool))?;
+    let peer = pool.bound_peer(request.exchange().connection())?;
+    passing.selection.first_at(&peer)
 }
 
 /// The request cannot be written for this server, which has no part in that.
@@ -555,8 +563,13 @@ fn take_idle(request: &Request, passing: &Passing<'_>, chosen: &Chosen) -> Optio
     let key = pool_key(request, passing, chosen);
     // What cannot be sent twice does not meet a connection whose end is on its way to the driver.
     let knowledge = if is_idempotent(request) { Knowledge::Driver } else { Knowledge::Kernel };
-    let own = pool.take(&request.worker().common, &key, knowledge)?;
-    Some(Connection { own, input: Buffer::new(), has_ended: false, key: Some(key), is_reused: true })
+    let bound = match may_bind(request, pool) {
+        true => pool.take_bound(request.exchange().connection(), &key, knowledge),
+        false => None,
+    };
+    let is_bound = bound.is_some();
+    let own = bound.or_else(|| pool.take(&request.worker().common, &key, knowledge))?;
+    Some(Connection { own, input: Buffer::new(), has_ended: false, key: Some(key), is_reused: true, is_bound })
 }
 
 /// A connection to the server, as far as it comes without waiting.
@@ -591,7 +604,7 @@ impl Opening {
 
 fn new_connection(transport: Transport, counted: CountedConnection, key: Option<PoolKey>) -> Connection {
     let own = PooledConnection::new(transport, ConnectionAge::new(), counted);
-    Connection { own, input: Buffer::new(), has_ended: false, key, is_reused: false }
+    Connection { own, input: Buffer::new(), has_ended: false, key, is_reused: false, is_bound: false }
 }
 
 /// A new connection to the server, which may be there at once: over a Unix socket in the clear.

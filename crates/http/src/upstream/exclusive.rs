@@ -3,7 +3,8 @@
 use std::io;
 use std::task::{Context, Poll, ready};
 
-use gale_engine::upstream::{Chosen, PoolKey, PooledConnection};
+use gale_engine::upstream::{Chosen, Pool, PoolKey, PooledConnection};
+use gale_protocol::request::Version;
 use gale_runtime::Buffer;
 
 use crate::request::Request;
@@ -25,6 +26,8 @@ pub(super) struct Connection {
     pub key: Option<PoolKey>,
     /// It was used before.
     pub is_reused: bool,
+    /// It is the client's own.
+    pub is_bound: bool,
 }
 
 /// See the file's head.
@@ -33,6 +36,12 @@ pub(super) struct Exclusive {
     connection: Option<Connection>,
     pub sending: Sending,
     pub reader: Box<dyn ResponseReader>,
+}
+
+/// Whether connections of this pool may be the client's own. Requests of a connection that speaks HTTP/2 come at the
+/// same time, and on behalf of whomever a proxy has gathered there.
+pub(super) fn may_bind(request: &Request, pool: &Pool) -> bool {
+    pool.settings().binds_clients && request.version() < Version::Http2
 }
 
 impl Exclusive {
@@ -125,15 +134,19 @@ impl Exclusive {
         }
     }
 
-    /// The response has ended as it should: the connection is kept if it may be used again.
-    pub fn park(&mut self, request: &Request, chosen: &Chosen) {
+    /// The response has ended as it should: the connection is kept if it may be used again. One that stands for its
+    /// client's user is kept for that client alone, or closed.
+    pub fn park(&mut self, request: &Request, chosen: &Chosen, is_authenticated: bool) {
         let Some(mut connection) = self.connection.take() else { return };
         let is_idle = self.sending.is_done() && connection.input.is_empty() && !connection.has_ended;
         if self.reader.keeps_alive() && is_idle {
             connection.own.age.note_request(self.reader.idle_seconds());
-            let Connection { own, key, .. } = connection;
-            if let (Some(pool), Some(key)) = (chosen.connections(), key) {
+            let Connection { own, key, is_bound, .. } = connection;
+            let (Some(pool), Some(key)) = (chosen.connections(), key) else { return };
+            if !is_bound && !is_authenticated {
                 pool.park(&request.worker().common, key, own);
+            } else if may_bind(request, pool) {
+                pool.bind(request.exchange().connection(), key, own);
             }
         }
     }

@@ -20,3 +20,7 @@ pub static MODULE: Module = Module {
 /// `sticky`
 pub static STICKY: Module =
     Module { name: "http_upstream_sticky", directives: &[upstream::sticky_directive::<Request>()], ..Module::EMPTY };
+
+/// `ntlm`
+pub static NTLM: Module =
+    Module { name: "http_upstream_ntlm", directives: &[upstream::ntlm_directive::<Request>()], ..Module::EMPTY };

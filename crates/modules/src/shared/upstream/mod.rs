@@ -11,7 +11,7 @@
 //!   retry_budget off | PERCENT% [min=N];
 //!   outlier_ejection [interval=TIME] [requests=N] [errors=PERCENT%] [latency=FACTOR] [time=TIME] [max=PERCENT%];
 //!   resolver ADDRESS ...;  resolver_timeout TIME;
-//!   sticky cookie | route | learn ...;
+//!   sticky cookie | route | learn ...;  ntlm;
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html>)
 //!
 //! What these do is the engine's ([`gale_engine::upstream`]); here is how they are written.
@@ -187,6 +187,22 @@ where
         default: "",
         about: "Sessions stay with a server: by a cookie, by a route, or by what is learned from answers.",
         store: const { &Custom(sticky::sticky::<S>) },
+    }
+}
+
+/// `ntlm`, which is about requests of a connection: for http.
+pub const fn ntlm_directive<S: Subject>() -> Directive
+where
+    S::Block: HasUpstreams<S>,
+{
+    Directive {
+        name: "ntlm",
+        contexts: S::Block::INSIDE,
+        takes: Takes::Exactly(0),
+        body: Body::None,
+        default: "",
+        about: "A connection that a client has authenticated by NTLM or Negotiate goes on as that client's own.",
+        store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.ntlm, |_| Ok(true))) },
     }
 }
 
