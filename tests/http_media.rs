@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use support::{Driver, Response, Server, Setup, with_each_driver};
 
 with_each_driver!(
@@ -14,6 +16,7 @@ with_each_driver!(
     a_film_that_is_none_is_an_error,
     an_index_that_is_too_long_is_refused,
     what_is_no_film_file_is_left_to_others,
+    a_film_goes_out_as_fast_as_it_is_watched_where_the_location_says_so,
 );
 
 const HEAD: &[u8] = b"FLV\x01\x05\0\0\0\x09\0\0\0\0";
@@ -208,5 +211,30 @@ fn what_is_no_film_file_is_left_to_others(driver: Driver) {
         assert_eq!(server.get(&format!("{path}/directory?start=1")).status, 301, "{path}");
         assert_eq!(server.get(&format!("{path}/none?start=1")).status, 404, "{path}");
     }
+    server.stop();
+}
+
+fn a_film_goes_out_as_fast_as_it_is_watched_where_the_location_says_so(driver: Driver) {
+    let text = "add_header X-Rate $limit_rate;
+        location /on/ { alias %DIR%/html/; mp4; mp4_limit_rate on; mp4_limit_rate_after 1h; limit_rate 1; }
+        location /slow/ { alias %DIR%/html/; mp4; mp4_limit_rate 50; mp4_limit_rate_after 0; }
+        location /off/ { alias %DIR%/html/; mp4; mp4_limit_rate off; }";
+    let server = start(driver, text).file("html/none.mp4", atom(b"mdat", &[b"no film"])).start();
+    let whole = film(b"", 100);
+    // By the size of the file and its 100 seconds, whatever of it is wanted; what comes before the limit takes no time.
+    let rate = (whole.len() * 1_100 / 100_000).to_string();
+    for path in ["/on/film.mp4", "/on/late.mp4", "/on/film.mp4?start=50"] {
+        let response = server.get(path);
+        assert_eq!((response.status, response.header("X-Rate")), (200, Some(&*rate)), "{path}");
+    }
+    // Two seconds' worth.
+    let begun = Instant::now();
+    let response = server.get("/slow/film.mp4");
+    assert_eq!(response.header("X-Rate"), Some(&*(whole.len() / 2).to_string()));
+    assert_eq!(response.body, whole);
+    assert!(begun.elapsed() >= Duration::from_millis(900));
+    // Of what says nothing of its time the rate is the location's.
+    assert_eq!(server.get("/off/film.mp4").header("X-Rate"), Some("0"));
+    assert_eq!(server.get("/slow/none.mp4").header("X-Rate"), Some("0"));
     server.stop();
 }

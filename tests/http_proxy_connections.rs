@@ -271,8 +271,7 @@ fn a_connection_that_stands_for_a_user_is_not_used_again(driver: Driver) {
     server.stop();
 }
 
-const CHALLENGE: &str =
-    "HTTP/1.1 401 x\r\nWWW-Authenticate: NTLM TlRMTVNTUAAC\r\nContent-Length: 2\r\n\r\nno";
+const CHALLENGE: &str = "HTTP/1.1 401 x\r\nWWW-Authenticate: NTLM TlRMTVNTUAAC\r\nContent-Length: 2\r\n\r\nno";
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 /// Asks with these fields.

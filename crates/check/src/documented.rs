@@ -66,6 +66,8 @@ const ROWS: &[Row] = &[
     ]),
     // ngx_http_internal_redirect_module, ngx_http_keyval_module, ngx_stream_keyval_module, ngx_http_num_map_module
     commercial(&["internal_redirect", "keyval", "keyval_zone", "num_map"]),
+    // ngx_http_mp4_module
+    commercial(&["mp4_limit_rate", "mp4_limit_rate_after"]),
     // ngx_http_session_log_module
     commercial(&["session_log", "session_log_format", "session_log_zone"]),
     // ngx_http_oidc_module

@@ -15,6 +15,9 @@ use crate::request::body::BodyItem;
 /// Most of a file or a buffer that goes out at once, whatever the rate: nginx's default for `sendfile_max_chunk`.
 const PIECE_MAX: u64 = 2 * 1024 * 1024;
 
+/// A note: so many bytes of the response do not count, whatever the location says.
+pub struct RateAfter(pub u64);
+
 /// How fast one response goes out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
@@ -34,7 +37,10 @@ impl Rate {
         if per_second == 0 {
             return None;
         }
-        let after = request.scope().core.limit_rate_after.get().evaluate(request);
+        let after = match request.notes.get::<RateAfter>() {
+            Some(after) => after.0,
+            None => request.scope().core.limit_rate_after.get().evaluate(request),
+        };
         Some(Rate { per_second, after, started: request.started, next: request.started })
     }
 

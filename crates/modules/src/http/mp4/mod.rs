@@ -1,6 +1,7 @@
 //! mp4: a part of an MP4 film, from a time on or between two times, with an index of its own.
 //!   mp4;                                   location
 //!   mp4_buffer_size SIZE;  mp4_max_buffer_size SIZE;  mp4_start_key_frame on|off;     http, server, location
+//!   mp4_limit_rate on|off|FACTOR;  mp4_limit_rate_after TIME;                         http, server, location
 //!   ?start=SECONDS[.FRACTION]  ?end=SECONDS[.FRACTION]
 //! (<https://nginx.org/en/docs/http/ngx_http_mp4_module.html>)
 //!
@@ -20,17 +21,20 @@ mod track;
 
 use std::cell::RefCell;
 use std::io;
+use std::time::Duration;
 
 use bstr::BStr;
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
-use gale_config::{Body as Block, Contexts, Custom, One, Setting, Takes, slot, values};
+use gale_base::units;
+use gale_config::{Body as Block, Contexts, Custom, Diagnostic, One, Setting, Statement, Takes, slot, values};
 use gale_engine::budget::{Budget, BudgetShare};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::{Body, FilePiece};
 use gale_http::request::files::open_files::{self, Opened};
+use gale_http::request::limit_rate::RateAfter;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
 use gale_runtime::{Bytes, Device, default_pool};
 
@@ -81,6 +85,24 @@ pub static MODULE: Module = Module {
             about: "Whether a part begins with a key frame, also if players have to skip what precedes its time.",
             store: &One { parse: values::flag, slot: slot!(Conf, start_key_frame) },
         },
+        Directive {
+            name: "mp4_limit_rate",
+            contexts: Contexts::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: Block::None,
+            default: "off",
+            about: "How fast films go out, as a multiple of what they have in a second of their time; on is 1.1.",
+            store: &One { parse: limit_rate, slot: slot!(Conf, limit_rate) },
+        },
+        Directive {
+            name: "mp4_limit_rate_after",
+            contexts: Contexts::ANYWHERE,
+            takes: Takes::Exactly(1),
+            body: Block::None,
+            default: "60s",
+            about: "How much of a film goes out before mp4_limit_rate counts, in its time.",
+            store: &One { parse: values::time_ms, slot: slot!(Conf, limit_rate_after) },
+        },
     ],
     conf: Some(ConfType::of::<Conf>()),
     parts: &[&HttpPart {
@@ -99,6 +121,20 @@ struct Conf {
     buffer_size: Setting<u64>,
     max_buffer_size: Setting<u64>,
     start_key_frame: Setting<bool>,
+    /// In thousandths; 0 for no limit.
+    limit_rate: Setting<u64>,
+    limit_rate_after: Setting<Duration>,
+}
+
+/// `mp4_limit_rate`
+fn limit_rate(statement: &Statement) -> Result<u64, Diagnostic> {
+    let word = &statement.args[0];
+    match &**word.text {
+        b"off" => Ok(0),
+        b"on" => Ok(1_100),
+        factor => units::parse_fixed_point(factor, 3)
+            .ok_or_else(|| Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span)),
+    }
 }
 
 /// What needs no waiting: a request that is not for it, and a whole film that the kernel can open from what it has in
@@ -108,7 +144,7 @@ fn at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
         Ok(path) => path,
         Err(flow) => return Some(flow),
     };
-    if cut(request, conf).is_some() {
+    if cut(request, conf).is_some() || *conf.limit_rate.get() > 0 {
         return None;
     }
     let opened = open_files::try_open(request, &path)?;
@@ -127,17 +163,62 @@ fn serve<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flo
             Err(film) => film,
         };
         let device = Device::number(film.metadata.device);
-        match (cut(request, conf), static_files::send(request, film, &path)) {
-            (Some(cut), Flow::Answer(body)) => match send_part(request, &path, cut, body, device).await {
-                Ok(body) => Flow::Answer(body),
+        let body = match static_files::send(request, film, &path) {
+            Flow::Answer(body) => body,
+            flow => return flow,
+        };
+        let limit = match *conf.limit_rate.get() {
+            0 => None,
+            _ => Limit::find(request, conf, &body, device).await,
+        };
+        let body = match cut(request, conf) {
+            None => body,
+            Some(cut) => match send_part(request, &path, cut, body, device).await {
+                Ok(body) => body,
                 Err(status) => {
                     request.response.clear_entity();
-                    Flow::Respond(status)
+                    return Flow::Respond(status);
                 }
             },
-            (_, flow) => flow,
+        };
+        if let Some(limit) = limit {
+            request.set_limit_rate(limit.per_second);
+            request.notes.put(RateAfter(limit.after));
         }
+        Flow::Answer(body)
     })
+}
+
+/// How fast a film goes out.
+#[derive(Debug, PartialEq, Eq)]
+struct Limit {
+    per_second: u64,
+    /// So many bytes come before that.
+    after: u64,
+}
+
+impl Limit {
+    /// That of a film; `None` if it does not say how long it is, or nobody has the time to look.
+    async fn find(request: &Request, conf: &Conf, body: &Body, device: Device) -> Option<Limit> {
+        let film = Film::of(body);
+        let size = request.response.content_length.unwrap_or(0);
+        let duration_ms = default_pool().run_for(device, move || movie::duration_ms(&film, size)).await;
+        let duration_ms = duration_ms.unwrap_or_else(|refused| {
+            request.log(Level::Error, format_args!("{refused}"));
+            None
+        })?;
+        Some(Limit::new(size, duration_ms, *conf.limit_rate.get(), *conf.limit_rate_after.get()))
+    }
+
+    /// That of a film of so many bytes and so long a time.
+    fn new(size: u64, duration_ms: u64, factor_thousandths: u64, after: Duration) -> Limit {
+        let part = |of_size: u128| u64::try_from(u128::from(size) * of_size / u128::from(duration_ms));
+        Limit {
+            // What is slower than that is no rate.
+            per_second: part(factor_thousandths.into()).unwrap_or(u64::MAX).max(1),
+            after: part(after.as_millis().min(u64::MAX.into())).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 /// The film, or who answers in its place.
@@ -188,6 +269,17 @@ enum Contents {
     File(FilePiece),
 }
 
+impl Film {
+    fn of(body: &Body) -> Film {
+        let contents = match body {
+            Body::Bytes(bytes) => Contents::Bytes(bytes.clone()),
+            Body::File(piece) => Contents::File(piece.clone()),
+            _ => Contents::Bytes(Bytes::default()),
+        };
+        Film { contents, work: RefCell::default() }
+    }
+}
+
 impl Source for Film {
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
         match &self.contents {
@@ -211,12 +303,7 @@ impl Source for Film {
 
 /// The part of the film as a body, with its length in the response. The error is a status.
 async fn send_part(request: &mut Request, path: &[u8], cut: Cut, body: Body, device: Device) -> Result<Body, u16> {
-    let contents = match &body {
-        Body::Bytes(bytes) => Contents::Bytes(bytes.clone()),
-        Body::File(piece) => Contents::File(piece.clone()),
-        _ => Contents::Bytes(Bytes::default()),
-    };
-    let film = Film { contents, work: RefCell::default() };
+    let film = Film::of(&body);
     let size = request.response.content_length.unwrap_or(0);
     let name = String::from_utf8_lossy(path).into_owned();
     if INDEXES.is_full() {
@@ -263,6 +350,15 @@ fn no_room(request: &Request) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_is_a_multiple_of_what_a_second_has() {
+        let seconds = Duration::from_secs;
+        assert_eq!(Limit::new(1_000_000, 100_000, 1_100, seconds(60)), Limit { per_second: 11_000, after: 600_000 });
+        assert_eq!(Limit::new(10, 1_000_000, 1_000, seconds(0)), Limit { per_second: 1, after: 0 });
+        let large = Limit::new(u64::MAX, 1, u64::MAX, Duration::MAX);
+        assert_eq!(large, Limit { per_second: u64::MAX, after: u64::MAX });
+    }
 
     #[test]
     fn times_are_seconds_with_thousandths() {

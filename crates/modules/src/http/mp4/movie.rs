@@ -171,6 +171,40 @@ impl Film {
     }
 }
 
+/// How long a film of `size` bytes is, in thousandths of a second, if its index says so. Only the heads of what stands
+/// before that are read.
+pub fn duration_ms(source: &dyn Source, size: u64) -> Option<u64> {
+    let index = find_atom(source, 0..size, b"moov")?;
+    let head = find_atom(source, index, b"mvhd")?;
+    let mut data = [0; MOVIE_HEAD.bytes_min[1]];
+    let there = data.len().min(usize::try_from(head.end - head.start).unwrap_or(usize::MAX));
+    read_exactly(source, head.start, &mut data[..there], "").ok()?;
+    let (timescale, duration) = MOVIE_HEAD.read(&data[..there], "mvhd", "").ok()?;
+    let duration_ms = (u128::from(duration) * 1_000).checked_div(timescale.into())?;
+    u64::try_from(duration_ms).ok().filter(|&duration| duration > 0)
+}
+
+/// How many atoms are looked at for one by [`duration_ms`]: each is a read of its own.
+const LOOKED_AT_MAX: usize = 100;
+
+/// Where the data of the first atom of this name lie.
+fn find_atom(source: &dyn Source, within: Range<u64>, name: &[u8; 4]) -> Option<Range<u64>> {
+    let mut offset = within.start;
+    for _ in 0..LOOKED_AT_MAX {
+        let room = within.end.checked_sub(offset).filter(|&room| room > 0)?;
+        let mut bytes = [0; LONG_HEADER_BYTES as usize];
+        let there = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+        read_exactly(source, offset, &mut bytes[..there], "").ok()?;
+        let header = Header::read(&bytes[..there], room, "").ok()??;
+        let end = offset + header.size;
+        if header.name == *name {
+            return Some(offset + header.bytes..end);
+        }
+        offset = end;
+    }
+    None
+}
+
 fn duplicate(atom: &str, name: &str) -> String {
     format!("duplicate mp4 {atom} atom in \"{name}\"")
 }
