@@ -76,13 +76,14 @@ fn what_nginx_documents_for_others_is_neither_unknown_nor_gale_s_own() {
             server {
                 status_zone one;
                 location /api { api write=on; }
-                location / { proxy_pass http://group; health_check; keyval_misspelt; }
+                location / { proxy_pass http://group; health_check; keyval_misspelt; proxy_ssl_key_log /tmp/keys; }
             }
         }";
     let (report, succeeded) = json(text);
     assert!(!succeeded);
     for (name, whose) in [
         ("keyval_zone", "of nginx's commercial edition"),
+        ("proxy_ssl_key_log", "of nginx's commercial edition"),
         ("auth_jwt_claim_set", "of nginx's commercial edition"),
         ("js_import", "of the module njs, which is not part of nginx's source"),
     ] {

@@ -81,14 +81,19 @@ const ROWS: &[Row] = &[
         "fastcgi_cache_purge",
         "fastcgi_request_dynamic",
         "grpc_request_dynamic",
+        "grpc_ssl_key_log",
         "proxy_cache_purge",
         "proxy_request_dynamic",
         "proxy_session_drop",
+        "proxy_ssl_key_log",
         "scgi_cache_purge",
         "scgi_request_dynamic",
         "uwsgi_cache_purge",
         "uwsgi_request_dynamic",
+        "uwsgi_ssl_key_log",
     ]),
+    // ngx_core_module, ngx_http_core_module, ngx_http_ssl_module, ngx_stream_ssl_module
+    commercial(&["error_log_tag", "ssl_key_log", "stall_threshold"]),
     // ngx_mgmt_module
     Row {
         owner: Owner::Commercial,
@@ -147,6 +152,8 @@ const ROWS: &[Row] = &[
             "js_header_filter",
             "js_import",
             "js_include",
+            "js_load_http_native_module",
+            "js_load_stream_native_module",
             "js_path",
             "js_periodic",
             "js_preload_object",
