@@ -14,6 +14,7 @@ with_each_driver!(
     a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round,
     parts_and_conditions_are_answered_out_of_the_cache,
     parts_and_conditions_are_answered_from_a_response_that_is_not_stored,
+    what_a_server_says_of_parts_is_kept_where_the_cache_has_none,
     variants_are_told_apart_by_the_fields_that_vary_names,
     a_304_renews_what_is_stored,
     something_stale_is_used_where_that_is_allowed,
@@ -285,6 +286,22 @@ fn parts_and_conditions_are_answered_from_a_response_that_is_not_stored(driver: 
         assert_eq!((head.status, head.header("Content-Length")), (206, Some("3")));
     }
     assert_asked_for_all(&backend, 12);
+    server.stop();
+}
+
+/// Of an error nobody cuts parts, so the field is the server's, stored or not.
+fn what_a_server_says_of_parts_is_kept_where_the_cache_has_none(driver: Driver) {
+    let backend = origin();
+    let server = caching(driver, &backend, "");
+    let mut client = server.connect();
+    for (path, rule, last) in [("/kept", "max-age=60", "HIT"), ("/passed", "no-store", "MISS")] {
+        let fields = format!("X-Status: 404 Not Found\r\nX-Fields: Cache-Control: {rule}|Accept-Ranges: bytes\r\n");
+        for outcome in ["MISS", last] {
+            let response = ask(&mut client, path, &(fields.clone() + "Range: bytes=0-0\r\n"));
+            assert_eq!((response.status, response.header("X-Cache")), (404, Some(outcome)));
+            assert_eq!(response.header("Accept-Ranges"), Some("bytes"), "{path} {outcome}");
+        }
+    }
     server.stop();
 }
 

@@ -150,11 +150,12 @@ fn serve_head(
 }
 
 /// What is different in the head of an answer that may come out of a cache: it is judged by the request's conditions,
-/// and parts of it can be had.
+/// and parts of it can be had. No other status than 200 has parts: what the server says of them there is the server's.
 pub(in crate::upstream) fn finish_head(request: &mut Request, settings: &UpstreamSettings) {
     let response = &mut request.response;
     response.is_from_upstream = false;
-    let offers_ranges = response.field(ResponseField::AcceptRanges).is_some_and(|value| value != b"none");
+    let offers_ranges =
+        response.status == 200 && response.field(ResponseField::AcceptRanges).is_some_and(|value| value != b"none");
     if offers_ranges || *settings.force_ranges.get() {
         response.allows_ranges = true;
         response.remove(ResponseField::AcceptRanges);
