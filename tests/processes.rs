@@ -765,6 +765,45 @@ fn a_log_goes_on_when_a_full_disk_has_room_again() {
     server.end(Signal::TERM);
 }
 
+/// Which may lack the end of its last line.
+#[test]
+fn a_log_that_is_opened_anew_after_a_full_disk_begins_with_a_line() {
+    if !is_root() {
+        return; // only root may mount
+    }
+    let disk = support::Directory::new();
+    let Some(small) = SmallDisk::mount(&disk.path().join("disk")) else { return };
+    let log = small.path.join("access.log");
+    // A page of memory holds no whole number of such lines.
+    let text = "log_format nine '$status-line'; access_log LOG nine; server { listen %UNIX%; return 200 hello; }";
+    let text = http_configuration(Driver::Epoll, &text.replace("LOG", log.to_str().expect("text")));
+    let mut server = Setup::configuration(&text.replace("access_log %DIR%/access.log;", "")).start();
+    let mut client = server.connect();
+    let end = Instant::now() + support::DEADLINE;
+    let mut log_until = |is_there: &dyn Fn(&[u8]) -> bool| {
+        while !fs::read(&log).is_ok_and(|lines| is_there(&lines)) {
+            assert_eq!(client.get("/").text(), "hello");
+            assert!(Instant::now() < end, "nothing is written any more");
+        }
+    };
+    log_until(&|lines| !lines.is_empty());
+    let filler = small.path.join("filler");
+    assert!(fs::write(&filler, vec![0; 128 << 10]).is_err(), "it is full now");
+    log_until(&|lines| !lines.ends_with(b"\n"));
+    fs::rename(&log, small.path.join("access.log.1")).expect("ours");
+    kill(server.pid(), Signal::USR1);
+    let descriptors = format!("/proc/{}/fd", server.worker().as_raw_nonzero());
+    let is_new = |entry: fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|target| target == log);
+    let has_new = || fs::read_dir(&descriptors).expect("it runs").flatten().any(is_new);
+    while !has_new() {
+        assert!(Instant::now() < end, "the log is not opened anew");
+    }
+    fs::remove_file(&filler).expect("ours");
+    log_until(&|lines| !lines.is_empty());
+    assert_eq!(fs::read_to_string(&log).expect("there").lines().next(), Some("200-line"));
+    server.end(Signal::TERM);
+}
+
 /// The limit of a process' core files in bytes.
 fn core_bytes_max(pid: Pid) -> u64 {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");

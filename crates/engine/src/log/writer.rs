@@ -13,6 +13,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -60,8 +61,8 @@ pub struct LogWriter {
     /// A batch has been written, or could not be.
     done: Condvar,
     lost_lines: AtomicU64,
-    /// The last line in the file was cut short: nothing is to follow on it. Only its thread writes this.
-    ends_in_line: AtomicBool,
+    /// The file whose last line was cut short: nothing is to follow on it. Only its thread takes this lock.
+    cut_file: Mutex<Option<FileIdentity>>,
     /// Batches are compressed at this level, each by itself; 0 for not at all.
     gzip: AtomicU32,
     /// Itself, where its thread has to know whether anybody else still logs there.
@@ -97,8 +98,8 @@ struct Queue {
 impl LogWriter {
     fn new(file: Output) -> LogWriter {
         let (lost_lines, gzip) = (AtomicU64::new(0), AtomicU32::new(0));
-        let (queue, ends_in_line) = (Mutex::default(), AtomicBool::new(false));
-        LogWriter { file, queue, done: Condvar::new(), lost_lines, ends_in_line, gzip, own: Weak::new() }
+        let (queue, cut_file) = (Mutex::default(), Mutex::default());
+        LogWriter { file, queue, done: Condvar::new(), lost_lines, cut_file, gzip, own: Weak::new() }
     }
 
     /// Appends whole lines; they are written soon. Never waits for the file.
@@ -284,18 +285,21 @@ impl LogWriter {
         self.write_lines(file, batch)
     }
 
-    /// Writes lines as they are, on lines of their own: a disk that is full may have taken a part of one before.
+    /// Writes lines as they are, on lines of their own: a disk that is full may have taken a part of one before. A file
+    /// that was opened anew or truncated since has no such part.
     fn write_lines(&self, file: &Output, batch: &[u8]) -> io::Result<()> {
-        if self.ends_in_line.load(Ordering::Relaxed) {
+        let mut cut_file = self.cut_file.lock();
+        if cut_file.is_some_and(|cut| cut.is_still_cut(file)) {
             write_all(file, b"\n").map_err(|(error, _)| {
                 self.count_lost(batch);
                 error
             })?;
-            self.ends_in_line.store(false, Ordering::Relaxed);
         }
+        *cut_file = None;
         write_all(file, batch).map_err(|(error, unwritten)| {
             let (written, lost) = batch.split_at(batch.len() - unwritten);
-            self.ends_in_line.store(written.last().is_some_and(|&last| last != b'\n'), Ordering::Relaxed);
+            let is_cut = written.last().is_some_and(|&last| last != b'\n');
+            *cut_file = if is_cut { FileIdentity::of(file) } else { None };
             self.count_lost(lost);
             error
         })
@@ -334,16 +338,32 @@ fn compress(batch: &[u8], level: u32) -> Vec<u8> {
     encoder.finish().unwrap_or_default()
 }
 
+/// Which file a descriptor leads to: reopening puts another one there.
+#[derive(Clone, Copy, Debug)]
+struct FileIdentity {
+    device: rustix::fs::Dev,
+    inode: u64,
+}
+
+impl FileIdentity {
+    fn of(output: &Output) -> Option<FileIdentity> {
+        let stat = rustix::fs::fstat(output.descriptor()).ok()?;
+        Some(FileIdentity { device: stat.st_dev, inode: stat.st_ino })
+    }
+
+    /// Whether this is the file that is written to, with something in it.
+    fn is_still_cut(self, output: &Output) -> bool {
+        let Ok(stat) = rustix::fs::fstat(output.descriptor()) else { return true };
+        let is_regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+        (stat.st_dev, stat.st_ino) == (self.device, self.inode) && !(is_regular && stat.st_size == 0)
+    }
+}
+
 /// The error comes with how many bytes were left.
 fn write_all(output: &Output, bytes: &[u8]) -> Result<(), (io::Error, usize)> {
     let mut rest = bytes;
     while !rest.is_empty() {
-        let written = match output {
-            Output::File(file) => rustix::io::write(file, rest),
-            Output::Stderr => rustix::io::write(rustix::stdio::stderr(), rest),
-            Output::Syslog(_) | Output::Stream(_) => unreachable!("messages are sent"),
-        };
-        match written {
+        match rustix::io::write(output.descriptor(), rest) {
             Ok(0) => return Err((io::ErrorKind::WriteZero.into(), rest.len())),
             Ok(written) => rest = &rest[written..],
             Err(rustix::io::Errno::INTR) => {}
@@ -444,6 +464,15 @@ static STDERR: OnceLock<WriterThread> = OnceLock::new();
 static SYSLOG: OnceLock<WriterThread> = OnceLock::new();
 
 impl Output {
+    /// Where bytes are written to.
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        match self {
+            Output::File(file) => file.as_fd(),
+            Output::Stderr => rustix::stdio::stderr(),
+            Output::Syslog(_) | Output::Stream(_) => unreachable!("messages are sent"),
+        }
+    }
+
     /// The thread that writes to it.
     fn thread(&self) -> &'static WriterThread {
         match self {
@@ -539,7 +568,7 @@ pub(super) fn finish(deadline: Instant) {
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
-    use std::os::fd::{AsFd as _, AsRawFd as _};
+    use std::os::fd::AsRawFd as _;
     use std::path::Path;
 
     use super::*;
@@ -569,6 +598,22 @@ mod tests {
         writer.write(b"next\n").unwrap();
         writer.write(b"last\n").unwrap();
         assert_eq!(read(), "\nnext\nlast\n");
+    }
+
+    #[test]
+    fn the_rest_of_a_line_is_ended_only_where_it_is() {
+        let path = std::env::temp_dir().join(format!("gale-cut-line-{}", std::process::id()));
+        let file = Arc::new(LogFile::open(&path).unwrap());
+        let writer = LogWriter::new(Output::File(file));
+        let write = |bytes: &[u8], last: &str| {
+            *writer.cut_file.lock() = FileIdentity::of(&writer.file);
+            std::fs::write(&path, bytes).unwrap();
+            writer.write(last.as_bytes()).unwrap();
+            std::fs::read_to_string(&path).unwrap()
+        };
+        assert_eq!(write(b"whole\ncu", "next\n"), "whole\ncu\nnext\n");
+        assert_eq!(write(b"", "next\n"), "next\n", "it was truncated meanwhile");
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
