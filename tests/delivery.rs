@@ -27,6 +27,7 @@ with_each_driver!(
     what_is_no_regular_file_is_never_waited_for,
     an_unprivileged_worker_serves_what_it_may_read,
     every_file_system_delivers_the_same,
+    a_disk_has_the_number_of_its_files,
     a_mount_says_which_reads_are_left_to_threads,
     a_broken_file_system_costs_only_who_asks_for_it,
     reads_that_never_end_hold_up_nobody_else,
@@ -480,6 +481,26 @@ fn every_file_system_delivers_the_same(driver: Driver) {
         check_all(&server, &root);
         server.stop();
         eprintln!("{kind} delivers");
+    }
+}
+
+/// What the mount table says is found by it. For btrfs the table has another number.
+fn a_disk_has_the_number_of_its_files(driver: Driver) {
+    if !has_own_mounts(&format!("{}::a_disk_has_the_number_of_its_files", driver.name())) {
+        return;
+    }
+    for kind in ["ext4", "xfs", "btrfs"] {
+        let Some(mounted) = mount_or_skip(kind, "defaults") else { continue };
+        let point = mounted.point();
+        write_unread(&point.join("file"), 300_001);
+        evict(&point.join("file"));
+        let locations = format!("root {}; location /api/ {{ api; }}", point.display());
+        let server = setup(driver, &locations).start();
+        assert!(server.get("/file").body == pattern(300_001));
+        let devices = server.get("/api/9/gale/devices").text().to_owned();
+        assert!(devices.contains(&format!("\"mounted_on\":\"{}\"", point.display())), "{kind}: {devices}");
+        server.stop();
+        eprintln!("{kind} is known");
     }
 }
 

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 use gale_base::log_level::Level;
 use gale_base::os_error::OsErrorText;
 use gale_engine::service::{Context, Service};
-use gale_runtime::files::likely_device;
+use gale_runtime::files::{likely_device, note_directory};
 use gale_runtime::{default_pool, sleep, timeout};
 use rustix::fs::{FlockOperation, flock};
 
@@ -130,6 +130,7 @@ async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> Arc<Fil
                 }
                 file => file?,
             };
+            note_directory(&directory, &file)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {
                     file.set_len(0)?;

@@ -49,7 +49,7 @@ pub use links::{
     LinkCheck, RefusedLinks, open_checked, open_checked_blocking, stat_checked, try_open_checked, try_stat_checked,
 };
 pub use metadata::{FileKind, FileMetadata};
-pub use mounts::Mounted;
+pub use mounts::{Mounted, note_directory};
 pub use names::{create_directories_blocking, rename};
 pub use open::{
     OpenFlags, likely_device, open, open_blocking, open_in, real_path, stat, stat_in, try_open, try_real_path, try_stat,

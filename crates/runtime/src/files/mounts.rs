@@ -6,18 +6,27 @@
 //! cache) and its device looked up here. The table is read again, off the loop, when a few seconds have passed.
 //!
 //! For the pools' fairness a guess is enough: the device that is mounted where the path, as it is written, begins.
-//! Where it is wrong (behind a symbolic link, after a mount a moment ago) a task stands in another device's line.
+//! Where it is wrong (behind a symbolic link, after a mount a moment ago) a task stands in another device's line. Of
+//! directories for which that matters [`note_directory`] is told what they lie on.
+//!
+//! Devices are numbered as files are (`st_dev`): btrfs gives each subvolume a number that the table does not name.
 
-use std::collections::HashMap;
-use std::os::fd::BorrowedFd;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gale_base::radix::PrefixTree;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
+use rustix::fs::{AtFlags, OFlags, StatxFlags};
 use rustix::time::{ClockId, clock_gettime};
+
+use super::FileMetadata;
+use super::open::resolve_cached;
 
 /// What an operation on a file may wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +108,8 @@ static ACCESS_TIMES: RwLock<Option<HashMap<u64, AccessTimes>>> = RwLock::new(Non
 static NAMES: RwLock<Option<HashMap<u64, Mounted>>> = RwLock::new(None);
 /// Devices by mount point.
 static POINTS: RwLock<Option<PrefixTree<u64>>> = RwLock::new(None);
+/// Devices by directory, of those that were looked at. As many as a program notes.
+static DIRECTORIES: Mutex<BTreeMap<Vec<u8>, u64>> = Mutex::new(BTreeMap::new());
 
 /// Whether a file system that waits for others is mounted.
 pub(crate) fn any_waiting() -> bool {
@@ -150,6 +161,22 @@ fn device_below(points: &PrefixTree<u64>, path: &[u8]) -> Option<u64> {
     // `/mnt` is no parent of `/mnt2`; the root has its slash itself.
     let is_parent = |length: usize| length == path.len() || path[length] == b'/' || path[..length].ends_with(b"/");
     points.prefixes(path).find(|&(_, length)| is_parent(length)).map(|(&device, _)| device)
+}
+
+/// Notes which device the files of a directory lie on, as one that is open there tells: what the text of a path does
+/// not say where it leads through a symbolic link or into a subvolume. It holds until it is noted again.
+///
+/// # Errors
+/// fstat(2)'s.
+pub fn note_directory(path: &Path, file: impl AsFd) -> io::Result<()> {
+    let device = FileMetadata::from_kernel(&rustix::fs::fstat(file)?).device;
+    let path = path.as_os_str().as_bytes();
+    let mut directories = DIRECTORIES.lock();
+    directories.insert(path.to_owned(), device);
+    if let Some(points) = &mut *POINTS.write() {
+        points.insert(path, device);
+    }
+    Ok(())
 }
 
 /// What the mount table calls a device, and the first place where it is mounted.
@@ -207,13 +234,21 @@ pub(crate) fn refresh() {
     }
     // Without /proc every device is asked by `classify` when something is opened in the pool.
     let table = table.ok();
-    let mounts: Vec<Mount> = table.iter().flat_map(|table| table.lines().filter_map(mount_of)).collect();
+    let mut mounts: Vec<Mount> = table.iter().flat_map(|table| table.lines().filter_map(mount_of)).collect();
+    for mount in &mut mounts {
+        mount.device = device_of_files(mount).unwrap_or(mount.device);
+    }
     let mut points = PrefixTree::new();
     for mount in &mounts {
         // Of several at one place the last one hides the others.
         points.insert(&mount.point, mount.device);
     }
-    *POINTS.write() = Some(points);
+    {
+        // Together: a directory may be noted meanwhile.
+        let directories = DIRECTORIES.lock();
+        directories.iter().for_each(|(path, &device)| _ = points.insert(path, device));
+        *POINTS.write() = Some(points);
+    }
     // Of several places of one device the first.
     let text = |bytes: &[u8]| Arc::from(&*String::from_utf8_lossy(bytes));
     let names = mounts
@@ -237,6 +272,19 @@ struct Mount {
     point: Vec<u8>,
     kind: Kind,
     access_times: AccessTimes,
+}
+
+/// The number of the files at a mount point, where that may be another than the table's. `None` if that is not known
+/// without waiting, or another mount hides this one.
+fn device_of_files(mount: &Mount) -> Option<u64> {
+    if rustix::fs::major(mount.device) != 0 || !matches!(mount.kind, Kind::Asynchronous | Kind::Layered) {
+        return None;
+    }
+    let point = Path::new(OsStr::from_bytes(&mount.point));
+    let place = resolve_cached(point, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)?.ok()?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(&place, c"", flags, StatxFlags::MNT_ID).ok()?;
+    (stat.stx_mnt_id == mount.id).then(|| rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))
 }
 
 /// One line of mountinfo: `36 35 98:0 /root /mount options [optional fields] - type source options`.
@@ -338,6 +386,22 @@ mod tests {
         assert_eq!(plain(r"/a\040b\011\134"), "/a b\t\\");
         assert_eq!(plain(r"/a\04"), r"/a\04");
         assert_eq!(plain(r"/a\999\777\"), r"/a\999\777\");
+    }
+
+    #[test]
+    fn a_directory_that_was_looked_at_lies_where_its_files_do() {
+        // In a subvolume it looks the same: the path is below a mount point with another number.
+        let directory = std::env::temp_dir().join(format!("gale-noted-{}", std::process::id()));
+        let elsewhere = std::fs::File::open("/proc/self/stat").unwrap();
+        let there = FileMetadata::from_kernel(&rustix::fs::fstat(&elsewhere).unwrap()).device;
+        refresh();
+        assert_ne!(device_of_path(&directory), Some(there));
+        note_directory(&directory, &elsewhere).unwrap();
+        for _ in 0..2 {
+            assert_eq!(device_of_path(&directory.join("a/b")), Some(there));
+            assert_ne!(device_of_path(&std::env::temp_dir().join("other")), Some(there));
+            refresh();
+        }
     }
 
     #[test]

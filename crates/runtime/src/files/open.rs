@@ -256,7 +256,7 @@ pub fn likely_device(path: &Path) -> Device {
 }
 
 /// Opens from the kernel's cache of names; `None` when it is not there, or when the kernel cannot do this.
-fn resolve_cached(path: &Path, flags: OFlags) -> Option<Result<OwnedFd, Errno>> {
+pub(super) fn resolve_cached(path: &Path, flags: OFlags) -> Option<Result<OwnedFd, Errno>> {
     if is_openat2_refused() {
         return None;
     }
