@@ -5,8 +5,8 @@
 #
 # One worker on core 0, the load on core 1; a certificate with a key of P-256; the groups are X25519 alone for both, so
 # that both do the same work. The load comes back to a session wherever it can, so full handshakes have a port without
-# tickets and without a cache of sessions. What is counted is the CPU time of all processes of the server (utime and stime of
-# /proc/PID/stat) over what the load says it was answered. Needs wrk, openssl, curl.
+# tickets and without a cache of sessions. What is counted is the CPU time of all processes of the server (utime and
+# stime of /proc/PID/stat) over what the load says it was answered. Needs wrk, openssl, curl.
 set -euo pipefail
 gale=$1 nginx=$2 rounds=${3:-5}
 directory=$(mktemp -d)

@@ -334,7 +334,8 @@ fn listen_multipath_takes_connections_of_multipath_tcp(driver: Driver) {
         let blocks = format!(
             "http {{ access_log off; client_body_temp_path %DIR%/body;
                  server {{ listen %TCP% {multipath}; location / {{ return 200 http; }} }} }}
-             stream {{ server {{ listen %TCP2% {multipath}; return stream; }} server {{ listen %TCP3%; return plain; }} }}"
+             stream {{ server {{ listen %TCP2% {multipath}; return stream; }}
+             server {{ listen %TCP3%; return plain; }} }}"
         );
         support::configuration(driver, &blocks)
     };

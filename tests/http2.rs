@@ -59,7 +59,8 @@ fn requests_in_the_clear_are_answered_and_logged(driver: Driver) {
          $body_bytes_sent|$request_completion|$sent_http_connection';
          access_log %DIR%/own.log own;
          server { listen %UNIX%; http2 on; root %DIR%; add_header X-Name $host;
-                  location /text { return 200 \"hello $server_protocol $arg_a\"; } location /moved { return 301 /x; } }",
+                  location /text { return 200 \"hello $server_protocol $arg_a\"; }
+                  location /moved { return 301 /x; } }",
     )
     .file("page.html", "a page")
     .start();

@@ -49,7 +49,8 @@ fn setup(driver: Driver, backend: &Backend, group: &str, location: &str) -> Setu
         driver,
         &format!(
             "upstream u {{ server {address}; {group} }}
-             server {{ listen %UNIX%; http2 on; proxy_http_version 2; location / {{ proxy_pass http://u; {location} }} }}"
+             server {{ listen %UNIX%; http2 on; proxy_http_version 2;
+             location / {{ proxy_pass http://u; {location} }} }}"
         ),
     )
 }

@@ -38,7 +38,8 @@ fn origin() -> Serving {
 fn setup(driver: Driver, directory: &Path, backend: &str) -> Setup {
     let text = "proxy_cache_path PATH keys_zone=one:1m; proxy_cache_key $uri;
         proxy_cache_disk_timeout 60s; proxy_cache_lock_timeout 60s;
-        server { listen %UNIX%; proxy_cache one; proxy_cache_purge $http_x_purge; add_header X-Cache $upstream_cache_status;
+        server { listen %UNIX%; proxy_cache one; proxy_cache_purge $http_x_purge;
+        add_header X-Cache $upstream_cache_status;
         add_header X-Pid $pid; location / { proxy_pass http://BACKEND; } }";
     Setup::http(driver, &text.replace("PATH", directory.to_str().unwrap()).replace("BACKEND", backend))
 }

@@ -581,8 +581,8 @@ fn ask_servers(tried: &Tried, backend: &Serving) -> Vec<Found> {
 }
 
 /// A rule about what a server answers that is asked whether something stored has changed: status and fields; how the
-/// cache was used for that, and the status; whether the cache has it afterwards, and how often the server had been asked
-/// when it came.
+/// cache was used for that, and the status; whether the cache has it afterwards, and how often the server had been
+/// asked when it came.
 struct TakingRow {
     section: &'static str,
     status: &'static str,

@@ -123,7 +123,8 @@ fn keep_alive_follows_the_location_that_answers(driver: Driver) {
     let setup = Setup::server(
         driver,
         "root %DIR%/files; location /moved { try_files /missing /kept/page; keepalive_timeout 0; } location /kept/ { }
-         location /denied { return 403; error_page 403 /final; } location /final { keepalive_timeout 0; return 403 no; }",
+         location /denied { return 403; error_page 403 /final; }
+         location /final { keepalive_timeout 0; return 403 no; }",
     );
     let server = setup.file("files/kept/page", "kept").start();
     let mut client = server.connect();

@@ -401,7 +401,8 @@ fn redirects_say_what_the_settings_want(driver: Driver) {
         driver,
         "server { listen %TCP%; server_name first.example second.example; root %DIR%/root;
              location /relative/ { absolute_redirect off; } location /named/ { server_name_in_redirect on; }
-             location /port/ { port_in_redirect off; } location /both/ { server_name_in_redirect on; port_in_redirect off; }
+             location /port/ { port_in_redirect off; }
+             location /both/ { server_name_in_redirect on; port_in_redirect off; }
              location /elsewhere { return 302 http://elsewhere/; } location /text { return 301 text; } }",
     )
     .file("root/a b/x", "")

@@ -235,7 +235,8 @@ fn parameters_of_a_scope_take_the_place_of_those_around_it(driver: Driver) {
     let text = "fastcgi_param A http; fastcgi_param B http;
         server { listen %UNIX%; location / { fastcgi_pass %APP%; }
                  location /own { fastcgi_param B own; fastcgi_pass %APP%; }
-                 location /bare { fastcgi_pass_request_headers off; fastcgi_param HTTP_HOST set; fastcgi_pass %APP%; } }";
+                 location /bare { fastcgi_pass_request_headers off; fastcgi_param HTTP_HOST set;
+                 fastcgi_pass %APP%; } }";
     let server = setup(driver, &application, text).start();
     let of = |path: &str| {
         server.get(path);

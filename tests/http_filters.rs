@@ -706,7 +706,8 @@ fn the_time_of_a_page_that_stands_for_another_is_not_told_and_counted_from(drive
 
 fn trailers_follow_the_body(driver: Driver) {
     let locations = "root %DIR%/files;
-        add_trailer X-First $host; add_trailer X-Second $sent_trailer_x_first-$sent_http_etag always; add_trailer X-Empty '';
+        add_trailer X-First $host; add_trailer X-Second $sent_trailer_x_first-$sent_http_etag always;
+        add_trailer X-Empty '';
         location /plain { chunked_transfer_encoding off; return 200 plain; }
         location /range { alias %DIR%/files/page.html; }";
     let setup = Setup::server(driver, locations).file("files/page.html", text(100_000)).file("files/empty.html", "");

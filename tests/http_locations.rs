@@ -217,7 +217,8 @@ fn error_pages_are_fetched_with_get(driver: Driver) {
         driver,
         "root %DIR%/files; client_max_body_size 5; error_page 404 405 413 /page; error_page 400 /offence;
          location /echo { return 404; error_page 404 /method; }
-         location /method { return 404 \"$request_method\"; } location /offence { return 400 \"own $request_method\"; }",
+         location /method { return 404 \"$request_method\"; }
+         location /offence { return 400 \"own $request_method\"; }",
     );
     let server = setup.file("files/page", "own page").start();
     let mut client = server.connect();
@@ -295,7 +296,8 @@ fn the_most_fitting_location_answers(driver: Driver) {
         driver,
         "location / { return 200 root; }
          location = / { return 200 exact; }
-         location /a/ { return 200 prefix; location /a/b/ { return 200 nested; location ~ c$ { return 200 nested-regex; } } }
+         location /a/ { return 200 prefix; location /a/b/ { return 200 nested;
+         location ~ c$ { return 200 nested-regex; } } }
          location ^~ /static/ { return 200 static; }
          location ~ \\.php$ { return 200 regex; }
          location ~* \\.PNG$ { return 200 case; }

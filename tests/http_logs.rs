@@ -130,7 +130,8 @@ fn logs_are_inherited_repeated_and_turned_off(driver: Driver) {
          server { listen %UNIX%;
              location / { return 200 hello; }
              location /own { access_log %DIR%/own.log uri; access_log %DIR%/second.log uri; return 200 hello; }
-             location /off { access_log off; return 200 hello; location /off/on { access_log %DIR%/own.log uri; return 200 x; } }
+             location /off { access_log off; return 200 hello; location /off/on { access_log %DIR%/own.log uri;
+             return 200 x; } }
              location /moved { try_files /missing /own/moved; } }",
     )
     .start();
@@ -217,7 +218,8 @@ fn errors_go_where_the_location_says(driver: Driver) {
     let server = Setup::server(
         driver,
         "root %DIR%/files; location /own/ { error_log %DIR%/own.log; }
-         location /crit/ { error_log %DIR%/crit.log crit; } location /two/ { error_log %DIR%/own.log; error_log %DIR%/two.log info; }",
+         location /crit/ { error_log %DIR%/crit.log crit; }
+         location /two/ { error_log %DIR%/own.log; error_log %DIR%/two.log info; }",
     )
     .start();
     let mut client = server.connect();
@@ -382,7 +384,8 @@ fn a_compressed_log_is_what_zcat_reads(driver: Driver) {
         driver,
         "log_format uri '$uri';
          server { listen %UNIX%; access_log %DIR%/lines.gz uri gzip=9 buffer=1m flush=1m; return 200 hello; }
-         server { listen %TCP%; access_log %DIR%/lines.gz uri; access_log %DIR%/own.gz uri gzip flush=10ms; return 200 hello; }",
+         server { listen %TCP%; access_log %DIR%/lines.gz uri; access_log %DIR%/own.gz uri gzip flush=10ms;
+         return 200 hello; }",
     )
     .start();
     for number in 0..100 {
@@ -502,7 +505,8 @@ fn syslog_gets_each_line_as_a_datagram(driver: Driver) {
     let text = support::http_configuration(
         driver,
         "log_format uri '$uri'; server { listen %UNIX%; root %DIR%/nothing; access_log off;
-             location /a { access_log syslog:server=unix:%DIR%/syslog,facility=user,tag=access,nohostname uri; return 200 ok; }
+             location /a { access_log syslog:server=unix:%DIR%/syslog,facility=user,tag=access,nohostname uri;
+             return 200 ok; }
              location /as { access_log syslog:severity=alert,server=unix:%DIR%/syslog uri if=$arg_log; return 200 ok; }
              location /e { error_log syslog:server=unix:%DIR%/syslog,severity=debug; } }",
     );

@@ -119,7 +119,8 @@ fn maps_are_worked_out_once_unless_volatile(driver: Driver) {
          geo $arg_g $fresh_geo { volatile; default no; 10.0.0.0/8 ten; }
          server {
              listen %UNIX%;
-             location / { set $early \"$kept $fresh $kept_geo $fresh_geo\"; set $args g=10.1.1.1; rewrite ^ /second last; }
+             location / { set $early \"$kept $fresh $kept_geo $fresh_geo\"; set $args g=10.1.1.1;
+             rewrite ^ /second last; }
              location /second { return 200 \"$early, $kept $fresh $kept_geo $fresh_geo\"; }
              location /set { set $fresh own; return 200 \"$fresh $kept\"; }
          }",

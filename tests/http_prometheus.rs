@@ -116,7 +116,8 @@ fn every_line_is_of_the_format_and_figures_are_those_of_the_server(driver: Drive
                 location / {{ status_zone proxied; proxy_pass http://app; }}
                 location /cached {{ proxy_cache one; proxy_cache_valid 1h; proxy_pass http://app; }}
                 location /none {{ return 404; }} }} }}
-         stream {{ server {{ listen %TCP2%; status_zone text; return hello; }} upstream db {{ server 127.0.0.1:1; }} }}",
+         stream {{ server {{ listen %TCP2%; status_zone text; return hello; }}
+         upstream db {{ server 127.0.0.1:1; }} }}",
         backend.address
     );
     let server = Setup::configuration(&configuration(driver, &blocks)).start();
@@ -186,7 +187,8 @@ fn hostile_and_long_names_are_escaped_and_bounded(driver: Driver) {
     let long = "x".repeat(3000);
     let text = format!(
         "{SCRAPED} server {{ listen %UNIX%; status_zone 'a\\\"{{b}}=,\\\\\n'; return 200;
-            location /one {{ status_zone {long}1; return 200; }} location /two {{ status_zone {long}2; return 200; }} }}"
+            location /one {{ status_zone {long}1; return 200; }}
+            location /two {{ status_zone {long}2; return 200; }} }}"
     );
     let server = Setup::http(driver, &text).start();
     let scraped = scrape(&server, "");
@@ -333,7 +335,8 @@ fn thousands_of_peers_and_zones_are_told_while_others_are_served(driver: Driver)
          prometheus_template mine {{
              'peer{{peer=\"$1\"}}' $p8s_value path=~^/http/upstreams/app/peers/([^/]+)/requests$;
              'zone{{zone=\"$1\"}}' $p8s_value path=~^/http/location_zones/([^/]+)/requests$; }}
-         server {{ listen %UNIX%; location /template {{ prometheus mine; }} {zones} location / {{ proxy_pass http://app; }} }}"
+         server {{ listen %UNIX%; location /template {{ prometheus mine; }} {zones}
+         location / {{ proxy_pass http://app; }} }}"
     );
     let server = Setup::http(driver, &text).start();
     let address = |number: usize| format!("127.1.{}.{}:80", number / 250, number % 250 + 1);

@@ -169,7 +169,8 @@ fn a_request_has_the_usual_fields_and_those_that_are_set(driver: Driver) {
          location /1.0 { proxy_http_version 1.0; proxy_pass http://B; }
          location /set { proxy_pass http://B;
              proxy_set_header Host $http_host; proxy_set_header X-One 1; proxy_set_header X-One 2;
-             proxy_set_header X-Own \"\"; proxy_set_header X-None $arg_none; proxy_set_header x-ADDED \"<$remote_addr>\";
+             proxy_set_header X-Own \"\"; proxy_set_header X-None $arg_none;
+             proxy_set_header x-ADDED \"<$remote_addr>\";
              proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for; }
          location /empty { proxy_pass http://B; proxy_set_header Host \"\"; proxy_set_header Connection close;
              proxy_set_header Content-Length 7; proxy_set_header Transfer-Encoding chunked; }

@@ -443,7 +443,8 @@ fn connections_are_told_apart_by_what_is_asked_of_servers(driver: Driver) {
         "upstream behind {{ server {}; keepalive 4; }} server {{ listen %UNIX%; 
          proxy_http_version 1.1; proxy_set_header Connection ''; proxy_ssl_name $arg_name;
          location / {{ proxy_pass https://behind; }}
-         location /verified {{ proxy_pass https://behind; proxy_ssl_verify on; proxy_ssl_trusted_certificate %DIR%/ca.crt; }} }}",
+         location /verified {{ proxy_pass https://behind; proxy_ssl_verify on;
+         proxy_ssl_trusted_certificate %DIR%/ca.crt; }} }}",
         behind.address()
     );
 

@@ -180,8 +180,10 @@ fn conditions_ask_the_disk(driver: Driver) {
              if (!-x $file) { set $r \"${r}X\"; }
              return 200 $r;
          }
-         location /after { if ($uri) { add_header X-If yes; } if (-f %DIR%/www/page) { return 200 file; } return 200 none; }
-         location /page { root %DIR%/www; if (-f $request_filename) { return 200 file; } if (-d $request_filename) { return 200 directory; } return 200 none; }",
+         location /after { if ($uri) { add_header X-If yes; } if (-f %DIR%/www/page) { return 200 file; }
+         return 200 none; }
+         location /page { root %DIR%/www; if (-f $request_filename) { return 200 file; }
+         if (-d $request_filename) { return 200 directory; } return 200 none; }",
     )
     .file("www/page", "x")
     .file("www/dir/file", "x")
@@ -219,7 +221,8 @@ fn steps_run_in_the_order_of_the_file(driver: Driver) {
                  if ($arg_b) {{ set $trace \"${{trace}}b\"; break; set $trace \"${{trace}}never\"; }}
                  return 200 \"third $trace $uri\";
              }}
-             location /again {{ set $a \"$a.\"; if ($a !~ ^....$) {{ rewrite ^ /again last; }} return 200 \"$trace $a\"; }}"
+             location /again {{ set $a \"$a.\"; if ($a !~ ^....$) {{ rewrite ^ /again last; }}
+             return 200 \"$trace $a\"; }}"
         ),
     );
     let cases = [
@@ -250,7 +253,8 @@ fn rewritten_requests_find_their_location_or_stay(driver: Driver) {
              location /alias/ {{ alias %DIR%/www/; if ($arg_r) {{ rewrite ^ /alias/page break; }} }}
              location /named {{ error_page 404 = @name; return 404; }}
              location @name {{ rewrite ^/named/(.*)$ /echo/$1 last; }}
-             location /lost {{ error_page 403 /lost/page; if ($uri = /lost) {{ return 403; }} rewrite ^/lost/(.*) /$1 break; }}"
+             location /lost {{ error_page 403 /lost/page; if ($uri = /lost) {{ return 403; }}
+             rewrite ^/lost/(.*) /$1 break; }}"
         ),
     )
     .file("www/page", "page")
@@ -291,7 +295,8 @@ fn an_if_is_a_scope_of_its_own(driver: Driver) {
          location /root { root %DIR%/one; if ($arg_two) { root %DIR%/two; } }
          location /tried { root %DIR%/one; if ($arg_a) { set $a 1; } try_files /fallback =404; }
          location /alias/ { alias %DIR%/one/; if ($arg_a) { add_header X-A a; } }
-         location /changed { set $a 1; if ($a = 1) { set $a 2; add_header X-A $a; } if ($a = 2) { return 200 two; } return 200 one; }
+         location /changed { set $a 1; if ($a = 1) { set $a 2; add_header X-A $a; } if ($a = 2) { return 200 two; }
+         return 200 one; }
          location /error { error_page 404 /page-of-location; if ($arg_a) { error_page 404 /page-of-if; } return 404; }
          location /page { return 200 $uri; }",
     )

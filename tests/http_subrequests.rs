@@ -564,8 +564,10 @@ fn answers_of_the_deciding_location_become_variables(driver: Driver) {
         auth_request_set $user $arg_user;
         location /a/ { auth_request /auth; auth_request_set $kind \"$sent_http_content_type of $uri\";
                        add_header X-Kind $kind; alias %DIR%/www/; error_page 404 /fallback; }
-        location = /b { auth_request /auth; add_header X-Kind \"<$kind>\"; add_header X-User \"<$user>\"; return 200 x; }
-        location = /c { auth_request /auth; add_header X-User \"<$user>\"; add_header X-Kind \"<$kind>\"; alias %DIR%/www/page.html; }
+        location = /b { auth_request /auth; add_header X-Kind \"<$kind>\"; add_header X-User \"<$user>\";
+        return 200 x; }
+        location = /c { auth_request /auth; add_header X-User \"<$user>\"; add_header X-Kind \"<$kind>\";
+        alias %DIR%/www/page.html; }
         location = /auth { default_type application/json; return 200 '{}'; }
         location = /fallback { add_header X-Kind $kind always; return 200 fallback; }";
     let server = setup(driver, locations).file("www/page.html", "page").start();
@@ -744,7 +746,8 @@ fn deciding_is_one_of_several_conditions(driver: Driver) {
 
 fn other_filters_see_what_they_see_in_nginx(driver: Driver) {
     let locations = "types { text/html html; text/plain txt; } gzip_min_length 1;
-         location = /page.html { ssi on; gzip on; sub_filter text TEXT; sub_filter_once off; add_after_body /after.txt; }
+         location = /page.html { ssi on; gzip on; sub_filter text TEXT; sub_filter_once off;
+         add_after_body /after.txt; }
          location = /part.txt { gzip on; gzip_types *; }
          location = /marked.txt { sub_filter_types *; sub_filter text marked; }
          location = /after.txt { ssi on; ssi_types *; }";

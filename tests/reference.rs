@@ -119,7 +119,8 @@ fn the_api_s_description_has_its_paths_and_the_names_of_its_fields() {
         resolver 127.0.0.1 status_zone=resolver;
         server { listen %UNIX%; status_zone server;
             location / { status_zone location; return 200; }
-            location /limited { limit_req zone=requests; limit_conn connections 1; proxy_cache cache; proxy_pass http://group; }
+            location /limited { limit_req zone=requests; limit_conn connections 1; proxy_cache cache;
+            proxy_pass http://group; }
             location /api/ { api; } } }
         stream { upstream group { zone streams 1m; server 127.0.0.1:1; }
             limit_conn_zone $remote_addr zone=sessions:1m;

@@ -208,7 +208,8 @@ fn service_begins_when_all_loops_have_settled_and_not_before() {
 #[test]
 fn reload_keeps_renews_or_ends_a_service_by_its_name() {
     let services = "service kept every continues; service renewed every; service told told a continues;
-                    service undecided every undecided; service done returns continues; service again returns; service gone every;";
+                    service undecided every undecided; service done returns continues; service again returns;
+                    service gone every;";
     run(services, async |site, serving| {
         seconds(15).await;
         recorded();

@@ -510,7 +510,8 @@ fn servers_are_offered_protocols_above_tls(driver: Driver) {
          map $protocol $long {{ default {long}; }}
          server {{ listen %TCP%; proxy_pass %TCP3%; proxy_ssl_alpn two one; }}
          server {{ listen %TCP2%; proxy_pass %TCP3%; }}
-         server {{ listen %UNIX% ssl; ssl_alpn one two; proxy_pass %TCP3%; proxy_ssl_alpn $long $ssl_alpn_protocol two; }}
+         server {{ listen %UNIX% ssl; ssl_alpn one two; proxy_pass %TCP3%;
+         proxy_ssl_alpn $long $ssl_alpn_protocol two; }}
          server {{ listen %TCP3% ssl; ssl_alpn one two; return '[$ssl_alpn_protocol]'; }}"
     );
     let setup = Setup::stream(driver, &text);

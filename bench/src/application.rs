@@ -1,5 +1,5 @@
-//! application: a server behind the measured ones that does what a floor cannot: answers later, or switches to a tunnel.
-//! One thread for all connections, level-triggered.
+//! application: a server behind the measured ones that does what a floor cannot: answers later, or switches to a
+//! tunnel. One thread for all connections, level-triggered.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};

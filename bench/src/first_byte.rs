@@ -1,8 +1,8 @@
 //! first-byte: the time until a proxied answer begins, with requests at a fixed rate whatever becomes of them.
 //!
-//! A closed loop asks less of a server that is slow. Here a request is due every so many microseconds, on any connection
-//! that has nothing to do, and its time counts from then on, so a request that finds no connection free has waited, too.
-//! The client has real-time priority on its core where it may: its own delays would be in every figure.
+//! A closed loop asks less of a server that is slow. Here a request is due every so many microseconds, on any
+//! connection that has nothing to do, and its time counts from then on, so a request that finds no connection free has
+//! waited, too. The client has real-time priority on its core where it may: its own delays would be in every figure.
 
 use std::io::Write;
 use std::net::TcpStream;

@@ -1,8 +1,8 @@
 //! floods: what hostile clients of HTTP/2 cost a bystander.
 //!
 //! Attackers do one thing over and over, on connections that they open again when the server has ended them. Meanwhile
-//! a client with a connection of its own asks for two bytes every 20 ms. What matters is how long it waits, and what the
-//! server holds; before, the same is measured in peace. The server has a core of its own.
+//! a client with a connection of its own asks for two bytes every 20 ms. What matters is how long it waits, and what
+//! the server holds; before, the same is measured in peace. The server has a core of its own.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -222,8 +222,8 @@ impl Options {
         Ok(options)
     }
 
-    /// The servers to measure: those chosen, else `default`, else all that serve by themselves. Binaries that are missing are an error when
-    /// they were chosen, and a note otherwise.
+    /// The servers to measure: those chosen, else `default`, else all that serve by themselves. Binaries that are
+    /// missing are an error when they were chosen, and a note otherwise.
     pub fn servers(&self, default: Option<&[&str]>) -> Result<Vec<Program>, String> {
         let default = default.map(|labels| labels.iter().map(|l| (*l).to_owned()).collect());
         let wanted: Option<Vec<String>> = self.chosen.clone().or(default);

@@ -37,12 +37,14 @@ const CONFIGURATION: &str = "
             location = /hello { return 200 hello; }
             location = /last { keepalive_requests 1; return 200 bye; }
             location = /moved { return 301 /hello; }
-            location /tried/ { open_file_cache max=2 inactive=1s; open_file_cache_errors on; try_files $uri /small.txt; }
+            location /tried/ { open_file_cache max=2 inactive=1s; open_file_cache_errors on;
+            try_files $uri /small.txt; }
             location /secret/ {
                 alias /www/; auth_basic secret; auth_basic_user_file /passwords; auth_delay 5ms;
             }
             location /nobody/ { deny all; }
-            location /somebody/ { alias /www/; satisfy any; deny all; auth_basic some; auth_basic_user_file /passwords; }
+            location /somebody/ { alias /www/; satisfy any; deny all; auth_basic some;
+            auth_basic_user_file /passwords; }
             location /packed/ {
                 alias /www/; gzip on; gzip_types *; sub_filter_types *; sub_filter_once off; sub_filter a bb;
             }

@@ -274,8 +274,8 @@ pub fn binary(is_unprivileged: bool) -> Command {
     command
 }
 
-/// The binary under test with these sockets from number 3 on. `LISTEN_PID` is its process number, which only a shell can
-/// know that becomes it.
+/// The binary under test with these sockets from number 3 on. `LISTEN_PID` is its process number, which only a shell
+/// can know that becomes it.
 fn activated(sockets: &[OwnedFd]) -> Command {
     /// Beyond the numbers that anything has here.
     const APART: i32 = 200;
@@ -296,7 +296,8 @@ fn activated(sockets: &[OwnedFd]) -> Command {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec it makes these calls and allocates a vector, which the C library allows after a fork.
+    // SAFETY: between fork and exec it makes these calls and allocates a vector, which the C library allows after a
+    // fork.
     unsafe { command.pre_exec(place) };
     command
 }

@@ -1,5 +1,5 @@
-//! cache-million: a cache with a million entries: memory, the first hit after the process was killed, what loading costs
-//! others, and a purge of a tenth of them by tag.
+//! cache-million: a cache with a million entries: memory, the first hit after the process was killed, what loading
+//! costs others, and a purge of a tenth of them by tag.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

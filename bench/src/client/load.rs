@@ -122,8 +122,8 @@ impl Connection {
         self.stream.write_all(get(path, headers, is_last).as_bytes()).map_err(|_| Failure::SendFailed)
     }
 
-    /// As [`Connection::request`], but sleeps until so many bytes of the answer are there. A client that is woken for each
-    /// piece takes the core from the server, which then queues for it behind everybody else.
+    /// As [`Connection::request`], but sleeps until so many bytes of the answer are there. A client that is woken for
+    /// each piece takes the core from the server, which then queues for it behind everybody else.
     pub fn request_whole(&mut self, path: &str, bytes: usize) -> Result<Answer, Failure> {
         self.wake_from(bytes)?;
         self.send(path, &[], false)?;

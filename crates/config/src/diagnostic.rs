@@ -363,7 +363,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_and_spans_render(text in proptest::collection::vec(any::<u8>(), 0..300), start in 0..320u32, length in 0..320u32) {
+        fn any_bytes_and_spans_render(
+            text in proptest::collection::vec(any::<u8>(), 0..300),
+            start in 0..320u32,
+            length in 0..320u32,
+        ) {
             let out = rendered(&text, start, start + length);
             prop_assert!(out.starts_with("gale: [emerg] wrong in /etc/gale/gale.conf:"));
             prop_assert!(out.lines().count() <= 3);

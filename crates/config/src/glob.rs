@@ -225,7 +225,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_match_or_not(pattern in proptest::collection::vec(any::<u8>(), 0..40), name in proptest::collection::vec(any::<u8>(), 0..40)) {
+        fn any_bytes_match_or_not(
+            pattern in proptest::collection::vec(any::<u8>(), 0..40),
+            name in proptest::collection::vec(any::<u8>(), 0..40),
+        ) {
             matches_path(&pattern, &name);
         }
 
@@ -236,7 +239,8 @@ mod tests {
 
         #[test]
         fn a_name_matches_itself_escaped(name in "[^/.][^/]{0,20}") {
-            let escaped: String = name.chars().flat_map(|c| if c.is_ascii() { vec!['\\', c] } else { vec![c] }).collect();
+            let escape = |c: char| if c.is_ascii() { vec!['\\', c] } else { vec![c] };
+            let escaped: String = name.chars().flat_map(escape).collect();
             prop_assert!(matches(&escaped, &name));
             prop_assert!(matches("*", &name));
         }

@@ -166,7 +166,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "Where messages go, from which level on, in which form; may be repeated; else as -e or -V say, from error on.",
+        about: "Where messages go, from which level on, in which form; may be repeated; else as -e or -V say, from \
+                error on.",
         store: &ManyWith { parse: error_log, slot: slot!(MainSettings, error_log) },
     },
     Directive {

@@ -317,8 +317,8 @@ pub(super) fn shut_down(listener: &Listener) {
     }
 }
 
-/// Whether a socket at `[::]` takes connections over IPv4, too, although `spec` wants none, or the other way round: only
-/// whoever opens a socket can choose.
+/// Whether a socket at `[::]` takes connections over IPv4, too, although `spec` wants none, or the other way round:
+/// only whoever opens a socket can choose.
 pub(super) fn differs_in_families(spec: &ListenSpec, socket: &OwnedFd) -> bool {
     matches!(spec.address, ListenAddress::Inet(SocketAddr::V6(address)) if address.ip().is_unspecified())
         && rustix::net::sockopt::ipv6_v6only(socket).is_ok_and(|is_only| is_only != spec.ipv6only)

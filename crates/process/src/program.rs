@@ -148,8 +148,8 @@ pub trait Worker: 'static {
     /// [`Worker::drain`] follows.
     fn stop_accepting(&mut self, is_last: bool) -> Completion;
 
-    /// Passes idle connections on to `successor`, if there is one, and closes those that cannot be passed; resolves when
-    /// the last connection is closed or passed.
+    /// Passes idle connections on to `successor`, if there is one, and closes those that cannot be passed; resolves
+    /// when the last connection is closed or passed.
     fn drain(&mut self, successor: Option<&Successor>) -> Completion;
 
     /// Serves the idle connections that another worker process passes to this one.

@@ -236,7 +236,10 @@ mod tests {
     proptest! {
         #[test]
         fn parts_are_never_empty_nor_beyond_the_end_nor_more_than_the_whole(
-            value in prop_oneof!["bytes=[0-9 ,-]{0,60}", prop::collection::vec(written(), 1..8).prop_map(|all| format!("bytes={}", all.join(",")))],
+            value in prop_oneof![
+                "bytes=[0-9 ,-]{0,60}",
+                prop::collection::vec(written(), 1..8).prop_map(|all| format!("bytes={}", all.join(","))),
+            ],
             total in prop_oneof![0..40_u64, Just(u64::MAX / 2)],
             max_ranges in prop_oneof![1..5_u64, Just(UNLIMITED)],
         ) {

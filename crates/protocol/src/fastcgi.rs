@@ -2,8 +2,8 @@
 //!
 //! A connection carries one request at a time, whose id is always 1, as in nginx; records that manage the connection
 //! are passed over, and those of another request are refused, also as in nginx: nobody has made it, so whoever sends
-//! them has lost count, and what it sends next may be somebody else's. Invariant: whatever a record is made of, the decoder
-//! keeps no more of it than its header.
+//! them has lost count, and what it sends next may be somebody else's. Invariant: whatever a record is made of, the
+//! decoder keeps no more of it than its header.
 //!
 //! ```text
 //! record   version 1 | type | request id (2) | content length (2) | padding length | reserved | content | padding

@@ -518,7 +518,8 @@ mod tests {
             if is_binary {
                 input.splice(..0, *SIGNATURE);
             }
-            let first = (0..=input.len()).map(|length| parse(&input[..length])).find(|found| *found != Ok(Status::NeedMore));
+            let mut prefixes = (0..=input.len()).map(|length| parse(&input[..length]));
+            let first = prefixes.find(|found| *found != Ok(Status::NeedMore));
             if let Some(first) = first {
                 assert_eq!(first.is_err(), parse(&input).is_err(), "in pieces as whole");
             }

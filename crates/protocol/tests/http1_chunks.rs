@@ -155,7 +155,9 @@ proptest! {
     }
 
     #[test]
-    fn pieces_make_no_difference(input in "([0-9a-f]{1,2}[ ;x]{0,2}\r?\n?[a-z]{0,8}(\r\n){0,2}){0,6}(0\r\n)?(A: b\r\n)?(\r\n)?") {
+    fn pieces_make_no_difference(
+        input in "([0-9a-f]{1,2}[ ;x]{0,2}\r?\n?[a-z]{0,8}(\r\n){0,2}){0,6}(0\r\n)?(A: b\r\n)?(\r\n)?"
+    ) {
         let _ = whole(input.as_bytes());
     }
 

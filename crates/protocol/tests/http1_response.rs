@@ -388,7 +388,11 @@ fn any_head() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn splitting_makes_no_difference(input in any_head(), form in 0..3, head_max in prop_oneof![Just(4096usize), 0..200usize]) {
+    fn splitting_makes_no_difference(
+        input in any_head(),
+        form in 0..3,
+        head_max in prop_oneof![Just(4096usize), 0..200usize],
+    ) {
         let parser = || match form {
             0 => ResponseHeadParser::new(head_max),
             1 => ResponseHeadParser::cgi(head_max),

@@ -290,8 +290,13 @@ proptest! {
     #[test]
     fn what_is_encoded_is_decoded(
         blocks in prop::collection::vec(
-            (prop::option::of(0..6000u32),
-             prop::collection::vec((any_name(), prop::collection::vec(any::<u8>(), 0..200), any_indexing(), any::<bool>()), 0..12)),
+            (
+                prop::option::of(0..6000u32),
+                prop::collection::vec(
+                    (any_name(), prop::collection::vec(any::<u8>(), 0..200), any_indexing(), any::<bool>()),
+                    0..12,
+                ),
+            ),
             0..12,
         ),
         wanted in 0..6000u32,
@@ -321,7 +326,9 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_decoded_or_refused(blocks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..5)) {
+    fn any_bytes_are_decoded_or_refused(
+        blocks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..5)
+    ) {
         let mut decoder = Decoder::default();
         for block in blocks {
             if decode(&mut decoder, &block).is_err() {

@@ -112,8 +112,8 @@ pub struct ListenerStatus {
     pub waiting_max: u32,
 }
 
-/// The sockets over TCP that the loops of this process accept from, each once: for a status page. A few system calls for
-/// each, none of which waits.
+/// The sockets over TCP that the loops of this process accept from, each once: for a status page. A few system calls
+/// for each, none of which waits.
 pub fn listeners() -> Vec<ListenerStatus> {
     let mut known = HashSet::new();
     let mut listeners = Vec::new();

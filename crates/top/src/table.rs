@@ -1,7 +1,7 @@
 //! A table as lines of a given width, sorted.
 //!
-//! The first column has what the others leave, and at least 24 columns of the terminal if they need them; those for which there is no
-//! room are left out, from the right.
+//! The first column has what the others leave, and at least 24 columns of the terminal if they need them; those for
+//! which there is no room are left out, from the right.
 
 use ratatui_core::text::Span;
 

@@ -8,8 +8,8 @@ use crate::variables::{Variables, names_in};
 pub const CHECK: Check = Check {
     name: "header_splitting",
     severity: Severity::High,
-    advice: "Use $request_uri, which is as the client sent it, or an expression that matches no line feed: [^/\\s]+ for \
-             [^/]+.",
+    advice: "Use $request_uri, which is as the client sent it, or an expression that matches no line feed: [^/\\s]+ \
+             for [^/]+.",
     run,
 };
 

@@ -42,8 +42,8 @@ impl BackgroundTasks {
         self.worker.connections.max()
     }
 
-    /// How many tasks requests may have left behind: as many as a quarter of the connections. Each may need a connection
-    /// to a server, and one client can begin many of them, one after the other.
+    /// How many tasks requests may have left behind: as many as a quarter of the connections. Each may need a
+    /// connection to a server, and one client can begin many of them, one after the other.
     pub fn left_behind_max(&self) -> usize {
         self.max().div_ceil(4)
     }

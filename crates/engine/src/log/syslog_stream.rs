@@ -8,8 +8,8 @@
 //!
 //! Each server has a thread of its own, so that one that hangs delays no other; the thread ends when nothing was logged
 //! for a while. What waits for a server that is gone is bounded by the queue and one batch; what comes then is lost,
-//! counted and told of. A line that the kernel had taken for a connection that breaks may be lost, or come twice: nothing
-//! in these protocols says what has arrived.
+//! counted and told of. A line that the kernel had taken for a connection that breaks may be lost, or come twice:
+//! nothing in these protocols says what has arrived.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};

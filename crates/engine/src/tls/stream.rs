@@ -303,8 +303,8 @@ impl TlsStream {
         self.is_tls.set(true);
     }
 
-    /// Refuses a client that speaks no version as new as TLSv1.2, in its own one (`version`), before there is a session:
-    /// the library would complain of something else. The result says why.
+    /// Refuses a client that speaks no version as new as TLSv1.2, in its own one (`version`), before there is a
+    /// session: the library would complain of something else. The result says why.
     pub fn refuse_version(&self, version: u16) -> TlsFailure {
         let [_, low] = version.to_be_bytes();
         // A client that does not take it learns it from the end of the connection.

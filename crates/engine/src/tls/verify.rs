@@ -310,8 +310,8 @@ fn find_chain<'c, 'd>(
 }
 
 /// The issuer of a certificate. An authority that was renewed with the same key has several certificates that fit: as
-/// with OpenSSL one that is valid now goes first, then the one that is valid the longest. A signature is checked in this
-/// order, so that more certificates of the same name cost no more checks.
+/// with OpenSSL one that is valid now goes first, then the one that is valid the longest. A signature is checked in
+/// this order, so that more certificates of the same name cost no more checks.
 fn find_issuer<'c, 'd>(
     certificate: &X509Certificate<'_>,
     candidates: &'c [X509Certificate<'d>],

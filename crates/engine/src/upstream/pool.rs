@@ -116,8 +116,8 @@ pub struct PooledConnection {
     pub age: ConnectionAge,
     /// Its part in `worker_connections`.
     pub counted: CountedConnection,
-    /// How long its peer may be silent before an answer: each request sets it anew. It goes with the connection, since a
-    /// deadline that moves later costs a tenth of a new timer.
+    /// How long its peer may be silent before an answer: each request sets it anew. It goes with the connection, since
+    /// a deadline that moves later costs a tenth of a new timer.
     pub silence: Timer,
 }
 

@@ -6,11 +6,11 @@
 //!   record           length (2) │ kind (1) │ what it says │ CRC-32 of all before (4)
 //! ```
 //!
-//! Records say what has come, gone or been purged; the later one counts. What was damaged is passed over, up to the next
-//! record whose sum fits ([`Scan`]). An entry that is lost so is found by the loader, and one that has gone is missed
-//! when it is opened. A purge that is lost would have what was purged served again, so the account says which purges
-//! there are: without one of them, everything as old as the last counts as purged. The account is written before the
-//! purges are. Nothing here knows files.
+//! Records say what has come, gone or been purged; the later one counts. What was damaged is passed over, up to the
+//! next record whose sum fits ([`Scan`]). An entry that is lost so is found by the loader, and one that has gone is
+//! missed when it is opened. A purge that is lost would have what was purged served again, so the account says which
+//! purges there are: without one of them, everything as old as the last counts as purged. The account is written before
+//! the purges are. Nothing here knows files.
 
 use std::ops::RangeInclusive;
 

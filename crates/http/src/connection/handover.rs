@@ -1,5 +1,5 @@
-//! Idle connections on their way out of a worker process whose successor serves already: after an upgrade of the binary,
-//! or where a reload needed another process.
+//! Idle connections on their way out of a worker process whose successor serves already: after an upgrade of the
+//! binary, or where a reload needed another process.
 //!
 //! ```text
 //!   idle, in the clear ──────────────► passed: its next request is the successor's, and the client notices nothing

@@ -506,8 +506,8 @@ impl Request {
         self.is_get_forced
     }
 
-    /// Whether it has started again: with another URI, in a named location, or for a page of an error. The rewriting of a
-    /// server's own rules is none of these.
+    /// Whether it has started again: with another URI, in a named location, or for a page of an error. The rewriting of
+    /// a server's own rules is none of these.
     pub fn is_redirected(&self) -> bool {
         self.redirects_left < REDIRECTS_MAX
     }
@@ -639,8 +639,8 @@ impl Request {
         self.parsed.headers.iter().map(move |field| (field, field.name.of_lenient(head), field.value.of_lenient(head)))
     }
 
-    /// From now on the head has this field in place of those that the client has sent by this name, for every module and
-    /// for servers that the request is passed to. An empty value leaves none.
+    /// From now on the head has this field in place of those that the client has sent by this name, for every module
+    /// and for servers that the request is passed to. An empty value leaves none.
     ///
     /// # Errors
     /// There is no memory within the worker's bound; nothing has changed then.
@@ -724,8 +724,8 @@ impl Request {
         self.exchange.as_ref().map(|exchange| exchange.sent()).unwrap_or_default()
     }
 
-    /// How much came from the client, in bytes: the head (in HTTP/2 its block of fields), and the body once all of it has
-    /// come. The bytes of a chunked body, and those of one that broke off, are not counted.
+    /// How much came from the client, in bytes: the head (in HTTP/2 its block of fields), and the body once all of it
+    /// has come. The bytes of a chunked body, and those of one that broke off, are not counted.
     pub fn received(&self) -> u64 {
         let line = self.parsed.line;
         if line.is_empty() {

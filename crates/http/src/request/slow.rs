@@ -6,10 +6,10 @@
 //!   upstream 2010, sending 3, status 200, client: …
 //! ```
 //!
-//! Times are noted only where the directive is in force, except for heads that come in pieces, whose server is not known
-//! yet. A request that nothing keeps waiting notes none: it is asked once, at its end. The parts are what was waited
-//! for, not shares of the whole: subrequests and servers that are asked at the same time add up, and computing is in
-//! none of them.
+//! Times are noted only where the directive is in force, except for heads that come in pieces, whose server is not
+//! known yet. A request that nothing keeps waiting notes none: it is asked once, at its end. The parts are what was
+//! waited for, not shares of the whole: subrequests and servers that are asked at the same time add up, and computing
+//! is in none of them.
 
 use std::cell::Cell;
 use std::fmt;

@@ -67,7 +67,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(2),
         body: BlockBody::None,
         default: "32 4k",
-        about: "How much is compressed before it is sent: number and size, 64k at most; and what is compressed at once.",
+        about: "How much is compressed before it is sent: number and size, 64k at most; and what is compressed at \
+                once.",
         store: &One { parse: buffers, slot: slot!(Conf, buffer_bytes) },
     },
     Directive {

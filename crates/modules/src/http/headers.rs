@@ -71,7 +71,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "on",
-        about: "Whether fields of the outer level are added: on, if there are none here; off; merge, beside those here.",
+        about: "Whether fields of the outer level are added: on, if there are none here; off; merge, beside those \
+                here.",
         store: &One { parse: inherit, slot: slot!(Conf, header_inherit) },
     },
     Directive {

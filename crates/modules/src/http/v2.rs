@@ -89,8 +89,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "resets=500",
-        about: "How often a client may do, in ten seconds, what costs the server more than it: resets, pings, settings, \
-                empty_frames, window_updates, priorities, unknown_frames, refused_streams.",
+        about: "How often a client may do, in ten seconds, what costs the server more than it: resets, pings, \
+                settings, empty_frames, window_updates, priorities, unknown_frames, refused_streams.",
         store: &One { parse: flood_limits, slot: slot!(Http2Settings, flood_limits) },
     },
     without_effect("http2_pool_size", PLACE, "The size of a memory pool: Gale has none."),

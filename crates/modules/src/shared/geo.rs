@@ -502,8 +502,9 @@ mod tests {
                 let before = ranges.0.clone();
                 let (first, last) = (FIRST + start, FIRST + end);
                 if is_deletion {
-                    let pieces_there: Vec<_> =
-                        pieces(first, last).filter(|(start, end)| before.get(start).is_some_and(|piece| piece.end == *end)).collect();
+                    let is_there =
+                        |(start, end): &(_, _)| before.get(start).is_some_and(|piece| piece.end == *end);
+                    let pieces_there: Vec<_> = pieces(first, last).filter(is_there).collect();
                     prop_assert_eq!(ranges.remove(first, last), pieces_there.len() == pieces(first, last).count());
                     for (start, end) in pieces_there {
                         model[(start - FIRST) as usize..=(end - FIRST) as usize].fill(0);

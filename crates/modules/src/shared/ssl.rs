@@ -148,7 +148,8 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Between(1, 2),
             body: Body::None,
             default: "none",
-            about: "Where sessions are kept whose clients have no tickets: off, none, builtin[:SESSIONS], shared:NAME:SIZE.",
+            about: "Where sessions are kept whose clients have no tickets: off, none, builtin[:SESSIONS], \
+                    shared:NAME:SIZE.",
             store: const { &Updated { parse: session_cache, slot: slot!(TlsSettings, session_cache) } },
         },
         Directive {

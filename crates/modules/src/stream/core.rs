@@ -117,7 +117,8 @@ pub static MODULE: Module = Module {
         Directive {
             name: "error_log",
             takes: Takes::AtLeast(1),
-            about: "Where messages go, from which level on, in which form; may be repeated; else as in the main context.",
+            about: "Where messages go, from which level on, in which form; may be repeated; else as in the main \
+                    context.",
             store: &ManyWith { parse: crate::core::error_log, slot: slot!(CoreSettings, error_log) },
             ..ROW
         },

@@ -525,7 +525,10 @@ proptest! {
     #[test]
     fn messages_arrive_as_they_were_sent(
         requests in prop::collection::vec(
-            (prop::collection::vec(("[a-z][a-z0-9-]{0,9}", "[!-~]{0,30}"), 0..8), prop::collection::vec(any::<u8>(), 0..3000)),
+            (
+                prop::collection::vec(("[a-z][a-z0-9-]{0,9}", "[!-~]{0,30}"), 0..8),
+                prop::collection::vec(any::<u8>(), 0..3000),
+            ),
             1..12,
         ),
     ) {

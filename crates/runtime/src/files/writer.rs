@@ -305,8 +305,8 @@ impl Growing {
         }
     }
 
-    /// The pool has refused a write. It is tried again: also a thread that has just written, and is not free yet, has no
-    /// room where no task may wait.
+    /// The pool has refused a write. It is tried again: also a thread that has just written, and is not free yet, has
+    /// no room where no task may wait.
     #[cold]
     fn begin_later(self: &Arc<Self>, refused: PoolError) {
         if refused == PoolError::Stopped || try_now().is_none() {

@@ -1,4 +1,5 @@
-//! A loop's own handles on the bodies that it sends, so that a response writes to no memory that other workers write to.
+//! A loop's own handles on the bodies that it sends, so that a response writes to no memory that other workers write
+//! to.
 //!
 //! ```text
 //!   an entry's body, of all workers ◄── a handle of each loop that sends it ◄── the loop's responses

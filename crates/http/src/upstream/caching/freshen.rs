@@ -73,8 +73,8 @@ pub(super) fn by_head(
     is_of_get
 }
 
-/// A stored response gets these fields, unless it is newer than the question. False if they are about something else, or
-/// it may not be stored with them.
+/// A stored response gets these fields, unless it is newer than the question. False if they are about something else,
+/// or it may not be stored with them.
 fn update(
     request: &Request,
     caching: &mut Caching,

@@ -1,8 +1,9 @@
 //! What a request that changes something takes away: what is stored under its URI, and under those on the same site
 //! that the response names. (RFC 9111 §4.4)
 //!
-//! `Location` and `Content-Location` name what clients ask for, or, as servers do that know nothing of their proxy, what
-//! the server is asked for. A path may be either, so both go; a URL with the server's own host is the server's name.
+//! `Location` and `Content-Location` name what clients ask for, or, as servers do that know nothing of their proxy,
+//! what the server is asked for. A path may be either, so both go; a URL with the server's own host is the server's
+//! name.
 //!
 //! ```text
 //!   proxy_pass http://app/inner/ in location /outer/; a POST to /outer/a is answered with Location: …

@@ -1,7 +1,7 @@
 //! `No-Vary-Search`: what is stored, and purged, for more than one query. (draft-ietf-httpbis-no-vary-search)
 //!
-//! A response with rules is stored by a key in which its query has the form that all queries have for which it stands. A
-//! mark says that for everything that differs in the query alone, so that other requests find it; the latest rules
+//! A response with rules is stored by a key in which its query has the form that all queries have for which it stands.
+//! A mark says that for everything that differs in the query alone, so that other requests find it; the latest rules
 //! count. Responses without rules have the keys of their requests, as ever.
 
 use std::rc::Rc;

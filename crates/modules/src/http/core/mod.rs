@@ -175,7 +175,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "0",
-        about: "How many bytes a second a client has to send of a body in the mean, after 10s or after=TIME; 0 for any.",
+        about: "How many bytes a second a client has to send of a body in the mean, after 10s or after=TIME; 0 for \
+                any.",
         store: &One { parse: min_rate, slot: slot!(CoreSettings, client_body_min_rate) },
     },
     Directive {
@@ -484,7 +485,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "off",
-        about: "Which symbolic links on the way to a file are refused: none, all, or those of other owners than the file's.",
+        about: "Which symbolic links on the way to a file are refused: none, all, or those of other owners than the \
+                file's.",
         store: &OneWith { parse: disable_symlinks, slot: slot!(CoreSettings, disable_symlinks) },
     },
     Directive {
@@ -712,7 +714,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "off",
-        about: "A line in the error log, at this level (warn), for requests that take longer: with where the time went.",
+        about: "A line in the error log, at this level (warn), for requests that take longer: with where the time \
+                went.",
         store: &OneWith { parse: slow_request_log, slot: slot!(CoreSettings, slow_request_log) },
     },
     Directive {

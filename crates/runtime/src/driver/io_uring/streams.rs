@@ -424,8 +424,8 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         self.attempt(key, cx, Op::Writable, |connection| {
             let asked = length.min(SEND_MAX);
             let sent = self.sockets.sendfile(connection.socket().as_fd(), file, offset, asked)?;
-            // Mostly the socket is full. If it was the end of a file that was cut off instead, the poll tells of room at
-            // once.
+            // Mostly the socket is full. If it was the end of a file that was cut off instead, the poll tells of room
+            // at once.
             connection.writable = sent == asked || connection.hung_up;
             Ok(sent)
         })
