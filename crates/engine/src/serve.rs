@@ -146,7 +146,8 @@ impl Program for Server {
         // The C library reads the time zone's file when it is first asked.
         log::local_time(0);
         random::prepare();
-        let mut event_loop = EventLoop::new(LoopOptions { driver, worker, ..LoopOptions::default() })?;
+        let mut event_loop =
+            EventLoop::new(LoopOptions { driver, worker, survives_panics: true, ..LoopOptions::default() })?;
         if let Some(reason) = event_loop.driver_reason() {
             // Whoever has asked for it by name expects it.
             let level = if driver == DriverChoice::IoUring { Level::Warn } else { Level::Notice };

@@ -375,7 +375,8 @@ impl Drop for Panics {
 #[test]
 fn panic_while_it_is_stored_is_told() {
     let directory = Scratch::new();
-    run(async {
+    let options_of_loop = LoopOptions { driver: crate::DRIVER, survives_panics: true, ..LoopOptions::simulated_time() };
+    EventLoop::new(options_of_loop).unwrap().run(async {
         let mut spool = Spool::new(options(&directory, 0));
         spool.append(Bytes::from_owner(Panics(pattern(40_000)))).unwrap();
         let error = spool.finish().await.unwrap_err().to_string();

@@ -180,7 +180,7 @@ fn a_panic_ends_its_task_only_and_is_reported_with_its_place() {
     let into = Arc::clone(&reports);
     set_panic_reporter(move |panic| into.lock().unwrap().push(panic.to_string()));
     let before = panic_count();
-    run(async {
+    run_with_panics(async {
         struct Worse;
         impl Drop for Worse {
             fn drop(&mut self) {
@@ -302,7 +302,7 @@ fn no_call_from_many_threads_is_lost() {
 
 #[test]
 fn calls_may_spawn_tasks_and_panic() {
-    let mut event_loop = event_loop(simulated_time());
+    let mut event_loop = event_loop(LoopOptions { survives_panics: true, ..simulated_time() });
     let remote = event_loop.remote();
     remote.run(Box::new(|| panic!("in a call"))).unwrap();
     let (sender, receiver) = mpsc::channel();
@@ -313,6 +313,25 @@ fn calls_may_spawn_tasks_and_panic() {
         yield_now().await;
     });
     assert_eq!(receiver.try_recv(), Ok(0));
+}
+
+#[test]
+fn a_panic_of_a_task_or_a_call_ends_a_loop_that_does_not_survive_it() {
+    let of_task = std::panic::catch_unwind(|| {
+        run(async {
+            spawn(async { panic!("in a task") });
+            std::future::pending::<()>().await;
+        });
+    });
+    let of_call = std::panic::catch_unwind(|| {
+        let mut event_loop = event_loop(simulated_time());
+        event_loop.remote().run(Box::new(|| panic!("in a call"))).unwrap();
+        event_loop.run(std::future::pending::<()>());
+    });
+    for (ended, message) in [(of_task, "in a task"), (of_call, "in a call")] {
+        let payload = ended.expect_err("the loop ends");
+        assert!(payload.downcast_ref::<String>().is_some_and(|text| text.ends_with(message)), "{payload:?}");
+    }
 }
 
 #[test]

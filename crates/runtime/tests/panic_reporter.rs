@@ -21,7 +21,7 @@ fn a_reporter_may_panic_and_may_name_its_successor() {
         });
         panic!("the reporter's own");
     });
-    run(async {
+    run_with_panics(async {
         for _ in 0..3 {
             spawn(async { panic!("the task's") });
         }

@@ -80,6 +80,9 @@ pub struct LoopOptions {
     pub ring: RingOptions,
     /// The seed of [`crate::random_u64`]; from the kernel if `None`.
     pub seed: Option<u64>,
+    /// Whether a task that panics ends alone, as in a server. Otherwise the loop ends by the panic, so that no test
+    /// overlooks one.
+    pub survives_panics: bool,
 }
 
 impl Default for LoopOptions {
@@ -92,6 +95,7 @@ impl Default for LoopOptions {
             leased_bytes_max: None,
             ring: RingOptions::default(),
             seed: None,
+            survives_panics: false,
         }
     }
 }
@@ -175,7 +179,7 @@ impl EventLoop {
         let index = inbox::register(&inbox)?;
         let environment = Rc::new(Environment {
             worker: options.worker,
-            executor: Executor::new(index),
+            executor: Executor::new(index, options.survives_panics),
             wheel: Wheel::new(clock.now()).into(),
             clock,
             driver,
@@ -212,7 +216,8 @@ impl EventLoop {
     }
 
     /// Runs `main` and all tasks until `main` is done. Tasks that are left rest until the next `run` or end with the
-    /// loop. A panic in `main` is not caught. Panics when the kernel refuses to wait for events.
+    /// loop. A panic in `main` is not caught, nor one of a task unless [`LoopOptions::survives_panics`] says so. Panics
+    /// when the kernel refuses to wait for events.
     pub fn run<F: Future>(&mut self, main: F) -> F::Output {
         let environment = Rc::clone(&self.environment);
         let _entered = environment.enter();
@@ -281,7 +286,8 @@ impl EventLoop {
         }
         for call in self.calls.drain(..) {
             self.environment.inbox.turns.note(|| "a call from another thread");
-            let _ = boundary("call", call);
+            let outcome = boundary("call", call);
+            self.environment.executor.judge(outcome.err());
         }
     }
 

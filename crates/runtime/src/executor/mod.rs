@@ -20,7 +20,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 
 use crate::environment::Environment;
-use crate::executor::panics::boundary;
+use crate::executor::panics::{Panic, boundary};
 use crate::executor::slots::{GENERATION_BITS, Key, Slots};
 use crate::inbox::{self, LOOP_BITS, LOOPS_MAX};
 use crate::stall::{Name, Turns};
@@ -148,12 +148,13 @@ pub(crate) struct Executor {
     main: Cell<Option<Key>>,
     closed: Cell<bool>,
     turns_ended: Cell<u64>,
+    survives_panics: bool,
     /// A few: tasks that accept.
     waiting_for_turn_end: RefCell<Vec<Waker>>,
 }
 
 impl Executor {
-    pub fn new(loop_index: usize) -> Self {
+    pub fn new(loop_index: usize, survives_panics: bool) -> Self {
         assert!(loop_index < LOOPS_MAX);
         Executor {
             loop_index,
@@ -164,6 +165,7 @@ impl Executor {
             main: Cell::new(None),
             closed: Cell::new(false),
             turns_ended: Cell::new(0),
+            survives_panics,
             waiting_for_turn_end: RefCell::default(),
         }
     }
@@ -327,7 +329,7 @@ impl Executor {
         self.running.set(Some(key));
         let outcome = boundary("task", || future.as_mut().poll(&mut Context::from_waker(&waker)));
         self.running.set(None);
-        if let Ok(Poll::Pending) = outcome {
+        if let Ok(Poll::Pending) = &outcome {
             if let Some(task) = self.tasks.borrow_mut().get_mut(key) {
                 task.future = Some(future);
                 return;
@@ -336,6 +338,15 @@ impl Executor {
             self.tasks.borrow_mut().remove(key);
         }
         drop_guarded(future);
+        self.judge(outcome.err());
+    }
+
+    /// Ends the loop by a panic that has ended a task or a call, unless it survives them.
+    #[inline]
+    pub fn judge(&self, panic: Option<Panic>) {
+        if let Some(panic) = panic.filter(|_| !self.survives_panics) {
+            panic!("{panic}");
+        }
     }
 
     /// How many tasks there are, not counting the main future.

@@ -67,6 +67,11 @@ pub fn run<T>(main: impl Future<Output = T>) -> T {
     event_loop(simulated_time()).run(main)
 }
 
+/// The same on a loop that goes on when tasks panic, as that of a server does.
+pub fn run_with_panics<T>(main: impl Future<Output = T>) -> T {
+    event_loop(LoopOptions { survives_panics: true, ..simulated_time() }).run(main)
+}
+
 /// Runs `main` on a loop of its own in real time, as peers in other threads need it.
 pub fn run_real<T>(main: impl Future<Output = T>) -> T {
     event_loop(options()).run(main)
