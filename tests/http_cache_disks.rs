@@ -4,6 +4,7 @@
 mod fuse;
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,7 @@ with_each_driver!(
     a_hit_in_constant_use_comes_from_memory_while_its_disk_does_not_answer,
     a_hit_without_a_strong_tag_is_cut_off_where_its_disk_fails,
     a_disk_that_answers_others_is_slow_and_not_silent,
+    a_journal_that_takes_long_is_waited_for_in_vain_only_once,
     an_entry_that_could_not_be_read_in_time_is_not_stored_once_more,
     what_comes_in_place_of_an_entry_that_could_not_be_read_is_for_all_who_wait,
     a_response_that_is_stored_waits_only_so_long_for_a_disk_that_hangs,
@@ -651,6 +653,46 @@ fn a_disk_that_answers_others_is_slow_and_not_silent(driver: Driver) {
     mounted.set_fault(None);
     drop(mounted);
     server.end(Signal::TERM);
+}
+
+/// A pipe in place of the journal is read when the test wants, and the disk answers others all the time.
+fn a_journal_that_takes_long_is_waited_for_in_vain_only_once(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let (journal, file) = (directory.path().join(".gale.journal"), directory.path().join("file"));
+    rustix::fs::mknodat(rustix::fs::CWD, &journal, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    std::fs::set_permissions(&journal, PermissionsExt::from_mode(0o666)).unwrap();
+    let writes_it = std::fs::File::options().read(true).write(true).open(&journal).unwrap();
+    std::fs::write(&file, vec![b'x'; 300_000]).unwrap();
+    let text = "proxy_cache_path PATH keys_zone=one:1m; proxy_cache_key $uri; server { listen %UNIX%;
+        proxy_cache one; add_header X-Cache $upstream_cache_status; location /api/ { api; }
+        location /short { proxy_cache_disk_timeout 10ms; proxy_pass http://BACKEND; }
+        location /long { proxy_cache_disk_timeout 1h; proxy_pass http://BACKEND; } location /file { root PATH; } }";
+    let text = text.replace("PATH", directory.path().to_str().unwrap()).replace("BACKEND", &backend.address);
+    let mut server = Setup::http(driver, &text).start();
+    assert_eq!(outcome(&server.get("/short")), ("MISS", "1"));
+    let answers = || server.get("/api/9/http/caches/one").text().contains("\"disk_answers\":true");
+    assert!(!answers());
+    if lies_in_memory(&file) {
+        eprintln!("skipped: no disk can answer here");
+    } else {
+        server.look_until("the disk answers others", || {
+            let opened = std::fs::File::open(&file).unwrap();
+            opened.sync_all().unwrap();
+            rustix::fs::fadvise(&opened, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+            server.get("/file").body.len() == 300_000 && answers()
+        });
+    }
+    assert_eq!(outcome(&server.get("/long")), ("MISS", "2"));
+    // Nothing was in it, and it is not read again.
+    std::fs::remove_file(&journal).unwrap();
+    drop(writes_it);
+    server.wait_logged(" entries, ");
+    assert_eq!(server.get("/long").text().len(), 1);
+    server.end(Signal::TERM);
+}
+
+fn lies_in_memory(path: &Path) -> bool {
+    rustix::fs::statfs(path).unwrap().f_type == 0x0102_1994
 }
 
 fn an_entry_that_could_not_be_read_in_time_is_not_stored_once_more(driver: Driver) {

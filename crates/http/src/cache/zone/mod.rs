@@ -105,6 +105,8 @@ pub struct CacheZone {
     journal: Mutex<Journal>,
     journal_turn: Mutex<()>,
     is_ready: AtomicBool,
+    /// A request has waited for the journal as long as it may.
+    is_journal_late: AtomicBool,
     waiting: Mutex<Vec<Waker>>,
 }
 
@@ -172,6 +174,7 @@ impl CacheZone {
             journal: Mutex::default(),
             journal_turn: Mutex::default(),
             is_ready: AtomicBool::new(false),
+            is_journal_late: AtomicBool::new(false),
             waiting: Mutex::default(),
         }
     }
@@ -229,6 +232,17 @@ impl CacheZone {
     /// Whether files may be served.
     pub fn is_ready(&self) -> bool {
         self.is_ready.load(Acquire)
+    }
+
+    /// Whether a request should wait until files may be served. Once one has done so in vain the others do not, however
+    /// the disk is: a long journal on a slow disk would hold up each of them.
+    pub fn is_ready_soon(&self) -> bool {
+        !self.is_ready() && !self.is_journal_late.load(Relaxed) && self.disk.is_well()
+    }
+
+    /// A request has waited for that as long as it may. True if that is news.
+    pub fn note_journal_late(&self) -> bool {
+        !self.is_journal_late.swap(true, Relaxed)
     }
 
     /// Ready when files may be served.

@@ -253,12 +253,12 @@ fn invalidator(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone
 /// Looks until there is something to serve, or a server is to be asked.
 async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Caching>, asked: &Directives) -> Consulted {
     let settings = &serving.settings.cache;
-    if !caching.zone.is_ready() && caching.zone.disk.is_well() {
+    if caching.zone.is_ready_soon() {
         let zone = Arc::clone(&caching.zone);
         // If it takes longer, servers answer; nobody else waits for it.
         let is_late = timeout(*settings.disk_timeout.get(), poll_fn(|context| zone.poll_ready(context))).await.is_err();
-        let device = likely_device(&zone.directory.path);
-        if is_late && zone.disk.note_silent(device, gale_runtime::now()) {
+        if is_late && zone.note_journal_late() {
+            zone.disk.note_silent(likely_device(&zone.directory.path), gale_runtime::now());
             let message = format_args!("cache \"{}\" is not read yet, requests go to the upstream", zone.name);
             request.log(Level::Warn, message);
         }
