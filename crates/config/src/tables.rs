@@ -85,6 +85,14 @@ impl<Cx> Tables<Cx> {
         Ok(*found)
     }
 
+    /// An error of a statement's arguments, with a hint where one of them is most likely the next directive.
+    pub fn explain(&self, statement: &Statement, error: Diagnostic) -> Diagnostic {
+        match self.forgotten_semicolon(statement) {
+            Some(hint) if error.hint.is_none() => error.hint(hint),
+            _ => error,
+        }
+    }
+
     /// All rows, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = Found<Cx>> + '_ {
         self.rows.values().flatten().copied()

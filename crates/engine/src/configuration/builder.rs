@@ -190,7 +190,7 @@ impl Builder {
                 applied
             });
             if let Err(error) = applied {
-                self.diagnostics.report(error);
+                self.diagnostics.report(tables.explain(statement, error));
             }
         }
         self.scope = outer;
