@@ -144,6 +144,55 @@ enum Stop {
     Stall,
 }
 
+impl Stop {
+    const ALL: [Stop; 3] = [Stop::Close, Stop::Reset, Stop::Stall];
+
+    fn sending(self) -> Sending {
+        match self {
+            Stop::Close => Sending::Close,
+            Stop::Reset => Sending::Reset,
+            Stop::Stall => Sending::Pause(Duration::from_secs(100)),
+        }
+    }
+}
+
+/// A server that stops when it has sent so many bytes of a response.
+#[derive(Clone, Copy, Debug)]
+struct Stopped {
+    framed: Framed,
+    text: &'static str,
+    cut: usize,
+    stop: Stop,
+}
+
+impl Stopped {
+    /// In every way at every byte of every response.
+    fn all() -> impl Iterator<Item = Stopped> {
+        RESPONSES.into_iter().flat_map(|(framed, text)| {
+            let cuts = (0..=text.len()).flat_map(|cut| Stop::ALL.map(|stop| (cut, stop)));
+            cuts.map(move |(cut, stop)| Stopped { framed, text, cut, stop })
+        })
+    }
+
+    fn script(self) -> [Sending; 3] {
+        let sent = &self.text.as_bytes()[..self.cut];
+        [bytes(sent), Sending::Pause(Duration::from_millis(5)), self.stop.sending()]
+    }
+
+    fn has_sent_head(self) -> bool {
+        self.cut >= self.text.find("\r\n\r\n").expect("an end") + 4
+    }
+
+    /// The status of what a client gets, and whether that is whole.
+    fn outcome(self) -> (u16, bool) {
+        match self.framed {
+            _ if !self.has_sent_head() => (if self.stop == Stop::Stall { 504 } else { 502 }, true),
+            Framed::UntilClose => (200, self.stop == Stop::Close),
+            Framed::Length | Framed::Chunked => (200, self.cut == self.text.len()),
+        }
+    }
+}
+
 /// What a client has received: the status, and the body if it is whole.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
@@ -214,35 +263,21 @@ fn with_backend(simulation: &Simulation, main: impl AsyncFnOnce(&Backend)) {
 fn a_server_that_stops_at_any_byte_breaks_off_that_response_and_nothing_else() {
     each_seed(1, |simulation| {
         with_backend(simulation, async |backend| {
-            for (framed, text) in RESPONSES {
-                let head_end = text.find("\r\n\r\n").expect("an end") + 4;
-                for cut in 0..=text.len() {
-                    for (stop, last) in [
-                        (Stop::Close, Sending::Close),
-                        (Stop::Reset, Sending::Reset),
-                        (Stop::Stall, Sending::Pause(Duration::from_secs(100))),
-                    ] {
-                        backend.does([bytes(&text.as_bytes()[..cut]), Sending::Pause(Duration::from_millis(5)), last]);
-                        for target in TARGETS {
-                            let begun = now();
-                            let transcript = play(vec![request(target)], Reading::Eagerly).await;
-                            let seen = see(&transcript);
-                            let shown = || format!("{framed:?} {target} {stop:?} at {cut}: {seen:?} {transcript:?}");
-                            let Some(seen) = &seen else { panic!("{}", shown()) };
-                            assert!(now().since(begun) < Duration::from_secs(30), "{}", shown());
-                            if cut < head_end {
-                                let status = if stop == Stop::Stall { 504 } else { 502 };
-                                assert_eq!((seen.status, seen.is_whole), (status, true), "{}", shown());
-                                continue;
-                            }
-                            let is_whole = match framed {
-                                Framed::UntilClose => stop == Stop::Close,
-                                Framed::Length | Framed::Chunked => cut == text.len(),
-                            };
-                            assert_eq!((seen.status, seen.is_whole), (200, is_whole), "{}", shown());
-                            assert!(BODY.starts_with(&seen.body), "{}", shown());
-                            assert!(!is_whole || framed == Framed::UntilClose || seen.body == BODY, "{}", shown());
-                        }
+            for stopped in Stopped::all() {
+                backend.does(stopped.script());
+                for target in TARGETS {
+                    let begun = now();
+                    let transcript = play(vec![request(target)], Reading::Eagerly).await;
+                    let seen = see(&transcript);
+                    let shown = || format!("{stopped:?} {target}: {seen:?} {transcript:?}");
+                    let Some(seen) = &seen else { panic!("{}", shown()) };
+                    assert!(now().since(begun) < Duration::from_secs(30), "{}", shown());
+                    let (status, is_whole) = stopped.outcome();
+                    assert_eq!((seen.status, seen.is_whole), (status, is_whole), "{}", shown());
+                    if stopped.has_sent_head() {
+                        assert!(BODY.starts_with(&seen.body), "{}", shown());
+                        let must_have_all = is_whole && stopped.framed != Framed::UntilClose;
+                        assert!(!must_have_all || seen.body == BODY, "{}", shown());
                     }
                 }
             }
@@ -287,17 +322,13 @@ fn an_application_that_stops_at_any_byte_breaks_off_that_response_and_nothing_el
         with_backend(simulation, async |backend| {
             for (target, text, head_end, asked) in responses_of_gateways() {
                 for cut in 0..=text.len() {
-                    for (stop, last) in [
-                        (Stop::Close, Sending::Close),
-                        (Stop::Reset, Sending::Reset),
-                        (Stop::Stall, Sending::Pause(Duration::from_secs(100))),
-                    ] {
+                    for stop in Stop::ALL {
                         let has_asked = Rc::new(move |bytes: &[u8]| !bytes.is_empty() && bytes.ends_with(asked));
                         *backend.script.borrow_mut() = vec![
                             Sending::Await(has_asked),
                             bytes(&text[..cut]),
                             Sending::Pause(Duration::from_millis(5)),
-                            last,
+                            stop.sending(),
                         ];
                         let begun = now();
                         let transcript = play(vec![request(target)], Reading::Eagerly).await;
@@ -405,43 +436,24 @@ fn has_whole_upload(received: &[u8]) -> bool {
 fn a_server_that_stops_at_any_byte_while_it_is_sent_a_body_breaks_off_that_response_and_nothing_else() {
     each_seed(1, |simulation| {
         with_backend(simulation, async |backend| {
-            for (framed, text) in RESPONSES {
-                let head_end = text.find("\r\n\r\n").expect("an end") + 4;
-                for cut in 0..=text.len() {
-                    for (stop, last) in [
-                        (Stop::Close, Sending::Close),
-                        (Stop::Reset, Sending::Reset),
-                        (Stop::Stall, Sending::Pause(Duration::from_secs(100))),
-                    ] {
-                        backend.does([bytes(&text.as_bytes()[..cut]), Sending::Pause(Duration::from_millis(5)), last]);
-                        // The rest of the body comes when the server has stopped.
-                        for (target, is_chunked) in UPLOADS.into_iter().zip([false, true]) {
-                            let (head, body) = upload(target, is_chunked);
-                            let begun = now();
-                            let sends = vec![
-                                bytes(head.as_bytes()),
-                                bytes(&body.as_bytes()[..5]),
-                                Sending::Pause(Duration::from_secs(1)),
-                                bytes(&body.as_bytes()[5..]),
-                            ];
-                            let transcript = play(sends, Reading::Eagerly).await;
-                            let what = (framed, target, stop, cut);
-                            assert!(now().since(begun) < Duration::from_secs(30), "{what:?}: {transcript:?}");
-                            let is_whole = match framed {
-                                Framed::UntilClose => stop == Stop::Close,
-                                Framed::Length | Framed::Chunked => cut == text.len(),
-                            };
-                            let status = if stop == Stop::Stall { 504 } else { 502 };
-                            let seen = see(&transcript);
-                            let Some(seen) = &seen else { panic!("{what:?}: {transcript:?}") };
-                            if cut < head_end {
-                                assert_eq!((seen.status, seen.is_whole), (status, true), "{what:?}: {seen:?}");
-                                continue;
-                            }
-                            assert_eq!((seen.status, seen.is_whole), (200, is_whole), "{what:?}: {seen:?}");
-                            assert!(BODY.starts_with(&seen.body), "{what:?}: {seen:?}");
-                        }
-                    }
+            for stopped in Stopped::all() {
+                backend.does(stopped.script());
+                // The rest of the body comes when the server has stopped.
+                for (target, is_chunked) in UPLOADS.into_iter().zip([false, true]) {
+                    let (head, body) = upload(target, is_chunked);
+                    let begun = now();
+                    let sends = vec![
+                        bytes(head.as_bytes()),
+                        bytes(&body.as_bytes()[..5]),
+                        Sending::Pause(Duration::from_secs(1)),
+                        bytes(&body.as_bytes()[5..]),
+                    ];
+                    let transcript = play(sends, Reading::Eagerly).await;
+                    let what = (stopped, target);
+                    assert!(now().since(begun) < Duration::from_secs(30), "{what:?}: {transcript:?}");
+                    let Some(seen) = see(&transcript) else { panic!("{what:?}: {transcript:?}") };
+                    assert_eq!((seen.status, seen.is_whole), stopped.outcome(), "{what:?}: {seen:?}");
+                    assert!(!stopped.has_sent_head() || BODY.starts_with(&seen.body), "{what:?}: {seen:?}");
                 }
             }
         });
@@ -502,14 +514,10 @@ fn a_server_that_stops_at_any_byte_of_a_tunnel_ends_it_for_the_client() {
             for (asked, head) in TUNNELS {
                 let text = [head.as_bytes(), BODY].concat();
                 for cut in 0..=text.len() {
-                    for (stop, last) in [
-                        (Stop::Close, Sending::Close),
-                        (Stop::Reset, Sending::Reset),
-                        (Stop::Stall, Sending::Pause(Duration::from_secs(100))),
-                    ] {
+                    for stop in Stop::ALL {
                         let what = (asked, stop, cut);
                         let pause = Sending::Pause(Duration::from_millis(5));
-                        backend.does_in_tunnel(head, [bytes(&text[..cut]), pause, last]);
+                        backend.does_in_tunnel(head, [bytes(&text[..cut]), pause, stop.sending()]);
                         let begun = now();
                         let transcript = play(vec![bytes(asked.as_bytes())], Reading::Eagerly).await;
                         assert!(now().since(begun) < Duration::from_secs(30), "{what:?}: {transcript:?}");
@@ -636,12 +644,12 @@ fn a_server_of_http2_that_stops_at_any_byte_breaks_off_that_response_and_nothing
             let (frames, all) = (frames(), frames().concat());
             let head_end = frames[..HEAD_FRAMES].concat().len();
             for cut in 0..=all.len() {
-                for (stop, last) in [
-                    (Stop::Close, Sending::Close),
-                    (Stop::Reset, Sending::Reset),
-                    (Stop::Stall, Sending::Pause(Duration::from_secs(100))),
-                ] {
-                    backend.does_over_http2([bytes(&all[..cut]), Sending::Pause(Duration::from_millis(5)), last]);
+                for stop in Stop::ALL {
+                    backend.does_over_http2([
+                        bytes(&all[..cut]),
+                        Sending::Pause(Duration::from_millis(5)),
+                        stop.sending(),
+                    ]);
                     for target in TARGETS_OF_HTTP2 {
                         let begun = now();
                         let transcript = play(vec![request(target)], Reading::Eagerly).await;
