@@ -551,9 +551,12 @@ impl Request {
         }
     }
 
-    /// The names that its `Connection` fields list: fields for this connection alone. (RFC 9110 §7.6.1)
+    /// The names that its `Connection` fields list: fields for this connection alone (RFC 9110 §7.6.1). Without
+    /// `keep-alive` where a field lists nothing else, as clients usually write it: `Keep-Alive` is for this connection
+    /// alone whoever lists it.
     pub fn connection_fields(&self) -> SmallVec<[&[u8]; 4]> {
         let values = self.parsed.values(self.head.readable(), KnownHeader::Connection);
+        let values = values.filter(|value| *value != b"keep-alive");
         let names = values.flat_map(|value| value.split(|&byte| byte == b','));
         names.map(<[u8]>::trim_ascii).filter(|name| !name.is_empty()).collect()
     }

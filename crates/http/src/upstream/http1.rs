@@ -3,7 +3,7 @@
 use std::io;
 
 use gale_base::log_level::Level;
-use gale_protocol::http1::response::{CHUNK_END, ChunkHeader, LAST_CHUNK};
+use gale_protocol::http1::response::{CHUNK_END, ChunkHeader, LAST_CHUNK, reason};
 use gale_protocol::http1::{ChunkedDecoder, ResponseFraming, ResponseHeadParser, ResponseParts};
 use gale_protocol::request::Method;
 use gale_protocol::response::ResponseField;
@@ -88,9 +88,10 @@ impl Http1Reader {
             ResponseFraming::UntilClose | ResponseFraming::Tunnel => ReadingBody::UntilClose,
         };
         let upgrade = parts.field(ResponseField::Upgrade).map(|field| part(bytes, field.value));
+        let has_usual_reason = parts.reason.of(bytes) == reason(parts.status).as_bytes();
         Box::new(UpstreamHead {
             status: parts.status,
-            reason: Some(part(bytes, parts.reason)),
+            reason: (!has_usual_reason).then(|| part(bytes, parts.reason)),
             fields: fields(parts, bytes),
             length: parts.content_length,
             upgrade,

@@ -13,7 +13,7 @@ use crate::request::response::FieldList;
 pub struct UpstreamHead {
     /// The status.
     pub status: u16,
-    /// The words that came with it, if they came.
+    /// The words that came with it; none where they are the usual ones, or did not come.
     pub reason: Option<Bytes>,
     /// All fields, in order, those of the connection left out.
     pub fields: FieldList,

@@ -19,8 +19,16 @@ impl ConnectionOptions {
     /// Adds the options of one field line: comma-separated tokens in any case; unknown ones are
     /// passed over.
     pub fn add(&mut self, value: &[u8]) {
-        // Nearly always the whole value is one token.
-        for token in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
+        // Nearly always the whole value is one of these.
+        match value {
+            b"keep-alive" => self.keep_alive = true,
+            b"close" => self.close = true,
+            list => self.add_list(list),
+        }
+    }
+
+    fn add_list(&mut self, list: &[u8]) {
+        for token in list.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
             match token.len() {
                 2 => self.te |= token.eq_ignore_ascii_case(b"te"),
                 5 => self.close |= token.eq_ignore_ascii_case(b"close"),
@@ -70,7 +78,8 @@ mod tests {
             options.add(value);
             options
         };
-        assert!(options(b"close").close);
+        assert_eq!(options(b"close"), ConnectionOptions { close: true, ..ConnectionOptions::default() });
+        assert_eq!(options(b"keep-alive"), ConnectionOptions { keep_alive: true, ..ConnectionOptions::default() });
         assert!(options(b"Keep-Alive, Upgrade").keep_alive);
         assert!(options(b"Keep-Alive, Upgrade").upgrade);
         assert!(options(b" ,, TE\t,x").te);
