@@ -15,7 +15,7 @@ use crate::behind::Behind;
 use crate::certificate::Certificate;
 use crate::client::{self, ClientKind, Figures, Headers};
 use crate::grpc::Grpc;
-use crate::interpreter::OneRequest;
+use crate::interpreter::{Interpreter, Language, OneRequest};
 use crate::location::{self, Page};
 use crate::options::Options;
 use crate::process::{self, CoreTime, Process, Thread, Threads};
@@ -27,6 +27,9 @@ pub const WARM_UP_TIME: Duration = Duration::from_secs(1);
 
 /// What the floor of io_uring sends in one piece.
 const FLOOR_RING_BODY_MAX: usize = 16 * 1024;
+
+/// Clients of an application in PHP or Python, which has fewer processes.
+const APPLICATION_CONNECTIONS: u32 = 16;
 
 /// Where an answer is found in a cache.
 const FOUND_PATH: &str = "/cached";
@@ -68,6 +71,8 @@ pub struct Case {
     pub handshakes: Handshakes,
     /// Who answers what the servers pass on.
     pub behind: Option<Rc<Behind>>,
+    /// The application that does, as long as there is a case of it.
+    pub _interpreter: Option<Rc<Interpreter>>,
     /// Calls of gRPC, and who answers them.
     pub grpc: Option<Rc<Grpc>>,
     pub client: ClientKind,
@@ -97,6 +102,7 @@ impl Case {
             certificate: None,
             handshakes: Handshakes::default(),
             behind: None,
+            _interpreter: None,
             grpc: None,
             client,
             workers: 1,
@@ -188,6 +194,43 @@ impl Case {
         let how = if path == "/unbuffered" { "proxied unbuffered" } else { "proxied" };
         let title = case.title.replace("2-byte answer", &format!("{how}, {body_bytes} bytes"));
         Case { name, title, path, body_bytes, behind: Some(behind), ..case }
+    }
+
+    /// 2 bytes of an application, over a connection to it for each request as people have it. None where it is not
+    /// installed.
+    pub fn application(options: &Options, client: ClientKind, language: Language) -> Result<Option<Case>, String> {
+        let (name, path, what) = match language {
+            Language::Php => ("fastcgi", "/fastcgi", "PHP-FPM by FastCGI"),
+            Language::Python => ("uwsgi", "/uwsgi", "uWSGI by uwsgi"),
+        };
+        let Some(interpreter) = Interpreter::start(language, options.client_core)? else { return Ok(None) };
+        let case = Case::keepalive(options, client, APPLICATION_CONNECTIONS);
+        Ok(Some(Case {
+            name,
+            path,
+            title: case.title.replace("2-byte answer", &format!("2-byte answer of {what}")),
+            directives: Some(Directives { http: String::new(), server: interpreter.location(path) }),
+            floor_request: Some(interpreter.for_floor()?),
+            _interpreter: Some(Rc::new(interpreter)),
+            ..case
+        }))
+    }
+
+    /// 2 bytes that are passed on to somebody, where these cases are asked for by name.
+    pub fn passed_on_if_chosen(options: &Options, client: ClientKind, connections: u32) -> Result<Vec<Case>, String> {
+        let is_chosen = |name: &str| options.cases.iter().flatten().any(|case| case == name);
+        let mut cases = Vec::new();
+        if is_chosen("proxied") {
+            let behind = Behind::start(options.client_core, SMALL_BODY.len())?;
+            cases.push(Case::proxied(options, client, "proxied", "/proxied", behind, connections));
+        }
+        for (name, language) in [("fastcgi", Language::Php), ("uwsgi", Language::Python)] {
+            if is_chosen(name) {
+                let case = Case::application(options, client, language)?;
+                cases.push(case.ok_or_else(|| format!("{language:?} is not installed"))?);
+            }
+        }
+        Ok(cases)
     }
 
     /// What is passed on is kept: `/cached` is a hit but for the first, `/stored` a miss each time.

@@ -9,11 +9,11 @@ use serde::Serialize;
 
 use crate::Measured;
 use crate::behind::Behind;
-use crate::case::{self, Case, Directives, Row, Subject};
+use crate::case::{self, Case, Row, Subject};
 use crate::certificate::Certificate;
 use crate::client::ClientKind;
 use crate::grpc::Grpc;
-use crate::interpreter::{Interpreter, Language};
+use crate::interpreter::Language;
 use crate::location;
 use crate::options::Options;
 use crate::report::{self, Column, Document, Spread, percent};
@@ -21,8 +21,6 @@ use crate::servers::{FILES, Handshakes, Kind, Program, SMALL_BODY};
 
 /// Clients that shake hands for each request.
 const TLS_SHORT_CONNECTIONS: u32 = 10;
-/// Clients of an application in PHP or Python, which has fewer processes.
-const APPLICATION_CONNECTIONS: u32 = 16;
 /// Clients that take 4 MiB at a time through a proxy.
 const PROXIED_LARGE_CONNECTIONS: u32 = 16;
 
@@ -174,28 +172,15 @@ pub fn measure_proxy(options: &Options) -> Measured {
     measure_cases(options, "proxy", "CPU time per request: proxied", options.chosen_cases(cases)?)
 }
 
-/// Through FastCGI to PHP-FPM and through uwsgi to uWSGI, a connection for each request as people have it. The
-/// application is on the client's core and the limit; what is compared is the server's CPU time.
+/// Through FastCGI to PHP-FPM and through uwsgi to uWSGI. The application is on the client's core and the limit; what
+/// is compared is the server's CPU time.
 pub fn measure_applications(options: &Options) -> Measured {
-    let case = |name, path, title: &str| Case {
-        name,
-        path,
-        title: format!("2-byte answer of {title}, {APPLICATION_CONNECTIONS} keep-alive connections"),
-        ..Case::keepalive(options, ClientKind::Wrk, APPLICATION_CONNECTIONS)
-    };
-    let (mut cases, mut started) = (Vec::new(), Vec::new());
-    for (language, case) in [
-        (Language::Php, case("fastcgi", "/fastcgi", "PHP-FPM by FastCGI")),
-        (Language::Python, case("uwsgi", "/uwsgi", "uWSGI by uwsgi")),
-    ] {
-        let Some(interpreter) = Interpreter::start(language, options.client_core)? else {
-            eprintln!("note: {language:?} is not installed; left out");
-            continue;
-        };
-        let server = interpreter.location(case.path);
-        let floor_request = Some(interpreter.for_floor()?);
-        cases.push(Case { directives: Some(Directives { http: String::new(), server }), floor_request, ..case });
-        started.push(interpreter);
+    let mut cases = Vec::new();
+    for language in [Language::Php, Language::Python] {
+        match Case::application(options, ClientKind::Wrk, language)? {
+            Some(case) => cases.push(case),
+            None => eprintln!("note: {language:?} is not installed; left out"),
+        }
     }
     measure_cases(options, "applications", "CPU time per request: applications", options.chosen_cases(cases)?)
 }

@@ -10,19 +10,21 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::rc::Rc;
 
 use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::Measured;
 use crate::behind::Behind;
+use crate::callgrind::{self, Place};
 use crate::client::Headers;
 use crate::client::load::{self, Connection};
 use crate::interpreter::{Interpreter, Language};
 use crate::location::{self, Page};
 use crate::options::Options;
 use crate::report::{self, Column, Document, Spread};
-use crate::servers::{FILES, Kind, Program, Running, SMALL_BODY, Setting, file_body, letters, send_signal};
+use crate::servers::{Accepting, FILES, Kind, Program, Running, SMALL_BODY, Setting, file_body, letters, send_signal};
 
 /// Requests of the first run; those of the second come on top.
 pub const REQUESTS_FEW: u32 = 640;
@@ -44,11 +46,13 @@ const TIMES_COMPARED: usize = 3;
 const AUTO_MAX: f64 = 1.02;
 
 #[derive(Debug, Clone, Copy)]
-struct Case {
-    name: &'static str,
-    title: &'static str,
+pub struct Case {
+    pub name: &'static str,
+    pub title: &'static str,
     path: &'static str,
     is_short: bool,
+    /// Event loops, which a socket each brings their connections.
+    workers: u32,
     /// One of a location of its own.
     page: Option<Page>,
     /// A file of so many bytes, which is counted with each value of `aio`.
@@ -62,14 +66,16 @@ const ANSWER: Case = Case {
     title: "2-byte answer",
     path: "/return",
     is_short: false,
+    workers: 1,
     page: None,
     file_bytes: None,
     language: None,
 };
 
 /// They, the files and the pages.
-const CASES: [Case; 6] = [
+pub const CASES: [Case; 7] = [
     ANSWER,
+    Case { name: "two-workers", title: "2-byte answer, two workers", workers: 2, ..ANSWER },
     Case { name: "file", title: "1 KiB file", path: "/file", ..ANSWER },
     Case { name: "short", title: "short connection", is_short: true, ..ANSWER },
     Case { name: "proxied", title: "2 bytes from a server behind", path: "/proxied", ..ANSWER },
@@ -95,12 +101,12 @@ impl Case {
     }
 
     fn batch(&self) -> u32 {
-        if self.is_large() { 1 } else { BATCH }
+        if self.is_large() { 1 } else { BATCH * self.workers }
     }
 
     /// Requests of the first run, and how many more the second one has.
     fn requests(&self, options: &Options) -> (u32, u32) {
-        let more = whole_batches(options.requests);
+        let more = options.requests.next_multiple_of(BATCH * self.workers);
         if self.is_large() {
             return (LARGE_REQUESTS, LARGE_REQUESTS.min(more));
         }
@@ -113,10 +119,72 @@ impl Case {
             None if self.file_bytes.is_some() => self.file_bytes.map(letters).unwrap_or_default(),
             None if self.path == "/file" => file_body(),
             // As the one behind has them.
-            None if self.is_proxied() => vec![b'x'; SMALL_BODY.len()],
+            None if self.is_proxied() => xs(SMALL_BODY.len()),
             None => SMALL_BODY.to_vec(),
         }
     }
+
+    fn asked<'a>(&self, path: &'a dyn Fn(u32) -> String, program: &Program) -> Asked<'a> {
+        let content = self.content();
+        Asked {
+            path,
+            headers: self.page.map_or(&[][..], |page| page.headers),
+            // What the floor passes on is its own.
+            content: if program.kind == Kind::Floor { xs(content.len()) } else { content },
+            is_short: self.is_short,
+            batch: self.batch(),
+        }
+    }
+
+    /// Starts what answers behind it, and says what a server is started with.
+    fn prepare(&self, options: &Options, program: &Program) -> Result<Prepared, String> {
+        if self.workers > 1 && program.kind != Kind::Gale {
+            return Err("its workers are processes".to_owned());
+        }
+        let setting = if self.page.is_some() { location::setting() } else { Setting::default() };
+        let behind = match self.is_proxied() {
+            true => Some(Behind::start(options.client_core, SMALL_BODY.len())?),
+            false => None,
+        };
+        let interpreter = match self.language {
+            Some(language) => Some(
+                Interpreter::start(language, options.client_core)?
+                    .ok_or_else(|| format!("{language:?} is not installed"))?,
+            ),
+            None => None,
+        };
+        let server = interpreter.as_ref().map_or(setting.server.clone(), |interpreter| interpreter.location(self.path));
+        let floor_request = interpreter.as_ref().map(Interpreter::for_floor).transpose()?;
+        let accepting = if self.workers > 1 { Accepting::Reuseport } else { Accepting::Shared };
+        let setting = Setting {
+            is_short: self.is_short,
+            workers: self.workers as usize,
+            accepting,
+            floor_body_bytes: self.content().len(),
+            server,
+            behind: behind.as_ref().map(|behind| behind.port),
+            floor_request,
+            ..setting
+        };
+        Ok(Prepared { setting, _behind: behind, _interpreter: interpreter })
+    }
+
+    /// How often each instruction of a server is executed for one request.
+    pub fn executions(&self, options: &Options, program: &Program) -> Result<Vec<(Place, f64)>, String> {
+        let prepared = self.prepare(options, program)?;
+        callgrind::per_request(options, program, &prepared.setting, &self.asked(&|_| self.path.to_owned(), program))
+    }
+}
+
+/// A setting, and what answers behind the server as long as this is held.
+struct Prepared {
+    setting: Setting,
+    _behind: Option<Rc<Behind>>,
+    _interpreter: Option<Interpreter>,
+}
+
+fn xs(length: usize) -> Vec<u8> {
+    vec![b'x'; length]
 }
 
 /// A case, and what every server needs for it.
@@ -153,7 +221,7 @@ pub fn programs(options: &Options, default: &[&str]) -> Result<Vec<Program>, Str
     for program in &mut programs {
         match program.kind {
             Kind::Gale => program.binary = gale_for_valgrind(options)?,
-            Kind::Nginx => {}
+            Kind::Nginx | Kind::Floor => {}
             _ => return Err(format!("{} cannot be told to be one process", program.label)),
         }
     }
@@ -185,8 +253,8 @@ pub fn measure(options: &Options) -> Measured {
         ),
     };
     let body = format!(
-        "Instructions in user space per request: the difference of {REQUESTS_FEW} and {} requests, {BATCH} at a time, each \
-         on a connection of its own. In brackets the share of the first server's, and the bytes of the body as they \
+        "Instructions in user space per request: the difference of {REQUESTS_FEW} and {} requests, {BATCH} at a time for \
+         each worker, each on a connection of its own. In brackets the share of the first server's, and the bytes of the body as they \
          were sent. Of pages, which cost more, {PAGES_FEW} and at most {} requests; of files of 4 MiB as many, one at a time.\n\n{}{compared}",
         REQUESTS_FEW + whole_batches(options.requests),
         PAGES_FEW + PAGES_MORE_MAX,
@@ -281,28 +349,11 @@ fn whole_batches(requests: u32) -> u32 {
 /// Instructions per request, and bytes of the body as they were sent. Of what is compared the median of some: threads
 /// that look about by the clock make a percent or two.
 fn difference(options: &Options, candidate: &Candidate, case: Case) -> Result<(f64, usize), String> {
-    let asked = Asked {
-        path: &|_| case.path.to_owned(),
-        headers: case.page.map_or(&[][..], |page| page.headers),
-        content: case.content(),
-        is_short: case.is_short,
-        batch: case.batch(),
-    };
-    let setting = if case.page.is_some() { location::setting() } else { Setting::default() };
-    let http = candidate.aio.map_or(setting.http.clone(), |aio| format!("aio {aio};"));
-    let behind = match case.is_proxied() {
-        true => Some(Behind::start(options.client_core, SMALL_BODY.len())?),
-        false => None,
-    };
-    let interpreter = match case.language {
-        Some(language) => Some(
-            Interpreter::start(language, options.client_core)?
-                .ok_or_else(|| format!("{language:?} is not installed"))?,
-        ),
-        None => None,
-    };
-    let server = interpreter.as_ref().map_or(setting.server.clone(), |interpreter| interpreter.location(case.path));
-    let setting = Setting { http, server, behind: behind.as_ref().map(|behind| behind.port), ..setting };
+    let path = |_| case.path.to_owned();
+    let asked = case.asked(&path, &candidate.program);
+    let prepared = case.prepare(options, &candidate.program)?;
+    let http = candidate.aio.map_or(prepared.setting.http.clone(), |aio| format!("aio {aio};"));
+    let setting = Setting { http, ..prepared.setting.clone() };
     let times = if case.file_bytes.is_some() { TIMES_COMPARED } else { 1 };
     let mut differences = Vec::new();
     let mut body_bytes = 0;

@@ -1,10 +1,10 @@
 //! locked: how often a request locks a cache line: the instructions with a `lock` prefix, and `xchg` with memory, each
 //! of which takes the line from every other processor.
 //!
-//! callgrind counts every instruction (`--dump-instr=yes`), objdump tells which ones lock, and addr2line in which
-//! function of Gale's they are. So the counts are exact, also where nobody contends. They do not tell whether other
-//! workers write the same line; that is read in the source, and listed in ARCHITECTURE.md. A plain store to a line that
-//! others read is not found here.
+//! callgrind counts every instruction, objdump tells which ones lock, and addr2line in which function of Gale's they
+//! are. So the counts are exact, also where nobody contends. They do not tell whether other workers write the same
+//! line; that is read in the source, and listed in ARCHITECTURE.md. A plain store to a line that others read is not
+//! found here.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::process::Command;
@@ -13,16 +13,14 @@ use serde::Serialize;
 
 use crate::Measured;
 use crate::behind::Behind;
-use crate::instructions::{self, Asked, BATCH, REQUESTS_FEW};
+use crate::callgrind::{self, Frame, Place, output};
+use crate::instructions::{self, Asked, BATCH};
 use crate::options::Options;
 use crate::report::{self, Document};
 use crate::servers::{Program, SMALL_BODY, Setting, file_body};
 
 /// Least that is shown, of one request: what the loop does once in so many turns is no request's.
 const SHOWN_MIN: f64 = 0.005;
-
-/// Names compressed, addresses would be relative to the line before.
-const CALLGRIND_OPTIONS: [&str; 3] = ["--dump-instr=yes", "--compress-strings=no", "--compress-pos=no"];
 
 #[derive(Clone, Copy)]
 struct Case {
@@ -141,18 +139,19 @@ fn count(
     };
     let (http, server) = (case.http.to_owned(), case.server.to_owned());
     let setting = Setting { http, server, behind: Some(behind.port), ..Setting::default() };
-    let more = options.requests.next_multiple_of(BATCH);
-    let run = |requests| {
-        let (text, _) = instructions::run(options, program, &setting, &asked, requests, &CALLGRIND_OPTIONS)?;
-        Ok::<_, String>(executions(&text))
-    };
-    let (few, many) = (run(REQUESTS_FEW)?, run(REQUESTS_FEW + more)?);
-    let mut functions: BTreeMap<String, f64> = BTreeMap::new();
-    for (place, &executed) in &many {
-        let of_more = executed.saturating_sub(few.get(place).copied().unwrap_or(0)) as f64 / f64::from(more);
-        if of_more >= SHOWN_MIN && objects.is_locked(place)? {
-            *functions.entry(objects.function(place)?).or_default() += of_more;
+    let executed = callgrind::per_request(options, program, &setting, &asked)?;
+    let mut locked = Vec::new();
+    for (place, per_request) in executed.into_iter().filter(|(_, per_request)| *per_request >= SHOWN_MIN) {
+        if objects.is_locked(&place)? {
+            locked.push((place, per_request));
         }
+    }
+    let frames = callgrind::frames(locked.iter().map(|(place, _)| place))?;
+    let mut functions: BTreeMap<String, f64> = BTreeMap::new();
+    for (place, per_request) in &locked {
+        let own = frames.get(place).and_then(|frames| Frame::own(frames));
+        let name = own.map(|frame| format!("{} ({}:{})", frame.function, frame.file, frame.line));
+        *functions.entry(name.unwrap_or_default()).or_default() += per_request;
     }
     let row = |(function, per_request)| Row { server: program.label.clone(), case: case.name, function, per_request };
     let mut rows: Vec<Row> = functions.into_iter().map(row).collect();
@@ -160,38 +159,10 @@ fn count(
     Ok(rows)
 }
 
-/// An instruction: the file that it is in, and its address there.
-type Place = (String, u64);
-
-/// How often each instruction was executed. A line of costs is `ADDRESS LINE COUNT`; one after `calls=` has the costs
-/// of what was called.
-fn executions(text: &str) -> HashMap<Place, u64> {
-    let mut counts: HashMap<Place, u64> = HashMap::new();
-    let mut object = String::new();
-    let mut is_of_a_call = false;
-    for line in text.lines() {
-        if let Some(name) = line.strip_prefix("ob=") {
-            name.clone_into(&mut object);
-        } else if line.starts_with("calls=") {
-            is_of_a_call = true;
-        } else if let Some(line) = line.strip_prefix("0x") {
-            let mut words = line.split(' ');
-            let address = words.next().and_then(|word| u64::from_str_radix(word, 16).ok());
-            let count = words.nth(1).and_then(|word| word.parse::<u64>().ok());
-            if let (Some(address), Some(count), false) = (address, count, is_of_a_call) {
-                *counts.entry((object.clone(), address)).or_default() += count;
-            }
-            is_of_a_call = false;
-        }
-    }
-    counts
-}
-
-/// What is known of the files that have instructions.
+/// The addresses of what locks, in each file that has instructions.
 #[derive(Default)]
 struct Objects {
     locked: HashMap<String, HashSet<u64>>,
-    functions: HashMap<Place, String>,
 }
 
 impl Objects {
@@ -207,23 +178,6 @@ impl Objects {
         }
         Ok(self.locked[object].contains(address))
     }
-
-    /// The innermost function of Gale's that an instruction is in, with all that is inlined; else the outermost of all.
-    fn function(&mut self, place: &Place) -> Result<String, String> {
-        if let Some(function) = self.functions.get(place) {
-            return Ok(function.clone());
-        }
-        let mut command = Command::new("addr2line");
-        command.args(["--functions", "--inlines", "--demangle", "--exe"]).arg(&place.0).arg(format!("{:#x}", place.1));
-        let function = function_of(&output(&mut command)?);
-        self.functions.insert(place.clone(), function.clone());
-        Ok(function)
-    }
-}
-
-fn output(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|error| format!("{:?}: {error}", command.get_program()))?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// In lines of `ADDRESS:\tINSTRUCTION`, those that lock. (`xchg` of two registers does not.)
@@ -236,54 +190,13 @@ fn locked_addresses(text: &str) -> HashSet<u64> {
     text.lines().filter_map(address).collect()
 }
 
-/// Of pairs of lines, function and file with line, the innermost first.
-fn function_of(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().collect();
-    let name = |pair: &&[&str]| format!("{} ({})", without_hash(pair[0]), short_path(pair[1]));
-    let mut pairs = lines.chunks_exact(2);
-    let is_own = |pair: &&[&str]| {
-        (pair[1].contains("/crates/") || pair[1].starts_with("crates/")) && !pair[1].contains("/registry/")
-    };
-    let own = pairs.clone().find(is_own);
-    own.or_else(|| pairs.next_back()).as_ref().map(name).unwrap_or_default()
-}
-
-/// Without the hash that the compiler adds.
-fn without_hash(name: &str) -> &str {
-    name.rsplit_once("::h").filter(|(_, hash)| hash.len() == 16).map_or(name, |(name, _)| name)
-}
-
-/// No path of the machine: from the crate's folder on.
-fn short_path(path: &str) -> &str {
-    let path = path.split(" (discriminator").next().unwrap_or(path);
-    let cut = |mark: &str| path.rfind(mark).map(|at| &path[at + mark.len()..]);
-    cut("/crates/").or_else(|| cut("/library/")).or_else(|| path.rsplit('/').next()).unwrap_or(path)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn costs_of_calls_are_not_counted_as_executions() {
-        let text = "ob=/bin/gale\nfn=main\n0x10 1 5\n0x14 1 2\ncfn=other\ncalls=2 0x20 \n0x14 1 900\n0x10 1 1\nob=/libc\n0x10 0 7\n";
-        let counts = executions(text);
-        let of = |object: &str, address| counts[&(object.to_owned(), address)];
-        assert_eq!((of("/bin/gale", 0x10), of("/bin/gale", 0x14), of("/libc", 0x10)), (6, 2, 7));
-    }
-
-    #[test]
     fn exchange_of_registers_does_not_lock() {
         let text = "\n0000 <main>:\n  10:\tlock xadd %rax,(%rdx)\n  14:\txchg %ax,%ax\n  16:\txchg %rax,0x8(%rdx)\n  1a:\tret\n";
         assert_eq!(locked_addresses(text), [0x10, 0x16].into());
-    }
-
-    #[test]
-    fn function_is_the_innermost_of_gale() {
-        let text = "core::sync::atomic::AtomicUsize::fetch_add\n/rustc/1/library/core/src/sync/atomic.rs:3\n\
-                    gale_http::find::h0123456789abcdef\n/home/x/gale/crates/http/src/find.rs:7 (discriminator 2)\n\
-                    gale_http::run\n/home/x/gale/crates/http/src/run.rs:8\n";
-        assert_eq!(function_of(text), "gale_http::find (http/src/find.rs:7)");
-        assert_eq!(function_of("malloc\n/build/glibc/malloc.c:1\n"), "malloc (malloc.c:1)");
     }
 }

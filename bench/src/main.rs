@@ -11,6 +11,7 @@ mod behind;
 mod beside;
 mod burst;
 mod caches;
+mod callgrind;
 mod case;
 mod certificate;
 mod check;
@@ -31,6 +32,7 @@ mod lookups;
 mod memory;
 mod names;
 mod options;
+mod parts;
 mod path;
 mod process;
 mod profile;
@@ -82,6 +84,7 @@ const MEASUREMENTS: &[Entry] = &[
     ("respawn", respawn::measure, true),
     // They say where to look, not how good it is.
     ("instructions", instructions::measure, false),
+    ("parts", parts::measure, false),
     ("locked", locked::measure, false),
     ("lookups", lookups::measure, false),
     ("figures", figures::measure, false),

@@ -19,6 +19,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   accept        shared socket, reuseport, accept_mutex: requests/s, latency, spread over two workers
   scaling       one against two workers: CPU time, task switches, futex calls
   instructions  user-space instructions per request, files with `aio auto` and `off` (callgrind)
+  parts         the same by what they are for and by function (callgrind, addr2line)
   locked        locked instructions per request, by function (callgrind, objdump, addr2line)
   lookups       the same among ten and among thousands of locations, values of a map, networks of a geo (callgrind)
   figures       the same without and with zones of figures, and traces (callgrind)
@@ -64,8 +65,9 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
                          proxy: small, 64k, 4m, 4m-unbuffered, short; applications: fastcgi, uwsgi
                          burst: file-50, file-200, file-1000, read-200, gzip-50, ssi-50, autoindex-20,
                          handshakes-1000
+                         syscalls, profile: proxied, fastcgi, uwsgi, too
                          locked: return, file, open-file-cache, proxied, cached, limited, counted
-                         instructions: proxied, fastcgi, uwsgi, too; figures: zone, zones, file, proxied, chance, traces
+                         instructions, parts: proxied, fastcgi, uwsgi, two-workers, too; figures: zone, zones, file, proxied, chance, traces
                          cpu, instructions: realistic, realistic-plain, gzip-1k, -3k, -10k, -20k, gzip (100 KiB), too
   --client wrk|lean      who asks over kept-alive connections (default: wrk; syscalls and profile: lean)
   --connections N[,N]    keep-alive connections (default: 128,500; of file, scaling and profile: the first;
@@ -76,8 +78,8 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --rounds N             5; idle: 3
   --seconds S            one run (default: 4)
   --bursts N             burst: 10, half of them where the server computes (gzip, SSI, names, handshakes)
-  --requests N           instructions, locked, lookups, figures: 5000
-  --callgrind-gale PATH  instructions, locked, lookups, figures, check: a Gale built for valgrind; else one is built
+  --requests N           instructions, parts, locked, lookups, figures: 5000
+  --callgrind-gale PATH  instructions, parts, locked, lookups, figures, check: a Gale built for valgrind; else one is built
   --server-core N, --client-core N
                          where server and client are pinned (default: 0 and 1)
   --reloads N            default: 1000

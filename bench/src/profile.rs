@@ -43,11 +43,12 @@ pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(Some(&["nginx", "gale"]))?;
     let client = options.client.unwrap_or(ClientKind::Lean);
     let connections = options.connections[0];
-    let cases = vec![
+    let mut cases = vec![
         Case::keepalive(options, client, connections),
         Case::file(options, client, connections),
         Case::short(options),
     ];
+    cases.extend(Case::passed_on_if_chosen(options, client, connections)?);
     let cases = match options.cases {
         Some(_) => options.chosen_cases(cases)?,
         None => cases.into_iter().take(1).collect(),

@@ -87,11 +87,12 @@ pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(None)?;
     let client = options.client.unwrap_or(ClientKind::Lean);
     let connections = *options.connections.last().expect("at least one");
-    let cases = vec![
+    let mut cases = vec![
         Case::keepalive(options, client, connections),
         Case::file(options, client, connections),
         Case::short(options),
     ];
+    cases.extend(Case::passed_on_if_chosen(options, client, connections)?);
     let mut tables = Vec::new();
     for case in options.chosen_cases(cases)? {
         eprintln!("{}:", case.title);
