@@ -219,7 +219,9 @@ fn a_film_goes_out_as_fast_as_it_is_watched_where_the_location_says_so(driver: D
         location /on/ { alias %DIR%/html/; mp4; mp4_limit_rate on; mp4_limit_rate_after 1h; limit_rate 1; }
         location /slow/ { alias %DIR%/html/; mp4; mp4_limit_rate 50; mp4_limit_rate_after 0; }
         location /off/ { alias %DIR%/html/; mp4; mp4_limit_rate off; }";
-    let server = start(driver, text).file("html/none.mp4", atom(b"mdat", &[b"no film"])).start();
+    let endless = atom(b"mvhd", &[&numbers(&[0, 0, 0, 1_000, u32::MAX]), &[0; 80]]);
+    let setup = start(driver, text).file("html/none.mp4", atom(b"mdat", &[b"no film"]));
+    let server = setup.file("html/endless.mp4", atom(b"moov", &[&endless])).start();
     let whole = film(b"", 100);
     // By the size of the file and its 100 seconds, whatever of it is wanted; what comes before the limit takes no time.
     let rate = (whole.len() * 1_100 / 100_000).to_string();
@@ -235,6 +237,8 @@ fn a_film_goes_out_as_fast_as_it_is_watched_where_the_location_says_so(driver: D
     assert!(begun.elapsed() >= Duration::from_millis(900));
     // Of what says nothing of its time the rate is the location's.
     assert_eq!(server.get("/off/film.mp4").header("X-Rate"), Some("0"));
-    assert_eq!(server.get("/slow/none.mp4").header("X-Rate"), Some("0"));
+    for path in ["/slow/none.mp4", "/slow/endless.mp4"] {
+        assert_eq!(server.get(path).header("X-Rate"), Some("0"), "{path}");
+    }
     server.stop();
 }

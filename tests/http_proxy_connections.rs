@@ -17,6 +17,7 @@ with_each_driver!(
     a_request_has_no_more_time_than_its_whole_may_take,
     a_connection_that_stands_for_a_user_is_not_used_again,
     a_connection_that_stands_for_a_user_goes_on_as_its_client_s_own_with_ntlm,
+    what_comes_over_a_client_s_own_connection_is_stored_for_nobody,
     a_connection_of_a_client_s_own_is_left_when_its_server_has_ended_it,
     a_client_with_http2_has_no_connection_of_its_own,
     a_post_does_not_meet_a_connection_that_has_been_closed,
@@ -323,6 +324,35 @@ fn a_connection_that_stands_for_a_user_goes_on_as_its_client_s_own_with_ntlm(dri
     // It ends with its client.
     drop(first);
     assert!(own.is_at_end());
+    server.stop();
+}
+
+fn what_comes_over_a_client_s_own_connection_is_stored_for_nobody(driver: Driver) {
+    let backend = Backend::tcp();
+    let configuration = "proxy_cache_path %DIR%/cache keys_zone=one:1m; upstream u { server ADDRESS; ntlm; }
+        server { listen %UNIX%; proxy_cache one; proxy_cache_valid 1h; location / { proxy_pass http://u; } }";
+    let server = Setup::http(driver, configuration).replace("ADDRESS", backend.address()).start();
+    let mut first = server.connect();
+    send(&mut first, "/login", "Authorization: NTLM TlRMTVNTUAAD\r\n");
+    let mut own = backend.accept();
+    own.request();
+    own.send(OK);
+    assert_eq!(first.response().text(), "ok");
+    // The request does not say any more whose it is. A body that comes after its head would be a fill's.
+    for fields in ["Cache-Control: max-age=600", "Cache-Control: public, max-age=600"] {
+        send(&mut first, "/", "");
+        assert_eq!(own.request().target, "/");
+        own.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\nContent-Length: 6\r\n\r\n"));
+        assert_eq!(first.head().status, 200);
+        own.send("secret");
+        assert_eq!(first.take(6), b"secret");
+    }
+    let mut other = server.connect();
+    send(&mut other, "/", "");
+    let mut peer = backend.accept();
+    assert_eq!(peer.request().target, "/");
+    peer.send(CHALLENGE);
+    assert_eq!(other.response().status, 401);
     server.stop();
 }
 

@@ -162,6 +162,9 @@ impl<Cx> Tables<Cx> {
         if name.contains(&b'}') {
             return error.hint("an expression that contains \"{\", \"}\" or \";\" must be written in quotes");
         }
+        if name == b"ssl" {
+            return error.hint("nginx has removed it; the parameter \"ssl\" of \"listen\" stands in its place");
+        }
         if self.nginx_names.iter().any(|known| known.as_bytes() == name) {
             return error.hint("nginx has this directive, Gale does not have it yet");
         }

@@ -151,6 +151,11 @@ impl ConnectionInfo {
         self.asked.get()?.notes.borrow_mut().get_mut().map(f)
     }
 
+    /// Whether something may end with it.
+    pub fn has_notes(&self) -> bool {
+        self.asked.get().is_some_and(|asked| !asked.notes.borrow().is_empty())
+    }
+
     fn asked(&self) -> &Asked {
         self.asked.get_or_init(Box::default)
     }

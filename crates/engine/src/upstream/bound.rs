@@ -59,16 +59,21 @@ impl Pool {
     }
 
     /// Keeps a connection that has carried a request more for this client alone; its age counts it. It is closed
-    /// instead if it has had its requests or its time, or if the client has another one with this key.
-    pub fn bind(&self, client: &ConnectionInfo, key: PoolKey, mut connection: Box<PooledConnection>) {
+    /// instead if it has had its requests or its time, or if the client has another one with this key; one that was
+    /// the client's own before takes the place of that one.
+    pub fn bind(&self, client: &ConnectionInfo, key: PoolKey, mut connection: Box<PooledConnection>, was_bound: bool) {
         connection.age.idle_since = now();
         if self.is_spent(&connection.age) {
             return;
         }
         let pool = self.downgrade();
         client.with_note(|bound: &mut BoundConnections| {
-            if bound.0.iter().any(|bound| bound.pool.is_of(self) && is_for(&bound.key, &key)) {
-                return;
+            // One that was opened beside it meanwhile, for a subrequest, may have been challenged only.
+            if let Some(other) = bound.0.iter().position(|bound| bound.pool.is_of(self) && is_for(&bound.key, &key)) {
+                if !was_bound {
+                    return;
+                }
+                bound.0.remove(other);
             }
             if bound.0.len() == BOUND_MAX {
                 bound.0.remove(0);

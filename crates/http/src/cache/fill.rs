@@ -37,6 +37,7 @@ pub struct Fill {
     pub number: u64,
     purged: AtomicBool,
     in_memory: AtomicBool,
+    kept: AtomicBool,
     /// In which way its request uses the cache.
     way: AtomicUsize,
     state: Mutex<State>,
@@ -100,6 +101,7 @@ impl Fill {
             number,
             purged: AtomicBool::new(false),
             in_memory: AtomicBool::new(false),
+            kept: AtomicBool::new(false),
             way: AtomicUsize::new(0),
             state: Mutex::default(),
         }
@@ -133,6 +135,16 @@ impl Fill {
     /// Whether it gets no file.
     pub fn stays_in_memory(&self) -> bool {
         self.in_memory.load(Relaxed)
+    }
+
+    /// It is whole, and only kept for a while: nobody fetches or stores it any more.
+    pub fn keep(&self) {
+        self.kept.store(true, Relaxed);
+    }
+
+    /// Whether it is only kept.
+    pub fn is_kept(&self) -> bool {
+        self.kept.load(Relaxed)
     }
 
     /// How far it is.

@@ -81,7 +81,10 @@ impl Service for CacheService {
         store::begun();
         let own = Arc::clone(&zone);
         // Where the disk does not say it, blocks are as large as most are.
-        let asked = in_pool(&zone, move || own.learn_block_size());
+        let asked = in_pool(&zone, move || {
+            let noted = File::open(&own.directory.path).and_then(|open| note_directory(&own.directory.path, open));
+            noted.and_then(|()| own.learn_block_size())
+        });
         if context.unless_stopping(asked).await.is_none() {
             return;
         }

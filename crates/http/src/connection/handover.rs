@@ -88,6 +88,7 @@ impl HttpConnection {
             && self.next_generation().is_none()
             && !self.http1.borrow().has_input()
             && self.info.passes() == 0
+            && !self.info.has_notes()
     }
 
     /// Takes its socket out of the loop, if it is still idle. It is to be closed then.

@@ -11,7 +11,7 @@ use gale_runtime::{Bytes, Moment, Timer};
 
 use crate::request::Request;
 use crate::upstream::attempt::{End, Passing, authenticates_connection};
-use crate::upstream::exclusive::{Connection, Exclusive};
+use crate::upstream::exclusive::{Connection, Exclusive, may_bind};
 use crate::upstream::http2::Shared;
 use crate::upstream::receiving::{BodyRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::record::Records;
@@ -107,6 +107,23 @@ impl Answering {
         match &self.carrier {
             Carrier::Exclusive(exclusive) => exclusive.is_reused(),
             Carrier::Shared(shared) => shared.is_reused,
+        }
+    }
+
+    /// Whether its connection stands for the user of its client, who authenticated it (`ntlm`): the response is for
+    /// nobody else, whatever the request says.
+    pub fn is_of_user(&self, request: &Request) -> bool {
+        match &self.carrier {
+            Carrier::Exclusive(exclusive) => {
+                exclusive.is_of_user()
+                    || self.is_authenticated
+                        && self
+                            .chosen
+                            .as_ref()
+                            .and_then(Chosen::connections)
+                            .is_some_and(|pool| may_bind(request, pool))
+            }
+            Carrier::Shared(_) => false,
         }
     }
 

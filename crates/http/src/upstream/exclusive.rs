@@ -55,6 +55,11 @@ impl Exclusive {
         }
     }
 
+    /// Whether its connection is the client's own.
+    pub fn is_of_user(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.is_bound)
+    }
+
     /// Whether its connection had carried another request before.
     pub fn is_reused(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.is_reused)
@@ -146,7 +151,7 @@ impl Exclusive {
             if !is_bound && !is_authenticated {
                 pool.park(&request.worker().common, key, own);
             } else if may_bind(request, pool) {
-                pool.bind(request.exchange().connection(), key, own);
+                pool.bind(request.exchange().connection(), key, own, is_bound);
             }
         }
     }

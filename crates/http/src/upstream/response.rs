@@ -95,6 +95,9 @@ pub(super) fn begin(
     if head.status == 101 || answering.is_tunnel() {
         head.detach();
     }
+    if passing.caching.is_some() && answering.is_of_user(request) {
+        caching::note_of_user(request);
+    }
     if let Some(flow) = caching::revalidate(request, passing, &head) {
         answering.end_early(request);
         return flow;

@@ -136,7 +136,7 @@ impl CacheZone {
             && match fill.stage() {
                 Stage::Asking => true,
                 Stage::Coming(..) => fill.can_be_read(),
-                Stage::Whole(meta) => meta.lifetime.is_fresh(gale_runtime::wall_seconds()),
+                Stage::Whole(meta) => !fill.is_kept() && meta.lifetime.is_fresh(gale_runtime::wall_seconds()),
                 Stage::Broken | Stage::Nothing => false,
             }
         {
@@ -269,6 +269,30 @@ mod tests {
     use super::*;
     use crate::cache::key::id_of;
     use crate::cache::settings::{CacheDirectory, PathOptions};
+
+    #[test]
+    fn what_is_only_kept_is_read_and_keeps_nobody_from_fetching() {
+        let simulation = Simulation::new(1, Faults::NONE);
+        EventLoop::simulated(&simulation, LoopOptions::default()).unwrap().run(async {
+            let place = CacheDirectory { path: "/nonexistent".into(), levels: Default::default() };
+            let zone = Arc::new(CacheZone::new("one".into(), place, PathOptions::default(), 1 << 20));
+            let (id, now) = (id_of(b"key"), Moment::from_nanos(0));
+            let begin = || zone.begin(&id, id, now, Duration::MAX);
+            let Ok(lead) = begin() else { panic!("nobody fetches it") };
+            let mut meta = Meta::default();
+            meta.lifetime.fresh_until = u64::MAX;
+            let fill = lead.begin(id, Arc::new(meta), None);
+            fill.finish();
+            assert!(begin().is_err(), "it is being stored");
+            fill.keep();
+            let Ok(lead) = begin() else { panic!("nobody fetches it any more") };
+            let found = zone.readable_fill(&id).expect("it is still there");
+            assert!(Arc::ptr_eq(&found, &fill));
+            // The next one takes its place when its head has come.
+            let next = lead.begin(id, Arc::default(), None);
+            assert!(Arc::ptr_eq(&zone.readable_fill(&id).expect("it can be read"), &next));
+        });
+    }
 
     #[test]
     fn a_fill_that_somebody_has_found_is_not_given_up_before_it_is_read() {

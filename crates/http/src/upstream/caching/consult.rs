@@ -276,6 +276,10 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
                 if let Some(flow) = serve_coming(request, serving, &caching, &fill, asked, has_waited) {
                     return Consulted::Answer(flow);
                 }
+                if is_spent(&caching, &fill, now) {
+                    caching.zone.end(&fill, &caching.id);
+                    continue;
+                }
                 if let Some(hot) = whole_of(request, &caching, &fill) {
                     let entry = entry_of(&caching, &hot, now);
                     match use_entry(request, serving, &mut caching, &entry, hot, asked, now).await {
@@ -287,7 +291,7 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
                         Used::Gone => continue,
                     }
                 }
-                (u64::MAX, true)
+                (u64::MAX, !fill.is_kept())
             }
             Lookup::Error(status) => {
                 Caching::note(request, CacheStatus::Hit);
@@ -380,6 +384,9 @@ async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Cach
                 }
             }
         }
+    }
+    if caching.lead.is_none() && asked.directives.only_if_cached {
+        return Consulted::Answer(Flow::Respond(504));
     }
     if caching.may_store && caching.lead.is_none() {
         caching.lead = Some(caching.zone.begin_beside(&caching.primary, caching.id, gale_runtime::now()));
@@ -495,9 +502,19 @@ fn serve_coming(
     })
 }
 
-/// What has come and is not in its file yet, as an entry; `None` if it is not all in memory.
+/// Whether a response that is only kept for a while is of use for nobody any more, and in the way of what is stored.
+fn is_spent(caching: &Caching, fill: &Fill, now: u64) -> bool {
+    let Stage::Whole(meta) = fill.stage() else { return false };
+    let is_valid = || judge_purges(&caching.zone, &caching.primary, &meta) == Verdict::Valid;
+    fill.is_kept() && !(meta.lifetime.is_fresh(now) && is_valid())
+}
+
+/// What has come and is not in its file yet, as an entry; `None` if it is not all in memory, or is only kept.
 fn whole_of(request: &Request, caching: &Caching, fill: &Arc<Fill>) -> Option<Rc<Hot>> {
     let Stage::Whole(meta) = fill.stage() else { return None };
+    if fill.is_kept() {
+        return None;
+    }
     let is_usable = (!meta.is_head_only || request.is_head()) && is_for(request, caching, &meta);
     hot_of(caching.id, fill, &meta).filter(|_| is_usable).map(Rc::new)
 }

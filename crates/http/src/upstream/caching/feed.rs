@@ -55,6 +55,10 @@ const KEPT_FOR: Duration = Duration::from_secs(1);
 /// Most bytes of one cache that are kept so, or wait to be stored, when another is to be kept.
 const KEPT_BYTES_MAX: u64 = 16 << 20;
 
+/// What a piece of a body takes at least, and a response that is kept beside its head and its body, in bytes.
+const PIECE_MEMORY_MIN: usize = 4096;
+const KEPT_BYTES_EACH: u64 = 1024;
+
 /// How often it is tried to share what could not be shared: nobody says when others have made room.
 const SHARE_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
@@ -98,8 +102,12 @@ pub(super) fn store_whole(pool: ThreadPool, ending: Ending, meta: &Arc<Meta>) {
 
 /// Keeps a response that gets no file now, if all of it is in memory and there is room.
 fn keep_for_a_while(ending: Ending) {
-    let Some(pieces) = ending.fill.whole_in_memory() else { return };
-    let Some(reserved) = ending.zone.reserve(total(&pieces), KEPT_BYTES_MAX) else { return };
+    let (Some(pieces), Stage::Whole(meta)) = (ending.fill.whole_in_memory(), ending.fill.stage()) else { return };
+    // A small piece holds what it was received into.
+    let body: usize = pieces.iter().map(|piece| piece.len().max(PIECE_MEMORY_MIN)).sum();
+    let bytes = body as u64 + u64::from(format::header_length(&meta)) + KEPT_BYTES_EACH;
+    let Some(reserved) = ending.zone.reserve(bytes, KEPT_BYTES_MAX) else { return };
+    ending.fill.keep();
     gale_runtime::spawn(async move {
         let _kept = (ending, reserved);
         sleep(KEPT_FOR).await;
@@ -225,7 +233,7 @@ impl Feed {
     async fn run(mut self, request: &Copy, next: Result<BodyRead, Malformed>) -> Option<Whole> {
         let mut next = Some(next);
         let mut storing: Option<Box<Storing>> = None;
-        let mut may_store = true;
+        let (mut may_store, mut is_found) = (true, true);
         let mut unshared: Option<Bytes> = None;
         loop {
             let fill = Arc::clone(&self.ending.fill);
@@ -240,6 +248,7 @@ impl Feed {
             }
             if !may_store && let Some(given_up) = storing.take() {
                 self.stop_storing(*given_up);
+                is_found = false;
             }
             if may_store && storing.is_none() && (fill.received() > AT_ONCE_BYTES || unshared.is_some()) {
                 storing = self.begin_file(request).await;
@@ -288,7 +297,7 @@ impl Feed {
                     }
                     if !may_store {
                         // For want of a disk, and not because nobody wants it or memory is full.
-                        if is_whole && (fill.stays_in_memory() || !self.ending.zone.disk.is_well()) {
+                        if is_whole && is_found && (fill.stays_in_memory() || !self.ending.zone.disk.is_well()) {
                             keep_for_a_while(self.ending);
                         }
                         return None;

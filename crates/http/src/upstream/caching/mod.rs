@@ -45,7 +45,7 @@ use crate::cache::zone::{Lead, WAYS};
 use crate::request::Request;
 
 pub use consult::{Consulted, consult, try_hit};
-pub(super) use receive::{begin, judge, revalidate, serve_stale, tell_error, tell_intercepted};
+pub(super) use receive::{begin, judge, note_of_user, revalidate, serve_stale, tell_error, tell_intercepted};
 pub use resume::Part;
 pub use serve::Serving;
 pub(super) use serve::finish_head;

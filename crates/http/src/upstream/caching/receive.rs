@@ -281,6 +281,14 @@ fn update_fields(stored: &mut FieldList, fresh: &FieldList, stores_cookies: bool
     *stored = fields;
 }
 
+/// The response is for the client's user alone, who has authenticated the connection to the server.
+struct OfUser;
+
+/// Notes that the response is for the client's user alone, although the request may not say so. (RFC 9111 §3.5)
+pub(in crate::upstream) fn note_of_user(request: &mut Request) {
+    request.notes.put(OfUser);
+}
+
 fn judge_fields(request: &Request, settings: &UpstreamSettings, status: u16, fields: &FieldList, now: u64) -> Storing {
     let ignored = settings.ignored;
     let cache = &settings.cache;
@@ -288,7 +296,8 @@ fn judge_fields(request: &Request, settings: &UpstreamSettings, status: u16, fie
         status,
         fields,
         now,
-        has_authorization: request.header(KnownHeader::Authorization).is_some() && !cache.key_tells_users(),
+        has_authorization: request.notes.has::<OfUser>()
+            || request.header(KnownHeader::Authorization).is_some() && !cache.key_tells_users(),
         ignored: IgnoredFields {
             x_accel_expires: ignored.has(Ignored::X_ACCEL_EXPIRES),
             expires: ignored.has(Ignored::EXPIRES),
@@ -335,6 +344,9 @@ pub(in crate::upstream) fn judge(
     let is_too_large = head.length.is_some_and(|length| length > caching.zone.options().max_size);
     let refused = if is_kept_out {
         Some(NotStored::Excluded)
+    } else if request.notes.has::<OfUser>() {
+        // Also one that all may have: its connection goes on with its client, and not with a fill.
+        Some(NotStored::Authorization)
     } else if !is_buffered {
         Some(NotStored::Unbuffered)
     } else if is_too_large {

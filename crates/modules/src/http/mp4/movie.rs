@@ -180,6 +180,10 @@ pub fn duration_ms(source: &dyn Source, size: u64) -> Option<u64> {
     let there = data.len().min(usize::try_from(head.end - head.start).unwrap_or(usize::MAX));
     read_exactly(source, head.start, &mut data[..there], "").ok()?;
     let (timescale, duration) = MOVIE_HEAD.read(&data[..there], "mvhd", "").ok()?;
+    // All ones stand for one that is not known. (ISO/IEC 14496-12 §8.2.2)
+    if [u32::MAX.into(), u64::MAX].contains(&duration) {
+        return None;
+    }
     let duration_ms = (u128::from(duration) * 1_000).checked_div(timescale.into())?;
     u64::try_from(duration_ms).ok().filter(|&duration| duration > 0)
 }
