@@ -681,7 +681,7 @@ fn what_leaves_memory_within_a_second_ends_sendfile_on_its_device_until_that_is_
 }
 
 #[test]
-fn on_a_congested_device_what_was_seen_a_moment_ago_is_looked_for_before_it_is_sent() {
+fn after_a_wrong_belief_what_was_seen_a_moment_ago_is_looked_for_before_it_is_sent() {
     each_seed(3, |simulation| {
         simulation.set_faults(Faults { cold_files: 1000, ..Faults::NONE });
         simulation.add_file("/file", &pattern(1 << 20)).unwrap();
@@ -696,10 +696,16 @@ fn on_a_congested_device_what_was_seen_a_moment_ago_is_looked_for_before_it_is_s
                 let read = file.begin_read(&pool, number * 1000, 1000, ReadHow::default()).unwrap();
                 spawn_with_result(async { read.await.map(drop) })
             };
-            let mut reads: Vec<_> = (0..3).map(begin_read).collect();
+            let mut reads: Vec<_> = (0..4).map(begin_read).collect();
             yield_now().await;
             assert!(is_sent_at_once(), "it is believed");
-            reads.push(begin_read(3));
+            for read in reads.drain(..) {
+                read.take().await.unwrap();
+            }
+            assert!(matches!(file.look(0, 1 << 16).unwrap(), CachedRead::NotInMemory));
+            sleep(Duration::from_millis(2100)).await;
+            assert!(is_sent_at_once(), "nothing is read");
+            reads.push(begin_read(5));
             yield_now().await;
             assert!(!is_sent_at_once(), "it has gone");
             for read in reads {

@@ -51,7 +51,8 @@ pub fn devices() -> Vec<DeviceStatus> {
 
 impl DeviceStatus {
     /// What `condition` may be.
-    pub const CONDITIONS: [&'static str; 6] = ["healthy", "new", "memory short", "congested", "backing off", "silent"];
+    pub const CONDITIONS: [&'static str; 7] =
+        ["healthy", "new", "memory short", "congested", "evicting", "backing off", "silent"];
 
     fn new(number: u64) -> DeviceStatus {
         DeviceStatus {

@@ -6,7 +6,8 @@
 //! | healthy | nothing had to be read for a minute | what was seen a second ago; else its ends are asked for | yes |
 //! | new | nobody had asked a minute ago | what was seen a second ago; else all of it is asked for | yes |
 //! | memory short | something had to be read | what was seen in this tick; else all of it is asked for | yes |
-//! | congested | four reads in flight, or a look has waited | seen in this tick: all is asked for | seen a second ago |
+//! | congested | four reads in flight, or a look has waited | what was seen in this tick | seen a second ago |
+//! | evicting | reads in flight, and a belief was wrong lately | seen in this tick: all is asked for | the same |
 //! | backing off | what was seen within a second had gone, or a call has waited | no | seen a second ago |
 //! | silent | reads are in flight, and none has ended for a while | no | seen a tick ago |
 //!
@@ -16,14 +17,13 @@
 //! submits that sleeps while the device's queue is full. One that has waited makes the device congested for a while; it
 //! says nothing of what is in constant use.
 //!
-//! Many reads take memory all the time, and what was seen at the beginning of a tick may have gone at its end: where
-//! the device is congested, all of a part is asked for before each `sendfile`, and only of parts that were just seen,
-//! since to ask for what has gone begins a read.
-//!
 //! A belief that is wrong is a `sendfile` that waits. A look finds that out without waiting: what was seen within a
 //! second is not there. Then the device backs off, and what goes to clients is read, by calls that the kernel refuses
 //! where they would wait; so it does after a `sendfile` that has waited. The time begins anew with each such finding,
-//! and is twice as long if the last one is not long over. A file that is being written, and sent meanwhile, is sent
+//! and is twice as long if the last one is not long over. For a minute after that, as long as something is read, what
+//! was seen at the beginning of a tick may have gone at its end: all of a part is asked for right before each
+//! `sendfile`, which costs a part of what that saves. Only parts are asked for that were seen in this tick, since to
+//! ask for what has gone begins a read. A file that is being written, and sent meanwhile, is sent
 //! once, and the kernel evicts it first: while memory is short it is sent as if its device was backing off.
 //!
 //! A device that is silent may hang: then a call that waits does so until it answers again. What is in constant use is
@@ -42,8 +42,9 @@ use crate::time::Moment;
 /// loop devices and of some flash memory have not.
 const CONGESTED_FROM: u32 = 4;
 
-/// How long after a read memory is taken to be short, and after it was first asked about a device is new. A shortage
-/// lasts, and to be careful for longer costs little: what is asked for again and again is known anyway.
+/// How long after a read memory is taken to be short, after a wrong belief to be taken away quickly, and after it was
+/// first asked about a device is new. A shortage lasts, and to be careful for longer costs little: what is asked for
+/// again and again is known anyway.
 const SHORTAGE_TIME: Duration = Duration::from_secs(60);
 
 /// How long a device is taken for congested after a look has waited.
@@ -88,6 +89,8 @@ pub(crate) enum Condition {
     MemoryShort,
     /// Several reads are in flight, or a look has waited.
     Congested,
+    /// Reads are in flight, and a belief was wrong lately: what is read takes the memory of what was.
+    Evicting,
     /// A belief was wrong: a look has found that, or a call that should not have waited did.
     BackingOff,
     /// Reads are in flight, and none ends.
@@ -122,6 +125,7 @@ impl Condition {
             Condition::New => "new",
             Condition::MemoryShort => "memory short",
             Condition::Congested => "congested",
+            Condition::Evicting => "evicting",
             Condition::BackingOff => "backing off",
             Condition::Silent => "silent",
         }
@@ -134,12 +138,16 @@ impl Condition {
         use Permission::*;
         match (call, self) {
             (Call::Look, Condition::Healthy | Condition::New | Condition::MemoryShort) => Yes,
-            (Call::Look, Condition::Congested | Condition::BackingOff) if was_seen(WORTH_TRYING_TICKS) => Yes,
+            (Call::Look, Condition::Congested | Condition::Evicting | Condition::BackingOff)
+                if was_seen(WORTH_TRYING_TICKS) =>
+            {
+                Yes
+            }
             (Call::Look, Condition::Silent) if was_seen(WORTH_TRYING_TICKS_SILENT) => Yes,
             (Call::Send, Condition::Healthy | Condition::New) if was_seen(BELIEVED_TICKS) => Yes,
             (Call::Send, Condition::Healthy) => AskForEnds,
-            (Call::Send, Condition::MemoryShort) if was_seen(BELIEVED_TICKS_SHORT) => Yes,
-            (Call::Send, Condition::Congested) if was_seen(BELIEVED_TICKS_SHORT) => AskForAll,
+            (Call::Send, Condition::MemoryShort | Condition::Congested) if was_seen(BELIEVED_TICKS_SHORT) => Yes,
+            (Call::Send, Condition::Evicting) if was_seen(BELIEVED_TICKS_SHORT) => AskForAll,
             (Call::Send, Condition::New | Condition::MemoryShort) => AskForAll,
             _ => No,
         }
@@ -174,6 +182,8 @@ pub(crate) struct DeviceState {
     /// When a piece was not in memory last, or a call took long; 0 = never.
     missed_at_nanos: AtomicU64,
     congested_until_nanos: AtomicU64,
+    /// When a belief was wrong last, or a call waited; 0 = never.
+    wrong_at_nanos: AtomicU64,
     back_off_until_nanos: AtomicU64,
     back_off_nanos: AtomicU64,
 }
@@ -192,6 +202,7 @@ impl DeviceState {
             answered_at_nanos: AtomicU64::new(0),
             missed_at_nanos: AtomicU64::new(0),
             congested_until_nanos: AtomicU64::new(0),
+            wrong_at_nanos: AtomicU64::new(0),
             back_off_until_nanos: AtomicU64::new(0),
             back_off_nanos: AtomicU64::new(0),
         }
@@ -204,6 +215,8 @@ impl DeviceState {
             Condition::Silent
         } else if now.as_nanos() < self.back_off_until_nanos.load(Relaxed) {
             Condition::BackingOff
+        } else if reads > 0 && self.is_evicting(now) {
+            Condition::Evicting
         } else if reads >= CONGESTED_FROM || now.as_nanos() < self.congested_until_nanos.load(Relaxed) {
             Condition::Congested
         } else if reads > 0 || self.is_memory_short(now) {
@@ -219,6 +232,13 @@ impl DeviceState {
     fn is_memory_short(&self, now: Moment) -> bool {
         let missed_at = self.missed_at_nanos.load(Relaxed);
         missed_at != 0 && now <= Moment::from_nanos(missed_at) + SHORTAGE_TIME
+    }
+
+    /// Whether a belief was wrong lately, or a call waited.
+    #[inline]
+    fn is_evicting(&self, now: Moment) -> bool {
+        let wrong_at = self.wrong_at_nanos.load(Relaxed);
+        wrong_at != 0 && now <= Moment::from_nanos(wrong_at) + SHORTAGE_TIME
     }
 
     /// The device of this number is asked for something.
@@ -293,6 +313,7 @@ impl DeviceState {
         } else {
             BACK_OFF_MIN
         };
+        self.wrong_at_nanos.store(now.as_nanos(), Relaxed);
         self.back_off_nanos.store(time.as_nanos() as u64, Relaxed);
         self.back_off_until_nanos.fetch_max((now + time).as_nanos(), Relaxed);
     }
@@ -320,6 +341,11 @@ mod tests {
         assert_eq!(device.condition(later), Condition::Congested);
         device.back_off(later);
         assert_eq!(device.condition(later), Condition::BackingOff);
+        let (trusted, is_over) = (later + SHORTAGE_TIME + INSTANT, later + BACK_OFF_MIN);
+        (0..CONGESTED_FROM).for_each(|_| device.note_progress(is_over));
+        assert_eq!(device.condition(is_over), Condition::Evicting);
+        device.note_progress(trusted);
+        assert_eq!(device.condition(trusted), Condition::Congested);
     }
 
     #[test]
@@ -391,11 +417,12 @@ mod tests {
         assert_eq!(sent(Healthy), [Yes, Yes, Yes, AskForEnds, AskForEnds]);
         assert_eq!(sent(New), [Yes, Yes, Yes, AskForAll, AskForAll]);
         assert_eq!(sent(MemoryShort), [Yes, AskForAll, AskForAll, AskForAll, AskForAll]);
-        assert_eq!(sent(Congested), [AskForAll, No, No, No, No]);
+        assert_eq!(sent(Congested), [Yes, No, No, No, No]);
+        assert_eq!(sent(Evicting), [AskForAll, No, No, No, No]);
         assert_eq!((sent(BackingOff), sent(Silent)), ([No; 5], [No; 5]));
         let looked = |condition| [Some(1), Some(4), Some(5), None].map(|age| permits(condition, Call::Look, age));
         assert_eq!([Healthy, New, MemoryShort].map(looked), [[Yes; 4]; 3]);
-        assert_eq!((looked(Congested), looked(BackingOff)), ([Yes, Yes, No, No], [Yes, Yes, No, No]));
+        assert_eq!([Congested, Evicting, BackingOff].map(looked), [[Yes, Yes, No, No]; 3]);
         assert_eq!(looked(Silent), [Yes, No, No, No]);
     }
 }
