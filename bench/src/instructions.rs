@@ -129,7 +129,7 @@ impl Case {
         Asked {
             path,
             headers: self.page.map_or(&[][..], |page| page.headers),
-            // What the floor passes on is its own.
+            // The floor answers with a text of its own.
             content: if program.kind == Kind::Floor { xs(content.len()) } else { content },
             is_short: self.is_short,
             batch: self.batch(),

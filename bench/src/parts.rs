@@ -1,7 +1,7 @@
 //! parts: user-space instructions per request, by what they are for and by function.
 //!
-//! Every instruction counts for the innermost function of the server's own that it is in, with all that is inlined; what
-//! a library does by itself (the allocator, copies of the C library) is a part of its own. A table tells which source
+//! Every instruction counts for the innermost function of the server's own that it is in, with all that is inlined;
+//! libraries by themselves (the allocator, copies of the C library) are a part of their own. A table tells which source
 //! files are for what; the first row that fits holds. The counts are as exact as those of `instructions`, which they
 //! are the sum of.
 

@@ -1,5 +1,5 @@
-//! Connections to servers that belong to one client (`ntlm`): whoever has authenticated a connection is the user of all
-//! that it carries, so it carries requests of that client's connection alone, and ends with it.
+//! Connections to servers that belong to one client (`ntlm`): a connection that a client has authenticated stands for
+//! that user in all that it carries, so it carries requests of that client's connection alone, and ends with it.
 //! (<https://nginx.org/en/docs/http/ngx_http_upstream_module.html#ntlm>)
 //!
 //! ```text
@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The location that a connection was made for does not matter, even with `keepalive … local`: a site has several. An
-//! idle one is looked at when its client has another request; until then it is idle for no longer than the client may be.
+//! idle one is looked at when its client has another request; until then it is idle for no longer than the client may
+//! be.
 
 use gale_runtime::{SocketAddress, now};
 
@@ -23,6 +24,14 @@ const BOUND_MAX: usize = 8;
 /// Those of a client, in the order in which they were used last.
 #[derive(Default)]
 struct BoundConnections(Vec<Bound>);
+
+impl BoundConnections {
+    /// Where one of this pool is that may stand for one with this key, whoever uses it.
+    fn place(&self, pool: &Pool, key: &PoolKey) -> Option<usize> {
+        let is_for = |own: &PoolKey| own.peer == key.peer && own.made_with == key.made_with;
+        self.0.iter().position(|bound| bound.pool.is_of(pool) && is_for(&bound.key))
+    }
+}
 
 struct Bound {
     pool: WeakPool,
@@ -47,7 +56,7 @@ impl Pool {
         knowledge: Knowledge,
     ) -> Option<Box<PooledConnection>> {
         let take = |bound: &mut BoundConnections| {
-            let place = bound.0.iter().position(|bound| bound.pool.is_of(self) && is_for(&bound.key, key))?;
+            let place = bound.place(self, key)?;
             Some(bound.0.remove(place))
         };
         let Bound { connection, .. } = client.with_note_if_any(take).flatten()?;
@@ -69,7 +78,7 @@ impl Pool {
         let pool = self.downgrade();
         client.with_note(|bound: &mut BoundConnections| {
             // One that was opened beside it meanwhile, for a subrequest, may have been challenged only.
-            if let Some(other) = bound.0.iter().position(|bound| bound.pool.is_of(self) && is_for(&bound.key, &key)) {
+            if let Some(other) = bound.place(self, &key) {
                 if !was_bound {
                     return;
                 }
@@ -81,9 +90,4 @@ impl Pool {
             bound.0.push(Bound { pool, key, connection });
         });
     }
-}
-
-/// Whether a connection with one key may stand for one with the other, whoever uses it.
-fn is_for(one: &PoolKey, other: &PoolKey) -> bool {
-    one.peer == other.peer && one.made_with == other.made_with
 }

@@ -182,7 +182,7 @@ pub struct CheckedPeers(Arc<Peers>);
 pub struct CheckedPeer {
     /// Where to connect to.
     pub address: SocketAddress,
-    /// What it is called.
+    /// Its name.
     pub name: Arc<PeerName>,
     state: Arc<PeerState>,
     is_slow_starting: bool,

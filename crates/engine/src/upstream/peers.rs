@@ -83,7 +83,7 @@ impl Peers {
     }
 }
 
-/// What a peer is called. It reads as its address.
+/// The name of a peer. It reads as its address.
 #[derive(Debug)]
 pub struct PeerName {
     address: Box<str>,
@@ -95,7 +95,7 @@ impl PeerName {
         Arc::new(PeerName { address: (*peer.name).into(), server: Arc::clone(&peer.server) })
     }
 
-    /// What stands in the place of a server where there is none: the name of its group.
+    /// The name of a group, in the place of a server's where there is none.
     pub fn of_group(name: &str) -> Arc<PeerName> {
         Arc::new(PeerName { address: name.into(), server: Arc::default() })
     }

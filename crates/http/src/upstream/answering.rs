@@ -113,18 +113,9 @@ impl Answering {
     /// Whether its connection stands for the user of its client, who authenticated it (`ntlm`): the response is for
     /// nobody else, whatever the request says.
     pub fn is_of_user(&self, request: &Request) -> bool {
-        match &self.carrier {
-            Carrier::Exclusive(exclusive) => {
-                exclusive.is_of_user()
-                    || self.is_authenticated
-                        && self
-                            .chosen
-                            .as_ref()
-                            .and_then(Chosen::connections)
-                            .is_some_and(|pool| may_bind(request, pool))
-            }
-            Carrier::Shared(_) => false,
-        }
+        let Carrier::Exclusive(exclusive) = &self.carrier else { return false };
+        let pool = self.chosen.as_ref().and_then(Chosen::connections);
+        exclusive.is_of_user() || self.is_authenticated && pool.is_some_and(|pool| may_bind(request, pool))
     }
 
     /// What has been sent, in bytes.

@@ -43,8 +43,7 @@ pub struct Passing<'p> {
     pub upstream: Option<Arc<Upstream<Request>>>,
     /// The protocol as messages show it: `http://`.
     pub scheme: &'static str,
-    /// What is asked of servers that are spoken to over TLS, whose names are evaluated for each of them; `None` in the
-    /// clear.
+    /// How TLS is spoken to servers, whose names are evaluated for each of them; `None` in the clear.
     pub tls: Option<Box<PassingTls>>,
     /// Writes what a server is asked: `uri`, the head in `wire`, and what else depends on it. Called once before all
     /// servers, or with `request_dynamic` once for each of them.
@@ -106,7 +105,7 @@ pub struct PassingTls {
 }
 
 impl PassingTls {
-    /// What is asked of servers that the URL calls `host`, before names are evaluated that the location has.
+    /// For servers that the URL calls `host`, before names are evaluated that the location has.
     ///
     /// # Panics
     /// The scope was not prepared for TLS.

@@ -270,12 +270,18 @@ mod tests {
     use crate::cache::key::id_of;
     use crate::cache::settings::{CacheDirectory, PathOptions};
 
-    #[test]
-    fn what_is_only_kept_is_read_and_keeps_nobody_from_fetching() {
+    /// Runs `test` on a loop, with a cache that has no directory.
+    fn on_a_loop(test: impl FnOnce(Arc<CacheZone>)) {
         let simulation = Simulation::new(1, Faults::NONE);
         EventLoop::simulated(&simulation, LoopOptions::default()).unwrap().run(async {
             let place = CacheDirectory { path: "/nonexistent".into(), levels: Default::default() };
-            let zone = Arc::new(CacheZone::new("one".into(), place, PathOptions::default(), 1 << 20));
+            test(Arc::new(CacheZone::new("one".into(), place, PathOptions::default(), 1 << 20)));
+        });
+    }
+
+    #[test]
+    fn what_is_only_kept_is_read_and_keeps_nobody_from_fetching() {
+        on_a_loop(|zone| {
             let (id, now) = (id_of(b"key"), Moment::from_nanos(0));
             let begin = || zone.begin(&id, id, now, Duration::MAX);
             let Ok(lead) = begin() else { panic!("nobody fetches it") };
@@ -296,10 +302,7 @@ mod tests {
 
     #[test]
     fn a_fill_that_somebody_has_found_is_not_given_up_before_it_is_read() {
-        let simulation = Simulation::new(1, Faults::NONE);
-        EventLoop::simulated(&simulation, LoopOptions::default()).unwrap().run(async {
-            let place = CacheDirectory { path: "/nonexistent".into(), levels: Default::default() };
-            let zone = Arc::new(CacheZone::new("one".into(), place, PathOptions::default(), 1 << 20));
+        on_a_loop(|zone| {
             let (id, now) = (id_of(b"key"), Moment::from_nanos(0));
             let begin = || zone.begin(&id, id, now, Duration::MAX);
             let Ok(lead) = begin() else { panic!("nobody fetches it") };

@@ -504,17 +504,13 @@ fn serve_coming(
 
 /// Whether a response that is only kept for a while is of use for nobody any more, and in the way of what is stored.
 fn is_spent(caching: &Caching, fill: &Fill, now: u64) -> bool {
-    let Stage::Whole(meta) = fill.stage() else { return false };
-    let is_valid = || judge_purges(&caching.zone, &caching.primary, &meta) == Verdict::Valid;
-    fill.is_kept() && !(meta.lifetime.is_fresh(now) && is_valid())
+    let Some(Stage::Whole(meta)) = fill.is_kept().then(|| fill.stage()) else { return false };
+    !meta.lifetime.is_fresh(now) || judge_purges(&caching.zone, &caching.primary, &meta) != Verdict::Valid
 }
 
 /// What has come and is not in its file yet, as an entry; `None` if it is not all in memory, or is only kept.
 fn whole_of(request: &Request, caching: &Caching, fill: &Arc<Fill>) -> Option<Rc<Hot>> {
-    let Stage::Whole(meta) = fill.stage() else { return None };
-    if fill.is_kept() {
-        return None;
-    }
+    let Some(Stage::Whole(meta)) = (!fill.is_kept()).then(|| fill.stage()) else { return None };
     let is_usable = (!meta.is_head_only || request.is_head()) && is_for(request, caching, &meta);
     hot_of(caching.id, fill, &meta).filter(|_| is_usable).map(Rc::new)
 }

@@ -215,7 +215,7 @@ impl DeviceState {
             Condition::Silent
         } else if now.as_nanos() < self.back_off_until_nanos.load(Relaxed) {
             Condition::BackingOff
-        } else if reads > 0 && self.is_evicting(now) {
+        } else if reads > 0 && was_lately(&self.wrong_at_nanos, now) {
             Condition::Evicting
         } else if reads >= CONGESTED_FROM || now.as_nanos() < self.congested_until_nanos.load(Relaxed) {
             Condition::Congested
@@ -230,15 +230,7 @@ impl DeviceState {
 
     #[inline]
     fn is_memory_short(&self, now: Moment) -> bool {
-        let missed_at = self.missed_at_nanos.load(Relaxed);
-        missed_at != 0 && now <= Moment::from_nanos(missed_at) + SHORTAGE_TIME
-    }
-
-    /// Whether a belief was wrong lately, or a call waited.
-    #[inline]
-    fn is_evicting(&self, now: Moment) -> bool {
-        let wrong_at = self.wrong_at_nanos.load(Relaxed);
-        wrong_at != 0 && now <= Moment::from_nanos(wrong_at) + SHORTAGE_TIME
+        was_lately(&self.missed_at_nanos, now)
     }
 
     /// The device of this number is asked for something.
@@ -319,6 +311,13 @@ impl DeviceState {
     }
 }
 
+/// Whether something was within [`SHORTAGE_TIME`]; 0 stands for never.
+#[inline]
+fn was_lately(at_nanos: &AtomicU64, now: Moment) -> bool {
+    let at = at_nanos.load(Relaxed);
+    at != 0 && now <= Moment::from_nanos(at) + SHORTAGE_TIME
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -342,7 +341,7 @@ mod tests {
         device.back_off(later);
         assert_eq!(device.condition(later), Condition::BackingOff);
         let (trusted, is_over) = (later + SHORTAGE_TIME + INSTANT, later + BACK_OFF_MIN);
-        (0..CONGESTED_FROM).for_each(|_| device.note_progress(is_over));
+        device.note_progress(is_over);
         assert_eq!(device.condition(is_over), Condition::Evicting);
         device.note_progress(trusted);
         assert_eq!(device.condition(trusted), Condition::Congested);
