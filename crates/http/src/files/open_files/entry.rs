@@ -53,6 +53,7 @@ pub(super) struct Entry {
 }
 
 /// What was found.
+#[derive(Clone)]
 pub(super) enum Found {
     /// A regular file, open unless its body alone is kept.
     File { file: Option<File>, metadata: FileMetadata },
@@ -70,6 +71,8 @@ pub(super) struct Kept {
     pub watch: Option<PathWatch>,
     /// The whole file.
     pub body: Option<Body>,
+    /// Its body would be kept as well if there had been room.
+    pub lacks_room: bool,
     /// Its descriptor is one of the few that are held without being told to.
     pub _held: Option<BudgetShare>,
 }
@@ -105,6 +108,13 @@ impl Entry {
         self.uses.load(Ordering::Relaxed) < most && self.uses.fetch_add(1, Ordering::Relaxed) + 1 == most
     }
 
+    /// An entry of the same, used now, that nobody attends to.
+    pub fn anew(&self, now: u64) -> Entry {
+        let entry = Entry::new(&self.path, self.hash, self.found.clone(), self.uses(), self.checked());
+        entry.touch(now);
+        entry
+    }
+
     pub fn uses(&self) -> u32 {
         self.uses.load(Ordering::Relaxed)
     }
@@ -126,6 +136,12 @@ impl Entry {
     pub fn keep(&self, kept: Kept) {
         // Who claims it does so once.
         let _ = self.kept.set(kept);
+    }
+
+    /// Whether its body found no room before and would find some now.
+    pub fn could_have_body(&self) -> bool {
+        let Found::File { metadata, .. } = &self.found else { return false };
+        self.kept().is_some_and(|kept| kept.lacks_room) && BODIES.has_room_for(metadata.size as usize)
     }
 
     /// Whether the caller is the one to attend to it.
@@ -154,11 +170,16 @@ impl Keyed for Entry {
 }
 
 impl Body {
-    /// The whole of a file, if it stays as it is meanwhile; `None` if it does not, or if there is no room. May block.
-    pub fn read(file: &File, metadata: &FileMetadata) -> io::Result<Option<Body>> {
-        let size = usize::try_from(metadata.size).ok().filter(|_| metadata.size <= BODY_MAX);
-        let Some((size, room)) = size.and_then(|size| Some((size, BODIES.take(size)?))) else { return Ok(None) };
-        Ok(read_whole(file, metadata, size)?.map(|bytes| Body(room.hold(bytes))))
+    /// Room for the whole of a file, if there is some.
+    pub fn room(metadata: &FileMetadata) -> Option<BudgetShare> {
+        let size = usize::try_from(metadata.size).ok().filter(|_| metadata.size <= BODY_MAX)?;
+        BODIES.take(size)
+    }
+
+    /// The whole of a file, in the room that was taken for it; `None` if it does not stay as it is meanwhile. May
+    /// block.
+    pub fn read(file: &File, metadata: &FileMetadata, room: BudgetShare) -> io::Result<Option<Body>> {
+        Ok(read_whole(file, metadata, metadata.size as usize)?.map(|bytes| Body(room.hold(bytes))))
     }
 
     /// Whether the file has this content, and stays as it is while it is read. May block. Takes no room: a few threads
@@ -205,7 +226,8 @@ mod tests {
         let file = File::from_std(std::fs::File::open(&path).unwrap()).unwrap();
         std::fs::remove_file(&path).unwrap();
         let metadata = file.look_again().unwrap();
-        let body = Body::read(&file, &metadata).unwrap().expect("there is room");
+        let room = Body::room(&metadata).expect("there is room");
+        let body = Body::read(&file, &metadata, room).unwrap().expect("it stays as it is");
         let sent = body.bytes().clone();
         drop(body);
         assert_eq!((sent.len(), BODIES.taken()), (1000, 1000));
@@ -220,7 +242,7 @@ mod tests {
         std::fs::write(&path, vec![b'a'; size]).unwrap();
         let file = File::from_std(std::fs::File::open(&path).unwrap()).unwrap();
         let metadata = file.look_again().unwrap();
-        let read = || Body::read(&file, &metadata).unwrap();
+        let read = || Body::read(&file, &metadata, Body::room(&metadata)?).unwrap();
         let mut bodies: Vec<Body> = std::iter::from_fn(read).take(2 * BODIES_MAX / size).collect();
         let fitting = BODIES_MAX / size;
         assert_eq!(
@@ -241,7 +263,7 @@ mod tests {
         }
         std::fs::remove_file(&path).unwrap();
         let large = FileMetadata { size: BODY_MAX + 1, ..metadata };
-        assert!(Body::read(&file, &large).unwrap().is_none());
+        assert!(Body::room(&large).is_none());
         drop(bodies);
         assert_eq!(BODIES.taken(), 0);
     }

@@ -104,7 +104,7 @@ fn keep(path: &[u8], hash: u64, now: u64, watch: PathWatch) {
         (Some(file), None, Some(held))
     };
     let entry = Entry::new(path, hash, Found::File { file, metadata }, 0, now);
-    entry.keep(Kept { watch: Some(watch), body, _held: held });
+    entry.keep(Kept { watch: Some(watch), body, lacks_room: false, _held: held });
     TABLE.get_or_init(|| Table::new(ENTRIES_MAX)).insert(entry.into());
     note_work();
 }
@@ -117,11 +117,11 @@ fn open(path: &[u8]) -> Option<(File, FileMetadata)> {
 
 /// The body, in place of another one if there is no room.
 fn read(file: &File, metadata: &FileMetadata) -> Option<Body> {
-    let body = Body::read(file, metadata).ok()?;
-    if body.is_none() && metadata.size <= BODY_MAX && TABLE.get().is_some_and(Table::remove_one) {
-        return Body::read(file, metadata).ok()?;
-    }
-    body
+    let room = Body::room(metadata).or_else(|| {
+        let has_made_room = TABLE.get().is_some_and(Table::remove_one);
+        has_made_room.then(|| Body::room(metadata))?
+    })?;
+    Body::read(file, metadata, room).ok()?
 }
 
 /// The same file with the same content is believed again.

@@ -141,6 +141,8 @@ impl Store {
         };
         if entry.count_use(rules.attended_uses()) {
             self.attend(entry.arc());
+        } else if entry.could_have_body() {
+            self.attend_anew(entry.arc(), now);
         }
         Some(opened)
     }
@@ -150,21 +152,31 @@ impl Store {
         if matches!(entry.found, Found::Seen) || !entry.claim() {
             return;
         }
-        let device = match &entry.found {
-            Found::File { metadata, .. } | Found::Directory(metadata) => Device::number(metadata.device),
-            Found::Seen | Found::Error(_) => files::likely_device(as_path(entry.path())),
-        };
         let (attended, store) = (Arc::clone(entry), Weak::clone(&self.own));
         let task = move || {
             // What has changed meanwhile is opened again by the next one to ask.
-            if !attend_blocking(&attended)
-                && let Some(table) = store.upgrade().as_ref().and_then(|store| store.table.get())
-            {
-                table.remove(&attended);
+            if !attend_blocking(&attended) {
+                with_table(&store, |table| table.remove(&attended));
             }
         };
-        if default_pool().detach(device, task).is_err() {
+        if default_pool().detach(device_of(entry), task).is_err() {
             // Another time, perhaps: it is found without.
+            entry.unclaim();
+        }
+    }
+
+    /// Attends again to an entry whose body found no room. The one that has it takes its place.
+    fn attend_anew(&self, entry: &Arc<Entry>, now: u64) {
+        if !entry.claim() {
+            return;
+        }
+        let (old, store) = (Arc::clone(entry), Weak::clone(&self.own));
+        let task = move || {
+            let new = Arc::new(old.anew(now));
+            let still_is = new.claim() && attend_blocking(&new);
+            with_table(&store, |table| if still_is { table.insert(new) } else { table.remove(&old) });
+        };
+        if default_pool().detach(device_of(entry), task).is_err() {
             entry.unclaim();
         }
     }
@@ -176,6 +188,20 @@ impl Store {
             stores.push(Weak::clone(&self.own));
             Table::new(self.entries_max)
         })
+    }
+}
+
+/// Has the table of a store that is still there.
+fn with_table(store: &Weak<Store>, act: impl FnOnce(&Table<Entry>)) {
+    if let Some(table) = store.upgrade().as_ref().and_then(|store| store.table.get()) {
+        act(table);
+    }
+}
+
+fn device_of(entry: &Entry) -> Device {
+    match &entry.found {
+        Found::File { metadata, .. } | Found::Directory(metadata) => Device::number(metadata.device),
+        Found::Seen | Found::Error(_) => files::likely_device(as_path(entry.path())),
     }
 }
 
@@ -258,7 +284,7 @@ fn tells_of_the_path(error: i32) -> bool {
 /// False if it is not what it was any more.
 fn attend_blocking(entry: &Entry) -> bool {
     let mut watch = PathWatch::begin(as_path(entry.path()));
-    let mut body = None;
+    let (mut body, mut lacks_room) = (None, false);
     // What was found before is looked at again now that it is watched.
     let still_is = match &entry.found {
         Found::Error(libc::ENOENT) => watch.as_ref().is_none_or(|watch| watch.target().is_none()),
@@ -270,14 +296,19 @@ fn attend_blocking(entry: &Entry) -> bool {
         Found::File { file: Some(file), metadata } => {
             if metadata.size <= BODY_MAX && !file.waits_for_others() && (watch.is_some() || is_settled(metadata)) {
                 // Without a body it is sent from its descriptor.
-                body = Body::read(file, metadata).ok().flatten();
+                let room = Body::room(metadata);
+                lacks_room = room.is_none();
+                body = room.and_then(|room| Body::read(file, metadata, room).ok()?);
             }
             leads_to(watch.as_ref(), metadata) && is_unchanged(file, metadata)
         }
         Found::File { file: None, .. } => true,
     };
     if still_is {
-        entry.keep(Kept { watch, body, _held: None });
+        entry.keep(Kept { watch, body, lacks_room, _held: None });
+    }
+    if lacks_room {
+        entry.unclaim();
     }
     still_is
 }
