@@ -5,9 +5,9 @@
 //! in use, and no page of it could go back to the system. These blocks therefore belong to nobody:
 //!
 //! ```text
-//!   system ──map──► cold ──take──► ReadMemory ──drop, on any thread──► warm (4 MiB of a class) ──take──► …
-//!                    ▲                                                  │ beyond that
-//!                    └──── its pages go back to the system ◄────────────┘
+//!   system ──map──► cold ──take──► ReadMemory ──drop, on any thread──► warm (4 MiB) ──take──► …
+//!                    ▲                                             │ beyond that
+//!                    └──── its pages go back to the system ◄───────┘
 //! ```
 //!
 //! Addresses stay mapped, pages do not: nothing is ever unmapped, so the number of mappings grows only with the most
@@ -17,12 +17,12 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::memory::blocks::{LEASE_CLASSES, class_of};
 
-/// How many bytes of free blocks keep their pages, of each class: what some dozens of threads read at once.
+/// How many bytes of free blocks keep their pages: what some dozens of threads read at once.
 const WARM_BYTES_MAX: usize = 4 << 20;
 
 /// Blocks of a class are mapped so many bytes at a time; the largest have as many.
@@ -40,12 +40,35 @@ struct Free {
     warm: [Vec<Start>; LEASE_CLASSES.len()],
     /// Those that have none.
     cold: [Vec<Start>; LEASE_CLASSES.len()],
+    /// Of all classes.
+    warm_bytes: usize,
 }
 
-static FREE: Mutex<Free> = Mutex::new(Free {
-    warm: [const { Vec::new() }; LEASE_CLASSES.len()],
-    cold: [const { Vec::new() }; LEASE_CLASSES.len()],
-});
+static FREE: Mutex<Free> = Mutex::new(Free::NONE);
+
+impl Free {
+    const NONE: Free = Free {
+        warm: [const { Vec::new() }; LEASE_CLASSES.len()],
+        cold: [const { Vec::new() }; LEASE_CLASSES.len()],
+        warm_bytes: 0,
+    };
+
+    fn push_warm(&mut self, class: usize, start: Start) {
+        self.warm_bytes += LEASE_CLASSES[class];
+        self.warm[class].push(start);
+    }
+
+    fn pop_warm(&mut self, class: usize) -> Option<Start> {
+        let start = self.warm[class].pop()?;
+        self.warm_bytes -= LEASE_CLASSES[class];
+        Some(start)
+    }
+
+    /// The class whose free blocks have the most pages: where sizes have changed, one that nobody takes any more.
+    fn warmest_class(&self) -> usize {
+        (0..LEASE_CLASSES.len()).max_by_key(|&class| self.warm[class].len() * LEASE_CLASSES[class]).expect("classes")
+    }
+}
 
 /// Bytes that one has and may write to, on any thread.
 pub(crate) struct ReadMemory {
@@ -64,7 +87,7 @@ impl ReadMemory {
     /// So many bytes. They begin with a page if they are as many.
     pub fn new(length: usize) -> ReadMemory {
         let class = class_of(length).filter(|&class| LEASE_CLASSES[class].is_multiple_of(rustix::param::page_size()));
-        match class.and_then(|class| Some((class, take(class)?))) {
+        match class.and_then(|class| Some((class, take(&FREE, class)?))) {
             Some((class, Start(start))) => ReadMemory { start, length, class: Some(class) },
             // Less than a page, more than any class has, or there is nothing left to be mapped.
             None => {
@@ -102,7 +125,7 @@ impl DerefMut for ReadMemory {
 impl Drop for ReadMemory {
     fn drop(&mut self) {
         match self.class {
-            Some(class) => give_back(class, Start(self.start)),
+            Some(class) => give_back(&FREE, class, Start(self.start)),
             // SAFETY: `new` made it of a box of this length, and nobody has it any more.
             None => drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.length)) }),
         }
@@ -110,11 +133,11 @@ impl Drop for ReadMemory {
 }
 
 /// A block of this class; `None` where the system gives no more.
-fn take(class: usize) -> Option<Start> {
+fn take(free: &Mutex<Free>, class: usize) -> Option<Start> {
     let size = LEASE_CLASSES[class];
     {
-        let mut free = FREE.lock();
-        let warm = free.warm[class].pop();
+        let mut free = free.lock();
+        let warm = free.pop_warm(class);
         if let Some(start) = warm.or_else(|| free.cold[class].pop()) {
             return Some(start);
         }
@@ -130,23 +153,32 @@ fn take(class: usize) -> Option<Start> {
     // SAFETY: each block lies within the region.
     let mut starts = (0..blocks).map(|block| Start(unsafe { region.add(block * size) }));
     let first = starts.next();
-    FREE.lock().cold[class].extend(starts);
+    free.lock().cold[class].extend(starts);
     first
 }
 
-/// A block that nobody has any more.
-fn give_back(class: usize, start: Start) {
-    let size = LEASE_CLASSES[class];
-    {
-        let mut free = FREE.lock();
-        if (free.warm[class].len() + 1) * size <= WARM_BYTES_MAX {
-            return free.warm[class].push(start);
-        }
+/// A block that nobody has any more. It keeps its pages if there is room: those of another class make some that have
+/// more.
+fn give_back(free: &Mutex<Free>, class: usize, start: Start) {
+    let mut free = free.lock();
+    while free.warm_bytes + LEASE_CLASSES[class] > WARM_BYTES_MAX {
+        let warmest = free.warmest_class();
+        let other = if warmest == class { None } else { free.pop_warm(warmest) };
+        let Some(other) = other else {
+            MutexGuard::unlocked(&mut free, || release_pages(class, &start));
+            return free.cold[class].push(start);
+        };
+        MutexGuard::unlocked(&mut free, || release_pages(warmest, &other));
+        free.cold[warmest].push(other);
     }
+    free.push_warm(class, start);
+}
+
+/// Gives the pages of a block that nobody has back to the system.
+fn release_pages(class: usize, start: &Start) {
     // SAFETY: the block is whole pages of a private mapping, of which nobody has any more: they may be zero from now
     // on. An error leaves them as they are.
-    let _ = unsafe { madvise(start.0.as_ptr().cast(), size, Advice::LinuxDontNeed) };
-    FREE.lock().cold[class].push(start);
+    let _ = unsafe { madvise(start.0.as_ptr().cast(), LEASE_CLASSES[class], Advice::LinuxDontNeed) };
 }
 
 #[cfg(test)]
@@ -169,13 +201,25 @@ mod tests {
     }
 
     #[test]
-    fn what_other_threads_give_back_is_kept_up_to_a_bound_and_the_rest_has_no_pages() {
-        const COUNT: usize = 16;
-        let take_all = || -> Vec<ReadMemory> { (0..COUNT).map(|_| ReadMemory::new(LARGE)).collect() };
-        let mut all = take_all();
-        all.iter_mut().for_each(|memory| memory.fill(1));
-        std::thread::spawn(move || drop(all)).join().expect("no panic");
-        let kept = take_all().iter().filter(|memory| memory[0] == 1).count();
-        assert!(kept <= WARM_BYTES_MAX / LARGE, "{kept} of {COUNT}");
+    fn free_blocks_keep_their_pages_up_to_a_bound_for_all_sizes_together() {
+        let free = Mutex::new(Free::NONE);
+        let take_all = |class: usize| -> Vec<Start> {
+            let count = 2 * WARM_BYTES_MAX / LEASE_CLASSES[class];
+            (0..count).map(|_| take(&free, class).expect("there is memory")).collect()
+        };
+        // How many of twice as many blocks as are kept have what was written to them, and their bytes.
+        let kept_bytes = |class: usize| -> usize {
+            let blocks = take_all(class);
+            // SAFETY: the block is this test's, and has at least a byte.
+            let kept = blocks.iter().filter(|block| unsafe { block.0.replace(1) } == 1).count();
+            blocks.into_iter().for_each(|block| give_back(&free, class, block));
+            kept * LEASE_CLASSES[class]
+        };
+        let [large, small] = [LARGE, 16 << 10].map(|length| class_of(length).expect("a class"));
+        assert_eq!([large, large].map(kept_bytes), [0, WARM_BYTES_MAX]);
+        // Of the room of a size that is not in use, another one gets more than half, and never more than all.
+        assert_eq!(kept_bytes(small), 0);
+        assert!((WARM_BYTES_MAX / 2..WARM_BYTES_MAX).contains(&kept_bytes(small)));
+        assert_eq!(free.lock().warm_bytes, WARM_BYTES_MAX);
     }
 }

@@ -25,11 +25,22 @@ use gale_runtime::{Bytes, Effort, charge_units, poll_units};
 use super::page::{Page, TooMuch};
 use super::{Conf, TimeFormat};
 
-/// What a command takes: an include prepares a request, an `if` may run a regular expression.
-const COMMAND_EFFORT: Effort = Effort { usual_nanos: 20_000, worst_nanos: 200_000 };
+/// What most commands take: a value is looked up and copied.
+const SMALL_EFFORT: Effort = Effort { usual_nanos: 1_000, worst_nanos: 50_000 };
 
-/// So much text takes as long as a command: it is read and searched, also where it is not shown.
-const TEXT_OF_A_COMMAND: usize = 16 * 1024;
+/// What an `if` takes, which may run a regular expression.
+const EXPRESSION_EFFORT: Effort = Effort { usual_nanos: 5_000, worst_nanos: 200_000 };
+
+/// What an include takes, which prepares a request, and a mistake, which is logged.
+const LARGE_EFFORT: Effort = Effort { usual_nanos: 20_000, worst_nanos: 200_000 };
+
+/// What text takes, by the KiB: it is read and searched, also where it is not shown.
+const TEXT_EFFORT: Effort = Effort { usual_nanos: 1_250, worst_nanos: 12_500 };
+
+/// Bytes up to this length are gathered, until there are so many together: chunks, frames and TLS records of a few
+/// bytes each would cost more than the copy.
+const GATHERED_ITEM_MAX: usize = 4 * 1024;
+const GATHERED_MAX: usize = 16 * 1024;
 
 /// How much is searched at once: all that is read of a file at once.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -50,6 +61,9 @@ pub struct Document {
     waits_for: Waiting,
     /// A command that waits for its share of a turn.
     found: Option<Event>,
+    /// What has not been given out yet, and what stands behind it: `Some(None)` is the end.
+    gathered: Vec<u8>,
+    behind: Option<Option<Result<BodyItem, BodyError>>>,
 
     is_silent: bool,
     error_message: Bytes,
@@ -110,6 +124,7 @@ struct Row {
     condition: Condition,
     /// Names, and whether the parameter must be there.
     parameters: &'static [(&'static str, bool)],
+    effort: Effort,
     run: fn(&mut Document, &Request, &Parameters<'_>) -> Outcome,
 }
 
@@ -124,27 +139,60 @@ const COMMANDS: &[Row] = &[
         name: "include",
         condition: Condition::None,
         parameters: &[("virtual", false), ("file", false), ("wait", false), ("set", false), ("stub", false)],
+        effort: LARGE_EFFORT,
         run: Document::include,
     },
     Row {
         name: "echo",
         condition: Condition::None,
         parameters: &[("var", true), ("default", false), ("encoding", false)],
+        effort: SMALL_EFFORT,
         run: Document::echo,
     },
     Row {
         name: "config",
         condition: Condition::None,
         parameters: &[("errmsg", false), ("timefmt", false)],
+        effort: SMALL_EFFORT,
         run: Document::config,
     },
-    Row { name: "set", condition: Condition::None, parameters: &[("var", true), ("value", true)], run: Document::set },
-    Row { name: "if", condition: Condition::None, parameters: &[("expr", true)], run: Document::test },
-    Row { name: "elif", condition: Condition::If, parameters: &[("expr", true)], run: Document::test },
-    Row { name: "else", condition: Condition::If, parameters: &[], run: Document::otherwise },
-    Row { name: "endif", condition: Condition::Else, parameters: &[], run: Document::end_if },
-    Row { name: "block", condition: Condition::None, parameters: &[("name", true)], run: Document::block },
-    Row { name: "endblock", condition: Condition::None, parameters: &[], run: Document::end_block },
+    Row {
+        name: "set",
+        condition: Condition::None,
+        parameters: &[("var", true), ("value", true)],
+        effort: SMALL_EFFORT,
+        run: Document::set,
+    },
+    Row {
+        name: "if",
+        condition: Condition::None,
+        parameters: &[("expr", true)],
+        effort: EXPRESSION_EFFORT,
+        run: Document::test,
+    },
+    Row {
+        name: "elif",
+        condition: Condition::If,
+        parameters: &[("expr", true)],
+        effort: EXPRESSION_EFFORT,
+        run: Document::test,
+    },
+    Row { name: "else", condition: Condition::If, parameters: &[], effort: SMALL_EFFORT, run: Document::otherwise },
+    Row { name: "endif", condition: Condition::Else, parameters: &[], effort: SMALL_EFFORT, run: Document::end_if },
+    Row {
+        name: "block",
+        condition: Condition::None,
+        parameters: &[("name", true)],
+        effort: SMALL_EFFORT,
+        run: Document::block,
+    },
+    Row {
+        name: "endblock",
+        condition: Condition::None,
+        parameters: &[],
+        effort: SMALL_EFFORT,
+        run: Document::end_block,
+    },
 ];
 
 impl Document {
@@ -158,6 +206,8 @@ impl Document {
             page,
             waits_for: Waiting::Nothing,
             found: None,
+            gathered: Vec::new(),
+            behind: None,
             is_silent: *conf.ssi_silent_errors.get(),
             error_message: Bytes::from_static(ERROR_MESSAGE),
             time_format,
@@ -173,17 +223,58 @@ impl Document {
 
 impl BodyStream for Document {
     fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
+        while self.behind.is_none() {
+            match self.poll_item(request, context) {
+                Poll::Ready(Some(Ok(BodyItem::Bytes(bytes)))) if bytes.len() <= GATHERED_ITEM_MAX => {
+                    self.gathered.extend_from_slice(&bytes);
+                    if self.gathered.len() >= GATHERED_MAX {
+                        return Poll::Ready(Some(Ok(self.take_gathered())));
+                    }
+                }
+                Poll::Ready(other) => self.behind = Some(other),
+                // It need not wait for what comes.
+                Poll::Pending if self.gathered.is_empty() => return Poll::Pending,
+                Poll::Pending => return Poll::Ready(Some(Ok(self.take_gathered()))),
+            }
+        }
+        if !self.gathered.is_empty() {
+            return Poll::Ready(Some(Ok(self.take_gathered())));
+        }
+        Poll::Ready(self.behind.take().expect("it ended the loop"))
+    }
+
+    fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
+        self.source.poll_ahead(request, context);
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.gathered.is_empty() && matches!(self.behind, Some(None))
+    }
+
+    fn patience(&self, default: Duration) -> Duration {
+        self.source.patience(default)
+    }
+}
+
+impl Document {
+    fn take_gathered(&mut self) -> BodyItem {
+        BodyItem::Bytes(std::mem::take(&mut self.gathered).into())
+    }
+
+    /// The next item as the document has it.
+    fn poll_item(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
         loop {
             if let Err(error) = ready!(self.poll_waited(request, context)) {
                 return Poll::Ready(Some(Err(error)));
             }
             if let Some(event) = self.found.take() {
-                if poll_units(context, COMMAND_EFFORT, 1).is_pending() {
+                let effort = effort_of(&event);
+                if poll_units(context, effort, 1).is_pending() {
                     self.found = Some(event);
                     return Poll::Pending;
                 }
                 let item = self.handle(request, event);
-                charge_units(COMMAND_EFFORT, 1);
+                charge_units(effort, 1);
                 match item {
                     Some(item) => return Poll::Ready(Some(Ok(item))),
                     None => continue,
@@ -214,9 +305,9 @@ impl BodyStream for Document {
                     continue;
                 }
                 // Text that is not shown could go on without end, too.
-                let units = left.div_ceil(TEXT_OF_A_COMMAND);
-                ready!(poll_units(context, COMMAND_EFFORT, units));
-                charge_units(COMMAND_EFFORT, units);
+                let units = left.div_ceil(1024);
+                ready!(poll_units(context, TEXT_EFFORT, units));
+                charge_units(TEXT_EFFORT, units);
                 piece.until += left;
             }
             let Some(event) = self.parser.next(&piece.bytes[..piece.until], &mut piece.at) else { continue };
@@ -231,16 +322,6 @@ impl BodyStream for Document {
         }
     }
 
-    fn poll_ahead(&mut self, request: &Request, context: &mut Context<'_>) {
-        self.source.poll_ahead(request, context);
-    }
-
-    fn patience(&self, default: Duration) -> Duration {
-        self.source.patience(default)
-    }
-}
-
-impl Document {
     /// Ready when nothing is waited for any more.
     fn poll_waited(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         match &mut self.waits_for {
@@ -290,7 +371,7 @@ impl Document {
     }
 
     fn carry_out(&mut self, request: &Request, command: &Command) -> Outcome {
-        let Some(row) = COMMANDS.iter().find(|row| row.name.as_bytes() == command.name) else {
+        let Some(row) = row_of(command) else {
             if self.is_shown {
                 let message = format!("invalid SSI command: \"{}\"", BStr::new(&command.name));
                 return Err(self.complain(request, message));
@@ -588,6 +669,18 @@ impl<'c> Parameters<'c> {
     }
 }
 
+fn row_of(command: &Command) -> Option<&'static Row> {
+    COMMANDS.iter().find(|row| row.name.as_bytes() == command.name)
+}
+
+/// What is to be done about an event takes so long.
+fn effort_of(event: &Event) -> Effort {
+    match event {
+        Event::Command(command) => row_of(command).map_or(LARGE_EFFORT, |row| row.effort),
+        Event::Text(_) | Event::HeldText(_) | Event::Mistake(_) => LARGE_EFFORT,
+    }
+}
+
 /// Gale's own message: nginx has no bounds here.
 fn too_much() -> String {
     "the SSI page has too many or too long variables, blocks or includes".to_owned()
@@ -605,19 +698,22 @@ mod tests {
 
     use super::*;
 
-    /// What is shown of a document, and how often it had to wait for another turn.
-    fn shown(text: Vec<u8>) -> (Vec<u8>, u32) {
+    /// What is shown of a document, how often it had to wait for another turn, and how many items it has.
+    fn shown(text: Vec<u8>) -> (Vec<u8>, u32, u32) {
         let request = Request::default();
         EventLoop::new(LoopOptions::simulated_time()).unwrap().run(async {
             let body = Body::Bytes(text.into());
             let conf =
                 Conf { ssi_value_length: Setting::of(256), ssi_silent_errors: Setting::of(false), ..Conf::default() };
             let mut document = Document::new(body, Rc::default(), &conf, TimeFormat::default());
-            let (mut shown, mut waits) = (Vec::new(), 0);
+            let (mut shown, mut waits, mut items) = (Vec::new(), 0, 0);
             let next = std::future::poll_fn(|context| {
                 loop {
                     match document.poll_next(&request, context) {
-                        Poll::Ready(Some(item)) => shown.extend_from_slice(item.unwrap().bytes()),
+                        Poll::Ready(Some(item)) => {
+                            shown.extend_from_slice(item.unwrap().bytes());
+                            items += 1;
+                        }
                         Poll::Ready(None) => return Poll::Ready(()),
                         Poll::Pending => {
                             waits += 1;
@@ -627,25 +723,34 @@ mod tests {
                 }
             });
             next.await;
-            (shown, waits)
+            (shown, waits, items)
         })
     }
 
     #[test]
     fn a_page_of_commands_takes_several_turns() {
-        let mut text = b"<!--#set var=\"a\" value=\"x\" -->".repeat(500);
-        text.extend_from_slice(&b"<!--#echo var=\"a\" -->".repeat(500));
-        let (shown, waits) = shown(text);
-        assert_eq!(shown, b"x".repeat(500));
+        let mut text = b"<!--#set var=\"a\" value=\"x\" -->".repeat(5000);
+        text.extend_from_slice(&b"<!--#echo var=\"a\" -->".repeat(5000));
+        let (shown, waits, _) = shown(text);
+        assert_eq!(shown, b"x".repeat(5000));
         assert!(waits >= 15, "{waits}");
+    }
+
+    #[test]
+    fn short_texts_and_values_leave_together_and_long_ones_on_their_own() {
+        let long = b"y".repeat(2 * GATHERED_ITEM_MAX);
+        let few = b"some text <!--#set var=\"a\" value=\"x\" --><!--#echo var=\"a\" --> more".repeat(10);
+        let (shown, _, items) = shown([&few[..], &long, b"<!--#echo var=\"a\" -->"].concat());
+        assert_eq!(shown, [&b"some text x more".repeat(10)[..], &long, b"x"].concat());
+        assert_eq!(items, 3);
     }
 
     #[test]
     fn text_takes_several_turns_whether_it_is_shown_or_not() {
         let text = b"text <!-".repeat(512 * 1024);
-        let (all, waits) = shown(text.clone());
+        let (all, waits, _) = shown(text.clone());
         assert!(all == text && waits >= 4, "{waits}");
-        let (rest, waits) = shown([b"a<!--#if expr=\"\" -->", &text[..], b"<!--#endif -->b"].concat());
+        let (rest, waits, _) = shown([b"a<!--#if expr=\"\" -->", &text[..], b"<!--#endif -->b"].concat());
         assert_eq!(rest, b"ab");
         assert!(waits >= 4, "{waits}");
     }
