@@ -162,6 +162,13 @@ pub fn read_ahead_kib((major, minor): Device) -> Option<u64> {
     text.trim().parse().ok()
 }
 
+/// How many bytes were read from a device since the machine started.
+pub fn bytes_read((major, minor): Device) -> Option<u64> {
+    let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok()?;
+    // In sectors of 512 bytes, whatever the device has.
+    Some(text.split_ascii_whitespace().nth(2)?.parse::<u64>().ok()? * 512)
+}
+
 /// A file system of its own in a file, behind a queue that holds hardly anything.
 #[derive(Debug)]
 pub struct SmallDisk {

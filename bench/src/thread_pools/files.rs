@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::confine;
 use super::data_set::{self, Random};
 use super::waits::{self, Waits};
 use super::{Experiment, Site, WARM_UP, get, stalls};
@@ -30,6 +31,8 @@ struct SlowRow {
     /// Of user space and of the kernel (that includes what sockets hold), per client.
     user_kib_per_client: f64,
     kernel_kib_per_client: f64,
+    /// Of the whole machine, from the first request on.
+    disk_bytes_per_second: Option<f64>,
     stalls: Vec<String>,
     /// What the loops waited for in the kernel, for over 20 ms each time.
     waits: BTreeMap<String, Waits>,
@@ -46,7 +49,7 @@ pub fn measure_slow_ranges(options: &Options) -> Measured {
     let mut rows = Vec::new();
     for program in &programs {
         let server = program.start(site.setting(experiment.workers, "sendfile_max_chunk 512k;".to_owned()))?;
-        rows.push(slow_ranges(options, &server, length)?);
+        rows.push(slow_ranges(options, &site, &server, length)?);
     }
     let table = report::table_of(
         &rows,
@@ -54,6 +57,9 @@ pub fn measure_slow_ranges(options: &Options) -> Measured {
             ("server", &|row: &SlowRow| row.server.clone()),
             ("Mbit/s per client", &|row| {
                 format!("{:.2}", row.clients.bytes_per_second * 8e-6 / experiment.slow_clients as f64)
+            }),
+            ("read from the disk, MiB/s", &|row| {
+                row.disk_bytes_per_second.map_or("–".to_owned(), |bytes| format!("{:.0}", bytes / f64::from(1 << 20)))
             }),
             ("user KiB per client", &|row| format!("{:.1}", row.user_kib_per_client)),
             ("kernel KiB per client", &|row| format!("{:.1}", row.kernel_kib_per_client)),
@@ -82,7 +88,7 @@ pub fn measure_slow_ranges(options: &Options) -> Measured {
     Ok((Document::new("slow-ranges", "A thousand slow clients of one large file", &programs, &body, &rows)?, holds))
 }
 
-fn slow_ranges(options: &Options, server: &Running, length: u64) -> Result<SlowRow, String> {
+fn slow_ranges(options: &Options, site: &Site, server: &Running, length: u64) -> Result<SlowRow, String> {
     let clients = options.experiment.slow_clients;
     let probe_alone = probe_for(server, options.run_time)?;
     let (memory, kernel) = (Memory::read(&server.root.tree()), kernel_kib());
@@ -104,15 +110,19 @@ fn slow_ranges(options: &Options, server: &Running, length: u64) -> Result<SlowR
         asks_every: Duration::ZERO,
         certificate: None,
     };
-    let (got, probe, loaded, kernel_loaded, waits) = std::thread::scope(|scope| {
+    let device = confine::device_of(site.root());
+    let disk = || Some((Instant::now(), confine::bytes_read(device?)?));
+    let disk_before = disk();
+    let (got, probe, loaded, kernel_loaded, disk_loaded, waits) = std::thread::scope(|scope| {
         let waits = scope.spawn(|| waits::watch(server.root, &ends));
         let swarm = scope.spawn(move || swarm.run());
         let probe = probe_for(server, options.run_time);
         let loaded = Memory::read(&server.root.tree());
         let kernel_loaded = kernel_kib();
+        let disk_loaded = disk();
         ends.store(true, Ordering::Relaxed);
         let got = swarm.join().expect("a client does not panic");
-        (got, probe, loaded, kernel_loaded, waits.join().expect("whoever looks does not panic"))
+        (got, probe, loaded, kernel_loaded, disk_loaded, waits.join().expect("whoever looks does not panic"))
     });
     let row = SlowRow {
         server: server.label.clone(),
@@ -120,6 +130,9 @@ fn slow_ranges(options: &Options, server: &Running, length: u64) -> Result<SlowR
         probe_alone,
         probe: probe?,
         user_kib_per_client: (loaded.pss_kib as f64 - memory.pss_kib as f64) / clients as f64,
+        disk_bytes_per_second: disk_before.zip(disk_loaded).map(|((since, before), (until, after))| {
+            (after - before) as f64 / until.duration_since(since).as_secs_f64()
+        }),
         kernel_kib_per_client: (kernel_loaded as f64 - kernel as f64) / clients as f64,
         stalls: stalls(&server.error_log()),
         waits,

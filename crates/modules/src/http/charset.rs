@@ -263,7 +263,7 @@ struct Map {
 
 enum Tables {
     Bytes { forth: Arc<[u8; 256]>, back: Arc<[u8; 256]> },
-    Utf8 { forth: Arc<[Utf8Bytes; 256]>, back: Arc<Pages> },
+    Utf8 { forth: Arc<Utf8Table>, back: Arc<Pages> },
 }
 
 /// A character, or several, in up to three bytes.
@@ -271,6 +271,13 @@ enum Tables {
 struct Utf8Bytes {
     bytes: [u8; 3],
     length: u8,
+}
+
+/// For each byte what stands for it.
+struct Utf8Table {
+    rows: [Utf8Bytes; 256],
+    /// ASCII stands for itself.
+    keeps_ascii: bool,
 }
 
 /// For each character of 16 bits the byte that stands for it, or none: a page for those that begin with the same 8.
@@ -363,7 +370,7 @@ fn utf8_tables(rows: &[Statement]) -> (Tables, Vec<Diagnostic>) {
             Err(error) => errors.push(error),
         }
     }
-    (Tables::Utf8 { forth: Arc::new(forth), back: Arc::new(back) }, errors)
+    (Tables::Utf8 { forth: Arc::new(Utf8Table::new(forth)), back: Arc::new(back) }, errors)
 }
 
 /// The code in the first column of a row, and the second column.
@@ -407,6 +414,13 @@ impl Utf8Bytes {
     }
 }
 
+impl Utf8Table {
+    fn new(rows: [Utf8Bytes; 256]) -> Utf8Table {
+        let keeps_ascii = (0..128_u8).all(|byte| rows[usize::from(byte)].as_bytes() == [byte]);
+        Utf8Table { rows, keeps_ascii }
+    }
+}
+
 impl Pages {
     fn set(&mut self, character: u16, byte: u8) {
         let [page, place] = character.to_be_bytes().map(usize::from);
@@ -422,7 +436,7 @@ impl Pages {
 /// How to come from one charset to another.
 enum Conversion {
     Bytes(Arc<[u8; 256]>),
-    ToUtf8(Arc<[Utf8Bytes; 256]>),
+    ToUtf8(Arc<Utf8Table>),
     FromUtf8(Arc<Pages>),
 }
 
@@ -533,8 +547,8 @@ trait Encoder {
     /// What is to be said of an end in the middle of a character.
     fn end(&mut self, _ready: &mut Ready) {}
 
-    /// Whether what begins with an ASCII character may be copied up to the next other byte.
-    fn copies_ascii(&self) -> bool;
+    /// Converts what needs nothing kept, as far as there is certainly room: how much was taken, and made.
+    fn encode_many(&self, input: &[u8], room: &mut [u8]) -> (usize, usize);
 }
 
 struct Converting<E> {
@@ -562,15 +576,10 @@ impl<E: Encoder> Transform for Converting<E> {
                 break;
             }
             let room = &mut room[step.produced..];
-            let plain = match self.encoder.copies_ascii() {
-                true => rest.iter().zip(&*room).take_while(|(byte, _)| byte.is_ascii()).count(),
-                false => 0,
-            };
-            if plain > 0 {
-                room[..plain].copy_from_slice(&rest[..plain]);
-                step.consumed += plain;
-                step.produced += plain;
-            } else {
+            let (taken, made) = self.encoder.encode_many(rest, room);
+            step.consumed += taken;
+            step.produced += made;
+            if taken == 0 {
                 step.consumed += self.encoder.encode(rest, &mut self.ready);
                 step.produced += self.ready.take(room);
             }
@@ -580,33 +589,50 @@ impl<E: Encoder> Transform for Converting<E> {
     }
 }
 
+/// Copies the ASCII characters at the beginning, as far as there is room.
+fn copy_ascii(input: &[u8], room: &mut [u8]) -> usize {
+    let most = input.len().min(room.len());
+    let plain = input[..most].find_non_ascii_byte().unwrap_or(most);
+    room[..plain].copy_from_slice(&input[..plain]);
+    plain
+}
+
 struct Bytes(Arc<[u8; 256]>);
 
 impl Encoder for Bytes {
     fn encode(&mut self, input: &[u8], ready: &mut Ready) -> usize {
-        let length = input.len().min(ready.bytes.len());
-        let mut made = [0; 10];
-        input.iter().zip(&mut made).for_each(|(&byte, made)| *made = self.0[usize::from(byte)]);
-        ready.put(&made[..length]);
-        length
-    }
-
-    /// The table may say something else.
-    fn copies_ascii(&self) -> bool {
-        false
-    }
-}
-
-struct ToUtf8(Arc<[Utf8Bytes; 256]>);
-
-impl Encoder for ToUtf8 {
-    fn encode(&mut self, input: &[u8], ready: &mut Ready) -> usize {
-        ready.put(self.0[usize::from(input[0])].as_bytes());
+        ready.put(&[self.0[usize::from(input[0])]]);
         1
     }
 
-    fn copies_ascii(&self) -> bool {
-        false
+    fn encode_many(&self, input: &[u8], room: &mut [u8]) -> (usize, usize) {
+        let length = input.len().min(room.len());
+        input.iter().zip(room).for_each(|(&byte, made)| *made = self.0[usize::from(byte)]);
+        (length, length)
+    }
+}
+
+struct ToUtf8(Arc<Utf8Table>);
+
+impl Encoder for ToUtf8 {
+    fn encode(&mut self, input: &[u8], ready: &mut Ready) -> usize {
+        ready.put(self.0.rows[usize::from(input[0])].as_bytes());
+        1
+    }
+
+    fn encode_many(&self, input: &[u8], room: &mut [u8]) -> (usize, usize) {
+        let (mut taken, mut made) = (0, 0);
+        while let (Some(&byte), Some(place)) = (input.get(taken), room.get_mut(made..made + 3)) {
+            if byte.is_ascii() && self.0.keeps_ascii {
+                let plain = copy_ascii(&input[taken..], &mut room[made..]);
+                (taken, made) = (taken + plain, made + plain);
+            } else {
+                let row = &self.0.rows[usize::from(byte)];
+                place.copy_from_slice(&row.bytes);
+                (taken, made) = (taken + 1, made + usize::from(row.length));
+            }
+        }
+        (taken, made)
     }
 }
 
@@ -655,8 +681,20 @@ impl Encoder for FromUtf8 {
         }
     }
 
-    fn copies_ascii(&self) -> bool {
-        self.kept_length == 0
+    fn encode_many(&self, input: &[u8], room: &mut [u8]) -> (usize, usize) {
+        let (mut taken, mut made) = (0, 0);
+        if self.kept_length > 0 {
+            return (0, 0);
+        }
+        loop {
+            let plain = copy_ascii(&input[taken..], &mut room[made..]);
+            (taken, made) = (taken + plain, made + plain);
+            let (character, length) = bstr::decode_utf8(&input[taken..]);
+            let byte = character.and_then(|character| self.pages.get(character));
+            let (Some(byte), Some(place)) = (byte, room.get_mut(made)) else { return (taken, made) };
+            *place = byte;
+            (taken, made) = (taken + length, made + 1);
+        }
     }
 }
 
@@ -728,8 +766,15 @@ mod tests {
         assert_eq!(converted(|| Bytes(Arc::clone(&table)), b"HAL, and more than ten"), b"IBM-!boe!npsf!uibo!ufo");
         let mut table = [Utf8Bytes { bytes: [b'?', 0, 0], length: 1 }; 256];
         table[1] = Utf8Bytes { bytes: [0xe2, 0x82, 0xac], length: 3 };
-        let table = Arc::new(table);
+        let mut ascii = table;
+        let table = Arc::new(Utf8Table::new(table));
         assert_eq!(converted(|| ToUtf8(Arc::clone(&table)), b"\x01\x02\x01"), "€?€".as_bytes());
+        (0..128).for_each(|byte: u8| ascii[usize::from(byte)] = Utf8Bytes { bytes: [byte, 0, 0], length: 1 });
+        ascii[128] = Utf8Bytes { bytes: [0xe2, 0x82, 0xac], length: 3 };
+        let table = Arc::new(Utf8Table::new(ascii));
+        assert!(table.keeps_ascii);
+        let text = b"some text \x80\x80, and \xff more";
+        assert_eq!(converted(|| ToUtf8(Arc::clone(&table)), text), "some text €€, and ? more".as_bytes());
     }
 
     #[test]
