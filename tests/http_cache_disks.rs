@@ -473,18 +473,20 @@ fn a_large_hit_on_a_disk_that_hangs_is_answered_by_the_upstream(driver: Driver) 
     }
     let backend = large_origin();
     let Some((mut server, mounted, _directory)) = on_a_disk_of_the_test(driver, "/plain", &backend) else { return };
+    // Whoever answers, the client's connection stays.
+    let mut client = server.connect();
     // As often as it takes for a busy machine to be in time.
-    while used(&server.get("/plain?c=hung")) != Some("HIT") {}
+    while used(&client.get("/plain?c=hung")) != Some("HIT") {}
     let asked = backend.asked().len();
     mounted.set_fault(Some((fuse::Fault::Hangs, 0)));
     // The open file is kept, and not read: neither the head nor the body of it is sent.
-    assert_eq!(used(&server.get("/plain?c=hung")), Some("MISS"));
+    assert_eq!(used(&client.get("/plain?c=hung")), Some("MISS"));
     assert_eq!(backend.asked().len(), asked + 1);
     server.wait_logged("does not answer, requests go to the upstream");
     // What the upstream has sent is used for a moment.
     let mut hits = 0;
     server.look_until("it is used, and asked for again", || {
-        match used(&server.get("/plain?c=hung")) {
+        match used(&client.get("/plain?c=hung")) {
             Some("HIT") => hits += 1,
             other => assert_eq!(other, Some("MISS")),
         }
@@ -492,7 +494,7 @@ fn a_large_hit_on_a_disk_that_hangs_is_answered_by_the_upstream(driver: Driver) 
     });
     // It is tried once in a second.
     mounted.set_fault(None);
-    while used(&server.get("/plain?c=hung")) != Some("HIT") {}
+    while used(&client.get("/plain?c=hung")) != Some("HIT") {}
     drop(mounted);
     server.end(Signal::TERM);
 }
@@ -503,14 +505,15 @@ fn a_hit_whose_disk_fails_on_the_way_goes_on_from_the_upstream(driver: Driver) {
     }
     let backend = large_origin();
     let Some((mut server, mounted, _directory)) = on_a_disk_of_the_test(driver, "/tagged", &backend) else { return };
+    let mut client = server.connect();
     for fault in [fuse::Fault::Fails, fuse::Fault::Hangs] {
         mounted.set_fault(None);
-        while used(&server.get("/tagged?c=hung")) != Some("HIT") {}
+        while used(&client.get("/tagged?c=hung")) != Some("HIT") {}
         mounted.set_fault(Some((fault, 200_000)));
         // Answered by the disk up to there, and by the server from there on; the client notices nothing.
         loop {
             let asked = backend.asked().len();
-            let response = server.get("/tagged?c=hung");
+            let response = client.get("/tagged?c=hung");
             if used(&response) == Some("HIT") {
                 let asked = &backend.asked()[asked].1;
                 assert_eq!(asked.header("If-Range"), Some("\"1\""), "{fault:?}");

@@ -11,6 +11,7 @@ use support::{Backend, Client, Driver, Response, Server, Serving, Setup, with_ea
 with_each_driver!(
     servers_take_turns_by_weight,
     the_next_server_is_tried_as_configured,
+    a_connection_whose_answer_is_replaced_is_used_again,
     what_is_not_idempotent_is_not_sent_twice,
     an_unbuffered_body_is_sent_once,
     tries_are_limited,
@@ -100,6 +101,24 @@ fn the_next_server_is_tried_as_configured(driver: Driver) {
         assert_eq!(post(&mut server.connect(), "/post").status, 200, "{condition}");
         let bodies: Vec<Vec<u8>> = good.asked().into_iter().map(|(_, asked)| asked.body).collect();
         assert_eq!(bodies, [&b""[..], b"abc"], "{condition}");
+        server.stop();
+    }
+}
+
+fn a_connection_whose_answer_is_replaced_is_used_again(driver: Driver) {
+    let whole = "HTTP/1.1 404 x\r\nContent-Length: 4\r\n\r\ngone";
+    let unfinished = "HTTP/1.1 404 x\r\nContent-Length: 5\r\n\r\ngone";
+    let closing = "HTTP/1.1 404 x\r\nContent-Length: 4\r\nConnection: close\r\n\r\ngone";
+    for (answer, connections) in [(whole, 1), (unfinished, 4), (closing, 4)] {
+        let (first, second) = (always(answer), ok());
+        let servers = format!("server {}; server {} backup;", first.address, second.address);
+        let location = "location / { proxy_next_upstream http_404; proxy_pass http://u; }";
+        let server = start(driver, &servers, location);
+        let mut client = server.connect();
+        for _ in 0..4 {
+            assert_eq!(client.get("/").text(), "ok");
+        }
+        assert_eq!((first.asked().len(), first.connection_count()), (4, connections), "{answer}");
         server.stop();
     }
 }

@@ -197,6 +197,20 @@ impl Answering {
         }
     }
 
+    /// Something else is the answer, such as another server's, and nothing of this response is used: unless the rest of
+    /// it is there already, the connection is closed.
+    #[cold]
+    pub fn end_replaced(mut self: Box<Self>, request: &Request, chosen: &Chosen) {
+        let Carrier::Exclusive(exclusive) = &mut self.carrier else { return };
+        loop {
+            match exclusive.read_body() {
+                Ok(BodyRead::Piece(_)) => {}
+                Ok(BodyRead::End) => break exclusive.park(request, chosen, self.is_authenticated),
+                Ok(BodyRead::Partial) | Err(_) => break,
+            }
+        }
+    }
+
     /// The rest of the response is not wanted: the connection is closed.
     pub fn give_up(self: Box<Self>) {
         drop(self);

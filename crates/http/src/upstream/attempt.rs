@@ -260,12 +260,16 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
                         if let Some(on) = RetryOn::of_status(head.status)
                             && let Some(flow) = caching::serve_stale(request, passing, on, Some(head.status))
                         {
+                            answering.end_replaced(request, &chosen);
                             return flow;
                         }
                         answering.chosen = Some(chosen);
                         return response::begin(request, passing, answering, head);
                     }
-                    Some(on) => (on, head.status, READING),
+                    Some(on) => {
+                        answering.end_replaced(request, &chosen);
+                        (on, head.status, READING)
+                    }
                 }
             }
             Err(Failure::OfServer(on, status, action)) => (on, status, action),
