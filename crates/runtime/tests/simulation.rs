@@ -716,6 +716,43 @@ fn after_a_wrong_belief_what_was_seen_a_moment_ago_is_looked_for_before_it_is_se
 }
 
 #[test]
+fn what_was_looked_for_before_it_is_sent_is_looked_for_once_in_a_turn() {
+    each_seed(3, |simulation| {
+        let gone = Faults { cold_files: 1000, ..Faults::NONE };
+        simulation.set_faults(gone);
+        simulation.add_file("/file", &pattern(1 << 20)).unwrap();
+        run(simulation, async {
+            let file = files::open(Path::new("/file"), OpenFlags::READ).await.unwrap();
+            file.note_sent(0, 1 << 20);
+            assert!(matches!(file.look(0, 1 << 16).unwrap(), CachedRead::NotInMemory), "a wrong belief");
+            sleep(Duration::from_millis(2100)).await;
+            let pool = ThreadPool::new("simulated", 1, 10);
+            let begin_read = |number: u64| {
+                let read = file.begin_read(&pool, number * 1000, 1000, ReadHow::default()).unwrap();
+                spawn_with_result(async { read.await.map(drop) })
+            };
+            let first = begin_read(0);
+            yield_now().await;
+            file.note_sent(0, 1 << 20);
+            // From here on each look that is made finds nothing.
+            let most = 1 << 18;
+            simulation.set_faults(Faults::NONE);
+            assert_eq!(file.sendfile_length(1 << 18, 1 << 20).unwrap(), most);
+            simulation.set_faults(gone);
+            let in_this_turn = [(1 << 18, most), ((1 << 18) + 5000, 200_000)];
+            for (offset, length) in in_this_turn {
+                assert_eq!(file.sendfile_length(offset, length).unwrap(), length);
+            }
+            first.take().await.unwrap();
+            let second = begin_read(1);
+            yield_now().await;
+            assert_eq!(file.sendfile_length(1 << 18, 1 << 20).unwrap(), 0, "by another turn it may have gone");
+            second.take().await.unwrap();
+        });
+    });
+}
+
+#[test]
 fn a_file_that_is_written_is_sent_by_reading_it_while_memory_is_short() {
     each_seed(3, |simulation| {
         run(simulation, async {

@@ -13,11 +13,14 @@
 //! | was preempted | the same | short | quick: that says nothing of the device |
 //!
 //! Of a turn whose calls were not timed only its length is known. One of over 100 ms is taken to have waited.
+//!
+//! What a look has found stays there for the rest of its turn: whoever sends a piece asks for it more than once.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::residency::{FileHash, Part};
 use crate::simulation::World;
 use crate::stall::usage::ThreadUsage;
 use crate::time::{Moment, system_now};
@@ -50,6 +53,16 @@ pub(crate) struct LoopCalls {
     timed_until: Cell<Moment>,
     /// Before the first call of this turn that is timed, or after the last long one.
     usage: Cell<Option<ThreadUsage>>,
+    /// What looks of this turn found last.
+    found: Cell<Option<Found>>,
+}
+
+/// A piece of a file.
+#[derive(Clone, Copy)]
+struct Found {
+    file: FileHash,
+    begin: u64,
+    end: u64,
 }
 
 /// A call that has begun.
@@ -61,7 +74,7 @@ pub(super) enum Begun {
 impl LoopCalls {
     pub fn new(world: Option<Rc<World>>) -> Self {
         let timed_until = Cell::new(Moment::from_nanos(0));
-        LoopCalls { world, called: Cell::new(0), timed_until, usage: Cell::new(None) }
+        LoopCalls { world, called: Cell::new(0), timed_until, usage: Cell::new(None), found: Cell::new(None) }
     }
 
     /// A call for this device begins, in a turn that began at this moment.
@@ -92,10 +105,22 @@ impl LoopCalls {
         if ended <= begun + LONG {
             return Verdict::Quick;
         }
+        self.found.set(None);
         self.timed_until.set(ended + TIMED_FOR);
         let now = ThreadUsage::now();
         let before = self.usage.replace(Some(now)).unwrap_or(now);
         judge_long(ended - begun, before, now)
+    }
+
+    /// Whether a look of this turn has found this.
+    pub(super) fn has_found(&self, file: FileHash, part: &Part) -> bool {
+        self.found.get().is_some_and(|last| file == last.file && last.begin <= part.begin && part.end <= last.end)
+    }
+
+    /// A look has found this.
+    pub(super) fn note_found(&self, file: FileHash, part: &Part) {
+        let last = self.found.get().filter(|last| (last.file, last.end) == (file, part.begin));
+        self.found.set(Some(Found { file, begin: last.map_or(part.begin, |last| last.begin), end: part.end }));
     }
 
     /// The turn is over. Returns the devices, a bit each, of calls of which nobody else has judged how they went, and
@@ -106,6 +131,7 @@ impl LoopCalls {
         if called == 0 {
             return (0, Verdict::Quick);
         }
+        self.found.set(None);
         let were_timed = self.usage.take().is_some();
         if ended <= began + LONG {
             return (0, Verdict::Quick);

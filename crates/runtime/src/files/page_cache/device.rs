@@ -22,9 +22,9 @@
 //! where they would wait; so it does after a `sendfile` that has waited. The time begins anew with each such finding,
 //! and is twice as long if the last one is not long over. For a minute after that, as long as something is read, what
 //! was seen at the beginning of a tick may have gone at its end: all of a part is asked for right before each
-//! `sendfile`, which costs a part of what that saves. Only parts are asked for that were seen in this tick, since to
-//! ask for what has gone begins a read. A file that is being written, and sent meanwhile, is sent
-//! once, and the kernel evicts it first: while memory is short it is sent as if its device was backing off.
+//! `sendfile`, once in a turn of the loop, which costs a part of what that saves. Only parts are asked for that were
+//! seen in this tick, since to ask for what has gone begins a read. A file that is being written, and sent meanwhile,
+//! is sent once, and the kernel evicts it first: while memory is short it is sent as if its device was backing off.
 //!
 //! A device that is silent may hang: then a call that waits does so until it answers again. What is in constant use is
 //! still read there: whoever has read it before has had the kernel read ahead, too.

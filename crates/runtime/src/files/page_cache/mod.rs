@@ -361,7 +361,8 @@ impl File {
                 let is_there = match condition.permits(Call::Send, |ticks| known.was_seen(&part, ticks, now)) {
                     Permission::Yes => continue,
                     Permission::No => return Ok(0),
-                    Permission::AskForAll => self.probe_whole(part.begin, part.end)?,
+                    Permission::AskForAll if self.was_found_in_this_turn(&part) => continue,
+                    Permission::AskForAll => self.probe_whole(&part)?,
                     // What is asked is whether the part has been read at all: reading ahead brings in twice as much at
                     // once.
                     Permission::AskForEnds => self.probe(part.begin)? && self.probe(part.end - 1)?,
@@ -382,11 +383,19 @@ impl File {
     }
 
     /// Reads a part and forgets it: some 5 µs for 64 KiB, half of what it takes to send it by a copy.
-    fn probe_whole(&self, begin: u64, end: u64) -> io::Result<bool> {
-        PROBED.with_borrow_mut(|memory| {
+    fn probe_whole(&self, part: &Part) -> io::Result<bool> {
+        let is_there = PROBED.with_borrow_mut(|memory| {
             memory.resize(GRANULE as usize, 0);
-            self.probe_into(begin, &mut memory[..(end - begin) as usize])
-        })
+            self.probe_into(part.begin, &mut memory[..(part.end - part.begin) as usize])
+        })?;
+        if is_there {
+            _ = Environment::try_with(|environment| environment.file_calls.note_found(self.shared.hash, part));
+        }
+        Ok(is_there)
+    }
+
+    fn was_found_in_this_turn(&self, part: &Part) -> bool {
+        Environment::try_with(|environment| environment.file_calls.has_found(self.shared.hash, part)).unwrap_or(false)
     }
 
     fn probe_into(&self, offset: u64, memory: &mut [u8]) -> io::Result<bool> {
@@ -552,7 +561,8 @@ mod tests {
         let file = File::from_std(descriptor.try_clone().expect("a descriptor")).expect("a file");
         let before = cached_pages(&descriptor);
         let ends = [GRANULE, 2 * GRANULE - 1].map(|offset| file.probe(offset).expect("a file"));
-        let parts = [0, GRANULE].map(|begin| file.probe_whole(begin, begin + GRANULE).expect("a file"));
+        let whole = |begin| file.probe_whole(&parts(begin, GRANULE).next().expect("a part")).expect("a file");
+        let parts = [0, GRANULE].map(whole);
         let pages = 2 * GRANULE / 4096 - 2;
         let (after, is_expected) = (cached_pages(&descriptor), (ends, parts) == ([true, true], [true, false]));
         // A look that misses has the kernel read: only what was not found says nothing then.
