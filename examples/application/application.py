@@ -2,10 +2,13 @@
 """A small application: a page, a health check, and a WebSocket that says everything again.
 
     application.py PORT      (0 for a free one, which is printed)
+
+Its standard output is closed when it listens, so that a script can wait for that.
 """
 
 import base64
 import hashlib
+import os
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -46,4 +49,5 @@ class Application(BaseHTTPRequestHandler):
 
 server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Application)
 print(f"listening on {server.server_port}", file=sys.stderr, flush=True)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 server.serve_forever()

@@ -4,9 +4,11 @@
     greeter.py PORT                                  serves (0 for a free port, which is printed)
     greeter.py --call ADDRESS CERTIFICATE NAME       calls it over TLS
 
-Messages are plain text, so that nothing has to be generated: a real service has a description of its messages.
+Messages are plain text, so that nothing has to be generated: a real service has a description of its messages. The
+standard output is closed when it listens, so that a script can wait for that.
 """
 
+import os
 import sys
 from concurrent import futures
 
@@ -35,6 +37,7 @@ def serve(port):
     server.add_generic_rpc_handlers((Service(),))
     print(f"listening on {server.add_insecure_port(f'127.0.0.1:{port}')}", file=sys.stderr, flush=True)
     server.start()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     server.wait_for_termination()
 
 
