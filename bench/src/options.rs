@@ -57,7 +57,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --server LABEL=KIND:PATH
                          one more server; KIND: nginx, gale, h2o, haproxy, varnish. May be
                          repeated
-  --gale-use A,B         measure gale once per driver, with `use A;` in events (default: epoll,io_uring);
+  --gale-use A,B         measure each gale once per driver, with `use A;` in events (default: epoll,io_uring);
                          `default` says nothing there
   --servers A,B          only those labels (default: all that are there; where it makes sense: nginx and gale, or gale)
   --cases A,B            cpu, syscalls, scaling, instructions, profile: return, file, short; cpu: short-pair, too;
@@ -216,11 +216,12 @@ impl Options {
             options.programs.push(floor.with_driver(driver));
         }
         options.programs.push(Program::new("nginx", Kind::Nginx, &nginx));
-        options.programs.extend(gale_programs(&gale, &drivers));
+        let gale = Program::new("gale", Kind::Gale, &gale);
+        options.programs.extend(with_each_driver(gale, &drivers));
         options.programs.push(Program::new("h2o", Kind::H2o, &h2o));
         options.programs.push(Program::new("haproxy", Kind::Haproxy, &haproxy));
         options.programs.push(Program::new("varnish", Kind::Varnish, &varnish));
-        options.programs.extend(more);
+        options.programs.extend(more.into_iter().flat_map(|program| with_each_driver(program, &drivers)));
         Ok(options)
     }
 
@@ -257,9 +258,13 @@ impl Options {
     }
 }
 
-fn gale_programs(binary: &Path, drivers: &[String]) -> Vec<Program> {
-    let gale = Program::new("gale", Kind::Gale, binary);
-    let with = |driver: &String| if driver == "default" { gale.clone() } else { gale.clone().with_driver(driver) };
+/// A Gale once per driver; any other server as it is.
+fn with_each_driver(program: Program, drivers: &[String]) -> Vec<Program> {
+    if program.kind != Kind::Gale {
+        return vec![program];
+    }
+    let with =
+        |driver: &String| if driver == "default" { program.clone() } else { program.clone().with_driver(driver) };
     drivers.iter().map(with).collect()
 }
 
@@ -321,7 +326,7 @@ mod tests {
     #[test]
     fn the_floor_is_measured_first() {
         let labels = |options: &Options| options.programs.iter().map(|p| p.label.clone()).collect::<Vec<_>>();
-        let options = parse(&["--server", "old=nginx:/n"]).unwrap();
+        let options = parse(&["--server", "old=nginx:/n", "--server", "before=gale:/g"]).unwrap();
         let expected = [
             "floor epoll",
             "floor io_uring",
@@ -332,6 +337,8 @@ mod tests {
             "haproxy",
             "varnish",
             "old",
+            "before epoll",
+            "before io_uring",
         ];
         assert_eq!(labels(&options), expected);
     }
