@@ -12,7 +12,7 @@ mod support;
 use gale_protocol::http2::frame::{flag, frame_type};
 use gale_protocol::http2::{ErrorCode, Limits};
 use http2::{Http2, block, frame};
-use http2_server::{Http2Server, limits};
+use http2_server::{Asked, Http2Server, limits};
 use support::{Backend, Driver, Server, Setup, with_each_driver};
 
 with_each_driver!(
@@ -57,6 +57,27 @@ fn setup(driver: Driver, backend: &Backend, group: &str, location: &str) -> Setu
 
 fn start(driver: Driver, backend: &Backend, location: &str) -> Server {
     setup(driver, backend, "keepalive 8;", location).start()
+}
+
+/// The same with a group of two, of which the second is a spare.
+fn start_with_spare(driver: Driver, [one, other]: [&Backend; 2], group: &str, location: &str) -> Server {
+    let (one, other) = (one.address(), other.address());
+    let text = format!(
+        "upstream u {{ server {one} max_fails=0; server {other} backup; {group} }}
+         server {{ listen %UNIX%; http2 on; location / {{ {location} }} }}"
+    );
+    Setup::http(driver, &text).start()
+}
+
+/// The first one answers 503, so the spare is asked, and says `here`. Both, with what they were asked.
+fn refuse_and_answer(one: &Backend, spare: &Backend) -> [(Http2Server, Asked); 2] {
+    let mut first = Http2Server::accept(one);
+    let asked_first = first.whole_request();
+    first.respond(asked_first.stream, 503, &[], true);
+    let mut second = Http2Server::accept(spare);
+    let asked_second = second.whole_request();
+    second.answer(asked_second.stream, "here");
+    [(first, asked_first), (second, asked_second)]
 }
 
 fn requests_share_a_connection_and_get_their_own_answers(driver: Driver) {
@@ -598,22 +619,12 @@ fn checks_speak_the_version_of_the_location(driver: Driver) {
 
 fn another_server_is_tried(driver: Driver) {
     let (one, other) = (Backend::tcp(), Backend::tcp());
-    let text = format!(
-        "upstream u {{ server {} max_fails=0; server {} backup; keepalive 8; }}
-         server {{ listen %UNIX%; http2 on; proxy_http_version 2; proxy_next_upstream error http_503;
-                   location / {{ proxy_pass http://u; add_header X-Tried $upstream_status; }} }}",
-        one.address(),
-        other.address(),
-    );
-    let server = Setup::http(driver, &text).start();
+    let location = "proxy_http_version 2; proxy_next_upstream error http_503; proxy_pass http://u;
+         add_header X-Tried $upstream_status;";
+    let server = start_with_spare(driver, [&one, &other], "keepalive 8;", location);
     let mut client = Http2::unix(&server);
     let stream = client.begin("GET", "/", &[], true);
-    let mut first = Http2Server::accept(&one);
-    let asked = first.request();
-    first.respond(asked.stream, 503, &[], true);
-    let mut second = Http2Server::accept(&other);
-    let asked = second.request();
-    second.answer(asked.stream, "here");
+    let _servers = refuse_and_answer(&one, &other);
     let answer = client.answer(stream);
     assert_eq!((answer.text(), answer.header("x-tried")), ("here", Some("503, 200")));
     server.stop();
@@ -627,26 +638,16 @@ fn a_request_is_written_anew_for_each_server_where_the_location_says_so(driver: 
          grpc_set_header Host at-$upstream_last_addr;",
     ] {
         let (one, other) = (Backend::tcp_at("127.0.0.5"), Backend::tcp_at("127.0.0.6"));
-        let text = format!(
-            "upstream u {{ server {} max_fails=0; server {} backup; }}
-             server {{ listen %UNIX%; http2 on; location / {{ {pass} }} }}",
-            one.address(),
-            other.address(),
-        );
-        let server = Setup::http(driver, &text).start();
+        let server = start_with_spare(driver, [&one, &other], "", pass);
         let mut client = Http2::unix(&server);
         let stream = client.begin("GET", "/", &[], true);
-        let mut first = Http2Server::accept(&one);
-        let asked = first.whole_request();
-        assert_eq!(asked.header("host"), Some("at-127.0.0.5"));
-        first.respond(asked.stream, 503, &[], true);
-        let mut second = Http2Server::accept(&other);
-        let asked = second.whole_request();
-        assert_eq!(asked.header("host"), Some("at-127.0.0.6"));
+        let [(_first, asked_first), (_second, asked_second)] = refuse_and_answer(&one, &other);
+        assert_eq!(asked_first.header("host"), Some("at-127.0.0.5"));
+        assert_eq!(asked_second.header("host"), Some("at-127.0.0.6"));
         if pass.starts_with("proxy") {
-            assert_eq!((&asked.body[..], asked.header("content-length")), (&b"at-127.0.0.6"[..], Some("12")));
+            let told = (&asked_second.body[..], asked_second.header("content-length"));
+            assert_eq!(told, (&b"at-127.0.0.6"[..], Some("12")));
         }
-        second.answer(asked.stream, "here");
         assert_eq!(client.answer(stream).text(), "here");
         server.stop();
     }

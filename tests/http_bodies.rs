@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::{Client, Driver, Response, Server, Setup, is_root, with_each_driver};
+use support::{Client, Driver, Response, Server, Setup, SmallDisk, with_each_driver};
 
 with_each_driver!(
     bodies_are_stored_in_memory_or_in_a_file,
@@ -375,26 +375,6 @@ fn a_body_that_cannot_be_kept_gets_500(driver: Driver) {
     server.stop();
 }
 
-/// A file system of 256 KiB; none where that is not allowed.
-struct SmallDisk(std::path::PathBuf);
-
-impl SmallDisk {
-    fn mount(at: std::path::PathBuf) -> Option<SmallDisk> {
-        std::fs::create_dir_all(&at).expect("a directory of the test's own");
-        let mut mount = std::process::Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=256k,mode=777", "tmpfs"]).arg(&at).stderr(std::process::Stdio::null());
-        let is_mounted = is_root() && mount.status().is_ok_and(|status| status.success());
-        is_mounted.then_some(SmallDisk(at))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Lazily: what the server still has open does not matter.
-        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 fn a_body_that_the_disk_has_no_room_for_gets_500_and_leaves_nothing(driver: Driver) {
     let server = Server::start(
         driver,
@@ -402,7 +382,7 @@ fn a_body_that_the_disk_has_no_room_for_gets_500_and_leaves_nothing(driver: Driv
          location / { test_store_body; } location /named { client_body_in_file_only on; test_store_body; }",
     );
     let path = server.directory.path().join("bodies");
-    let Some(disk) = SmallDisk::mount(path.clone()) else { return server.stop() };
+    let Some(disk) = SmallDisk::mount(&path, 256) else { return server.stop() };
     for location in ["/", "/named"] {
         let mut client = server.connect();
         let mut sender = client.sender();

@@ -9,7 +9,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use support::{Backend, Client, Directory, Driver, Response, Server, Serving, Setup, has_own_mounts, with_each_driver};
+use support::{
+    Backend, Client, Directory, Driver, Response, Server, Serving, Setup, SmallDisk, has_own_mounts, with_each_driver,
+};
 
 with_each_driver!(
     entries_are_found_after_a_restart_and_after_a_crash,
@@ -337,8 +339,7 @@ fn a_full_disk_costs_only_storing(driver: Driver) {
         return;
     }
     let (directory, backend) = (Directory::new(), origin());
-    let flags = rustix::mount::MountFlags::empty();
-    rustix::mount::mount("gale-test", directory.path(), "tmpfs", flags, Some(c"size=256k,mode=777")).unwrap();
+    let Some(disk) = SmallDisk::mount(directory.path(), 256) else { return };
     let server = caching(driver, directory.path(), "", &backend).start();
     // Small ones and those that are written while they come: all are whole, whatever the disk says.
     for size in [1, 150_000, 400_000, 100_000, 900_000] {
@@ -351,7 +352,7 @@ fn a_full_disk_costs_only_storing(driver: Driver) {
     server.stop();
     let left = std::fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.file_name());
     assert!(left.into_iter().all(|name| !name.to_string_lossy()[1..].contains('.') || name.len() < 32), "nothing half");
-    rustix::mount::unmount(directory.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    drop(disk);
 }
 
 fn a_disk_that_hangs_costs_its_requests_a_bounded_time(driver: Driver) {
@@ -958,8 +959,7 @@ fn so_much_of_the_disk_stays_free_as_min_free_says(driver: Driver) {
         return;
     }
     let (directory, backend) = (Directory::new(), origin());
-    let flags = rustix::mount::MountFlags::empty();
-    rustix::mount::mount("gale-test", directory.path(), "tmpfs", flags, Some(c"size=2m,mode=777")).unwrap();
+    let Some(disk) = SmallDisk::mount(directory.path(), 2048) else { return };
     let server = caching(driver, directory.path(), "min_free=1m", &backend).start();
     server.wait_logged("0 entries");
     for number in 0..30 {
@@ -972,7 +972,7 @@ fn so_much_of_the_disk_stays_free_as_min_free_says(driver: Driver) {
     let (count, bytes) = stored(directory.path());
     assert!(count > 0 && bytes <= 1 << 20, "{count} {bytes}");
     server.stop();
-    rustix::mount::unmount(directory.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+    drop(disk);
 }
 
 fn a_304_renews_the_file_of_a_large_entry(driver: Driver) {

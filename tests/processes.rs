@@ -8,13 +8,13 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
-use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, OFlags};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use support::{
-    Client, DEADLINE, Driver, Gate, Server, Setup, cpu_time, http_configuration, is_root, wait_ended, with_each_driver,
+    Client, DEADLINE, Driver, Gate, Server, Setup, SmallDisk, cpu_time, http_configuration, is_root, wait_ended,
+    with_each_driver,
 };
 
 with_each_driver!(
@@ -716,48 +716,32 @@ fn a_log_that_nobody_reads_holds_nothing_up(driver: Driver) {
     }
 }
 
-/// A small file system of our own, unmounted when dropped.
-struct SmallDisk {
-    path: std::path::PathBuf,
-}
-
-impl SmallDisk {
-    /// None where mounting is not allowed, as in most containers.
-    fn mount(path: &std::path::Path) -> Option<SmallDisk> {
-        fs::create_dir_all(path).expect("ours");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "gale-test"]).arg(path).output();
-        let is_mounted = mounted.is_ok_and(|output| output.status.success());
-        is_mounted.then(|| SmallDisk { path: path.to_owned() })
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _: std::io::Result<ExitStatus> = Command::new("umount").arg("-l").arg(&self.path).status();
-    }
+/// A server that answers every request with `hello`, and whose log (`access_log LOG` says how) is on a small disk.
+fn logging_to_a_small_disk(
+    directory: &support::Directory,
+    access_log: &str,
+) -> Option<(Server, SmallDisk, std::path::PathBuf)> {
+    let disk = SmallDisk::mount(&directory.path().join("disk"), 64)?;
+    let log = disk.path().join("access.log");
+    let access_log = access_log.replace("LOG", log.to_str().expect("text"));
+    let text = http_configuration(Driver::Epoll, "server { listen %UNIX%; return 200 hello; }");
+    let server = Setup::configuration(&text.replace("access_log %DIR%/access.log", &access_log)).start();
+    Some((server, disk, log))
 }
 
 #[test]
 fn a_log_goes_on_when_a_full_disk_has_room_again() {
-    if !is_root() {
-        return; // only root may mount
-    }
-    let disk = support::Directory::new();
-    let Some(small) = SmallDisk::mount(&disk.path().join("disk")) else { return };
-    let log = small.path.join("access.log");
-    let text = http_configuration(Driver::Epoll, "server { listen %UNIX%; return 200 hello; }");
-    let text = text.replace("%DIR%/access.log", log.to_str().expect("text"));
-    let mut server = Setup::configuration(&text).start();
-    let filler = small.path.join("filler");
+    let directory = support::Directory::new();
+    let Some((mut server, disk, log)) = logging_to_a_small_disk(&directory, "access_log LOG") else { return };
     let mut client = server.connect();
-    assert!(fs::write(&filler, vec![0; 128 << 10]).is_err(), "it is full now");
+    disk.fill();
     for number in 0..400 {
         assert_eq!(client.get(&format!("/full/{number}")).text(), "hello");
     }
-    fs::remove_file(&filler).expect("ours");
+    disk.make_room();
     // Lines that found no room are lost; later ones are written as soon as there is some.
     let end = Instant::now() + support::DEADLINE;
-    let watch = support::Watch::new(&small.path);
+    let watch = support::Watch::new(disk.path());
     while !fs::read_to_string(&log).expect("there").contains("GET /room") {
         assert_eq!(client.get("/room").text(), "hello");
         assert!(watch.wait(end), "nothing is written any more");
@@ -768,16 +752,10 @@ fn a_log_goes_on_when_a_full_disk_has_room_again() {
 /// Which may lack the end of its last line.
 #[test]
 fn a_log_that_is_opened_anew_after_a_full_disk_begins_with_a_line() {
-    if !is_root() {
-        return; // only root may mount
-    }
-    let disk = support::Directory::new();
-    let Some(small) = SmallDisk::mount(&disk.path().join("disk")) else { return };
-    let log = small.path.join("access.log");
     // A page of memory holds no whole number of such lines.
-    let text = "log_format nine '$status-line'; access_log LOG nine; server { listen %UNIX%; return 200 hello; }";
-    let text = http_configuration(Driver::Epoll, &text.replace("LOG", log.to_str().expect("text")));
-    let mut server = Setup::configuration(&text.replace("access_log %DIR%/access.log;", "")).start();
+    let access_log = "log_format nine '$status-line'; access_log LOG nine";
+    let directory = support::Directory::new();
+    let Some((mut server, disk, log)) = logging_to_a_small_disk(&directory, access_log) else { return };
     let mut client = server.connect();
     let end = Instant::now() + support::DEADLINE;
     let mut log_until = |is_there: &dyn Fn(&[u8]) -> bool| {
@@ -787,10 +765,9 @@ fn a_log_that_is_opened_anew_after_a_full_disk_begins_with_a_line() {
         }
     };
     log_until(&|lines| !lines.is_empty());
-    let filler = small.path.join("filler");
-    assert!(fs::write(&filler, vec![0; 128 << 10]).is_err(), "it is full now");
+    disk.fill();
     log_until(&|lines| !lines.ends_with(b"\n"));
-    fs::rename(&log, small.path.join("access.log.1")).expect("ours");
+    fs::rename(&log, disk.path().join("access.log.1")).expect("ours");
     kill(server.pid(), Signal::USR1);
     let descriptors = format!("/proc/{}/fd", server.worker().as_raw_nonzero());
     let is_new = |entry: fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|target| target == log);
@@ -798,7 +775,7 @@ fn a_log_that_is_opened_anew_after_a_full_disk_begins_with_a_line() {
     while !has_new() {
         assert!(Instant::now() < end, "the log is not opened anew");
     }
-    fs::remove_file(&filler).expect("ours");
+    disk.make_room();
     log_until(&|lines| !lines.is_empty());
     assert_eq!(fs::read_to_string(&log).expect("there").lines().next(), Some("200-line"));
     server.end(Signal::TERM);

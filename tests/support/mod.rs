@@ -21,6 +21,7 @@ mod directory;
 mod gate;
 mod namespaces;
 mod processes;
+mod small_disk;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -40,6 +41,7 @@ pub use processes::{
     anonymous_memory, children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, raise_descriptor_limit,
     resident_memory, threads_named, wait_ended,
 };
+pub use small_disk::SmallDisk;
 
 /// Long enough for a debug build on a busy machine; only a failed test ever waits so long.
 pub const DEADLINE: Duration = Duration::from_secs(120);

@@ -1,0 +1,53 @@
+//! A small file system of a test's own, in memory, that is soon full.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags};
+
+/// Unmounted when dropped.
+pub struct SmallDisk {
+    path: PathBuf,
+}
+
+impl SmallDisk {
+    /// One of so many KiB there; `None` where mounting is not allowed, as in most containers, and the test says so.
+    pub fn mount(path: &Path, kib: u32) -> Option<SmallDisk> {
+        fs::create_dir_all(path).expect("a directory of the test's own");
+        let options = std::ffi::CString::new(format!("size={kib}k,mode=777")).expect("text");
+        match rustix::mount::mount("gale-test", path, "tmpfs", MountFlags::empty(), Some(&*options)) {
+            Ok(()) => Some(SmallDisk { path: path.to_owned() }),
+            Err(error) => {
+                eprintln!("skipped: no file system can be mounted here: {error}");
+                None
+            }
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes all the room that is left.
+    pub fn fill(&self) {
+        let size = rustix::fs::statvfs(&self.path).expect("it is mounted");
+        let more_than_all = vec![0; (size.f_blocks * size.f_frsize) as usize + 1];
+        assert!(fs::write(self.filler(), more_than_all).is_err(), "it is full now");
+    }
+
+    /// Gives it back.
+    pub fn make_room(&self) {
+        fs::remove_file(self.filler()).expect("ours");
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.path.join("filler")
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: what the server still has open does not matter.
+        let _ = rustix::mount::unmount(&self.path, UnmountFlags::DETACH);
+    }
+}
