@@ -202,6 +202,7 @@ fn an_application_is_told_what_the_parameters_say(driver: Driver) {
     let asked = application.asked();
     let root = server.directory.path().join("html");
     let script = format!("{}/a b.php", root.display());
+    let software = concat!("nginx/", env!("CARGO_PKG_VERSION"), " (gale)");
     let expected: &[(&str, Option<&str>)] = &[
         ("SCRIPT_FILENAME", Some(&script)),
         ("SCRIPT_NAME", Some("/a b.php")),
@@ -211,6 +212,7 @@ fn an_application_is_told_what_the_parameters_say(driver: Driver) {
         ("CONTENT_LENGTH", Some("")),
         ("SERVER_PROTOCOL", Some("HTTP/1.1")),
         ("GATEWAY_INTERFACE", Some("CGI/1.1")),
+        ("SERVER_SOFTWARE", Some(software)),
         ("SERVER_NAME", Some("example.com")),
         ("HTTPS", None),
         ("EMPTY", Some("")),
