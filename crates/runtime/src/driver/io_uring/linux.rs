@@ -22,9 +22,6 @@ use crate::driver::RingOptions;
 /// one; should some kernel think otherwise, it must not start many.
 const KERNEL_WORKERS_MAX: [u32; 2] = [2, 2];
 
-/// How long the cancellation of everything may take when a ring is closed; operations on sockets end at once.
-const CANCEL_ALL_TIMEOUT: Timespec = Timespec::new().sec(1);
-
 /// `IORING_REGISTER_RING_FDS` and `IORING_UNREGISTER_RING_FDS` of io_uring_register(2).
 const REGISTER_RING_FDS: libc::c_uint = 20;
 const UNREGISTER_RING_FDS: libc::c_uint = 21;
@@ -208,11 +205,11 @@ impl Queues for LinuxQueues {
         self.ring.completion().overflow()
     }
 
-    fn cancel_all(&mut self) -> io::Result<()> {
+    fn cancel_all(&mut self, wait_max: Duration) -> io::Result<()> {
         if !self.cancels_at_once {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        match self.ring.submitter().register_sync_cancel(Some(CANCEL_ALL_TIMEOUT), CancelBuilder::any()) {
+        match self.ring.submitter().register_sync_cancel(Some(wait_max.into()), CancelBuilder::any()) {
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
             _ => Ok(()),
         }

@@ -6,12 +6,20 @@
 //! move no data, and are wanted again. A fire-and-forget send says nothing when all of it has left, so of one that was
 //! submitted with the call nothing is known: its connection ends, too.
 //!
+//! The cancellation ends all that waits for a socket at once. Only an operation that a thread of the kernel works at
+//! would take longer, and nothing that is submitted here needs one. Should there be one all the same, the loop waits
+//! [`CANCEL_WAIT_MAX`] for it, goes on with what has ended, and cancels again in its next turn. What has not ended
+//! after [`CANCELS_MAX`] turns, a second of such waits, never does: the loop fails, as where nothing can be cancelled,
+//! and its process is replaced.
+//!
 //! No cancellation finds a read of a file that a disk is at, and the kernel cannot be asked for it: whether it is over
 //! or its completion was lost looks the same, and memory that is freed too early would be written to. So a pool does
 //! these reads anew, and what they had stays until the kernel tells of them after all, else as long as the process.
 //! There are `file_reads::IN_FLIGHT_MAX` of them at most, and from then on pools do all reads.
 
+use std::cell::Cell;
 use std::io;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -21,18 +29,50 @@ use super::ring::{Completion, Queues};
 use super::{IoUring, Kernel};
 use crate::driver::shortage;
 
+/// How long a turn waits for a cancellation: other connections wait with it.
+const CANCEL_WAIT_MAX: Duration = Duration::from_millis(1);
+
+/// How many turns cancel before the loop gives up.
+const CANCELS_MAX: u32 = 1000;
+
+/// Cancellations of everything that were not over in their turn.
+#[derive(Default)]
+pub(super) struct OpenCancels {
+    count: Cell<u32>,
+    /// The completions that had been lost by then.
+    lost: Cell<u32>,
+}
+
 impl<K: Kernel> IoUring<K> {
-    /// Cancels everything in flight, and adds what ends to `completions`. Errors: the kernel cannot do that (before
-    /// 6.0), so nobody knows what has become of it.
+    /// Whether completions were lost since everything was cancelled last.
+    pub(super) fn has_newly_lost(&self) -> bool {
+        self.ring.borrow().unhandled_lost() != self.open_cancels.lost.get()
+    }
+
+    /// Cancels everything in flight, and adds what ends to `completions`; false when that has to be done again in the
+    /// next turn. Errors: the kernel cannot do that (before 6.0), or something does not end, so nobody knows what has
+    /// become of it.
     #[cold]
-    pub(super) fn cancel_all(&self, completions: &mut Vec<Completion>) -> io::Result<()> {
+    pub(super) fn cancel_all(&self, completions: &mut Vec<Completion>) -> io::Result<bool> {
         let mut ring = self.ring.borrow_mut();
         ring.take(completions, usize::MAX);
-        if ring.cancel_all(|completion| completions.push(*completion)) {
-            return Ok(());
+        let OpenCancels { count, lost } = &self.open_cancels;
+        match ring.cancel_all(CANCEL_WAIT_MAX, |completion| completions.push(*completion)) {
+            Ok(()) => {
+                count.set(0);
+                lost.set(0);
+                Ok(true)
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ETIME) && count.get() + 1 < CANCELS_MAX => {
+                count.set(count.get() + 1);
+                lost.set(ring.unhandled_lost());
+                Ok(false)
+            }
+            Err(_) => {
+                shortage::note(ring.take_lost().into(), self.file_reads.given_up() as u64);
+                Err(Errno::BADR.into())
+            }
         }
-        shortage::note(ring.take_lost().into(), self.file_reads.given_up() as u64);
-        Err(Errno::BADR.into())
     }
 
     /// Ends what still counts as in flight after [`IoUring::cancel_all`], when all of its completions were handled.

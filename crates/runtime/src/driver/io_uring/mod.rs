@@ -59,6 +59,7 @@ use self::file_reads::FileReads;
 use self::idle::Sweep;
 use self::linux::LinuxQueues;
 use self::listeners::Listeners;
+use self::lost::OpenCancels;
 use self::operation::{
     KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_UNWAITED_SEND, Op,
     kind_and_key, push_cancel, user_data,
@@ -132,6 +133,7 @@ pub(crate) struct IoUring<K: Kernel = Linux> {
     sweep: Sweep,
     buffers_missed: Cell<u64>,
     completions_max: usize,
+    open_cancels: OpenCancels,
     turn: Cell<u32>,
     /// After the last call there was more for the next one.
     has_more: Cell<bool>,
@@ -261,6 +263,7 @@ impl<K: Kernel> IoUring<K> {
             sweep: Sweep::new(options.idle_after),
             buffers_missed: Cell::new(0),
             completions_max,
+            open_cancels: OpenCancels::default(),
             turn: Cell::new(0),
             has_more: Cell::new(false),
         })
@@ -487,12 +490,11 @@ impl<K: Kernel> Driver for IoUring<K> {
             }
         }
         let has_lost = self.ring.borrow().has_lost();
-        if has_lost {
-            self.cancel_all(&mut completions)?;
-        }
+        let has_newly_lost = has_lost && self.has_newly_lost();
+        let are_all_cancelled = has_lost && self.cancel_all(&mut completions)?;
         self.turn.set(self.turn.get().wrapping_add(1));
         self.handle_failed_unwaited_sends(&completions);
-        if has_lost {
+        if has_newly_lost {
             self.break_off_unwaited_sends();
         }
         self.clear_unwaited_sends();
@@ -503,8 +505,10 @@ impl<K: Kernel> Driver for IoUring<K> {
         for completion in completions.iter() {
             self.handle_completion(completion);
         }
-        if has_lost {
+        if are_all_cancelled {
             self.end_lost();
+        } else if has_lost {
+            self.has_more.set(true);
         }
         let count = completions.len();
         completions.clear();

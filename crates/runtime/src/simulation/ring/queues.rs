@@ -107,7 +107,9 @@ impl SimulatedQueues {
     fn look_for_doorbell(&mut self) {
         let has_doorbell = self.ring.operations.borrow().values().any(|operation| operation.target == Target::Doorbell);
         let is_refused = self.ring.world.fate.faults().ring_memory > 0;
-        self.calls_without_doorbell = if has_doorbell || is_refused { 0 } else { self.calls_without_doorbell + 1 };
+        // A loop that has failed hears nobody any more.
+        let is_excused = is_refused || std::thread::panicking();
+        self.calls_without_doorbell = if has_doorbell || is_excused { 0 } else { self.calls_without_doorbell + 1 };
         assert!(self.calls_without_doorbell <= CALLS_WITHOUT_DOORBELL_MAX, "nobody listens to other threads");
     }
 }
@@ -183,15 +185,28 @@ impl Queues for SimulatedQueues {
         self.ring.lost.get()
     }
 
-    fn cancel_all(&mut self) -> io::Result<()> {
+    fn cancel_all(&mut self, wait_max: Duration) -> io::Result<()> {
+        let fate = &self.ring.world.fate;
         let operations = std::mem::take(&mut *self.ring.operations.borrow_mut());
         // Those that a disk is at are not found.
-        let (reads, found): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        let (mut staying, mut found): (BTreeMap<_, _>, BTreeMap<_, _>) =
             operations.into_iter().partition(|(_, operation)| matches!(operation.what, What::Read { .. }));
-        *self.ring.operations.borrow_mut() = reads;
+        let is_late = !found.is_empty() && fate.strikes(|faults| faults.ring_cancels);
+        if is_late {
+            let number = *found.keys().nth(fate.random.below(found.len() as u64) as usize).expect("within them");
+            staying.extend(found.remove_entry(&number));
+        }
+        *self.ring.operations.borrow_mut() = staying;
         for operation in found.into_values() {
             self.ring.complete(operation.cancelled());
             self.ring.let_go(operation.target);
+        }
+        if is_late {
+            self.ring.count(|faults| &mut faults.cancels_timed_out);
+            // Until that is over the loop does not wait: it looks for calls from other threads in each turn.
+            self.calls_without_doorbell = 0;
+            fate.clock().set(fate.now() + wait_max.as_nanos() as u64);
+            return Err(Errno::TIME.into());
         }
         Ok(())
     }
