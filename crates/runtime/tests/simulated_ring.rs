@@ -198,7 +198,7 @@ fn add(sum: &mut RingFaults, more: RingFaults) {
         cancellations_missed,
         cancelled,
         sends_shortened,
-        unwaited_sends_failed,
+        fire_and_forget_sends_failed,
         late,
         polls_in_vain,
         calls_cut_short,
@@ -215,7 +215,7 @@ fn add(sum: &mut RingFaults, more: RingFaults) {
     sum.cancellations_missed += cancellations_missed;
     sum.cancelled += cancelled;
     sum.sends_shortened += sends_shortened;
-    sum.unwaited_sends_failed += unwaited_sends_failed;
+    sum.fire_and_forget_sends_failed += fire_and_forget_sends_failed;
     sum.late += late;
     sum.polls_in_vain += polls_in_vain;
     sum.calls_cut_short += calls_cut_short;
@@ -256,9 +256,9 @@ fn answers_are_whole_and_in_order_whatever_the_ring_does() {
             [buffers_missed, receives_ended, doorbells_ended, cancellations_missed].iter().all(|&n| n > 0),
             "{seen:?}"
         );
-        let RingFaults { cancelled, sends_shortened, unwaited_sends_failed, late, polls_in_vain, .. } = seen;
+        let RingFaults { cancelled, sends_shortened, fire_and_forget_sends_failed, late, polls_in_vain, .. } = seen;
         assert!(
-            [cancelled, sends_shortened, unwaited_sends_failed, late, polls_in_vain].iter().all(|&n| n > 0),
+            [cancelled, sends_shortened, fire_and_forget_sends_failed, late, polls_in_vain].iter().all(|&n| n > 0),
             "{seen:?}"
         );
         let RingFaults { calls_cut_short, overflows, closed_in_use, .. } = seen;
@@ -447,7 +447,7 @@ fn fire_and_forget_sends_that_full_sockets_do_not_take_leave_later_however_few_c
             for _ in 0..CONNECTIONS {
                 clients.push(Stream::connect(&address()).await.unwrap());
                 let (server, _) = listener.accept().await.unwrap();
-                spawn(async move { drop(serve_unwaited(server).await) });
+                spawn(async move { drop(serve_fire_and_forget(server).await) });
             }
             // On the ring is who has waited for something.
             sleep(Duration::from_secs(1)).await;
@@ -466,23 +466,23 @@ fn fire_and_forget_sends_that_full_sockets_do_not_take_leave_later_however_few_c
                     }
                     input.clear();
                 }
-                assert!(place >= UNWAITED_BYTES, "{place} bytes");
+                assert!(place >= FIRE_AND_FORGET_BYTES, "{place} bytes");
             }
         });
         add(&mut seen.borrow_mut(), simulation.ring_faults());
     });
     let seen = seen.take();
-    assert!(!has_all_seeds() || seen.unwaited_sends_failed > 0 && seen.overflows > 0, "{seen:?}");
+    assert!(!has_all_seeds() || seen.fire_and_forget_sends_failed > 0 && seen.overflows > 0, "{seen:?}");
 }
 
 /// More than the windows hold.
-const UNWAITED_BYTES: usize = 11_000;
+const FIRE_AND_FORGET_BYTES: usize = 11_000;
 
 /// Sends a piece fire-and-forget in each turn, sends what is not taken, and leaves.
-async fn serve_unwaited(stream: Stream) -> io::Result<()> {
+async fn serve_fire_and_forget(stream: Stream) -> io::Result<()> {
     stream.recv(&mut Buffer::new(), 100).await?;
     let mut place = 0;
-    while place < UNWAITED_BYTES {
+    while place < FIRE_AND_FORGET_BYTES {
         let bytes: Vec<u8> = (place..place + 300).map(byte_at).collect();
         place += bytes.len();
         let taken = stream.try_send_copy(&bytes, false)?;

@@ -7,7 +7,7 @@
 //! alive one multishot receive serves all requests. A short answer is queued: its [`Output`] goes on loan until the
 //! completion. What is large, or goes on after a full socket, is tried directly and waits by a poll, which moves no
 //! data before somebody wants it: a slow consumer stops the sender. A short answer that is there at once is sent
-//! fire-and-forget: it leaves with the call that ends the turn, and nobody waits for it (`unwaited_sends.rs`). Sockets
+//! fire-and-forget: it leaves with the call that ends the turn, and nobody waits for it (`fire_and_forget.rs`). Sockets
 //! are closed with that call, too. A multishot receive whose data nobody reads is ended.
 //! (`streams.rs`, and `connection.rs` for its slots)
 //!
@@ -29,6 +29,7 @@ mod connection;
 mod datagrams;
 mod ending;
 mod file_reads;
+mod fire_and_forget;
 mod idle;
 mod linux;
 mod listeners;
@@ -39,7 +40,6 @@ pub(crate) mod sockets;
 mod streams;
 #[cfg(test)]
 mod tests;
-mod unwaited_sends;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -56,17 +56,17 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use self::buffers::Buffers;
 use self::connection::{Connection, Expects, Multishot, OWNED, Receive, ReceiveOptions, Sending};
 use self::file_reads::FileReads;
+use self::fire_and_forget::FireAndForgetSends;
 use self::idle::Sweep;
 use self::linux::LinuxQueues;
 use self::listeners::Listeners;
 use self::lost::OpenCancels;
 use self::operation::{
-    KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_INBOX, KIND_LISTENER, KIND_UNWAITED_SEND, Op,
+    KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_FIRE_AND_FORGET_SEND, KIND_INBOX, KIND_LISTENER, Op,
     kind_and_key, push_cancel, user_data,
 };
 use self::ring::{Completion, Queues, Ring};
 use self::sockets::{LinuxSockets, Sockets};
-use self::unwaited_sends::UnwaitedSends;
 use super::{Driver, FileDriver, Fresh, RingCounters, RingOptions, StreamDriver};
 use crate::executor::parked::Parked;
 use crate::executor::slots::{Key, Slots};
@@ -115,12 +115,12 @@ pub(crate) struct IoUring<K: Kernel = Linux> {
     #[expect(clippy::vec_box, reason = "the kernel knows their address while they are in use")]
     sendings: RefCell<Vec<Box<Sending>>>,
     tickets: Cell<u32>,
-    unwaited_sends: RefCell<UnwaitedSends>,
+    fire_and_forget_sends: RefCell<FireAndForgetSends>,
     /// The kernel carries fire-and-forget sends out while it takes them.
-    may_send_unwaited: Cell<bool>,
+    may_send_fire_and_forget: Cell<bool>,
     /// To be closed when the turn ends.
     closing: RefCell<Vec<OwnedFd>>,
-    /// Connections that stayed when they were closed, the newest last; see `unwaited_sends.rs`.
+    /// Connections that stayed when they were closed, the newest last; see `fire_and_forget.rs`.
     closed: RefCell<VecDeque<Key>>,
     /// How many of them are still there, and who waits until none is.
     staying: Cell<usize>,
@@ -204,7 +204,7 @@ impl IoUring<Linux> {
                 _ => Err(refused("nothing was received")),
             }
         });
-        let tested = tested.and_then(|()| self.test_unwaited_sends(pair));
+        let tested = tested.and_then(|()| self.test_fire_and_forget_sends(pair));
         self.close(near);
         self.close(far);
         tested
@@ -246,8 +246,8 @@ impl<K: Kernel> IoUring<K> {
             completions: RefCell::new(Vec::new()),
             sendings: RefCell::new(Vec::new()),
             tickets: Cell::new(OWNED),
-            unwaited_sends: RefCell::default(),
-            may_send_unwaited: Cell::new(can_skip_success),
+            fire_and_forget_sends: RefCell::default(),
+            may_send_fire_and_forget: Cell::new(can_skip_success),
             closing: RefCell::default(),
             closed: RefCell::default(),
             staying: Cell::new(0),
@@ -312,7 +312,7 @@ impl<K: Kernel> IoUring<K> {
             unsafe { ring.push(&poll.build().user_data(user_data(KIND_INBOX, NO_KEY))) };
         }
         let receive_options = self.receive_options();
-        self.unwaited_sends.borrow_mut().make_entries(&mut ring);
+        self.fire_and_forget_sends.borrow_mut().make_entries(&mut ring);
         self.make_closes(&mut ring);
         let mut connections = self.connections.borrow_mut();
         self.listeners.make_entries(&mut ring);
@@ -357,8 +357,8 @@ impl<K: Kernel> IoUring<K> {
             KIND_CANCEL if completion.was_refused() => self.listeners.cancel_again(key),
             KIND_CANCEL_OP if completion.was_refused() || completion.result == -libc::ENOENT => self.cancel_again(key),
             KIND_CLOSE if completion.was_refused() => self.sockets.close(descriptor_of_key(key)),
-            // `handle_failed_unwaited_sends` has seen to these.
-            KIND_CANCEL | KIND_CANCEL_OP | KIND_CLOSE | KIND_UNWAITED_SEND => {}
+            // `handle_failed_fire_and_forget_sends` has seen to these.
+            KIND_CANCEL | KIND_CANCEL_OP | KIND_CLOSE | KIND_FIRE_AND_FORGET_SEND => {}
             KIND_FILE_READ => self.file_reads.handle_completion(key, completion),
             KIND_LISTENER => self.listeners.handle_completion(key, completion),
             kind => self.handle_connection(Op::ALL[kind as usize], key, completion),
@@ -482,7 +482,7 @@ impl<K: Kernel> Driver for IoUring<K> {
                     ring.enter(timeout)?;
                 }
                 ring.take(&mut completions, self.completions_max);
-                self.take_failed_unwaited_sends(&mut ring, &mut completions)?;
+                self.take_failed_fire_and_forget_sends(&mut ring, &mut completions)?;
                 self.has_more.set(ring.has_deferred_work() || ring.has_completions());
                 if !completions.is_empty() || !ring.has_deferred_work() {
                     break;
@@ -493,14 +493,18 @@ impl<K: Kernel> Driver for IoUring<K> {
         let has_newly_lost = has_lost && self.has_newly_lost();
         let are_all_cancelled = has_lost && self.cancel_all(&mut completions)?;
         self.turn.set(self.turn.get().wrapping_add(1));
-        self.handle_failed_unwaited_sends(&completions);
+        self.handle_failed_fire_and_forget_sends(&completions);
         if has_newly_lost {
-            self.break_off_unwaited_sends();
+            self.break_off_fire_and_forget_sends();
         }
-        self.clear_unwaited_sends();
+        self.clear_fire_and_forget_sends();
         if !has_lost {
             // Where there were fire-and-forget sends all that had completed was taken.
-            self.ring.borrow_mut().put_back(&mut completions, self.completions_max, UnwaitedSends::is_of_unwaited_send);
+            self.ring.borrow_mut().put_back(
+                &mut completions,
+                self.completions_max,
+                FireAndForgetSends::is_of_fire_and_forget_send,
+            );
         }
         for completion in completions.iter() {
             self.handle_completion(completion);

@@ -38,7 +38,7 @@ pub(super) const KIND_CANCEL: u64 = 10;
 /// The cancellation of a connection's [`Op`].
 pub(super) const KIND_CANCEL_OP: u64 = 11;
 /// A fire-and-forget send.
-pub(super) const KIND_UNWAITED_SEND: u64 = 12;
+pub(super) const KIND_FIRE_AND_FORGET_SEND: u64 = 12;
 /// A close that nobody waits for.
 pub(super) const KIND_CLOSE: u64 = 13;
 pub(super) const KIND_FILE_READ: u64 = 14;

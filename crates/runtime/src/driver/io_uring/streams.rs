@@ -145,10 +145,10 @@ impl<K: Kernel> IoUring<K> {
         true
     }
 
-    fn send_unwaited_now_by(&self, key: Key) {
-        if !self.unwaited_sends.borrow().is_empty() {
+    fn send_fire_and_forget_now_by(&self, key: Key) {
+        if !self.fire_and_forget_sends.borrow().is_empty() {
             let mut connections = self.connections.borrow_mut();
-            self.send_unwaited_now(key, connections.get_mut(key).expect("an open stream owns its slot"), false);
+            self.send_fire_and_forget_now(key, connections.get_mut(key).expect("an open stream owns its slot"), false);
         }
     }
 
@@ -183,7 +183,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
 
     fn release(&self, key: Key) -> io::Result<Released> {
         if let Some(connection) = self.connections.borrow_mut().get_mut(key) {
-            self.send_unwaited_now(key, connection, false);
+            self.send_fire_and_forget_now(key, connection, false);
         }
         self.settle(key)?;
         let (received, error) = {
@@ -203,7 +203,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             let Some(connection) = connections.get_mut(key).filter(|connection| connection.socket.is_some()) else {
                 return;
             };
-            self.send_unwaited_now(key, connection, true);
+            self.send_fire_and_forget_now(key, connection, true);
             if self.must_stay(connection) {
                 let wakers = connection.take_all_wakers();
                 drop(connections);
@@ -275,7 +275,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
     }
 
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.send_unwaited_now_by(key);
+        self.send_fire_and_forget_now_by(key);
         {
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
@@ -348,7 +348,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         if out.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        self.send_unwaited_now_by(key);
+        self.send_fire_and_forget_now_by(key);
         if let Some(polled) = self.poll_sending(key, cx, out) {
             return polled;
         }
@@ -376,7 +376,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         }
         if connection.is_on_ring {
             let length = out.len_bytes();
-            let is_taken = !is_last && self.try_send_unwaited(key, connection, out);
+            let is_taken = !is_last && self.try_send_fire_and_forget(key, connection, out);
             return Ok(if is_taken { length } else { 0 });
         }
         if !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
@@ -396,7 +396,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             return Ok(0);
         }
         if connection.is_on_ring {
-            let is_taken = !is_last && self.try_send_copy_unwaited(key, connection, bytes);
+            let is_taken = !is_last && self.try_send_copy_fire_and_forget(key, connection, bytes);
             return Ok(if is_taken { bytes.len() } else { 0 });
         }
         if !connection.writes.take(self.turn.get(), OPERATIONS_PER_TURN) {
@@ -416,7 +416,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         offset: &mut u64,
         length: usize,
     ) -> Poll<io::Result<usize>> {
-        self.send_unwaited_now_by(key);
+        self.send_fire_and_forget_now_by(key);
         // A send that nobody waits for any more still comes first.
         if let Some(Poll::Pending) = self.poll_sending(key, cx, &mut Output::new()) {
             return Poll::Pending;
@@ -481,7 +481,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         pipe: BorrowedFd<'_>,
         max: usize,
     ) -> Poll<io::Result<usize>> {
-        self.send_unwaited_now_by(key);
+        self.send_fire_and_forget_now_by(key);
         // As in `poll_sendfile`.
         if let Some(Poll::Pending) = self.poll_sending(key, cx, &mut Output::new()) {
             return Poll::Pending;
@@ -502,13 +502,13 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
     }
 
     fn flush(&self, key: Key) {
-        self.send_unwaited_now_by(key);
+        self.send_fire_and_forget_now_by(key);
     }
 
     fn shutdown_write(&self, key: Key) -> io::Result<()> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        self.send_unwaited_now(key, connection, true);
+        self.send_fire_and_forget_now(key, connection, true);
         if let Some(sending) = connection.sending().filter(|sending| sending.is_owned()) {
             // What nobody waits for counts as sent.
             sending.is_last = true;
@@ -521,7 +521,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         connection.is_reset = true;
-        self.send_unwaited_now(key, connection, false);
+        self.send_fire_and_forget_now(key, connection, false);
         self.sockets.set_linger_reset(connection.socket().as_fd())
     }
 }

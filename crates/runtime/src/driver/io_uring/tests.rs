@@ -49,10 +49,10 @@ fn wait_until_free(driver: &IoUring, key: Key) {
 }
 
 /// Has a send wait for room in the kernel: a queued one, or what is left of a fire-and-forget one.
-fn send_into_full_socket(driver: &IoUring, key: Key, is_unwaited: bool) {
+fn send_into_full_socket(driver: &IoUring, key: Key, is_fire_and_forget: bool) {
     with(driver, key, |connection| while rustix::io::write(connection.socket(), &[7; 1000]).is_ok() {});
     with(driver, key, |connection| while rustix::io::write(connection.socket(), &[7]).is_ok() {});
-    if !is_unwaited || driver.try_send_copy(key, &[1; 900], false).unwrap() == 0 {
+    if !is_fire_and_forget || driver.try_send_copy(key, &[1; 900], false).unwrap() == 0 {
         let mut out = Output::new();
         out.push(vec![1; 900]);
         assert!(driver.poll_send(key, &mut Context::from_waker(Waker::noop()), &mut out).is_pending());
@@ -67,10 +67,10 @@ fn send_into_full_socket(driver: &IoUring, key: Key, is_unwaited: bool) {
 #[test]
 fn the_memory_of_a_send_stays_until_its_own_completion_whatever_comes_before() {
     let Some(driver) = driver(&RingOptions::default()) else { return };
-    for is_unwaited in [false, true] {
+    for is_fire_and_forget in [false, true] {
         let (key, peer) = attach(&driver);
         assert!(driver.poll_peer_closed(key, &mut Context::from_waker(Waker::noop())).is_pending());
-        send_into_full_socket(&driver, key, is_unwaited);
+        send_into_full_socket(&driver, key, is_fire_and_forget);
         // What is left of it would keep the connection otherwise.
         driver.set_linger_reset(key).unwrap();
         driver.close(key);

@@ -92,7 +92,7 @@ pub struct RingFaults {
     /// Sends that ended short.
     pub sends_shortened: u64,
     /// Fire-and-forget sends that a full socket did not take, or not to their end.
-    pub unwaited_sends_failed: u64,
+    pub fire_and_forget_sends_failed: u64,
     /// Operations that were come to late.
     pub late: u64,
     /// Polls that told of something that was not there.
@@ -284,7 +284,7 @@ impl SimulatedRing {
                 }
             }
             Step::Waits => {
-                self.count(|faults| &mut faults.unwaited_sends_failed);
+                self.count(|faults| &mut faults.fire_and_forget_sends_failed);
                 let What::Send { sent, .. } = operation.what else { unreachable!("only sends come here") };
                 let result = if sent > 0 { sent as i32 } else { -libc::EAGAIN };
                 self.complete(Completion { user_data: operation.user_data, result, flags: 0 });

@@ -6,8 +6,8 @@
 //! connection: the memory serves the next turn, and the chunks go when the call has returned. What a full socket did
 //! not take is told by a completion of the same call; its rest becomes a usual send, which the driver owns
 //! (`Sending::is_owned`). Until then nothing else may be sent on that connection: whoever wants to has this sent
-//! directly first ([`UnwaitedSends::take_back`]). A connection that is closed meanwhile stays until its rest has left;
-//! whoever ends a loop may wait for that (`all_sent`), or it is lost.
+//! directly first ([`FireAndForgetSends::take_back`]). A connection that is closed meanwhile stays until its rest has
+//! left; whoever ends a loop may wait for that (`all_sent`), or it is lost.
 //!
 //! That the kernel works this way is tried out by the driver's self-test; where it does not, sends are queued instead.
 //! (A kernel that forgot of what it had sent a part would have us send that twice.)
@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, sockopt};
 
 use super::connection::{Connection, OWNED, Sending, is_temporary};
-use super::operation::{KIND_UNWAITED_SEND, Op, Ops, kind_and_key, user_data};
+use super::operation::{KIND_FIRE_AND_FORGET_SEND, Op, Ops, kind_and_key, user_data};
 use super::ring::{Completion, Queues, Ring};
 use super::sockets::Sockets;
 use super::{IoUring, Kernel, Linux};
@@ -59,15 +59,15 @@ const KEPT_MAX: usize = 128 * 1024;
 
 /// The fire-and-forget sends of one turn.
 #[derive(Default)]
-pub(super) struct UnwaitedSends {
-    list: Vec<UnwaitedSend>,
+pub(super) struct FireAndForgetSends {
+    list: Vec<FireAndForgetSend>,
     /// The bytes of all copies, one after another.
     bytes: Vec<u8>,
     /// How many bytes the chunks have.
     chunk_bytes: usize,
 }
 
-struct UnwaitedSend {
+struct FireAndForgetSend {
     key: Key,
     descriptor: RawFd,
     what: What,
@@ -80,7 +80,7 @@ enum What {
     Chunks(Box<Sending>),
 }
 
-impl UnwaitedSends {
+impl FireAndForgetSends {
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -97,11 +97,13 @@ impl UnwaitedSends {
         }
         let begin = self.bytes.len();
         match self.list.last_mut() {
-            Some(UnwaitedSend { key: last, what: What::Copy(range), .. }) if *last == key && range.end == begin => {
+            Some(FireAndForgetSend { key: last, what: What::Copy(range), .. })
+                if *last == key && range.end == begin =>
+            {
                 range.end += bytes.len();
             }
             _ if may_have_one => return false,
-            _ => self.list.push(UnwaitedSend { key, descriptor, what: What::Copy(begin..begin + bytes.len()) }),
+            _ => self.list.push(FireAndForgetSend { key, descriptor, what: What::Copy(begin..begin + bytes.len()) }),
         }
         self.bytes.extend_from_slice(bytes);
         true
@@ -110,7 +112,7 @@ impl UnwaitedSends {
     /// Adds chunks, for which there is room, of a connection that has no send here.
     fn add_chunks(&mut self, key: Key, descriptor: RawFd, sending: Box<Sending>) {
         self.chunk_bytes += sending.output.len_bytes();
-        self.list.push(UnwaitedSend { key, descriptor, what: What::Chunks(sending) });
+        self.list.push(FireAndForgetSend { key, descriptor, what: What::Chunks(sending) });
     }
 
     /// Takes a connection's send out again, for who has to send it in another way. (Rare, so it is searched for.)
@@ -128,7 +130,7 @@ impl UnwaitedSends {
         std::mem::forget(std::mem::take(self));
     }
 
-    /// Makes the entries. Until [`UnwaitedSends::clear`] nothing may be added.
+    /// Makes the entries. Until [`FireAndForgetSends::clear`] nothing may be added.
     pub fn make_entries(&mut self, ring: &mut Ring<impl Queues>) {
         // MSG_WAITALL: a short send is an error, of which the kernel tells.
         const FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL;
@@ -141,7 +143,7 @@ impl UnwaitedSends {
                 }
                 What::Chunks(sending) => sending.entry_with(send.descriptor, FLAGS),
             };
-            let entry = entry.flags(Flags::SKIP_SUCCESS).user_data(user_data(KIND_UNWAITED_SEND, send.key));
+            let entry = entry.flags(Flags::SKIP_SUCCESS).user_data(user_data(KIND_FIRE_AND_FORGET_SEND, send.key));
             // SAFETY: the connection's slot owns the descriptor, and whoever closes it takes the send back. The bytes,
             // and what the entry says of chunks, stay where they are until `clear`, and the kernel looks at them while
             // it takes the entry, not later.
@@ -150,8 +152,8 @@ impl UnwaitedSends {
     }
 
     /// Whether a completion tells of a fire-and-forget send that failed.
-    pub fn is_of_unwaited_send(completion: &Completion) -> bool {
-        kind_and_key(completion.user_data).0 == KIND_UNWAITED_SEND
+    pub fn is_of_fire_and_forget_send(completion: &Completion) -> bool {
+        kind_and_key(completion.user_data).0 == KIND_FIRE_AND_FORGET_SEND
     }
 
     /// All are sent, or their rests taken care of.
@@ -161,7 +163,7 @@ impl UnwaitedSends {
         self.chunk_bytes = 0;
         if self.bytes.capacity() > KEPT_MAX {
             self.bytes.shrink_to(KEPT_MAX);
-            self.list.shrink_to(KEPT_MAX / size_of::<UnwaitedSend>());
+            self.list.shrink_to(KEPT_MAX / size_of::<FireAndForgetSend>());
         }
     }
 }
@@ -174,24 +176,27 @@ enum Taken<'p> {
 
 impl<K: Kernel> IoUring<K> {
     /// As [`StreamDriver::try_send_copy`], for a connection on the ring.
-    pub(super) fn try_send_copy_unwaited(&self, key: Key, connection: &mut Connection, bytes: &[u8]) -> bool {
+    pub(super) fn try_send_copy_fire_and_forget(&self, key: Key, connection: &mut Connection, bytes: &[u8]) -> bool {
         let turn = self.turn.get();
         let may_have_one = connection.writes.is_of(turn);
-        if !self.may_send_unwaited.get() || connection.hung_up || !connection.writes.take(turn, OPERATIONS_PER_TURN) {
+        if !self.may_send_fire_and_forget.get()
+            || connection.hung_up
+            || !connection.writes.take(turn, OPERATIONS_PER_TURN)
+        {
             return false;
         }
-        self.unwaited_sends.borrow_mut().add_copy(key, connection.socket().as_raw_fd(), bytes, may_have_one)
+        self.fire_and_forget_sends.borrow_mut().add_copy(key, connection.socket().as_raw_fd(), bytes, may_have_one)
     }
 
     /// As [`StreamDriver::try_send`], for a connection on the ring: takes all of `out`, or nothing.
-    pub(super) fn try_send_unwaited(&self, key: Key, connection: &mut Connection, out: &mut Output) -> bool {
+    pub(super) fn try_send_fire_and_forget(&self, key: Key, connection: &mut Connection, out: &mut Output) -> bool {
         let turn = self.turn.get();
         let is_fit = out.len_bytes() <= CHUNKS_MAX && out.chunk_count() <= SLICES_MAX && !out.has_loan();
         // A connection that may have a send here would need its chunks behind that.
-        if !is_fit || !self.may_send_unwaited.get() || connection.hung_up || connection.writes.is_of(turn) {
+        if !is_fit || !self.may_send_fire_and_forget.get() || connection.hung_up || connection.writes.is_of(turn) {
             return false;
         }
-        let mut sends = self.unwaited_sends.borrow_mut();
+        let mut sends = self.fire_and_forget_sends.borrow_mut();
         if !sends.has_room(out.len_bytes()) || !connection.writes.take(turn, OPERATIONS_PER_TURN) {
             return false;
         }
@@ -202,23 +207,23 @@ impl<K: Kernel> IoUring<K> {
     }
 
     /// The fire-and-forget sends have left, or their rests are taken care of.
-    pub(super) fn clear_unwaited_sends(&self) {
+    pub(super) fn clear_fire_and_forget_sends(&self) {
         // Nobody knows what the owner of a chunk does when it goes.
-        let mut list = std::mem::take(&mut self.unwaited_sends.borrow_mut().list);
+        let mut list = std::mem::take(&mut self.fire_and_forget_sends.borrow_mut().list);
         for send in list.drain(..) {
             if let What::Chunks(sending) = send.what {
                 self.keep(sending);
             }
         }
-        let mut sends = self.unwaited_sends.borrow_mut();
+        let mut sends = self.fire_and_forget_sends.borrow_mut();
         sends.list = list;
         sends.clear();
     }
 
     /// Sends what the connection has here in this turn, before something else is done with it. `is_last` as in
     /// [`StreamDriver::try_send`].
-    pub(super) fn send_unwaited_now(&self, key: Key, connection: &mut Connection, is_last: bool) {
-        let mut sends = self.unwaited_sends.borrow_mut();
+    pub(super) fn send_fire_and_forget_now(&self, key: Key, connection: &mut Connection, is_last: bool) {
+        let mut sends = self.fire_and_forget_sends.borrow_mut();
         if sends.is_empty() || !connection.writes.is_of(self.turn.get()) {
             return;
         }
@@ -308,12 +313,12 @@ impl<K: Kernel> IoUring<K> {
 
     /// Takes all completions that the call has brought about, when there were fire-and-forget sends: which of
     /// them failed has to be known before anything is added again.
-    pub(super) fn take_failed_unwaited_sends(
+    pub(super) fn take_failed_fire_and_forget_sends(
         &self,
         ring: &mut Ring<impl Queues>,
         completions: &mut Vec<Completion>,
     ) -> io::Result<()> {
-        if self.unwaited_sends.borrow().is_empty() {
+        if self.fire_and_forget_sends.borrow().is_empty() {
             return Ok(());
         }
         ring.take(completions, usize::MAX);
@@ -328,21 +333,21 @@ impl<K: Kernel> IoUring<K> {
     }
 
     /// Has what failed sends have left sent later. Comes before all other completions: those wake, and may close.
-    pub(super) fn handle_failed_unwaited_sends(&self, completions: &[Completion]) {
-        if self.unwaited_sends.borrow().is_empty() {
+    pub(super) fn handle_failed_fire_and_forget_sends(&self, completions: &[Completion]) {
+        if self.fire_and_forget_sends.borrow().is_empty() {
             return;
         }
         for completion in completions {
-            if let (KIND_UNWAITED_SEND, key) = kind_and_key(completion.user_data) {
-                self.handle_failed_unwaited_send(key, completion);
+            if let (KIND_FIRE_AND_FORGET_SEND, key) = kind_and_key(completion.user_data) {
+                self.handle_failed_fire_and_forget_send(key, completion);
             }
         }
     }
 
     /// Completions are lost: whether the sends have left of which nothing was told is unknown.
     #[cold]
-    pub(super) fn break_off_unwaited_sends(&self) {
-        let keys: Vec<Key> = self.unwaited_sends.borrow().list.iter().map(|send| send.key).collect();
+    pub(super) fn break_off_fire_and_forget_sends(&self) {
+        let keys: Vec<Key> = self.fire_and_forget_sends.borrow().list.iter().map(|send| send.key).collect();
         for key in keys {
             let mut connections = self.connections.borrow_mut();
             let Some(connection) = connections.get_mut(key) else { continue };
@@ -354,12 +359,12 @@ impl<K: Kernel> IoUring<K> {
     }
 
     /// A fire-and-forget send has failed, or was not sent to its end.
-    fn handle_failed_unwaited_send(&self, key: Key, completion: &Completion) {
+    fn handle_failed_fire_and_forget_send(&self, key: Key, completion: &Completion) {
         let mut connections = self.connections.borrow_mut();
         let Some(connection) = connections.get_mut(key) else { return };
         if completion.was_refused() {
             // A call of its own takes no memory of the ring's.
-            if let Some(taken) = self.unwaited_sends.borrow_mut().take_back(key) {
+            if let Some(taken) = self.fire_and_forget_sends.borrow_mut().take_back(key) {
                 self.send_taken(key, connection, taken, false);
             }
             return;
@@ -378,7 +383,7 @@ impl<K: Kernel> IoUring<K> {
                 return wakers.into_iter().flatten().for_each(Waker::wake);
             }
         };
-        match self.unwaited_sends.borrow_mut().take_back(key) {
+        match self.fire_and_forget_sends.borrow_mut().take_back(key) {
             Some(Taken::Copy(bytes)) => self.owe_copy(key, connection, bytes.get(sent..).unwrap_or_default()),
             Some(Taken::Chunks(sending)) => self.owe(key, connection, sending, sent),
             None => {}
@@ -389,36 +394,39 @@ impl<K: Kernel> IoUring<K> {
 impl IoUring<Linux> {
     /// Tries whether the kernel refuses at once, and tells exactly, what a full socket does not take: of a send that
     /// fits in part, and then of one that does not fit at all. Where that is not so, sends are queued.
-    pub(super) fn test_unwaited_sends(&self, pair: impl Fn() -> Result<(OwnedFd, OwnedFd), Errno>) -> io::Result<()> {
+    pub(super) fn test_fire_and_forget_sends(
+        &self,
+        pair: impl Fn() -> Result<(OwnedFd, OwnedFd), Errno>,
+    ) -> io::Result<()> {
         for in_chunks in [false, true] {
-            if self.may_send_unwaited.get() {
-                self.test_unwaited_sends_of(in_chunks, pair()?)?;
+            if self.may_send_fire_and_forget.get() {
+                self.test_fire_and_forget_sends_of(in_chunks, pair()?)?;
             }
         }
         Ok(())
     }
 
-    fn test_unwaited_sends_of(&self, in_chunks: bool, (near, far): (OwnedFd, OwnedFd)) -> io::Result<()> {
+    fn test_fire_and_forget_sends_of(&self, in_chunks: bool, (near, far): (OwnedFd, OwnedFd)) -> io::Result<()> {
         sockopt::set_socket_send_buffer_size(&near, 1)?;
         let near = self.attach(near, Fresh::Connected);
         self.connections.borrow_mut().get_mut(near).expect("just attached").is_on_ring = true;
         const FIRST: usize = if TEST_BYTES > CHUNKS_MAX { CHUNKS_MAX } else { TEST_BYTES };
         let first = if in_chunks { &[0; TEST_BYTES][..FIRST] } else { &[0; TEST_BYTES][..] };
-        let tested = self.test_unwaited_send(near, first, in_chunks).and_then(|rest| match rest {
+        let tested = self.test_fire_and_forget_send(near, first, in_chunks).and_then(|rest| match rest {
             Some(rest) if rest > 0 && rest < first.len() => {
-                let is_refused = self.test_unwaited_send(near, b"answer", in_chunks)? == Some(6);
+                let is_refused = self.test_fire_and_forget_send(near, b"answer", in_chunks)? == Some(6);
                 Ok(is_refused && drain(&far)? == first.len() - rest)
             }
             _ => Ok(false),
         });
         self.close(near);
-        self.may_send_unwaited.set(tested?);
+        self.may_send_fire_and_forget.set(tested?);
         Ok(())
     }
 
     /// Sends fire-and-forget, and says how much of it the driver then had to send itself; `None` if the kernel has said
     /// nothing.
-    fn test_unwaited_send(&self, near: Key, bytes: &'static [u8], in_chunks: bool) -> io::Result<Option<usize>> {
+    fn test_fire_and_forget_send(&self, near: Key, bytes: &'static [u8], in_chunks: bool) -> io::Result<Option<usize>> {
         self.turn.update(|turn| turn.wrapping_add(1));
         let taken = if in_chunks {
             let mut out = Output::new();
@@ -437,17 +445,17 @@ impl IoUring<Linux> {
         {
             let mut ring = self.ring.borrow_mut();
             ring.enter(Some(Duration::ZERO))?;
-            self.take_failed_unwaited_sends(&mut ring, &mut completions)?;
+            self.take_failed_fire_and_forget_sends(&mut ring, &mut completions)?;
         }
-        self.handle_failed_unwaited_sends(&completions);
+        self.handle_failed_fire_and_forget_sends(&completions);
         completions.iter().for_each(|completion| self.handle_completion(completion));
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(near).expect("attached by the caller");
         let rest = connection.take_sending().map(|sending| sending.offered);
         connection.wanted = Ops::default();
         match rest {
-            Some(_) => self.clear_unwaited_sends(),
-            None => self.unwaited_sends.borrow_mut().leak(),
+            Some(_) => self.clear_fire_and_forget_sends(),
+            None => self.fire_and_forget_sends.borrow_mut().leak(),
         }
         Ok(rest)
     }
