@@ -6,7 +6,7 @@
 //! cache) and its device looked up here. The table is read again, off the loop, when a few seconds have passed.
 //!
 //! For the pools' fairness a guess is enough: the device that is mounted where the path, as it is written, begins.
-//! Where it is wrong (behind a symbolic link, after a mount a moment ago) a task stands in another device's line. Of
+//! Where it is wrong (behind a symbolic link, after a mount a moment ago) a task stands in another device's queue. Of
 //! directories for which that matters [`note_directory`] is told what they lie on.
 //!
 //! Devices are numbered as files are (`st_dev`): btrfs gives each subvolume a number that the table does not name.

@@ -1,6 +1,6 @@
 //! Names of files and directories: changed by threads of the pool `default`, or created where the caller may block.
 //!
-//! A change of a directory waits for the file system's journal, so it stands in the line of its device's writes.
+//! A change of a directory waits for the file system's journal, so it stands in the queue of its device's writes.
 //! Whoever drops the future takes back what no thread has begun; what has begun is done.
 
 use std::fs::DirBuilder;

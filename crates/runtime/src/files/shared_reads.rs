@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   look ──► in memory after all: done             only for pieces of which nothing is known, few at a time
-//!    └─────► read by the pool (or an io_uring)     stands in its device's line; counts as in flight there
+//!    └─────► read by the pool (or an io_uring)     stands in its device's queue; counts as in flight there
 //! ```
 //!
 //! All who want a piece get the same memory, each charged with it. What is the same piece: device, inode, size and
@@ -179,26 +179,26 @@ async fn read_somehow(
     page_cache: &Arc<PageCache>,
     how: ReadHow,
 ) -> Result<Bytes, Failure> {
-    let (device, line) = (piece.file.metadata().device, piece.file.device());
+    let (device, queue) = (piece.file.metadata().device, piece.file.device());
     let mut looks_first = how.unlooked;
     if how.unlooked {
         count_event(Event::Unlooked);
-        // One that writes the time of access comes before the read in any case, if need be in the device's own line.
+        // One that writes the time of access comes before the read in any case, if need be in the device's own queue.
         let writes_access_time = piece.file.writes_access_time();
-        let (look, look_line) = match writes_access_time {
-            true => (page_cache.begin_access_look(device), line.accesses()),
-            false => (page_cache.begin_look(device), line.looks()),
+        let (look, look_queue) = match writes_access_time {
+            true => (page_cache.begin_access_look(device), queue.accesses()),
+            false => (page_cache.begin_look(device), queue.looks()),
         };
         if look.is_some() || writes_access_time {
             looks_first = false;
-            let look_line = if look.is_some() { look_line } else { line };
+            let look_queue = if look.is_some() { look_queue } else { queue };
             let wanted = piece.clone();
             let look = move || {
                 // The thread's, and not that of those who wait: they may leave before it is done.
                 let _look = look;
                 wanted.look()
             };
-            if let Some(found) = pool.run_for(look_line, look).await? {
+            if let Some(found) = pool.run_for(look_queue, look).await? {
                 return Ok(found);
             }
         }
@@ -218,7 +218,7 @@ async fn read_somehow(
         in_flight.end(has_waited && !was_resident);
         result
     };
-    Ok(pool.run_for(line, reading).await??)
+    Ok(pool.run_for(queue, reading).await??)
 }
 
 impl Piece {

@@ -65,8 +65,8 @@ enum Stage<T> {
 
 /// A share in a computation. Dropped, it leaves.
 pub(super) struct Joined<K: Eq + Hash, T> {
-    flights: Arc<SingleFlight<K, T>>,
-    flight: Arc<InFlight<K, T>>,
+    single_flight: Arc<SingleFlight<K, T>>,
+    in_flight: Arc<InFlight<K, T>>,
     number: u64,
 }
 
@@ -78,20 +78,20 @@ impl<K: Eq + Hash + Clone, T> SingleFlight<K, T> {
     /// Takes part in the computation of this key: one that is in flight, or the one that `begin` makes. Says whether it
     /// was in flight.
     pub fn join(self: &Arc<Self>, key: K, begin: impl FnOnce() -> Computation<T>) -> (Joined<K, T>, bool) {
-        let mut flights = self.shard(&key).lock();
-        let flight = flights.entry(key).or_insert_with_key(|key| {
+        let mut shard = self.shard(&key).lock();
+        let in_flight = shard.entry(key).or_insert_with_key(|key| {
             let stage = Stage::Resting(begin());
             let state = State { stage, waiting: BTreeMap::new(), next: 0, interested: 0 };
             Arc::new(InFlight { key: key.clone(), state: Mutex::new(state) })
         });
-        let flight = Arc::clone(flight);
-        let mut state = flight.state.lock();
+        let in_flight = Arc::clone(in_flight);
+        let mut state = in_flight.state.lock();
         let was_in_flight = state.interested > 0;
         state.interested += 1;
         let number = state.next;
         state.next += 1;
-        drop((state, flights));
-        (Joined { flights: Arc::clone(self), flight, number }, was_in_flight)
+        drop((state, shard));
+        (Joined { single_flight: Arc::clone(self), in_flight, number }, was_in_flight)
     }
 }
 
@@ -101,11 +101,11 @@ impl<K: Eq + Hash, T> SingleFlight<K, T> {
     }
 
     /// Nobody else takes part any more.
-    fn forget(&self, flight: &Arc<InFlight<K, T>>) {
-        let mut flights = self.shard(&flight.key).lock();
-        let is_current = flights.get(&flight.key).is_some_and(|current| Arc::ptr_eq(current, flight));
-        let removed = is_current.then(|| flights.remove_entry(&flight.key));
-        drop(flights);
+    fn forget(&self, in_flight: &Arc<InFlight<K, T>>) {
+        let mut shard = self.shard(&in_flight.key).lock();
+        let is_current = shard.get(&in_flight.key).is_some_and(|current| Arc::ptr_eq(current, in_flight));
+        let removed = is_current.then(|| shard.remove_entry(&in_flight.key));
+        drop(shard);
         drop(removed);
     }
 }
@@ -128,7 +128,7 @@ impl<K: Eq + Hash + Send + Sync + 'static, T: Clone + Send + 'static> Future for
     type Output = T;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let mut state = self.flight.state.lock();
+        let mut state = self.in_flight.state.lock();
         if let Stage::Done(result) = &state.stage {
             return Poll::Ready(result.clone());
         }
@@ -151,16 +151,16 @@ impl<K: Eq + Hash + Send + Sync + 'static, T: Clone + Send + 'static> Future for
 impl<K: Eq + Hash + Send + Sync + 'static, T: Clone + Send + 'static> Joined<K, T> {
     /// Polls the computation until it is done or waits for something: as often as it has steps.
     fn drive(&self, mut computation: Computation<T>) -> Poll<T> {
-        let relay = Waker::from(Arc::clone(&self.flight));
+        let relay = Waker::from(Arc::clone(&self.in_flight));
         loop {
             let polled = computation.as_mut().poll(&mut Context::from_waker(&relay));
-            let mut state = self.flight.state.lock();
+            let mut state = self.in_flight.state.lock();
             match polled {
                 Poll::Ready(result) => {
                     state.stage = Stage::Done(result.clone());
                     let waiting = mem::take(&mut state.waiting);
                     drop(state);
-                    self.flights.forget(&self.flight);
+                    self.single_flight.forget(&self.in_flight);
                     let others = waiting.into_iter().filter(|&(number, _)| number != self.number);
                     others.for_each(|(_, waker)| waker.wake());
                     return Poll::Ready(result);
@@ -180,21 +180,21 @@ impl<K: Eq + Hash + Send + Sync + 'static, T: Clone + Send + 'static> Joined<K, 
 impl<K: Eq + Hash, T> Drop for Joined<K, T> {
     fn drop(&mut self) {
         // In the order in which others take the locks.
-        let mut flights = self.flights.shard(&self.flight.key).lock();
-        let mut state = self.flight.state.lock();
+        let mut shard = self.single_flight.shard(&self.in_flight.key).lock();
+        let mut state = self.in_flight.state.lock();
         let own = state.waiting.remove(&self.number);
         state.interested -= 1;
         if state.interested > 0 {
             // This one may have been woken instead of those who still wait.
             let is_resting = matches!(state.stage, Stage::Resting(_));
             let others = if is_resting { mem::take(&mut state.waiting) } else { BTreeMap::new() };
-            drop((state, flights, own));
+            drop((state, shard, own));
             return others.into_values().for_each(Waker::wake);
         }
         let stage = mem::replace(&mut state.stage, Stage::Abandoned);
-        let is_current = flights.get(&self.flight.key).is_some_and(|current| Arc::ptr_eq(current, &self.flight));
-        let removed = is_current.then(|| flights.remove_entry(&self.flight.key));
-        drop((state, flights));
+        let is_current = shard.get(&self.in_flight.key).is_some_and(|current| Arc::ptr_eq(current, &self.in_flight));
+        let removed = is_current.then(|| shard.remove_entry(&self.in_flight.key));
+        drop((state, shard));
         drop((own, stage, removed));
     }
 }
@@ -214,30 +214,30 @@ mod tests {
 
     #[test]
     fn all_who_join_get_the_result_of_one_computation() {
-        let flights: Numbers = SingleFlight::new();
+        let single_flight: Numbers = SingleFlight::new();
         let begun = AtomicU32::new(0);
         let join = || {
             let begin = || -> Computation<u32> {
                 begun.fetch_add(1, Relaxed);
                 Box::pin(async { 7 })
             };
-            flights.join(1, begin)
+            single_flight.join(1, begin)
         };
         let ((mut first, was_in_flight), (mut second, joined_another)) = (join(), join());
         assert!(!was_in_flight && joined_another);
         assert_eq!((poll(&mut second), poll(&mut first)), (Poll::Ready(7), Poll::Ready(7)));
         drop((first, second));
         assert_eq!((poll(&mut join().0), begun.load(Relaxed)), (Poll::Ready(7), 2), "no cache");
-        assert!(flights.shards.iter().all(|shard| shard.lock().is_empty()));
+        assert!(single_flight.shards.iter().all(|shard| shard.lock().is_empty()));
     }
 
     #[test]
     fn no_lock_is_held_while_it_is_polled_and_no_wake_up_is_lost() {
-        let flights: Numbers = SingleFlight::new();
+        let single_flight: Numbers = SingleFlight::new();
         let other: Arc<Mutex<Option<Joined<u32, u32>>>> = Arc::default();
         let slot = Arc::clone(&other);
-        let own = Arc::clone(&flights);
-        let (mut first, _) = flights.join(1, || {
+        let own = Arc::clone(&single_flight);
+        let (mut first, _) = single_flight.join(1, || {
             let mut polls = 0;
             Box::pin(poll_fn(move |cx| {
                 polls += 1;
@@ -249,13 +249,13 @@ mod tests {
                 if polls == 3 { Poll::Ready(polls) } else { Poll::Pending }
             }))
         });
-        *other.lock() = Some(flights.join(1, || unreachable!("it is in flight")).0);
+        *other.lock() = Some(single_flight.join(1, || unreachable!("it is in flight")).0);
         assert_eq!(poll(&mut first), Poll::Ready(3));
     }
 
     #[test]
     fn the_last_who_leaves_drops_the_computation() {
-        let flights: Numbers = SingleFlight::new();
+        let single_flight: Numbers = SingleFlight::new();
         let held = Arc::new(());
         let join = || {
             let held = Arc::clone(&held);
@@ -266,7 +266,7 @@ mod tests {
                     1
                 })
             };
-            flights.join(1, begin).0
+            single_flight.join(1, begin).0
         };
         let (mut first, mut second) = (join(), join());
         assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
@@ -274,6 +274,6 @@ mod tests {
         assert_eq!(Arc::strong_count(&held), 2);
         drop(second);
         assert_eq!(Arc::strong_count(&held), 1);
-        assert!(flights.shards.iter().all(|shard| shard.lock().is_empty()));
+        assert!(single_flight.shards.iter().all(|shard| shard.lock().is_empty()));
     }
 }

@@ -4,7 +4,7 @@
 //!   push ──► queue (bounded) ──► one write in flight, of all that waits then ──► written: readers may follow (growing.rs)
 //! ```
 //!
-//! A thread that has written gives its place in the pool's line to the next write of this file, so that a fast writer
+//! A thread that has written gives its place in the pool's queue to the next write of this file, so that a fast writer
 //! does not keep it from the others. Pieces come back to the loop when they are written: where memory was taken it is
 //! used again.
 //!
@@ -65,8 +65,8 @@ impl Writer {
     pub fn new(file: File, path: impl Into<Arc<Path>>) -> Writer {
         file.note_writer();
         let state = Mutex::new(State::default());
-        let line = file.device().writes();
-        let growing = Growing { path: path.into(), line, pool: default_pool(), state, file };
+        let queue = file.device().writes();
+        let growing = Growing { path: path.into(), queue, pool: default_pool(), state, file };
         Writer { growing: Arc::new(growing), queued_bytes_max: QUEUED_BYTES_MAX }
     }
 
@@ -142,8 +142,8 @@ impl Writer {
     /// failed; ftruncate(2)'s and the pool's.
     pub async fn restart(&mut self) -> Result<(), FileError> {
         self.flush().await?;
-        let (pool, line, file) = (&self.growing.pool, self.growing.line, self.growing.file.clone());
-        let emptied = pool.run_when_there_is_room(line, move || rustix::fs::ftruncate(&file, 0)).await;
+        let (pool, queue, file) = (&self.growing.pool, self.growing.queue, self.growing.file.clone());
+        let emptied = pool.run_when_there_is_room(queue, move || rustix::fs::ftruncate(&file, 0)).await;
         emptied
             .map_err(io::Error::from)
             .and_then(|result| result.map_err(io::Error::from))
@@ -157,7 +157,7 @@ impl Writer {
     pub async fn finish(mut self) -> Result<File, FileError> {
         self.flush().await?;
         self.growing.end(GrowingEnd::Complete);
-        let (path, pool, line) = (Arc::clone(&self.growing.path), self.growing.pool.clone(), self.growing.line);
+        let (path, pool, queue) = (Arc::clone(&self.growing.path), self.growing.pool.clone(), self.growing.queue);
         let growing = Arc::clone(&self.growing);
         drop(self);
         // Without readers it is nobody else's any more.
@@ -165,7 +165,7 @@ impl Writer {
         // What it knows of itself is in memory, unless its file system asks others.
         let refreshed = match file.waits_for_others() {
             true => {
-                let renewed = pool.run_when_there_is_room(line, move || file.renewed()).await;
+                let renewed = pool.run_when_there_is_room(queue, move || file.renewed()).await;
                 renewed.unwrap_or_else(|refused| Err(refused.into()))
             }
             false => file.renewed(),
@@ -196,7 +196,7 @@ pub(super) struct Growing {
     pub file: File,
     pub path: Arc<Path>,
     pub pool: ThreadPool,
-    line: Device,
+    queue: Device,
     state: Mutex<State>,
 }
 
@@ -205,7 +205,7 @@ struct State {
     queue: VecDeque<Bytes>,
     /// Of the queue and of the write in flight.
     queued_bytes: usize,
-    /// A write is in flight or in the pool's line.
+    /// A write is in flight or in the pool's queue.
     is_busy: bool,
     /// Has been written, and goes back to the loop that waits for that.
     spent: Vec<Bytes>,
@@ -300,7 +300,7 @@ impl Growing {
         state.is_busy = true;
         drop(state);
         let write = Write { growing: Arc::clone(self), stage: Stage::Waits };
-        if let Err(refused) = self.pool.detach(self.line, move || write.run()) {
+        if let Err(refused) = self.pool.detach(self.queue, move || write.run()) {
             self.begin_later(refused);
         }
     }
@@ -315,11 +315,11 @@ impl Growing {
         // The write that was refused has said that there is none.
         self.state.lock().is_busy = true;
         let write = Write { growing: Arc::clone(self), stage: Stage::Waits };
-        let (pool, line) = (self.pool.clone(), self.line);
+        let (pool, queue) = (self.pool.clone(), self.queue);
         // Only the write keeps it: the file is its writer's alone when all is written.
         let growing = Arc::downgrade(self);
         spawn(async move {
-            let result = pool.run_when_there_is_room(line, move || write.run()).await;
+            let result = pool.run_when_there_is_room(queue, move || write.run()).await;
             // After a panic it has ended already.
             if let (Err(refused), Some(growing)) = (result, growing.upgrade()) {
                 growing.end(growing.failure(refused));
@@ -346,7 +346,7 @@ impl Growing {
     }
 }
 
-/// A write in flight or in the pool's line; there is one at most. Dropped before it is done, it leaves the file as one
+/// A write in flight or in the pool's queue; there is one at most. Dropped before it is done, it leaves the file as one
 /// that nobody writes to.
 struct Write {
     growing: Arc<Growing>,
@@ -382,7 +382,7 @@ impl Write {
             let write = next.lock().take();
             write.into_iter().for_each(Write::run);
         };
-        let Err(_refused) = growing.pool.detach(growing.line, run) else { return Ok(()) };
+        let Err(_refused) = growing.pool.detach(growing.queue, run) else { return Ok(()) };
         let refused = own.lock().take();
         refused.map_or(Ok(()), Err)
     }

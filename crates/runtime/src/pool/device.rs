@@ -1,25 +1,25 @@
-//! What tasks of a pool wait for, and the lines in which those of one device stand.
+//! What tasks of a pool wait for, and the queues in which those of one device stand.
 
 /// What a task will wait for: within a pool, tasks that name the same device come one after the other, and no device
 /// keeps the pool from the others. It is a number that is compared and nothing else.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Device {
     pub(super) number: u64,
-    line: Line,
+    queue: Queue,
 }
 
-/// The lines in which tasks of one device stand. Each has its turn and its half as if it were a device, but when the
+/// The queues in which tasks of one device stand. Each has its turn and its half as if it were a device, but when the
 /// device hangs they all do: so the reserve for other devices is counted for all of them together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Line {
+pub(super) enum Queue {
     Own,
     Looks,
     Accesses,
     Writes,
 }
 
-impl Line {
-    pub const ALL: [Line; 4] = [Line::Own, Line::Looks, Line::Accesses, Line::Writes];
+impl Queue {
+    pub const ALL: [Queue; 4] = [Queue::Own, Queue::Looks, Queue::Accesses, Queue::Writes];
 }
 
 impl Device {
@@ -29,7 +29,7 @@ impl Device {
 
     /// The device that a file lies on: `st_dev` of stat(2), [`crate::FileMetadata::device`].
     pub const fn number(number: u64) -> Device {
-        Device { number, line: Line::Own }
+        Device { number, queue: Queue::Own }
     }
 
     /// The number that files of it have.
@@ -37,25 +37,25 @@ impl Device {
         self.number
     }
 
-    /// The line of those that look what is in memory, and wait only when the device hangs.
+    /// The queue of those that look what is in memory, and wait only when the device hangs.
     pub(crate) const fn looks(self) -> Device {
-        Device { line: Line::Looks, ..self }
+        Device { queue: Queue::Looks, ..self }
     }
 
-    /// The line of those that do that and write a time of access, for which the file system may wait.
+    /// The queue of those that do that and write a time of access, for which the file system may wait.
     pub(crate) const fn accesses(self) -> Device {
-        Device { line: Line::Accesses, ..self }
+        Device { queue: Queue::Accesses, ..self }
     }
 
-    /// The line of writes and of changes of names: they wait when the device has too much to write, and reads then do
+    /// The queue of writes and of changes of names: they wait when the device has too much to write, and reads then do
     /// not.
     pub const fn writes(self) -> Device {
-        Device { line: Line::Writes, ..self }
+        Device { queue: Queue::Writes, ..self }
     }
 
-    /// The same device, in each of its lines.
-    pub(super) fn lines(self) -> impl Iterator<Item = Device> {
-        Line::ALL.into_iter().map(move |line| Device { line, ..self })
+    /// The same device, in each of its queues.
+    pub(super) fn queues(self) -> impl Iterator<Item = Device> {
+        Queue::ALL.into_iter().map(move |queue| Device { queue, ..self })
     }
 
     /// Something else that may be slow on its own: a server, a customer. Never equal to a device of files.
@@ -66,6 +66,6 @@ impl Device {
 
     /// Whether files lie on it.
     pub(super) fn is_of_files(self) -> bool {
-        self != Device { line: self.line, ..Device::NONE } && self.number >> 63 == 0
+        self != Device { queue: self.queue, ..Device::NONE } && self.number >> 63 == 0
     }
 }

@@ -12,7 +12,7 @@
 //!   reserve       . .              B B                . .
 //! ```
 //!
-//! A device's tasks may stand in several lines (`Device::lines`), which are devices of their own here, but for the
+//! A device's tasks may stand in several queues (`Device::queues`), which are devices of their own here, but for the
 //! reserve: those of one device hang together, and what they have taken of the others' half is lent for all of them.
 //!
 //! Invariants: at most `threads` tasks run, and with the reserve half as many more; the devices other than the largest
@@ -21,7 +21,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::device::{Device, Line};
+use super::device::{Device, Queue};
 
 /// The tasks of one device.
 struct Lane<J> {
@@ -57,7 +57,7 @@ pub(super) struct FairQueue<J> {
     waiting: usize,
     running: usize,
     busy: usize,
-    /// The device that has more than its share of the threads, with all its lines. There cannot be two, except after
+    /// The device that has more than its share of the threads, with all its queues. There cannot be two, except after
     /// the pool was made smaller: then the other one is found when this one has no more than its share.
     over_share: Option<Device>,
     /// The same for threads and queue together.
@@ -137,7 +137,7 @@ impl<J> FairQueue<J> {
         self.share().saturating_add(self.queue_max.div_ceil(2))
     }
 
-    /// For each line of a device of files that something runs or waits for: its number, what runs, and what waits.
+    /// For each queue of a device of files that something runs or waits for: its number, what runs, and what waits.
     pub fn device_loads(&self) -> impl Iterator<Item = (u64, usize, usize)> + '_ {
         let of_files = self.lanes.iter().filter(|(device, _)| device.is_of_files());
         of_files.map(|(device, lane)| (device.number, lane.running, lane.waiting))
@@ -147,9 +147,9 @@ impl<J> FairQueue<J> {
         self.lanes.get(&device)
     }
 
-    /// Of all lines of the device.
+    /// Of all queues of the device.
     fn total(&self, device: Device, size: impl Fn(&Lane<J>) -> usize) -> usize {
-        device.lines().filter_map(|line| self.lane(line)).map(size).sum()
+        device.queues().filter_map(|queue| self.lane(queue)).map(size).sum()
     }
 
     /// Whether this is the device that has more than its share of the threads.
@@ -213,7 +213,7 @@ impl<J> FairQueue<J> {
         }
         let Some(over) = self.over_share else { return false };
         let reserved = self.threads_max - self.share();
-        let others_wait = || self.turns.iter().take(Line::ALL.len() + 1).any(|&device| !self.is_over_share(device));
+        let others_wait = || self.turns.iter().take(Queue::ALL.len() + 1).any(|&device| !self.is_over_share(device));
         self.busy - self.total(over, |lane| lane.busy) < reserved && others_wait()
     }
 
@@ -222,7 +222,7 @@ impl<J> FairQueue<J> {
         if !self.has_startable() {
             return None;
         }
-        // At most three lines can have their share of the threads, and the device that lends has four; they are passed
+        // At most three queues can have their share of the threads, and the device that lends has four; they are passed
         // over.
         let lends = self.busy >= self.threads_max;
         let device = (0..self.turns.len()).find_map(|_| {
@@ -539,8 +539,8 @@ mod tests {
         proptest::collection::vec(step, 1..200)
     }
 
-    /// Four devices, one of which has four lines.
-    fn line(number: u64) -> Device {
+    /// Four devices, one of which has four queues.
+    fn queue_of(number: u64) -> Device {
         match number {
             4 => A.looks(),
             5 => A.accesses(),
@@ -557,7 +557,7 @@ mod tests {
         for (number, step) in (1..).zip(steps) {
             match step {
                 Step::Submit(device) => {
-                    let _ = submit(&mut queue, line(device), number);
+                    let _ = submit(&mut queue, queue_of(device), number);
                 }
                 Step::Take => {
                     let could = queue.has_startable();
@@ -597,8 +597,8 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Submit(number) => {
-                        let line = [A, A.looks(), A.accesses(), A.writes()][number as usize % 4];
-                        let _ = submit(&mut queue, line, 0);
+                        let device = [A, A.looks(), A.accesses(), A.writes()][number as usize % 4];
+                        let _ = submit(&mut queue, device, 0);
                     }
                     _ => drop(take(&mut queue)),
                 }
