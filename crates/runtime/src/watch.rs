@@ -383,21 +383,21 @@ impl Walk<'_> {
     /// What the path leads to.
     fn along(&self, path: &Path) -> rustix::io::Result<Option<Target>> {
         let mut rest = components(path.as_os_str().as_bytes());
-        let mut place = open(CWD, b"/")?;
+        let mut directory = open(CWD, b"/")?;
         let (mut steps, mut links) = (0, 0);
         while let Some(name) = rest.pop() {
             steps += 1;
             if steps > STEPS_MAX {
                 return Err(Errno::NAMETOOLONG);
             }
-            self.depend(&place, OF_DIRECTORY, &name)?;
-            let found = match open(&place, &name) {
+            self.depend(&directory, OF_DIRECTORY, &name)?;
+            let found = match open(&directory, &name) {
                 Err(Errno::NOENT) => return Ok(None),
                 found => found?,
             };
             let stat = rustix::fs::fstat(&found)?;
             match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Directory => place = found,
+                FileType::Directory => directory = found,
                 FileType::Symlink => {
                     links += 1;
                     if links > LINKS_MAX {
@@ -405,7 +405,7 @@ impl Walk<'_> {
                     }
                     let text = rustix::fs::readlinkat(&found, c"", Vec::new())?;
                     if text.to_bytes().starts_with(b"/") {
-                        place = open(CWD, b"/")?;
+                        directory = open(CWD, b"/")?;
                     }
                     rest.extend(components(text.to_bytes()));
                 }
@@ -416,18 +416,18 @@ impl Walk<'_> {
                 }
             }
         }
-        self.depend(&place, OF_DIRECTORY, b"")?;
-        Ok(Some(target(&rustix::fs::fstat(&place)?)))
+        self.depend(&directory, OF_DIRECTORY, b"")?;
+        Ok(Some(target(&rustix::fs::fstat(&directory)?)))
     }
 
     /// Watches what is open, for the sake of this name in it.
-    fn depend(&self, place: &OwnedFd, events: WatchFlags, name: &[u8]) -> rustix::io::Result<()> {
-        let kind = rustix::fs::fstatfs(place)?.f_type as i64 & 0xffff_ffff;
-        if !TELLING.contains(&kind) || mounts::classify(device(&rustix::fs::fstat(place)?), place.as_fd()) {
+    fn depend(&self, opened: &OwnedFd, events: WatchFlags, name: &[u8]) -> rustix::io::Result<()> {
+        let kind = rustix::fs::fstatfs(opened)?.f_type as i64 & 0xffff_ffff;
+        if !TELLING.contains(&kind) || mounts::classify(device(&rustix::fs::fstat(opened)?), opened.as_fd()) {
             return Err(Errno::OPNOTSUPP);
         }
         // What is open is named by its descriptor, so that nothing can come between.
-        let path = format!("/proc/self/fd/{}", place.as_raw_fd());
+        let path = format!("/proc/self/fd/{}", opened.as_raw_fd());
         // Together: the thread may be about to forget this number.
         let mut dependents = self.watcher.dependents.lock();
         let number = inotify::add_watch(&self.watcher.inotify, path, events)?;
@@ -443,8 +443,8 @@ fn components(path: &[u8]) -> Vec<Box<[u8]>> {
     names.rev().map(Into::into).collect()
 }
 
-fn open(place: impl AsFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat(place, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+fn open(directory: impl AsFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
 fn target(stat: &rustix::fs::Stat) -> Target {

@@ -232,9 +232,9 @@ impl Watchdog {
         }
         let mut known = std::mem::take(&mut self.loops);
         for inbox in inbox::all() {
-            let place = known.iter().position(|each| Arc::ptr_eq(&each.inbox, &inbox));
+            let position = known.iter().position(|each| Arc::ptr_eq(&each.inbox, &inbox));
             let fresh = || WatchedLoop::new(inbox);
-            self.loops.push(place.map_or_else(fresh, |place| known.swap_remove(place)));
+            self.loops.push(position.map_or_else(fresh, |position| known.swap_remove(position)));
         }
     }
 

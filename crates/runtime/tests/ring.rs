@@ -479,7 +479,7 @@ fn what_a_full_socket_does_not_take_of_a_fire_and_forget_send_is_sent_later() {
             let mut wanted = Vec::new();
             // Until the socket is full and the driver owes the rest.
             for number in 0..2000 {
-                let answer: Vec<u8> = (0..32 * 1024).map(|place| (place / 251 + number) as u8).collect();
+                let answer: Vec<u8> = (0..32 * 1024).map(|position| (position / 251 + number) as u8).collect();
                 let taken = if in_chunks {
                     let mut output = chunks_of(&answer);
                     server.try_send(&mut output, false).unwrap()

@@ -21,9 +21,9 @@ fn address() -> SocketAddress {
     SocketAddress::Inet("192.0.2.1:80".parse().unwrap())
 }
 
-/// A byte of the answers, by its place in all that a connection gets: a lost, doubled or moved one shows.
-fn byte_at(place: usize) -> u8 {
-    ((place as u32).wrapping_mul(2_654_435_761) >> 24) as u8
+/// A byte of the answers, by its position in all that a connection gets: a lost, doubled or moved one shows.
+fn byte_at(position: usize) -> u8 {
+    ((position as u32).wrapping_mul(2_654_435_761) >> 24) as u8
 }
 
 /// Rings of every size, as the seed says.
@@ -49,7 +49,7 @@ fn run<T>(simulation: &Simulation, ring: RingOptions, main: impl Future<Output =
 /// the client's leaving now and then, and may leave itself right behind an answer.
 async fn serve(stream: Stream, random: Random) -> io::Result<()> {
     let (mut input, mut out) = (Buffer::new(), Output::new());
-    let mut place = 0;
+    let mut position = 0;
     loop {
         while input.len() < REQUEST_BYTES {
             if stream.recv(&mut input, 4096).await? == 0 {
@@ -72,8 +72,8 @@ async fn serve(stream: Stream, random: Random) -> io::Result<()> {
         if random.chance(200) {
             let _ = timeout(Duration::from_millis(random.below(5)), stream.peer_closed()).await;
         }
-        let bytes: Vec<u8> = (place..place + answer).map(byte_at).collect();
-        place += answer;
+        let bytes: Vec<u8> = (position..position + answer).map(byte_at).collect();
+        position += answer;
         let sent = match random.below(3) {
             0 => stream.try_send_copy(&bytes, false)?,
             _ => 0,
@@ -116,7 +116,7 @@ fn serve_all(random: &Random) {
 /// Asks for some answers on one connection and looks at every byte of them. Says whether all came that were asked for.
 async fn ask(random: Random) -> io::Result<bool> {
     let stream = Stream::connect(&address()).await?;
-    let mut place = 0;
+    let mut position = 0;
     for _ in 0..1 + random.below(6) {
         let (body, answer, pipelined) = match random.below(6) {
             0 => (6000, 10, 1),
@@ -143,8 +143,8 @@ async fn ask(random: Random) -> io::Result<bool> {
                 return Ok(false);
             }
             for &byte in input.readable() {
-                assert_eq!(byte, byte_at(place), "at {place}");
-                place += 1;
+                assert_eq!(byte, byte_at(position), "at {position}");
+                position += 1;
             }
             wanted -= count;
         }
@@ -458,15 +458,15 @@ fn fire_and_forget_sends_that_full_sockets_do_not_take_leave_later_however_few_c
             }
             sleep(Duration::from_secs(1)).await;
             for client in clients {
-                let (mut place, mut input) = (0, Buffer::new());
+                let (mut position, mut input) = (0, Buffer::new());
                 while client.recv(&mut input, 5000).await.unwrap() > 0 {
                     for &byte in input.readable() {
-                        assert_eq!(byte, byte_at(place), "at {place}");
-                        place += 1;
+                        assert_eq!(byte, byte_at(position), "at {position}");
+                        position += 1;
                     }
                     input.clear();
                 }
-                assert!(place >= FIRE_AND_FORGET_BYTES, "{place} bytes");
+                assert!(position >= FIRE_AND_FORGET_BYTES, "{position} bytes");
             }
         });
         add(&mut seen.borrow_mut(), simulation.ring_faults());
@@ -481,10 +481,10 @@ const FIRE_AND_FORGET_BYTES: usize = 11_000;
 /// Sends a piece fire-and-forget in each turn, sends what is not taken, and leaves.
 async fn serve_fire_and_forget(stream: Stream) -> io::Result<()> {
     stream.recv(&mut Buffer::new(), 100).await?;
-    let mut place = 0;
-    while place < FIRE_AND_FORGET_BYTES {
-        let bytes: Vec<u8> = (place..place + 300).map(byte_at).collect();
-        place += bytes.len();
+    let mut position = 0;
+    while position < FIRE_AND_FORGET_BYTES {
+        let bytes: Vec<u8> = (position..position + 300).map(byte_at).collect();
+        position += bytes.len();
         let taken = stream.try_send_copy(&bytes, false)?;
         yield_now().await;
         let mut out = Output::new();

@@ -74,13 +74,13 @@ impl<T> Task<T> {
 }
 
 fn spawn_with_result<T: 'static>(future: impl Future<Output = T> + 'static) -> Task<T> {
-    let place = Rc::new(RefCell::new(None));
-    let result = Rc::clone(&place);
+    let slot = Rc::new(RefCell::new(None));
+    let result = Rc::clone(&slot);
     spawn(async move {
         let value = future.await;
         *result.borrow_mut() = Some(value);
     });
-    Task(place)
+    Task(slot)
 }
 
 async fn echo(stream: Stream) {

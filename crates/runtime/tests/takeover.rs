@@ -88,12 +88,12 @@ fn move_about(seed: u64, (socket, mut peer): (OwnedFd, impl Peer)) {
         ended
     };
     let mut received = Vec::new();
-    let mut place = Some(Err(socket));
+    let mut held = Some(Err(socket));
     let mut has_ended = false;
     while !has_ended {
         let driver = if random.below(3) == 0 { DriverChoice::Epoll } else { crate::DRIVER };
         let mut event_loop = event_loop(LoopOptions { driver, ..simulated_time() });
-        let from = place.take().unwrap();
+        let from = held.take().unwrap();
         let moved = event_loop.run(async {
             let stream = match from {
                 Ok(detached) => Detached::attach(detached),
@@ -127,7 +127,7 @@ fn move_about(seed: u64, (socket, mut peer): (OwnedFd, impl Peer)) {
             stream.detach().unwrap()
         });
         go_on(&mut random);
-        place = Some(Ok(moved));
+        held = Some(Ok(moved));
         assert!(received.len() <= sent.len(), "seed {seed}: {} of {} bytes", received.len(), sent.len());
         assert!(received == sent[..received.len()], "seed {seed}: not the same bytes");
     }

@@ -85,7 +85,7 @@ pub(super) fn operations(received: &[Received]) -> u16 {
 }
 
 /// Receives what has arrived, at least one datagram. True if that was all: the kernel looks once more behind the last
-/// one, unless there is no further place.
+/// one, unless there is no further buffer.
 pub(super) fn receive(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec<Received>) -> Result<bool, Errno> {
     if room.is_bare {
         return receive_bare(socket, room, received).map(|()| false);
@@ -100,8 +100,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec
     let memory = memory.as_mut_ptr();
     for index in 0..count {
         // SAFETY: it lies within the memory, as was asserted above.
-        let place = unsafe { memory.add(index * bytes_each) };
-        slices[index] = libc::iovec { iov_base: place.cast(), iov_len: bytes_each };
+        let buffer = unsafe { memory.add(index * bytes_each) };
+        slices[index] = libc::iovec { iov_base: buffer.cast(), iov_len: bytes_each };
         let mut header = empty_header();
         header.msg_name = names[index].as_mut_ptr().cast();
         header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
@@ -127,8 +127,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec
 
 /// Receives a datagram of which the kernel is asked nothing but the bytes: the cheapest call.
 fn receive_bare(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec<Received>) -> Result<(), Errno> {
-    let place = &mut room.memory[..room.bytes_each];
-    let (length, length_sent) = net::recv(socket, place, RecvFlags::DONTWAIT | RecvFlags::TRUNC)?;
+    let buffer = &mut room.memory[..room.bytes_each];
+    let (length, length_sent) = net::recv(socket, buffer, RecvFlags::DONTWAIT | RecvFlags::TRUNC)?;
     let mut one = Received::new(SocketAddress::Unix(None), length);
     one.stride = length.max(1);
     one.is_truncated = length_sent > length;

@@ -363,7 +363,7 @@ pub(crate) trait DatagramDriver {
 
     fn close_datagram(&self, key: Key);
 
-    /// Receives what has arrived, at least one datagram, into the places of `room`, and appends what is known of each
+    /// Receives what has arrived, at least one datagram, into the buffers of `room`, and appends what is known of each
     /// to `received`.
     fn poll_recv_datagrams(
         &self,

@@ -1,6 +1,6 @@
 //! Panic boundaries: a panic ends one task, one remote call or one pool task, never the process.
 //!
-//! Every panic caught here is counted and handed, with its place, to one reporter (the engine's log). A panic outside
+//! Every panic caught here is counted and handed, with its location, to one reporter (the engine's log). A panic outside
 //! of a boundary goes to whatever hook the process had before.
 
 use std::any::Any;
@@ -24,12 +24,12 @@ pub struct Panic {
     /// The text of the panic.
     pub message: String,
     /// `file:line:column`, where known.
-    pub place: String,
+    pub location: String,
 }
 
 impl fmt::Display for Panic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} panicked at {}: {}", self.what, self.place, self.message)
+        write!(f, "{} panicked at {}: {}", self.what, self.location, self.message)
     }
 }
 
@@ -40,7 +40,7 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    static LAST_PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+    static LAST_LOCATION: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
 /// Names the function that is told of every panic caught; without one, or when it panics itself, they go to standard
@@ -55,7 +55,7 @@ pub fn panic_count() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
 
-/// Remembers the place of panics inside boundaries; elsewhere the hook that was there before is called.
+/// Remembers the location of panics inside boundaries; elsewhere the hook that was there before is called.
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -64,8 +64,8 @@ pub(crate) fn install() {
             if DEPTH.with(Cell::get) == 0 {
                 return previous(info);
             }
-            let place = info.location().map(|location| location.to_string());
-            LAST_PLACE.with(|last| *last.borrow_mut() = place);
+            let location = info.location().map(|location| location.to_string());
+            LAST_LOCATION.with(|last| *last.borrow_mut() = location);
         }));
     });
 }
@@ -102,8 +102,8 @@ fn report(what: &'static str, payload: Box<dyn Any + Send>) -> Panic {
         (_, Some(text)) => text.clone(),
         _ => "(not a text)".to_owned(),
     };
-    let place = LAST_PLACE.with(|last| last.borrow_mut().take()).unwrap_or_else(|| "(unknown place)".to_owned());
-    let panic = Panic { what, message, place };
+    let location = LAST_LOCATION.with(|last| last.borrow_mut().take()).unwrap_or_else(|| "(unknown place)".to_owned());
+    let panic = Panic { what, message, location };
     COUNT.fetch_add(1, Ordering::Relaxed);
     // The payload is the panicking code's own type and may panic when dropped; leaking it is the lesser evil.
     std::mem::forget(payload);

@@ -35,7 +35,7 @@ const CHUNK_BITS: u32 = 8;
 
 /// A table of values named by [`Key`]s. It grows by chunks, so that nothing is ever copied (at a hundred thousand
 /// connections that would hold up the loop), and gives empty chunks back but for a spare one. Insertion reuses the
-/// place freed last in the chunk that had room last (its cache lines are warm).
+/// entry freed last in the chunk that had room last (its cache lines are warm).
 pub(crate) struct Slots<T> {
     chunks: Vec<Chunk<T>>,
     /// The chunks that may have room, each once; the last is used next.
@@ -88,8 +88,8 @@ impl<T> Slots<T> {
         }
         self.occupied += 1;
         chunk.occupied += 1;
-        let (place, generation) = chunk.take_place(value);
-        Key { index: number << CHUNK_BITS | place, generation }
+        let (offset, generation) = chunk.occupy(value);
+        Key { index: number << CHUNK_BITS | offset, generation }
     }
 
     fn chunk_with_room(&mut self) -> u32 {
@@ -174,35 +174,35 @@ impl<T> Slots<T> {
         chunks.filter(|(_, chunk)| chunk.occupied > 0).find_map(|(number, chunk)| {
             let skipped = if number == first { index % CHUNK } else { 0 };
             let mut entries = (0..).zip(&chunk.entries).skip(skipped as usize);
-            let (place, entry) = entries.find(|(_, entry)| matches!(entry.content, Content::Occupied(_)))?;
-            Some(Key { index: number << CHUNK_BITS | place, generation: entry.generation })
+            let (offset, entry) = entries.find(|(_, entry)| matches!(entry.content, Content::Occupied(_)))?;
+            Some(Key { index: number << CHUNK_BITS | offset, generation: entry.generation })
         })
     }
 }
 
 impl<T> Chunk<T> {
-    /// Puts a value into a vacant place and tells which, and its generation.
-    fn take_place(&mut self, value: T) -> (u32, u32) {
+    /// Puts a value into a vacant entry and tells its offset in the chunk, and its generation.
+    fn occupy(&mut self, value: T) -> (u32, u32) {
         if self.free == NONE {
-            let place = self.entries.len() as u32;
+            let offset = self.entries.len() as u32;
             self.entries.push(Entry { generation: self.first_generation, content: Content::Occupied(value) });
-            return (place, self.first_generation);
+            return (offset, self.first_generation);
         }
-        let place = self.free;
-        let entry = &mut self.entries[place as usize];
+        let offset = self.free;
+        let entry = &mut self.entries[offset as usize];
         match std::mem::replace(&mut entry.content, Content::Occupied(value)) {
             Content::Vacant { next } => self.free = next,
             Content::Occupied(_) => unreachable!("the free list names vacant entries only"),
         }
-        (place, entry.generation)
+        (offset, entry.generation)
     }
 
-    /// Takes out the value of an occupied place.
-    fn vacate(&mut self, place: u32) -> T {
-        let entry = &mut self.entries[place as usize];
+    /// Takes out the value of an occupied entry.
+    fn vacate(&mut self, offset: u32) -> T {
+        let entry = &mut self.entries[offset as usize];
         entry.generation = (entry.generation + 1) & GENERATION_MASK;
         let content = std::mem::replace(&mut entry.content, Content::Vacant { next: self.free });
-        self.free = place;
+        self.free = offset;
         self.occupied -= 1;
         match content {
             Content::Occupied(value) => value,

@@ -117,7 +117,7 @@ fn split(path: &Path, from: usize) -> (&Path, &Path) {
 /// Opens a path part by part; blocks.
 fn walk(path: &Path, flags: OFlags, check: LinkCheck) -> io::Result<OwnedFd> {
     let bytes = path.as_os_str().as_bytes();
-    let (mut place, rest) = if check.from > 0 {
+    let (mut directory, rest) = if check.from > 0 {
         let (trusted, rest) = split(path, check.from);
         (rustix::fs::openat(CWD, trusted, DIRECTORY, Mode::empty())?, rest.as_os_str().as_bytes())
     } else if bytes.starts_with(b"/") {
@@ -130,29 +130,29 @@ fn walk(path: &Path, flags: OFlags, check: LinkCheck) -> io::Result<OwnedFd> {
     while let Some(part) = parts.next() {
         if parts.peek().is_none() {
             let flags = if wants_directory { flags | OFlags::DIRECTORY } else { flags };
-            return step(&place, part, flags, check.refused);
+            return step(&directory, part, flags, check.refused);
         }
-        place = step(&place, part, OFlags::PATH | OFlags::CLOEXEC, check.refused)?;
+        directory = step(&directory, part, OFlags::PATH | OFlags::CLOEXEC, check.refused)?;
     }
-    Ok(rustix::fs::openat(place, ".", flags, Mode::empty())?)
+    Ok(rustix::fs::openat(directory, ".", flags, Mode::empty())?)
 }
 
 /// Opens one name in a directory, or what the link of that name leads to, if it may.
-fn step(place: &impl AsFd, name: &[u8], flags: OFlags, refused: RefusedLinks) -> io::Result<OwnedFd> {
-    let seen = rustix::fs::openat(place, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+fn step(directory: &impl AsFd, name: &[u8], flags: OFlags, refused: RefusedLinks) -> io::Result<OwnedFd> {
+    let seen = rustix::fs::openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = rustix::fs::fstat(&seen)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
         if flags.contains(OFlags::PATH) && !flags.contains(OFlags::DIRECTORY) {
             return Ok(seen);
         }
         // Exchanged for a link meanwhile, it is refused by the kernel.
-        return Ok(rustix::fs::openat(place, name, flags | OFlags::NOFOLLOW, Mode::empty())?);
+        return Ok(rustix::fs::openat(directory, name, flags | OFlags::NOFOLLOW, Mode::empty())?);
     }
     if refused == RefusedLinks::All {
         return Err(Errno::LOOP.into());
     }
     let text = rustix::fs::readlinkat(&seen, "", Vec::new())?;
-    let target = rustix::fs::openat(place, text, flags, Mode::empty())?;
+    let target = rustix::fs::openat(directory, text, flags, Mode::empty())?;
     if rustix::fs::fstat(&target)?.st_uid == stat.st_uid { Ok(target) } else { Err(Errno::LOOP.into()) }
 }
 

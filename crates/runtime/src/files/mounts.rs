@@ -281,9 +281,9 @@ fn device_of_files(mount: &Mount) -> Option<u64> {
         return None;
     }
     let point = Path::new(OsStr::from_bytes(&mount.point));
-    let place = resolve_cached(point, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)?.ok()?;
+    let mount_point = resolve_cached(point, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)?.ok()?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = rustix::fs::statx(&place, c"", flags, StatxFlags::MNT_ID).ok()?;
+    let stat = rustix::fs::statx(&mount_point, c"", flags, StatxFlags::MNT_ID).ok()?;
     (stat.stx_mnt_id == mount.id).then(|| rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))
 }
 

@@ -237,7 +237,7 @@ pub(crate) fn version() -> usize {
 
 /// The inboxes of all loops.
 pub(crate) fn all() -> Vec<Arc<Inbox>> {
-    LOOPS[..LOOPS_END.load(SeqCst)].iter().filter_map(|place| place.read().clone()).collect()
+    LOOPS[..LOOPS_END.load(SeqCst)].iter().filter_map(|slot| slot.read().clone()).collect()
 }
 
 /// The inbox of the loop with this number.
@@ -247,12 +247,12 @@ pub(crate) fn of_loop(index: usize) -> Option<Arc<Inbox>> {
 
 /// Enters a loop and returns its number.
 pub(crate) fn register(inbox: &Arc<Inbox>) -> io::Result<usize> {
-    for (index, place) in LOOPS.iter().enumerate() {
-        let Some(mut place) = place.try_write() else {
+    for (index, slot) in LOOPS.iter().enumerate() {
+        let Some(mut slot) = slot.try_write() else {
             continue;
         };
-        if place.is_none() {
-            *place = Some(Arc::clone(inbox));
+        if slot.is_none() {
+            *slot = Some(Arc::clone(inbox));
             LOOPS_END.fetch_max(index + 1, SeqCst);
             VERSION.fetch_add(1, SeqCst);
             return Ok(index);

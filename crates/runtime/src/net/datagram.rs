@@ -85,7 +85,7 @@ impl Datagram {
         self.try_send_batch(&[Transmit::to(to, bytes)]).map(drop)
     }
 
-    /// The next datagram: its length and its sender. What has no place in `into` is lost. One task receives at a time.
+    /// The next datagram: its length and its sender. What does not fit `into` is lost. One task receives at a time.
     ///
     /// Errors: what a datagram that was sent earlier met with; the socket can be used further.
     pub fn poll_recv(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<(usize, SocketAddress)>> {

@@ -361,8 +361,8 @@ impl Network {
         if fate.strikes(|faults| faults.short_reads) {
             count = fate.random.up_to(count);
         }
-        for (place, byte) in into.iter_mut().zip(end.unread.drain(..count)) {
-            *place = byte;
+        for (to, byte) in into.iter_mut().zip(end.unread.drain(..count)) {
+            *to = byte;
         }
         fate.note_bytes("receive", end.number, &into[..count]);
         fate.plan(fate.latency(), Event::Room { end: end.other, bytes: count });

@@ -27,7 +27,7 @@ pub struct DatagramOptions {
     /// [`Received::ecn`] is told (`IP_RECVTOS`).
     pub ecn: bool,
     /// The kernel joins datagrams of one sender that have the same length (`UDP_GRO`); [`Received::stride`] tells them
-    /// apart. Then the places of a batch have to be large: 64 KiB.
+    /// apart. Then the buffers of a batch have to be large: 64 KiB.
     pub gro: bool,
 }
 
@@ -71,7 +71,7 @@ pub struct Received {
     pub stride: usize,
     /// How the packet was marked, if that was asked for (`ecn`).
     pub ecn: Option<Ecn>,
-    /// It was longer than its place, and the rest is lost.
+    /// It was longer than its buffer, and the rest is lost.
     pub is_truncated: bool,
 }
 
@@ -162,7 +162,7 @@ pub struct ReceiveBatch {
 }
 
 impl ReceiveBatch {
-    /// Places for `count_max` datagrams (1 to [`BATCH_MAX`]) of at most `bytes_each`. Allocates nothing yet. Together
+    /// Buffers for `count_max` datagrams (1 to [`BATCH_MAX`]) of at most `bytes_each`. Allocates nothing yet. Together
     /// they should not be more than a lease of the largest class has, [`crate::LEASE_CLASSES`].
     pub fn new(count_max: usize, bytes_each: usize) -> Self {
         assert!((1..=BATCH_MAX).contains(&count_max) && bytes_each > 0);
@@ -182,7 +182,7 @@ impl ReceiveBatch {
     /// What arrived, with its bytes.
     pub fn iter(&self) -> impl Iterator<Item = (&Received, &[u8])> {
         let memory = self.lease.as_deref().unwrap_or_default();
-        self.received.iter().zip(memory.chunks(self.bytes_each)).map(|(one, place)| (one, &place[..one.length]))
+        self.received.iter().zip(memory.chunks(self.bytes_each)).map(|(one, buffer)| (one, &buffer[..one.length]))
     }
 
     /// Forgets the datagrams and returns their memory.
@@ -191,7 +191,7 @@ impl ReceiveBatch {
         self.received.clear();
     }
 
-    /// The places, all of them free, at most so many.
+    /// The buffers, all of them free, at most so many.
     pub(crate) fn prepare(&mut self, count_max: usize, is_bare: bool) -> io::Result<(Room<'_>, &mut Vec<Received>)> {
         self.received.clear();
         let lease = match self.lease.take() {
@@ -204,9 +204,9 @@ impl ReceiveBatch {
     }
 }
 
-/// Places for datagrams.
+/// Buffers for datagrams.
 pub(crate) struct Room<'a> {
-    /// Divided into `count` places of `bytes_each`.
+    /// Divided into `count` buffers of `bytes_each`.
     pub memory: &'a mut [u8],
     pub bytes_each: usize,
     pub count: usize,

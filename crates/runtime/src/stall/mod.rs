@@ -269,7 +269,7 @@ struct LastStall {
     nanos: AtomicU64,
     run: AtomicU64,
     sleeps: AtomicU64,
-    /// The place of a kind in [`StallKind::ALL`].
+    /// The index of a kind in [`StallKind::ALL`].
     guess: AtomicU8,
 }
 

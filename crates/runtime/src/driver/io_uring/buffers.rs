@@ -77,11 +77,11 @@ impl Buffers {
 
     fn add(&mut self, number: u16) {
         assert!(number < self.count);
-        let place = usize::from(self.tail & (self.count - 1));
+        let index = usize::from(self.tail & (self.count - 1));
         let address = self.memory[usize::from(number) * self.size..].as_mut_ptr() as u64;
-        // SAFETY: `place` is within the ring, and the kernel does not look at entries from the tail on. Only the three
+        // SAFETY: `index` is within the ring, and the kernel does not look at entries from the tail on. Only the three
         // fields are written: the tail lies in the fourth of the first entry.
-        let entry = unsafe { &mut *self.entries.as_ptr().add(place) };
+        let entry = unsafe { &mut *self.entries.as_ptr().add(index) };
         entry.set_addr(address);
         entry.set_len(self.size as u32);
         entry.set_bid(number);

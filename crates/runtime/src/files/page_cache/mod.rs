@@ -45,9 +45,9 @@ const ACCESS_LOOKS_MAX: u32 = 4;
 /// As many as [`LoopCalls`] has bits.
 const DEVICES: usize = 64;
 
-/// Where the state of the device of this number is.
+/// The slot that has the state of the device of this number.
 #[inline]
-fn place(device: u64) -> usize {
+fn slot(device: u64) -> usize {
     // Minor numbers of disks' partitions and of anonymous devices are consecutive.
     (device ^ device >> 8) as usize % DEVICES
 }
@@ -58,7 +58,7 @@ pub(crate) fn end_turn(calls: &LoopCalls, began: Moment, ended: Moment) {
     let (devices, verdict) = calls.end_turn(began, ended);
     // A turn that was only long says too little: its calls are timed from now on.
     if verdict == Verdict::Waited && devices != 0 {
-        let is_called = |&(place, _): &(usize, &DeviceState)| devices & 1 << place != 0;
+        let is_called = |&(slot, _): &(usize, &DeviceState)| devices & 1 << slot != 0;
         let called = PAGE_CACHE.devices.iter().enumerate().filter(is_called);
         // Which call it was nobody knows.
         called.for_each(|(_, device)| PAGE_CACHE.note_long(device, Call::Send, verdict));
@@ -96,7 +96,7 @@ impl PageCache {
 
     #[inline]
     fn device(&self, number: u64) -> &DeviceState {
-        let device = &self.devices[place(number)];
+        let device = &self.devices[slot(number)];
         device.note_asked(number);
         device
     }
@@ -411,7 +411,7 @@ impl File {
 
     fn watch<T>(&self, kind: Call, call: impl FnOnce() -> T) -> T {
         let device = self.metadata().device;
-        let begin = |environment: &Environment| environment.file_calls.begin(place(device), environment.clock.now());
+        let begin = |environment: &Environment| environment.file_calls.begin(slot(device), environment.clock.now());
         let begun = Environment::try_with(begin).unwrap_or(Begun::Untimed);
         let result = call();
         let verdict = Environment::try_with(|environment| environment.file_calls.end(begun)).unwrap_or(Verdict::Quick);

@@ -227,8 +227,8 @@ impl<'r> FileParts<'r> {
     fn slots(&mut self, part: &Part) -> (&'r [AtomicU64; 2], u64) {
         self.seek(part.number / LINE_PARTS);
         // The first parts of files, of which there are most, are spread over the line.
-        let place = (part.number ^ self.file.0) % LINE_PARTS;
-        (&self.line.0.as_chunks::<2>().0[place as usize], self.tag | u64::from(part.pages) << TICK_BITS)
+        let pair = (part.number ^ self.file.0) % LINE_PARTS;
+        (&self.line.0.as_chunks::<2>().0[pair as usize], self.tag | u64::from(part.pages) << TICK_BITS)
     }
 
     #[inline]

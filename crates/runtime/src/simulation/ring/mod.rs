@@ -237,7 +237,7 @@ impl SimulatedRing {
             opcode::SendMsg::CODE => send(Bytes::Message(entry.address)),
             opcode::Read::CODE => {
                 target = Target::File(entry.descriptor);
-                What::Read { place: (entry.address, entry.length as usize), offset: entry.offset }
+                What::Read { memory: (entry.address, entry.length as usize), offset: entry.offset }
             }
             other => panic!("the driver has no operation {other}"),
         };
@@ -300,7 +300,7 @@ impl SimulatedRing {
             What::Poll { events } => self.step_of_poll(&operation, events),
             What::Receive { .. } => self.step_of_receive(&mut operation),
             What::Send { .. } => self.step_of_send(&mut operation),
-            What::Read { place, offset } => self.step_of_read(&operation, place, offset),
+            What::Read { memory, offset } => self.step_of_read(&operation, memory, offset),
         };
         let target = operation.target;
         match step {
@@ -325,10 +325,10 @@ impl SimulatedRing {
         match target {
             Target::Listener(listener) => network.detach_listener(listener, listener),
             Target::End(end) if !self.is_in_use(end) => {
-                let place = self.held.borrow().iter().position(|(held, _)| *held == end);
-                if let Some(place) = place {
+                let position = self.held.borrow().iter().position(|(held, _)| *held == end);
+                if let Some(position) = position {
                     network.close(&self.world.fate, end);
-                    self.held.borrow_mut().swap_remove(place);
+                    self.held.borrow_mut().swap_remove(position);
                 }
             }
             _ => {}
@@ -460,9 +460,9 @@ impl SimulatedRing {
         if buffers.head == buffers.tail() {
             return None;
         }
-        let place = usize::from(buffers.head & (buffers.count - 1));
+        let index = usize::from(buffers.head & (buffers.count - 1));
         // SAFETY: within the ring, by the mask; the driver does not touch what lies between head and tail.
-        let entry = unsafe { &*buffers.entries.as_ptr().add(place) };
+        let entry = unsafe { &*buffers.entries.as_ptr().add(index) };
         Some(Buffer { number: entry.bid(), address: entry.addr(), length: entry.len() as usize })
     }
 

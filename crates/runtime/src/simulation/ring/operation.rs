@@ -43,7 +43,7 @@ pub(super) enum What {
         is_whole: bool,
     },
     Read {
-        place: (u64, usize),
+        memory: (u64, usize),
         offset: u64,
     },
 }
