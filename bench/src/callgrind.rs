@@ -15,7 +15,7 @@ use crate::servers::{Program, Setting};
 const OPTIONS: [&str; 3] = ["--dump-instr=yes", "--compress-strings=no", "--compress-pos=no"];
 
 /// An instruction: the file that it is in, and its address there.
-pub type Place = (String, u64);
+pub type Instruction = (String, u64);
 
 /// A function, and the line of the source in it.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,23 +33,23 @@ pub fn per_request(
     program: &Program,
     setting: &Setting,
     asked: &Asked<'_>,
-) -> Result<Vec<(Place, f64)>, String> {
+) -> Result<Vec<(Instruction, f64)>, String> {
     let more = options.requests.next_multiple_of(asked.batch);
     let run = |requests| {
         let (text, _) = instructions::run(options, program, setting, asked, requests, &OPTIONS)?;
         Ok::<_, String>(executions(&text))
     };
     let (few, many) = (run(REQUESTS_FEW)?, run(REQUESTS_FEW + more)?);
-    let of_more = |(place, executed): (Place, u64)| {
-        let before = few.get(&place).copied().unwrap_or(0);
-        (place, (executed as f64 - before as f64) / f64::from(more))
+    let of_more = |(instruction, executed): (Instruction, u64)| {
+        let before = few.get(&instruction).copied().unwrap_or(0);
+        (instruction, (executed as f64 - before as f64) / f64::from(more))
     };
     Ok(many.into_iter().map(of_more).collect())
 }
 
 /// A line of costs is `ADDRESS LINE COUNT`; one after `calls=` has the costs of what was called.
-fn executions(text: &str) -> HashMap<Place, u64> {
-    let mut counts: HashMap<Place, u64> = HashMap::new();
+fn executions(text: &str) -> HashMap<Instruction, u64> {
+    let mut counts: HashMap<Instruction, u64> = HashMap::new();
     let mut object = String::new();
     let mut is_of_a_call = false;
     for line in text.lines() {
@@ -70,10 +70,12 @@ fn executions(text: &str) -> HashMap<Place, u64> {
     counts
 }
 
-/// The functions that each of these places is in, the innermost first.
-pub fn frames<'a>(places: impl Iterator<Item = &'a Place>) -> Result<HashMap<Place, Vec<Frame>>, String> {
+/// The functions that each of these instructions is in, the innermost first.
+pub fn frames<'a>(
+    instructions: impl Iterator<Item = &'a Instruction>,
+) -> Result<HashMap<Instruction, Vec<Frame>>, String> {
     let mut by_object: HashMap<&str, Vec<u64>> = HashMap::new();
-    for (object, address) in places {
+    for (object, address) in instructions {
         by_object.entry(object).or_default().push(*address);
     }
     let mut all = HashMap::new();
@@ -115,9 +117,9 @@ fn frames_of(text: &str) -> Vec<(u64, Vec<Frame>)> {
     all
 }
 
-fn frame_of(function: &str, place: &str) -> Frame {
-    let place = place.split(" (discriminator").next().unwrap_or(place);
-    let (path, line) = place.rsplit_once(':').unwrap_or((place, "?"));
+fn frame_of(function: &str, location: &str) -> Frame {
+    let location = location.split(" (discriminator").next().unwrap_or(location);
+    let (path, line) = location.rsplit_once(':').unwrap_or((location, "?"));
     let is_of_gale = (path.contains("/crates/") || path.starts_with("crates/")) && !path.contains("/registry/");
     let file = short_path(path).to_owned();
     Frame { function: without_hash(function).to_owned(), file, line: line.to_owned(), is_of_gale }

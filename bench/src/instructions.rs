@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::Measured;
 use crate::behind::Behind;
-use crate::callgrind::{self, Place};
+use crate::callgrind::{self, Instruction};
 use crate::client::Headers;
 use crate::client::load::{self, Connection};
 use crate::interpreter::{Interpreter, Language};
@@ -170,7 +170,7 @@ impl Case {
     }
 
     /// How often each instruction of a server is executed for one request.
-    pub fn executions(&self, options: &Options, program: &Program) -> Result<Vec<(Place, f64)>, String> {
+    pub fn executions(&self, options: &Options, program: &Program) -> Result<Vec<(Instruction, f64)>, String> {
         let prepared = self.prepare(options, program)?;
         callgrind::per_request(options, program, &prepared.setting, &self.asked(&|_| self.path.to_owned(), program))
     }

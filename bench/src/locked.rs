@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::Measured;
 use crate::behind::Behind;
-use crate::callgrind::{self, Frame, Place, output};
+use crate::callgrind::{self, Frame, Instruction, output};
 use crate::instructions::{self, Asked, BATCH};
 use crate::options::Options;
 use crate::report::{self, Document};
@@ -141,15 +141,15 @@ fn count(
     let setting = Setting { http, server, behind: Some(behind.port), ..Setting::default() };
     let executed = callgrind::per_request(options, program, &setting, &asked)?;
     let mut locked = Vec::new();
-    for (place, per_request) in executed.into_iter().filter(|(_, per_request)| *per_request >= SHOWN_MIN) {
-        if objects.is_locked(&place)? {
-            locked.push((place, per_request));
+    for (instruction, per_request) in executed.into_iter().filter(|(_, per_request)| *per_request >= SHOWN_MIN) {
+        if objects.is_locked(&instruction)? {
+            locked.push((instruction, per_request));
         }
     }
-    let frames = callgrind::frames(locked.iter().map(|(place, _)| place))?;
+    let frames = callgrind::frames(locked.iter().map(|(instruction, _)| instruction))?;
     let mut functions: BTreeMap<String, f64> = BTreeMap::new();
-    for (place, per_request) in &locked {
-        let own = frames.get(place).and_then(|frames| Frame::own(frames));
+    for (instruction, per_request) in &locked {
+        let own = frames.get(instruction).and_then(|frames| Frame::own(frames));
         let name = own.map(|frame| format!("{} ({}:{})", frame.function, frame.file, frame.line));
         *functions.entry(name.unwrap_or_default()).or_default() += per_request;
     }
@@ -166,7 +166,7 @@ struct Objects {
 }
 
 impl Objects {
-    fn is_locked(&mut self, (object, address): &Place) -> Result<bool, String> {
+    fn is_locked(&mut self, (object, address): &Instruction) -> Result<bool, String> {
         if !self.locked.contains_key(object) {
             // Code that was made at run time is in no file.
             let text = if object.starts_with('/') {

@@ -184,11 +184,11 @@ pub fn measure(options: &Options) -> Measured {
 
 fn profile(options: &Options, program: &Program, case: &Case) -> Result<Profile, String> {
     let executions = case.executions(options, program)?;
-    let frames = callgrind::frames(executions.iter().map(|(place, _)| place))?;
+    let frames = callgrind::frames(executions.iter().map(|(instruction, _)| instruction))?;
     let mut parts = vec![0.0; PARTS.len()];
     let mut functions: BTreeMap<(String, usize), f64> = BTreeMap::new();
-    for (place, per_request) in &executions {
-        let frame = frames.get(place).and_then(|frames| own(program, frames));
+    for (instruction, per_request) in &executions {
+        let frame = frames.get(instruction).and_then(|frames| own(program, frames));
         let part = frame.map_or(REST, |frame| part_of(program.kind, frame));
         let name = frame.map_or("?".to_owned(), |frame| format!("{} ({})", frame.function, frame.file));
         parts[part] += per_request;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gale_runtime::{IdleOptions, IdleStreams, Moment, SocketAddress, Timer, WeakIdleStreams, now};
 
-use super::places::{Place, Places};
+use super::idle_permits::{IdlePermit, IdlePermits};
 use super::warm;
 use crate::tls::IdleTls;
 use crate::transport::Transport;
@@ -151,7 +151,7 @@ struct Parked {
     /// The session above the socket.
     tls: Option<IdleTls>,
     _counted: ParkedConnection,
-    _place: Place,
+    _permit: IdlePermit,
 }
 
 /// See the file's head. A clone is the same pool.
@@ -159,7 +159,7 @@ struct Parked {
 pub struct Pool {
     settings: KeepaliveSettings,
     workers: usize,
-    places: Places,
+    permits: IdlePermits,
     streams: IdleStreams<PoolKey, Parked>,
 }
 
@@ -189,9 +189,9 @@ impl Pool {
     /// It is to hold none.
     pub fn new(settings: KeepaliveSettings, workers: usize) -> Pool {
         let KeepaliveSettings { connections, timeout, .. } = settings;
-        // How many there are of all workers is a matter of places.
+        // How many there are of all workers is a matter of permits.
         let options = IdleOptions { loops: workers, per_loop_max: connections.saturating_mul(workers), timeout };
-        Pool { settings, workers, places: Places::new(connections, workers), streams: IdleStreams::new(options) }
+        Pool { settings, workers, permits: IdlePermits::new(connections, workers), streams: IdleStreams::new(options) }
     }
 
     /// What is kept.
@@ -242,12 +242,18 @@ impl Pool {
 
     /// Parks a connection for all workers. A session of TLS goes with its socket; what its server sends from now on,
     /// be it a ticket, ends both.
-    pub(super) fn park_cold(&self, worker: &Worker, key: PoolKey, connection: PooledConnection, place: Place) -> bool {
+    pub(super) fn park_cold(
+        &self,
+        worker: &Worker,
+        key: PoolKey,
+        connection: PooledConnection,
+        permit: IdlePermit,
+    ) -> bool {
         let PooledConnection { transport, age, counted, .. } = connection;
         drop(counted);
         let Some((stream, tls)) = transport.into_idle() else { return false };
         let counted = worker.connections.count_parked();
-        self.streams.park(key, stream, Parked { age, tls, _counted: counted, _place: place })
+        self.streams.park(key, stream, Parked { age, tls, _counted: counted, _permit: permit })
     }
 
     pub(super) fn downgrade(&self) -> WeakPool {
@@ -260,16 +266,16 @@ impl Pool {
     }
 
     /// Where its workers keep connections.
-    pub(super) fn places(&self) -> &Places {
-        &self.places
+    pub(super) fn permits(&self) -> &IdlePermits {
+        &self.permits
     }
 
-    /// A place for a worker that has so many, if need be that of the parked connection that has been idle for longest.
-    pub(super) fn take_place(&self, held: usize) -> bool {
-        if !self.places.are_free() {
+    /// A permit for a worker that has so many, if need be that of the parked connection that has been idle for longest.
+    pub(super) fn take_permit(&self, held: usize) -> bool {
+        if !self.permits.are_free() {
             self.streams.close_oldest();
         }
-        self.places.take(held)
+        self.permits.take(held)
     }
 
     /// Which connections of this pool may stand for each other, where these keys would tell them apart.
@@ -406,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_a_worker_does_not_need_are_soon_for_others() {
+    fn permits_that_a_worker_does_not_need_are_soon_for_others() {
         run(async || {
             let (worker, other, pool, mut server) = (worker(), worker(), Pool::new(SETTINGS, 2), Server::start());
             let key = server.key(0);

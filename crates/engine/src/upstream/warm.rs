@@ -9,8 +9,8 @@
 //!
 //! A connection in the pool has left its driver, and a thread watches it: to park and to take it costs some five system
 //! calls, more than a small request does otherwise. Under load a connection is used again at once, by the worker that
-//! had it. What nobody takes cools down into the pool. Both together keep to `keepalive` (`places.rs`), count as the
-//! worker's connections (`worker_connections`), and are given up when it has too many.
+//! had it. What nobody takes cools down into the pool. Both together keep to `keepalive` (`idle_permits.rs`), count as
+//! the worker's connections (`worker_connections`), and are given up when it has too many.
 
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use gale_runtime::{Moment, now, sleep, spawn};
 
-use super::places::Place;
+use super::idle_permits::IdlePermit;
 use super::pool::{Knowledge, Pool, PoolKey, PooledConnection, WeakPool};
 use crate::worker::{IdleConnections, Search, Worker};
 
@@ -51,9 +51,9 @@ struct WarmPool {
     pool: Pool,
     /// Those that were used last behind.
     connections: VecDeque<(PoolKey, Box<PooledConnection>)>,
-    /// The places that this worker has, at least one for each connection.
+    /// The permits that this worker has, at least one for each connection.
     held: usize,
-    /// How many connections there were at most, since places were given back.
+    /// How many connections there were at most, since permits were given back.
     most: usize,
 }
 
@@ -61,7 +61,7 @@ struct WarmConnection {
     pool: Pool,
     key: PoolKey,
     connection: Box<PooledConnection>,
-    place: Place,
+    permit: IdlePermit,
 }
 
 impl WarmPool {
@@ -69,18 +69,18 @@ impl WarmPool {
         WarmPool { pool: pool.clone(), connections: VecDeque::new(), held: 0, most: 0 }
     }
 
-    /// Makes a place for one more connection, and says how many were closed for that: those that have been idle for
+    /// Sees to a permit for one more connection, and says how many were closed for that: those that have been idle for
     /// longest, here of the warm ones.
-    fn make_place(&mut self) -> usize {
-        let places = self.pool.places();
-        if places.are_owed(self.held) {
+    fn ensure_permit(&mut self) -> usize {
+        let permits = self.pool.permits();
+        if permits.are_owed(self.held) {
             self.held -= 1;
             self.most = self.most.min(self.held);
-            places.give_back(1);
+            permits.give_back(1);
         }
         let before = self.connections.len();
         while self.connections.len() >= self.held {
-            match self.pool.take_place(self.held) {
+            match self.pool.take_permit(self.held) {
                 true => self.held += 1,
                 false => drop(self.connections.pop_front()),
             }
@@ -88,16 +88,16 @@ impl WarmPool {
         before - self.connections.len()
     }
 
-    /// A place for a connection that is not warm.
-    fn hand_over_place(&mut self) -> Place {
+    /// A permit for a connection that is not warm.
+    fn hand_over_permit(&mut self) -> IdlePermit {
         self.held -= 1;
         self.most = self.most.min(self.held);
-        self.pool.places().one_held()
+        self.pool.permits().one_held()
     }
 
-    /// Gives back the places that were not needed for some time.
-    fn give_back_places(&mut self) {
-        self.pool.places().give_back(self.held - self.most);
+    /// Gives back the permits that were not needed for some time.
+    fn give_back_permits(&mut self) {
+        self.pool.permits().give_back(self.held - self.most);
         self.held = self.most;
         self.most = self.connections.len();
     }
@@ -131,33 +131,33 @@ impl WarmConnections {
         }
         let (key, connection) = oldest.connections.pop_front()?;
         self.count -= 1;
-        Some(WarmConnection { pool: oldest.pool.clone(), key, connection, place: oldest.hand_over_place() })
+        Some(WarmConnection { pool: oldest.pool.clone(), key, connection, permit: oldest.hand_over_permit() })
     }
 
-    /// Where connections of this pool are, with a place for one more.
-    fn make_place(&mut self, pool: &Pool) -> usize {
+    /// Where connections of this pool are, with a permit for one more.
+    fn ensure_permit(&mut self, pool: &Pool) -> usize {
         let known = self.pools.iter().position(|warm| warm.pool.is_same(pool));
         let index = known.unwrap_or_else(|| {
             self.pools.push(WarmPool::new(pool));
             self.pools.len() - 1
         });
-        self.count -= self.pools[index].make_place();
+        self.count -= self.pools[index].ensure_permit();
         index
     }
 
     /// Adds a connection, and says whether a task has to be started that lets them cool down. If there are as many as
-    /// may be, it is given back with its place.
+    /// may be, it is given back with its permit.
     fn keep(
         &mut self,
         pool: &Pool,
         key: PoolKey,
         connection: Box<PooledConnection>,
     ) -> Result<bool, Box<WarmConnection>> {
-        let index = self.make_place(pool);
+        let index = self.ensure_permit(pool);
         let warm = &mut self.pools[index];
         if self.count >= WARM_MAX {
-            let place = warm.hand_over_place();
-            return Err(Box::new(WarmConnection { pool: pool.clone(), key, connection, place }));
+            let permit = warm.hand_over_permit();
+            return Err(Box::new(WarmConnection { pool: pool.clone(), key, connection, permit }));
         }
         warm.connections.push_back((key, connection));
         warm.most = warm.most.max(warm.connections.len());
@@ -175,7 +175,7 @@ impl WarmConnections {
 
     /// Forgets the pools of which nothing was warm for some time, and says whether others are left.
     fn forget_empty_pools(&mut self) -> bool {
-        self.pools.iter_mut().for_each(WarmPool::give_back_places);
+        self.pools.iter_mut().for_each(WarmPool::give_back_permits);
         self.pools.retain(|warm| warm.held > 0);
         !self.pools.is_empty()
     }
@@ -183,7 +183,7 @@ impl WarmConnections {
 
 impl Drop for WarmPool {
     fn drop(&mut self) {
-        self.pool.places().give_back(self.held);
+        self.pool.permits().give_back(self.held);
     }
 }
 
@@ -252,18 +252,18 @@ pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: B
         }
         Err(connection) => return cool(worker, *connection),
     }
-    // Whoever waits for a connection may have this one's place.
+    // Whoever waits for a connection may have this one's permit.
     worker.connections.note_idle();
     true
 }
 
 /// Parks a connection for all workers. False if it was closed instead.
-fn cool(worker: &Rc<Worker>, WarmConnection { pool, key, connection, place }: WarmConnection) -> bool {
-    if pool.places().are_overdrawn() {
-        // Its place is what others have too many.
+fn cool(worker: &Rc<Worker>, WarmConnection { pool, key, connection, permit }: WarmConnection) -> bool {
+    if pool.permits().are_overdrawn() {
+        // Its permit is what others have too many.
         return false;
     }
-    let is_parked = pool.park_cold(worker, key, *connection, place);
+    let is_parked = pool.park_cold(worker, key, *connection, permit);
     if is_parked {
         register(worker);
         worker.with_note(|warm: &mut WarmConnections| warm.note_parked(&pool));

@@ -30,9 +30,9 @@ const SHARD_BYTES_MIN: usize = 64 * 1024;
 
 const SHARDS_MAX: usize = 32;
 
-/// How many lists of field names in `Vary` a cache tells apart, and how many rules of `No-Vary-Search`: a place in
+/// How many lists of field names in `Vary` a cache tells apart, and how many rules of `No-Vary-Search`: a row in
 /// either table is as good as any, and looked for among so many.
-pub const PLACES_MAX: usize = 4096;
+pub const ROWS_MAX: usize = 4096;
 
 /// A slot's number.
 pub type Slot = u32;
@@ -134,26 +134,26 @@ pub struct Index {
     shards: Box<[Mutex<Shard>]>,
     bytes: AtomicU64,
     stored: AtomicU64,
-    vary_uses: PlaceUses,
-    search_uses: PlaceUses,
+    vary_uses: RowUses,
+    search_uses: RowUses,
 }
 
-/// How many entries have a place in a table, by the place.
-pub struct PlaceUses(Box<[AtomicU32]>);
+/// How many entries have a row in a table, by the row.
+pub struct RowUses(Box<[AtomicU32]>);
 
-impl PlaceUses {
-    fn new() -> PlaceUses {
-        PlaceUses((0..PLACES_MAX).map(|_| AtomicU32::new(0)).collect())
+impl RowUses {
+    fn new() -> RowUses {
+        RowUses((0..ROWS_MAX).map(|_| AtomicU32::new(0)).collect())
     }
 
     /// One use more or less.
-    pub fn count(&self, place: u32, sign: i32) {
-        self.0[place as usize].fetch_add(sign as u32, AcqRel);
+    pub fn count(&self, row: u32, sign: i32) {
+        self.0[row as usize].fetch_add(sign as u32, AcqRel);
     }
 
-    /// Whether nobody uses a place.
-    pub fn is_free(&self, place: u32) -> bool {
-        self.0[place as usize].load(Acquire) == 0
+    /// Whether nobody uses a row.
+    pub fn is_free(&self, row: u32) -> bool {
+        self.0[row as usize].load(Acquire) == 0
     }
 }
 
@@ -189,8 +189,8 @@ impl Index {
             shards,
             bytes: AtomicU64::new(0),
             stored: AtomicU64::new(0),
-            vary_uses: PlaceUses::new(),
-            search_uses: PlaceUses::new(),
+            vary_uses: RowUses::new(),
+            search_uses: RowUses::new(),
         }
     }
 
@@ -205,12 +205,12 @@ impl Index {
     }
 
     /// How many entries have a list of field names of `Vary`.
-    pub fn vary_uses(&self) -> &PlaceUses {
+    pub fn vary_uses(&self) -> &RowUses {
         &self.vary_uses
     }
 
     /// How many entries have rules of `No-Vary-Search`.
-    pub fn search_uses(&self) -> &PlaceUses {
+    pub fn search_uses(&self) -> &RowUses {
         &self.search_uses
     }
 
@@ -351,8 +351,8 @@ impl Index {
         }
         match entry.kind {
             Kind::Stored => _ = self.stored.fetch_add(sign as u64, Relaxed),
-            Kind::Varies(place) => self.vary_uses.count(place, sign as i32),
-            Kind::Searches(place) => self.search_uses.count(place, sign as i32),
+            Kind::Varies(row) => self.vary_uses.count(row, sign as i32),
+            Kind::Searches(row) => self.search_uses.count(row, sign as i32),
             Kind::Counted | Kind::Error(_) | Kind::Uncacheable => {}
         }
     }

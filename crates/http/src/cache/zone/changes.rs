@@ -86,8 +86,8 @@ impl CacheZone {
                 let names = self.vary_lists.read().get(list)?.0.to_vec();
                 Some(Record::Varies { id: entry.id, number: entry.number, names })
             }
-            Kind::Searches(place) => {
-                let rules = self.search_rules.read().get(place)?.0.to_vec();
+            Kind::Searches(row) => {
+                let rules = self.search_rules.read().get(row)?.0.to_vec();
                 Some(Record::Searches { id: entry.id, number: entry.number, rules })
             }
             _ => Record::of_entry(entry),

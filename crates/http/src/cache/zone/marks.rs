@@ -1,21 +1,21 @@
 //! What responses depend on besides their keys: the fields that `Vary` names, and the rules of `No-Vary-Search`. The
-//! index has numbers for them, which are places in these tables; a *mark* is the entry that has one, with its file.
+//! index has numbers for them, which are rows in these tables; a *mark* is the entry that has one, with its file.
 
 use std::sync::Arc;
 
 use super::CacheZone;
-use super::places::Places;
+use super::text_table::TextTable;
 use crate::cache::format::{Meta, file_length};
-use crate::cache::index::{Entry, Evicted, Kind, PLACES_MAX};
+use crate::cache::index::{Entry, Evicted, Kind, ROWS_MAX};
 use crate::cache::key::Id;
 use crate::cache::policy::{NotStored, SearchRules};
 use crate::cache::purges::Verdict;
 
 /// Lists of field names in `Vary`.
-pub(super) type VaryLists = Places<()>;
+pub(super) type VaryLists = TextTable<()>;
 
 /// Rules of `No-Vary-Search`, by their texts.
-pub(super) type KnownRules = Places<Arc<SearchRules>>;
+pub(super) type KnownRules = TextTable<Arc<SearchRules>>;
 
 impl CacheZone {
     /// Notes that what a key stands for depends on these fields, in a mark whose file is so long, if that is known.
@@ -35,7 +35,7 @@ impl CacheZone {
             return Err(NotStored::Purged);
         }
         let list = self.vary_lists.take(names, &(), self.index.vary_uses()).ok_or(NotStored::TooManyRules)?;
-        let kind = Kind::Varies(list.place);
+        let kind = Kind::Varies(list.row);
         let known = self.index.with(primary, |entry| match entry {
             Some(entry) if entry.kind == kind => Some(entry.number),
             _ => None,
@@ -59,11 +59,11 @@ impl CacheZone {
 
     /// The rules of a mark, which counts as asked for, and its number.
     pub fn search(&self, mark: &Id, now: u64) -> Option<(Arc<SearchRules>, u64)> {
-        // Held while the index is asked: the place has the mark's rules, and no later ones.
+        // Held while the index is asked: the row has the mark's rules, and no later ones.
         let known = self.search_rules.read();
         let entry = self.index.touch(mark, now)?;
-        let Kind::Searches(place) = entry.kind else { return None };
-        Some((Arc::clone(&known.get(place)?.1), entry.number))
+        let Kind::Searches(row) = entry.kind else { return None };
+        Some((Arc::clone(&known.get(row)?.1), entry.number))
     }
 
     /// Notes which differences between queries matter in what has this mark, by the text of the rules. The mark's file
@@ -85,7 +85,7 @@ impl CacheZone {
         let decoded = Arc::new(SearchRules::decode(rules).ok_or(NotStored::Invalid)?);
         let taken = self.search_rules.take(rules, &decoded, self.index.search_uses());
         let taken = taken.ok_or(NotStored::TooManyRules)?;
-        let kind = Kind::Searches(taken.place);
+        let kind = Kind::Searches(taken.row);
         let known = self.index.with(mark, |entry| match entry {
             Some(entry) if entry.kind == kind => Some(Ok(entry.number)),
             Some(entry) if matches!(entry.kind, Kind::Searches(_)) && entry.number > number => {
@@ -110,10 +110,10 @@ impl CacheZone {
         }
     }
 
-    /// What has found no place since this was asked before, with the number of places.
+    /// What has found no row since this was asked before, with the number of rows.
     pub fn take_full_tables(&self) -> impl Iterator<Item = (&'static str, usize)> {
-        let lists = self.vary_lists.take_news().then_some(("lists of fields in \"Vary\"", PLACES_MAX));
-        let rules = self.search_rules.take_news().then_some(("rules of \"No-Vary-Search\"", PLACES_MAX));
+        let lists = self.vary_lists.take_news().then_some(("lists of fields in \"Vary\"", ROWS_MAX));
+        let rules = self.search_rules.take_news().then_some(("rules of \"No-Vary-Search\"", ROWS_MAX));
         lists.into_iter().chain(rules)
     }
 }
@@ -130,14 +130,14 @@ mod tests {
     use crate::cache::settings::{CacheDirectory, PathOptions};
     use crate::cache::zone::Lookup;
 
-    /// A cache with room in its index for more marks than there are places.
+    /// A cache with room in its index for more marks than there are rows.
     fn zone() -> Arc<CacheZone> {
-        let place = CacheDirectory { path: "/nonexistent".into(), levels: Default::default() };
-        Arc::new(CacheZone::new("one".into(), place, PathOptions::default(), 2 << 20))
+        let directory = CacheDirectory { path: "/nonexistent".into(), levels: Default::default() };
+        Arc::new(CacheZone::new("one".into(), directory, PathOptions::default(), 2 << 20))
     }
 
     #[test]
-    fn a_place_that_no_mark_has_is_used_again_and_no_other() {
+    fn a_row_that_no_mark_has_is_used_again_and_no_other() {
         let zone = zone();
         type Note = fn(&Arc<CacheZone>, &Id, usize, u64) -> Result<u64, NotStored>;
         let vary: Note =
@@ -148,10 +148,10 @@ mod tests {
         };
         for (note, prefix) in [(vary, "vary"), (search, "search")] {
             let id = |number: usize| id_of(format!("{prefix}{number}").as_bytes());
-            for text in 0..PLACES_MAX {
+            for text in 0..ROWS_MAX {
                 assert_eq!(note(&zone, &id(text), text, 7), Ok(7));
             }
-            let new = PLACES_MAX;
+            let new = ROWS_MAX;
             assert_eq!(note(&zone, &id(new), new, 8), Err(NotStored::TooManyRules));
             // What is known goes on.
             assert_eq!(note(&zone, &id(new + 1), 5, 9), Ok(9));
@@ -167,10 +167,10 @@ mod tests {
             assert_eq!(note(&zone, &id(new + 3), 5, 11), Ok(11));
             assert_eq!(zone.take_full_tables().count(), 1);
         }
-        let Lookup::Varies(names, 8) = zone.look(&id_of(format!("vary{PLACES_MAX}").as_bytes()), 0) else { panic!() };
-        assert_eq!(*names, *format!("x-{PLACES_MAX}").as_bytes());
-        let (rules, number) = zone.search(&id_of(format!("search{PLACES_MAX}").as_bytes()), 0).unwrap();
-        let expected = SearchRules::parse([format!("params=(\"{PLACES_MAX}\")").as_bytes()]).unwrap();
+        let Lookup::Varies(names, 8) = zone.look(&id_of(format!("vary{ROWS_MAX}").as_bytes()), 0) else { panic!() };
+        assert_eq!(*names, *format!("x-{ROWS_MAX}").as_bytes());
+        let (rules, number) = zone.search(&id_of(format!("search{ROWS_MAX}").as_bytes()), 0).unwrap();
+        let expected = SearchRules::parse([format!("params=(\"{ROWS_MAX}\")").as_bytes()]).unwrap();
         assert_eq!((&*rules, number), (&expected, 8));
         assert_eq!((zone.index.stored(), zone.index.bytes()), (0, 2 * 4097 * 4096));
     }

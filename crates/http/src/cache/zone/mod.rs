@@ -8,7 +8,7 @@
 //!   fills      what is being fetched                      counters   what it has done
 //!   storing    how entries come                           disk       how its disk is
 //!   removing   how they go, and their files               marks      what responses depend on besides their keys
-//!   purging    what purges do at once, and afterwards     places     the tables of that
+//!   purging    what purges do at once, and afterwards     text_table the tables of that
 //!                                                         changes    what is to be written to the journal
 //! ```
 
@@ -17,10 +17,10 @@ mod counters;
 mod disk;
 mod fills;
 mod marks;
-mod places;
 mod purging;
 mod removing;
 mod storing;
+mod text_table;
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -1,35 +1,35 @@
-//! How many idle connections a pool may keep: so many for each of its workers, wherever they are.
+//! How many idle connections a pool may keep, as permits: so many for each of its workers, wherever they are.
 //!
 //! ```text
 //!   free ◄──► held by a worker, for the connections that it keeps warm ──► of a parked connection ──► free
 //! ```
 //!
 //! What some workers do not need, others use: the kernel gives one worker more clients than another, and each of them
-//! may have an idle connection at the same moment. A worker always gets its own number. If others have all places then,
+//! may have an idle connection at the same moment. A worker always gets its own number. If others have all permits then,
 //! the pool is overdrawn, until one that has more than its number gives one up: at the next connection that it keeps,
 //! or that would cool down.
 //!
-//! A worker holds its places over many requests, so a request touches nothing that workers share.
+//! A worker holds its permits over many requests, so a request touches nothing that workers share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
 
-/// The places of one pool. A clone is the same.
+/// The permits of one pool. A clone is the same.
 #[derive(Clone, Debug)]
-pub(super) struct Places {
+pub(super) struct IdlePermits {
     /// Below zero where the pool is overdrawn.
     free: Arc<AtomicIsize>,
     per_worker: usize,
 }
 
-/// A place, which is free again when this is dropped.
+/// A permit, which is free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct Place(Places);
+pub(super) struct IdlePermit(IdlePermits);
 
-impl Places {
-    pub fn new(per_worker: usize, workers: usize) -> Places {
+impl IdlePermits {
+    pub fn new(per_worker: usize, workers: usize) -> IdlePermits {
         let all = isize::try_from(per_worker.saturating_mul(workers)).unwrap_or(isize::MAX);
-        Places { free: Arc::new(AtomicIsize::new(all)), per_worker }
+        IdlePermits { free: Arc::new(AtomicIsize::new(all)), per_worker }
     }
 
     /// Whether some are free.
@@ -63,12 +63,12 @@ impl Places {
     }
 
     /// One of those that a worker holds, from now on by itself.
-    pub fn one_held(&self) -> Place {
-        Place(self.clone())
+    pub fn one_held(&self) -> IdlePermit {
+        IdlePermit(self.clone())
     }
 }
 
-impl Drop for Place {
+impl Drop for IdlePermit {
     fn drop(&mut self) {
         self.0.give_back(1);
     }
