@@ -569,11 +569,12 @@ fn what_waits_for_the_rate_reaches_the_server_before_a_session_ends(driver: Driv
         "server {{ listen %TCP% udp; proxy_pass {address}; proxy_requests 3; proxy_responses 0; %LOG%
              proxy_upload_rate 1000; proxy_timeout 20ms; }}"
     );
-    let server = start(driver, &text);
+    let server =
+        Setup::stream(driver, &format!("{FORMAT}\n{text}")).replace("worker_processes 2", "worker_processes 1");
+    let server = server.start();
     let client = client(&server, 1);
-    for _ in 0..3 {
-        client.send(&[7; 100]).unwrap();
-    }
+    // All have come before the time of the session begins.
+    server.with_worker_stopped(|| (0..3).for_each(|_| _ = client.send(&[7; 100]).unwrap()));
     let ports: HashSet<u16> = (0..3).map(|_| next(&behind).1.port()).collect();
     assert_eq!(ports.len(), 1, "one session");
     assert_eq!(logged(&server, "200"), format!("200 300 0 {address} 300 0 UDP"));
