@@ -109,7 +109,8 @@ fn a_connection_whose_answer_is_replaced_is_used_again(driver: Driver) {
     let whole = "HTTP/1.1 404 x\r\nContent-Length: 4\r\n\r\ngone";
     let unfinished = "HTTP/1.1 404 x\r\nContent-Length: 5\r\n\r\ngone";
     let closing = "HTTP/1.1 404 x\r\nContent-Length: 4\r\nConnection: close\r\n\r\ngone";
-    for (answer, connections) in [(whole, 1), (unfinished, 4), (closing, 4)] {
+    let of_a_user = "HTTP/1.1 404 x\r\nWWW-Authenticate: Negotiate abc\r\nContent-Length: 4\r\n\r\ngone";
+    for (answer, connections) in [(whole, 1), (unfinished, 4), (closing, 4), (of_a_user, 4)] {
         let (first, second) = (always(answer), ok());
         let servers = format!("server {}; server {} backup;", first.address, second.address);
         let location = "location / { proxy_next_upstream http_404; proxy_pass http://u; }";

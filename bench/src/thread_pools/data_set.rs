@@ -69,10 +69,15 @@ pub fn write_large(path: &Path, bytes: u64) -> Result<(), String> {
             file.write_all(&block)?;
         }
         file.sync_data()?;
-        file.set_len(bytes)?;
-        Ok(rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?)
+        file.set_len(bytes)
     };
     write().map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Leaves nothing of a file in memory: what one server has read would be there for the next one.
+pub fn forget(path: &Path) -> Result<(), String> {
+    let forget = || Ok(rustix::fs::fadvise(fs::File::open(path)?, 0, None, Advice::DontNeed)?);
+    forget().map_err(|error: io::Error| format!("{}: {error}", path.display()))
 }
 
 /// Writes a file and leaves nothing of it in memory.

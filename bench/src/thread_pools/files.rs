@@ -45,9 +45,11 @@ pub fn measure_slow_ranges(options: &Options) -> Measured {
     let site = Site::build(experiment, experiment.range_file_mib << 20)?;
     let length = experiment.range_file_mib << 20;
     eprintln!("writing {} MiB", experiment.range_file_mib);
-    data_set::write_large(&site.root().join("large"), length)?;
+    let file = site.root().join("large");
+    data_set::write_large(&file, length)?;
     let mut rows = Vec::new();
     for program in &programs {
+        data_set::forget(&file)?;
         let server = program.start(site.setting(experiment.workers, "sendfile_max_chunk 512k;".to_owned()))?;
         rows.push(slow_ranges(options, &site, &server, length)?);
     }
@@ -71,7 +73,7 @@ pub fn measure_slow_ranges(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB; {} workers, {}, {}. \
+        "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB, of which nothing is in memory at first; {} workers, {}, {}. \
          Where two figures stand, the second is without the clients. Kernel memory is the growth of the machine's. \
          What loops waited for is named by the kernel's stacks of their threads in state D, seen every 5 ms: a page \
          that was believed to be in memory (stale belief), the submission of read-ahead, or reclaim of memory for the \

@@ -32,18 +32,12 @@ impl Budget {
 
     /// Takes room, if there is as much. Where nobody has any, there is room for one text of any length.
     pub fn take(&'static self, size: usize) -> Option<BudgetShare> {
-        let with = |before| self.with(before, size);
+        let with = |before: usize| match before.checked_add(size) {
+            Some(after) if before == 0 || after <= self.most => Some(after),
+            _ => None,
+        };
         let taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with);
         taken.is_ok().then(|| BudgetShare { budget: self, size })
-    }
-
-    /// Whether so much could be taken now.
-    pub fn has_room_for(&self, size: usize) -> bool {
-        self.with(self.taken(), size).is_some()
-    }
-
-    fn with(&self, before: usize, size: usize) -> Option<usize> {
-        before.checked_add(size).filter(|&after| before == 0 || after <= self.most)
     }
 
     /// How much is taken.
@@ -86,7 +80,6 @@ mod tests {
         let text = BUDGET.take(6).expect("there is room").hold(*b"abcdef");
         let part = text.slice(2..4);
         assert!(BUDGET.take(5).is_none());
-        assert!(!BUDGET.has_room_for(5) && BUDGET.has_room_for(4));
         drop(BUDGET.take(4).expect("there is just as much"));
         assert_eq!(BUDGET.taken(), 6, "what is refused or dropped takes none");
         drop(text);

@@ -204,7 +204,6 @@ fn add(sum: &mut RingFaults, more: RingFaults) {
         calls_cut_short,
         overflows,
         lost,
-        cancels_timed_out,
         closed_in_use,
     } = more;
     sum.refused += refused;
@@ -221,7 +220,6 @@ fn add(sum: &mut RingFaults, more: RingFaults) {
     sum.calls_cut_short += calls_cut_short;
     sum.overflows += overflows;
     sum.lost += lost;
-    sum.cancels_timed_out += cancels_timed_out;
     sum.closed_in_use += closed_in_use;
 }
 
@@ -320,75 +318,18 @@ fn connections_of_which_a_completion_is_lost_end_and_the_loop_goes_on() {
     }
 }
 
-/// Counts from now on in a task of its own how late timers are at most.
-fn watch_timers() -> Rc<Cell<Duration>> {
-    let latest = Rc::new(Cell::new(Duration::ZERO));
-    let watched = Rc::clone(&latest);
-    spawn(async move {
-        while Rc::strong_count(&watched) > 1 {
-            let due = now() + Duration::from_millis(1);
-            sleep_until(due).await;
-            watched.set(watched.get().max(now() - due));
-        }
-    });
-    latest
-}
-
 #[test]
-fn a_loop_that_cannot_cancel_all_at_once_serves_on_and_cancels_again() {
-    /// Timers are exact to a millisecond, and a turn waits for one.
-    const LATE_MAX: Duration = Duration::from_millis(2);
-    let (seen, whole) = (RefCell::new(RingFaults::default()), Cell::new(0));
-    each_seed(SEEDS, |simulation| {
-        let random = Random::new(simulation.seed());
-        let (ring_losses, ring_cancels) = (*random.pick(&[200, 1000]), *random.pick(&[300, 900]));
-        let faults = Faults { ring_losses, ring_cancels, ..Faults::swarm(&random) };
-        simulation.set_faults(Faults { accept_failures: 0, ..faults });
-        let ring = RingOptions { completions: *random.pick(&[2, 4]), ..ring_of(&random) };
-        run(simulation, ring, async {
-            serve_all(&random);
-            let latest = watch_timers();
-            // A byte in the place of another fails a client, and so does one that is never told of.
-            ask_all(&random, &RefCell::default()).await;
-            assert!(latest.get() <= LATE_MAX, "{:?}", latest.get());
-            drop(latest);
-            // With memory all is as ever: nothing has stayed, nobody is forgotten.
-            simulation.set_faults(Faults { ring_losses: 0, ..simulation.faults() });
-            let (count, got_all) = ask_all(&random, &RefCell::default()).await;
-            assert!(got_all <= count);
-            whole.set(whole.get() + got_all);
-            assert_nothing_left(simulation).await;
-        });
-        add(&mut seen.borrow_mut(), simulation.ring_faults());
-    });
-    if has_all_seeds() {
-        assert!(seen.take().cancels_timed_out > 0 && whole.get() > 0);
-    }
-}
-
-#[test]
-fn a_loop_on_which_something_never_ends_fails_after_a_second_of_short_waits() {
-    let simulation = Simulation::new(1, Faults { ring_losses: 1000, ring_cancels: 1000, ..Faults::NONE });
+fn a_loop_with_an_operation_that_a_thread_of_the_kernel_works_at_fails_when_completions_are_lost() {
+    let simulation = Simulation::new(1, Faults { ring_losses: 1000, ring_workers: 1000, ..Faults::NONE });
     let ring = RingOptions { completions: 2, ..RingOptions::default() };
-    let latest = Cell::new(Duration::ZERO);
     let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         run(&simulation, ring, async {
             let random = Random::new(simulation.seed());
             serve_all(&random);
-            let timers = watch_timers();
-            for _ in 0..8 {
-                spawn(async { drop(ask(Random::new(1)).await) });
-            }
-            loop {
-                sleep(Duration::from_millis(1)).await;
-                latest.set(timers.get());
-            }
+            ask_all(&random, &RefCell::default()).await;
         })
     }));
-    assert!(failed.is_err(), "it goes on for ever");
-    assert!(latest.get() <= Duration::from_millis(2), "{latest:?}");
-    // A thousand turns, and the end of the loop.
-    assert_eq!(simulation.ring_faults().cancels_timed_out, 1001);
+    assert!(failed.is_err() && simulation.ring_faults().lost > 0);
 }
 
 #[test]

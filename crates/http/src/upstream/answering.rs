@@ -7,9 +7,11 @@ use std::task::{Context, Poll, ready};
 
 use gale_engine::upstream::{Chosen, Learning, Timing, Upstream};
 use gale_protocol::request::KnownHeader;
+use gale_protocol::response::ResponseField;
 use gale_runtime::{Bytes, Moment, Timer};
 
 use crate::request::Request;
+use crate::request::response::FieldList;
 use crate::upstream::attempt::{End, Passing, authenticates_connection};
 use crate::upstream::exclusive::{Connection, Exclusive, may_bind};
 use crate::upstream::http2::Shared;
@@ -100,6 +102,14 @@ impl Answering {
             Carrier::Exclusive(exclusive) => exclusive.poll_head(request, settings, &self.records, heading, context),
             Carrier::Shared(shared) => shared.poll_head(request, settings, &self.records, heading, context),
         }
+    }
+
+    /// The head says whether its connection is authenticated from now on.
+    pub fn note_authentication(&mut self, fields: &FieldList) {
+        self.is_authenticated |= fields.has(ResponseField::WwwAuthenticate)
+            && fields.iter().any(|field| {
+                field.name.known() == Some(ResponseField::WwwAuthenticate) && authenticates_connection(&field.value)
+            });
     }
 
     /// Whether its connection had carried another request before.

@@ -250,6 +250,7 @@ async fn try_servers(request: &mut Request, passing: &mut Passing<'_>, records: 
                     chosen.header_received(time);
                 }
                 records.last().status = head.status;
+                answering.note_authentication(&head.fields);
                 if head.status >= 500 {
                     chosen.note_error();
                 }

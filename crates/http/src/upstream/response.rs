@@ -17,7 +17,7 @@ use crate::request::body::Body;
 use crate::request::phases::Flow;
 use crate::request::response::{FieldList, FieldText, Reason, ShortText};
 use crate::upstream::answering::Answering;
-use crate::upstream::attempt::{Passing, authenticates_connection};
+use crate::upstream::attempt::Passing;
 use crate::upstream::body::{Came, NoBody, UpstreamBody};
 use crate::upstream::caching;
 use crate::upstream::receiving::{BodyRead, UpstreamHead};
@@ -89,7 +89,7 @@ pub(super) fn pass_interim(request: &Request, status: u16, fields: &FieldList) {
 pub(super) fn begin(
     request: &mut Request,
     passing: &mut Passing<'_>,
-    mut answering: Box<Answering>,
+    answering: Box<Answering>,
     mut head: Box<UpstreamHead>,
 ) -> Flow {
     if head.status == 101 || answering.is_tunnel() {
@@ -110,10 +110,6 @@ pub(super) fn begin(
         answering.end_early(request);
         return Flow::Respond(status);
     }
-    answering.is_authenticated |= fields.has(ResponseField::WwwAuthenticate)
-        && fields.iter().any(|field| {
-            field.name.known() == Some(ResponseField::WwwAuthenticate) && authenticates_connection(&field.value)
-        });
     if let Some(flow) = obey_head(request, settings, &fields) {
         answering.end_early(request);
         return flow;

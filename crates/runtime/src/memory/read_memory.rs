@@ -53,6 +53,10 @@ impl Free {
         warm_bytes: 0,
     };
 
+    fn has_room(&self, class: usize) -> bool {
+        self.warm_bytes + LEASE_CLASSES[class] <= WARM_BYTES_MAX
+    }
+
     fn push_warm(&mut self, class: usize, start: Start) {
         self.warm_bytes += LEASE_CLASSES[class];
         self.warm[class].push(start);
@@ -157,21 +161,26 @@ fn take(free: &Mutex<Free>, class: usize) -> Option<Start> {
     first
 }
 
-/// A block that nobody has any more. It keeps its pages if there is room: those of another class make some that have
-/// more.
+/// How many blocks of another size give up their pages for one: each costs a system call.
+const DISPLACED_MAX: usize = 4;
+
+/// A block that nobody has any more. It keeps its pages if there is room: some of another class make it that have more.
 fn give_back(free: &Mutex<Free>, class: usize, start: Start) {
     let mut free = free.lock();
-    while free.warm_bytes + LEASE_CLASSES[class] > WARM_BYTES_MAX {
+    for _ in 0..DISPLACED_MAX {
         let warmest = free.warmest_class();
-        let other = if warmest == class { None } else { free.pop_warm(warmest) };
-        let Some(other) = other else {
-            MutexGuard::unlocked(&mut free, || release_pages(class, &start));
-            return free.cold[class].push(start);
-        };
+        if free.has_room(class) || warmest == class {
+            break;
+        }
+        let Some(other) = free.pop_warm(warmest) else { break };
         MutexGuard::unlocked(&mut free, || release_pages(warmest, &other));
         free.cold[warmest].push(other);
     }
-    free.push_warm(class, start);
+    if free.has_room(class) {
+        return free.push_warm(class, start);
+    }
+    MutexGuard::unlocked(&mut free, || release_pages(class, &start));
+    free.cold[class].push(start);
 }
 
 /// Gives the pages of a block that nobody has back to the system.

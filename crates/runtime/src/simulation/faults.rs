@@ -64,9 +64,8 @@ pub struct Faults {
     pub ring_memory: u16,
     /// The kernel has no memory to keep a completion that does not fit its queue.
     pub ring_losses: u16,
-    /// Cancelling all that is on a ring takes longer than its caller waits (ETIME): a thread of the kernel works at
-    /// some operation.
-    pub ring_cancels: u16,
+    /// A thread of the kernel works at a receive or a send when all of a ring is cancelled.
+    pub ring_workers: u16,
     /// The kernel has no memory for a direct send beside a ring (ENOBUFS, ENOMEM).
     pub ring_direct_sends: u16,
 }
@@ -101,7 +100,7 @@ impl Faults {
         ring_misses: 0,
         ring_memory: 0,
         ring_losses: 0,
-        ring_cancels: 0,
+        ring_workers: 0,
         ring_direct_sends: 0,
     };
 

@@ -53,7 +53,6 @@ pub(super) struct Entry {
 }
 
 /// What was found.
-#[derive(Clone)]
 pub(super) enum Found {
     /// A regular file, open unless its body alone is kept.
     File { file: Option<File>, metadata: FileMetadata },
@@ -70,7 +69,7 @@ pub(super) struct Kept {
     /// Tells of changes.
     pub watch: Option<PathWatch>,
     /// The whole file.
-    pub body: Option<Body>,
+    pub body: OnceLock<Body>,
     /// Its body would be kept as well if there had been room.
     pub lacks_room: bool,
     /// Its descriptor is one of the few that are held without being told to.
@@ -108,13 +107,6 @@ impl Entry {
         self.uses.load(Ordering::Relaxed) < most && self.uses.fetch_add(1, Ordering::Relaxed) + 1 == most
     }
 
-    /// An entry of the same, used now, that nobody attends to.
-    pub fn anew(&self, now: u64) -> Entry {
-        let entry = Entry::new(&self.path, self.hash, self.found.clone(), self.uses(), self.checked());
-        entry.touch(now);
-        entry
-    }
-
     pub fn uses(&self) -> u32 {
         self.uses.load(Ordering::Relaxed)
     }
@@ -138,10 +130,11 @@ impl Entry {
         let _ = self.kept.set(kept);
     }
 
-    /// Whether its body found no room before and would find some now.
-    pub fn could_have_body(&self) -> bool {
-        let Found::File { metadata, .. } = &self.found else { return false };
-        self.kept().is_some_and(|kept| kept.lacks_room) && BODIES.has_room_for(metadata.size as usize)
+    /// Room for its body, if that found none before and would find some now.
+    pub fn room_at_last(&self) -> Option<BudgetShare> {
+        let Found::File { metadata, .. } = &self.found else { return None };
+        let kept = self.kept()?;
+        if kept.lacks_room && kept.body.get().is_none() { Body::room(metadata) } else { None }
     }
 
     /// Whether the caller is the one to attend to it.

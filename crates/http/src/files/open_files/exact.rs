@@ -53,7 +53,7 @@ pub(super) fn find(path: &[u8], hash: u64, now: u64) -> Option<Opened> {
         return None;
     }
     let Found::File { file, metadata } = &entry.found else { return None };
-    let contents = match (&kept.body, file) {
+    let contents = match (kept.body.get(), file) {
         (Some(body), _) => Contents::Memory(counted_here(body.bytes(), hash)),
         // What is written through a mapping is not told of: the head has to be that of what is sent.
         (None, Some(file)) if file.look_again().is_ok_and(|now| now == *metadata) => Contents::File(file.clone()),
@@ -104,6 +104,7 @@ fn keep(path: &[u8], hash: u64, now: u64, watch: PathWatch) {
         (Some(file), None, Some(held))
     };
     let entry = Entry::new(path, hash, Found::File { file, metadata }, 0, now);
+    let body = body.map_or_else(OnceLock::new, OnceLock::from);
     entry.keep(Kept { watch: Some(watch), body, lacks_room: false, _held: held });
     TABLE.get_or_init(|| Table::new(ENTRIES_MAX)).insert(entry.into());
     note_work();
@@ -126,7 +127,7 @@ fn read(file: &File, metadata: &FileMetadata) -> Option<Body> {
 
 /// The same file with the same content is believed again.
 fn read_again(entry: &Arc<Entry>, now: u64) {
-    let body = entry.kept().and_then(|kept| kept.body.as_ref());
+    let body = entry.kept().and_then(|kept| kept.body.get());
     let is_same = match (&entry.found, open(entry.path())) {
         (Found::File { metadata, .. }, Some((file, new))) => {
             // What is sent from its descriptor is as new as it can be.

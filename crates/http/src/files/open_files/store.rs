@@ -15,6 +15,7 @@ use std::io;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use gale_engine::budget::BudgetShare;
 use gale_runtime::watch::PathWatch;
 use gale_runtime::{Device, File, FileMetadata, default_pool, files};
 use parking_lot::Mutex;
@@ -127,7 +128,7 @@ impl Store {
             Found::Directory(metadata) => Ok(Opened { metadata: *metadata, contents: Contents::Directory }),
             Found::File { file, metadata } => {
                 let file = file.as_ref()?;
-                let body = kept.and_then(|kept| kept.body.as_ref());
+                let body = kept.and_then(|kept| kept.body.get());
                 let is_told = body.is_some() && watch.is_some();
                 if wanted == Wanted::Open && !is_told && !is_unchanged(file, metadata) {
                     return None;
@@ -141,42 +142,32 @@ impl Store {
         };
         if entry.count_use(rules.attended_uses()) {
             self.attend(entry.arc());
-        } else if entry.could_have_body() {
-            self.attend_anew(entry.arc(), now);
+        } else if let Some(room) = entry.room_at_last() {
+            read_at_last(entry.arc(), room);
         }
         Some(opened)
     }
 
     /// Has an entry watched, and its body read, by a thread of the pool.
     fn attend(&self, entry: &Arc<Entry>) {
-        if matches!(entry.found, Found::Seen) || !entry.claim() {
+        if matches!(entry.found, Found::Seen) || entry.kept().is_some() || !entry.claim() {
             return;
         }
+        let device = match &entry.found {
+            Found::File { metadata, .. } | Found::Directory(metadata) => Device::number(metadata.device),
+            Found::Seen | Found::Error(_) => files::likely_device(as_path(entry.path())),
+        };
         let (attended, store) = (Arc::clone(entry), Weak::clone(&self.own));
         let task = move || {
             // What has changed meanwhile is opened again by the next one to ask.
-            if !attend_blocking(&attended) {
-                with_table(&store, |table| table.remove(&attended));
+            if !attend_blocking(&attended)
+                && let Some(table) = store.upgrade().as_ref().and_then(|store| store.table.get())
+            {
+                table.remove(&attended);
             }
         };
-        if default_pool().detach(device_of(entry), task).is_err() {
+        if default_pool().detach(device, task).is_err() {
             // Another time, perhaps: it is found without.
-            entry.unclaim();
-        }
-    }
-
-    /// Attends again to an entry whose body found no room. The one that has it takes its place.
-    fn attend_anew(&self, entry: &Arc<Entry>, now: u64) {
-        if !entry.claim() {
-            return;
-        }
-        let (old, store) = (Arc::clone(entry), Weak::clone(&self.own));
-        let task = move || {
-            let new = Arc::new(old.anew(now));
-            let still_is = new.claim() && attend_blocking(&new);
-            with_table(&store, |table| if still_is { table.insert(new) } else { table.remove(&old) });
-        };
-        if default_pool().detach(device_of(entry), task).is_err() {
             entry.unclaim();
         }
     }
@@ -191,17 +182,18 @@ impl Store {
     }
 }
 
-/// Has the table of a store that is still there.
-fn with_table(store: &Weak<Store>, act: impl FnOnce(&Table<Entry>)) {
-    if let Some(table) = store.upgrade().as_ref().and_then(|store| store.table.get()) {
-        act(table);
-    }
-}
-
-fn device_of(entry: &Entry) -> Device {
-    match &entry.found {
-        Found::File { metadata, .. } | Found::Directory(metadata) => Device::number(metadata.device),
-        Found::Seen | Found::Error(_) => files::likely_device(as_path(entry.path())),
+/// Has the body read of an entry that found no room for it before.
+fn read_at_last(entry: &Arc<Entry>, room: BudgetShare) {
+    let (Found::File { file: Some(file), metadata }, true) = (&entry.found, entry.claim()) else { return };
+    let (attended, file, metadata) = (Arc::clone(entry), file.clone(), *metadata);
+    let task = move || {
+        if let (Some(kept), Ok(Some(body))) = (attended.kept(), Body::read(&file, &metadata, room)) {
+            let _ = kept.body.set(body);
+        }
+        attended.unclaim();
+    };
+    if default_pool().detach(Device::number(metadata.device), task).is_err() {
+        entry.unclaim();
     }
 }
 
@@ -305,7 +297,7 @@ fn attend_blocking(entry: &Entry) -> bool {
         Found::File { file: None, .. } => true,
     };
     if still_is {
-        entry.keep(Kept { watch, body, lacks_room, _held: None });
+        entry.keep(Kept { watch, body: body.map_or_else(OnceLock::new, OnceLock::from), lacks_room, _held: None });
     }
     if lacks_room {
         entry.unclaim();

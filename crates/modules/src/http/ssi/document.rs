@@ -29,7 +29,7 @@ use super::{Conf, TimeFormat};
 const SMALL_EFFORT: Effort = Effort { usual_nanos: 1_000, worst_nanos: 50_000 };
 
 /// What an `if` takes, which may run a regular expression.
-const EXPRESSION_EFFORT: Effort = Effort { usual_nanos: 5_000, worst_nanos: 200_000 };
+const EXPRESSION_EFFORT: Effort = Effort { usual_nanos: 10_000, worst_nanos: 200_000 };
 
 /// What an include takes, which prepares a request, and a mistake, which is logged.
 const LARGE_EFFORT: Effort = Effort { usual_nanos: 20_000, worst_nanos: 200_000 };
@@ -428,6 +428,7 @@ impl Document {
                 self.append_variable(request, name, out);
             }
         });
+        charge_text(&out);
         evaluated.map_err(|message| self.complain(request, message))?;
         if is_too_long || out.len() > TEXT_MAX {
             return Err(self.complain(request, too_much()));
@@ -535,6 +536,7 @@ impl Document {
             Encoding::Url => escape(Class::Html, &value, &mut shown),
             Encoding::Entity => escape_html(&value, &mut shown),
         }
+        charge_text(&shown);
         Ok(Some(BodyItem::Bytes(shown.into())))
     }
 
@@ -678,6 +680,13 @@ fn effort_of(event: &Event) -> Effort {
     match event {
         Event::Command(command) => row_of(command).map_or(LARGE_EFFORT, |row| row.effort),
         Event::Text(_) | Event::HeldText(_) | Event::Mistake(_) => LARGE_EFFORT,
+    }
+}
+
+/// What a command makes takes its time, too, where it is long.
+fn charge_text(text: &[u8]) {
+    if text.len() >= 1024 {
+        charge_units(TEXT_EFFORT, text.len() / 1024);
     }
 }
 

@@ -2,6 +2,7 @@
 //! expression. Whatever a document says, it is bounded.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 
 use gale_http::variables::regex::Captures;
 use gale_runtime::Bytes;
@@ -22,7 +23,7 @@ pub struct TooMuch;
 /// See the file's head.
 #[derive(Default)]
 pub struct Page {
-    variables: RefCell<Vec<(Vec<u8>, Bytes)>>,
+    variables: RefCell<HashMap<Vec<u8>, Bytes>>,
     blocks: RefCell<Vec<(Vec<u8>, Vec<u8>)>>,
     captured: RefCell<(Captures, Vec<u8>)>,
     includes: Cell<u32>,
@@ -33,14 +34,16 @@ impl Page {
     /// Gives a variable its value; the name is in lower case.
     pub fn set_variable(&self, name: &[u8], value: Bytes) -> Result<(), TooMuch> {
         let mut variables = self.variables.borrow_mut();
-        let known = variables.iter_mut().find(|(known, _)| known == name);
-        let before = known.as_ref().map_or(0, |(_, value)| value.len());
+        let known = variables.get_mut(name);
+        let before = known.as_ref().map_or(0, |value| value.len());
         let bytes = self.bytes.get() - before + value.len();
         let bytes = if known.is_some() { bytes } else { bytes + name.len() + ENTRY_BYTES };
         self.spend_up_to(bytes)?;
         match known {
-            Some((_, known)) => *known = value,
-            None => variables.push((name.into(), value)),
+            Some(known) => *known = value,
+            None => {
+                variables.insert(name.into(), value);
+            }
         }
         Ok(())
     }
@@ -56,8 +59,7 @@ impl Page {
             }
         }
         let variables = self.variables.borrow();
-        let found = variables.iter().find(|(known, _)| known == name);
-        found.map(|(_, value)| out.extend_from_slice(value)).is_some()
+        variables.get(name).map(|value| out.extend_from_slice(value)).is_some()
     }
 
     /// From now on `$0` to `$9` are the groups of this match in `text`.

@@ -16,9 +16,6 @@ use super::sockets::Sockets;
 use super::{CANCEL_CALLS_MAX, IoUring, Kernel, Request};
 use crate::executor::slots::Key;
 
-/// How long the cancellation of everything may take when a loop ends: nobody is served by it any more.
-const CANCEL_WAIT_MAX: Duration = Duration::from_secs(1);
-
 /// Waits for the operations of closed connections when a loop ends, and how long each is: a second in all.
 const CLOSE_CALLS_MAX: u32 = 100;
 pub(super) const CLOSE_PAUSE: Duration = Duration::from_millis(10);
@@ -146,7 +143,7 @@ impl<K: Kernel> Drop for IoUring<K> {
         // No turn comes that would close them.
         self.closing.take().into_iter().for_each(|socket| self.sockets.close(socket));
         // Every stream has gone before; what is left of them is in flight.
-        let is_cancelled = self.ring.borrow_mut().cancel_all(CANCEL_WAIT_MAX, handle).is_ok();
+        let is_cancelled = self.ring.borrow_mut().cancel_all(handle);
         let is_over = is_cancelled || self.finish_closed();
         // No cancellation ends what a disk is doing: if that takes longer, the memory is left to it. So is that of
         // reads that were given up, whose ends may be lost.

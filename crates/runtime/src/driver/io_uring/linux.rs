@@ -22,6 +22,9 @@ use crate::driver::RingOptions;
 /// one; should some kernel think otherwise, it must not start many.
 const KERNEL_WORKERS_MAX: [u32; 2] = [2, 2];
 
+/// No cancellation waits for a thread of the kernel that works at an operation.
+const NO_WAIT: Timespec = Timespec::new();
+
 /// `IORING_REGISTER_RING_FDS` and `IORING_UNREGISTER_RING_FDS` of io_uring_register(2).
 const REGISTER_RING_FDS: libc::c_uint = 20;
 const UNREGISTER_RING_FDS: libc::c_uint = 21;
@@ -205,14 +208,19 @@ impl Queues for LinuxQueues {
         self.ring.completion().overflow()
     }
 
-    fn cancel_all(&mut self, wait_max: Duration) -> io::Result<()> {
+    fn cancel_all(&mut self) -> io::Result<()> {
         if !self.cancels_at_once {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        match self.ring.submitter().register_sync_cancel(Some(wait_max.into()), CancelBuilder::any()) {
+        match self.ring.submitter().register_sync_cancel(Some(NO_WAIT), CancelBuilder::any()) {
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
             _ => Ok(()),
         }
+    }
+
+    fn has_operation(&mut self, user_data: u64) -> bool {
+        let cancelled = self.ring.submitter().register_sync_cancel(Some(NO_WAIT), CancelBuilder::user_data(user_data));
+        !cancelled.is_err_and(|error| error.raw_os_error() == Some(libc::ENOENT))
     }
 
     unsafe fn register_buffers(&mut self, entries: NonNull<BufRingEntry>, count: u16, group: u16) -> io::Result<()> {

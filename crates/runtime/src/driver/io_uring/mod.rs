@@ -60,7 +60,6 @@ use self::fire_and_forget::FireAndForgetSends;
 use self::idle::Sweep;
 use self::linux::LinuxQueues;
 use self::listeners::Listeners;
-use self::lost::OpenCancels;
 use self::operation::{
     KIND_CANCEL, KIND_CANCEL_OP, KIND_CLOSE, KIND_FILE_READ, KIND_FIRE_AND_FORGET_SEND, KIND_INBOX, KIND_LISTENER, Op,
     kind_and_key, push_cancel, user_data,
@@ -133,7 +132,6 @@ pub(crate) struct IoUring<K: Kernel = Linux> {
     sweep: Sweep,
     buffers_missed: Cell<u64>,
     completions_max: usize,
-    open_cancels: OpenCancels,
     turn: Cell<u32>,
     /// After the last call there was more for the next one.
     has_more: Cell<bool>,
@@ -263,7 +261,6 @@ impl<K: Kernel> IoUring<K> {
             sweep: Sweep::new(options.idle_after),
             buffers_missed: Cell::new(0),
             completions_max,
-            open_cancels: OpenCancels::default(),
             turn: Cell::new(0),
             has_more: Cell::new(false),
         })
@@ -490,11 +487,12 @@ impl<K: Kernel> Driver for IoUring<K> {
             }
         }
         let has_lost = self.ring.borrow().has_lost();
-        let has_newly_lost = has_lost && self.has_newly_lost();
-        let are_all_cancelled = has_lost && self.cancel_all(&mut completions)?;
+        if has_lost {
+            self.cancel_all(&mut completions)?;
+        }
         self.turn.set(self.turn.get().wrapping_add(1));
         self.handle_failed_fire_and_forget_sends(&completions);
-        if has_newly_lost {
+        if has_lost {
             self.break_off_fire_and_forget_sends();
         }
         self.clear_fire_and_forget_sends();
@@ -509,10 +507,8 @@ impl<K: Kernel> Driver for IoUring<K> {
         for completion in completions.iter() {
             self.handle_completion(completion);
         }
-        if are_all_cancelled {
-            self.end_lost();
-        } else if has_lost {
-            self.has_more.set(true);
+        if has_lost {
+            self.end_lost()?;
         }
         let count = completions.len();
         completions.clear();

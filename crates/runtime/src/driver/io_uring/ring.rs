@@ -67,9 +67,11 @@ pub(crate) trait Queues {
     /// will see them.
     fn lost(&mut self) -> u32;
 
-    /// Cancels all operations, and waits until `wait_max` for those that a thread of the kernel works at. Errors: the
-    /// kernel's; ETIME when some have not ended then; `Unsupported` where it cannot do that.
-    fn cancel_all(&mut self, wait_max: Duration) -> io::Result<()>;
+    /// Cancels all operations. Errors: the kernel's; `Unsupported` where it cannot do that.
+    fn cancel_all(&mut self) -> io::Result<()>;
+
+    /// Whether there is such an operation, after all were cancelled: then a thread of the kernel works at it.
+    fn has_operation(&mut self, user_data: u64) -> bool;
 
     /// Has the kernel take buffers from a ring of `count` entries. Errors: the kernel's (EINVAL before 5.19).
     ///
@@ -249,11 +251,6 @@ impl<Q: Queues> Ring<Q> {
         self.unhandled_lost > 0
     }
 
-    /// How many these are.
-    pub fn unhandled_lost(&self) -> u32 {
-        self.unhandled_lost
-    }
-
     /// How many completions are lost whose operations are seen to now.
     pub fn take_lost(&mut self) -> u32 {
         std::mem::take(&mut self.unhandled_lost)
@@ -274,15 +271,12 @@ impl<Q: Queues> Ring<Q> {
         }
     }
 
-    /// Cancels all operations and waits, until `wait_max`, for the kernel to let go of their memory. Gives `handle` what
-    /// completes meanwhile. Success says nothing of reads of files: one that a disk is at is neither found nor waited
-    /// for, and over when `handle` has had its completion, which may come later.
-    ///
-    /// Errors: as of [`Queues::cancel_all`]. With ETIME some operations have ended and some have not.
-    pub fn cancel_all(&mut self, wait_max: Duration, mut handle: impl FnMut(&Completion)) -> io::Result<()> {
-        let cancelled = self.queues.cancel_all(wait_max);
-        if cancelled.as_ref().is_err_and(|error| error.raw_os_error() != Some(libc::ETIME)) {
-            return cancelled;
+    /// Cancels all operations and waits until the kernel has let go of their memory; false where it cannot tell (before
+    /// 6.0). Gives `handle` what completes meanwhile. True says nothing of reads of files: one that a disk is at is
+    /// neither found nor waited for, and over when `handle` has had its completion, which may come later.
+    pub fn cancel_all(&mut self, mut handle: impl FnMut(&Completion)) -> bool {
+        if self.queues.cancel_all().is_err() {
+            return false;
         }
         // Cancelling only announces it: the operations end when the kernel does its deferred work.
         let mut completions = Vec::new();
@@ -294,7 +288,7 @@ impl<Q: Queues> Ring<Q> {
                 break;
             }
         }
-        cancelled
+        true
     }
 }
 

@@ -103,8 +103,6 @@ pub struct RingFaults {
     pub overflows: u64,
     /// Completions that were not kept.
     pub lost: u64,
-    /// Cancellations of everything that took longer than their caller waited (ETIME).
-    pub cancels_timed_out: u64,
     /// Sockets that were closed while operations held them.
     pub closed_in_use: u64,
 }

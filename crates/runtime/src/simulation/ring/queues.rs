@@ -10,7 +10,7 @@ use io_uring::squeue;
 use io_uring::types::BufRingEntry;
 use rustix::io::Errno;
 
-use super::operation::{Target, What};
+use super::operation::{Operation, Target, What};
 use super::{Buffers, SimulatedRing};
 use crate::driver::io_uring::ring::{Completion, Queues};
 use crate::simulation::fate::Event;
@@ -185,30 +185,26 @@ impl Queues for SimulatedQueues {
         self.ring.lost.get()
     }
 
-    fn cancel_all(&mut self, wait_max: Duration) -> io::Result<()> {
-        let fate = &self.ring.world.fate;
+    fn cancel_all(&mut self) -> io::Result<()> {
         let operations = std::mem::take(&mut *self.ring.operations.borrow_mut());
         // Those that a disk is at are not found.
-        let (mut staying, mut found): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            operations.into_iter().partition(|(_, operation)| matches!(operation.what, What::Read { .. }));
-        let is_late = !found.is_empty() && fate.strikes(|faults| faults.ring_cancels);
-        if is_late {
-            let number = *found.keys().nth(fate.random.below(found.len() as u64) as usize).expect("within them");
-            staying.extend(found.remove_entry(&number));
-        }
+        let stays = |operation: &Operation| match operation.what {
+            What::Read { .. } => true,
+            What::Receive { .. } | What::Send { .. } => self.ring.world.fate.strikes(|faults| faults.ring_workers),
+            What::Poll { .. } => false,
+        };
+        let (staying, found): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            operations.into_iter().partition(|(_, operation)| stays(operation));
         *self.ring.operations.borrow_mut() = staying;
         for operation in found.into_values() {
             self.ring.complete(operation.cancelled());
             self.ring.let_go(operation.target);
         }
-        if is_late {
-            self.ring.count(|faults| &mut faults.cancels_timed_out);
-            // Until that is over the loop does not wait: it looks for calls from other threads in each turn.
-            self.calls_without_doorbell = 0;
-            fate.clock().set(fate.now() + wait_max.as_nanos() as u64);
-            return Err(Errno::TIME.into());
-        }
         Ok(())
+    }
+
+    fn has_operation(&mut self, user_data: u64) -> bool {
+        self.ring.operations.borrow().values().any(|operation| operation.user_data == user_data)
     }
 
     unsafe fn register_buffers(&mut self, entries: NonNull<BufRingEntry>, count: u16, _group: u16) -> io::Result<()> {
