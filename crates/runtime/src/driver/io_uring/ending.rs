@@ -144,7 +144,7 @@ impl<K: Kernel> Drop for IoUring<K> {
         self.closing.take().into_iter().for_each(|socket| self.sockets.close(socket));
         // Every stream has gone before; what is left of them is in flight.
         let is_cancelled = self.ring.borrow_mut().cancel_all(handle);
-        let is_over = is_cancelled || self.finish_closed();
+        let is_over = if is_cancelled { !self.is_transfer_under_way() } else { self.finish_closed() };
         // No cancellation ends what a disk is doing: if that takes longer, the memory is left to it. So is that of
         // reads that were given up, whose ends may be lost.
         self.finish(|| self.file_reads.all_given_up());

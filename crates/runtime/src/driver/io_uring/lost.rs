@@ -44,25 +44,21 @@ impl<K: Kernel> IoUring<K> {
     #[cold]
     pub(super) fn end_lost(&self) -> io::Result<()> {
         let lost_count = self.ring.borrow_mut().take_lost();
+        if self.is_transfer_under_way() {
+            shortage::note(lost_count.into(), self.file_reads.given_up() as u64);
+            return Err(Errno::BADR.into());
+        }
+        // What has ended meanwhile was not lost.
+        let mut completions = Vec::new();
+        self.ring.borrow_mut().drain(|completion| completions.push(*completion));
+        completions.iter().for_each(|completion| self.handle_completion(completion));
         self.is_inbox_armed.set(false);
         self.file_reads.give_up_in_flight();
         for key in self.listeners.in_flight() {
             let ended = Completion { user_data: user_data(KIND_LISTENER, key), result: -libc::ECANCELED, flags: 0 };
             self.listeners.handle_completion(key, &ended);
         }
-        let mut lost = Vec::new();
-        self.connections.borrow_mut().for_each(|key, connection| {
-            let in_flight = connection.in_flight;
-            lost.extend(Op::ALL.into_iter().filter(|&op| in_flight.has(op)).map(|op| (op, user_data(op as u64, key))));
-        });
-        let is_under_way = |&(op, user_data): &(Op, u64)| {
-            matches!(op, Op::Recv | Op::Send) && self.ring.borrow_mut().queues().has_operation(user_data)
-        };
-        if lost.iter().any(is_under_way) {
-            shortage::note(lost_count.into(), self.file_reads.given_up() as u64);
-            return Err(Errno::BADR.into());
-        }
-        for (op, user_data) in lost {
+        for (op, user_data) in self.in_flight() {
             self.handle_completion(&match op {
                 Op::Recv | Op::Send => Completion::refused(user_data),
                 _ => Completion { user_data, result: -libc::ECANCELED, flags: 0 },
@@ -71,6 +67,24 @@ impl<K: Kernel> IoUring<K> {
         self.renew_buffers();
         shortage::note(lost_count.into(), self.file_reads.given_up() as u64);
         Ok(())
+    }
+
+    /// Whether a thread of the kernel works at a receive or a send, after all were cancelled: it may use their memory.
+    pub(super) fn is_transfer_under_way(&self) -> bool {
+        let mut in_flight = self.in_flight().into_iter();
+        in_flight.any(|(op, user_data)| {
+            matches!(op, Op::Recv | Op::Send) && self.ring.borrow_mut().queues().has_operation(user_data)
+        })
+    }
+
+    /// What connections have in flight, as far as completions were handled.
+    fn in_flight(&self) -> Vec<(Op, u64)> {
+        let mut all = Vec::new();
+        self.connections.borrow_mut().for_each(|key, connection| {
+            let in_flight = connection.in_flight;
+            all.extend(Op::ALL.into_iter().filter(|&op| in_flight.has(op)).map(|op| (op, user_data(op as u64, key))));
+        });
+        all
     }
 
     /// Registers buffers in the place of those of which some were lost with their completions. No receive is in flight.

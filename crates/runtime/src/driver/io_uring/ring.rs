@@ -271,14 +271,21 @@ impl<Q: Queues> Ring<Q> {
         }
     }
 
-    /// Cancels all operations and waits until the kernel has let go of their memory; false where it cannot tell (before
-    /// 6.0). Gives `handle` what completes meanwhile. True says nothing of reads of files: one that a disk is at is
-    /// neither found nor waited for, and over when `handle` has had its completion, which may come later.
-    pub fn cancel_all(&mut self, mut handle: impl FnMut(&Completion)) -> bool {
+    /// Cancels all operations and waits until they have ended; false where the kernel cannot do that (before 6.0). Gives
+    /// `handle` what completes meanwhile. True says nothing of those that a thread of the kernel works at
+    /// ([`Queues::has_operation`]), nor of reads of files: one that a disk is at is neither found nor waited for, and over
+    /// when `handle` has had its completion, which may come later.
+    pub fn cancel_all(&mut self, handle: impl FnMut(&Completion)) -> bool {
         if self.queues.cancel_all().is_err() {
             return false;
         }
         // Cancelling only announces it: the operations end when the kernel does its deferred work.
+        self.drain(handle);
+        true
+    }
+
+    /// Gives `handle` all that has completed.
+    pub fn drain(&mut self, mut handle: impl FnMut(&Completion)) {
         let mut completions = Vec::new();
         for _ in 0..CANCEL_CALLS_MAX {
             let _ = self.enter(Some(Duration::ZERO));
@@ -288,7 +295,6 @@ impl<Q: Queues> Ring<Q> {
                 break;
             }
         }
-        true
     }
 }
 
