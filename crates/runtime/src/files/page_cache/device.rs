@@ -23,8 +23,10 @@
 //! and is twice as long if the last one is not long over. For a minute after that, as long as something is read, what
 //! was seen at the beginning of a tick may have gone at its end: all of a part is asked for right before each
 //! `sendfile`, once in a turn of the loop, which costs a part of what that saves. Only parts are asked for that were
-//! seen in this tick, since to ask for what has gone begins a read. A file that is being written, and sent meanwhile,
-//! is sent once, and the kernel evicts it first: while memory is short it is sent as if its device was backing off.
+//! seen in this tick, since to ask for what has gone begins a read. What such a look does not find makes the minute
+//! begin anew, and the device does not back off: nothing would have waited. A file that is being written, and sent
+//! meanwhile, is sent once, and the kernel evicts it first: while memory is short it is sent as if its device was
+//! backing off.
 //!
 //! A device that is silent may hang: then a call that waits does so until it answers again. What is in constant use is
 //! still read there: whoever has read it before has had the kernel read ahead, too.
@@ -293,6 +295,15 @@ impl DeviceState {
         self.congested_until_nanos.fetch_max((now + CONGESTED_FOR).as_nanos(), Relaxed);
     }
 
+    /// A look has not found what was believed to be in memory. Where everything is looked for before it is sent, that
+    /// goes on.
+    pub fn note_wrong_belief(&self, now: Moment) {
+        match self.condition(now) {
+            Condition::Evicting => self.wrong_at_nanos.store(now.as_nanos(), Relaxed),
+            _ => self.back_off(now),
+        }
+    }
+
     /// What was believed to be in memory had gone, or a call that should not wait did. Each such finding says that it
     /// is too early to believe again.
     pub fn back_off(&self, now: Moment) {
@@ -402,6 +413,24 @@ mod tests {
         now = now + 2 * BACK_OFF_MAX;
         device.back_off(now);
         assert!(!is_backing_off(now + BACK_OFF_MIN));
+    }
+
+    #[test]
+    fn device_where_all_is_looked_for_is_not_given_time_by_what_a_look_does_not_find() {
+        let device = DeviceState::new();
+        device.begin_read(BEGIN);
+        device.note_wrong_belief(BEGIN);
+        assert_eq!(device.condition(BEGIN), Condition::BackingOff);
+        let mut now = BEGIN + BACK_OFF_MIN;
+        for _ in 0..3 {
+            device.note_progress(now);
+            assert_eq!(device.condition(now), Condition::Evicting);
+            device.note_wrong_belief(now);
+            now = now + SHORTAGE_TIME;
+        }
+        device.note_progress(now);
+        device.back_off(now);
+        assert_eq!(device.condition(now), Condition::BackingOff, "a call has waited");
     }
 
     #[test]

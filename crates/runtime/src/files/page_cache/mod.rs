@@ -446,7 +446,7 @@ impl File {
         let was_believed = cache.residency.of(self.shared.hash).forget(part, BELIEVED_TICKS, now);
         // While somebody writes the file, a look at it may be refused for want of a lock (XFS).
         if was_believed && !self.is_written() && !self.shared.lacks_nowait.load(Relaxed) {
-            cache.device(self.metadata().device).back_off(now);
+            cache.device(self.metadata().device).note_wrong_belief(now);
         }
     }
 
