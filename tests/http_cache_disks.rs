@@ -633,8 +633,6 @@ fn a_disk_that_answers_others_is_slow_and_not_silent(driver: Driver) {
     }
     let backend = large_origin();
     let Some((mut server, mounted, _directory)) = on_a_disk_of_the_test(driver, "/tagged", &backend) else { return };
-    while used(&server.get("/tagged?c=hung")) != Some("HIT") {}
-    mounted.set_fault(Some((fuse::Fault::Hangs, 200_000)));
     let is_done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         // Others want what can be read.
@@ -645,10 +643,13 @@ fn a_disk_that_answers_others_is_slow_and_not_silent(driver: Driver) {
                 assert!(response.status == 206 && response.body == large_body()[..1000]);
             }
         });
-        // On a busy machine nobody may have asked while one waited.
+        // Nobody may have asked while one waited: then the disk was silent, and another begins when it answers again.
         let end = Instant::now() + support::DEADLINE;
         let is_slow = || server.log().contains("the disk of cache \"hung\" is slow, a request goes to the upstream");
         while !is_slow() && Instant::now() < end {
+            mounted.set_fault(None);
+            while used(&server.get("/tagged?c=hung")) != Some("HIT") && Instant::now() < end {}
+            mounted.set_fault(Some((fuse::Fault::Hangs, 200_000)));
             used(&server.get("/tagged?c=hung"));
         }
         is_done.store(true, std::sync::atomic::Ordering::Relaxed);
