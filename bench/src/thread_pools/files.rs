@@ -73,7 +73,8 @@ pub fn measure_slow_ranges(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB, of which nothing is in memory at first; {} workers, {}, {}. \
+        "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB, of which nothing is in \
+         memory at first; {} workers, {}, {}. \
          Where two figures stand, the second is without the clients. Kernel memory is the growth of the machine's. \
          What loops waited for is named by the kernel's stacks of their threads in state D, seen every 5 ms: a page \
          that was believed to be in memory (stale belief), the submission of read-ahead, or reclaim of memory for the \

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! What some workers do not need, others use: the kernel gives one worker more clients than another, and each of them
-//! may have an idle connection at the same moment. A worker always gets its own number. If others have all permits then,
-//! the pool is overdrawn, until one that has more than its number gives one up: at the next connection that it keeps,
-//! or that would cool down.
+//! may have an idle connection at the same moment. A worker always gets its own number. If others have all permits
+//! then, the pool is overdrawn, until one that has more than its number gives one up: at the next connection that it
+//! keeps, or that would cool down.
 //!
 //! A worker holds its permits over many requests, so a request touches nothing that workers share.
 

@@ -252,7 +252,7 @@ pub(super) fn keep(worker: &Rc<Worker>, pool: &Pool, key: PoolKey, connection: B
         }
         Err(connection) => return cool(worker, *connection),
     }
-    // Whoever waits for a connection may have this one's permit.
+    // A request that waits for a connection may have this one's permit.
     worker.connections.note_idle();
     true
 }

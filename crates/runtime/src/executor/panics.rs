@@ -1,7 +1,7 @@
 //! Panic boundaries: a panic ends one task, one remote call or one pool task, never the process.
 //!
-//! Every panic caught here is counted and handed, with its location, to one reporter (the engine's log). A panic outside
-//! of a boundary goes to whatever hook the process had before.
+//! Every panic caught here is counted and handed, with its location, to one reporter (the engine's log). A panic
+//! outside of a boundary goes to whatever hook the process had before.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};

@@ -47,7 +47,7 @@ impl<T: Clone> TextTable<T> {
         !self.has_any.load(Acquire)
     }
 
-    /// What is in it. As long as this is held, no row gets another text.
+    /// Its text. As long as this is held, no row gets another text.
     pub fn read(&self) -> RwLockReadGuard<'_, Known<T>> {
         self.known.read()
     }

@@ -48,8 +48,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(1);
 /// What is longer than this is written while it comes; what is not, at once when it is there.
 const AT_ONCE_BYTES: u64 = 128 * 1024;
 
-/// How long a response is kept in memory that has come whole, and that its disk is too slow to take or to give: requests
-/// for it need no server meanwhile.
+/// How long a response is kept in memory that has come whole, and that its disk is too slow to take or to give:
+/// requests for it need no server meanwhile.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 
 /// Most bytes of one cache that are kept so, or wait to be stored, when another is to be kept.

@@ -25,16 +25,16 @@ use gale_runtime::{Bytes, Effort, charge_units, poll_units};
 use super::page::{Page, TooMuch};
 use super::{Conf, TimeFormat};
 
-/// What most commands take: a value is looked up and copied.
+/// Effort of most commands: a value is looked up and copied.
 const SMALL_EFFORT: Effort = Effort { usual_nanos: 1_000, worst_nanos: 50_000 };
 
-/// What an `if` takes, which may run a regular expression.
+/// Effort of an `if`, which may run a regular expression.
 const EXPRESSION_EFFORT: Effort = Effort { usual_nanos: 10_000, worst_nanos: 200_000 };
 
-/// What an include takes, which prepares a request, and a mistake, which is logged.
+/// Effort of an include, which prepares a request, and of a mistake, which is logged.
 const LARGE_EFFORT: Effort = Effort { usual_nanos: 20_000, worst_nanos: 200_000 };
 
-/// What text takes, by the KiB: it is read and searched, also where it is not shown.
+/// Effort of a KiB of text: it is read and searched, also where it is not shown.
 const TEXT_EFFORT: Effort = Effort { usual_nanos: 1_250, worst_nanos: 12_500 };
 
 /// Bytes up to this length are gathered, until there are so many together: chunks, frames and TLS records of a few
@@ -675,7 +675,7 @@ fn row_of(command: &Command) -> Option<&'static Row> {
     COMMANDS.iter().find(|row| row.name.as_bytes() == command.name)
 }
 
-/// What is to be done about an event takes so long.
+/// Effort of an event's command.
 fn effort_of(event: &Event) -> Effort {
     match event {
         Event::Command(command) => row_of(command).map_or(LARGE_EFFORT, |row| row.effort),
@@ -683,7 +683,7 @@ fn effort_of(event: &Event) -> Effort {
     }
 }
 
-/// What a command makes takes its time, too, where it is long.
+/// A long text that a command makes takes its time, too.
 fn charge_text(text: &[u8]) {
     if text.len() >= 1024 {
         charge_units(TEXT_EFFORT, text.len() / 1024);

@@ -7,8 +7,8 @@
 //! submitted with the call nothing is known: its connection ends, too.
 //!
 //! No cancellation waits for a receive or a send that a thread of the kernel works at. Nothing that is submitted here
-//! needs one, but the kernel uses one where it has no memory for a poll. Such an operation still has its buffer, and its
-//! completion may come: the loop fails then, as where nothing can be cancelled, and its process is replaced.
+//! needs one, but the kernel uses one where it has no memory for a poll. Such an operation still has its buffer, and
+//! its completion may come: the loop fails then, as where nothing can be cancelled, and its process is replaced.
 //!
 //! No cancellation finds a read of a file that a disk is at, and the kernel cannot be asked for it: whether it is over
 //! or its completion was lost looks the same, and memory that is freed too early would be written to. So a pool does

@@ -271,10 +271,10 @@ impl<Q: Queues> Ring<Q> {
         }
     }
 
-    /// Cancels all operations and waits until they have ended; false where the kernel cannot do that (before 6.0). Gives
-    /// `handle` what completes meanwhile. True says nothing of those that a thread of the kernel works at
-    /// ([`Queues::has_operation`]), nor of reads of files: one that a disk is at is neither found nor waited for, and over
-    /// when `handle` has had its completion, which may come later.
+    /// Cancels all operations and waits until they have ended; false where the kernel cannot do that (before 6.0).
+    /// Gives `handle` what completes meanwhile. True says nothing of those that a thread of the kernel works at
+    /// ([`Queues::has_operation`]), nor of reads of files: one that a disk is at is neither found nor waited for, and
+    /// over when `handle` has had its completion, which may come later.
     pub fn cancel_all(&mut self, handle: impl FnMut(&Completion)) -> bool {
         if self.queues.cancel_all().is_err() {
             return false;
