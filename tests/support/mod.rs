@@ -38,8 +38,8 @@ pub use directory::{Directory, Watch};
 pub use gate::{Gate, Task};
 pub use namespaces::{has_own_mounts, has_own_network};
 pub use processes::{
-    anonymous_memory, children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, raise_descriptor_limit,
-    resident_memory, threads_named, wait_ended,
+    anonymous_memory, children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, page_cache_helpers_of,
+    raise_descriptor_limit, resident_memory, threads_named, wait_ended,
 };
 pub use small_disk::SmallDisk;
 

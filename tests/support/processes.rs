@@ -86,8 +86,21 @@ pub(super) fn command_line(pid: Pid) -> String {
     String::from_utf8_lossy(&line).replace('\0', " ")
 }
 
-/// The children of a process that still run.
+/// The page cache helpers of a master.
+pub fn page_cache_helpers_of(master: Pid) -> Vec<Pid> {
+    all_children_of(master).into_iter().filter(|&pid| is_page_cache_helper(pid)).collect()
+}
+
+fn is_page_cache_helper(pid: Pid) -> bool {
+    command_line(pid).contains(": page cache helper")
+}
+
+/// The children of a process that still run, without page cache helpers.
 pub fn children_of(parent: Pid) -> Vec<Pid> {
+    all_children_of(parent).into_iter().filter(|&pid| !is_page_cache_helper(pid)).collect()
+}
+
+fn all_children_of(parent: Pid) -> Vec<Pid> {
     let is_child = |pid: &Pid| {
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
         // After the name, which may contain anything: state and parent.

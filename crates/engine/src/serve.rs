@@ -5,6 +5,7 @@
 //! `configuration`, connections to the protocols, lines to `log`.
 
 use std::cell::RefCell;
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use gale_base::os_error::OsErrorText;
 use gale_runtime::stall::StallKind;
 use gale_runtime::watchdog::{self, Stall};
-use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, TaskId, affinity};
+use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, TaskId, affinity, files};
 use parking_lot::Mutex;
 
 use crate::configuration::module::Order;
@@ -139,6 +140,18 @@ impl Program for Server {
         let (path, form) = configuration::failure_log_path(self.order, request)?;
         let output = ErrorLogOutput::File(Arc::new(LogFile::open(&path).ok()?));
         Some(Arc::new(FailureLog(self.error_log(&[ErrorLogTarget { level: Level::Error, form, output }]))))
+    }
+
+    fn has_page_cache_helper(&self) -> bool {
+        true
+    }
+
+    fn serve_page_cache_questions(&self, socket: OwnedFd) -> io::Result<Infallible> {
+        files::serve_page_cache_questions(&socket)
+    }
+
+    fn use_page_cache_helper(&self, socket: OwnedFd) -> io::Result<()> {
+        files::use_page_cache_helper(socket)
     }
 
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {

@@ -18,6 +18,7 @@ use super::helper;
 use super::listen::{self, ListenerHandle, OpenedBy};
 use super::master::{Master, Start};
 use super::notify::Notifier;
+use super::page_cache_helper;
 use super::pid_file;
 use super::program::{BuildRequest, Built, Program};
 use super::secrets::SecretKeeper;
@@ -44,6 +45,10 @@ pub fn run_role<P: Program>(role: Role, program: P) -> ExitCode {
         Role::Helper => {
             signals::ignore_orders()?;
             Ok(helper::run(&program, spawn::inherited_link()?))
+        }
+        Role::PageCacheHelper => {
+            signals::ignore_orders()?;
+            page_cache_helper::run(&program)
         }
     };
     run().unwrap_or_else(|error: io::Error| {

@@ -31,6 +31,7 @@ mod log_file;
 mod loops;
 mod master;
 mod notify;
+mod page_cache_helper;
 mod pid_file;
 mod program;
 mod resources;

@@ -61,6 +61,8 @@ pub(super) enum Message {
     Successor,
     /// To the worker: idle connections come by the socket that comes with this.
     Arrivals,
+    /// To the worker: the page cache helper answers at the other end of the socket that comes with this.
+    PageCacheHelper,
     /// To the worker: exit.
     Terminate,
     /// To the worker: connections may wait of which it was not told.
@@ -108,6 +110,7 @@ pub(super) enum Received {
     Reopened(Vec<(PathBuf, OwnedFd)>),
     Successor(Successor),
     Arrivals(Arrivals),
+    PageCacheHelper(OwnedFd),
     /// As with a bundle.
     ReopenedLost,
     /// Who asks for figures; none when there was no room for the descriptor.
@@ -408,14 +411,17 @@ impl Link {
                 let paths = paths.into_iter().map(|path| path.0);
                 Ok(Some(Received::Reopened(paths.zip(descriptors.arrived).collect())))
             }
-            // Without it connections are closed that could have been passed.
-            (Message::Successor | Message::Arrivals, None) if descriptors.truncated => Ok(None),
-            (message @ (Message::Successor | Message::Arrivals), None) => {
+            // Without it connections are closed that could have been passed, or files are read by threads.
+            (Message::Successor | Message::Arrivals | Message::PageCacheHelper, None) if descriptors.truncated => {
+                Ok(None)
+            }
+            (message @ (Message::Successor | Message::Arrivals | Message::PageCacheHelper), None) => {
                 let Some(socket) = descriptors.arrived.into_iter().next() else {
                     return Err(broken("a message without its descriptor"));
                 };
                 Ok(Some(match message {
                     Message::Successor => Received::Successor(Successor::new(socket)),
+                    Message::PageCacheHelper => Received::PageCacheHelper(socket),
                     _ => Received::Arrivals(Arrivals::new(socket)),
                 }))
             }

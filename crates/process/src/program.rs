@@ -3,8 +3,10 @@
 //! The engine implements [`Program`] for the web server, the tests implement it for a toy. The process layer never
 //! looks inside a configuration; it asks for [`ProcessSettings`] and hands `Arc`s of it to the event loops.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -107,6 +109,28 @@ pub trait Program: Send + Sync + Sized + 'static {
     /// # Errors
     /// The loop cannot be set up; `main` must not have been polled then.
     fn run_loop(&self, worker: usize, configuration: Arc<Self::Configuration>, main: LoopMain) -> io::Result<()>;
+
+    /// Whether worker processes have a process beside them that says what of files is in memory.
+    fn has_page_cache_helper(&self) -> bool {
+        false
+    }
+
+    /// The part of that process: answers what comes over this socket (SOCK_SEQPACKET), and ends the process when the
+    /// worker process is gone. Called in a process with one thread.
+    ///
+    /// # Errors
+    /// Why it cannot answer.
+    fn serve_page_cache_questions(&self, _socket: OwnedFd) -> io::Result<Infallible> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Has the process at the other end of this socket answer what this one asks.
+    ///
+    /// # Errors
+    /// Why it cannot be asked.
+    fn use_page_cache_helper(&self, _socket: OwnedFd) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Begins to serve on the calling event loop: starts accepting.
     ///

@@ -17,9 +17,13 @@ use rustix::process::Pid;
 use super::link::Link;
 use super::settings::ProcessSettings;
 use super::tunables;
+use super::user::Account;
 
 /// Names the part of a process that the master started.
 pub(super) const ROLE_VARIABLE: &str = "GALE_PROCESS";
+
+/// Names the account that the page cache helper assumes, in JSON.
+const ACCOUNT_VARIABLE: &str = "GALE_ACCOUNT";
 
 /// The part a process plays when the master has started it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub enum Role {
     Worker,
     /// Builds the bundle of a reload.
     Helper,
+    /// Says what of files is in memory.
+    PageCacheHelper,
 }
 
 impl Role {
@@ -35,13 +41,14 @@ impl Role {
         match self {
             Role::Worker => "worker",
             Role::Helper => "helper",
+            Role::PageCacheHelper => "page-cache-helper",
         }
     }
 
     /// The part that the environment names.
     pub(super) fn from_environment() -> Option<Role> {
         let value = env::var_os(ROLE_VARIABLE)?;
-        [Role::Worker, Role::Helper].into_iter().find(|role| value == role.name())
+        [Role::Worker, Role::Helper, Role::PageCacheHelper].into_iter().find(|role| value == role.name())
     }
 }
 
@@ -60,30 +67,66 @@ impl Executable {
     /// the helper has the master's own.
     pub fn start(&self, role: Role, program: &str, settings: &ProcessSettings) -> io::Result<(Pid, Link)> {
         let (link, theirs) = Link::pair()?;
+        let mut command = self.command(role, program);
+        if role == Role::Worker {
+            // What the configuration says comes last, and holds.
+            command.env_clear().envs(tunables::variable()).envs(worker_environment(settings));
+        }
+        Ok((spawn(command, role, theirs)?, link))
+    }
+
+    /// Starts the page cache helper, which answers on this socket under this account.
+    pub fn start_page_cache_helper(
+        &self,
+        program: &str,
+        account: Option<&Account>,
+        socket: OwnedFd,
+    ) -> io::Result<Pid> {
+        let mut command = self.command(Role::PageCacheHelper, program);
+        command.env_clear();
+        if let Some(account) = account {
+            command.env(ACCOUNT_VARIABLE, serde_json::to_string(account)?);
+        }
+        spawn(command, Role::PageCacheHelper, socket)
+    }
+
+    fn command(&self, role: Role, program: &str) -> Command {
         // Resolved in the new process, before its descriptors are closed: the table there is a copy of ours.
         let mut command = Command::new(format!("/proc/self/fd/{}", self.descriptor.as_fd().as_raw_fd()));
         command.arg0(match role {
             Role::Worker => format!("{program}: worker process"),
             Role::Helper => format!("{program}: reload helper"),
+            Role::PageCacheHelper => format!("{program}: page cache helper"),
         });
-        if role == Role::Worker {
-            // What the configuration says comes last, and holds.
-            command.env_clear().envs(tunables::variable()).envs(worker_environment(settings));
-        }
-        command.env(ROLE_VARIABLE, role.name()).stdin(Stdio::from(theirs));
-        let child = command.spawn()?;
-        // Reaped by the master's own waitpid, together with every other child.
-        Ok((Pid::from_child(&child), link))
+        command
     }
+}
+
+/// Starts a process that plays this role, with the socket as standard input. The master's own waitpid reaps it,
+/// together with every other child.
+fn spawn(mut command: Command, role: Role, socket: OwnedFd) -> io::Result<Pid> {
+    command.env(ROLE_VARIABLE, role.name()).stdin(Stdio::from(socket));
+    Ok(Pid::from_child(&command.spawn()?))
 }
 
 /// The link that the master left us as standard input, which becomes /dev/null.
 pub(super) fn inherited_link() -> io::Result<Link> {
+    inherited_socket().map(Link::new)
+}
+
+/// The socket that the master left us as standard input, which becomes /dev/null.
+pub(super) fn inherited_socket() -> io::Result<OwnedFd> {
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     rustix::net::sockopt::socket_type(&socket)?;
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     rustix::stdio::dup2_stdin(&null)?;
-    Ok(Link::new(socket))
+    Ok(socket)
+}
+
+/// The account that the master has named, if any.
+pub(super) fn inherited_account() -> io::Result<Option<Account>> {
+    let Ok(text) = env::var(ACCOUNT_VARIABLE) else { return Ok(None) };
+    Ok(Some(serde_json::from_str(&text)?))
 }
 
 /// `env` of the configuration, and TZ. <https://nginx.org/en/docs/ngx_core_module.html#env>

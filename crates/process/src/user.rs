@@ -57,12 +57,12 @@ impl Account {
         Ok(Account { name: user.to_owned(), user: user_number, group: group_number, groups })
     }
 
-    /// Becomes this account, for good: group, supplementary groups, user. With `keep_net_raw`, CAP_NET_RAW is the one
-    /// capability that stays. Does nothing in a process that is not root.
+    /// Becomes this account, for good: group, supplementary groups, user. Of its capabilities only `kept` stay. Does
+    /// nothing in a process that is not root.
     ///
     /// # Errors
     /// In nginx's words: `setuid(33) failed (1: Operation not permitted)`.
-    pub fn assume(&self, keep_net_raw: bool) -> Result<(), String> {
+    pub fn assume(&self, kept: CapabilitySet) -> Result<(), String> {
         if !is_super_user() {
             return Ok(());
         }
@@ -74,7 +74,7 @@ impl Account {
         let user = Uid::from_raw(self.user);
         let group = Gid::from_raw(self.group);
         let groups: Vec<Gid> = self.groups.iter().map(|&number| Gid::from_raw(number)).collect();
-        let keeps = keep_net_raw && self.user != 0;
+        let keeps = !kept.is_empty() && self.user != 0;
 
         rustix::thread::set_thread_res_gid(group, group, group).map_err(failed(format!("setgid({})", self.group)))?;
         rustix::thread::set_thread_groups(&groups)
@@ -84,7 +84,6 @@ impl Account {
         }
         rustix::thread::set_thread_res_uid(user, user, user).map_err(failed(format!("setuid({})", self.user)))?;
         if keeps {
-            let kept = CapabilitySet::NET_RAW;
             let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
             rustix::thread::set_capabilities(None, sets).map_err(failed("capset()".into()))?;
         }

@@ -301,7 +301,7 @@ fn devices(history: &History) -> Table {
         let mean = waited.saturating_mul(1000).checked_div(reads);
         vec![
             Cell::name(&format!("{} {}", device.device, device.name)),
-            Cell::name(&device.condition).bad_if(matches!(&*device.condition, "backing off" | "silent")),
+            Cell::name(&device.condition).bad_if(&*device.condition == "not answering"),
             per_second(history.rate(|figures| of_device(figures, |device| device.reads.total))),
             number(device.reads.in_flight),
             mean.map_or_else(|| Cell::number(NONE.to_owned(), -1.0), time),

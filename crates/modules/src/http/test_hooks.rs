@@ -409,12 +409,11 @@ fn describe_files() -> String {
         .map(|((rung, pieces), bytes)| format!("{}={pieces} {}_bytes={bytes} ", rung.name(), rung.name()))
         .collect();
     text.push_str(&format!(
-        "probe_hits={} probe_misses={} unlooked={} pool_hits={} long_calls={} mispredictions={} shared_reads={}\n",
+        "probe_hits={} probe_misses={} unlooked={} pool_hits={} mispredictions={} shared_reads={}\n",
         counters.probe_hits,
         counters.probe_misses,
         counters.unlooked,
         counters.pool_hits,
-        counters.long_calls,
         counters.mispredictions,
         counters.shared_reads,
     ));

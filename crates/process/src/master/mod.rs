@@ -11,6 +11,7 @@
 //!
 //!   workers.rs   worker processes: started, ready, dead, started again
 //!   ending.rs    worker processes that have died and do not end: the kernel holds them
+//!   page_cache_helper.rs   the process beside a worker process that says what of files is in memory
 //!   reload.rs    a new configuration: built by a helper, taken over by the worker process
 //!   logs.rs      log files, opened again
 //!   stop.rs      worker processes leave, and the master ends
@@ -23,6 +24,7 @@ mod control;
 mod ending;
 mod links;
 mod logs;
+mod page_cache_helper;
 mod reload;
 mod signals;
 mod stop;
@@ -211,11 +213,13 @@ impl<P: Program> Master<P> {
             Some(Reload::Helping { link, .. }) => link.as_ref(),
             _ => None,
         };
+        let restarts = self.workers.iter().map(|worker| worker.page_cache_helper.as_ref()?.restart_at);
         let links = self.workers.iter().filter_map(|worker| worker.link.as_ref()).chain(helper);
         let retries = links.map(|link| link.retry_at());
         [reload, kill, self.respawn.at, self.look_at(), self.secrets.next()]
             .into_iter()
             .chain(workers)
+            .chain(restarts)
             .chain(retries)
             .flatten()
             .min()
@@ -237,6 +241,7 @@ impl<P: Program> Master<P> {
         self.check_ending(now);
         self.check_reload(now);
         self.check_starting(now);
+        self.restart_page_cache_helpers(now);
         if self.respawn.at.is_some_and(|at| at <= now) {
             self.respawn.at = None;
             if self.stop.is_none() && !self.resting && self.serving_worker().is_none() {

@@ -10,12 +10,14 @@
 
 use gale_base::log_level::Level;
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, WaitOptions, WaitStatus};
 
 use super::Master;
 use super::ending::Ending;
+use super::page_cache_helper::PageCacheHelper;
 use super::reload::Reload;
 use crate::bundle::Bundle;
 use crate::errors::{IN_FORCE, Report, errno_text, say};
@@ -44,6 +46,7 @@ pub(super) struct WorkerProcess {
     /// Until when it has to be ready.
     pub kill_at: Option<Instant>,
     pub ending: Option<Ending>,
+    pub page_cache_helper: Option<PageCacheHelper>,
     pub phase: WorkerPhase,
     pub since: Instant,
 }
@@ -122,6 +125,7 @@ impl<P: Program> Master<P> {
         if let Some(arrivals) = &self.arrivals {
             sent = sent.and_then(|()| link.send_with(&Message::Arrivals, arrivals.descriptor()));
         }
+        let page_cache_helper = self.start_page_cache_helper(bundle, &mut link);
         if let Err(error) = &sent {
             // Without its link it ends, and SIGCHLD says so.
             self.log.write(Level::Alert, &format!("the bundle could not be sent to worker process {pid}: {error}"));
@@ -129,7 +133,27 @@ impl<P: Program> Master<P> {
         let link = sent.is_ok().then_some(link);
         let since = Instant::now();
         let kill_at = Some(since + START_TIMEOUT);
-        Ok(WorkerProcess { pid, link, replace_at: None, kill_at, ending: None, phase: WorkerPhase::Starting, since })
+        let phase = WorkerPhase::Starting;
+        Ok(WorkerProcess { pid, link, replace_at: None, kill_at, ending: None, page_cache_helper, phase, since })
+    }
+
+    /// A worker process can do without.
+    fn start_page_cache_helper(&self, bundle: &Bundle, link: &mut Link) -> Option<PageCacheHelper> {
+        if !self.program.has_page_cache_helper() {
+            return None;
+        }
+        match PageCacheHelper::start(&self.executable, bundle) {
+            Ok((helper, theirs)) => {
+                // A lost link is seen and logged by the next look at it.
+                let _ = link.send_with(&Message::PageCacheHelper, &Arc::new(theirs));
+                Some(helper)
+            }
+            Err(error) => {
+                let text = format!("fork() failed while spawning \"page cache helper\"{}", errno_text(&error));
+                self.log.write(Level::Alert, &text);
+                None
+            }
+        }
     }
 
     pub(super) fn serving_worker(&self) -> Option<&WorkerProcess> {
@@ -213,6 +237,9 @@ impl<P: Program> Master<P> {
     }
 
     fn handle_exit(&mut self, pid: Pid, status: WaitStatus) {
+        if self.handle_page_cache_helper_exit(pid, status) {
+            return;
+        }
         let is_helper = matches!(&self.reload, Some(Reload::Helping { pid: helper, .. }) if *helper == pid);
         let position = self.workers.iter().position(|worker| worker.pid == pid);
         let name = match (position, is_helper, self.new_binary == Some(pid)) {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::logs::{ASK_FOR_LOGS_PAUSE, Reopened};
 use super::{Control, Origin};
-use crate::errors::Report;
+use crate::errors::{Report, errno_text};
 use crate::link::{Message, Received};
 use crate::program::Program;
 
@@ -67,6 +67,12 @@ impl<P: Program> Control<P> {
             Received::Arrivals(arrivals) => {
                 self.arrivals = Some(arrivals);
                 self.receive_arrivals();
+            }
+            Received::PageCacheHelper(socket) => {
+                if let Err(error) = self.program.use_page_cache_helper(socket) {
+                    let text = format!("the page cache helper cannot be used{}", errno_text(&error));
+                    self.log.write(Level::Alert, &text);
+                }
             }
             Received::Status(socket) => self.tell_figures(socket),
             Received::Message(Message::Quit { is_last }) => {

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
+use rustix::thread::CapabilitySet;
 
 use super::link::NO_ROOM;
 use super::{Control, EXIT_FATAL, Origin, Single};
@@ -132,7 +133,8 @@ fn become_worker(settings: &ProcessSettings, log: &dyn ErrorLog) -> Result<(), S
     reserve_descriptors();
     allow_core_files(settings, log);
     if let Some(account) = &settings.account {
-        account.assume(settings.keep_net_raw)?;
+        let kept = if settings.keep_net_raw { CapabilitySet::NET_RAW } else { CapabilitySet::empty() };
+        account.assume(kept)?;
     }
     // A change of user forbids core dumps until they are allowed again.
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable) {

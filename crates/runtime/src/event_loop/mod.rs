@@ -27,7 +27,7 @@ use crate::memory::limits;
 use crate::simulation::{SimulatedKernel, Simulation, World};
 use crate::stall::turn_timer::TurnTimer;
 use crate::stall::usage::ThreadUsage;
-use crate::time::{Clock, ClockChoice, Moment, Wheel};
+use crate::time::{Clock, ClockChoice, Wheel};
 
 /// Calls from other threads per turn; further ones wait for the next.
 const CALLS_PER_TURN: usize = 64;
@@ -186,7 +186,7 @@ impl EventLoop {
             inbox,
             random: seed.into(),
             budget: Budget::default(),
-            file_calls: LoopCalls::new(simulation.clone()),
+            file_calls: LoopCalls::default(),
             simulation,
         });
         Ok(EventLoop {
@@ -302,7 +302,7 @@ impl EventLoop {
         let ended = clock.read();
         inbox.turns.end(clock.now().as_nanos(), ended);
         inbox.note_leased(blocks::leased_bytes(), blocks::leased_bytes_max());
-        page_cache::end_turn(file_calls, clock.now(), Moment::from_nanos(ended));
+        page_cache::end_turn(file_calls, &inbox.turns, clock.now().as_nanos());
         let next_timer = wheel.borrow().next_look();
         // Of what is simulated, too, it is known when it happens.
         let next_event = || if clock.is_virtual() { driver.next_event() } else { None };

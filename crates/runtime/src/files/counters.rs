@@ -48,15 +48,17 @@ pub(crate) enum Event {
     Unlooked,
     /// Such a piece was in memory after all.
     PoolHit,
-    /// A call on the loop took over 5 ms.
-    LongCall,
-    /// And that was because it waited.
+    /// A call on a loop has waited.
     Misprediction,
-    /// A read that was wanted was under way for somebody else.
+    /// A read that was wanted was under way for another request.
     Shared,
+    /// A question to the page cache helper.
+    Question,
+    /// An answer of the helper: in memory.
+    ResidentAnswer,
 }
 
-const EVENTS: usize = 7;
+const EVENTS: usize = 8;
 
 /// The figures, of one loop or of all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -74,13 +76,14 @@ pub struct FileCounters {
     pub unlooked: u64,
     /// How many of these were in memory after all.
     pub pool_hits: u64,
-    /// Calls on a loop that took over 5 ms, for whatever reason: mostly because others had the processor. While none is
-    /// timed a turn of the loop over 100 ms with calls in it counts as one.
-    pub long_calls: u64,
-    /// How many of these have waited, as far as can be told, although they should not have.
+    /// Stalls of loops in which the thread slept and calls for files were made, which should not have waited.
     pub mispredictions: u64,
-    /// Reads that nobody had to begin, because they were under way for somebody else.
+    /// Reads that were under way for another request already.
     pub shared_reads: u64,
+    /// Questions to the page cache helper: pieces on busy devices of which nothing was known.
+    pub questions: u64,
+    /// Answers that said that the piece, or its beginning, was in memory.
+    pub resident_answers: u64,
 }
 
 const RUNGS: usize = Rung::ALL.len();
@@ -99,9 +102,10 @@ pub fn file_counters() -> FileCounters {
         probe_misses: event(Event::Miss),
         unlooked: event(Event::Unlooked),
         pool_hits: event(Event::PoolHit),
-        long_calls: event(Event::LongCall),
         mispredictions: event(Event::Misprediction),
         shared_reads: event(Event::Shared),
+        questions: event(Event::Question),
+        resident_answers: event(Event::ResidentAnswer),
     }
 }
 

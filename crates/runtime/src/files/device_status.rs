@@ -19,8 +19,7 @@ pub struct DeviceStatus {
     pub number: String,
     /// What the mount table says of it, if it is there.
     pub mounted: Option<Mounted>,
-    /// What it is taken for: `healthy`, `new`, `memory short`, `congested`, `backing off`, `silent`; `new` where only
-    /// pools have to do with it.
+    /// Its condition, one of [`DeviceStatus::CONDITIONS`].
     pub condition: &'static str,
     /// Pieces that are being read because they were not in memory.
     pub reads_in_flight: u32,
@@ -50,15 +49,14 @@ pub fn devices() -> Vec<DeviceStatus> {
 }
 
 impl DeviceStatus {
-    /// What `condition` may be.
-    pub const CONDITIONS: [&'static str; 7] =
-        ["healthy", "new", "memory short", "congested", "evicting", "backing off", "silent"];
+    /// Values of `condition`.
+    pub const CONDITIONS: [&'static str; 3] = ["healthy", "busy", "not answering"];
 
     fn new(number: u64) -> DeviceStatus {
         DeviceStatus {
             number: format!("{}:{}", major(number), minor(number)),
             mounted: mounts::name_of(number),
-            condition: "new",
+            condition: "healthy",
             reads_in_flight: 0,
             reads: 0,
             read_time: Duration::ZERO,

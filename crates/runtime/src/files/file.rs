@@ -53,6 +53,8 @@ pub(super) struct Shared {
     closes_in_pool: AtomicBool,
     /// A [`super::Writer`] has it.
     is_written: AtomicBool,
+    /// The kernel does not tell this process what of the file is in memory.
+    pub(super) is_foreign: AtomicBool,
     /// The same file, opened past the page cache; `None` where that cannot be.
     pub(super) direct: OnceLock<Option<OwnedFd>>,
 }
@@ -99,6 +101,7 @@ impl File {
             lacks_nowait: AtomicBool::new(false),
             closes_in_pool: AtomicBool::new(false),
             is_written: AtomicBool::new(false),
+            is_foreign: AtomicBool::new(false),
             direct: OnceLock::new(),
         };
         File { shared: Arc::new(shared) }

@@ -10,10 +10,10 @@
 //! | last close of a file that was unlinked or written | pool | |
 //! | write, change of a name or directory | pool | |
 //!
-//! Even a read that is refused may wait, when the device has much to do (`page_cache/device.rs`): then what is not
-//! known to be in memory (`page_cache/residency.rs`) goes to the pool without a look; so do the reads that write the
-//! file's time of access: with `relatime` the first after a change, and one a day (`access_time.rs`). What a pool reads
-//! is read once for all who want it (`shared_reads.rs`).
+//! Even a read that is refused may wait, when the device is busy (`page_cache/device.rs`): then the kernel is asked
+//! first what is in memory, if need be by a process of its own (`page_cache/helper.rs`). Reads that write the file's time
+//! of access are the pool's: with `relatime` the first after a change, and one a day (`access_time.rs`). A piece that
+//! several clients want is read once for all of them (`shared_reads.rs`).
 //!
 //! Opens are `O_NONBLOCK`: a FIFO or a device never holds anybody up. (Only a thread of the pool waits for a regular
 //! file that is leased out.) Where `openat2` is missing (old kernels, seccomp) the pool does it all. What goes to a
@@ -54,6 +54,8 @@ pub use names::{create_directories_blocking, rename};
 pub use open::{
     OpenFlags, likely_device, open, open_blocking, open_in, real_path, stat, stat_in, try_open, try_real_path, try_stat,
 };
-pub use page_cache::{CachedRead, has_device_answered_since, is_device_reading};
+pub use page_cache::{
+    CachedRead, has_device_answered_since, is_device_reading, serve_page_cache_questions, use_page_cache_helper,
+};
 pub use shared_reads::{PieceRead, ReadHow};
 pub use writer::Writer;

@@ -2,8 +2,8 @@
 //! ([`super::single_flight`]).
 //!
 //! ```text
-//!   look ──► in memory after all: done             only for pieces of which nothing is known, few at a time
-//!    └─────► read by the pool (or an io_uring)     stands in its device's queue; counts as in flight there
+//!   helper asked ──► in memory: read here         only for pieces of which nothing is known
+//!     └─────► read by the pool (or an io_uring)     stands in its device's queue; counts as in flight there
 //! ```
 //!
 //! All who want a piece get the same memory, each charged with it. What is the same piece: device, inode, size and
@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use super::File;
 use super::counters::{Event, Rung, count_event, count_piece};
 use super::file_system::file_system;
-use super::page_cache::{Condition, InFlight, PageCache};
+use super::page_cache::{Condition, InFlight, PageCache, Residency};
 use super::read::Blocks;
 use super::single_flight::{Joined, SingleFlight};
 use crate::environment::Environment;
@@ -180,31 +180,43 @@ async fn read_somehow(
     how: ReadHow,
 ) -> Result<Bytes, Failure> {
     let (device, queue) = (piece.file.metadata().device, piece.file.device());
-    let mut looks_first = how.unlooked;
+    let mut looks_first = false;
     if how.unlooked {
         count_event(Event::Unlooked);
-        // One that writes the time of access comes before the read in any case, if need be in the device's own queue.
         let writes_access_time = piece.file.writes_access_time();
-        let (look, look_queue) = match writes_access_time {
-            true => (page_cache.begin_access_look(device), queue.accesses()),
-            false => (page_cache.begin_look(device), queue.looks()),
+        let residency = match writes_access_time {
+            true => Residency::Unknown,
+            false => piece.file.ask(page_cache, piece.offset, piece.length as u64).await,
         };
+        if residency == Residency::InMemory
+            && let Some(found) = piece.file.watched(|| piece.look(Rung::Read))
+        {
+            return Ok(found);
+        }
+        let is_worth_a_look = match residency {
+            Residency::InMemory | Residency::Missing => false,
+            Residency::NearMissing => true,
+            Residency::Unknown => writes_access_time || piece.file.is_worth_a_look(page_cache, piece.offset),
+        };
+        let look = if is_worth_a_look { page_cache.begin_look(device) } else { None };
         if look.is_some() || writes_access_time {
-            looks_first = false;
-            let look_queue = if look.is_some() { look_queue } else { queue };
+            // A look that writes the time of access comes before the read in any case.
+            let look_queue = if look.is_some() { queue.looks() } else { queue };
             let wanted = piece.clone();
             let look = move || {
                 // The thread's, and not that of those who wait: they may leave before it is done.
                 let _look = look;
-                wanted.look()
+                wanted.look(Rung::Pool)
             };
             if let Some(found) = pool.run_for(look_queue, look).await? {
                 return Ok(found);
             }
+        } else {
+            looks_first = matches!(residency, Residency::NearMissing | Residency::Unknown);
         }
     }
     if how.by_ring
-        && page_cache.condition(device) < Condition::BackingOff
+        && page_cache.condition(device) < Condition::NotAnswering
         && !piece.file.writes_access_time()
         && let Some(result) = piece.read_by_ring(how.direct, &pool, page_cache.begin_read(device)).await?
     {
@@ -223,7 +235,7 @@ async fn read_somehow(
 
 impl Piece {
     /// What is in memory now, if that is the beginning.
-    fn look(&self) -> Option<Bytes> {
+    fn look(&self, rung: Rung) -> Option<Bytes> {
         let mut memory = self.memory();
         let read = self.file.read_nowait(self.offset, &mut memory);
         // Also one that was refused has written it.
@@ -231,7 +243,7 @@ impl Piece {
         match read {
             Some(Ok(count)) => {
                 let count = self.file.still_there(self.offset, count);
-                Some(Bytes { memory: Arc::new(memory), piece: 0..count, rung: Rung::Pool, was_resident: true })
+                Some(Bytes { memory: Arc::new(memory), piece: 0..count, rung, was_resident: true })
             }
             // The read proper will say the same.
             Some(Err(_)) | None => None,
@@ -240,7 +252,7 @@ impl Piece {
 
     /// All of it, however long that takes.
     fn read(&self, direct: Option<u32>, looks_first: bool) -> io::Result<Bytes> {
-        if looks_first && let Some(found) = self.look() {
+        if looks_first && let Some(found) = self.look(Rung::Pool) {
             return Ok(found);
         }
         let (memory, piece) = match direct {
@@ -356,8 +368,8 @@ mod tests {
             pool.detach(device, move || drop(gate.lock())).expect("room");
         };
         (0..4).for_each(|_| hang(file.device()));
-        let looks: Vec<_> = std::iter::from_fn(|| page_cache.begin_access_look(device)).collect();
-        looks.iter().for_each(|_| hang(file.device().accesses()));
+        let looks: Vec<_> = std::iter::from_fn(|| page_cache.begin_look(device)).collect();
+        looks.iter().for_each(|_| hang(file.device().looks()));
         // All threads; there are others only for other devices now.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while pool.counters().running < 4 + looks.len() {

@@ -14,12 +14,11 @@ pub struct Device {
 pub(super) enum Queue {
     Own,
     Looks,
-    Accesses,
     Writes,
 }
 
 impl Queue {
-    pub const ALL: [Queue; 4] = [Queue::Own, Queue::Looks, Queue::Accesses, Queue::Writes];
+    pub const ALL: [Queue; 3] = [Queue::Own, Queue::Looks, Queue::Writes];
 }
 
 impl Device {
@@ -37,14 +36,10 @@ impl Device {
         self.number
     }
 
-    /// The queue of those that look what is in memory, and wait only when the device hangs.
+    /// The queue of looks at what is in memory. A look waits when the device hangs, or for the journal if it writes the
+    /// file's time of access.
     pub(crate) const fn looks(self) -> Device {
         Device { queue: Queue::Looks, ..self }
-    }
-
-    /// The queue of those that do that and write a time of access, for which the file system may wait.
-    pub(crate) const fn accesses(self) -> Device {
-        Device { queue: Queue::Accesses, ..self }
     }
 
     /// The queue of writes and of changes of names: they wait when the device has too much to write, and reads then do

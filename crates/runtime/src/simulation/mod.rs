@@ -54,8 +54,8 @@ pub use self::seeds::each_seed;
 /// How many connections wait at a listener at most, as in nginx.
 const BACKLOG: usize = 511;
 
-/// Parts of files that a world remembers as resident: few, so that they displace each other.
-const RESIDENCY_SLOTS: usize = 64;
+/// Windows of files about which a world keeps facts: few, so that they displace each other.
+const FACT_SLOTS: usize = 4;
 
 /// The last of the trace that a failure shows.
 const TAIL: usize = 60;
@@ -77,7 +77,7 @@ impl Simulation {
             datagrams: RefCell::new(datagrams::Datagrams::new()),
             files: RefCell::new(files::Files::new()),
             pools: SimulatedPools::default(),
-            page_cache: PageCache::with_slots(RESIDENCY_SLOTS),
+            page_cache: PageCache::with_slots(FACT_SLOTS),
             ring_faults: Cell::default(),
             ring_buffers_taken: Cell::default(),
         };

@@ -156,8 +156,9 @@ pub(super) fn files() -> Value {
         "probe_misses": counters.probe_misses,
         "unlooked": counters.unlooked,
         "pool_hits": counters.pool_hits,
-        "long_calls": counters.long_calls,
         "mispredictions": counters.mispredictions,
+        "questions": counters.questions,
+        "resident_answers": counters.resident_answers,
         "shared_reads": counters.shared_reads,
     })
 }

@@ -882,6 +882,12 @@ pub(super) static FAMILIES: &[Family] = &[
             out.sample(&[("result", result)], count);
         }
     }),
+    row("gale_page_cache_questions", Counter, "Questions to the page cache helper.", once, |sources, _, out| {
+        out.sample(&[], sources.files.questions);
+    }),
+    row("gale_page_cache_resident_answers", Counter, "Its answers: in memory.", once, |sources, _, out| {
+        out.sample(&[], sources.files.resident_answers);
+    }),
 ];
 
 fn cache_counter(sources: &Sources, item: usize, out: &mut Out, of: fn(&Counters) -> &AtomicU64) {

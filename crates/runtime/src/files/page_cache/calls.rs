@@ -1,227 +1,70 @@
-//! Whether calls on a loop that should not wait did.
+//! Calls on a loop for files, which should not wait, and whether they did.
 //!
-//! Two readings of the clock cost what a small call does. So a call only leaves a mark of its device, and the length of
-//! the turn, which is known anyway, says whether one of its calls can have waited. After a long turn calls are timed
-//! one by one, for a while. A call that takes long has not always waited, either: on a busy machine the thread may have
-//! been preempted. The kernel's figures of the thread tell them apart; they are asked for once in a turn whose calls
-//! are timed, and after each long call.
-//!
-//! | the thread | voluntary switches | processor time | verdict |
-//! |---|---|---|---|
-//! | waited | grown | | waited |
-//! | searched for memory, or copied much | the same | long | long; waited, if so long that every client has noticed |
-//! | was preempted | the same | short | quick: that says nothing of the device |
-//!
-//! Of a turn whose calls were not timed only its length is known. One of over 100 ms is taken to have waited.
-//!
-//! What a look has found stays there for the rest of its turn: whoever sends a piece asks for it more than once.
+//! Timing each call would cost as much as a small call itself. So a call only leaves a mark of its device. If the turn
+//! becomes a stall, and the thread has slept in it (`stall/`), the devices of its calls are busy for a while.
 
 use std::cell::Cell;
-use std::rc::Rc;
-use std::time::Duration;
 
-use super::residency::{FileHash, Part};
-use crate::simulation::World;
-use crate::stall::usage::ThreadUsage;
-use crate::time::{Moment, system_now};
+use crate::stall::{StallKind, Turns};
 
-/// A call, or a turn with calls in it, that takes longer has waited, or its thread was held up.
-const LONG: Duration = Duration::from_millis(5);
-
-/// One that takes longer counts as having waited, unless its thread was preempted.
-const WAITED: Duration = Duration::from_millis(100);
-
-/// How long calls are timed after a long turn, and after a long call.
-const TIMED_FOR: Duration = Duration::from_secs(10);
-
-/// How a call went that should not wait.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
-    Quick,
-    /// It took long, for whatever reason.
-    Long,
-    /// It has waited.
-    Waited,
-}
-
-/// The calls for files of one loop.
+/// The calls of one loop.
+#[derive(Default)]
 pub(crate) struct LoopCalls {
-    /// In a simulated world chance says which calls wait.
-    world: Option<Rc<World>>,
     /// The devices of this turn's calls, a bit each.
     called: Cell<u64>,
-    timed_until: Cell<Moment>,
-    /// Before the first call of this turn that is timed, or after the last long one.
-    usage: Cell<Option<ThreadUsage>>,
-    /// What looks of this turn found last.
-    found: Cell<Option<Found>>,
-}
-
-/// A piece of a file.
-#[derive(Clone, Copy)]
-struct Found {
-    file: FileHash,
-    begin: u64,
-    end: u64,
-}
-
-/// A call that has begun.
-pub(super) enum Begun {
-    Untimed,
-    At(Moment),
 }
 
 impl LoopCalls {
-    pub fn new(world: Option<Rc<World>>) -> Self {
-        let timed_until = Cell::new(Moment::from_nanos(0));
-        LoopCalls { world, called: Cell::new(0), timed_until, usage: Cell::new(None), found: Cell::new(None) }
-    }
-
-    /// A call for this device begins, in a turn that began at this moment.
+    /// A call for this device is made.
     #[inline]
-    pub(super) fn begin(&self, device: usize, turn_began: Moment) -> Begun {
+    pub(super) fn note(&self, device: usize) {
         self.called.set(self.called.get() | 1 << device);
-        if turn_began >= self.timed_until.get() {
-            return Begun::Untimed;
-        }
-        if self.usage.get().is_none() {
-            self.usage.set(Some(ThreadUsage::now()));
-        }
-        Begun::At(system_now())
     }
 
-    /// The call is over.
+    /// The turn that began at this moment is over. Returns the devices, a bit each, of calls that may have waited.
     #[inline]
-    pub(super) fn end(&self, begun: Begun) -> Verdict {
-        match (begun, &self.world) {
-            (_, Some(world)) if world.call_was_slow() => Verdict::Waited,
-            (Begun::Untimed, _) | (_, Some(_)) => Verdict::Quick,
-            (Begun::At(begun), None) => self.judge(begun),
-        }
-    }
-
-    fn judge(&self, begun: Moment) -> Verdict {
-        let ended = system_now();
-        if ended <= begun + LONG {
-            return Verdict::Quick;
-        }
-        self.found.set(None);
-        self.timed_until.set(ended + TIMED_FOR);
-        let now = ThreadUsage::now();
-        let before = self.usage.replace(Some(now)).unwrap_or(now);
-        judge_long(ended - begun, before, now)
-    }
-
-    /// Whether a look of this turn has found this.
-    pub(super) fn has_found(&self, file: FileHash, part: &Part) -> bool {
-        self.found.get().is_some_and(|last| file == last.file && last.begin <= part.begin && part.end <= last.end)
-    }
-
-    /// A look has found this.
-    pub(super) fn note_found(&self, file: FileHash, part: &Part) {
-        let last = self.found.get().filter(|last| (last.file, last.end) == (file, part.begin));
-        self.found.set(Some(Found { file, begin: last.map_or(part.begin, |last| last.begin), end: part.end }));
-    }
-
-    /// The turn is over. Returns the devices, a bit each, of calls of which nobody else has judged how they went, and
-    /// how the turn did.
-    #[inline]
-    pub(super) fn end_turn(&self, began: Moment, ended: Moment) -> (u64, Verdict) {
+    pub(super) fn end_turn(&self, turns: &Turns, began: u64) -> u64 {
         let called = self.called.replace(0);
-        if called == 0 {
-            return (0, Verdict::Quick);
-        }
-        self.found.set(None);
-        let were_timed = self.usage.take().is_some();
-        if ended <= began + LONG {
-            return (0, Verdict::Quick);
-        }
-        self.timed_until.set(ended + TIMED_FOR);
-        let verdict = if ended > began + WAITED { Verdict::Waited } else { Verdict::Long };
-        if were_timed { (0, verdict) } else { (called, verdict) }
-    }
-}
-
-/// How a call went that took so long. `before` may have been asked for earlier in the turn; a turn's other work is
-/// short, and its waits, for locks, are rare.
-fn judge_long(took: Duration, before: ThreadUsage, after: ThreadUsage) -> Verdict {
-    if after.voluntary_switches != before.voluntary_switches {
-        Verdict::Waited
-    } else if after.run.saturating_sub(before.run) <= LONG {
-        Verdict::Quick
-    } else if took > WAITED {
-        Verdict::Waited
-    } else {
-        Verdict::Long
+        let has_waited = || turns.ended_stall(began).is_some_and(|stall| stall.guess == StallKind::Blocked);
+        if called != 0 && has_waited() { called } else { 0 }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-
-    const BEGIN: Moment = Moment::from_nanos(1_000_000_000);
-
-    fn call(calls: &LoopCalls, turn_began: Moment, call: impl FnOnce()) -> Verdict {
-        let begun = calls.begin(3, turn_began);
-        call();
-        calls.end(begun)
-    }
+    use crate::stall::STALL_THRESHOLD;
+    use crate::stall::usage::ThreadUsage;
 
     fn compute() {
         let begun = ThreadUsage::now().run;
-        while ThreadUsage::now().run - begun < 2 * LONG {}
+        while ThreadUsage::now().run - begun < 2 * STALL_THRESHOLD {}
+    }
+
+    /// The devices that a turn of this length with calls for the fourth one makes busy.
+    fn devices(turn: Duration, act: impl FnOnce()) -> u64 {
+        let (calls, turns, began) = (LoopCalls::default(), Turns::new(), 1_000_000_000);
+        turns.mark(began, ThreadUsage::now());
+        turns.begin(began);
+        calls.note(3);
+        act();
+        turns.end(began, began + turn.as_nanos() as u64);
+        let devices = calls.end_turn(&turns, began);
+        assert_eq!(calls.end_turn(&turns, began), 0, "each turn has its own calls");
+        devices
     }
 
     #[test]
-    fn calls_are_timed_only_after_a_long_turn() {
-        let calls = LoopCalls::new(None);
-        let is_timed = |now: Moment| matches!(calls.begin(3, now), Begun::At(_));
-        assert!(!is_timed(BEGIN));
-        assert_eq!(calls.end_turn(BEGIN, BEGIN + LONG), (0, Verdict::Quick));
-        assert!(!is_timed(BEGIN));
-        let long = BEGIN + 2 * LONG;
-        assert_eq!(calls.end_turn(BEGIN, long), (1 << 3, Verdict::Long));
-        assert!(is_timed(long));
-        // They are judged one by one.
-        assert_eq!(calls.end_turn(long, long + 2 * WAITED), (0, Verdict::Waited));
-        let later = long + 2 * WAITED + TIMED_FOR;
-        assert!(!is_timed(later));
-        assert_eq!(calls.end_turn(later, later + 2 * WAITED), (1 << 3, Verdict::Waited));
-        assert_eq!(calls.end_turn(later, later + 2 * WAITED), (0, Verdict::Quick), "without calls");
-    }
-
-    #[test]
-    fn a_long_call_whose_thread_was_preempted_says_nothing_of_the_device() {
-        let usage = |voluntary_switches, millis| ThreadUsage {
-            run: Duration::from_millis(millis),
-            voluntary_switches,
-            involuntary_switches: 0,
-        };
-        let verdict = |took, switches: u64, run: u64| judge_long(took, usage(7, 300), usage(7 + switches, 300 + run));
-        for took in [2 * LONG, 3 * WAITED] {
-            assert_eq!(verdict(took, 0, 0), Verdict::Quick);
-            assert_eq!(verdict(took, 0, 5), Verdict::Quick);
-            assert_eq!(verdict(took, 1, 0), Verdict::Waited);
-            assert_eq!(verdict(took, 1, 9), Verdict::Waited);
-        }
-        // Memory was searched for, or so.
-        assert_eq!(verdict(2 * LONG, 0, 9), Verdict::Long);
-        assert_eq!(verdict(3 * WAITED, 0, 9), Verdict::Waited);
-    }
-
-    #[test]
-    fn a_timed_call_that_waits_is_told_from_one_that_computes() {
+    fn turn_that_slept_makes_the_devices_of_its_calls_busy() {
         std::thread::spawn(|| {
-            let calls = LoopCalls::new(None);
-            let now = system_now();
-            calls.begin(0, now);
-            calls.end_turn(now, now + 2 * LONG);
-            assert_eq!(call(&calls, now, || ()), Verdict::Quick);
-            assert_ne!(call(&calls, now, compute), Verdict::Quick);
-            assert_eq!(call(&calls, now, || std::thread::sleep(2 * LONG)), Verdict::Waited);
+            let sleep = || std::thread::sleep(Duration::from_millis(1));
+            assert_eq!(devices(2 * STALL_THRESHOLD, sleep), 1 << 3);
+            assert_eq!(devices(STALL_THRESHOLD / 2, sleep), 0, "a short turn");
+            assert_eq!(devices(2 * STALL_THRESHOLD, compute), 0, "a turn that computed");
         })
         .join()
-        .unwrap();
+        .expect("no assertion fails");
     }
 }

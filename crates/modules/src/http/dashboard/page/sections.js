@@ -410,7 +410,7 @@ function workerSection(figures) {
   ]);
 }
 
-const CONDITION_CLASSES = { healthy: "good", new: "quiet", "memory short": "info", congested: "warn", evicting: "warn", "backing off": "bad", silent: "bad" };
+const CONDITION_CLASSES = { healthy: "good", busy: "warn", "not answering": "bad" };
 
 /** Devices that files lie on. */
 function deviceSection(figures) {

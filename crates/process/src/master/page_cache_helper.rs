@@ -1,0 +1,81 @@
+//! The page cache helper of each worker process: started with it, started again when it has died.
+//!
+//! The master keeps the helper's end of the socket pair, so that a new helper answers on the same one. The helper ends
+//! by itself when the worker process is gone.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use gale_base::log_level::Level;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{Pid, WaitStatus};
+
+use super::Master;
+use crate::bundle::Bundle;
+use crate::errors::errno_text;
+use crate::program::Program;
+use crate::spawn::Executable;
+use crate::user::Account;
+
+/// Pause before a helper is started again that has lived for less.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
+
+/// The helper of one worker process.
+pub(super) struct PageCacheHelper {
+    pub pid: Option<Pid>,
+    pub restart_at: Option<Instant>,
+    since: Instant,
+    socket: OwnedFd,
+    program: String,
+    account: Option<Account>,
+}
+
+impl PageCacheHelper {
+    /// Starts one. Returns it with the worker process's end of the socket pair.
+    pub fn start(executable: &Executable, bundle: &Bundle) -> io::Result<(PageCacheHelper, OwnedFd)> {
+        let (socket, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (program, account) = (bundle.request.program.clone(), bundle.settings.account.clone());
+        let mut helper =
+            PageCacheHelper { pid: None, restart_at: None, since: Instant::now(), socket, program, account };
+        helper.start_again(executable)?;
+        Ok((helper, theirs))
+    }
+
+    fn start_again(&mut self, executable: &Executable) -> io::Result<()> {
+        let socket = self.socket.try_clone()?;
+        self.pid = Some(executable.start_page_cache_helper(&self.program, self.account.as_ref(), socket)?);
+        (self.since, self.restart_at) = (Instant::now(), None);
+        Ok(())
+    }
+}
+
+impl<P: Program> Master<P> {
+    /// Whether this was a helper that has died.
+    pub(super) fn handle_page_cache_helper_exit(&mut self, pid: Pid, status: WaitStatus) -> bool {
+        let mut helpers = self.workers.iter_mut().filter_map(|worker| worker.page_cache_helper.as_mut());
+        let Some(helper) = helpers.find(|helper| helper.pid == Some(pid)) else { return false };
+        helper.pid = None;
+        if status.exit_status() == Some(0) {
+            // Its worker process is gone.
+            return true;
+        }
+        let now = Instant::now();
+        let is_old = now - helper.since >= RESTART_PAUSE;
+        helper.restart_at = Some(if is_old { now } else { now + RESTART_PAUSE });
+        self.log_exit("page cache helper", pid, status);
+        true
+    }
+
+    pub(super) fn restart_page_cache_helpers(&mut self, now: Instant) {
+        let helpers = self.workers.iter_mut().filter_map(|worker| worker.page_cache_helper.as_mut());
+        for helper in helpers.filter(|helper| helper.restart_at.is_some_and(|at| at <= now)) {
+            if let Err(error) = helper.start_again(&self.executable) {
+                helper.restart_at = Some(now + RESTART_PAUSE);
+                let text = format!("fork() failed while spawning \"page cache helper\"{}", errno_text(&error));
+                self.log.write(Level::Alert, &text);
+            }
+        }
+    }
+}

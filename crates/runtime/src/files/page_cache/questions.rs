@@ -1,0 +1,182 @@
+//! Questions to the page cache helper ([`super::helper`]), asked on loops, answered on any.
+//!
+//! ```text
+//!   loop ── sendmsg (descriptor) ──► helper ── answer ──► thread "page cache" ── wake-up ──► loop
+//! ```
+//!
+//! No loop waits: what the socket does not take, or is not answered in time, is answered with "unknown", and the piece
+//! is read by a pool. A helper that has died is started again by the master on the same socket and says so.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use super::super::File;
+use super::helper::{Answer, QUESTION_BYTES_MAX, Question, STARTED};
+
+/// Questions in flight. The socket's buffer takes about as many.
+const QUESTIONS_MAX: usize = 256;
+
+/// Longest wait for an answer. An answer takes some 15 microseconds where a processor is free.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// The questions of this process.
+pub(super) static QUESTIONS: LazyLock<Questions> = LazyLock::new(Questions::default);
+
+#[derive(Default)]
+pub(super) struct Questions {
+    /// The helper answers, as far as is known.
+    is_served: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    socket: Option<Arc<OwnedFd>>,
+    last: u64,
+    asked: HashMap<u64, Asked>,
+}
+
+struct Asked {
+    /// Open until the answer is here, so that the helper's is never the last descriptor of the file.
+    _file: File,
+    until: Instant,
+    answer: Arc<Mutex<Pending>>,
+}
+
+#[derive(Default)]
+struct Pending {
+    bytes: Option<Option<u64>>,
+    waker: Option<Waker>,
+}
+
+/// Has the helper at the other end of this socket (SOCK_SEQPACKET) answer for this process. Starts a thread.
+///
+/// # Errors
+/// Those of starting a thread.
+pub fn use_page_cache_helper(socket: OwnedFd) -> io::Result<()> {
+    let socket = Arc::new(socket);
+    let receiving = Arc::clone(&socket);
+    // The thread looks for unanswered questions when nothing comes for so long.
+    rustix::net::sockopt::set_socket_timeout(&*socket, rustix::net::sockopt::Timeout::Recv, Some(ANSWER_TIMEOUT * 5))?;
+    std::thread::Builder::new().name("page cache".into()).spawn(move || QUESTIONS.receive(&receiving))?;
+    QUESTIONS.state.lock().socket = Some(socket);
+    QUESTIONS.is_served.store(true, Relaxed);
+    Ok(())
+}
+
+impl Questions {
+    /// Asks how much of this range is in memory, from its beginning on; `None` if the helper cannot be asked. The
+    /// answer is `None` if it does not know.
+    pub fn ask(&self, file: &File, offset: u64, length: u64) -> Option<Asking> {
+        if !self.is_served.load(Relaxed) || length == 0 {
+            return None;
+        }
+        let length = length.min(QUESTION_BYTES_MAX);
+        let mut state = self.state.lock();
+        let socket = Arc::clone(state.socket.as_ref()?);
+        if state.asked.len() >= QUESTIONS_MAX {
+            return None;
+        }
+        state.last += 1;
+        let number = state.last;
+        let answer: Arc<Mutex<Pending>> = Arc::default();
+        let until = Instant::now() + ANSWER_TIMEOUT;
+        state.asked.insert(number, Asked { _file: file.clone(), until, answer: Arc::clone(&answer) });
+        drop(state);
+        if send(&socket, file, Question { number, offset, length }).is_err() {
+            // Full, or nobody has read from it for long.
+            drop(self.state.lock().asked.remove(&number));
+            return None;
+        }
+        Some(Asking(answer))
+    }
+
+    fn receive(&self, socket: &OwnedFd) {
+        let mut bytes = [0; 16];
+        loop {
+            match rustix::net::recv(socket, &mut bytes[..], RecvFlags::empty()) {
+                Ok((0, _)) => break,
+                Ok((count, _)) => match Answer::from_bytes(&bytes[..count]) {
+                    Some(Answer { number: STARTED, .. }) => {
+                        self.give_up(|_| true);
+                        self.is_served.store(true, Relaxed);
+                    }
+                    Some(Answer { number, bytes }) => {
+                        let asked = self.state.lock().asked.remove(&number);
+                        asked.into_iter().for_each(|asked| asked.resolve(bytes));
+                    }
+                    None => {}
+                },
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let now = Instant::now();
+                    // It is stopped, or dead and nobody starts another one. In a second it is asked again.
+                    let was_silent = self.give_up(|asked| asked.until <= now);
+                    self.is_served.store(!was_silent, Relaxed);
+                }
+                Err(_) => break,
+            }
+        }
+        self.is_served.store(false, Relaxed);
+        self.give_up(|_| true);
+    }
+
+    /// Answers these with "unknown", and tells whether there were any.
+    fn give_up(&self, which: impl Fn(&Asked) -> bool) -> bool {
+        let given_up: Vec<Asked> =
+            self.state.lock().asked.extract_if(|_, asked| which(asked)).map(|(_, asked)| asked).collect();
+        let are_any = !given_up.is_empty();
+        given_up.into_iter().for_each(|asked| asked.resolve(None));
+        are_any
+    }
+}
+
+impl Asked {
+    fn resolve(self, bytes: Option<u64>) {
+        let mut pending = self.answer.lock();
+        pending.bytes = Some(bytes);
+        let waker = pending.waker.take();
+        drop(pending);
+        // Without a lock: the file may be closed here, too.
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+fn send(socket: &OwnedFd, file: &File, question: Question) -> Result<(), Errno> {
+    let descriptors = [file.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let bytes = question.to_bytes();
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[io::IoSlice::new(&bytes)], &mut ancillary, flags).map(drop)
+}
+
+/// An answer that is on its way.
+pub(super) struct Asking(Arc<Mutex<Pending>>);
+
+impl Future for Asking {
+    type Output = Option<u64>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<u64>> {
+        let mut pending = self.0.lock();
+        if let Some(bytes) = pending.bytes {
+            return Poll::Ready(bytes);
+        }
+        let displaced = pending.waker.replace(cx.waker().clone());
+        drop(pending);
+        drop(displaced);
+        Poll::Pending
+    }
+}
