@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use md5::{Digest, Md5};
 use smallvec::SmallVec;
 
+use super::format::Meta;
+
 /// The sum that names an entry.
 pub type Id = [u8; 16];
 
@@ -30,6 +32,15 @@ pub fn variant_id(primary: &Id, number: u64, variant: &[u8]) -> Id {
     digest.update(number.to_le_bytes());
     digest.update(variant);
     digest.finalize().into()
+}
+
+/// Name of the entry that has this head.
+pub fn name_of(meta: &Meta) -> Id {
+    let primary = id_of(&meta.key);
+    match meta.variant.is_empty() {
+        true => primary,
+        false => variant_id(&primary, meta.variant_number, &meta.variant),
+    }
 }
 
 /// The sum in hexadecimal digits, the name of the file.

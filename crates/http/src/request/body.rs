@@ -61,6 +61,25 @@ impl BodyItem {
         }
     }
 
+    /// Cuts an item that begins at `start` to the part inside of `wanted`; `None` if there is no such part.
+    pub fn cut(self, start: u64, wanted: &Range<u64>) -> Option<BodyItem> {
+        let (from, to) = (wanted.start.max(start), wanted.end.min(start + self.length()));
+        if from >= to {
+            return None;
+        }
+        match self {
+            BodyItem::Bytes(bytes) => {
+                Some(BodyItem::Bytes(bytes.slice((from - start) as usize..(to - start) as usize)))
+            }
+            BodyItem::File(mut piece) => {
+                piece.offset += from - start;
+                piece.length = to - from;
+                Some(BodyItem::File(piece))
+            }
+            _ => None,
+        }
+    }
+
     /// The bytes of one that is in memory; none of any other.
     pub fn bytes(&self) -> &[u8] {
         match self {

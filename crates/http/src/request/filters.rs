@@ -12,6 +12,7 @@ use std::any::Any;
 
 use crate::request::Request;
 use crate::request::body::Body;
+use crate::request::response::FieldList;
 
 /// A module's part in every response.
 pub trait Filter: Sync {
@@ -24,6 +25,12 @@ pub trait Filter: Sync {
     /// Adds fields that go out behind the body ([`Request::add_trailer`]). Asked when the body has come to its end, if
     /// the head said `has_trailers`.
     fn add_trailers(&self, _request: &Request, _conf: &dyn Any) {}
+    /// Whether a cache may store a response with this status and these fields of its server's: not if the filter, or
+    /// whoever reads the body, is going to refuse it. Asked before anything of it is stored; also of requests whose
+    /// answers pass no filters.
+    fn may_be_stored(&self, _request: &Request, _conf: &dyn Any, _status: u16, _fields: &FieldList) -> bool {
+        true
+    }
 }
 
 /// What a filter made of a response.

@@ -55,7 +55,7 @@ use crate::request::exchange::{BodyLimits, Exchange, Sent, Transferred};
 use crate::request::phases::Phase;
 use crate::request::request_body::StoredBody;
 use crate::request::response::{ResponseHead, ShortText};
-use crate::request::subrequest::{Fallback, NESTED_MAX, Target};
+use crate::request::subrequest::{Fallback, NESTED_MAX, RepeatsMain, Target};
 use crate::request::tunnel::Tunnel;
 use crate::request::variables::template::any_is_true;
 use crate::request::worker::{Configured, HttpWorker};
@@ -155,6 +155,8 @@ pub struct Request {
     when_logged: Vec<fn(&mut Request)>,
     /// Counts what somebody counts of it when it is over.
     pub(crate) at_end: Option<fn(&Request)>,
+    /// Takes away what is stored of its response, when that turns out to be wrong.
+    pub(crate) when_refused: Option<fn(&Request)>,
     /// When its response began to leave.
     pub(crate) answered: Option<Moment>,
     closes_connection: Cell<bool>,
@@ -245,6 +247,7 @@ impl Request {
             is_counted: false,
             when_logged: Vec::new(),
             at_end: None,
+            when_refused: None,
             answered: None,
             closes_connection: Cell::new(false),
             nesting: 0,
@@ -305,6 +308,7 @@ impl Request {
         self.exchange = None;
         self.is_counted = false;
         self.at_end = None;
+        self.when_refused = None;
         self.when_logged.clear();
         self.answered = None;
         self.closes_connection.set(false);
@@ -397,12 +401,25 @@ impl Request {
         self.tunnel = None;
         self.passed_to = None;
         self.at_end = None;
+        self.when_refused = None;
         self.redirects_left = REDIRECTS_MAX;
     }
 
     /// Whether it is the client's request, not a subrequest.
     pub fn is_main(&self) -> bool {
         self.nesting == 0
+    }
+
+    /// The request is a copy of the client's request, or a copy of such a copy.
+    pub fn repeats_main(&self) -> bool {
+        self.notes.has::<RepeatsMain>()
+    }
+
+    /// Marks the response as wrong, so that a cache does not keep it. May be called long after the response has begun.
+    pub fn refuse_response(&self) {
+        if let Some(refuse) = self.when_refused {
+            refuse(self);
+        }
     }
 
     /// Whether subrequests would be nested too deep.

@@ -164,6 +164,10 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
     for bound in filters {
         if let Filtered::Respond(status) = bound.filter.apply(request, scope.conf(bound.module), &mut body) {
             request.tunnel = None;
+            if status >= 500 {
+                // The response itself is wrong; a 412 or a 416 is about the client's conditions.
+                request.refuse_response();
+            }
             return Filtering::Refused(status);
         }
     }

@@ -41,6 +41,7 @@ use crate::request::response::ShortText;
 use crate::request::transform::InMemory;
 use gale_base::log_level::Level;
 use gale_engine::connections::ConnectionInfo;
+use gale_engine::notes::Notes;
 use gale_engine::tls::TlsStream;
 use gale_process::ListenAddress;
 
@@ -150,8 +151,11 @@ impl Subrequest {
 
     /// Begins to do the request once more, with this note, from the content phase of its location on: what comes is a
     /// piece of the request's own answer, and passes no filters but its. `None` as for [`Subrequest::start`].
-    pub fn repeat<N: 'static>(parent: &Request, note: N) -> Option<Subrequest> {
+    /// Copies of it in the background have the note, too.
+    pub fn repeat<N: Clone + 'static>(parent: &Request, note: N) -> Option<Subrequest> {
         let mut request = Lent::again(parent, Side::of(parent))?;
+        request.inherit_notes(parent);
+        request.notes.put(Inherited(copy_note::<N>));
         request.notes.put(note);
         request.skips_filters = true;
         Some(Subrequest::begin(request))
@@ -393,6 +397,7 @@ pub fn run_in_background(parent: &Request, target: Target) -> bool {
 /// is dropped. `false`, and a line in the error log, when there are too many.
 pub fn repeat_in_background<N: 'static>(parent: &Request, note: N) -> bool {
     let Some(mut request) = Copy::of(parent) else { return false };
+    request.0.inherit_notes(parent);
     request.0.notes.put(note);
     let (generation, worker) = (request.http().generation, Rc::clone(request.worker()));
     let started = worker.background.spawn(generation, async move {
@@ -461,6 +466,18 @@ impl Deref for Copy {
     }
 }
 
+/// Marks a copy of a client's request, and copies of that.
+pub(super) struct RepeatsMain;
+
+/// Copies the note that a copy was begun with from its notes into those of another copy.
+struct Inherited(fn(&Notes, &mut Notes));
+
+fn copy_note<N: Clone + 'static>(from: &Notes, into: &mut Notes) {
+    if let Some(note) = from.get::<N>() {
+        into.put(note.clone());
+    }
+}
+
 /// A subrequest's request. It goes back to its worker however the subrequest ends.
 struct Lent {
     request: Option<Box<Request>>,
@@ -502,6 +519,17 @@ impl Lent {
         request.has_left_location = parent.has_left_location;
         request.evaluation = parent.evaluation.copy_captures();
         Some(request)
+    }
+
+    /// Notes what it is a copy of.
+    fn inherit_notes(&mut self, parent: &Request) {
+        if parent.is_main() || parent.repeats_main() {
+            self.notes.put(RepeatsMain);
+        }
+        if let Some(Inherited(copy)) = parent.notes.get::<Inherited>() {
+            copy(&parent.notes, &mut self.notes);
+            self.notes.put(Inherited(*copy));
+        }
     }
 
     /// From now on it belongs to nobody's request: what was shared stays as it is.

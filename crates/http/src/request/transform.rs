@@ -195,7 +195,7 @@ impl<T: Transform> Transformed<T> {
     }
 
     /// One step, when it has its share of the turn.
-    fn poll_step(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
+    fn poll_step(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Result<(), BodyError>> {
         let (input, until) = match &self.state {
             State::Taking(item, taken) => (&item.bytes()[*taken..], Until::MoreInput),
             State::Pausing => (&[][..], Until::Pause),
@@ -210,7 +210,9 @@ impl<T: Transform> Transformed<T> {
             Some(made) => made,
             none => none.insert((Lease::new(self.room_bytes)?, 0)),
         };
-        let step = self.transform.step(input, until, &mut room[*made..])?;
+        let step = self.transform.step(input, until, &mut room[*made..]);
+        // The same bytes would fail again.
+        let step = step.inspect_err(|_| request.refuse_response())?;
         charge_units(effort, step.units);
         *made += step.produced;
         match &mut self.state {
@@ -253,7 +255,7 @@ impl<T: Transform> BodyStream for Transformed<T> {
             match &mut self.state {
                 State::Open => ready!(self.poll_open(request, context)),
                 State::Taking(..) | State::Pausing | State::Flushing(_) | State::Ending => {
-                    if let Err(error) = ready!(self.poll_step(context)) {
+                    if let Err(error) = ready!(self.poll_step(request, context)) {
                         self.state = State::Flushed(Err(error));
                     }
                 }

@@ -4,9 +4,14 @@
 //! (<https://nginx.org/en/docs/http/ngx_http_slice_module.html>)
 //!
 //! The first piece is the one in which the client's range begins. A server that answers it with 206 is asked for the
-//! others in turn, by copies of the request that pass no filters; a piece of another file (another `ETag`), or of
-//! another range than was asked for, ends the response. Only pieces that the client wants are asked for.
+//! others in turn, by copies of the request that pass no filters; a piece of another file (another `ETag`, another
+//! length), or of another range than was asked for, ends the response. Only pieces that the client wants are asked for.
+//!
+//! A cache does not keep what is refused here. A piece that comes from a server is judged before it is stored. One that
+//! was stored and does not fit is taken out of the cache and asked for once more; if what comes then does not fit
+//! either, the file has changed since the first piece was stored, and that one goes.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -19,9 +24,10 @@ use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::{Body, BodyError, BodyItem, BodyStream};
-use gale_http::request::filters::{Filtered, Judge};
-use gale_http::request::response::{ResponseHead, ShortText};
+use gale_http::request::filters::{Filter, Filtered};
+use gale_http::request::response::{FieldList, ResponseHead, ShortText};
 use gale_http::request::subrequest::Subrequest;
+use gale_http::upstream::caching::CacheNote;
 use gale_http::variables::Variable;
 use gale_protocol::request::KnownHeader;
 use gale_protocol::response::ResponseField;
@@ -41,7 +47,7 @@ pub static MODULE: Module = Module {
     conf: Some(ConfType::of::<Conf>()),
     parts: &[&HttpPart {
         variables: &[Variable::named("slice_range", append_range)],
-        filters: &[&Judge { applies: |conf: &Conf| *conf.size.get() > 0, run: put_together }],
+        filters: &[&Slicer],
         ..HttpPart::EMPTY
     }],
 };
@@ -57,9 +63,12 @@ struct Slicing {
     /// Where the first piece begins, once somebody has asked for the variable.
     first: Cell<Option<u64>>,
     etag: RefCell<ShortText>,
+    /// Length of the whole, once the first piece has come.
+    total: Cell<Option<u64>>,
 }
 
 /// In a copy of the request: where its piece begins.
+#[derive(Clone, Copy)]
 struct Piece(u64);
 
 fn size_for(request: &Request) -> u64 {
@@ -83,10 +92,21 @@ fn append_range(request: &Request, _: &[u8], out: &mut Vec<u8>) -> bool {
             slicing.first.set(Some(start));
             start
         }
-        None => return false,
+        None => match first_of_main(request) {
+            Some(start) => start,
+            None => return false,
+        },
     };
     out.extend_from_slice(format!("bytes={start}-{}", start.saturating_add(size - 1)).as_bytes());
     true
+}
+
+/// Where the first piece begins, in the client's request or in a copy of it that fetches that piece anew.
+fn first_of_main(request: &Request) -> Option<u64> {
+    if !request.is_main() && !request.repeats_main() {
+        return None;
+    }
+    request.shared_note::<Slicing>().first.get()
 }
 
 /// Where the client's range begins; ranges that depend on what the file is begin anywhere.
@@ -100,16 +120,44 @@ fn first_byte(request: &Request) -> u64 {
     units::parse_number(&range[..digits]).unwrap_or(0)
 }
 
+struct Slicer;
+
+impl Filter for Slicer {
+    fn applies(&self, conf: &dyn Any) -> bool {
+        conf.downcast_ref().is_some_and(|conf: &Conf| *conf.size.get() > 0)
+    }
+
+    fn apply(&self, request: &mut Request, _conf: &dyn Any, body: &mut Body) -> Filtered {
+        put_together(request, body)
+    }
+
+    fn may_be_stored(&self, request: &Request, _conf: &dyn Any, status: u16, fields: &FieldList) -> bool {
+        let field = |known| fields.iter().find(|field| field.name.known() == Some(known)).map(|field| &*field.value);
+        let (etag, range) = (field(ResponseField::ETag), field(ResponseField::ContentRange));
+        let length = field(ResponseField::ContentLength).and_then(units::parse_number);
+        let head = Head { status, etag: etag.unwrap_or_default(), range: range.unwrap_or_default(), length };
+        let size = size_for(request);
+        match request.notes.get::<Piece>() {
+            Some(Piece(start)) => head.check(*start, size, Some(&request.shared_note::<Slicing>())).is_ok(),
+            // It is the first one; what is no part has no pieces.
+            None => match first_of_main(request).filter(|_| status == 206) {
+                Some(start) => head.check(start, size, None).is_ok(),
+                None => true,
+            },
+        }
+    }
+}
+
 /// Makes the whole response of the first piece of it.
-fn put_together(request: &mut Request, conf: &Conf, body: &mut Body) -> Filtered {
-    let size = *conf.size.get();
+fn put_together(request: &mut Request, body: &mut Body) -> Filtered {
+    let size = size_for(request);
     let slicing = request.shared_note::<Slicing>();
     let Some(start) = slicing.first.get().filter(|_| request.is_main()) else { return Filtered::Goes };
     if request.response.status != 206 {
         slicing.first.set(None);
         return Filtered::Goes;
     }
-    let total = match check(&request.response, start, size, &slicing) {
+    let total = match Head::of(&request.response).check(start, size, None) {
         Ok(total) => total,
         Err(what) => {
             request.log(Level::Error, format_args!("{what}"));
@@ -124,29 +172,55 @@ fn put_together(request: &mut Request, conf: &Conf, body: &mut Body) -> Filtered
     head.remove(ResponseField::ContentRange);
     head.remove(ResponseField::AcceptRanges);
     slicing.etag.replace(head.etag.clone());
+    slicing.total.set(Some(total));
     let first = Current { source: Source::Own(std::mem::take(body)), offset: start, end: (start + size).min(total) };
     *body = Body::Stream(Box::new(Slices { slicing, size, position: 0, end: total, current: Some(first) }));
     Filtered::Goes
 }
 
-/// How long the whole is of which this is the piece that begins there.
-fn check(head: &ResponseHead, start: u64, size: u64, slicing: &Slicing) -> Result<u64, String> {
-    if head.status != 206 {
-        return Err(format!("unexpected status code {} in slice response", head.status));
+/// The fields by which a piece is judged.
+struct Head<'h> {
+    status: u16,
+    etag: &'h [u8],
+    /// `Content-Range`
+    range: &'h [u8],
+    /// Length of the body, if that is known.
+    length: Option<u64>,
+}
+
+impl Head<'_> {
+    fn of(head: &ResponseHead) -> Head<'_> {
+        let range = head.field(ResponseField::ContentRange).unwrap_or_default();
+        Head { status: head.status, etag: &head.etag, range, length: head.content_length }
     }
-    let known = slicing.etag.borrow();
-    if !known.is_empty() && *known != head.etag {
-        return Err("etag mismatch in slice response".to_owned());
+
+    /// Checks that this is the piece that begins at `start`, and of the same file as the first one. Returns the length of
+    /// the whole.
+    fn check(&self, start: u64, size: u64, first: Option<&Slicing>) -> Result<u64, String> {
+        if self.status != 206 {
+            return Err(format!("unexpected status code {} in slice response", self.status));
+        }
+        if let Some(first) = first {
+            let known = first.etag.borrow();
+            if !known.is_empty() && **known != *self.etag {
+                return Err("etag mismatch in slice response".to_owned());
+            }
+        }
+        let (range, total) = parse_content_range(self.range).ok_or("invalid range in slice response")?;
+        let total = total.ok_or("no complete length in slice response")?;
+        let end = (start + size).min(total);
+        if range.start != start || range.end != end {
+            let (found, last) = (range.start, range.end);
+            return Err(format!("unexpected range in slice response: {found}-{last}, expected: {start}-{end}"));
+        }
+        if self.length.is_some_and(|length| length < end - start) {
+            return Err("a slice is shorter than its range".to_owned());
+        }
+        match first.and_then(|first| first.total.get()).filter(|known| *known != total) {
+            Some(known) => Err(format!("another complete length in slice response: {total}, expected: {known}")),
+            None => Ok(total),
+        }
     }
-    let text = head.field(ResponseField::ContentRange).unwrap_or_default();
-    let (range, total) = parse_content_range(text).ok_or("invalid range in slice response")?;
-    let total = total.ok_or("no complete length in slice response")?;
-    let end = (start + size).min(total);
-    if range.start != start || range.end != end {
-        let (found, last) = (range.start, range.end);
-        return Err(format!("unexpected range in slice response: {found}-{last}, expected: {start}-{end}"));
-    }
-    Ok(total)
 }
 
 /// `bytes FIRST-LAST/TOTAL`, where the total may not be known.
@@ -185,15 +259,15 @@ enum Source {
     /// What the request itself was answered with.
     Own(Body),
     /// What a copy of it is answered with.
-    Asked { subrequest: Subrequest, is_checked: bool },
+    Asked { subrequest: Subrequest, is_checked: bool, is_again: bool },
 }
 
 impl Slices {
-    /// Asks for the piece that comes next.
-    fn ask(&self, request: &Request) -> Option<Current> {
+    /// Asks for the piece that comes next; once more, if what came first did not fit.
+    fn ask(&self, request: &Request, is_again: bool) -> Option<Current> {
         let start = self.position / self.size * self.size;
         let subrequest = Subrequest::repeat(request, Piece(start))?;
-        let source = Source::Asked { subrequest, is_checked: false };
+        let source = Source::Asked { subrequest, is_checked: false, is_again };
         Some(Current { source, offset: start, end: start + self.size })
     }
 }
@@ -208,24 +282,25 @@ impl BodyStream for Slices {
             let position = self.position;
             let holds = |current: &Current| (current.offset..current.end).contains(&position);
             if !self.current.as_ref().is_some_and(holds) {
-                self.current = self.ask(request);
+                self.current = self.ask(request, false);
             }
             let Some(current) = &mut self.current else {
                 return Poll::Ready(Some(Err(BodyError::Other("a slice could not be asked for".to_owned()))));
             };
             let item = match &mut current.source {
                 Source::Own(body) => ready!(body.poll_next(request, context)),
-                Source::Asked { subrequest, is_checked } => {
+                Source::Asked { subrequest, is_checked, is_again } => {
                     if !*is_checked {
-                        let checked = match ready!(subrequest.poll_answer(context)) {
-                            Some(answer) => check(&answer.response, current.offset, self.size, &self.slicing),
-                            None => Err("missing slice response".to_owned()),
-                        };
-                        if let Err(what) = checked {
-                            request.log(Level::Error, format_args!("{what}"));
-                            return Poll::Ready(Some(Err(BodyError::Other(what))));
+                        let (start, is_again) = (current.offset, *is_again);
+                        let answer = ready!(subrequest.poll_answer(context));
+                        match judge(request, answer, (start, self.size), &self.slicing, is_again) {
+                            Verdict::Fits => *is_checked = true,
+                            Verdict::AskAgain => {
+                                self.current = self.ask(request, true);
+                                continue;
+                            }
+                            Verdict::Ends(error) => return Poll::Ready(Some(Err(error))),
                         }
-                        *is_checked = true;
                     }
                     ready!(subrequest.poll_next(context))
                 }
@@ -238,7 +313,7 @@ impl BodyStream for Slices {
                 Some(Ok(item)) => {
                     let start = current.offset;
                     current.offset += item.length();
-                    if let Some(item) = cut(item, start, self.position..self.end) {
+                    if let Some(item) = item.cut(start, &(self.position..self.end)) {
                         self.position += item.length();
                         return Poll::Ready(Some(Ok(item)));
                     }
@@ -262,21 +337,39 @@ impl BodyStream for Slices {
     }
 }
 
-/// What of an item that begins there is wanted; `None` if nothing is.
-fn cut(item: BodyItem, start: u64, wanted: Range<u64>) -> Option<BodyItem> {
-    let (from, to) = (wanted.start.max(start), wanted.end.min(start + item.length()));
-    if from >= to {
-        return None;
+/// The fate of a piece.
+enum Verdict {
+    Fits,
+    AskAgain,
+    Ends(BodyError),
+}
+
+/// Judges the piece that begins there, and has the cache forget what does not fit.
+fn judge(
+    request: &Request,
+    answer: Option<&Request>,
+    (start, size): (u64, u64),
+    slicing: &Slicing,
+    is_again: bool,
+) -> Verdict {
+    let Some(answer) = answer else {
+        let what = "missing slice response";
+        request.log(Level::Error, format_args!("{what}"));
+        return Verdict::Ends(BodyError::Other(what.to_owned()));
+    };
+    let Err(what) = Head::of(&answer.response).check(start, size, Some(slicing)) else { return Verdict::Fits };
+    answer.refuse_response();
+    let status = answer.notes.get::<CacheNote>().and_then(|note| note.status);
+    if status.is_some_and(|status| status.is_from_cache()) && !is_again {
+        request.log(Level::Info, format_args!("{what}, it is asked for again"));
+        return Verdict::AskAgain;
     }
-    Some(match item {
-        BodyItem::Bytes(bytes) => BodyItem::Bytes(bytes.slice((from - start) as usize..(to - start) as usize)),
-        BodyItem::File(mut piece) => {
-            piece.offset += from - start;
-            piece.length = to - from;
-            BodyItem::File(piece)
-        }
-        _ => return None,
-    })
+    if answer.response.status == 206 {
+        // They are pieces of two files; which of both is there now is found out by the next request.
+        request.refuse_response();
+    }
+    request.log(Level::Error, format_args!("{what}"));
+    Verdict::Ends(BodyError::Other(what))
 }
 
 #[cfg(test)]

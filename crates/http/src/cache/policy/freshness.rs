@@ -118,6 +118,8 @@ pub enum NotStored {
     NotUnderstood,
     /// A part of a response: it does not answer for all of it.
     Part,
+    /// A filter refuses it: it is not the slice that was asked for.
+    Refused,
     /// It was not asked for as often as `proxy_cache_min_uses` says.
     MinUses,
     /// `proxy_no_cache`
@@ -156,6 +158,7 @@ impl NotStored {
             NotStored::NoLifetime => "no-lifetime",
             NotStored::NotUnderstood => "not-understood",
             NotStored::Part => "part",
+            NotStored::Refused => "refused",
             NotStored::MinUses => "min-uses",
             NotStored::Excluded => "excluded",
             NotStored::TooLarge => "too-large",

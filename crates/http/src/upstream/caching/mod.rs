@@ -37,7 +37,7 @@ use gale_protocol::request::KnownHeader;
 
 use crate::cache::CacheZone;
 use crate::cache::key::{Id, id_of};
-use crate::cache::memory::Hot;
+use crate::cache::memory::{self, Hot};
 use crate::cache::policy::{Lifetime, NotStored};
 use crate::cache::search::SearchKey;
 use crate::cache::settings::CacheSettings;
@@ -75,6 +75,8 @@ pub struct CacheNote {
     pub asked_because: Option<AskedBecause>,
     /// Where its use is counted.
     zone: Option<Arc<CacheZone>>,
+    /// The entry that is its answer, or becomes it: its name and its number.
+    entry: Option<(Id, u64)>,
 }
 
 /// Why a server is asked, in the words of `Cache-Status`. (RFC 9211 §2.2)
@@ -104,6 +106,25 @@ fn count_use(request: &Request) {
         bytes
     };
     zone.counters.uses.count(*status as usize, bytes);
+}
+
+/// Notes which entry the request's answer is, or becomes.
+fn note_entry(request: &mut Request, zone: &Arc<CacheZone>, id: Id, number: u64) {
+    if let Some(note) = request.notes.get_mut::<CacheNote>() {
+        note.zone.get_or_insert_with(|| Arc::clone(zone));
+        note.entry = Some((id, number));
+        request.when_refused = Some(forget_refused);
+    }
+}
+
+/// Takes the entry of a refused response away, or keeps it from coming.
+fn forget_refused(request: &Request) {
+    let Some(CacheNote { zone: Some(zone), entry: Some((id, number)), .. }) = request.notes.get::<CacheNote>() else {
+        return;
+    };
+    zone.discard(id, *number);
+    memory::forget(zone.identity(), id);
+    request.log(Level::Info, format_args!("the response is not kept in cache \"{}\"", zone.name));
 }
 
 /// nginx's words for how a cache was used.
@@ -136,6 +157,11 @@ impl CacheStatus {
         CacheStatus::Revalidated,
         CacheStatus::Hit,
     ];
+
+    /// The answer was stored before the request came, or came for another request.
+    pub fn is_from_cache(self) -> bool {
+        !matches!(self, CacheStatus::Miss | CacheStatus::Bypass | CacheStatus::Expired)
+    }
 
     /// As `$upstream_cache_status` has it.
     pub fn name(self) -> &'static str {

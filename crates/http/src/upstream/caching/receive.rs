@@ -11,9 +11,9 @@ use gale_runtime::files::likely_device;
 
 use super::consult::{settings_use, variant_of};
 use super::invalidate::invalidate;
-use super::resume::strong_tag;
+use super::resume::{is_part, strong_tag};
 use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot};
-use super::{AskedBecause, CacheNote, CacheStatus, Caching};
+use super::{AskedBecause, CacheNote, CacheStatus, Caching, note_entry};
 use super::{feed, freshen, search};
 use crate::cache::CacheZone;
 use crate::cache::fill::{Fill, WINDOW_BYTES};
@@ -362,8 +362,16 @@ pub(in crate::upstream) fn judge(
         Storing::Not(why) => return refuse(request, &caching, Some(why), now),
     };
     let rules = search::rules_for(&caching, fields);
-    if head.status == 206 && !stands_for_part(request, &caching, &settings.cache, rules.is_some()) {
+    let is_part = || {
+        let may_be_none = !settings.cache.conformance.get().rules().refuses_parts;
+        stands_for_part(request, &caching, &settings.cache, rules.is_some())
+            && (may_be_none || request.is_head() || is_part(fields, head.length))
+    };
+    if head.status == 206 && !is_part() {
         return refuse(request, &caching, Some(NotStored::Part), now);
+    }
+    if !is_accepted(request, head.status, fields) {
+        return refuse(request, &caching, Some(NotStored::Refused), now);
     }
     let lead = caching.lead.take()?;
     let number = lead.fill().number;
@@ -414,6 +422,14 @@ pub(in crate::upstream) fn judge(
     }
     let search = caching.search.take().filter(|_| caching.key != caching.own);
     Some(Stored { lead, id, meta: Arc::new(meta), search })
+}
+
+/// Whether no filter is going to refuse the response.
+fn is_accepted(request: &Request, status: u16, fields: &FieldList) -> bool {
+    let configuration = Rc::clone(request.configuration());
+    let scope = configuration.http().scope(request.scope);
+    let mut filters = scope.filters.iter();
+    filters.all(|bound| bound.filter.may_be_stored(request, scope.conf(bound.module), status, fields))
 }
 
 /// A response is not stored. Whoever waits for it should not wait for the next one, too.
@@ -506,6 +522,7 @@ pub(in crate::upstream) fn begin(
     finish_head(request, passing.settings);
     let zone = Arc::clone(lead.zone());
     let fill = lead.begin(id, Arc::clone(&meta), head.length);
+    note_entry(request, &zone, id, fill.number);
     if search.is_some_and(|search| search::is_purged(&zone, &search, fill.number)) {
         fill.purge();
     }

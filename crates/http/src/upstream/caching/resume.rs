@@ -125,6 +125,17 @@ fn check(head: &ResponseHead, tag: &[u8], offset: u64, end: Option<u64>, total: 
     Ok(expected)
 }
 
+/// Whether a response with status 206 is one part, of the length that it says, or several of them.
+pub(super) fn is_part(fields: &FieldList, length: Option<u64>) -> bool {
+    let field = |known| fields.iter().find(|field| field.name.known() == Some(known)).map(|field| &*field.value);
+    match field(ResponseField::ContentRange) {
+        Some(range) => parse_content_range(range)
+            .is_some_and(|(range, _)| length.is_none_or(|length| length == range.end - range.start)),
+        None => field(ResponseField::ContentType)
+            .is_some_and(|kind| kind.len() >= 20 && kind[..20].eq_ignore_ascii_case(b"multipart/byteranges")),
+    }
+}
+
 /// `bytes FIRST-LAST/TOTAL`, where the total may not be known.
 fn parse_content_range(text: &[u8]) -> Option<(Range<u64>, Option<u64>)> {
     let rest = text.strip_prefix(b"bytes ")?;

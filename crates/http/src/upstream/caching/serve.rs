@@ -11,10 +11,11 @@ use gale_runtime::{Bytes, Rung, count_piece};
 
 use super::resume::{Remainder, strong_tag};
 use super::stored::{Patience, body_of_file, is_of_disk, note_error, note_late};
-use super::{CacheStatus, Caching, tell_status};
+use super::{CacheStatus, Caching, note_entry, tell_status};
 use crate::cache::CacheZone;
 use crate::cache::fill::{Fill, Found, Stage};
 use crate::cache::format::Meta;
+use crate::cache::key::name_of;
 use crate::cache::memory::{Hot, HotBody};
 use crate::cache::policy::current_age;
 use crate::cache::store::SMALL_BODY;
@@ -51,6 +52,7 @@ pub(super) fn serve_hot(
     status: CacheStatus,
 ) -> Flow {
     Caching::note(request, status);
+    note_entry(request, zone, hot.id, hot.meta.number);
     let flow = serve_head(request, serving, &hot.meta, Rc::clone(&hot.fields), Some(hot.length), true);
     if let Some(flow) = flow {
         return flow;
@@ -79,6 +81,7 @@ pub(super) fn serve_fill(
     meta: &Meta,
     length: Option<u64>,
 ) -> Flow {
+    note_entry(request, zone, name_of(meta), fill.number);
     let fields = Rc::new(meta.fields.clone());
     if let Some(flow) = serve_head(request, serving, meta, fields, length, true) {
         return flow;
