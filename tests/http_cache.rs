@@ -12,6 +12,7 @@ with_each_driver!(
     what_may_not_be_stored_is_not,
     what_has_not_changed_for_long_is_fresh_for_a_part_of_that,
     a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round,
+    answer_without_body_is_the_same_while_and_after_it_is_stored,
     parts_and_conditions_are_answered_out_of_the_cache,
     parts_and_conditions_are_answered_from_a_response_that_is_not_stored,
     what_a_server_says_of_parts_is_kept_where_the_cache_has_none,
@@ -228,6 +229,49 @@ fn a_head_is_answered_from_what_a_get_has_stored_and_the_other_way_round(driver:
     head(&mut client, "/a");
     assert_eq!(outcome(&ask(&mut client, "/a", "")), ("HIT", "1"));
     server.stop();
+}
+
+/// At the instant at which a fill is complete, and from its file.
+fn answer_without_body_is_the_same_while_and_after_it_is_stored(driver: Driver) {
+    let backend = Backend::tcp().serve(|asked, client| {
+        let (status, framing) = match asked.target.split('/').nth(1).unwrap() {
+            "length" => ("200 OK", "Content-Length: 4242\r\n"),
+            "chunked" => ("200 OK", "Transfer-Encoding: chunked\r\n"),
+            "none" => ("204 No Content", ""),
+            "moved" => ("301 Moved Permanently", "Location: /elsewhere\r\nContent-Length: 0\r\n"),
+            "empty" => ("200 OK", "Content-Length: 0\r\n"),
+            _ => unreachable!("{asked:?}"),
+        };
+        client.send(format!("HTTP/1.1 {status}\r\nCache-Control: max-age=60\r\n{framing}\r\n"));
+        true
+    });
+    let cases = [
+        ("HEAD", "length", 200, Some("4242")),
+        ("HEAD", "chunked", 200, None),
+        ("HEAD", "none", 204, None),
+        ("GET", "none", 204, None),
+        ("HEAD", "moved", 301, Some("0")),
+        ("GET", "moved", 301, Some("0")),
+        ("GET", "empty", 200, Some("0")),
+    ];
+    let directory = Directory::new();
+    let place = directory.path().to_str().unwrap();
+    // The second process has them from their files.
+    for _ in 0..2 {
+        let more = "proxy_cache_convert_head off; proxy_cache_key $request_method$uri;";
+        let server = caching_in(driver, place, &backend, more).start();
+        for ((method, kind, status, length), number) in cases.iter().flat_map(|case| (0..20).map(move |at| (case, at)))
+        {
+            let request = format!("{method} /{kind}/{number} HTTP/1.1\r\nHost: a\r\n\r\n");
+            let mut clients = [server.connect(), server.connect()];
+            for at in 0..4 {
+                let response = clients[at % 2].ask(&request);
+                let told = (response.status, response.header("Content-Length"), response.text());
+                assert_eq!(told, (*status, *length, ""), "{method} {kind}: {response:?}");
+            }
+        }
+        server.stop();
+    }
 }
 
 /// A server of ten bytes, of which it offers parts.

@@ -16,7 +16,7 @@ use gale_runtime::{Moment, Timer, files, timeout};
 
 use super::batches::detach_with_others;
 use super::receive::{announced_length, hot_of};
-use super::serve::{Serving, serve_fill, serve_hot};
+use super::serve::{Serving, serve_fill, serve_hot, told_length};
 use super::{AskedBecause, CacheNote, CacheStatus, Caching, Part, Update, count_use, purge, stored};
 use crate::cache::CacheZone;
 use crate::cache::fill::{Fill, Stage};
@@ -477,7 +477,10 @@ fn serve_coming(
     let (meta, length, is_coming) = match fill.stage() {
         Stage::Coming(meta, length) => (meta, length, true),
         // It is only not in its file yet.
-        Stage::Whole(meta) => (meta, Some(fill.received()), false),
+        Stage::Whole(meta) => {
+            let length = told_length(&meta, fill.received());
+            (meta, length, false)
+        }
         _ => return None,
     };
     // Another one may be quicker.

@@ -12,7 +12,7 @@ use gale_runtime::files::likely_device;
 use super::consult::{settings_use, variant_of};
 use super::invalidate::invalidate;
 use super::resume::{is_part, strong_tag};
-use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot};
+use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot, told_length};
 use super::{AskedBecause, CacheNote, CacheStatus, Caching, note_entry};
 use super::{feed, freshen, search};
 use crate::cache::CacheZone;
@@ -230,7 +230,7 @@ fn store_anew(request: &Request, lead: Lead, id: Id, renewed: &Hot, body: Bytes)
     }
     let zone = Arc::clone(lead.zone());
     let meta = Arc::new(renewed.meta.clone());
-    let fill = lead.begin(id, Arc::clone(&meta), Some(renewed.length));
+    let fill = lead.begin(id, Arc::clone(&meta), told_length(&meta, renewed.length));
     if !body.is_empty() {
         // What is small counts for this loop, if it must.
         let _ = feed::append(&fill, body);

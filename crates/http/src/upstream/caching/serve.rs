@@ -9,6 +9,7 @@ use gale_protocol::response::ResponseField;
 use gale_runtime::files::{GrowingReader, Grown, likely_device};
 use gale_runtime::{Bytes, Rung, count_piece};
 
+use super::receive::announced_length;
 use super::resume::{Remainder, strong_tag};
 use super::stored::{Patience, body_of_file, is_of_disk, note_error, note_late};
 use super::{CacheStatus, Caching, note_entry, tell_status};
@@ -53,12 +54,13 @@ pub(super) fn serve_hot(
 ) -> Flow {
     Caching::note(request, status);
     note_entry(request, zone, hot.id, hot.meta.number);
-    let flow = serve_head(request, serving, &hot.meta, Rc::clone(&hot.fields), Some(hot.length), true);
+    let length = told_length(&hot.meta, hot.length);
+    let flow = serve_head(request, serving, &hot.meta, Rc::clone(&hot.fields), length, true);
     if let Some(flow) = flow {
         return flow;
     }
     if request.is_head() {
-        return Flow::Answer(Body::Stream(Box::new(NoBody(Some(hot.length)))));
+        return Flow::Answer(Body::Stream(Box::new(NoBody(length))));
     }
     Flow::Answer(match &hot.body {
         _ if hot.length == 0 => Body::Empty,
@@ -71,6 +73,12 @@ pub(super) fn serve_hot(
             body_of_file(request, zone, hot, (file, *offset), disk_timeout)
         }
     })
+}
+
+/// Length that the head of an entry tells, whose body has this length. An answer to HEAD has no body: its head tells
+/// what the server's head has told, or nothing.
+pub(super) fn told_length(meta: &Meta, body_length: u64) -> Option<u64> {
+    if meta.is_head_only { announced_length(meta) } else { Some(body_length) }
 }
 
 /// Answers with what is coming.
