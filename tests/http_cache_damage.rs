@@ -9,6 +9,8 @@ use support::{Backend, Directory, Driver, Response, Server, Serving, Setup, with
 with_each_driver!(
     no_damaged_byte_of_a_large_body_is_sent_and_the_next_request_fetches_it_anew,
     what_follows_a_damaged_block_comes_from_the_upstream_where_it_can_be_resumed,
+    rest_of_a_damaged_body_is_cut_from_all_of_it_where_the_upstream_sends_no_part,
+    entry_cut_while_it_is_in_use_is_fetched_anew,
     parts_of_a_damaged_body_are_right_or_broken_off,
     a_copy_of_a_damaged_body_gets_no_new_header,
     blocks_are_checked_once_and_go_by_sendfile_from_then_on,
@@ -27,12 +29,14 @@ fn body_of(path: &str) -> Vec<u8> {
     (0..LENGTH).map(|at| (at % 251 + at / 65_536 + salt) as u8).collect()
 }
 
-/// Answers with the body of the path, or the part of it that is asked for; with a strong tag below `/tagged`.
+/// Answers with the body of the path, or the part of it that is asked for; with a strong tag below `/tagged`, and never
+/// with a part below `/tagged-whole`.
 fn origin() -> Serving {
     Backend::tcp().serve(|asked, client| {
         let body = body_of(&asked.target);
         let tag = if asked.target.starts_with("/tagged") { "ETag: \"1\"\r\nAccept-Ranges: bytes\r\n" } else { "" };
-        let range = asked.header("Range").and_then(|range| {
+        let range = asked.header("Range").filter(|_| !asked.target.starts_with("/tagged-whole"));
+        let range = range.and_then(|range| {
             let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
             Some(first.parse::<usize>().ok()?..last.parse::<usize>().ok()? + 1)
         });
@@ -220,6 +224,51 @@ fn what_follows_a_damaged_block_comes_from_the_upstream_where_it_can_be_resumed(
         assert_eq!(asked.header("If-Range").is_some(), damage.is_behind_first_block(), "{damage:?}");
     }
     server.stop();
+}
+
+fn rest_of_a_damaged_body_is_cut_from_all_of_it_where_the_upstream_sends_no_part(driver: Driver) {
+    let (directory, backend) = (Directory::new(), origin());
+    let paths = paths("tagged-whole");
+    damaged(driver, &directory, &backend, &paths);
+    let server = setup(driver, directory.path(), &backend, "").start();
+    for (path, damage) in &paths {
+        // A part of it, too, which ends before the body does.
+        let (fields, wanted) = match damage {
+            Damage::FlipBody(_) => ("Range: bytes=100-280000\r\n", 100..280_001),
+            _ => ("", 0..LENGTH),
+        };
+        let response = read(&server, &get(path, fields));
+        assert!(response.body == body_of(path)[wanted], "{damage:?}: {} bytes", response.body.len());
+    }
+    let resumed = backend.asked().iter().filter(|(_, asked)| asked.header("If-Range").is_some()).count();
+    let behind = DAMAGES.iter().filter(|damage| damage.is_behind_first_block()).count();
+    assert!(resumed > 0 && resumed <= behind, "{resumed}");
+    server.stop();
+}
+
+fn entry_cut_while_it_is_in_use_is_fetched_anew(driver: Driver) {
+    for more in ["", "aio off;"] {
+        let (directory, backend) = (Directory::new(), origin());
+        let server = setup(driver, directory.path(), &backend, more).start();
+        for (number, cut) in [0, 90, 4096, 65_536, 70_000, 131_072, LENGTH - 1].into_iter().enumerate() {
+            let path = format!("/plain{number}");
+            assert!(read(&server, &get(&path, "")).body == body_of(&path));
+            let file = file_of(directory.path(), &path);
+            directory.wait_until("it is stored", |_| file.exists());
+            // Each worker has it open, and has checked it.
+            for _ in 0..8 {
+                assert!(read(&server, &get(&path, "")).body == body_of(&path));
+            }
+            let asked = backend.asked().len();
+            std::fs::File::options().write(true).open(&file).unwrap().set_len(cut as u64).unwrap();
+            let response = read(&server, &get(&path, ""));
+            assert_eq!((response.status, response.header("X-Cache")), (200, Some("MISS")), "cut to {cut}");
+            assert!(response.body == body_of(&path), "cut to {cut}");
+            assert_eq!(backend.asked().len(), asked + 1);
+            assert!(read(&server, &get(&path, "")).body == body_of(&path), "cut to {cut}");
+        }
+        server.stop();
+    }
 }
 
 fn parts_of_a_damaged_body_are_right_or_broken_off(driver: Driver) {

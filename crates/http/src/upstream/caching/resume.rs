@@ -1,7 +1,8 @@
 //! The rest of a response whose disk does not give it: its server is asked for what follows, by `Range` and `If-Range`.
 //!
 //! Parts of two responses are put together only if both have the same strong entity tag (RFC 9110 §13.1.5), and only if
-//! the part is exactly the one that was asked for. Everything else ends the response, and the client notices.
+//! the part is exactly the one that was asked for. A server may send all of the response instead, of the same length:
+//! then what the client has is passed over. Everything else ends the response, and the client notices.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -49,7 +50,10 @@ pub(super) struct Remainder {
     /// Where the part ends that is wanted, and how long the whole is, if that is known.
     end: Option<u64>,
     total: Option<u64>,
-    is_checked: bool,
+    /// Offset of the next bytes from the server; `None` until its head was checked.
+    position: Option<u64>,
+    /// The server sends all of the response.
+    is_all: bool,
 }
 
 impl Remainder {
@@ -66,7 +70,7 @@ impl Remainder {
         let last = end.map(|end| (end - 1).to_string()).unwrap_or_default();
         let range = format!("bytes={offset}-{last}").into_bytes().into();
         let subrequest = Subrequest::repeat(request, Part { range, if_range: Rc::clone(tag) })?;
-        Some(Remainder { subrequest, tag: Rc::clone(tag), offset, end, total, is_checked: false })
+        Some(Remainder { subrequest, tag: Rc::clone(tag), offset, end, total, position: None, is_all: false })
     }
 
     /// The next of it; `None` when all of it has come.
@@ -75,45 +79,75 @@ impl Remainder {
         request: &Request,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<BodyItem, BodyError>>> {
-        if !self.is_checked {
+        if self.position.is_none() {
             let checked = match ready!(self.subrequest.poll_answer(context)) {
                 Some(answer) => check(&answer.response, &self.tag, self.offset, self.end, self.total),
                 None => Err("no answer".to_owned()),
             };
             match checked {
-                Ok(end) => self.end = Some(end),
+                Ok(sent) => {
+                    (self.position, self.end, self.is_all) = (Some(sent.from), Some(sent.wanted_to), sent.is_all)
+                }
                 Err(what) => {
                     let message = format!("{what} for the rest of a cached response");
                     request.log(Level::Error, format_args!("{message}"));
                     return Poll::Ready(Some(Err(BodyError::Other(message))));
                 }
             }
-            self.is_checked = true;
         }
-        let left = self.end.map_or(0, |end| end - self.offset);
-        match ready!(self.subrequest.poll_next(context)) {
-            Some(Ok(item)) if item.length() <= left => {
-                self.offset += item.length();
-                Poll::Ready(Some(Ok(item)))
+        let (mut position, end) = (self.position.unwrap_or(self.offset), self.end.unwrap_or(self.offset));
+        loop {
+            if self.is_all && self.offset == end {
+                // The rest is not wanted.
+                return Poll::Ready(None);
             }
-            Some(Err(error)) => Poll::Ready(Some(Err(error))),
-            None if left == 0 => Poll::Ready(None),
-            _ => {
-                let what = "the rest of a cached response has another length than was said".to_owned();
-                Poll::Ready(Some(Err(BodyError::Short(what))))
+            match ready!(self.subrequest.poll_next(context)) {
+                Some(Ok(item)) if item.length() == 0 => return Poll::Ready(Some(Ok(item))),
+                Some(Ok(item)) if self.is_all || position + item.length() <= end => {
+                    let start = position;
+                    position += item.length();
+                    self.position = Some(position);
+                    if let Some(item) = item.cut(start, &(self.offset..end)) {
+                        self.offset += item.length();
+                        return Poll::Ready(Some(Ok(item)));
+                    }
+                }
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None if self.offset == end => return Poll::Ready(None),
+                _ => {
+                    let what = "the rest of a cached response has another length than was said".to_owned();
+                    return Poll::Ready(Some(Err(BodyError::Short(what))));
+                }
             }
         }
     }
 }
 
-/// Whether an answer is the part that was asked for. Returns where that ends.
-fn check(head: &ResponseHead, tag: &[u8], offset: u64, end: Option<u64>, total: Option<u64>) -> Result<u64, String> {
-    if head.status != 206 {
+/// The part of a response that a server sends.
+#[derive(Debug, PartialEq, Eq)]
+struct Sent {
+    from: u64,
+    /// End of the wanted part.
+    wanted_to: u64,
+    is_all: bool,
+}
+
+/// Checks that an answer has the part that was asked for: as that part, or as all of the response.
+fn check(head: &ResponseHead, tag: &[u8], offset: u64, end: Option<u64>, total: Option<u64>) -> Result<Sent, String> {
+    if !matches!(head.status, 200 | 206) {
         return Err(format!("unexpected status {}", head.status));
     }
     // A server that knows no If-Range may send a part of what has come in its place.
     if *head.etag != *tag {
         return Err("another entity tag".to_owned());
+    }
+    if head.status == 200 {
+        let is_other_length = head.content_length.zip(total).is_some_and(|(told, known)| told != known);
+        if is_other_length {
+            return Err("another length".to_owned());
+        }
+        let wanted_to = end.or(total).or(head.content_length).ok_or("no complete length")?;
+        return Ok(Sent { from: 0, wanted_to, is_all: true });
     }
     let text = head.field(ResponseField::ContentRange).unwrap_or_default();
     let (range, told) = parse_content_range(text).ok_or("an invalid range")?;
@@ -122,10 +156,10 @@ fn check(head: &ResponseHead, tag: &[u8], offset: u64, end: Option<u64>, total: 
     if range != (offset..expected) || is_other_total {
         return Err("another range".to_owned());
     }
-    Ok(expected)
+    Ok(Sent { from: offset, wanted_to: expected, is_all: false })
 }
 
-/// Whether a response with status 206 is one part, of the length that it says, or several of them.
+/// A response with status 206 is one part, of the length that it says, or several parts.
 pub(super) fn is_part(fields: &FieldList, length: Option<u64>) -> bool {
     let field = |known| fields.iter().find(|field| field.name.known() == Some(known)).map(|field| &*field.value);
     match field(ResponseField::ContentRange) {
@@ -159,18 +193,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_part_that_was_asked_for_is_one() {
+    fn only_the_part_that_was_asked_for_is_one_or_all_of_the_same_response() {
         let head = |status, tag: &str, range: &str| {
             let mut head = ResponseHead { status, etag: tag.as_bytes().into(), ..ResponseHead::default() };
             head.set(ResponseField::ContentRange, range.to_owned());
             head
         };
         let judge = |head: &ResponseHead, end| check(head, b"\"a\"", 10, end, Some(20));
-        assert_eq!(judge(&head(206, "\"a\"", "bytes 10-19/20"), Some(20)), Ok(20));
-        assert_eq!(judge(&head(206, "\"a\"", "bytes 10-14/*"), Some(15)), Ok(15));
-        assert_eq!(judge(&head(206, "\"a\"", "bytes 10-19/20"), None), Ok(20));
+        let part = |wanted_to| Ok(Sent { from: 10, wanted_to, is_all: false });
+        assert_eq!(judge(&head(206, "\"a\"", "bytes 10-19/20"), Some(20)), part(20));
+        assert_eq!(judge(&head(206, "\"a\"", "bytes 10-14/*"), Some(15)), part(15));
+        assert_eq!(judge(&head(206, "\"a\"", "bytes 10-19/20"), None), part(20));
+        let all = |length| ResponseHead { content_length: length, ..head(200, "\"a\"", "") };
+        assert_eq!(judge(&all(Some(20)), Some(15)), Ok(Sent { from: 0, wanted_to: 15, is_all: true }));
+        assert_eq!(judge(&all(None), None), Ok(Sent { from: 0, wanted_to: 20, is_all: true }));
+        assert!(judge(&all(Some(21)), Some(20)).is_err(), "another response");
         for wrong in [
-            head(200, "\"a\"", "bytes 10-19/20"),
+            head(200, "\"b\"", ""),
+            head(404, "\"a\"", "bytes 10-19/20"),
             head(206, "\"b\"", "bytes 10-19/20"),
             head(206, "", "bytes 10-19/20"),
             head(206, "W/\"a\"", "bytes 10-19/20"),

@@ -61,6 +61,10 @@ pub(super) async fn begin_to_read(
     if is_readable_now(request, zone, hot, (file, body_at)) {
         return Ok(());
     }
+    if !is_whole(file, body_at + hot.length) {
+        note_damage(request, zone, hot);
+        return Err(Unread::Unusable);
+    }
     let first = first_byte(request, hot.length);
     let (offset, length) = (body_at + first, hot.length - first);
     let piece = FilePiece { file: file.clone(), offset, length };
@@ -107,10 +111,18 @@ pub(super) fn is_readable_now(request: &Request, zone: &CacheZone, hot: &Hot, (f
     let (offset, end) = (body_at + first_byte(request, hot.length), body_at + hot.length);
     let is_checked = hot.blocks.as_ref().is_none_or(|blocks| blocks.checked_length(offset, 1) > 0);
     is_checked
+        && is_whole(file, end)
         && match zone.disk.is_well() {
             true => is_in_memory(file, offset, end) || reads_in_place(request),
             false => !reads_in_place(request) && is_in_use(hot, file, offset..end),
         }
+}
+
+/// The file still reaches to `end`. A user or a failing disk may have cut it since it was opened, and the known pages do
+/// not tell. A file system that waits for others is not asked on a loop; reads
+/// find it there.
+fn is_whole(file: &File, end: u64) -> bool {
+    file.waits_for_others() || file.look_again().is_ok_and(|now| now.size >= end)
 }
 
 /// Whether the first block of this is in constant use.
@@ -246,6 +258,8 @@ struct StoredBody {
     first: Option<FirstPiece>,
     disk_timeout: Duration,
     patience: Patience,
+    /// Turn of the loop in which the file's length was asked for.
+    looked: Moment,
     /// By which the server is asked for the rest.
     tag: Option<Rc<[u8]>>,
     /// What the server sends of the rest.
@@ -265,8 +279,21 @@ impl StoredBody {
         let tag = strong_tag(&hot.meta);
         let patience = Patience::new(disk_timeout, tag.is_some());
         let reader = CheckedReader::new(options.clone(), hot.blocks.clone());
-        let (first, remainder) = (None, None);
-        StoredBody { zone, hot, reader, options, piece, body_at, first, disk_timeout, patience, tag, remainder }
+        StoredBody {
+            zone,
+            hot,
+            reader,
+            options,
+            piece,
+            body_at,
+            first: None,
+            disk_timeout,
+            patience,
+            // Before the head was made.
+            looked: gale_runtime::now(),
+            tag,
+            remainder: None,
+        }
     }
 
     /// What was read already, or what is in memory and checked.
@@ -287,8 +314,12 @@ impl StoredBody {
         if most == 0 {
             return None;
         }
-        // An error is found again when it is read.
+        // An error, or a file that has been cut, is found again when it is read.
         let length = piece.file.sendfile_length(piece.offset, most).unwrap_or(0);
+        let now = gale_runtime::now();
+        if now != std::mem::replace(&mut self.looked, now) && !is_whole(&piece.file, piece.offset + length) {
+            return None;
+        }
         let found = FilePiece { file: piece.file.clone(), offset: piece.offset, length };
         (length > 0 && piece.advance(length).is_ok()).then_some(BodyItem::File(found))
     }
