@@ -510,3 +510,75 @@ fn reader_gets_all_that_was_appended_whatever_goes_wrong() {
     let counts = (spilled.get(), failed.get(), rewritten.get());
     assert!(is_a_sample || counts.0 > 0 && counts.1 > 0 && counts.2 > 0, "{counts:?}");
 }
+
+/// The loop may lease so much; half of it may wait for files.
+const LEASED_MAX: usize = 4 << 20;
+
+fn run_with_little_memory<T>(main: impl Future<Output = T>) -> T {
+    let options = LoopOptions { leased_bytes_max: Some(LEASED_MAX), ..LoopOptions::default() };
+    EventLoop::simulated(&Simulation::new(1, Faults::NONE), options).unwrap().run(main)
+}
+
+#[test]
+fn queues_of_a_loop_hold_a_bounded_backlog_for_a_disk_that_hangs() {
+    let directory = Scratch::new();
+    let pool = ThreadPool::new("hanging", 1, 1000);
+    let (held, receiver) = std::sync::mpsc::channel::<()>();
+    pool.detach(Device::NONE, move || _ = receiver.recv()).unwrap();
+    let loop_options = LoopOptions { leased_bytes_max: Some(LEASED_MAX), ..LoopOptions::default() };
+    EventLoop::new(loop_options).unwrap().run(async {
+        let options = SpillOptions { memory_max: 4096, pool: Some(pool), ..options(&directory, u64::MAX) };
+        let mut queues: Vec<_> = (0..100).map(|_| SpillQueue::new(options.clone())).collect();
+        let mut lengths = vec![0; queues.len()];
+        for ((queue, _), length) in queues.iter_mut().zip(&mut lengths) {
+            while is_ready(queue).await {
+                queue.append(Bytes::from(content(*length, PIECE)));
+                *length += PIECE;
+            }
+        }
+        assert!(queues.iter().all(|(queue, _)| queue.room_bytes() == 0));
+        let waiting: usize = queues.iter().map(|(queue, _)| queue.memory_bytes()).sum();
+        let own = queues.len() * (4096 + PIECE);
+        assert!(waiting <= LEASED_MAX / 2 + own && waiting >= LEASED_MAX / 2, "{waiting}");
+        // Each has its own memory, though the first have all of the backlog.
+        assert!(lengths.iter().all(|&length| length >= 4096), "{lengths:?}");
+        // When the disk goes on, so do all of them.
+        drop(held);
+        for ((queue, _), length) in queues.iter_mut().zip(&mut lengths) {
+            for _ in 0..20 {
+                queue.ready().await;
+                queue.append(Bytes::from(content(*length, PIECE)));
+                *length += PIECE;
+            }
+        }
+        for ((queue, reader), length) in queues.into_iter().zip(lengths) {
+            queue.finish();
+            assert_eq!(read_rest(reader, 0).await.0, length);
+        }
+    });
+}
+
+#[test]
+fn small_surplus_of_many_queues_is_written_when_the_backlog_is_full() {
+    let directory = Scratch::new();
+    run_with_little_memory(async {
+        let options = SpillOptions { memory_max: 4096, ..options(&directory, u64::MAX) };
+        // Of each some waits that is too little for a write.
+        let mut queues: Vec<_> = (0..300).map(|_| SpillQueue::new(options.clone())).collect();
+        for (queue, _) in &mut queues {
+            for at in 0..2 {
+                queue.ready().await;
+                queue.append(Bytes::from(content(at * PIECE, PIECE)));
+            }
+        }
+        // Another queue gets room, although no queue is read.
+        let (mut other, reader) = SpillQueue::new(options);
+        for at in 0..100 {
+            other.ready().await;
+            other.append(Bytes::from(content(at * PIECE, PIECE)));
+        }
+        other.finish();
+        assert_eq!(read_rest(reader, 0).await.0, 100 * PIECE);
+        assert!(queues.iter().any(|(queue, _)| queue.file_bytes() > 0));
+    });
+}

@@ -27,7 +27,10 @@ use crate::upstream::sending::SendError;
 use crate::upstream::store::Storing;
 
 /// Most of a body that is received at once, in bytes.
-const PIECE_BYTES: usize = 64 * 1024;
+pub(super) const PIECE_BYTES: usize = 64 * 1024;
+
+/// Least that is asked for at once, however little room there is.
+const PIECE_BYTES_MIN: usize = 4096;
 
 /// No body, of a response that would have one of this length: the answer to HEAD.
 pub(super) struct NoBody(pub Option<u64>);
@@ -309,8 +312,14 @@ impl UpstreamBody {
         self.broken = Some(error);
     }
 
-    /// Receives the next piece. `None` when the response has ended, in whatever way.
-    pub(super) fn poll_receive(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+    /// Receives the next piece: of so many bytes, unless more has come already. `None` when the response has ended, in
+    /// whatever way.
+    pub(super) fn poll_receive(
+        &mut self,
+        request: &Request,
+        most: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Bytes>> {
         loop {
             if let Some(storing) = &mut self.storing {
                 match storing.poll_room(request, context) {
@@ -345,7 +354,7 @@ impl UpstreamBody {
                 self.fail(BodyError::Request(error));
                 return Poll::Ready(None);
             }
-            let mut max = PIECE_BYTES;
+            let mut max = most;
             if let Some(rate) = &mut self.rate {
                 match rate.poll_allows(answering, context) {
                     Poll::Ready(allowed) => max = max.min(allowed),
@@ -416,7 +425,7 @@ impl BodyStream for UpstreamBody {
             // While the client took its time, nobody has asked the server.
             self.expect_more();
         }
-        match self.poll_receive(request, context) {
+        match self.poll_receive(request, PIECE_BYTES, context) {
             Poll::Ready(Some(piece)) => {
                 self.client_took = true;
                 self.flushing.note_item();
@@ -445,7 +454,9 @@ impl BodyStream for UpstreamBody {
                 self.expect_more();
                 return;
             }
-            match self.poll_receive(request, context) {
+            // A whole piece behind almost all that may be in memory would take as much once more.
+            let most = queue.room_bytes().clamp(PIECE_BYTES_MIN, PIECE_BYTES);
+            match self.poll_receive(request, most, context) {
                 Poll::Ready(Some(piece)) => {
                     if let Some(queue) = self.queue() {
                         queue.append(piece);

@@ -32,7 +32,7 @@ use crate::request::files::{find_path, may_lead_out, pool_of};
 use crate::request::response::FieldList;
 use crate::request::subrequest::{Copy, copy_in_background};
 use crate::upstream::attempt::Passing;
-use crate::upstream::body::UpstreamBody;
+use crate::upstream::body::{PIECE_BYTES, UpstreamBody};
 use crate::upstream::receiving::UpstreamHead;
 use crate::upstream::settings::UpstreamSettings;
 use crate::variables::template::Template;
@@ -311,6 +311,6 @@ impl Storing {
 impl UpstreamBody {
     /// Reads what is left, for what is stored of it.
     async fn read_to_end(&mut self, request: &Request) {
-        while poll_fn(|context| self.poll_receive(request, context)).await.is_some() {}
+        while poll_fn(|context| self.poll_receive(request, PIECE_BYTES, context)).await.is_some() {}
     }
 }

@@ -11,12 +11,16 @@
 //! all of it and nobody sends or reads a piece of it any more. While memory has room nothing is written. When memory is
 //! full, the newest bytes go to the file, up to `file_max`; when that is full, too, the writer waits for the reader.
 //!
+//! All queues of a loop share a bound for the bytes that wait for their files (`backlog.rs`). Beyond it a queue has its
+//! own memory alone.
+//!
 //! A disk that fails loses nothing and stops nobody: what could not be written is still in memory, and the queue goes
 //! on without the file. A slow disk delays the writer, and the reader only if it wants what is in the file.
 //!
 //! It belongs to one loop, which never waits for the file. A [`Spool`](super::Spool) is for what is read again, or by
 //! several.
 
+mod backlog;
 mod state;
 mod store;
 
@@ -96,6 +100,11 @@ impl SpillQueue {
     /// As [`SpillQueue::poll_ready`].
     pub async fn ready(&mut self) {
         poll_fn(|cx| self.poll_ready(cx)).await
+    }
+
+    /// Free room in bytes. A longer piece is taken, too, if there is any room.
+    pub fn room_bytes(&self) -> usize {
+        self.shared.room_bytes()
     }
 
     /// Takes a piece, for which there must be room: once after [`SpillQueue::poll_ready`] has said so. The memory that

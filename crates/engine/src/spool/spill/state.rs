@@ -6,13 +6,14 @@ use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use gale_runtime::files::FileError;
 use gale_runtime::{Buffer, Bytes, PoolError, TaskId, ThreadPool, abort, default_pool, spawn};
 
+use super::backlog::{self, Part};
 use super::{SpillItem, SpillOptions, store};
 use crate::spool::SpoolError;
 use crate::spool::state::{CHUNK_BYTES, COPIED_BELOW, QUEUED_BYTES_MAX, Source, WRITE_BYTES_MIN};
@@ -107,6 +108,12 @@ struct State {
     file: Option<TempFile>,
     /// Why the file is not used any more, until somebody was told.
     failure: Option<FileError>,
+    /// The queue's part of the loop's backlog.
+    backlog: Part,
+    /// It is called when the backlog has room again.
+    is_refused: bool,
+    /// It is called when the backlog is full: too little of it waits to be written before.
+    is_listed: bool,
     writer: Option<Waker>,
     store: Option<Waker>,
     reader: Option<Waker>,
@@ -140,6 +147,9 @@ impl Shared {
             writing: None,
             file: None,
             failure: None,
+            backlog: Part::default(),
+            is_refused: false,
+            is_listed: false,
             writer: None,
             store: None,
             reader: None,
@@ -147,13 +157,37 @@ impl Shared {
         Shared { options, state: RefCell::new(state) }
     }
 
-    pub fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll_ready(self: &Rc<Self>, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state.borrow_mut();
         if state.has_room(&self.options) {
             return Poll::Ready(());
         }
         state.writer = Some(cx.waker().clone());
+        if !backlog::has_room() && !std::mem::replace(&mut state.is_refused, true) {
+            drop(state);
+            backlog::refuse(Rc::downgrade(self));
+        }
         Poll::Pending
+    }
+
+    /// The backlog has room again.
+    pub fn wake_writer(&self) {
+        let mut state = self.state.borrow_mut();
+        state.is_refused = false;
+        let writer = state.writer.take();
+        drop(state);
+        writer.into_iter().for_each(Waker::wake);
+    }
+
+    /// Has what waits written, however little it is: the backlog is full.
+    pub fn write_now(self: &Rc<Self>) {
+        let mut state = self.state.borrow_mut();
+        state.is_listed = false;
+        self.begin_write(state);
+    }
+
+    pub fn room_bytes(&self) -> usize {
+        self.state.borrow().room_bytes(&self.options)
     }
 
     pub fn append(self: &Rc<Self>, piece: Bytes) {
@@ -162,8 +196,12 @@ impl Shared {
             drop(state);
             return;
         }
-        assert!(state.has_room(&self.options), "a piece is appended without room for it");
+        // Others may have filled the backlog since there was room.
+        assert!(state.has_room_beside(&self.options), "a piece is appended without room for it");
         state.push(piece);
+        // The backlog has grown: no queue has to look again.
+        let _ = state.count_backlog(&self.options);
+        self.list_if_small(&mut state);
         self.begin_write(state);
     }
 
@@ -224,9 +262,11 @@ impl Shared {
     pub fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Option<SpillItem>, SpoolError>> {
         let mut state = self.state.borrow_mut();
         if let Some(item) = state.take_next() {
+            let refused = state.count_backlog(&self.options);
             let writer = if state.has_room(&self.options) { state.writer.take() } else { None };
             drop(state);
             writer.into_iter().for_each(Waker::wake);
+            backlog::wake(refused);
             return Poll::Ready(Ok(Some(item)));
         }
         match &state.source {
@@ -252,9 +292,11 @@ impl Shared {
         state.stored = 0..0;
         let file = state.file.take();
         let wakers = [state.writer.take(), state.store.take()];
+        let refused = state.count_backlog(&self.options);
         drop(state);
         drop((head, tail, chunk, file));
         wakers.into_iter().flatten().for_each(Waker::wake);
+        backlog::wake(refused);
     }
 }
 
@@ -268,7 +310,7 @@ impl Shared {
     }
 
     /// What there is to do when nothing is in flight.
-    pub fn poll_write(&self, cx: &mut Context<'_>) -> Poll<Next> {
+    pub fn poll_write(self: &Rc<Self>, cx: &mut Context<'_>) -> Poll<Next> {
         let mut state = self.state.borrow_mut();
         if let Some(length) = state.write_length(&self.options) {
             let from_start = state.is_file_free() && state.stored.end > 0;
@@ -280,7 +322,16 @@ impl Shared {
             return Poll::Ready(Next::GiveUp);
         }
         state.store = Some(cx.waker().clone());
+        self.list_if_small(&mut state);
         Poll::Pending
+    }
+
+    /// Has the queue called when the backlog is full, if less of it waits than is written at once.
+    fn list_if_small(self: &Rc<Self>, state: &mut State) {
+        let is_small = state.backlog.is_some() && state.write_length(&self.options).is_none();
+        if is_small && !std::mem::replace(&mut state.is_listed, true) {
+            backlog::list_small(Rc::downgrade(self));
+        }
     }
 
     /// So much of the write in flight is in the file.
@@ -294,9 +345,11 @@ impl Shared {
         state.stored = if state.stored.is_empty() { end - unread..end } else { state.stored.start..end };
         // It was in memory.
         let spent = state.tail.take(unread as usize);
+        let refused = state.count_backlog(&self.options);
         let writer = if state.has_room(&self.options) { state.writer.take() } else { None };
         drop(state);
         writer.into_iter().for_each(Waker::wake);
+        backlog::wake(refused);
         drop(spent);
     }
 
@@ -345,9 +398,37 @@ impl State {
         }
     }
 
+    /// Tells how much is beyond the queue's own memory. Returns the queues that are to look again.
+    fn count_backlog(&mut self, options: &SpillOptions) -> Vec<Weak<Shared>> {
+        let waits = if options.file_max == 0 { 0 } else { self.memory_bytes().saturating_sub(options.memory_max) };
+        self.backlog.set(waits)
+    }
+
     fn has_room(&self, options: &SpillOptions) -> bool {
-        let waits_for_file = self.file_room(options.file_max).min(QUEUED_BYTES_MAX as u64) as usize;
-        !self.has_reader || self.memory_bytes() < options.memory_max.max(1).saturating_add(waits_for_file)
+        self.room_bytes(options) > 0
+    }
+
+    /// The queue has room by its own bounds, without regard to the backlog.
+    fn has_room_beside(&self, options: &SpillOptions) -> bool {
+        self.room_with(options, self.may_wait(options)) > 0
+    }
+
+    fn room_bytes(&self, options: &SpillOptions) -> usize {
+        let may_wait = if backlog::has_room() { self.may_wait(options) } else { 0 };
+        self.room_with(options, may_wait)
+    }
+
+    /// How much may wait for the file.
+    fn may_wait(&self, options: &SpillOptions) -> usize {
+        self.file_room(options.file_max).min(QUEUED_BYTES_MAX as u64) as usize
+    }
+
+    fn room_with(&self, options: &SpillOptions, may_wait: usize) -> usize {
+        match self.has_reader {
+            true => options.memory_max.max(1).saturating_add(may_wait).saturating_sub(self.memory_bytes()),
+            // Pieces that come are dropped.
+            false => usize::MAX,
+        }
     }
 
     /// How much of the tail is to be written now: all that memory has no room for, when that is enough for a write or
@@ -370,6 +451,8 @@ impl State {
         let length = (self.tail.bytes + self.chunk.len()).min(usize::try_from(file_room).unwrap_or(usize::MAX));
         let length_min = match self.source {
             Source::Whole => 1,
+            // Others wait for it.
+            Source::Open if !backlog::has_room() => 1,
             Source::Open | Source::Failed(_) => (WRITE_BYTES_MIN as u64).min(file_room) as usize,
         };
         (length >= length_min).then_some(length)

@@ -2,7 +2,7 @@
 //! with the queue, with its writer, or when the disk fails.
 
 use std::future::poll_fn;
-use std::rc::Weak;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -27,7 +27,7 @@ struct Storing {
 
 impl Storing {
     /// Calls `f` with the queue, if it is still there.
-    fn with<T>(&self, f: impl FnOnce(&Shared) -> T) -> Option<T> {
+    fn with<T>(&self, f: impl FnOnce(&Rc<Shared>) -> T) -> Option<T> {
         self.queue.upgrade().map(|queue| f(&queue))
     }
 }
@@ -35,7 +35,7 @@ impl Storing {
 impl Drop for Storing {
     fn drop(&mut self) {
         // Nobody is left waiting for a task that has panicked.
-        self.with(Shared::storage_is_gone);
+        self.with(|queue| queue.storage_is_gone());
     }
 }
 
@@ -56,7 +56,7 @@ async fn fill(queue: &Storing) -> Result<(), FileError> {
                 written?;
             }
             Next::GiveUp => {
-                queue.with(Shared::storage_ended);
+                queue.with(|queue| queue.storage_ended());
                 return Ok(());
             }
         }
