@@ -101,6 +101,7 @@ pub struct Setup {
     files: Vec<(String, Vec<u8>)>,
     templates: Vec<(String, String)>,
     is_unprivileged: bool,
+    umask: Option<u32>,
 }
 
 impl Setup {
@@ -115,6 +116,7 @@ impl Setup {
             files: Vec::new(),
             templates: Vec::new(),
             is_unprivileged: false,
+            umask: None,
         }
     }
 
@@ -176,6 +178,12 @@ impl Setup {
         self
     }
 
+    /// With this umask.
+    pub fn umask(mut self, umask: u32) -> Setup {
+        self.umask = Some(umask);
+        self
+    }
+
     /// Starts the server and waits until it is ready.
     #[track_caller]
     pub fn start(self) -> Server {
@@ -213,6 +221,14 @@ impl Setup {
         };
         if sockets.is_empty() {
             command.arg0(self.program);
+        }
+        if let Some(umask) = self.umask {
+            let set_umask = move || {
+                rustix::process::umask(umask.into());
+                Ok(())
+            };
+            // SAFETY: it makes one system call.
+            unsafe { command.pre_exec(set_umask) };
         }
         command.arg("-c").arg(directory.path().join("gale.conf"));
         for word in &self.arguments {

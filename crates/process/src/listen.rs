@@ -163,6 +163,9 @@ pub(super) struct OpenError {
     pub message: String,
 }
 
+/// Permissions of a Unix socket's file: everybody may connect, as in nginx.
+const UNIX_SOCKET_MODE: u32 = 0o666;
+
 /// Opens one socket for `spec`: bound, listening, with the options that matter before that. `test` as for `-t`: a Unix
 /// socket's file is removed again.
 pub(super) fn open_socket(spec: &ListenSpec, share_port: bool, test: bool) -> Result<OwnedFd, OpenError> {
@@ -192,10 +195,15 @@ pub(super) fn open_socket(spec: &ListenSpec, share_port: bool, test: bool) -> Re
             .map_err(failed(format!("setsockopt(IPV6_V6ONLY) {address}")))?;
     }
 
+    let mode = rustix::fs::Mode::from_raw_mode(UNIX_SOCKET_MODE);
+    if family == AddressFamily::UNIX {
+        // bind(2) creates the file with the socket's own permissions, less the umask.
+        rustix::fs::fchmod(&socket, mode).map_err(|error| failed(format!("fchmod() {address}"))(error.into()))?;
+    }
     bind(&socket, address).map_err(failed(format!("bind() to {address}")))?;
     let finish = || {
         if let ListenAddress::Unix(path) = address {
-            let mode = rustix::fs::Mode::from_raw_mode(0o666);
+            // The umask may have taken some away.
             rustix::fs::chmod(path, mode)
                 .map_err(|error| failed(format!("chmod() \"{}\"", path.display()))(error.into()))?;
             if test {

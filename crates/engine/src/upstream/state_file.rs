@@ -7,6 +7,7 @@
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use gale_config::{Diagnostic, Files, Severity, Sources, Span, Statement, parse};
@@ -70,7 +71,9 @@ pub(super) fn write(path: &Path, servers: &[GroupServer]) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let temporary = Path::new(&name);
-    let written = File::create(temporary).and_then(|mut file| {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).mode(0o644);
+    let written = options.open(temporary).and_then(|mut file| {
         file.write_all(text(servers).as_bytes())?;
         file.sync_data()
     });

@@ -10,10 +10,10 @@
 //! that has.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, ReadDir};
+use std::fs::{self, File, OpenOptions, Permissions, ReadDir};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -122,8 +122,8 @@ async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> Arc<Fil
     loop {
         let directory = zone.directory.path.clone();
         let locked = in_pool(zone, move || {
-            let mut options = File::options();
-            options.create(true).read(true).write(true).truncate(false);
+            let mut options = own_file();
+            options.read(true).truncate(false);
             let path = directory.join(LOCK_FILE);
             let mut file = match options.open(&path) {
                 // Somebody has removed it.
@@ -136,6 +136,7 @@ async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> Arc<Fil
             note_directory(&directory, &file)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {
+                    take_from_others(&file);
                     file.set_len(0)?;
                     write!(file, "{}", std::process::id())?;
                     Ok(Ok(file))
@@ -326,10 +327,28 @@ pub fn append_journal(zone: &CacheZone) -> io::Result<()> {
     written
 }
 
+/// Options to create the directory's own files. They are for this user alone: an older journal brings purged responses
+/// back.
+fn own_file() -> OpenOptions {
+    let mut options = File::options();
+    options.write(true).create(true).mode(0o600);
+    options
+}
+
+/// Takes a file from others that an earlier version has created for all to read and write.
+fn take_from_others(file: &File) {
+    let mode = file.metadata().map_or(0, |metadata| metadata.permissions().mode());
+    if mode & 0o077 != 0 {
+        // Refused where the file has another owner.
+        let _ = file.set_permissions(Permissions::from_mode(mode & 0o700));
+    }
+}
+
 /// Appends to the journal with this path. That there are purges is written before they are: none is ever missing
 /// without notice.
 fn append(path: &Path, changes: &Changes) -> io::Result<()> {
-    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    let file = own_file().truncate(false).open(path)?;
+    take_from_others(&file);
     let mut end = file.metadata()?.len();
     if end == 0 {
         end = HEADER_LENGTH as u64;
@@ -372,7 +391,10 @@ fn write_journal(zone: &CacheZone) -> io::Result<()> {
     zone.note_torn_journal();
     // What changes from here on follows.
     drop(zone.take_changes());
-    let mut file = io::BufWriter::with_capacity(1 << 20, File::create(&new)?);
+    let new_file = own_file().truncate(true).open(&new)?;
+    // One that a process has left which was killed.
+    take_from_others(&new_file);
+    let mut file = io::BufWriter::with_capacity(1 << 20, new_file);
     let mut count = 0;
     let mut purges = Changes::default();
     zone.purges.records().iter().for_each(|record| purges.add(record));
