@@ -19,6 +19,7 @@ with_each_driver!(
     servers_are_asked_about_stored_responses_as_the_rules_say,
     answers_about_stored_responses_are_taken_as_the_rules_say,
     conditions_of_clients_are_answered_as_the_rules_say,
+    date_of_stored_response_is_kept_by_the_rfc,
     requests_that_are_not_safe_invalidate_as_the_rules_say,
     uris_that_are_replaced_are_invalidated_by_either_name,
     responses_to_head_freshen_or_invalidate_as_the_rules_say,
@@ -124,7 +125,7 @@ fn http(backend: &Serving, more: &str) -> String {
         server { listen %UNIX%; proxy_cache one; add_header X-Cache $upstream_cache_status always;
         proxy_cache_revalidate on; MORE
         location / { proxy_pass http://BEHIND; }
-        location /usable/ { proxy_cache_use_stale http_503; proxy_pass http://BEHIND; } }";
+        location /usable/ { proxy_cache_use_stale http_503 error; proxy_pass http://BEHIND; } }";
     text.replace("BEHIND", &backend.address).replace("MORE", more)
 }
 
@@ -173,6 +174,7 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ("3.1: Proxy-Authenticate", "Basic realm=a"),
     ("3.1: Proxy-Authentication-Info", "a"),
     ("3.2, 3.1: no-cache with a name", "a"),
+    ("3.4: a part, and the server says that there are none", "HIT 206"),
     ("4.3.4: a 304 that forbids to store", "REVALIDATED 200, HIT 1"),
     ("4.3.5: it may not be stored any more", "HIT a"),
     ("4.3.5: an error", "HIT a"),
@@ -208,6 +210,9 @@ fn origin() -> Serving {
     Backend::tcp().serve(move |asked, client| {
         let count = count.fetch_add(1, Ordering::SeqCst) + 1;
         let number: u64 = asked.header("X-Number").map_or(count, |number| number.parse().unwrap());
+        if asked.header("X-Close").is_some() {
+            return false;
+        }
         let lines =
             |text: &str| text.split('|').filter(|line| !line.is_empty()).map(|line| format!("{line}\r\n")).collect();
         let fields: String = lines(asked.header("X-Fields").unwrap_or_default());
@@ -249,6 +254,9 @@ const fn row(section: &'static str, stored: &'static str, asked: &'static str, e
 const fn usable(section: &'static str, stored: &'static str, expected: [&'static str; 3]) -> Row {
     Row { place: "/usable", ..row(section, stored, "X-Status: 503 Oops\r\n", expected) }
 }
+
+/// The server closes the connection without an answer.
+const CLOSES: &str = "X-Close: 1\r\n";
 
 /// It comes when it is twenty seconds old, and is fresh for forty.
 const YOUNG: &str = "Cache-Control: max-age=60|Age: 20";
@@ -307,6 +315,16 @@ const RULES: &[Row] = &[
     usable("5.2.2.8: proxy-revalidate", "Cache-Control: max-age=60, proxy-revalidate|Age: 90|ETag: \"1\"",
         ["EXPIRED", "HIT", "STALE"]),
     usable("5.2.2.10: s-maxage", "Cache-Control: s-maxage=60|Age: 90|ETag: \"1\"", ["EXPIRED", "HIT", "STALE"]),
+    Row { asked: CLOSES, ..usable("4.2.4: no answer, and the location allows stale use", OLD,
+        ["STALE", "HIT", "STALE"]) },
+    Row { asked: CLOSES, ..usable("5.2.2.2: must-revalidate, and no answer",
+        "Cache-Control: max-age=60, must-revalidate|Age: 90|ETag: \"1\"", ["EXPIRED", "HIT", "STALE"]) },
+    Row { asked: CLOSES, ..usable("5.2.2.8: proxy-revalidate, and no answer",
+        "Cache-Control: max-age=60, proxy-revalidate|Age: 90|ETag: \"1\"", ["EXPIRED", "HIT", "STALE"]) },
+    Row { asked: CLOSES, ..usable("5.2.2.10: s-maxage, and no answer",
+        "Cache-Control: s-maxage=60|Age: 90|ETag: \"1\"", ["EXPIRED", "HIT", "STALE"]) },
+    Row { asked: CLOSES, ..usable("5.2.2.4: no-cache, and no answer",
+        "Cache-Control: no-cache, max-age=60|ETag: \"1\"", ["EXPIRED", "MISS", "MISS"]) },
     row("4.3.4: a 304 renews it", OLD, "X-Status: 304 Not Modified\r\n", ["REVALIDATED", "HIT", "REVALIDATED"]),
     row("9213 2.2: CDN-Cache-Control", "CDN-Cache-Control: max-age=60|Cache-Control: no-store", "",
         ["HIT", "MISS", "HIT"]),
@@ -485,7 +503,12 @@ const STORED: &[StoringRow] = &[
     stored("3: HEAD, for which GET is sent", ["HEAD", "200 OK"], FRESH, ["HIT"; 3]),
     stored("3: POST", ["POST", "200 OK"], FRESH, ["MISS"; 3]),
     stored("3: POST, and the URI that its answer is of", ["POST", "200 OK"],
-        "Cache-Control: max-age=60|Content-Location: /3", ["MISS"; 3]),
+        "Cache-Control: max-age=60|Content-Location: /3", ["HIT", "MISS", "MISS"]),
+    stored("3: POST, and the URI of something else", ["POST", "200 OK"],
+        "Cache-Control: max-age=60|Content-Location: /elsewhere", ["MISS"; 3]),
+    stored("3: POST, and nothing says for how long", ["POST", "200 OK"], "Content-Location: /5", ["MISS"; 3]),
+    stored("3: POST that has created something", ["POST", "201 Created"],
+        "Cache-Control: max-age=60|Content-Location: /6", ["MISS"; 3]),
     stored("3: PUT", ["PUT", "200 OK"], FRESH, ["MISS"; 3]),
     stored("3: PATCH", ["PATCH", "200 OK"], FRESH, ["MISS"; 3]),
     stored("3: DELETE", ["DELETE", "200 OK"], FRESH, ["MISS"; 3]),
@@ -667,19 +690,25 @@ const CONDITIONS: &[ConditionRow] = &[
     condition("4.3.2: the same date", "If-Modified-Since: Thu, 26 Nov 2026 03:00:00 GMT\r\n", [304; 3]),
     condition("4.3.2: an earlier date", "If-Modified-Since: Thu, 26 Nov 2026 02:00:00 GMT\r\n", [200; 3]),
     // `if_modified_since exact`, which is the default; `before` answers it with 304.
-    condition("4.3.2: a later date", "If-Modified-Since: Thu, 26 Nov 2026 04:00:00 GMT\r\n", [200; 3]),
+    condition("4.3.2: a later date", "If-Modified-Since: Thu, 26 Nov 2026 04:00:00 GMT\r\n", [304, 200, 200]),
     condition("4.3.2: a date that is none", "If-Modified-Since: yesterday\r\n", [200; 3]),
     condition("4.3.2: another tag counts before the date",
         "If-None-Match: \"2\"\r\nIf-Modified-Since: Thu, 26 Nov 2026 03:00:00 GMT\r\n", [200; 3]),
-    // nginx's order, also for files: both have to agree.
+    // By nginx's order, which is that of files, both have to agree.
     condition("4.3.2: the same tag, and an earlier date",
-        "If-None-Match: \"1\"\r\nIf-Modified-Since: Thu, 26 Nov 2026 02:00:00 GMT\r\n", [200; 3]),
+        "If-None-Match: \"1\"\r\nIf-Modified-Since: Thu, 26 Nov 2026 02:00:00 GMT\r\n", [304, 200, 200]),
     condition("4.3.2: If-Match", "If-Match: \"1\"\r\n", [200; 3]),
     condition("4.3.2: If-Match, and it is another one", "If-Match: \"2\"\r\n", [412; 3]),
     condition("4.3.2: If-Unmodified-Since, and it has changed",
         "If-Unmodified-Since: Thu, 26 Nov 2026 02:00:00 GMT\r\n", [412; 3]),
+    ConditionRow { stored: "Date: Fri, 26 Nov 2100 03:00:00 GMT", ..condition("4.3.2: the date that it came with",
+        "If-Modified-Since: Fri, 26 Nov 2100 03:00:00 GMT\r\n", [304, 200, 200]) },
     // Parts are not put together (decision 0028); what is whole has them all.
     condition("3.4: a part of what is stored whole", "Range: bytes=2-3\r\n", [206; 3]),
+    ConditionRow { stored: "ETag: \"1\"", ..condition("3.4: a part, though the server offers none",
+        "Range: bytes=0-0\r\n", [206, 200, 200]) },
+    ConditionRow { stored: "Accept-Ranges: none", ..condition("3.4: a part, and the server says that there are none",
+        "Range: bytes=0-0\r\n", [200; 3]) },
     condition("4.3.2: If-Range", "Range: bytes=0-1\r\nIf-Range: \"1\"\r\n", [206; 3]),
     condition("4.3.2: If-Range, and it is another one", "Range: bytes=0-1\r\nIf-Range: \"2\"\r\n", [200; 3]),
     ConditionRow { stored: CHANGED, ..condition("4.3.2: a tag, and none is stored", "If-None-Match: \"1\"\r\n",
@@ -708,6 +737,26 @@ fn answer_conditions(tried: &Tried, _: &Serving) -> Vec<Found> {
         Found::new(row.section, format!("HIT {}", row.expected[tried.column()]), found)
     };
     CONDITIONS.iter().enumerate().map(try_row).collect()
+}
+
+/// The `Date` of a stored response is the one that it came with; by nginx's rules each response has today's.
+fn date_of_stored_response_is_kept_by_the_rfc(driver: Driver) {
+    let (backend, date) = (origin(), "Fri, 26 Nov 2100 03:00:00 GMT");
+    for (more, is_kept) in [
+        ("proxy_cache_conformance rfc9111;", true),
+        ("proxy_cache_conformance rfc9111; proxy_hide_header Date;", false),
+        ("", false),
+        ("proxy_cache_conformance nginx;", false),
+    ] {
+        let server = Setup::http(driver, &http(&backend, more)).start();
+        let mut client = server.connect();
+        ask(&mut client, "/a", &format!("X-Fields: Date: {date}|{FRESH}\r\n"));
+        let response = ask(&mut client, "/a", "");
+        assert_eq!(values(&response, "X-Cache"), "HIT");
+        let found = values(&response, "Date");
+        assert!(found.len() == date.len() && (found == date) == is_kept, "{more}: {found}");
+        server.stop();
+    }
 }
 
 /// A rule about requests that are not safe: the method, status and fields of the response, for `/N/a`; what is asked

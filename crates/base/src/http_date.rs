@@ -1,7 +1,7 @@
 //! HTTP dates: writes IMF-fixdate, reads all three forms that RFC 9110 §5.6.7 asks a recipient to accept.
 //!
 //! Reads no clock: a two-digit year below 70 means 20xx, as in nginx. The name of the weekday is not compared with
-//! the date (nginx does not either). Dates before 1970 are refused.
+//! the date (nginx does not either). Names are read in any case, as a cache should read them (RFC 9111 §4.2). Dates before 1970 are refused.
 //! Invariant: `parse(&format(t)) == Some(t)` for every `t` up to [`SECONDS_MAX`].
 
 /// The last second that an HTTP date can write: the end of the year 9999.
@@ -87,7 +87,9 @@ impl Cursor<'_> {
         };
         self.expect(b' ')?;
         let second_of_day = self.second_of_day()?;
-        self.rest = self.rest.strip_prefix(b" GMT")?;
+        let (zone, rest) = self.rest.split_first_chunk::<4>()?;
+        zone.eq_ignore_ascii_case(b" GMT").then_some(())?;
+        self.rest = rest;
         Some((date, second_of_day))
     }
 
@@ -118,7 +120,7 @@ impl Cursor<'_> {
     fn month(&mut self) -> Option<u64> {
         let (name, rest) = self.rest.split_first_chunk::<3>()?;
         self.rest = rest;
-        MONTHS.iter().position(|month| *month == name).map(|index| index as u64 + 1)
+        MONTHS.iter().position(|month| month.eq_ignore_ascii_case(name)).map(|index| index as u64 + 1)
     }
 
     fn digits(&mut self, count: usize) -> Option<u64> {
@@ -202,6 +204,7 @@ mod tests {
         for text in ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
             assert_eq!(parse(text.as_bytes()), Some(NOVEMBER_1994), "{text}");
         }
+        assert_eq!(parse(b"SUN, 06 nov 1994 08:49:37 gmt"), Some(NOVEMBER_1994));
         assert_eq!(parse(b"Mon Nov 28 08:49:37 1994"), Some(NOVEMBER_1994 + 22 * 86_400));
         assert_eq!(parse(b"Friday, 01-Jan-38 00:00:00 GMT"), Some(2_145_916_800));
     }
@@ -235,7 +238,6 @@ mod tests {
             "Sun, 06 Nov 1994 08:49:37 CET",
             "Sun, 06 Nov 1994 08:49:37 GMT ",
             "Sun, 6 Nov 1994 08:49:37 GMT",
-            "Sun, 06 nov 1994 08:49:37 GMT",
             "Sun Nov 6 08:49:37 1994",
         ] {
             assert_eq!(parse(text.as_bytes()), None, "{text}");

@@ -397,6 +397,8 @@ fn pack_response(response: &ResponseHead, packer: &mut Packer<'_>) {
         fields,
         has_trailers,
         is_from_upstream,
+        // A tunnel has no conditions.
+        follows_rfc_conditions: _,
         omits_server,
         reason,
     } = response;

@@ -41,6 +41,8 @@ pub struct ResponseHead {
     pub has_trailers: bool,
     /// Another server gave it, which has seen the request's conditions, too.
     pub is_from_upstream: bool,
+    /// Conditions are judged in the order of RFC 9110 §13.2.2, not in nginx's.
+    pub follows_rfc_conditions: bool,
     /// Whether it has no `Server` field unless it is given one.
     pub omits_server: bool,
     /// A reason phrase of its own, see [`ResponseHead::reason`].
@@ -70,6 +72,7 @@ impl ResponseHead {
             fields,
             has_trailers,
             is_from_upstream,
+            follows_rfc_conditions,
             omits_server,
             reason,
         } = self;
@@ -83,6 +86,7 @@ impl ResponseHead {
         fields.clear();
         *has_trailers = false;
         *is_from_upstream = false;
+        *follows_rfc_conditions = false;
         *omits_server = false;
         *reason = None;
     }
@@ -96,6 +100,7 @@ impl ResponseHead {
     pub fn clear_entity(&mut self) {
         self.reason = None;
         self.is_from_upstream = false;
+        self.follows_rfc_conditions = false;
         self.omits_server = false;
         self.content_type.clear();
         self.content_length = None;

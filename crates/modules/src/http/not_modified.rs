@@ -3,6 +3,9 @@
 //!   If-Modified-Since, If-None-Match        304 when nothing has changed
 //! (RFC 9110 §13; <https://nginx.org/en/docs/http/ngx_http_core_module.html#if_modified_since>)
 //!
+//! A response out of a cache that follows RFC 9111 is judged by the RFC's order: an entity tag decides before a date, a
+//! later date than the response's spares the body, too, and without `Last-Modified` the response's own `Date` counts.
+//!
 //! It has no directives of its own: `if_modified_since` is the core's. Only a
 //! response of status 200 is judged; every other one means that the condition
 //! does not apply. Nothing is read and nothing is compared but the head.
@@ -20,6 +23,7 @@ use gale_http::request::body::Body;
 use gale_http::request::filters::{Filtered, Judge};
 use gale_http::request::response::ResponseHead;
 use gale_protocol::request::{KnownHeader, KnownHeaders};
+use gale_protocol::response::ResponseField;
 
 /// See the file's head.
 pub static MODULE: Module = Module {
@@ -86,6 +90,9 @@ impl Conditions<'_> {
     /// body, of which all that are there must agree.
     fn judge(&self, head: &ResponseHead) -> Verdict {
         let modified = head.last_modified;
+        if head.follows_rfc_conditions {
+            return self.judge_by_rfc(head);
+        }
         if self.unmodified_since.is_some_and(|date| !is_unmodified(date, modified)) {
             return Verdict::Failed;
         }
@@ -102,6 +109,28 @@ impl Conditions<'_> {
             return Verdict::Send;
         }
         Verdict::NotModified
+    }
+
+    /// The RFC's order: of two conditions of a kind the one about the entity tag decides alone.
+    fn judge_by_rfc(&self, head: &ResponseHead) -> Verdict {
+        let field = |known| head.field(known).and_then(http_date::parse);
+        let modified = head.last_modified.or_else(|| field(ResponseField::LastModified));
+        let may_go_on = match (self.matches, self.unmodified_since) {
+            (Some(list), _) => lists(list, &head.etag, Comparison::Strong),
+            (None, Some(date)) => is_unmodified(date, modified),
+            (None, None) => true,
+        };
+        if !may_go_on {
+            return Verdict::Failed;
+        }
+        let is_same = match (self.none_match, self.modified_since) {
+            (Some(list), _) => lists(list, &head.etag, Comparison::Weak),
+            (None, Some(date)) if self.how != IfModifiedSince::Off => {
+                !is_modified(date, modified.or_else(|| field(ResponseField::Date)), IfModifiedSince::Before)
+            }
+            (None, _) => false,
+        };
+        if is_same { Verdict::NotModified } else { Verdict::Send }
     }
 }
 
@@ -259,6 +288,27 @@ mod tests {
         assert_eq!(judge(AT, b"\"tag\""), Verdict::NotModified);
         assert_eq!(judge(BEFORE, b"\"tag\""), Verdict::Send);
         assert_eq!(judge(AT, b"\"other\""), Verdict::Send);
+    }
+
+    #[test]
+    fn tag_decides_before_date_by_the_rfc() {
+        let head = ResponseHead { follows_rfc_conditions: true, ..head() };
+        let both = |date, list| Conditions { modified_since: Some(date), none_match: Some(list), ..NONE }.judge(&head);
+        assert_eq!(both(BEFORE, b"\"tag\""), Verdict::NotModified);
+        assert_eq!(both(AT, b"\"other\""), Verdict::Send);
+        let date = |date| Conditions { modified_since: Some(date), ..NONE }.judge(&head);
+        assert_eq!((date(AT), date(AFTER), date(BEFORE)), (Verdict::NotModified, Verdict::NotModified, Verdict::Send));
+        let fails = |date, list| Conditions { unmodified_since: Some(date), matches: Some(list), ..NONE }.judge(&head);
+        assert_eq!((fails(BEFORE, b"\"tag\""), fails(AFTER, b"\"other\"")), (Verdict::Send, Verdict::Failed));
+    }
+
+    #[test]
+    fn date_of_response_stands_in_for_last_modified_by_the_rfc() {
+        let mut head = ResponseHead { follows_rfc_conditions: true, last_modified: None, ..head() };
+        let judge = |head: &ResponseHead, date| Conditions { modified_since: Some(date), ..NONE }.judge(head);
+        assert_eq!(judge(&head, AFTER), Verdict::Send);
+        head.set(ResponseField::Date, std::str::from_utf8(AT).unwrap().to_owned());
+        assert_eq!((judge(&head, AT), judge(&head, BEFORE)), (Verdict::NotModified, Verdict::Send));
     }
 
     #[test]

@@ -108,8 +108,10 @@ impl ResponseDirectives {
         if members.is_empty() {
             return None;
         }
-        let texts: Vec<_> =
-            members.iter().filter_map(|(name, member)| Some((name.as_str(), text_of(member)?))).collect();
+        let texts: Vec<_> = members
+            .iter()
+            .filter_map(|(name, member)| Some((name.as_str(), text_of(name.as_str(), member)?)))
+            .collect();
         Some(ResponseDirectives::of(texts.iter().map(|(name, value)| (name.as_bytes(), value.as_deref()))))
     }
 
@@ -208,9 +210,11 @@ impl RequestDirectives {
 
 /// A member of a dictionary as the value of a directive, `Some(None)` for one without a value; `None` for what is said
 /// not to hold, and for what no directive has.
-fn text_of(member: &ListEntry) -> Option<Option<Vec<u8>>> {
+fn text_of(name: &str, member: &ListEntry) -> Option<Option<Vec<u8>>> {
     let ListEntry::Item(item) = member else { return None };
     match &item.bare_item {
+        // Digits in quotes are no number, either. (RFC 9213 §2.1)
+        BareItem::String(_) | BareItem::Token(_) if is_number(name) => Some(Some(b"none".to_vec())),
         BareItem::Boolean(holds) => holds.then_some(None),
         BareItem::Integer(number) => Some(Some(i64::from(*number).to_string().into_bytes())),
         // No directive has such a number: it counts as an invalid one.
@@ -219,6 +223,11 @@ fn text_of(member: &ListEntry) -> Option<Option<Vec<u8>>> {
         BareItem::Token(text) => Some(Some(text.as_str().into())),
         _ => None,
     }
+}
+
+/// The directive's value has to be a number of seconds.
+fn is_number(name: &str) -> bool {
+    matches!(name, "max-age" | "s-maxage" | "stale-while-revalidate" | "stale-if-error")
 }
 
 /// A number of seconds; `None` if it is none. (RFC 9111 §1.2.2)

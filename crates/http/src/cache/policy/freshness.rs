@@ -326,10 +326,8 @@ fn directives(response: &Judged<'_>) -> (ResponseDirectives, bool) {
 fn check_permission(response: &Judged<'_>, directives: &ResponseDirectives) -> Result<LeftOut, NotStored> {
     use super::cache_control::Named;
     let rules = response.rules;
-    let is_understood = matches!(response.status, 200 | 203 | 204 | 206 | 300 | 301 | 302 | 303 | 304 | 307 | 308)
-        || matches!(response.status, 400..=599);
     if directives.must_understand && rules.obeys_must_understand {
-        if !is_understood {
+        if !is_understood(response.status) {
             return Err(NotStored::NotUnderstood);
         }
     } else if directives.no_store {
@@ -345,6 +343,12 @@ fn check_permission(response: &Judged<'_>, directives: &ResponseDirectives) -> R
         _ => return Err(NotStored::NoCache),
     }
     Ok(directives.private.fields().iter().chain(directives.no_cache.fields()).cloned().collect())
+}
+
+/// Statuses whose meaning for caches is known: those of RFC 9110 §15, RFC 6585 and RFC 7725. (§5.2.2.3)
+fn is_understood(status: u16) -> bool {
+    matches!(status, 200..=206 | 300..=305 | 307 | 308 | 400..=417 | 421 | 422 | 426 | 428 | 429 | 431 | 451)
+        || matches!(status, 500..=505 | 511)
 }
 
 /// What allows to store the response to a request with `Authorization`. (§3.5)

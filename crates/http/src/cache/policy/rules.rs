@@ -49,6 +49,15 @@ pub struct Rules {
     pub refuses_parts: bool,
     /// Cookies do not keep a response from being stored. (§7.3)
     pub stores_cookies: bool,
+    /// Conditions of clients are judged in the RFC's order. (§4.3.2; RFC 9110 §13.2.2)
+    pub rfc_conditions: bool,
+    /// Parts are cut of a whole stored response although its server did not offer parts. (§3.4; RFC 9110 §14.2)
+    pub cuts_parts_always: bool,
+    /// A stored response is sent with the `Date` that it came with. (§3.1; RFC 9110 §6.6.1)
+    pub keeps_date: bool,
+    /// A response to POST is stored for GET if it names its own URI and says for how long it is fresh.
+    /// (RFC 9110 §9.3.3)
+    pub stores_posts: bool,
 }
 
 impl Conformance {
@@ -73,6 +82,10 @@ impl Conformance {
                 obeys_must_understand: false,
                 refuses_parts: false,
                 stores_cookies: false,
+                rfc_conditions: false,
+                cuts_parts_always: false,
+                keeps_date: false,
+                stores_posts: false,
             },
             Conformance::Mixed => Rules {
                 parses_directives: true,
@@ -95,6 +108,10 @@ impl Conformance {
                 stale_if_error_status: true,
                 obeys_requests: true,
                 stores_cookies: true,
+                rfc_conditions: true,
+                cuts_parts_always: true,
+                keeps_date: true,
+                stores_posts: true,
                 ..Conformance::Mixed.rules()
             },
         }

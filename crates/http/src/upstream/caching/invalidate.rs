@@ -63,6 +63,20 @@ pub(super) fn invalidate(request: &Request, passing: &Passing<'_>, caching: &Cac
     }
 }
 
+/// The response has a `Content-Location` with the request's own URI, so it also answers a GET of that URI.
+/// (RFC 9110 §8.7)
+pub(super) fn stands_for_get(request: &Request, passing: &Passing<'_>, caching: &Caching, fields: &FieldList) -> bool {
+    let names = passing.rewriter.server_names(request);
+    let asked = Asked::of(request, passing, &names);
+    let Some((prefix, side)) = asked.side_of(&caching.key) else { return false };
+    let mut named = fields.iter().filter(|field| field.name.eq_ignore_ascii_case(b"Content-Location"));
+    let named = named.next().filter(|_| named.next().is_none());
+    named.is_some_and(|field| {
+        let targets = asked.targets(request, side, &field.value);
+        targets.iter().any(|target| [prefix, target].concat() == *caching.key)
+    })
+}
+
 /// Whose targets a key has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {

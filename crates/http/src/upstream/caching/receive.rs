@@ -4,13 +4,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use gale_protocol::http1::lists_token;
-use gale_protocol::request::KnownHeader;
+use gale_protocol::request::{KnownHeader, Method};
 use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
 use gale_runtime::files::likely_device;
 
 use super::consult::{settings_use, variant_of};
-use super::invalidate::invalidate;
+use super::invalidate::{invalidate, stands_for_get};
 use super::resume::{is_part, strong_tag};
 use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot, told_length};
 use super::{AskedBecause, CacheNote, CacheStatus, Caching, note_entry};
@@ -292,6 +292,8 @@ pub(in crate::upstream) fn note_of_user(request: &mut Request) {
 fn judge_fields(request: &Request, settings: &UpstreamSettings, status: u16, fields: &FieldList, now: u64) -> Storing {
     let ignored = settings.ignored;
     let cache = &settings.cache;
+    // A response to POST needs a lifetime of its own to be stored. (RFC 9110 §9.3.3)
+    let may_guess = cache.takes(request.method());
     judge_storing(&Judged {
         status,
         fields,
@@ -305,8 +307,8 @@ fn judge_fields(request: &Request, settings: &UpstreamSettings, status: u16, fie
             set_cookie: ignored.has(Ignored::SET_COOKIE),
             vary: ignored.has(Ignored::VARY),
         },
-        valid: cache.valid_for(status),
-        heuristic: cache.heuristic.get_opt().copied().flatten(),
+        valid: cache.valid_for(status).filter(|_| may_guess),
+        heuristic: cache.heuristic.get_opt().copied().flatten().filter(|_| may_guess),
         rules: cache.conformance.get().rules(),
     })
 }
@@ -326,7 +328,17 @@ pub(in crate::upstream) fn judge(
         if (200..400).contains(&head.status) {
             invalidate(request, passing, &caching, fields);
         }
-        return None;
+        let is_for_get = request.method() == Method::Post
+            && head.status == 200
+            && settings.cache.conformance.get().rules().stores_posts
+            && stands_for_get(request, passing, &caching, fields)
+            && matches!(judge_fields(request, settings, head.status, fields, now), Storing::Store { .. });
+        if !is_for_get {
+            return None;
+        }
+        // Its number is later than the purge of a moment ago.
+        caching.lead = Some(caching.zone.begin_beside(&caching.primary, caching.id, gale_runtime::now()));
+        caching.may_store = true;
     }
     if !caching.may_store {
         // Those who pass the cache by say so themselves.
@@ -424,7 +436,7 @@ pub(in crate::upstream) fn judge(
     Some(Stored { lead, id, meta: Arc::new(meta), search })
 }
 
-/// Whether no filter is going to refuse the response.
+/// No filter is going to refuse the response.
 fn is_accepted(request: &Request, status: u16, fields: &FieldList) -> bool {
     let configuration = Rc::clone(request.configuration());
     let scope = configuration.http().scope(request.scope);

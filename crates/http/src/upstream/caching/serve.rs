@@ -156,6 +156,17 @@ fn serve_head(
         let age = current_age(&meta.lifetime, gale_runtime::wall_seconds());
         request.response.set(ResponseField::Age, FieldText::from(age.to_string()));
     }
+    // By itself `Date` is hidden since a server's own clock is shown; who hides it by name means it.
+    let is_hidden = || {
+        let names = serving.settings.hide_header.get_opt().map(Vec::as_slice).unwrap_or_default();
+        names.iter().any(|name| name.eq_ignore_ascii_case(b"Date"))
+    };
+    if rules.keeps_date
+        && let Some(date) = fields.iter().find(|field| field.name.known() == Some(ResponseField::Date))
+        && !is_hidden()
+    {
+        request.response.set(ResponseField::Date, date.value.clone());
+    }
     tell_status(request, &serving.settings.cache, Some(&meta.lifetime), false);
     None
 }
@@ -163,10 +174,12 @@ fn serve_head(
 /// What is different in the head of an answer that may come out of a cache: it is judged by the request's conditions,
 /// and parts of it can be had. No other status than 200 has parts: what the server says of them there is the server's.
 pub(in crate::upstream) fn finish_head(request: &mut Request, settings: &UpstreamSettings) {
+    let rules = settings.cache.conformance.get().rules();
     let response = &mut request.response;
     response.is_from_upstream = false;
-    let offers_ranges =
-        response.status == 200 && response.field(ResponseField::AcceptRanges).is_some_and(|value| value != b"none");
+    response.follows_rfc_conditions = rules.rfc_conditions;
+    let told = response.field(ResponseField::AcceptRanges);
+    let offers_ranges = response.status == 200 && told.map_or(rules.cuts_parts_always, |value| value != b"none");
     if offers_ranges || *settings.force_ranges.get() {
         response.allows_ranges = true;
         response.remove(ResponseField::AcceptRanges);
