@@ -17,6 +17,7 @@ with_each_driver!(
     parts_and_conditions_are_answered_from_a_response_that_is_not_stored,
     what_a_server_says_of_parts_is_kept_where_the_cache_has_none,
     variants_are_told_apart_by_the_fields_that_vary_names,
+    languages_share_a_variant_in_any_order_where_the_location_says_so,
     a_304_renews_what_is_stored,
     something_stale_is_used_where_that_is_allowed,
     what_is_stale_is_fetched_anew_beside_the_request,
@@ -364,6 +365,23 @@ fn variants_are_told_apart_by_the_fields_that_vary_names(driver: Driver) {
     assert_eq!((get("a", ""), get("b", "")), ("HIT 1".into(), "HIT 2".into()));
     assert_eq!((get("c, d", ""), get("c ,d", "")), ("MISS 3".into(), "HIT 3".into()));
     server.stop();
+}
+
+fn languages_share_a_variant_in_any_order_where_the_location_says_so(driver: Driver) {
+    for (more, then) in [("proxy_cache_normalize_language on;", "HIT"), ("", "MISS")] {
+        let backend = origin();
+        let server = caching(driver, &backend, more);
+        let mut client = server.connect();
+        let mut ask = |languages: &str| {
+            let fields = format!("X-Fields: Cache-Control: max-age=60|Vary: Accept-Language\r\n{languages}\r\n");
+            outcome(&ask(&mut client, "/a", &fields)).0.to_owned()
+        };
+        assert_eq!(ask("Accept-Language: en, de;q=0.5"), "MISS");
+        assert_eq!(ask("Accept-Language: EN,de;q=0.5"), then);
+        assert_eq!(ask("Accept-Language: de; q=0.5, en"), then);
+        assert_eq!(ask("Accept-Language: de, en;q=0.5"), "MISS");
+        server.stop();
+    }
 }
 
 fn a_304_renews_what_is_stored(driver: Driver) {

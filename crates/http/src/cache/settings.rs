@@ -189,6 +189,8 @@ pub struct CacheSettings {
     pub conformance: Setting<Conformance>,
     /// `cache_no_vary_search`
     pub no_vary_search: Setting<bool>,
+    /// `cache_normalize_language`
+    pub normalize_language: Setting<bool>,
     /// `cache_disk_timeout`: how long a request waits for its disk.
     pub disk_timeout: Setting<Duration>,
     /// `cache_purge`

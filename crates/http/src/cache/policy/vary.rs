@@ -2,7 +2,7 @@
 //!
 //! The names are in lower case, in order and each once, so that lists that mean the same are the same; values are
 //! compared without the white space round their commas. Fields that no client sends twice in one way are the site's to
-//! normalise.
+//! normalise, but for `Accept-Language`: a location may have its case, order and repetitions ignored.
 
 /// Most bytes of all names together; a longer list is not stored.
 pub const NAMES_MAX: usize = 512;
@@ -48,15 +48,21 @@ impl Vary {
 }
 
 /// Appends what a request has in these fields: of each name its values, joined by commas, and a separator that no value
-/// can contain. `values` gives those of one field in their order.
+/// can contain. `values` gives those of one field in their order. Of `Accept-Language` the languages are sorted, in lower
+/// case and each once, if the location wants that.
 pub fn append_variant<'r, I: Iterator<Item = &'r [u8]>>(
     names: &[u8],
     mut values: impl FnMut(&[u8]) -> I,
+    normalizes_language: bool,
     out: &mut Vec<u8>,
 ) {
     for name in names.split(|&byte| byte == b',') {
         out.extend_from_slice(name);
         out.push(b':');
+        if normalizes_language && name == b"accept-language" {
+            append_languages(values(name), out);
+            continue;
+        }
         let mut is_first = true;
         for value in values(name) {
             for part in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|part| !part.is_empty()) {
@@ -69,6 +75,20 @@ pub fn append_variant<'r, I: Iterator<Item = &'r [u8]>>(
         }
         out.push(b'\n');
     }
+}
+
+/// Appends the languages of these values, with their weights, as one list that is the same for all orders.
+fn append_languages<'r>(values: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) {
+    let parts = values.flat_map(|value| value.split(|&byte| byte == b','));
+    let plain = |part: &[u8]| {
+        let visible = part.iter().filter(|byte| !byte.is_ascii_whitespace());
+        visible.map(u8::to_ascii_lowercase).collect::<Vec<u8>>()
+    };
+    let mut languages: Vec<Vec<u8>> = parts.map(plain).filter(|part| !part.is_empty()).collect();
+    languages.sort_unstable();
+    languages.dedup();
+    out.extend_from_slice(&languages.join(&b','));
+    out.push(b'\n');
 }
 
 #[cfg(test)]
@@ -96,12 +116,30 @@ mod tests {
                 let count = if name == b"accept" { values.len() } else { 0 };
                 values[..count].iter().map(|value| value.as_bytes())
             };
-            append_variant(b"accept,x", of_accept, &mut out);
+            append_variant(b"accept,x", of_accept, true, &mut out);
             out
         };
         assert_eq!(variant(&["a, b"]), variant(&["a ,b"]));
         assert_eq!(variant(&["a", "b"]), variant(&["a,b"]));
         assert_ne!(variant(&["a"]), variant(&["b"]));
         assert_ne!(variant(&[]), variant(&["a"]));
+    }
+
+    #[test]
+    fn languages_are_normalized_where_that_is_wanted() {
+        let variant = |value: &'static str, normalizes_language| {
+            let mut out = Vec::new();
+            let values = |_: &[u8]| std::iter::once(value.as_bytes());
+            append_variant(b"accept-language", values, normalizes_language, &mut out);
+            out
+        };
+        for same in ["de, en", "EN,dE", " en , de,en"] {
+            assert_eq!(variant(same, true), variant("en, de", true), "{same}");
+            assert_ne!(variant(same, false), variant("en, de", false), "{same}");
+        }
+        assert_eq!(variant("en;q=0.5, de", true), variant("de,en; q=0.5", true));
+        for other in ["en", "en, fr", "en;q=0.5, de", "e, nde"] {
+            assert_ne!(variant(other, true), variant("en, de", true), "{other}");
+        }
     }
 }

@@ -73,7 +73,7 @@ pub fn try_hit(request: &mut Request, serving: Serving<'_>) -> Option<Flow> {
     });
     if varies.is_some() {
         let Lookup::Varies(names, number) = zone.look(&primary, now) else { return None };
-        id = variant_id(&primary, number, &variant_of(request, &names));
+        id = variant_id(&primary, number, &variant_of(request, &names, *settings.normalize_language.get()));
     }
     let hot = memory::find(zone.identity(), &id).filter(|hot| *hot.meta.key == *key)?;
     if hot.meta.is_head_only && !request.is_head() {
@@ -144,6 +144,7 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
         stale: None,
         is_by_request: false,
         is_stored: false,
+        normalizes_language: *settings.normalize_language.get(),
     });
     let asked = Directives::of(request, settings.conformance.get().rules());
     if holds(&settings.bypass, request) || asked.directives.no_store {
@@ -247,6 +248,7 @@ fn invalidator(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone
         stale: None,
         is_by_request: false,
         is_stored: false,
+        normalizes_language: *settings.normalize_language.get(),
     }))
 }
 
@@ -437,7 +439,8 @@ pub(super) fn look(request: &Request, caching: &mut Caching, now: u64) -> Lookup
     caching.id = caching.primary;
     match caching.zone.look(&caching.primary, now) {
         Lookup::Varies(names, number) => {
-            caching.id = variant_id(&caching.primary, number, &variant_of(request, &names));
+            let variant = variant_of(request, &names, caching.normalizes_language);
+            caching.id = variant_id(&caching.primary, number, &variant);
             match caching.zone.look(&caching.id, now) {
                 // Variants do not vary; a sum that says so is an accident.
                 Lookup::Varies(..) => Lookup::Nothing { uses: u64::MAX, is_uncacheable: true },
@@ -449,21 +452,22 @@ pub(super) fn look(request: &Request, caching: &mut Caching, now: u64) -> Lookup
 }
 
 /// What the request has in the fields that a response depends on, behind their names and a zero.
-pub(super) fn variant_of(request: &Request, names: &[u8]) -> Vec<u8> {
+pub(super) fn variant_of(request: &Request, names: &[u8], normalizes_language: bool) -> Vec<u8> {
     let mut variant = names.to_vec();
     variant.push(0);
     let values = |name: &[u8]| {
         let name = name.to_vec();
         request.fields().filter(move |(_, own, _)| own.eq_ignore_ascii_case(&name)).map(|(_, _, value)| value)
     };
-    append_variant(names, values, &mut variant);
+    append_variant(names, values, normalizes_language, &mut variant);
     variant
 }
 
 /// Whether what is coming is for this request, too: its fields may decide.
 fn is_for(request: &Request, caching: &Caching, meta: &Meta) -> bool {
     let names = meta.variant.split(|&byte| byte == 0).next().unwrap_or_default();
-    *meta.key == *caching.key && (meta.variant.is_empty() || *meta.variant == *variant_of(request, names))
+    let variant = || variant_of(request, names, caching.normalizes_language);
+    *meta.key == *caching.key && (meta.variant.is_empty() || *meta.variant == *variant())
 }
 
 fn serve_coming(
@@ -614,6 +618,7 @@ fn update_in_background(request: &mut Request, caching: &mut Caching, hot: &Rc<H
         stale: Some(Rc::clone(hot)),
         is_by_request: false,
         is_stored: false,
+        normalizes_language: caching.normalizes_language,
     }));
     // Too many is in the error log; the next request tries again.
     subrequest::repeat_in_background(request, update);

@@ -199,6 +199,8 @@ pub struct Caching {
     is_by_request: bool,
     /// It is stored and fresh, and its disk takes too long: others read what comes, and it is not stored once more.
     is_stored: bool,
+    /// `cache_normalize_language`
+    normalizes_language: bool,
 }
 
 impl Caching {

@@ -411,7 +411,7 @@ pub(in crate::upstream) fn judge(
     };
     let mut id = caching.primary;
     if let Vary::Fields(names) = vary {
-        meta.variant = variant_of(request, &names).into();
+        meta.variant = variant_of(request, &names, caching.normalizes_language).into();
         meta.variant_number = match note_vary(request, &caching, &names, number, now) {
             Ok(noted) => noted,
             Err(why) => return refuse(request, &caching, Some(why), now),
