@@ -26,6 +26,7 @@ with_each_driver!(
     one_part_is_cut_out_of_a_body_as_it_comes,
     x_accel_charset_names_the_charset_and_has_the_body_converted,
     trailers_and_early_hints_are_passed_on_where_they_may,
+    interim_responses_and_trailers_hide_what_responses_hide,
 );
 
 fn a_response_is_passed_on_however_it_is_framed(driver: Driver) {
@@ -501,6 +502,37 @@ fn one_part_is_cut_out_of_a_body_as_it_comes(driver: Driver) {
             assert_eq!(client.get("/missing/../..").status, 400, "the connection goes on");
         }
     }
+    server.stop();
+}
+
+fn interim_responses_and_trailers_hide_what_responses_hide(driver: Driver) {
+    const HIDDEN: &str = "X-Hidden: 1\r\nX-Accel-Redirect: /secret\r\nX-Accel-Expires: 5\r\nServer: inner\r\n";
+    let interim = format!("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\nContent-Length: 0\r\n{HIDDEN}\r\n");
+    let many = "HTTP/1.1 102 Processing\r\n\r\n".repeat(100);
+    let last = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n";
+    let answer = format!("{many}{interim}{last}X-Sum: 1\r\n{HIDDEN}\r\n");
+    // More than a head may have.
+    let large = format!("HTTP/1.1 103 Early Hints\r\nLink: <{}>\r\n\r\n", "a".repeat(900)).repeat(3);
+    let large = format!("{large}HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+    let backend = scripted(vec![("/", &*answer.leak()), ("/large", &*large.leak())].leak());
+    let setup = Setup::server(
+        driver,
+        "early_hints 1; proxy_pass_trailers on; proxy_hide_header X-Hidden; http2 on;
+         location / { proxy_pass http://ADDRESS; }
+         location /large { proxy_buffer_size 1k; proxy_buffers 4 1k; proxy_pass http://ADDRESS; }",
+    );
+    let server = setup.replace("ADDRESS", &backend.address).start();
+    let mut client = server.connect();
+    let hints = client.ask("GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nConnection: TE\r\n\r\n");
+    assert_eq!(hints.status, 103);
+    assert_eq!(hints.headers, [("Link".to_owned(), "</a>".to_owned())]);
+    let response = client.response();
+    assert_eq!(response.text(), "ok");
+    assert_eq!(response.trailers, [("X-Sum".to_owned(), "1".to_owned())]);
+    let mut client = server.connect();
+    assert_eq!(client.get("/large").status, 103);
+    server.wait_logged("upstream sent too big early hints");
+    assert_eq!(client.response().text(), "ok");
     server.stop();
 }
 

@@ -17,8 +17,9 @@ use crate::upstream::exclusive::{Connection, Exclusive, may_bind};
 use crate::upstream::http2::Shared;
 use crate::upstream::receiving::{BodyRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::record::Records;
+use crate::upstream::response::{self, Interim};
 use crate::upstream::sending::{RequestBody, SendError};
-use crate::upstream::settings::UpstreamSettings;
+use crate::upstream::settings::{HiddenFields, UpstreamSettings};
 
 /// See the file's head.
 pub(super) struct Answering {
@@ -30,6 +31,8 @@ pub(super) struct Answering {
     pub started: Moment,
     /// The connection itself may stand for its client's user (NTLM, Negotiate), so nobody else may use it.
     pub is_authenticated: bool,
+    /// Fields that the client does not get behind the body either; `None` if it gets none there.
+    pub hidden_in_trailers: Option<Arc<HiddenFields>>,
     /// Its end is somebody else's to tell.
     is_over: bool,
 }
@@ -52,6 +55,7 @@ pub(super) struct Heading {
     pub is_heard: bool,
     /// Sending has failed.
     pub broken: Option<io::Error>,
+    pub interim: Interim,
 }
 
 impl Answering {
@@ -75,6 +79,7 @@ impl Answering {
             records: Rc::clone(records),
             started,
             is_authenticated: request.header(KnownHeader::Authorization).is_some_and(authenticates_connection),
+            hidden_in_trailers: None,
             is_over: false,
         })
     }
@@ -286,6 +291,14 @@ impl Answering {
             self.records.set_trailers(trailers.clone());
         }
         trailers
+    }
+
+    /// Passes the fields behind the body on, where the client may get some.
+    pub fn pass_trailers(&mut self, request: &Request) {
+        let trailers = self.take_trailers();
+        if let Some(hidden) = self.hidden_in_trailers.as_deref().filter(|_| request.response.has_trailers) {
+            response::pass_trailers(request, hidden, trailers);
+        }
     }
 
     /// Logs what the server has to say besides its response.

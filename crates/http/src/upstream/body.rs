@@ -255,12 +255,7 @@ impl UpstreamBody {
     /// The response has ended.
     fn finish(&mut self, request: &Request) {
         if let Some(mut answering) = self.answering.take() {
-            let trailers = answering.take_trailers();
-            if request.response.has_trailers {
-                for (name, value) in &trailers {
-                    request.add_trailer(name, value.to_vec());
-                }
-            }
+            answering.pass_trailers(request);
             answering.finish(request);
             if let Some(storing) = self.storing.take() {
                 storing.finish();

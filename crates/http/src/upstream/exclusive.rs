@@ -12,7 +12,6 @@ use crate::upstream::answering::{Heading, tell_messages};
 use crate::upstream::attempt::{Alone, End, Passing, READING};
 use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, ResponseReader, UpstreamHead};
 use crate::upstream::record::Records;
-use crate::upstream::response;
 use crate::upstream::sending::{SendError, Sending};
 use crate::upstream::settings::UpstreamSettings;
 
@@ -132,7 +131,7 @@ impl Exclusive {
                     Err(malformed) => return Poll::Ready(Err(End::Malformed(malformed))),
                     Ok(HeadRead::Partial) if connection.has_ended => return Poll::Ready(Err(End::Closed)),
                     Ok(HeadRead::Partial) => break,
-                    Ok(HeadRead::Interim(status, fields)) => response::pass_interim(request, status, &fields),
+                    Ok(HeadRead::Interim(status, fields)) => heading.interim.pass(request, settings, status, &fields),
                     Ok(HeadRead::Whole(head)) => return Poll::Ready(Ok(head)),
                 }
             }

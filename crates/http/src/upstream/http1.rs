@@ -15,9 +15,6 @@ use crate::upstream::head::HeadReader;
 use crate::upstream::receiving::{BodyRead, HeadRead, Malformed, Message, ResponseReader, UpstreamHead};
 use crate::upstream::sending::BodyFraming;
 
-/// More interim responses than anybody has a use for.
-const INTERIM_MAX: u32 = 32;
-
 /// A body in the chunked coding. (RFC 9112 §7.1)
 pub struct Chunked;
 
@@ -48,7 +45,6 @@ pub struct Http1Reader {
     trailers: Vec<(Bytes, Bytes)>,
     /// What is to be said in the error log.
     message: Option<Vec<u8>>,
-    interim: u32,
 }
 
 enum ReadingBody {
@@ -72,7 +68,6 @@ impl Http1Reader {
             body: ReadingBody::NotYet,
             trailers: Vec::new(),
             message: None,
-            interim: 0,
         }
     }
 
@@ -137,10 +132,6 @@ impl ResponseReader for Http1Reader {
                 }
                 let bytes = take_front(input, length)?;
                 if parts.is_interim() {
-                    self.interim += 1;
-                    if self.interim > INTERIM_MAX {
-                        return Err(Malformed("upstream sent too many interim responses".to_owned()));
-                    }
                     return Ok(HeadRead::Interim(parts.status, fields(&parts, &bytes)));
                 }
                 Ok(HeadRead::Whole(self.take_head(&parts, &bytes)))
@@ -187,7 +178,7 @@ impl ResponseReader for Http1Reader {
                     let text = Bytes::from(trailers.text);
                     let fields = trailers.fields.iter();
                     let fields = fields.map(|&(name, value)| (part(&text, name), part(&text, value)));
-                    self.trailers = fields.filter(|(name, _)| may_be_trailer(name)).collect();
+                    self.trailers = fields.collect();
                     // What follows is no part of any response.
                     self.keeps_alive &= pending.is_empty();
                     self.body = ReadingBody::Ended;
@@ -234,10 +225,4 @@ impl Http1Reader {
     fn has_pending(&self) -> bool {
         matches!(&self.body, ReadingBody::Chunked(_, pending) if !pending.is_empty())
     }
-}
-
-/// Whether a field may stand behind a body: not what frames it or belongs to the connection (RFC 9110 §6.5.1).
-fn may_be_trailer(name: &[u8]) -> bool {
-    ResponseField::from_name(name)
-        .is_none_or(|field| field != ResponseField::ContentLength && !field.is_of_connection())
 }

@@ -15,13 +15,13 @@ use gale_runtime::Bytes;
 use crate::request::Request;
 use crate::request::body::Body;
 use crate::request::phases::Flow;
-use crate::request::response::{FieldList, FieldText, Reason, ShortText};
+use crate::request::response::{Field, FieldList, FieldName, FieldText, Reason, ShortText};
 use crate::upstream::answering::Answering;
 use crate::upstream::attempt::Passing;
 use crate::upstream::body::{Came, NoBody, UpstreamBody};
 use crate::upstream::caching;
 use crate::upstream::receiving::{BodyRead, UpstreamHead};
-use crate::upstream::settings::{Ignored, UpstreamSettings};
+use crate::upstream::settings::{HiddenFields, Ignored, UpstreamSettings};
 use crate::upstream::store::{self, Storing};
 use crate::upstream::tunnel::UpstreamTunnel;
 
@@ -74,22 +74,52 @@ pub struct KeepHead;
 
 impl HeadRewriter for KeepHead {}
 
-/// Passes an interim response on, if the location wants that.
-pub(super) fn pass_interim(request: &Request, status: u16, fields: &FieldList) {
-    if status == 103 {
-        let fields: Vec<(Bytes, Bytes)> = fields
-            .iter()
-            .map(|field| (Bytes::copy_from_slice(&field.name), Bytes::copy_from_slice(&field.value)))
-            .collect();
-        request.send_early_hints(&fields);
+/// What becomes of a server's interim responses: those with hints go on to the client, if the location wants that.
+#[derive(Default)]
+pub(super) struct Interim {
+    /// Bytes of the heads with hints.
+    hint_bytes: usize,
+}
+
+impl Interim {
+    /// Passes one on. As in nginx, hints that are longer than a head may be, together, stay here.
+    pub fn pass(&mut self, request: &Request, settings: &UpstreamSettings, status: u16, fields: &FieldList) {
+        if status != 103 {
+            return;
+        }
+        let length_of = |field: &Field| field.name.len() + field.value.len() + b": \r\n".len();
+        self.hint_bytes = self.hint_bytes.saturating_add(fields.iter().map(length_of).sum());
+        if self.hint_bytes > settings.head_max() {
+            request.log(Level::Info, format_args!("upstream sent too big early hints"));
+            return;
+        }
+        let passed = fields.iter().filter(|field| passes_beside_head(&settings.hidden, &field.name));
+        let passed = passed.map(|field| (Bytes::copy_from_slice(&field.name), Bytes::copy_from_slice(&field.value)));
+        request.send_early_hints(&passed.collect::<Vec<_>>());
     }
+}
+
+/// Passes fields on that a server has sent behind its body.
+pub(super) fn pass_trailers(request: &Request, hidden: &HiddenFields, trailers: Vec<(Bytes, Bytes)>) {
+    for (name, value) in trailers {
+        if passes_beside_head(hidden, &FieldName::from(&*name)) {
+            request.add_trailer(&name, value.to_vec());
+        }
+    }
+}
+
+/// Whether clients get a field of this name that stands in an interim response or behind a body: what is hidden in a
+/// head is hidden there, and no such field is the connection's or frames a body (RFC 9110 §6.5.1, §8.6).
+fn passes_beside_head(hidden: &HiddenFields, name: &FieldName) -> bool {
+    let frames = |field: ResponseField| field == ResponseField::ContentLength || field.is_of_connection();
+    !hidden.has(name) && !name.known().is_some_and(frames)
 }
 
 /// Begins the response that a server gives.
 pub(super) fn begin(
     request: &mut Request,
     passing: &mut Passing<'_>,
-    answering: Box<Answering>,
+    mut answering: Box<Answering>,
     mut head: Box<UpstreamHead>,
 ) -> Flow {
     if head.status == 101 || answering.is_tunnel() {
@@ -145,6 +175,9 @@ pub(super) fn begin(
         request.response.remove(ResponseField::AcceptRanges);
     }
     request.response.has_trailers = head.may_have_trailers && *settings.pass_trailers.get();
+    if request.response.has_trailers {
+        answering.hidden_in_trailers = Some(Arc::clone(&settings.hidden));
+    }
     if !is_buffered {
         // The rate is the server's to choose.
         request.set_limit_rate(0);
@@ -228,12 +261,7 @@ fn begin_body(
     loop {
         match answering.read_body() {
             Ok(BodyRead::End) => {
-                let trailers = answering.take_trailers();
-                if request.response.has_trailers {
-                    for (name, value) in &trailers {
-                        request.add_trailer(name, value.to_vec());
-                    }
-                }
+                answering.pass_trailers(request);
                 answering.finish(request);
                 if let Some(storing) = storing {
                     storing.finish_with(request, first.as_ref());

@@ -114,7 +114,7 @@ pub struct UpstreamSettings {
     /// When something stale is used: `cache_use_stale`.
     pub cache_use_stale: Setting<RetryOn>,
     /// What follows from `hide_header` and `pass_header`.
-    pub hidden: HiddenFields,
+    pub hidden: Arc<HiddenFields>,
 }
 
 macro_rules! bits {
@@ -284,7 +284,7 @@ impl UpstreamSettings {
             }
         }
         let list = |setting: &Setting<Vec<BString>>| setting.get_opt().cloned().unwrap_or_default();
-        self.hidden = HiddenFields::new(hidden, &list(&self.hide_header), &list(&self.pass_header));
+        self.hidden = Arc::new(HiddenFields::new(hidden, &list(&self.hide_header), &list(&self.pass_header)));
         let (count, size) = *self.buffers.get();
         let head = *self.buffer_size.get();
         let error = |setting_name: &str, text: String| Diagnostic::emerg(format!("\"{prefix}_{setting_name}\" {text}"));

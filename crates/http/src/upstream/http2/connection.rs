@@ -49,8 +49,8 @@ const COPIED_MAX: usize = 1024;
 /// More frames than a head is cut into.
 const CONTINUATIONS_MAX: u32 = 4096;
 
-/// More interim responses than anybody has a use for.
-const INTERIM_MAX: u32 = 32;
+/// Heads that came and were not read, at most; interim responses beyond them are dropped.
+const HEADS_MAX: usize = 32;
 
 /// How long a server may take to answer a PING after a timeout.
 const PONG_PATIENCE: Duration = Duration::from_secs(10);
@@ -486,12 +486,13 @@ impl Http2Connection {
         let text = Bytes::copy_from_slice(&fields.text);
         let list = self::fields(parts, &text);
         let is_interim = parts.is_interim();
-        let is_too_much = stream.with(|own| {
+        stream.with(|own| {
             own.received += text.len() as u64;
             if is_interim {
-                own.interim_count += 1;
-                own.heads.push_back(Head::Interim(parts.status, list));
-                return own.interim_count > INTERIM_MAX;
+                if own.heads.len() < HEADS_MAX {
+                    own.heads.push_back(Head::Interim(parts.status, list));
+                }
+                return;
             }
             own.heads.push_back(Head::Final(UpstreamHead {
                 status: parts.status,
@@ -501,12 +502,7 @@ impl Http2Connection {
                 fields: list,
                 may_have_trailers: !is_last,
             }));
-            false
         });
-        if is_too_much {
-            self.state.borrow_mut().codec.reset(id, ErrorCode::ENHANCE_YOUR_CALM);
-            return self.end(&stream, StreamEnd::TooManyInterim);
-        }
         if is_last {
             self.end(&stream, StreamEnd::Complete);
         } else {
@@ -888,7 +884,6 @@ impl StreamEnd {
             StreamEnd::Unprocessed => "upstream refused the request".to_owned(),
             StreamEnd::Reset(code) => format!("upstream rejected request with error {}", code.0),
             StreamEnd::Fault(fault) => format!("upstream sent {fault}"),
-            StreamEnd::TooManyInterim => "upstream sent too many interim responses".to_owned(),
             StreamEnd::Lost(lost) => lost.text(),
         }
     }

@@ -17,7 +17,6 @@ use crate::upstream::answering::Heading;
 use crate::upstream::attempt::End;
 use crate::upstream::receiving::{BodyRead, Malformed, UpstreamHead};
 use crate::upstream::record::Records;
-use crate::upstream::response;
 use crate::upstream::sending::{Piece, Pieces, SendError};
 use crate::upstream::settings::UpstreamSettings;
 
@@ -125,7 +124,7 @@ impl Shared {
                 }
                 Head::Interim(status, fields) => {
                     heading.silence.set_after(read_timeout);
-                    response::pass_interim(request, status, &fields);
+                    heading.interim.pass(request, settings, status, &fields);
                 }
             }
         }

@@ -25,8 +25,6 @@ pub(super) struct State {
     waker: Option<Waker>,
     /// Heads that came and were not read.
     pub heads: VecDeque<Head>,
-    /// Interim ones that came.
-    pub interim_count: u32,
     incoming: Incoming,
     pub trailers: Vec<(Bytes, Bytes)>,
     /// How the server's side has ended.
@@ -66,8 +64,6 @@ pub(in crate::upstream) enum StreamEnd {
     Reset(ErrorCode),
     /// The server broke a rule.
     Fault(StreamFault),
-    /// There were too many interim responses.
-    TooManyInterim,
     /// The connection has ended.
     Lost(Lost),
 }
