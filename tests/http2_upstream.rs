@@ -34,6 +34,8 @@ with_each_driver!(
     a_connection_that_ends_is_told_by_status_or_by_a_broken_body,
     a_connection_that_cannot_be_made_fails_for_all_who_wait,
     faults_of_a_server_are_bad_gateways,
+    fields_of_the_connection_in_a_response_are_ignored,
+    interim_responses_and_trailers_hide_what_responses_hide,
     heads_keep_what_is_theirs_and_lose_what_is_the_connection_s,
     a_body_of_the_configuration_s_own_and_a_stored_one_are_sent,
     another_server_is_tried,
@@ -485,7 +487,6 @@ fn faults_of_a_server_are_bad_gateways(driver: Driver) {
         &[(":status", "2x0")],
         &[(":status", "101")],
         &[(":status", "200"), ("X-Capital", "x")],
-        &[(":status", "200"), ("connection", "close")],
         &[(":status", "200"), ("x", "a\nb")],
         &[(":status", "200"), ("content-length", "1"), ("content-length", "2")],
     ];
@@ -526,6 +527,28 @@ fn faults_of_a_server_are_bad_gateways(driver: Driver) {
         upstream.answer(asked.stream, "well again");
         assert_eq!(client.answer(stream).text(), "well again");
     }
+    server.stop();
+}
+
+fn fields_of_the_connection_in_a_response_are_ignored(driver: Driver) {
+    let backend = Backend::tcp();
+    let server = start(driver, &backend, "");
+    let mut client = Http2::unix(&server);
+    let stream = client.begin("GET", "/", &[], true);
+    let mut upstream = Http2Server::accept(&backend);
+    let asked = upstream.request();
+    let fields = [("connection", "close"), ("keep-alive", "5"), ("transfer-encoding", "chunked"), ("upgrade", "x")];
+    let head = block(&[&[(":status", "200"), ("x", "y")], &fields[..]].concat());
+    upstream.raw(frame(frame_type::HEADERS, flag::END_HEADERS, asked.stream, head));
+    upstream.raw(frame(frame_type::DATA, flag::END_STREAM, asked.stream, b"here"));
+    let answer = client.answer(stream);
+    assert_eq!((answer.status, answer.text(), answer.header("x")), (200, "here", Some("y")));
+    assert!(fields.iter().all(|(name, _)| answer.header(name).is_none()), "{answer:?}");
+    // The connection goes on.
+    let stream = client.begin("GET", "/", &[], true);
+    let asked = upstream.request();
+    upstream.answer(asked.stream, "again");
+    assert_eq!(client.answer(stream).text(), "again");
     server.stop();
 }
 
@@ -651,6 +674,29 @@ fn a_request_is_written_anew_for_each_server_where_the_location_says_so(driver: 
         assert_eq!(client.answer(stream).text(), "here");
         server.stop();
     }
+}
+
+fn interim_responses_and_trailers_hide_what_responses_hide(driver: Driver) {
+    let backend = Backend::tcp();
+    let text = "proxy_pass_trailers on; early_hints 1; proxy_hide_header X-Hidden;";
+    let server = start(driver, &backend, text);
+    let mut client = Http2::unix(&server);
+    let stream = client.begin("GET", "/", &[("te", "trailers")], true);
+    let mut upstream = Http2Server::accept(&backend);
+    let asked = upstream.request();
+    let hidden = [("x-hidden", "1"), ("x-accel-redirect", "/secret"), ("server", "inner"), ("content-length", "0")];
+    for _ in 0..40 {
+        upstream.respond(asked.stream, 103, &[&[("link", "</x>")], &hidden[..]].concat(), false);
+    }
+    upstream.respond(asked.stream, 200, &[], false);
+    upstream.send(asked.stream, b"body", false);
+    upstream.trailers(asked.stream, &[&[("x-trail", "er")], &hidden[..3]].concat());
+    let answer = client.answer(stream);
+    assert_eq!((answer.status, answer.text()), (200, "body"));
+    assert!(answer.interim.iter().all(|&status| status == 103) && !answer.interim.is_empty(), "{answer:?}");
+    assert_eq!(answer.trailers, [("x-trail".to_owned(), "er".to_owned())]);
+    assert!(answer.interim_fields.iter().all(|(name, _)| name == "link"), "{:?}", answer.interim_fields);
+    server.stop();
 }
 
 fn trailers_and_early_hints_pass_if_they_may(driver: Driver) {

@@ -20,7 +20,8 @@ with_each_driver!(
     the_uri_is_split_into_script_and_path_info,
     a_body_of_many_records_arrives,
     a_body_over_http2_that_no_field_announces_is_told_with_its_length,
-    a_chunked_body_arrives_unbuffered,
+    chunked_body_unbuffered_is_told_with_its_length,
+    output_behind_an_empty_record_is_passed_on,
     statuses_and_fields_are_those_of_the_application,
     an_unbuffered_response_comes_as_it_is_sent,
     messages_go_to_the_error_log,
@@ -327,15 +328,30 @@ fn a_body_over_http2_that_no_field_announces_is_told_with_its_length(driver: Dri
     server.stop();
 }
 
-fn a_chunked_body_arrives_unbuffered(driver: Driver) {
+fn output_behind_an_empty_record_is_passed_on(driver: Driver) {
+    let head = stdout("Content-Type: text/plain\r\n\r\none ");
+    let application = Application::answering(&[head, stdout(""), stdout("two"), stdout(""), end()]);
+    let text = "server { listen %UNIX%; location / { fastcgi_keep_conn on; fastcgi_pass %APP%; }
+                location /unbuffered { fastcgi_buffering off; fastcgi_pass %APP%; } }";
+    let server = setup(driver, &application, text).start();
+    let mut client = server.connect();
+    for path in ["/", "/", "/unbuffered"] {
+        assert_eq!(client.get(path).text(), "one two");
+    }
+    server.stop();
+}
+
+fn chunked_body_unbuffered_is_told_with_its_length(driver: Driver) {
     let application = Application::answering(&usual());
-    let text = "server { listen %UNIX%; location / { fastcgi_request_buffering off; fastcgi_pass %APP%; } }";
+    let text = "server { listen %UNIX%; location / { fastcgi_request_buffering off;
+                fastcgi_param CONTENT_LENGTH $content_length; fastcgi_pass %APP%; } }";
     let server = setup(driver, &application, text).start();
     let mut client = server.connect();
     client.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n");
     client.send("1\r\n!\r\n0\r\n\r\n");
     assert_eq!(client.response().text(), "hello\n");
-    assert_eq!(application.asked().body, b"hello!");
+    let asked = application.asked();
+    assert_eq!((&asked.body[..], asked.param("CONTENT_LENGTH")), (&b"hello!"[..], Some("6")));
     server.stop();
 }
 

@@ -50,7 +50,10 @@ fn decode(pieces: &mut dyn Iterator<Item = &[u8]>) -> Result<Seen, FastCgiFault>
         while !rest.is_empty() {
             let decoded = decoder.decode(rest)?;
             match decoded.event {
-                Some(Event::Stdout(range)) => seen.stdout.extend_from_slice(&rest[range]),
+                Some(Event::Stdout(range)) => {
+                    seen.stdout.extend_from_slice(&rest[range]);
+                    seen.stdout_ended = false;
+                }
                 Some(Event::Stderr(range)) => {
                     assert!(rest[range.clone()].starts_with(trim_message(&rest[range.clone()])));
                     seen.stderr.extend_from_slice(&rest[range]);

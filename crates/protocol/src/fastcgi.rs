@@ -242,8 +242,6 @@ pub enum FastCgiFault {
     InvalidRecordType(u8),
     /// A record of a request that was not made.
     UnexpectedRequestId(u16),
-    /// A type of record that cannot come any more: more of the response behind its end.
-    UnexpectedRecord(u8),
 }
 
 impl fmt::Display for FastCgiFault {
@@ -257,7 +255,6 @@ impl fmt::Display for FastCgiFault {
                 [0, low] => write!(f, "upstream sent unexpected FastCGI request id low byte: {low}"),
                 [high, _] => write!(f, "upstream sent unexpected FastCGI request id high byte: {high}"),
             },
-            Self::UnexpectedRecord(number) => write!(f, "upstream sent unexpected FastCGI record: {number}"),
         }
     }
 }
@@ -360,12 +357,9 @@ impl ResponseDecoder {
         let (true, Some(kind)) = (usize::from(self.filled) == HEADER_LENGTH, kind) else {
             return Ok((taken, None));
         };
-        let [_, record_type, _, _, length_high, length_low, padding, _] = self.gathered;
+        let [_, _, _, _, length_high, length_low, padding, _] = self.gathered;
         self.content_left = u16::from_be_bytes([length_high, length_low]);
         self.padding_left = padding;
-        if kind == Kind::Stdout && self.stdout_ended && self.content_left > 0 {
-            return Err(FastCgiFault::UnexpectedRecord(record_type));
-        }
         self.gathered = [0; HEADER_LENGTH];
         self.filled = 0;
         self.state = State::Content(kind);
@@ -385,7 +379,12 @@ impl ResponseDecoder {
         }
         let end = if self.content_left == 0 { self.end_content(kind) } else { None };
         let event = match kind {
-            Kind::Stdout => Some(Event::Stdout(0..length)),
+            Kind::Stdout => {
+                // An empty record ends the stream (FastCGI 1.0 §3.3), but php-fpm has sent more behind one (PHP bug
+                // 72185); nginx takes it, and the request ends with END_REQUEST alone.
+                self.stdout_ended = false;
+                Some(Event::Stdout(0..length))
+            }
             Kind::Stderr => Some(Event::Stderr(0..length)),
             Kind::EndRequest | Kind::Management => end,
         };

@@ -172,7 +172,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
         Consulted::Answer(flow) => return Ok(flow),
         Consulted::Ask(caching) => caching,
     };
-    let body = gateway::take_body(request, &conf.upstream, true).await?;
+    let body = gateway::take_body(request, &conf.upstream, false).await?;
     let (is_head, keeps_connection) = (request.is_head(), *conf.keep_conn.get());
     let reader = || -> Box<dyn ResponseReader> {
         let head_max = conf.upstream.head_max();

@@ -427,13 +427,13 @@ impl Fields {
         self.pseudo.is_over = true;
         let name = field.name.of(&self.text);
         match ResponseField::from_token(name) {
-            Some(
-                ResponseField::Connection
-                | ResponseField::KeepAlive
-                | ResponseField::ProxyConnection
-                | ResponseField::TransferEncoding
-                | ResponseField::Upgrade,
-            ) => return Err(StreamFault::ConnectionSpecificField.into()),
+            // Malformed (RFC 9113 §8.2.2), but servers exist that send them, and nginx takes no notice: they say nothing
+            // here, and nobody gets them.
+            Some(field)
+                if field.is_of_connection() && field != ResponseField::Te && field != ResponseField::Trailer =>
+            {
+                return Ok(());
+            }
             _ if self.response.fields.len() >= HEADERS_MAX => return Err(StreamFault::TooBigResponseHead.into()),
             _ => {}
         }
