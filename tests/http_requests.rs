@@ -12,6 +12,7 @@ with_each_driver!(
     other_protocols_get_400,
     a_request_in_a_broken_body_is_never_served,
     a_request_behind_a_broken_body_that_nobody_reads_is_never_served,
+    chunk_larger_than_allowed_is_refused_before_its_bytes,
     a_hundred_requests_in_one_piece_are_answered_in_order,
     pipelined_requests_are_answered_with_one_call,
     pipelined_request_that_waits_lets_the_answers_before_it_leave,
@@ -227,6 +228,11 @@ const BROKEN_CHUNKS: &[&str] = &[
     " 5\r\nhello\r\n0\r\n\r\n",
     "5_\r\nhello\r\n0\r\n\r\n",
     "5;\nhello\r\n0\r\n\r\n",
+    "5 \r\nhello\r\n0\r\n\r\n",
+    "5\t;a=b\r\nhello\r\n0\r\n\r\n",
+    "5;\r\nhello\r\n0\r\n\r\n",
+    "5; \r\nhello\r\n0\r\n\r\n",
+    "5;=b\r\nhello\r\n0\r\n\r\n",
     "5;a=\0\r\nhello\r\n0\r\n\r\n",
     "5\r\r\nhello\r\n0\r\n\r\n",
     "\r\n5\r\nhello\r\n0\r\n\r\n",
@@ -267,11 +273,25 @@ fn a_request_behind_a_broken_body_that_nobody_reads_is_never_served(driver: Driv
         client.assert_closed();
     }
     // The same with bodies in order: the next request is found.
-    for body in ["0\r\n\r\n", "5\r\nhello\r\n0\r\n\r\n", "A ;x=\"y\"\t\r\n0123456789\r\n000\r\nX: y\r\nZ:\r\n\r\n"] {
+    for body in ["0\r\n\r\n", "5\r\nhello\r\n0\r\n\r\n", "A;x=\"y\"\t\r\n0123456789\r\n000\r\nX: y\r\nZ:\r\n\r\n"] {
         let mut client = server.connect();
         client.send(chunked("/", body) + &get(""));
         assert_eq!(client.response().text(), "POST|/||h|HTTP/1.1", "{body:?}");
         assert_eq!(client.response().text(), "GET|/||h|HTTP/1.1", "{body:?}");
+    }
+    server.stop();
+}
+
+fn chunk_larger_than_allowed_is_refused_before_its_bytes(driver: Driver) {
+    let server = Server::start(driver, "client_max_body_size 1k; location / { test_store_body; }");
+    for body in ["401\r\n", "100000000\r\n", "7fffffffffffffff\r\n", "400\r\n"] {
+        let mut client = server.connect();
+        client.send(chunked("/", body));
+        if body == "400\r\n" {
+            // As many as may come.
+            client.send("x".repeat(1024) + "\r\n1\r\n");
+        }
+        assert_eq!(client.response().status, 413, "{body}");
     }
     server.stop();
 }
@@ -426,6 +446,18 @@ fn old_versions_are_spoken(driver: Driver) {
     let response = client.ask("GET /a HTTP/1.0\r\n\r\n");
     assert_eq!((response.status, response.text()), (200, "GET|/a|||HTTP/1.0"));
     client.assert_closed();
+    // A line without a version is the whole request, whatever stands behind it and however it comes.
+    let request = "GET /a?b\r\nHost: h\r\n\r\nGET /second HTTP/1.1\r\nHost: h\r\n\r\n";
+    let mut whole = server.connect();
+    whole.send(request);
+    assert_eq!(whole.read_to_end(), b"GET|/a|b||");
+    let mut pieces = server.connect();
+    for byte in request.bytes() {
+        if pieces.try_send([byte]).is_err() {
+            break;
+        }
+    }
+    assert_eq!(pieces.read_to_end(), b"GET|/a|b||");
     // Minor versions of the future are ours (RFC 9110 §2.5).
     assert_eq!(server.connect().ask("GET /a HTTP/1.9\r\nHost: h\r\n\r\n").status, 200);
     server.stop();
@@ -485,7 +517,9 @@ fn paths_are_decoded_and_merged(driver: Driver) {
         ("/%2e%2e%2fa/../b", ""),
         ("/a+b%20c?d%20e", "/a+b c"),
         ("/a;b=c", "/a;b=c"),
-        ("/a#b", "/a"),
+        // Whoever takes a fragment for a part of the path, and whoever does not, mean different resources.
+        ("/a#b", ""),
+        ("/a?b#c", ""),
     ];
     for (target, uri) in cases {
         let response = server.get(target);

@@ -40,8 +40,7 @@ fn whole(input: &[u8]) -> Result<(Vec<u8>, Option<usize>), Offence> {
 
 #[test]
 fn right_bodies() {
-    let cases = requests::RIGHT_CHUNKS;
-    for (input, data) in cases {
+    for (input, data) in requests::RIGHT_CHUNKS.iter().chain(requests::LENIENT_CHUNKS) {
         let result = whole(input.as_bytes());
         assert_eq!(result, Ok((data.as_bytes().to_vec(), Some(input.len()))), "{input:?}");
         let with_more = format!("{input}GET /");
@@ -97,6 +96,23 @@ fn wrong_framing() {
         assert_eq!(whole(input.as_bytes()), Err(Offence::InvalidChunk), "{input:?}");
     }
     assert_eq!(whole(b"7fffffffffffffff\r\n"), Ok((vec![], None)));
+}
+
+#[test]
+fn chunks_of_a_request_have_no_odd_sizes() {
+    let outcome = |input: &str| {
+        let (mut decoder, mut rest) = (ChunkedDecoder::of_request(), input.as_bytes());
+        while !rest.is_empty() {
+            rest = &rest[decoder.decode(rest)?.consumed..];
+        }
+        Ok(decoder.is_finished())
+    };
+    for (input, _) in requests::RIGHT_CHUNKS {
+        assert_eq!(outcome(input), Ok(true), "{input:?}");
+    }
+    for (input, _) in requests::LENIENT_CHUNKS {
+        assert_eq!(outcome(input), Err(Offence::InvalidChunk), "{input:?}");
+    }
 }
 
 #[test]

@@ -63,6 +63,8 @@ pub struct ChunkedDecoder {
     trailers_left: u32,
     /// The lines of the trailer section, without the empty one.
     trailers: Vec<u8>,
+    /// No space stands behind a size, and no extension is empty.
+    is_strict: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +72,8 @@ enum State {
     Size,
     /// Spaces behind the size; an extension or the line end follows.
     SpaceAfterSize,
+    /// Behind a semicolon, in a request: the name of an extension is still to come.
+    ExtensionStart,
     Extension,
     SizeLf,
     Data,
@@ -102,7 +106,14 @@ impl ChunkedDecoder {
             extensions_left: limits.extensions_max,
             trailers_left: limits.trailers_max,
             trailers: Vec::new(),
+            is_strict: false,
         }
+    }
+
+    /// A decoder of a request's body. Servers behind and in front of this one read spaces behind a size (`5 ;a`), and
+    /// extensions without a name (`5;`), in different ways, and no client sends them.
+    pub fn of_request() -> Self {
+        Self { is_strict: true, ..Self::default() }
     }
 
     /// True when the whole body, trailers included, has been seen.
@@ -163,14 +174,20 @@ impl ChunkedDecoder {
     fn handle_byte(&mut self, byte: u8) -> Result<(), Offence> {
         match (self.state, byte) {
             (State::Size, b'\r') if self.digits > 0 => self.state = State::SizeLf,
+            (State::Size, b';') if self.digits > 0 && self.is_strict => self.enter_extension(State::ExtensionStart)?,
             (State::Size, b';') if self.digits > 0 => self.enter_extension(State::Extension)?,
-            (State::Size, b' ' | b'\t') if self.digits > 0 => self.enter_extension(State::SpaceAfterSize)?,
+            (State::Size, b' ' | b'\t') if self.digits > 0 && !self.is_strict => {
+                self.enter_extension(State::SpaceAfterSize)?
+            }
             (State::Size, _) => self.take_digit(byte)?,
 
             (State::SpaceAfterSize, b' ' | b'\t') => self.enter_extension(State::SpaceAfterSize)?,
             (State::SpaceAfterSize, b';') => self.enter_extension(State::Extension)?,
             (State::SpaceAfterSize | State::Extension, b'\r') => self.state = State::SizeLf,
             (State::Extension, byte) if is_text(byte) => self.enter_extension(State::Extension)?,
+
+            (State::ExtensionStart, b' ' | b'\t') => self.enter_extension(State::ExtensionStart)?,
+            (State::ExtensionStart, byte) if is_token_byte(byte) => self.enter_extension(State::Extension)?,
 
             (State::SizeLf, b'\n') => {
                 self.digits = 0;

@@ -212,7 +212,7 @@ pub(crate) fn decode_pair(pair: Option<&[u8]>) -> Option<u8> {
     (high < 16 && low < 16).then_some(high << 4 | low)
 }
 
-/// Origin form, or what follows the host in the absolute form: path, query, fragment.
+/// Origin form, or what follows the host in the absolute form: path and query.
 fn split_path(input: &[u8], start: usize, end: usize, mut target: Target) -> Result<Target, Offence> {
     let mut plain = true;
     let mut after_slash = false;
@@ -234,8 +234,10 @@ fn split_path(input: &[u8], start: usize, end: usize, mut target: Target) -> Res
                     plain = false;
                     after_slash = false;
                 }
+                // A fragment is the client's alone (RFC 9112 §3.2), and servers behind differ in what it ends.
+                b'#' => return Err(Offence::InvalidRequest),
                 _ => {
-                    path_end = start + at; // "?" or "#"
+                    path_end = start + at; // "?"
                     break;
                 }
             },
@@ -245,13 +247,10 @@ fn split_path(input: &[u8], start: usize, end: usize, mut target: Target) -> Res
     target.path = Range32::new(start, path_end);
     if path_end < end {
         let rest = &input[path_end..end];
-        if !is_printable(rest) {
+        if !is_printable(rest) || rest.contains(&b'#') {
             return Err(Offence::InvalidRequest);
         }
-        if rest[0] == b'?' {
-            let query_end = memchr::memchr(b'#', rest).map_or(end, |at| path_end + at);
-            target.query = Some(Range32::new(path_end + 1, query_end));
-        }
+        target.query = Some(Range32::new(path_end + 1, end));
     }
     Ok(target)
 }

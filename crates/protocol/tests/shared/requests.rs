@@ -172,7 +172,15 @@ pub const RIGHT_CHUNKS: &[(&str, &str)] = &[
     ("A\r\n0123456789\r\na\r\n0123456789\r\n0\r\n\r\n", "01234567890123456789"),
     ("2\r\n\r\n\r\n0\r\n\r\n", "\r\n"),
     ("1;a=b;c=\"d e\"\r\nx\r\n0;last\r\n\r\n", "x"),
+    ("1; \ta\r\nx\r\n0\r\n\r\n", "x"),
+    ("1\r\nx\r\n0\r\nTrailer: y\r\nB:\r\nC:z\t\r\n\r\n", "x"),
+];
+
+/// Bodies that are understood in responses alone, and what they hold.
+pub const LENIENT_CHUNKS: &[(&str, &str)] = &[
     ("1 \t;a\r\nx\r\n0\r\n\r\n", "x"),
     ("1  \r\nx\r\n0 \r\n\r\n", "x"),
-    ("1\r\nx\r\n0\r\nTrailer: y\r\nB:\r\nC:z\t\r\n\r\n", "x"),
+    ("1;\r\nx\r\n0\r\n\r\n", "x"),
+    ("1; \t\r\nx\r\n0\r\n\r\n", "x"),
+    ("1;=b\r\nx\r\n0\r\n\r\n", "x"),
 ];

@@ -47,7 +47,7 @@ impl RequestBody {
         let framing = match head.framing {
             Framing::None | Framing::Length(0) => Coding::Read,
             Framing::Length(length) => Coding::Length(length),
-            Framing::Chunked => Coding::Chunked(Box::default()),
+            Framing::Chunked => Coding::Chunked(Box::new(ChunkedDecoder::of_request())),
         };
         let expects =
             || head.value(input, KnownHeader::Expect).is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue"));
@@ -177,6 +177,12 @@ impl RequestBody {
             }
             Coding::Chunked(decoder) => {
                 let decoded = decoder.decode(input.readable()).map_err(|_| RequestBodyError::Malformed)?;
+                // What a chunk announces counts at once: its bytes may be long in coming.
+                let piece = decoded.data.as_ref().map_or(0, ExactSizeIterator::len) as u64;
+                let announced = self.received.saturating_add(piece).saturating_add(decoder.chunk_remaining());
+                if limits.length_max > 0 && announced > limits.length_max {
+                    return Err(RequestBodyError::TooLarge);
+                }
                 match decoded.data {
                     Some(range) => Some(input.split_to(decoded.consumed).map_err(no_memory)?.slice(range)),
                     None => {
