@@ -17,6 +17,7 @@ with_each_driver!(
     an_if_keeps_the_content_of_its_location,
     groups_are_those_of_the_last_match,
     arguments_may_be_set,
+    variables_that_nginx_calls_changeable_may_be_set,
     variables_have_their_value_from_set_on,
     circles_of_rewrites_end_with_500,
     an_expression_that_explodes_ends_with_500,
@@ -385,6 +386,15 @@ fn arguments_may_be_set(driver: Driver) {
     assert_texts(&mut client, &[("/?a=b", "n=b||b|?|n=b"), ("/header", "own"), ("/from-header?set=1", "own")]);
     let response = client.ask("GET /from-header HTTP/1.1\r\nHost: localhost\r\nY: theirs\r\n\r\n");
     assert_eq!(response.text(), "theirs");
+    server.stop();
+}
+
+fn variables_that_nginx_calls_changeable_may_be_set(driver: Driver) {
+    let names = ["proxy_host", "proxy_port", "ssl_protocol", "ssl_client_verify", "ssl_server_name", "msie"];
+    let steps: String = names.iter().map(|name| format!("set ${name} 7; ")).collect();
+    let values: String = names.iter().map(|name| format!("${name}")).collect();
+    let server = Server::start(driver, &format!("location / {{ {steps} return 200 {values}; }}"));
+    assert_eq!(server.get("/").text(), "777777");
     server.stop();
 }
 

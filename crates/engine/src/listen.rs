@@ -433,16 +433,14 @@ impl Listen {
         draft.ssl |= self.ssl;
         draft.http2 |= self.http2;
         if self.has_options {
+            // As in nginx also where both say the same: an address has its options in one place.
             if let Some(first) = draft.options_span {
-                if draft.spec != spec {
-                    let message = format!("duplicate listen options for {}", spec.address);
-                    return Err(Diagnostic::emerg(message).at(self.span).related("first given", first));
-                }
-            } else {
-                draft.spec = spec.clone();
-                draft.has_options = true;
-                draft.options_span = Some(self.span);
+                let message = format!("duplicate listen options for {}", spec.address);
+                return Err(Diagnostic::emerg(message).at(self.span).related("first given", first));
             }
+            draft.spec = spec.clone();
+            draft.has_options = true;
+            draft.options_span = Some(self.span);
         }
         if self.is_default {
             if let Some((_, first)) = draft.default {

@@ -556,7 +556,7 @@ fn session_cache(
 
 /// The variables.
 pub const fn variables<S: OverTls>() -> [Variable<S>; 30] {
-    [
+    let mut all = [
         Variable::named("ssl_protocol", |subject: &S, _, out| {
             with(subject, out, |details, out| push(out, details.version()))
         }),
@@ -625,7 +625,14 @@ pub const fn variables<S: OverTls>() -> [Variable<S>; 30] {
         Variable::named("ssl_client_verify", |subject: &S, _, out| {
             with(subject, out, |details, out| push(out, details.verdict().to_string()))
         }),
-    ]
+    ];
+    // As in nginx, `set` and `map` may give them other values.
+    let mut index = 0;
+    while index < all.len() {
+        all[index].is_changeable = true;
+        index += 1;
+    }
+    all
 }
 
 /// What `append` adds of the session; nothing in the clear.

@@ -191,8 +191,10 @@ pub static MODULE: Module = Module {
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),
     parts: &[&HttpPart {
         variables: &[
-            Variable::named("proxy_host", |request, _, out| with_target(request, |target| append(out, &target.host))),
-            Variable::named("proxy_port", |request, _, out| with_target(request, |target| append(out, &target.port))),
+            Variable::named("proxy_host", |request, _, out| with_target(request, |target| append(out, &target.host)))
+                .changeable(),
+            Variable::named("proxy_port", |request, _, out| with_target(request, |target| append(out, &target.port)))
+                .changeable(),
             Variable::named("proxy_uri", append_proxy_uri),
             Variable::named("proxy_add_x_forwarded_for", append_x_forwarded_for),
             Variable::named("proxy_add_forwarded", append_forwarded),
