@@ -30,6 +30,7 @@ with_each_driver!(
     a_removed_address_is_closed_and_a_new_one_opened,
     who_has_connected_and_said_nothing_is_answered_all_the_same,
     logs_are_reopened_under_their_names,
+    workers_killed_in_a_row_are_replaced_at_once,
     a_killed_worker_is_replaced_and_nobody_is_refused,
     the_number_of_workers_follows_the_configuration,
     descriptors_may_run_out,
@@ -446,6 +447,19 @@ fn logs_are_reopened_under_their_names(driver: Driver) {
     assert!(is_open(&server));
     assert!(server.directory.read("access.old").contains("GET /before"));
     server.stop();
+}
+
+fn workers_killed_in_a_row_are_replaced_at_once(driver: Driver) {
+    let mut server = Server::start(driver, "return 200 hello;");
+    // No more than may die before they are ready: they answer before the master hears of that.
+    for _ in 0..4 {
+        let worker = server.worker();
+        kill(worker, Signal::KILL);
+        server.wait_logged(&format!("worker process {worker} exited on signal 9"));
+        assert_eq!(server.get("/").text(), "hello");
+    }
+    assert!(!server.log().contains("worker processes die"), "{server}");
+    server.end(Signal::TERM);
 }
 
 fn a_killed_worker_is_replaced_and_nobody_is_refused(driver: Driver) {

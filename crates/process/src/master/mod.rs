@@ -33,7 +33,7 @@ mod workers;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gale_base::log_level::Level;
 use rustix::event::{PollFd, PollFlags};
@@ -140,7 +140,7 @@ impl<P: Program> Master<P> {
             reload: None,
             reload_wanted: false,
             control: Control::default(),
-            respawn: Respawn { at: None, pause: Duration::ZERO, count: 0 },
+            respawn: Respawn::default(),
             stop: None,
             last_accepting: None,
             serving_since_start: false,

@@ -9,6 +9,7 @@
 //! As long as one is wanted there is one. Only while none has ever been ready the master gives up instead.
 
 use gale_base::log_level::Level;
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,8 +34,11 @@ const RESPAWN_PAUSE_MIN: Duration = Duration::from_millis(100);
 const RESPAWN_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Longest time that a worker process may take to become ready.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
-/// A worker process that lived so long was healthy.
-const RESPAWN_HEALTHY: Duration = Duration::from_secs(60);
+/// A worker process that has died is succeeded at once, for so many deaths in this time.
+const DEATHS_MAX: usize = 20;
+const DEATHS_INTERVAL: Duration = Duration::from_secs(60);
+/// Not if so many in a row have died before they were ready: the next one will most likely do so again.
+const EARLY_DEATHS_MAX: u32 = 3;
 
 /// One worker process.
 pub(super) struct WorkerProcess {
@@ -48,7 +52,6 @@ pub(super) struct WorkerProcess {
     pub ending: Option<Ending>,
     pub page_cache_helper: Option<PageCacheHelper>,
     pub phase: WorkerPhase,
-    pub since: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,11 +64,43 @@ pub(super) enum WorkerPhase {
 }
 
 /// Pauses between starts of a dying worker process.
+#[derive(Default)]
 pub(super) struct Respawn {
     pub at: Option<Instant>,
-    pub pause: Duration,
+    /// The pause before the next start that has to wait.
+    pause: Duration,
+    /// The last deaths after which a start did not wait, [`DEATHS_MAX`] at most.
+    deaths: VecDeque<Instant>,
+    /// Worker processes that have died before they were ready, in a row.
+    early_deaths: u32,
     /// How often it has come to that.
     pub count: u64,
+}
+
+impl Respawn {
+    /// Schedules a start and returns the pause before it.
+    fn schedule(&mut self, was_ready: bool, now: Instant) -> Duration {
+        self.early_deaths = if was_ready { 0 } else { self.early_deaths + 1 };
+        let pause = if self.early_deaths <= EARLY_DEATHS_MAX && self.count_death(now) {
+            self.pause = Duration::ZERO;
+            Duration::ZERO
+        } else {
+            self.pause = (self.pause * 2).clamp(RESPAWN_PAUSE_MIN, RESPAWN_PAUSE_MAX);
+            self.pause
+        };
+        self.at = Some(now + pause);
+        pause
+    }
+
+    /// Counts a death; false if there were too many of late.
+    fn count_death(&mut self, now: Instant) -> bool {
+        self.deaths.retain(|&death| now.duration_since(death) < DEATHS_INTERVAL);
+        let is_one_of_few = self.deaths.len() < DEATHS_MAX;
+        if is_one_of_few {
+            self.deaths.push_back(now);
+        }
+        is_one_of_few
+    }
 }
 
 impl<P: Program> Master<P> {
@@ -80,7 +115,7 @@ impl<P: Program> Master<P> {
                     &format!("fork() failed while spawning \"worker process\"{}", errno_text(&error)),
                 );
                 if self.serving_since_start {
-                    self.schedule_respawn();
+                    self.schedule_respawn(false);
                 } else {
                     self.fail(&Report::new(Level::Emerg, "could not start the worker process"));
                 }
@@ -131,10 +166,9 @@ impl<P: Program> Master<P> {
             self.log.write(Level::Alert, &format!("the bundle could not be sent to worker process {pid}: {error}"));
         }
         let link = sent.is_ok().then_some(link);
-        let since = Instant::now();
-        let kill_at = Some(since + START_TIMEOUT);
+        let kill_at = Some(Instant::now() + START_TIMEOUT);
         let phase = WorkerPhase::Starting;
-        Ok(WorkerProcess { pid, link, replace_at: None, kill_at, ending: None, page_cache_helper, phase, since })
+        Ok(WorkerProcess { pid, link, replace_at: None, kill_at, ending: None, page_cache_helper, phase })
     }
 
     /// A worker process can do without.
@@ -214,17 +248,11 @@ impl<P: Program> Master<P> {
 
     /// A worker process drains. Unless we told it to, somebody signalled it, and it has to be succeeded.
     pub(super) fn handle_leaving(&mut self, pid: Pid) {
-        let unasked = self.worker_mut(pid).is_some_and(|worker| worker.phase != WorkerPhase::Leaving);
-        if !unasked {
-            return;
-        }
-        if let Some(worker) = self.worker_mut(pid) {
-            worker.phase = WorkerPhase::Leaving;
-            let since = worker.since;
-            self.note_healthy(since);
-        }
+        let unasked = self.worker_mut(pid).filter(|worker| worker.phase != WorkerPhase::Leaving);
+        let Some(worker) = unasked else { return };
+        let before = std::mem::replace(&mut worker.phase, WorkerPhase::Leaving);
         self.end_reload_of(pid, "the worker process was told to leave");
-        self.succeed();
+        self.succeed(before);
     }
 
     pub(super) fn reap(&mut self) {
@@ -287,29 +315,22 @@ impl<P: Program> Master<P> {
             self.fail(&Report::new(Level::Emerg, "the worker process failed to start"));
             return;
         }
-        self.note_healthy(worker.since);
-        self.succeed();
+        self.succeed(worker.phase);
     }
 
-    /// A worker process that has served for a while is succeeded at once.
-    fn note_healthy(&mut self, since: Instant) {
-        if since.elapsed() >= RESPAWN_HEALTHY {
-            self.respawn.pause = Duration::ZERO;
-        }
-    }
-
-    /// Sees to it that a worker process comes after one that is gone or leaves, if one is wanted.
-    fn succeed(&mut self) {
+    /// Sees to it that a worker process comes after one that is gone or leaves from this phase, if one is wanted.
+    fn succeed(&mut self, phase: WorkerPhase) {
         if self.stop.is_none() && !self.resting && !self.failed {
-            self.schedule_respawn();
+            self.schedule_respawn(phase != WorkerPhase::Starting);
         }
     }
 
-    /// At once the first time, then later and later.
-    fn schedule_respawn(&mut self) {
-        let pause = self.respawn.pause;
-        self.respawn.pause = (pause * 2).clamp(RESPAWN_PAUSE_MIN, RESPAWN_PAUSE_MAX);
-        self.respawn.at = Some(Instant::now() + pause);
+    fn schedule_respawn(&mut self, was_ready: bool) {
+        let pause = self.respawn.schedule(was_ready, Instant::now());
+        if !pause.is_zero() {
+            let message = format!("worker processes die, the next one is started in {} ms", pause.as_millis());
+            self.log.write(Level::Alert, &message);
+        }
     }
 
     /// This process serves, but hears no orders any more. A successor with the same configuration takes over, and the
@@ -358,5 +379,37 @@ impl<P: Program> Master<P> {
             let text = format!("kill({pid}, {}) failed{}", signal.as_raw(), errno_text(&error.into()));
             self.log.write(Level::Alert, &text);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn respawn_after_twenty_deaths_within_a_minute_waits_longer_each_time() {
+        let (mut respawn, begin) = (Respawn::default(), Instant::now());
+        for death in 0..20 {
+            assert_eq!(respawn.schedule(true, begin + Duration::from_secs(death)), Duration::ZERO);
+        }
+        let pauses = [100, 200, 400, 800, 1600, 3200, 5000, 5000].map(Duration::from_millis);
+        for pause in pauses {
+            assert_eq!(respawn.schedule(true, begin + Duration::from_secs(30)), pause);
+        }
+        // The first of them is a minute ago.
+        assert_eq!(respawn.schedule(true, begin + Duration::from_secs(60)), Duration::ZERO);
+        assert_eq!(respawn.schedule(true, begin + Duration::from_secs(60)), pauses[0]);
+    }
+
+    #[test]
+    fn respawn_of_workers_that_are_never_ready_waits() {
+        let (mut respawn, now) = (Respawn::default(), Instant::now());
+        for _ in 0..EARLY_DEATHS_MAX {
+            assert_eq!(respawn.schedule(false, now), Duration::ZERO);
+        }
+        assert_eq!(respawn.schedule(false, now), RESPAWN_PAUSE_MIN);
+        assert_eq!(respawn.schedule(false, now), RESPAWN_PAUSE_MIN * 2);
+        assert_eq!(respawn.schedule(true, now), Duration::ZERO);
+        assert_eq!(respawn.schedule(false, now), Duration::ZERO);
     }
 }
