@@ -161,6 +161,11 @@ impl Transport {
         self.socket().is_broken()
     }
 
+    /// See [`Stream::has_hung_up`]: of the socket, whatever of the session above it was not read.
+    pub fn has_hung_up(&self) -> bool {
+        self.socket().has_hung_up()
+    }
+
     /// See [`Stream::set_nodelay`].
     pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
         self.socket().set_nodelay(on)

@@ -66,7 +66,7 @@ pub use environment::{
     all_sent, now, random_u64, remote, ring_counters, secret_u64, task_count, try_now, turn, wall, wall_seconds, worker,
 };
 pub use event_loop::{DriverChoice, EventLoop, LoopOptions};
-pub use executor::budget::{Effort, charge_units, poll_copy, poll_units};
+pub use executor::budget::{Effort, charge_begun, charge_units, poll_begin, poll_copy, poll_units};
 pub use executor::panics::{Panic, catch_panic, catch_panic_of, panic_count, set_panic_reporter};
 pub use executor::{TaskId, TurnEnd, abort, is_awake, spawn, yield_now};
 pub use files::{

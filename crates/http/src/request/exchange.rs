@@ -16,6 +16,7 @@ mod streams;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use gale_base::log_level::Level;
 use gale_protocol::request::Scheme;
 use gale_runtime::{Bytes, SocketAddress, TcpInfo};
 
@@ -110,6 +111,13 @@ pub enum BodyLength {
     Known(u64),
     /// Only the end will tell.
     UntilEnd,
+}
+
+/// Says that values of the head were changed, whatever the version: see [`gale_protocol::http1::response::clean_value`].
+#[cold]
+pub(crate) fn log_changed_values(request: &Request) {
+    let message = "line ends in values of the response header are sent as spaces";
+    request.log(Level::Warn, format_args!("{message}"));
 }
 
 /// How a response is sent, whatever the version: what the request and its location decide.
@@ -221,6 +229,10 @@ pub trait Exchange {
     /// Whether the client can get nothing any more, as far as its connection shows. One that has only ended its own
     /// direction has gone for [`Exchange::poll_gone`], but still can.
     fn is_broken(&self) -> bool;
+    /// Whether the client has ended its direction or left, as the kernel knows it now, whatever it has sent before that.
+    fn has_left(&self) -> bool {
+        self.is_broken()
+    }
     /// Whether the whole response has left.
     fn is_complete(&self) -> bool;
     /// How much has been sent so far.

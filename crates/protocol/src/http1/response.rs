@@ -3,6 +3,8 @@
 //! Writes bytes, decides nothing. Invariant: whatever value is written as a field, it cannot end
 //! its line.
 
+use std::borrow::Cow;
+
 use super::scan;
 
 /// Declares the status codes that have a phrase.
@@ -97,20 +99,21 @@ pub fn write_status_line_with(out: &mut Vec<u8>, status: u16, phrase: &[u8]) {
     out.extend_from_slice(b"HTTP/1.1 ");
     write_decimal_padded(out, status);
     out.push(b' ');
-    write_value(out, phrase);
+    out.extend_from_slice(&clean_value(phrase));
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends `name: value` with its line end. CR, LF and NUL in the value become spaces (RFC 9110
-/// §5.5): a value made from a decoded path must not be able to add lines. The name comes from the
-/// configuration or from a table and is written as it is.
+/// Appends `name: value` with its line end, the value as [`clean_value`] has it; whether that changed it. The name
+/// comes from the configuration or from a table and is written as it is.
 #[inline]
-pub fn write_header(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+pub fn write_header(out: &mut Vec<u8>, name: &[u8], value: &[u8]) -> bool {
     out.reserve(name.len() + value.len() + 4);
     out.extend_from_slice(name);
     out.extend_from_slice(b": ");
-    write_value(out, value);
+    let value = clean_value(value);
+    out.extend_from_slice(&value);
     out.extend_from_slice(b"\r\n");
+    matches!(value, Cow::Owned(_))
 }
 
 /// Like [`write_header`], for values that the program made itself and that hold no line end:
@@ -201,12 +204,18 @@ pub fn write_chunk(out: &mut Vec<u8>, data: &[u8]) {
     out.extend_from_slice(CHUNK_END);
 }
 
-fn write_value(out: &mut Vec<u8>, value: &[u8]) {
+/// A field's value as clients get it in any version of HTTP: CR, LF and NUL become spaces (RFC 9110 §5.5), since a value
+/// that is made from a decoded path must not be able to add lines.
+#[inline]
+pub fn clean_value(value: &[u8]) -> Cow<'_, [u8]> {
     if !scan::has_control(value) {
-        return out.extend_from_slice(value);
+        return Cow::Borrowed(value);
     }
     let breaks = |byte: u8| matches!(byte, b'\r' | b'\n' | 0);
-    out.extend(value.iter().map(|&byte| if breaks(byte) { b' ' } else { byte }));
+    if !value.iter().any(|&byte| breaks(byte)) {
+        return Cow::Borrowed(value);
+    }
+    Cow::Owned(value.iter().map(|&byte| if breaks(byte) { b' ' } else { byte }).collect())
 }
 
 /// Three digits at least: `%03ui` in nginx.
@@ -223,7 +232,7 @@ fn write_decimal_padded(out: &mut Vec<u8>, status: u16) {
 mod tests {
     use super::*;
 
-    fn written(write: impl FnOnce(&mut Vec<u8>)) -> String {
+    fn written<T>(write: impl FnOnce(&mut Vec<u8>) -> T) -> String {
         let mut out = Vec::new();
         write(&mut out);
         String::from_utf8(out).unwrap()

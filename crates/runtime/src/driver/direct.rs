@@ -142,6 +142,11 @@ pub(super) fn look_for(socket: BorrowedFd<'_>, events: PollFlags) -> Result<(), 
     }
 }
 
+/// Whether the peer has ended its direction; see [`super::StreamDriver::has_hung_up`].
+pub(super) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
+    look_for(socket, PollFlags::RDHUP).is_ok()
+}
+
 /// Whether a connection is reset, or closed in both directions; see [`super::StreamDriver::is_broken`].
 pub(super) fn is_broken(socket: BorrowedFd<'_>) -> bool {
     // The kernel tells of HUP and ERR without being asked.

@@ -299,6 +299,9 @@ pub(crate) trait StreamDriver {
     /// read.
     fn is_broken(&self, key: Key) -> bool;
 
+    /// Whether the peer has ended its direction, or the connection is broken. A system call, unless an event has told.
+    fn has_hung_up(&self, key: Key) -> bool;
+
     /// The socket's descriptor, which is the driver's.
     fn descriptor(&self, key: Key) -> RawFd;
 

@@ -88,6 +88,24 @@ pub fn charge_units(effort: Effort, units: usize) {
     });
 }
 
+/// Ready when the running task may begin something now that other tasks will do; until then it waits in line for its
+/// share of a turn. The first in a poll is always begun. Begin it in this poll, and tell [`charge_begun`].
+pub fn poll_begin(context: &mut Context<'_>) -> Poll<()> {
+    Environment::with(|environment| match environment.budget.begun_nanos.get() {
+        0 => Poll::Ready(()),
+        _ => environment.poll_bulk(context),
+    })
+}
+
+/// The running task has begun work of so many units that other tasks do. It counts for the line as work of this one, so
+/// that who begins much waits like who does much, but not for what this one does itself.
+pub fn charge_begun(effort: Effort, units: usize) {
+    Environment::with(|environment| {
+        let begun = &environment.budget.begun_nanos;
+        begun.set(begun.get().saturating_add(effort.nanos(units)));
+    });
+}
+
 /// Ready when the running task may copy so many bytes now (read them from the page cache, send them); until then it
 /// waits in line for its share of a turn. Streams ask by themselves: this is for what comes before a send.
 pub fn poll_copy(context: &mut Context<'_>, bytes: usize) -> Poll<()> {
@@ -110,14 +128,26 @@ pub(crate) struct Budget {
     turn_nanos: Cell<u64>,
     /// What was charged in this poll, by estimate.
     poll_nanos: Cell<u64>,
+    /// What was begun in this poll and other tasks do, by estimate.
+    begun_nanos: Cell<u64>,
     /// A computation was charged in this turn.
     has_computed: Cell<bool>,
     /// Whose turn in line has come, until it is polled.
     next: Cell<Option<Key>>,
-    /// When the poll under way began to have a quantum, and what had been charged in it; `None` for one without.
-    quantum: Cell<Option<(u64, u64)>>,
+    /// When the poll under way began to have a quantum; `None` for one without.
+    quantum: Cell<Option<Quantum>>,
     /// The turn in which there was bulk for the last time, or in which somebody came into an empty line.
     last_bulk: Cell<u64>,
+}
+
+/// The beginning of a quantum.
+#[derive(Clone, Copy)]
+struct Quantum {
+    /// By the clock.
+    began: u64,
+    /// What had been charged in the poll by then, and what it had begun.
+    charged: u64,
+    begun: u64,
 }
 
 struct Waiting {
@@ -251,31 +281,39 @@ impl Environment {
     pub fn end_poll(&self) {
         let budget = &self.budget;
         match budget.quantum.take() {
-            None => budget.turn_nanos.set(budget.turn_nanos.get().saturating_add(budget.poll_nanos.take())),
-            Some(begin) => {
-                self.end_quantum(begin);
+            None => {
+                let taken = budget.poll_nanos.take().saturating_add(budget.begun_nanos.take());
+                budget.turn_nanos.set(budget.turn_nanos.get().saturating_add(taken));
+            }
+            Some(quantum) => {
+                self.end_quantum(quantum);
                 budget.poll_nanos.set(0);
+                budget.begun_nanos.set(0);
             }
         }
     }
 
     fn begin_quantum(&self) {
-        self.budget.quantum.set(Some((self.clock.read(), self.budget.poll_nanos.get())));
+        let Budget { poll_nanos, begun_nanos, quantum, .. } = &self.budget;
+        let (began, charged, begun) = (self.clock.read(), poll_nanos.get(), begun_nanos.get());
+        quantum.set(Some(Quantum { began, charged, begun }));
     }
 
-    fn end_quantum(&self, begin: (u64, u64)) {
+    fn end_quantum(&self, quantum: Quantum) {
         let budget = &self.budget;
-        budget.turn_nanos.set(budget.turn_nanos.get().saturating_add(begin.1));
-        budget.bulk_nanos.set(budget.bulk_nanos.get().saturating_add(self.taken_since(begin)));
+        let before = quantum.charged.saturating_add(quantum.begun);
+        budget.turn_nanos.set(budget.turn_nanos.get().saturating_add(before));
+        budget.bulk_nanos.set(budget.bulk_nanos.get().saturating_add(self.taken_since(quantum)));
         budget.last_bulk.set(self.clock.turn());
     }
 
-    /// What the poll under way has taken since its quantum began.
-    fn taken_since(&self, (began, charged): (u64, u64)) -> u64 {
-        match self.clock.is_virtual() {
-            true => self.budget.poll_nanos.get() - charged,
-            false => self.clock.read().saturating_sub(began),
-        }
+    /// What the poll under way has taken since its quantum began, what it has begun included.
+    fn taken_since(&self, quantum: Quantum) -> u64 {
+        let own = match self.clock.is_virtual() {
+            true => self.budget.poll_nanos.get() - quantum.charged,
+            false => self.clock.read().saturating_sub(quantum.began),
+        };
+        own.saturating_add(self.budget.begun_nanos.get() - quantum.begun)
     }
 
     /// The tasks of a turn have run. In a simulated world none goes beyond its budget by more than what one task does

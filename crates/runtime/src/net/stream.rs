@@ -323,6 +323,12 @@ impl Stream {
         self.environment.driver.is_broken(self.key)
     }
 
+    /// Whether the peer has ended its direction, or the connection is broken, whatever it has sent before that. A system
+    /// call, unless an event has told.
+    pub fn has_hung_up(&self) -> bool {
+        self.environment.driver.has_hung_up(self.key)
+    }
+
     /// Waits for data; see [`Stream::poll_recv`].
     pub async fn recv(&self, into: &mut Buffer, max: usize) -> io::Result<usize> {
         poll_fn(|cx| self.poll_recv(cx, into, max)).await

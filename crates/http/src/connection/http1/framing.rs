@@ -112,7 +112,7 @@ impl Framing {
     }
 }
 
-/// Writes the head, its fields in nginx's order.
+/// Writes the head, its fields in nginx's order; whether line ends in values became spaces.
 pub(super) fn write_head(
     head: &ResponseHead,
     framing: &Framing,
@@ -120,7 +120,8 @@ pub(super) fn write_head(
     conduct: &Conduct<'_>,
     connections: &HttpConnections,
     out: &mut Vec<u8>,
-) {
+) -> bool {
+    let mut is_changed = false;
     match head.reason() {
         None => response::write_status_line(out, head.status),
         Some(phrase) => response::write_status_line_with(out, head.status, phrase),
@@ -132,7 +133,7 @@ pub(super) fn write_head(
         connections.append_date_line(out);
     }
     if !head.content_type.is_empty() {
-        response::write_header(out, b"Content-Type", &head.content_type);
+        is_changed |= response::write_header(out, b"Content-Type", &head.content_type);
     }
     if let Some(length) = head.content_length {
         response::write_header_number(out, b"Content-Length", length);
@@ -141,7 +142,7 @@ pub(super) fn write_head(
         response::write_own_header(out, b"Last-Modified", &time);
     }
     if !head.location.is_empty() {
-        response::write_header(out, b"Location", &head.location);
+        is_changed |= response::write_header(out, b"Location", &head.location);
     }
     if matches!(framing, Framing::Chunked { .. }) {
         out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
@@ -158,15 +159,16 @@ pub(super) fn write_head(
         out.extend_from_slice(b"Connection: close\r\n");
     }
     if !head.etag.is_empty() {
-        response::write_header(out, b"ETag", &head.etag);
+        is_changed |= response::write_header(out, b"ETag", &head.etag);
     }
     if head.allows_ranges {
         out.extend_from_slice(b"Accept-Ranges: bytes\r\n");
     }
     for field in head.fields.iter() {
-        response::write_header(out, &field.name, &field.value);
+        is_changed |= response::write_header(out, &field.name, &field.value);
     }
     out.extend_from_slice(b"\r\n");
+    is_changed
 }
 
 /// The `Server` field with its line end; empty when there is none.

@@ -34,7 +34,9 @@ use crate::request::advance;
 use crate::request::advance::Step;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::configuration::settings::{CoreSettings, LingeringClose};
-use crate::request::exchange::{BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent, Transferred};
+use crate::request::exchange::{
+    BodyLimits, Exchange, Gone, RequestBodyError, ResponseOptions, Sent, Transferred, log_changed_values,
+};
 use crate::request::packed::PackedRequest;
 use crate::request::phases::LocalBoxFuture;
 use crate::request::request_body;
@@ -511,6 +513,10 @@ impl Exchange for HttpConnection {
         let transfer = state.transfer();
         let conduct = self.conduct(request, core, transfer, &server_line);
         transfer.sender.start(&request.response, options, &conduct, &self.connections, &self.stream);
+        if transfer.sender.take_has_changed_values() {
+            drop(state);
+            log_changed_values(request);
+        }
     }
 
     fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
@@ -522,6 +528,10 @@ impl Exchange for HttpConnection {
         let Transfer { input, body: request_body, sender, .. } = transfer;
         let is_followed = request_body.is_read() && !input.is_empty() && !self.is_last_of_turn();
         sender.respond(&request.response, options, &conduct, is_followed, &self.connections, &self.stream, body);
+        if sender.take_has_changed_values() {
+            drop(state);
+            log_changed_values(request);
+        }
     }
 
     fn carries_trailers(&self, request: &Request) -> bool {
@@ -605,6 +615,10 @@ impl Exchange for HttpConnection {
 
     fn is_broken(&self) -> bool {
         self.stream.is_broken()
+    }
+
+    fn has_left(&self) -> bool {
+        self.stream.has_hung_up()
     }
 
     fn sent(&self) -> Sent {

@@ -36,6 +36,8 @@ pub(super) struct Sender {
     /// What comes after the response.
     ending: Ending,
     has_interim: bool,
+    /// The head had line ends in values, which became spaces.
+    has_changed_values: bool,
 }
 
 /// What comes after a response, as far as it is known before.
@@ -113,6 +115,11 @@ impl Sender {
 
     pub(super) fn is_started(&self) -> bool {
         self.queue.is_begun()
+    }
+
+    /// Whether line ends in values of the head became spaces; told once.
+    pub(super) fn take_has_changed_values(&mut self) -> bool {
+        std::mem::take(&mut self.has_changed_values)
     }
 
     pub(super) fn has_interim(&self) -> bool {
@@ -313,7 +320,7 @@ impl Sender {
         if self.version == Version::Http09 {
             return;
         }
-        write_head(head, &self.framing, self.keeps_alive(), conduct, connections, scratch);
+        self.has_changed_values = write_head(head, &self.framing, self.keeps_alive(), conduct, connections, scratch);
         self.queue.note_head(scratch.len());
     }
 

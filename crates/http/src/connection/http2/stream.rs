@@ -24,6 +24,7 @@ use crate::request::Request;
 use crate::request::body::{BodyError, BodyItem};
 use crate::request::exchange::{
     BodyLength, BodyLimits, Exchange, Gone, LOW_WATER_BYTES, RequestBodyError, ResponseOptions, Sent, Transferred,
+    log_changed_values,
 };
 use crate::request::server_field::server_field;
 use crate::request::slow::ExchangeWaits;
@@ -68,6 +69,8 @@ pub(super) struct Response {
     pub is_tunnel: bool,
     /// The head was written.
     pub is_started: bool,
+    /// It had line ends in values, which became spaces.
+    has_changed_values: bool,
     /// Nothing more will be pushed.
     pub is_ended: bool,
     /// The last frame was built.
@@ -249,14 +252,12 @@ impl Stream {
         codec.poll_control(frames);
         let before = frames.len();
         let connections = &self.connection.client.connections;
-        let status = match (wire_status(request.response.status), request.parsed.connect_protocol) {
-            (101, _) => 200,
-            // It would look like a tunnel (RFC 8441, section 4).
-            (200..300, Some(_)) if !response.is_tunnel => 501,
-            (status, _) => status,
+        let status = match wire_status(request.response.status) {
+            101 => 200,
+            status => status,
         };
         let written = codec.write_response(self.id, status, end_stream, frames, |fields| {
-            write_head(&request.response, server, connections, fields);
+            response.has_changed_values = write_head(&request.response, server, connections, fields);
         });
         if written.is_err() {
             state.gone = Some(Gone::ByPeer);
@@ -266,6 +267,47 @@ impl Stream {
         response.sent.add_head(head_bytes);
         response.is_done = end_stream;
         connection.wake();
+    }
+
+    /// Gives the head and the whole body.
+    fn respond_with(&self, request: &Request, options: &ResponseOptions, body: Bytes, server: &[u8]) {
+        let connection = &mut *self.connection.state.borrow_mut();
+        let state = &mut *self.state.borrow_mut();
+        // An empty body ends with the head, as in nginx: what gRPC calls trailers alone has to look like this.
+        let is_empty = body.is_empty() && !matches!(options.length, BodyLength::Known(1..));
+        let length = if is_empty { BodyLength::NoBody } else { options.length };
+        let options = ResponseOptions { length, files: options.files.clone(), ..*options };
+        self.write_head(connection, state, request, &options, server);
+        let response = &mut state.response;
+        let is_short = matches!(response.length, Left::Length(length) if length == body.len() as u64)
+            && body.len() <= COPIED_MAX.min(response.chunk_max)
+            && self.malformed().is_none();
+        let is_next = connection.scheduler.is_empty() && connection.unsent_bytes() < BUILT_MAX;
+        if is_short && is_next && state.gone.is_none() && connection.codec.send_window(self.id) >= body.len() {
+            let State { codec, frames, .. } = connection;
+            codec.poll_control(frames);
+            let before = frames.len();
+            if codec.write_data(self.id, body.len(), true, frames).is_ok_and(|sent| sent.end_stream) {
+                response.sent.add_head((frames.len() - before) as u64);
+                response.sent.bytes += body.len() as u64;
+                frames.extend_from_slice(&body);
+                response.is_ended = true;
+                response.is_done = true;
+                state.wake();
+                return;
+            }
+        }
+        if !body.is_empty() {
+            self.push_item(connection, state, BodyItem::Bytes(body));
+        }
+        self.end_response(connection, state);
+    }
+
+    /// Says what had to be changed of the head.
+    fn log_changes(&self, request: &Request) {
+        if self.with_response(|response| std::mem::take(&mut response.has_changed_values)) {
+            log_changed_values(request);
+        }
     }
 
     /// Has frames built of what is queued.
@@ -451,42 +493,20 @@ impl Exchange for Stream {
     fn start(&self, request: &Request, options: &ResponseOptions) {
         // It may ask variables, and these the exchange.
         let server = server_field(request, &request.scope().core);
-        let connection = &mut *self.connection.state.borrow_mut();
-        self.write_head(connection, &mut self.state.borrow_mut(), request, options, &server);
+        self.write_head(
+            &mut self.connection.state.borrow_mut(),
+            &mut self.state.borrow_mut(),
+            request,
+            options,
+            &server,
+        );
+        self.log_changes(request);
     }
 
     fn respond(&self, request: &Request, options: &ResponseOptions, body: Bytes) {
         let server = server_field(request, &request.scope().core);
-        let connection = &mut *self.connection.state.borrow_mut();
-        let state = &mut *self.state.borrow_mut();
-        // An empty body ends with the head, as in nginx: what gRPC calls trailers alone has to look like this.
-        let is_empty = body.is_empty() && !matches!(options.length, BodyLength::Known(1..));
-        let length = if is_empty { BodyLength::NoBody } else { options.length };
-        let options = ResponseOptions { length, files: options.files.clone(), ..*options };
-        self.write_head(connection, state, request, &options, &server);
-        let response = &mut state.response;
-        let is_short = matches!(response.length, Left::Length(length) if length == body.len() as u64)
-            && body.len() <= COPIED_MAX.min(response.chunk_max)
-            && self.malformed().is_none();
-        let is_next = connection.scheduler.is_empty() && connection.unsent_bytes() < BUILT_MAX;
-        if is_short && is_next && state.gone.is_none() && connection.codec.send_window(self.id) >= body.len() {
-            let State { codec, frames, .. } = connection;
-            codec.poll_control(frames);
-            let before = frames.len();
-            if codec.write_data(self.id, body.len(), true, frames).is_ok_and(|sent| sent.end_stream) {
-                response.sent.add_head((frames.len() - before) as u64);
-                response.sent.bytes += body.len() as u64;
-                frames.extend_from_slice(&body);
-                response.is_ended = true;
-                response.is_done = true;
-                state.wake();
-                return;
-            }
-        }
-        if !body.is_empty() {
-            self.push_item(connection, state, BodyItem::Bytes(body));
-        }
-        self.end_response(connection, state);
+        self.respond_with(request, options, body, &server);
+        self.log_changes(request);
     }
 
     fn carries_trailers(&self, _request: &Request) -> bool {

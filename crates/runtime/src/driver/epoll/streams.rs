@@ -11,7 +11,7 @@ use rustix::net::{self, sockopt};
 use super::Epoll;
 use super::connection::{Connection, Direction, Interest};
 use crate::driver::direct::{
-    OPERATIONS_PER_TURN, SEND_MAX, is_broken, look_for, receive, send, send_chunks_now, send_now,
+    OPERATIONS_PER_TURN, SEND_MAX, has_hung_up, is_broken, look_for, receive, send, send_chunks_now, send_now,
 };
 use crate::driver::{Fresh, Released, StreamDriver};
 use crate::executor::slots::Key;
@@ -154,6 +154,12 @@ impl StreamDriver for Epoll {
         drop(connections);
         drop(displaced);
         Poll::Pending
+    }
+
+    fn has_hung_up(&self, key: Key) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        connection.hung_up || has_hung_up(connection.socket.as_fd())
     }
 
     fn is_broken(&self, key: Key) -> bool {

@@ -76,6 +76,10 @@ pub(crate) trait Sockets {
         direct::has_input(socket)
     }
 
+    fn has_hung_up(&self, socket: BorrowedFd<'_>) -> bool {
+        direct::has_hung_up(socket)
+    }
+
     fn is_broken(&self, socket: BorrowedFd<'_>) -> bool {
         direct::is_broken(socket)
     }

@@ -455,6 +455,12 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         Poll::Pending
     }
 
+    fn has_hung_up(&self, key: Key) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        let connection = connections.get_mut(key).expect("an open stream owns its slot");
+        connection.hung_up || self.sockets.has_hung_up(connection.socket().as_fd())
+    }
+
     fn is_broken(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
         self.sockets.is_broken(connections.get_mut(key).expect("an open stream owns its slot").socket().as_fd())

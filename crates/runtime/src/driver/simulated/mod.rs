@@ -527,6 +527,11 @@ impl StreamDriver for Simulated {
         self.park(key, cx, Side::HangUp).map_ok(drop)
     }
 
+    fn has_hung_up(&self, key: Key) -> bool {
+        let end = self.with(key, |socket| socket.end);
+        self.world.network.borrow_mut().is_hung_up(end)
+    }
+
     fn is_broken(&self, key: Key) -> bool {
         let end = self.with(key, |socket| socket.end);
         self.world.network.borrow_mut().is_broken(end)

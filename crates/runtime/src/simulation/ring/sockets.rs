@@ -150,6 +150,10 @@ impl Sockets for SimulatedSockets {
         self.with_end(socket, |network, end| network.is_readable(end))
     }
 
+    fn has_hung_up(&self, socket: BorrowedFd<'_>) -> bool {
+        self.with_end(socket, |network, end| network.is_hung_up(end))
+    }
+
     fn is_broken(&self, socket: BorrowedFd<'_>) -> bool {
         self.with_end(socket, |network, end| network.is_broken(end))
     }
