@@ -153,6 +153,11 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
     if let Some(status) = request.status_override.take() {
         request.response.replace_status(status);
     }
+    if looks_like_tunnel(request) {
+        request.log(Level::Info, format_args!("the answer to an extended CONNECT is no tunnel"));
+        request.response.clear();
+        return Filtering::Refused(501);
+    }
     if request.response.status < 300
         && let Some(content_type) = request.content_type_override.take()
     {
@@ -177,6 +182,15 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
         return Filtering::TooCostly;
     }
     Filtering::Done(body)
+}
+
+/// Whether a client that has asked for a tunnel over HTTP/2 would take the answer for one: any success looks like it
+/// (RFC 8441, section 4).
+fn looks_like_tunnel(request: &Request) -> bool {
+    request.parsed.connect_protocol.is_some()
+        && (200..300).contains(&request.response.status)
+        && request.tunnel.is_none()
+        && request.is_main()
 }
 
 /// The answer of a request that went in circles.

@@ -203,6 +203,10 @@ const CONTROL_KEPT: usize = 64;
 /// that it may have open.
 const DISCARDED_MAX: usize = 16;
 
+/// What a client may still send of a request that was answered, beyond what its window allowed before: most bodies end
+/// with it, and the client then needs no reset.
+const DISCARDED_BYTES: u32 = 1024 * 1024;
+
 /// Priorities that are kept for requests to come.
 const EARLY_PRIORITIES_MAX: usize = 32;
 
@@ -429,7 +433,7 @@ impl Connection {
             self.data = DataTarget::Discarded { stream: id, end_stream };
             self.return_connection_window(length);
             if is_to_stop {
-                self.reset(id, ErrorCode::NO_ERROR);
+                self.stop(id);
             }
         } else {
             stream.unreleased += content;
@@ -499,7 +503,7 @@ impl Connection {
     ) -> Result<Option<Event>, ConnectionFault> {
         let id = info.stream;
         if let Some(stream) = self.streams.get(id) {
-            let kind = match (self.side, stream.state.may_receive(), stream.is_discarded) {
+            let kind = match (self.side, stream.state.may_receive(), stream.is_refused()) {
                 (_, false, _) | (_, _, true) => BlockKind::Discarded,
                 (Side::Client, ..) if !stream.has_head => BlockKind::Response,
                 _ => BlockKind::Trailers,
@@ -619,8 +623,9 @@ impl Connection {
         if self.streams.get(id).and_then(|stream| stream.length_left).is_some_and(|left| left > 0) {
             return self.fail_stream(id, StreamFault::ContentLengthMismatch);
         }
+        let is_discarded = self.streams.get(id).is_some_and(|stream| stream.is_discarded);
         self.end_remote(id);
-        Ok(Some(Event::Trailers { stream: id }))
+        Ok((!is_discarded).then_some(Event::Trailers { stream: id }))
     }
 
     fn handle_reset(&mut self, id: StreamId, code: ErrorCode) -> Result<Option<Event>, ConnectionFault> {
@@ -868,13 +873,17 @@ impl Connection {
     }
 
     /// The answer has ended the stream on our side, and nobody wants what the peer still sends. A peer that has not
-    /// ended its side either is told to stop only when its window is used up: most send their rest at once, and some
-    /// clients take even `NO_ERROR` for a failure when it comes together with the answer (RFC 9113 §8.1; curl before
-    /// 8.0).
+    /// ended its side either may send [`DISCARDED_BYTES`] more, and is told to stop only when it has: most send their
+    /// rest at once, and some clients take even `NO_ERROR` for a failure when it comes together with the answer (RFC
+    /// 9113 §8.1; curl before 8.0).
     pub fn discard(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(id).filter(|stream| !stream.state.may_send()) else { return };
         stream.is_discarded = true;
-        let (unreleased, is_used_up) = (std::mem::take(&mut stream.unreleased), stream.is_used_up());
+        let unreleased = std::mem::take(&mut stream.unreleased);
+        let increment = stream.receive.widen(DISCARDED_BYTES);
+        if increment > 0 {
+            frame::write_window_update(&mut self.control, id, increment);
+        }
         self.return_connection_window(unreleased);
         if let DataTarget::Stream { stream, end_stream } = self.data
             && stream == id
@@ -885,9 +894,20 @@ impl Connection {
         // Whoever leaves many behind is not going to end them.
         let most = DISCARDED_MAX.min(self.limits.concurrent_streams_max as usize / 2);
         let first = discarded.next().filter(|_| discarded.count() >= most).map(|stream| stream.id);
-        for id in [is_used_up.then_some(id), first].into_iter().flatten() {
-            self.reset(id, ErrorCode::NO_ERROR);
+        if let Some(id) = first {
+            self.stop(id);
         }
+    }
+
+    /// Tells a peer that has its answer to send no more. Its window is opened before that, as nginx does: a client may
+    /// have blocked its sending for want of a window, and Node's then never ends the stream.
+    fn stop(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(id) else { return };
+        let increment = stream.receive.widen(MAX_31);
+        if increment > 0 {
+            frame::write_window_update(&mut self.control, id, increment);
+        }
+        self.reset(id, ErrorCode::NO_ERROR);
     }
 
     /// Ends what [`Event::BadRequest`] began, once it was answered or not: a malformed request is reset. An answer must
@@ -1000,7 +1020,7 @@ fn take_data(stream: &mut Stream, length: u32, content: u32, end_stream: bool) -
     if !stream.receive.charge(length) {
         return Err(StreamFault::StreamWindowExceeded);
     }
-    if stream.is_discarded {
+    if stream.is_refused() {
         return Ok(());
     }
     if let Some(left) = &mut stream.length_left {

@@ -67,6 +67,11 @@ impl Stream {
         self.is_discarded && !self.state.may_send()
     }
 
+    /// It was refused, and is still to be answered: how the rest of it looks does not matter.
+    pub(super) fn is_refused(&self) -> bool {
+        self.is_discarded && self.state.may_send()
+    }
+
     /// Nothing more may come than what is thrown away, and nothing more will be allowed.
     pub(super) fn is_used_up(&self) -> bool {
         self.is_answered() && self.receive.is_closed()

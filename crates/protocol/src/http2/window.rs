@@ -89,6 +89,14 @@ impl ReceiveWindow {
         (increment > 0).then_some(increment)
     }
 
+    /// Opens the window by so much at once, beside what was given back, and returns the increment to be told.
+    pub(super) fn widen(&mut self, by: u32) -> u32 {
+        let increment = self.returned.saturating_add(by).min(MAX_31 - self.left.max(0) as u32);
+        self.left += increment as i32;
+        self.returned = 0;
+        increment
+    }
+
     /// Makes the window larger: the next update says so. A smaller size changes nothing.
     pub(super) fn grow_to(&mut self, size: u32) {
         let size = size.min(MAX_31);
