@@ -25,6 +25,10 @@ with_each_driver!(
     bodies_are_passed_on_with_their_trailers,
     a_client_that_expects_100_is_told_to_continue,
     a_body_that_nobody_wants_is_thrown_away_until_its_window_is_used_up,
+    malformed_rest_of_an_answered_request_resets_its_stream,
+    requests_of_a_client_that_has_gone_reach_no_server,
+    location_with_line_ends_is_the_same_in_all_versions,
+    status_that_was_sent_is_logged,
     a_closed_window_holds_one_stream_alone_and_not_for_ever,
     a_stream_that_is_reset_ends_what_was_done_for_it,
     a_client_that_leaves_in_the_middle_of_files_leaves_nothing_behind,
@@ -285,15 +289,23 @@ fn a_body_that_nobody_wants_is_thrown_away_until_its_window_is_used_up(driver: D
     };
     let short = answered(&mut client);
     client.send(short, b"rest", true);
+    // Most bodies end within the window that is opened for that.
+    let longer = answered(&mut client);
+    client.send(longer, &vec![b'r'; 1 << 20], true);
     let long = answered(&mut client);
-    let window = client.connection.send_window(long);
-    client.send(long, &vec![b'r'; window], false);
-    client.read_until(|client| client.answers[&long].reset.is_some());
+    let piece = vec![b'r'; 16 * 1024];
+    while client.answers[&long].reset.is_none() {
+        client.send(long, &piece[..client.connection.send_window(long).min(piece.len())], false);
+        if client.connection.send_window(long) == 0 {
+            assert!(client.read());
+        }
+    }
     let of = |stream: u32| {
         let answer = &client.answers[&stream];
         (answer.status, answer.text().to_owned(), answer.reset)
     };
     assert_eq!(of(short), (200, "early".to_owned(), None));
+    assert_eq!(of(longer), (200, "early".to_owned(), None));
     assert_eq!(of(long), (200, "early".to_owned(), Some(ErrorCode::NO_ERROR)));
     // Those of a client that goes on with none of them are not kept for ever.
     let first = answered(&mut client);
@@ -302,6 +314,110 @@ fn a_body_that_nobody_wants_is_thrown_away_until_its_window_is_used_up(driver: D
     }
     client.read_until(|client| client.answers[&first].reset.is_some());
     assert_eq!(client.get("/").status, 200);
+    server.stop();
+}
+
+/// The four cases of h2spec that send a malformed rest: 8.1/1, 8.1.2.1/3, 8.1.2.6/1 and 2.
+fn malformed_rest_of_an_answered_request_resets_its_stream(driver: Driver) {
+    let server = setup(driver, "location / { return 200 early; }").start();
+    let second_head = block(&[("x", "y")]);
+    let pseudo = block(&[(":method", "GET")]);
+    let cases = [
+        frame(frame_type::HEADERS, flag::END_HEADERS, 1, second_head),
+        frame(frame_type::HEADERS, flag::END_HEADERS | flag::END_STREAM, 1, pseudo),
+        frame(frame_type::DATA, flag::END_STREAM, 1, b"test"),
+        [frame(frame_type::DATA, 0, 1, b"t"), frame(frame_type::DATA, flag::END_STREAM, 1, b"est")].concat(),
+    ];
+    for rest in cases {
+        let mut client = Http2::unix(&server);
+        let stream = client.begin("POST", "/", &[("content-length", "1")], false);
+        client.read_until(|client| client.answers.get(&stream).is_some_and(|answer| answer.is_complete));
+        client.raw(rest);
+        client.read_until(|client| client.answers[&stream].reset.is_some());
+        let answer = &client.answers[&stream];
+        assert_eq!((answer.status, answer.text(), answer.reset), (200, "early", Some(ErrorCode::PROTOCOL_ERROR)));
+        assert_eq!(client.get("/").text(), "early");
+    }
+    server.stop();
+}
+
+fn requests_of_a_client_that_has_gone_reach_no_server(driver: Driver) {
+    let authority = Authority::new("authority");
+    let pair = authority.ecdsa(&["localhost"]);
+    let backend = Backend::tcp();
+    let text = format!(
+        "log_format own '$server_protocol $status'; access_log %DIR%/own.log own;
+         server {{ listen %UNIX%; listen %ADDRESS% ssl; http2 on; ssl_certificate %DIR%/own.crt;
+                   ssl_certificate_key %DIR%/own.key; location / {{ proxy_pass http://{}; }} }}",
+        backend.address()
+    )
+    .replace("%ADDRESS%", "unix:%DIR%/tls.sock");
+    let server = Setup::http(driver, &text).file("own.crt", &pair.certificate).file("own.key", &pair.key).start();
+    let tls = Tls::new(&authority).alpn(&["h2"]).connect(&server.directory.path().join("tls.sock"), "localhost");
+    let mut encrypted = Http2::above(tls.expect("a session"));
+    server.with_worker_stopped(|| {
+        let mut clear = Http2::unix(&server);
+        for _ in 0..20 {
+            clear.begin("GET", "/gone", &[], true);
+            encrypted.begin("GET", "/gone", &[], true);
+        }
+        drop((clear, encrypted));
+        server.connect().send("GET /gone HTTP/1.1\r\nHost: h\r\n\r\n".repeat(20));
+    });
+    let mut client = server.connect();
+    client.send("GET /here HTTP/1.1\r\nHost: h\r\n\r\n");
+    let mut at = backend.accept();
+    assert_eq!(at.request().target, "/here");
+    at.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+    assert_eq!(client.response().text(), "ok");
+    assert!(backend.is_idle());
+    server.directory.wait_line("own.log", "HTTP/1.1 499");
+    server.stop();
+}
+
+fn location_with_line_ends_is_the_same_in_all_versions(driver: Driver) {
+    let text = "location /moved { return 302 http://x$uri; } location / { add_header X-Own $uri; return 200; }";
+    let server = setup(driver, text).start();
+    let mut client = Http2::unix(&server);
+    for (path, name, value) in
+        [("/moved/a%0d%0aSet-Cookie:b", "Location", "http://x/moved/a  Set-Cookie:b"), ("/c%0ad", "X-Own", "/c d")]
+    {
+        let (old, new) = (server.get(path), client.get(path));
+        assert_eq!(old.header(name).map(str::trim_end), Some(value));
+        assert_eq!(new.header(&name.to_lowercase()), Some(value));
+        assert_eq!((old.status, old.header("Set-Cookie")), (new.status, new.header("set-cookie")));
+    }
+    server.wait_logged_times("line ends in values of the response header are sent as spaces", 2);
+    server.stop();
+}
+
+fn status_that_was_sent_is_logged(driver: Driver) {
+    let backend = Backend::tcp();
+    let text = format!(
+        "log_format own '$uri $status'; server {{ listen %UNIX%; http2 on; access_log %DIR%/own.log own;
+         error_page 501 /none; location = /none {{ internal; return 501 \"no socket\"; }}
+         location /text {{ return 200 text; }}
+         location /slow {{ client_body_timeout 50ms; proxy_pass http://{0}; }}
+         location / {{ proxy_pass http://{0}; }} }}",
+        backend.address()
+    );
+    let server = Setup::http(driver, &text).start();
+    let mut client = Http2::unix(&server);
+    // An answer that would look like a tunnel is replaced, also by a page of the configuration's.
+    let stream = client.connect("websocket", "/text", &[]);
+    let answer = client.answer(stream);
+    assert_eq!((answer.status, answer.text()), (501, "no socket"));
+    server.directory.wait_line("own.log", "/none 501");
+    let stream = client.connect("websocket", "/passed", &[]);
+    let mut at = backend.accept();
+    at.request_head();
+    at.send("HTTP/1.1 204 No Content\r\n\r\n");
+    assert_eq!(client.answer(stream).status, 501);
+    let slow = client.begin("POST", "/slow", &[], false);
+    client.send(slow, b"a", false);
+    assert_eq!(client.answer(slow).status, 408);
+    server.directory.wait_line("own.log", "/slow 408");
+    assert!(!server.directory.read("own.log").contains(" 20"), "{}", server.directory.read("own.log"));
     server.stop();
 }
 
@@ -782,7 +898,7 @@ fn floods_end_the_connection_and_nobody_else(driver: Driver) {
     let server = Setup::http(driver, &text).start();
     let mut bystander = Http2::unix(&server);
     for (what, next, code, words) in ATTACKS {
-        let mut client = Http2::unix(&server);
+        let mut client = Http2::unix_receiving(&server);
         let mut round = 0;
         // It ends long before that.
         while round < 20_000 && client.try_raw(next(round)).is_ok() {

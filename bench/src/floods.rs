@@ -109,6 +109,15 @@ const ATTACKS: &[Attack] = &[
         is_held: false,
     },
     Attack {
+        name: "128 requests to pass on, then the end",
+        bounded_by: "one request at once, the others in line",
+        next: |round| match round {
+            0..128 => head_of("/held", odd(round), true),
+            _ => Vec::new(),
+        },
+        is_held: false,
+    },
+    Attack {
         name: "100 streams without a window",
         bounded_by: "`send_timeout`",
         next: |round| match round {

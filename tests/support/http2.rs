@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 
 use gale_protocol::http2::frame::{self, FrameHeader};
 use gale_protocol::http2::hpack::Indexing;
@@ -32,6 +33,36 @@ pub fn read_piece(carrier: &mut impl Read, buffer: &mut Vec<u8>) -> bool {
     count > 0
 }
 
+/// A socket from which a thread receives.
+struct Receiving {
+    stream: UnixStream,
+    pieces: Receiver<Vec<u8>>,
+    /// What of them was not read.
+    rest: Vec<u8>,
+}
+
+impl Read for Receiving {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        if self.rest.is_empty() {
+            self.rest = self.pieces.recv().unwrap_or_default();
+        }
+        let count = self.rest.len().min(into.len());
+        into[..count].copy_from_slice(&self.rest[..count]);
+        self.rest.drain(..count);
+        Ok(count)
+    }
+}
+
+impl Write for Receiving {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.stream.flush()
+    }
+}
+
 /// What came on a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
@@ -39,8 +70,9 @@ pub struct Answer {
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
     pub trailers: Vec<(String, String)>,
-    /// The statuses of interim responses.
+    /// The statuses of interim responses, and their fields.
     pub interim: Vec<u16>,
+    pub interim_fields: Vec<(String, String)>,
     pub is_complete: bool,
     pub reset: Option<ErrorCode>,
 }
@@ -97,6 +129,17 @@ impl Http2 {
     /// A connection in the clear to the server's own socket.
     pub fn unix(server: &Server) -> Http2 {
         Http2::above(connect(&server.directory.path().join("gale.sock")))
+    }
+
+    /// One that receives also while it sends, as clients do, so that the server can always say something.
+    pub fn unix_receiving(server: &Server) -> Http2 {
+        let stream = connect(&server.directory.path().join("gale.sock"));
+        let (mut reader, (sender, pieces)) = (stream.try_clone().expect("a descriptor"), channel());
+        std::thread::spawn(move || {
+            let mut piece = Vec::new();
+            while read_piece(&mut reader, &mut piece) && sender.send(std::mem::take(&mut piece)).is_ok() {}
+        });
+        Http2::above(Receiving { stream, pieces, rest: Vec::new() })
     }
 
     pub fn unix_with(server: &Server, limits: Limits) -> Http2 {
@@ -341,6 +384,8 @@ impl Http2 {
                 let answer = self.answers.entry(stream).or_default();
                 if parts.is_interim() {
                     answer.interim.push(parts.status);
+                    let fields = parts.fields.iter().map(|field| (show(field.name), show(field.value)));
+                    answer.interim_fields.extend(fields);
                     return;
                 }
                 answer.status = parts.status;

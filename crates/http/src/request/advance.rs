@@ -121,6 +121,12 @@ pub async fn finish(request: &mut Request, mut step: Step) -> Option<Body> {
 async fn wait(handler: &dyn Handler, request: &mut Request, conf: &dyn Any) -> Flow {
     let exchange = request.exchange_handle();
     let stays = handler.outlives_client(request, conf);
+    // A connection may have waited in the kernel for longer than its client did. Of later requests events tell, and of
+    // one with a body its end.
+    let is_only_head = request.number_on_connection == 1 && exchange.body_is_read();
+    if is_only_head && !stays && handler.patience() == Duration::ZERO && exchange.has_left() {
+        return Flow::Respond(CLIENT_LEFT);
+    }
     let notes = slow::notes_of(request);
     let mut departure = Departure::default();
     let mut waiting = handler.wait(request, conf);

@@ -31,6 +31,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use gale_protocol::http2::{Connection as Codec, RoundTrip, Scheduler, StreamId};
 use gale_runtime::{Buffer, Moment, Output, Timer};
@@ -87,12 +88,15 @@ struct State {
     /// How far away the client is.
     round_trip: RoundTrip,
     /// `send_timeout` of the response that began last.
-    send_timeout: std::time::Duration,
+    send_timeout: Duration,
     /// The task of the connection, and whether it is that which runs.
     waker: Option<Waker>,
     is_polled: bool,
     timer: Timer,
 }
+
+/// How long the last frames of a connection may wait for the socket.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
 /// How a connection ends.
 enum Ending {
@@ -108,6 +112,10 @@ pub(super) async fn serve(client: Rc<HttpConnection>, mut input: Buffer) {
     let served = Served(Rc::clone(&http2));
     let ending = poll_fn(|context| http2.poll(&mut input, context)).await;
     drop(input);
+    if let Ending::Linger = ending {
+        // Why it ends is behind what the socket has not taken yet. A client that takes nothing is not waited for.
+        let _ = gale_runtime::timeout(LAST_WORDS_MAX, poll_fn(|context| http2.poll_flush(context))).await;
+    }
     http2.say_goodbye();
     http2.lose_streams();
     // Some requests outlive their client.

@@ -14,6 +14,7 @@ use gale_runtime::{Buffer, Moment};
 
 use super::Http2;
 use super::body::RequestBody;
+use super::receiving::Progress;
 use super::stream::Stream;
 use super::websocket;
 use crate::request::Request;
@@ -40,11 +41,16 @@ enum Waits {
 
 impl Http2 {
     /// A head has come, and is in the fields of this loop.
-    pub(super) fn begin_request(self: &Rc<Self>, id: StreamId, is_complete: bool, refusal: Option<Refusal>) {
+    pub(super) fn begin_request(
+        self: &Rc<Self>,
+        id: StreamId,
+        is_complete: bool,
+        refusal: Option<Refusal>,
+    ) -> Progress {
         let Some((stream, mut request)) = self.take_request(id, is_complete, refusal) else {
             // Nothing was done about it: the client may try again (RFC 9113, section 8.7).
             self.state.borrow_mut().codec.reset(id, ErrorCode::REFUSED_STREAM);
-            return;
+            return Progress::Answered;
         };
         let offence = match refusal {
             Some(Refusal::Offence(offence)) => Some(offence),
@@ -61,12 +67,16 @@ impl Http2 {
         let waits = match step {
             Step::Answer(body) => match respond::start_response(in_flight.request(), body) {
                 Some(rest) => Waits::Rest(rest),
-                None => return in_flight.keep_or_end(),
+                None => {
+                    in_flight.keep_or_end();
+                    return Progress::Answered;
+                }
             },
             step => Waits::Step(step),
         };
         let stream = Rc::clone(&in_flight.stream);
         stream.set_task(gale_runtime::spawn(in_flight.go_on(waits)));
+        Progress::Waits
     }
 
     /// The stream with its request, before anything was decided. `None` where there is no room for it.

@@ -98,6 +98,14 @@ impl Http2 {
         Written::All
     }
 
+    /// Ready when the socket has taken what was built, or takes nothing any more. Nothing more is built.
+    pub(super) fn poll_flush(&self, context: &mut Context<'_>) -> Poll<()> {
+        match self.send(&mut self.state.borrow_mut(), context) {
+            Written::Blocked => Poll::Pending,
+            Written::All | Written::Lost => Poll::Ready(()),
+        }
+    }
+
     /// Takes what was read of files.
     pub(super) fn take_what_was_read(&self, context: &mut Context<'_>) {
         let state = &mut *self.state.borrow_mut();
