@@ -559,6 +559,34 @@ fn a_task_that_wants_little_goes_before_those_in_line() {
 }
 
 #[test]
+fn tasks_that_begin_much_take_turns() {
+    run(async {
+        const EACH: usize = 10;
+        let order = Rc::new(RefCell::new(Vec::new()));
+        for number in 0..2 {
+            let order = Rc::clone(&order);
+            spawn(async move {
+                for _ in 0..EACH {
+                    poll_fn(poll_begin).await;
+                    charge_begun(MICROSECOND, 100);
+                    order.borrow_mut().push(number);
+                }
+            });
+        }
+        while task_count() > 0 {
+            yield_now().await;
+        }
+        let order = order.borrow();
+        assert_eq!((order.len(), &order[..2]), (2 * EACH, &[0, 1][..]), "each begins one thing at once");
+        // A quantum is 125 µs: two of them at most, as long as the other one wants something, too.
+        let is_over =
+            |end: usize| (0..2).any(|number| order[..end].iter().filter(|&&own| own == number).count() == EACH);
+        let both = (0..=order.len()).find(|&end| is_over(end)).expect("both have ended");
+        assert!(order[..both].windows(3).all(|three| three != [three[0]; 3]), "{order:?}");
+    });
+}
+
+#[test]
 fn a_piece_that_is_larger_than_the_share_has_a_turn_for_itself() {
     run(async {
         const ENDLESS: Effort = Effort { usual_nanos: u64::MAX, worst_nanos: 1 };

@@ -113,7 +113,7 @@ pub enum BodyLength {
     UntilEnd,
 }
 
-/// Says that values of the head were changed, whatever the version: see [`gale_protocol::http1::response::clean_value`].
+/// Says that values of the head were changed ([`gale_protocol::http1::response::clean_value`]), whatever the version.
 #[cold]
 pub(crate) fn log_changed_values(request: &Request) {
     let message = "line ends in values of the response header are sent as spaces";
@@ -229,7 +229,7 @@ pub trait Exchange {
     /// Whether the client can get nothing any more, as far as its connection shows. One that has only ended its own
     /// direction has gone for [`Exchange::poll_gone`], but still can.
     fn is_broken(&self) -> bool;
-    /// Whether the client has ended its direction or left, as the kernel knows it now, whatever it has sent before that.
+    /// Whether the client has ended its direction or left, as the kernel knows it, whatever it has sent before that.
     fn has_left(&self) -> bool {
         self.is_broken()
     }

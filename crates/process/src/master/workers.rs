@@ -3,7 +3,7 @@
 //! ```text
 //!   Starting ── "ready" ──► Serving ── told to leave, or leaves unasked ──► Leaving ──► gone
 //!      │ late: killed          │ link lost: a successor takes over
-//!      └───────────────────────┴── died: started again, at once, then later and later
+//!      └───────────────────────┴── died: started again, at once, or later if it dies again and again
 //! ```
 //!
 //! As long as one is wanted there is one. Only while none has ever been ready the master gives up instead.

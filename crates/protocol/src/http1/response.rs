@@ -204,8 +204,8 @@ pub fn write_chunk(out: &mut Vec<u8>, data: &[u8]) {
     out.extend_from_slice(CHUNK_END);
 }
 
-/// A field's value as clients get it in any version of HTTP: CR, LF and NUL become spaces (RFC 9110 §5.5), since a value
-/// that is made from a decoded path must not be able to add lines.
+/// A field's value as clients get it in any version of HTTP: CR, LF and NUL become spaces (RFC 9110 §5.5), since a
+/// value that is made from a decoded path must not be able to add lines.
 #[inline]
 pub fn clean_value(value: &[u8]) -> Cow<'_, [u8]> {
     if !scan::has_control(value) {

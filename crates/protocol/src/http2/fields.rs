@@ -427,8 +427,8 @@ impl Fields {
         self.pseudo.is_over = true;
         let name = field.name.of(&self.text);
         match ResponseField::from_token(name) {
-            // Malformed (RFC 9113 §8.2.2), but servers exist that send them, and nginx takes no notice: they say nothing
-            // here, and nobody gets them.
+            // Malformed (RFC 9113 §8.2.2), but servers exist that send them, and nginx takes no notice: they say
+            // nothing here, and no client gets them.
             Some(field)
                 if field.is_of_connection() && field != ResponseField::Te && field != ResponseField::Trailer =>
             {

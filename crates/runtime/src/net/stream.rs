@@ -323,8 +323,8 @@ impl Stream {
         self.environment.driver.is_broken(self.key)
     }
 
-    /// Whether the peer has ended its direction, or the connection is broken, whatever it has sent before that. A system
-    /// call, unless an event has told.
+    /// Whether the peer has ended its direction, or the connection is broken, whatever it has sent before that. A
+    /// system call, unless an event has told.
     pub fn has_hung_up(&self) -> bool {
         self.environment.driver.has_hung_up(self.key)
     }
