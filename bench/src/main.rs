@@ -117,6 +117,8 @@ const MEASUREMENTS: &[Entry] = &[
     ("thread-pools", thread_pools::measure, false),
     ("slow-ranges", thread_pools::files::measure_slow_ranges, false),
     ("cold-tree", thread_pools::files::measure_cold_tree, false),
+    ("rare-files", thread_pools::rare::measure, false),
+    ("late", thread_pools::late::measure, false),
 ];
 
 fn run(args: &[String]) -> Result<bool, String> {

@@ -49,6 +49,8 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   slow-peers    1 GiB through a proxy to a slow client, to a slow server: memory, a probe's waits (root)
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
   cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
+  rare-files    files in memory that are asked for every 0.1 to 30 s, beside clients of a slow disk (root)
+  late          50 clients that come late for a file in memory, beside clients of a slow disk (root)
   charts        draw the charts of thread-pools again from the results that are there; measures nothing
   all           cpu, syscalls, idle, accept, scaling, reload and respawn
 
@@ -76,7 +78,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --idle-connections N   idle: 10000
   --idle-seconds N       idle: how long the connections are then left alone (default: 10)
   --rounds N             5; idle: 3
-  --seconds S            one run (default: 4)
+  --seconds S            one run (default: 4; rare-files: 90; late: 8)
   --bursts N             burst: 10, half of them where the server computes (gzip, SSI, names, handshakes)
   --requests N           instructions, parts, locked, lookups, figures: 5000
   --callgrind-gale PATH  instructions, parts, locked, lookups, figures, check: a Gale built for valgrind; else one is built
@@ -85,9 +87,10 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   --reloads N            default: 1000
   --keepalive-clients N, --short-clients N
                          threads of the load under reload and respawn (default: 8 and 4)
-  --directory DIR        thread-pools, slow-ranges, slow-peers, cold-tree: where the files are written (default: the temporary one)
-  --data-mib N           thread-pools: 4096
-  --memory-mib N         of server and page cache (default: three eighths of the data)
+  --directory DIR        thread-pools, slow-ranges, slow-peers, cold-tree, rare-files, late: where the files are written
+                         (default: the temporary one)
+  --data-mib N           thread-pools, rare-files, late: 4096
+  --memory-mib N         of server and page cache (default: three eighths of the data; rare-files: its files, too)
   --disk-mib-s N         what the disk is held to (default: 100)
   --over clear|tls       thread-pools: how clients 1 and 2 ask (default: clear)
   --disk own|small       own: the directory's; small: one behind a queue of 4 requests (default: own)
@@ -115,6 +118,8 @@ pub struct Options {
     pub rounds: u32,
     pub idle_rounds: u32,
     pub run_time: Duration,
+    pub rare_time: Duration,
+    pub late_time: Duration,
     pub bursts: usize,
     pub requests: u32,
     pub callgrind_gale: Option<PathBuf>,
@@ -142,6 +147,8 @@ impl Options {
             rounds: 5,
             idle_rounds: 3,
             run_time: Duration::from_secs(4),
+            rare_time: Duration::from_secs(90),
+            late_time: Duration::from_secs(8),
             bursts: 10,
             requests: 5000,
             callgrind_gale: None,
@@ -187,7 +194,10 @@ impl Options {
                     options.rounds = number(option, value)?;
                     options.idle_rounds = options.rounds;
                 }
-                "--seconds" => options.run_time = seconds()?,
+                "--seconds" => {
+                    options.run_time = seconds()?;
+                    (options.rare_time, options.late_time) = (options.run_time, options.run_time);
+                }
                 "--bursts" => options.bursts = count()?,
                 "--requests" => options.requests = number(option, value)?,
                 "--callgrind-gale" => options.callgrind_gale = Some(PathBuf::from(value)),
@@ -355,6 +365,13 @@ mod tests {
     fn a_chosen_server_must_be_there() {
         let options = parse(&["--gale", "/nowhere/gale", "--servers", "gale"]).unwrap();
         assert!(options.servers(None).unwrap_err().contains("/nowhere/gale"));
+    }
+
+    #[test]
+    fn seconds_shorten_runs_that_are_longer_by_default() {
+        let times = |options: Options| [options.run_time, options.rare_time, options.late_time].map(|t| t.as_secs());
+        assert_eq!(times(parse(&[]).unwrap()), [4, 90, 8]);
+        assert_eq!(times(parse(&["--seconds", "3"]).unwrap()), [3, 3, 3]);
     }
 
     #[test]

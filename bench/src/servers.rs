@@ -113,6 +113,8 @@ pub struct Setting {
     /// Bytes of the floor's body.
     pub floor_body_bytes: usize,
     pub workers: usize,
+    /// User of the workers of nginx and Gale, where this program runs as root.
+    pub user: &'static str,
     pub accepting: Accepting,
     /// How many connections it must be able to hold.
     pub connections_max: usize,
@@ -158,6 +160,7 @@ impl Default for Setting {
             cores: None,
             floor_body_bytes: SMALL_BODY.len(),
             workers: 1,
+            user: "root",
             accepting: Accepting::Shared,
             connections_max: 4096,
             alone_under: None,
@@ -359,7 +362,7 @@ impl Program {
         match self.kind {
             Kind::Floor => String::new(),
             Kind::Nginx | Kind::Gale => {
-                let user = if is_root { "user root;\n" } else { "" };
+                let user = if is_root { format!("user {};\n", setting.user) } else { String::new() };
                 let alone = if setting.alone_under.is_some() { "master_process off;\n" } else { "" };
                 let driver = self.driver.as_ref().map_or(String::new(), |driver| format!("use {driver}; "));
                 let cache = if self.open_file_cache { "    open_file_cache max=100;\n" } else { "" };

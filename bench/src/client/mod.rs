@@ -4,7 +4,8 @@
 //! one core each it is the limit. `lean` is our own and looks at nothing but the number of bytes, so that the server's
 //! core is saturated. `h2load` speaks HTTP/2, and so does `http2`, a few frames of our own. `handshakes` opens a
 //! connection over TLS for each request, with a group of keys that the libraries of wrk and h2load do not have. `load`
-//! checks every byte and `idle` only holds connections. Invariant: figures are of a run that asked for something.
+//! checks every byte and `idle` only holds connections. `swarm` asks for megabytes over many connections, `timetable`
+//! at moments that are known beforehand. Invariant: figures are of a run that asked for something.
 
 mod h2load;
 pub mod handshakes;
@@ -14,6 +15,7 @@ pub mod idle_tls;
 pub mod lean;
 pub mod load;
 pub mod swarm;
+pub mod timetable;
 mod tls;
 mod wrk;
 

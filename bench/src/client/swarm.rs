@@ -33,9 +33,9 @@ use crate::burst::take_priority;
 use crate::process::{ThreadId, run_delay_of_this_thread};
 
 /// A head is not longer.
-const HEAD_MAX: usize = 16 * 1024;
+pub(super) const HEAD_MAX: usize = 16 * 1024;
 /// Received of one connection before it is another one's turn.
-const TURN_MAX: usize = 1 << 20;
+pub(super) const TURN_MAX: usize = 1 << 20;
 const UNFINISHED_MIN: Duration = Duration::from_secs(1);
 
 /// What a swarm does.
@@ -68,6 +68,10 @@ pub struct Got {
     pub p99_ms: f64,
     pub max_ms: f64,
     pub errors: u64,
+    /// Longest time to the first answer of a connection of a swarm, counted during the warm-up, too. A connection that
+    /// had no answer when the run ended counts with the time that it had waited.
+    #[serde(default)]
+    pub first_max_ms: f64,
     /// Of a probe, during its longest wait.
     #[serde(default)]
     pub without_core: WithoutCore,
@@ -84,7 +88,6 @@ pub struct WithoutCore {
 
 impl Got {
     fn of(latency: &FineSnapshot, requests: u64, bytes: u64, errors: u64, seconds: f64) -> Got {
-        let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
         Got {
             requests_per_second: requests as f64 / seconds,
             bytes_per_second: bytes as f64 / seconds,
@@ -93,25 +96,34 @@ impl Got {
             p99_ms: ms(latency.quantile(0.99)),
             max_ms: ms(latency.max()),
             errors,
+            first_max_ms: 0.0,
             without_core: WithoutCore::default(),
         }
     }
 }
 
-struct Peer {
-    stream: TcpStream,
+/// In milliseconds.
+pub(super) fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// A connection that asks again and again.
+pub(super) struct Peer {
+    pub(super) stream: TcpStream,
     session: Option<Box<ClientConnection>>,
     head: Vec<u8>,
     /// Of the body; None while the head is read.
     missing: Option<u64>,
-    asked: Instant,
+    /// Moment from which the time of the current answer counts.
+    pub(super) asked: Instant,
     /// It has its answer.
-    is_idle: bool,
-    has_ended: bool,
+    pub(super) is_idle: bool,
+    has_answered: bool,
+    pub(super) has_ended: bool,
 }
 
 /// An answer is there as a whole.
-struct Whole;
+pub(super) struct Whole;
 
 impl Swarm<'_> {
     pub fn run(mut self) -> Result<Got, String> {
@@ -122,17 +134,17 @@ impl Swarm<'_> {
             self.certificate.map(|path| tls::configuration(default_provider(), path, Some("http/1.1"))).transpose()?;
         let mut peers = Vec::with_capacity(self.connections);
         for number in 0..self.connections {
-            let (stream, session) = self.connect(&address, config.as_ref()).map_err(fault)?;
+            let peer = Peer::connect(&address, config.as_ref(), self.bytes_per_second.is_some()).map_err(fault)?;
             let data = epoll::EventData::new_u64(number as u64);
-            epoll::add(&poll, &stream, data, epoll::EventFlags::IN).map_err(|error| fault(error.into()))?;
-            let (head, asked) = (Vec::new(), Instant::now());
-            peers.push(Peer { stream, session, head, missing: None, asked, is_idle: false, has_ended: false });
+            epoll::add(&poll, &peer.stream, data, epoll::EventFlags::IN).map_err(|error| fault(error.into()))?;
+            peers.push(peer);
         }
         let begun = Instant::now();
         let counts_from = begun + self.warm_up;
-        let mut tally = Tally { counts_from, latency: FineHistogram::default(), requests: 0, bytes: 0, errors: 0 };
+        let mut tally = Tally::from(counts_from);
+        let mut first_max = Duration::ZERO;
         for (number, peer) in peers.iter_mut().enumerate() {
-            peer.ask(&(self.request)(number));
+            peer.ask(&(self.request)(number), Instant::now());
         }
         let end = begun + self.warm_up + self.run_time;
         let mut events = Vec::with_capacity(256);
@@ -157,7 +169,13 @@ impl Swarm<'_> {
             for number in ready {
                 let peer = &mut peers[number];
                 match peer.receive(&mut scratch, share.unwrap_or(TURN_MAX), &mut tally) {
-                    Ok(Some(Whole)) => peer.is_idle = true,
+                    Ok(Some(Whole)) => {
+                        let took = peer.asked.elapsed();
+                        tally.note_answer(took);
+                        if !std::mem::replace(&mut peer.has_answered, true) {
+                            first_max = first_max.max(took);
+                        }
+                    }
                     Ok(None) => {}
                     Err(()) => {
                         tally.errors += 1;
@@ -175,8 +193,11 @@ impl Swarm<'_> {
         {
             tally.latency.record(now.duration_since(peer.asked));
         }
+        for peer in peers.iter().filter(|peer| !peer.has_ended && !peer.has_answered) {
+            first_max = first_max.max(now.duration_since(peer.asked));
+        }
         let seconds = now.saturating_duration_since(tally.counts_from).as_secs_f64().max(f64::MIN_POSITIVE);
-        Ok(Got::of(&tally.latency.snapshot(), tally.requests, tally.bytes, tally.errors, seconds))
+        Ok(Got { first_max_ms: ms(first_max), ..tally.got(seconds) })
     }
 
     /// Has those ask whose time it is. Returns how long the others may be waited for.
@@ -186,19 +207,34 @@ impl Swarm<'_> {
         for (number, peer) in peers.iter_mut().enumerate().filter(|(_, peer)| peer.is_idle && !peer.has_ended) {
             match (peer.asked + self.asks_every).checked_duration_since(now) {
                 Some(left) if !left.is_zero() => patience = patience.min(left),
-                _ => peer.ask(&(self.request)(number)),
+                _ => peer.ask(&(self.request)(number), Instant::now()),
             }
         }
         Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() }
     }
+}
 
-    fn connect(
-        &self,
+/// A slow connection gets its share so many times a second.
+const SLICES: u32 = 20;
+
+/// The answers from a moment on.
+pub(super) struct Tally {
+    counts_from: Instant,
+    latency: FineHistogram,
+    pub(super) requests: u64,
+    bytes: u64,
+    pub(super) errors: u64,
+}
+
+impl Peer {
+    /// Over TLS with this configuration; a slow one has a small buffer, so that the server notices.
+    pub(super) fn connect(
         address: &SocketAddr,
         config: Option<&Arc<ClientConfig>>,
-    ) -> std::io::Result<(TcpStream, Option<Box<ClientConnection>>)> {
+        is_slow: bool,
+    ) -> std::io::Result<Peer> {
         let mut stream = TcpStream::connect_timeout(address, ANSWER_TIME_LIMIT)?;
-        if self.bytes_per_second.is_some() {
+        if is_slow {
             sockopt::set_socket_recv_buffer_size(&stream, 16 * 1024)?;
         }
         stream.set_nodelay(true)?;
@@ -215,28 +251,18 @@ impl Swarm<'_> {
             None => None,
         };
         stream.set_nonblocking(true)?;
-        Ok((stream, session))
+        let (head, asked) = (Vec::new(), Instant::now());
+        let is_idle = false;
+        Ok(Peer { stream, session, head, missing: None, asked, is_idle, has_answered: false, has_ended: false })
     }
-}
 
-/// A slow connection gets its share so many times a second.
-const SLICES: u32 = 20;
-
-struct Tally {
-    counts_from: Instant,
-    latency: FineHistogram,
-    requests: u64,
-    bytes: u64,
-    errors: u64,
-}
-
-impl Peer {
-    /// The request fits into the socket's buffer; if it does not, the answer never comes and counts as unfinished.
-    fn ask(&mut self, request: &str) {
+    /// Asks; the time of the answer counts from `asked`. The request fits into the socket's buffer; if it does not, the
+    /// answer never comes and counts as unfinished.
+    pub(super) fn ask(&mut self, request: &str, asked: Instant) {
         self.head.clear();
         self.is_idle = false;
         self.missing = None;
-        self.asked = Instant::now();
+        self.asked = asked;
         let _ = match &mut self.session {
             Some(session) => rustls::Stream::new(&mut **session, &mut self.stream).write_all(request.as_bytes()),
             None => self.stream.write_all(request.as_bytes()),
@@ -261,8 +287,9 @@ impl Peer {
         }
     }
 
-    /// Receives at most so much; an error where the connection or the answer is broken.
-    fn receive(&mut self, scratch: &mut [u8], most: usize, tally: &mut Tally) -> Result<Option<Whole>, ()> {
+    /// Receives at most so much; an error where the connection or the answer is broken. After a whole answer the
+    /// connection is idle.
+    pub(super) fn receive(&mut self, scratch: &mut [u8], most: usize, tally: &mut Tally) -> Result<Option<Whole>, ()> {
         let mut left = most;
         // No event tells of bytes that a session has decrypted.
         while (left > 0 || self.session.is_some()) && !self.has_ended {
@@ -286,7 +313,7 @@ impl Peer {
             };
             self.missing = Some(missing);
             if missing == 0 {
-                tally.note_answer(self.asked.elapsed());
+                self.is_idle = true;
                 return Ok(Some(Whole));
             }
         }
@@ -295,6 +322,15 @@ impl Peer {
 }
 
 impl Tally {
+    pub(super) fn from(counts_from: Instant) -> Tally {
+        Tally { counts_from, latency: FineHistogram::default(), requests: 0, bytes: 0, errors: 0 }
+    }
+
+    /// The figures of so many seconds.
+    pub(super) fn got(&self, seconds: f64) -> Got {
+        Got::of(&self.latency.snapshot(), self.requests, self.bytes, self.errors, seconds)
+    }
+
     fn counts(&self) -> bool {
         Instant::now() >= self.counts_from
     }
@@ -307,9 +343,14 @@ impl Tally {
 
     fn note_answer(&mut self, latency: Duration) {
         if self.counts() {
-            self.requests += 1;
-            self.latency.record(latency);
+            self.record(latency);
         }
+    }
+
+    /// One more answer that counts.
+    pub(super) fn record(&mut self, latency: Duration) {
+        self.requests += 1;
+        self.latency.record(latency);
     }
 }
 

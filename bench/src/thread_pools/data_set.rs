@@ -3,11 +3,13 @@
 //!
 //! They are written once, can be dropped from memory before each run, and are removed at the end.
 
+use std::ffi::c_void;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Advice;
+use rustix::mm::{MapFlags, ProtFlags};
 
 /// The size of one file of the article's data set.
 pub const FILE_BYTES: u64 = 4 << 20;
@@ -80,8 +82,67 @@ pub fn forget(path: &Path) -> Result<(), String> {
     forget().map_err(|error: io::Error| format!("{}: {error}", path.display()))
 }
 
+/// The share of the pages of these files that is in memory. The kernel tells it to root and to the owner of a file.
+pub fn share_in_memory(paths: impl IntoIterator<Item = PathBuf>) -> Result<f64, String> {
+    let (mut resident, mut all) = (0, 0);
+    for path in paths {
+        let pages = Mapping::of(&path).and_then(|mapping| mapping.pages());
+        let pages = pages.map_err(|error| format!("{}: {error}", path.display()))?;
+        resident += pages.iter().filter(|&&page| page & 1 != 0).count();
+        all += pages.len();
+    }
+    Ok(resident as f64 / all.max(1) as f64)
+}
+
+/// Holds files in memory until the result is dropped. Only root may hold more than some MiB.
+pub fn hold_in_memory(paths: impl IntoIterator<Item = PathBuf>) -> io::Result<Vec<Mapping>> {
+    let hold = |path: PathBuf| {
+        let mapping = Mapping::of(&path)?;
+        // SAFETY: the pages are those of a live mapping; to lock them changes nothing that a reader could see.
+        unsafe { rustix::mm::mlock(mapping.start, mapping.length) }?;
+        Ok(mapping)
+    };
+    paths.into_iter().map(hold).collect()
+}
+
+/// A file mapped into memory, whose contents are not read.
+#[derive(Debug)]
+pub struct Mapping {
+    start: *mut c_void,
+    length: usize,
+}
+
+impl Mapping {
+    /// An empty file cannot be mapped.
+    fn of(path: &Path) -> io::Result<Mapping> {
+        let file = fs::File::open(path)?;
+        let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        // SAFETY: the kernel chooses a place that nothing else uses.
+        let start =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, &file, 0) }?;
+        Ok(Mapping { start, length })
+    }
+
+    /// A byte for each page, whose lowest bit says whether the page is in memory. (mincore(2))
+    fn pages(&self) -> io::Result<Vec<u8>> {
+        let mut pages = vec![0u8; self.length.div_ceil(rustix::param::page_size())];
+        // SAFETY: the mapping is live, and `pages` has a byte for each of its pages.
+        match unsafe { libc::mincore(self.start, self.length, pages.as_mut_ptr()) } {
+            0 => Ok(pages),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: no reference into the mapping exists.
+        let _ = unsafe { rustix::mm::munmap(self.start, self.length) };
+    }
+}
+
 /// Writes a file and leaves nothing of it in memory.
-fn write_cold(path: &Path, contents: &[u8]) -> io::Result<()> {
+pub(super) fn write_cold(path: &Path, contents: &[u8]) -> io::Result<()> {
     let mut file = fs::File::create(path)?;
     file.write_all(contents)?;
     file.sync_data()?;
@@ -147,6 +208,17 @@ mod tests {
         drop(set);
         assert!(!directory.join("data").exists());
         let _ = fs::remove_dir(directory);
+    }
+
+    #[test]
+    fn pages_of_a_file_that_was_just_written_are_in_memory() {
+        let path = std::env::temp_dir().join(format!("gale-bench-pages-{}", std::process::id()));
+        fs::write(&path, vec![1; 10_000]).unwrap();
+        let pages = Mapping::of(&path).unwrap().pages().unwrap();
+        assert_eq!(pages.len(), 10_000usize.div_ceil(rustix::param::page_size()));
+        assert_eq!(share_in_memory([path.clone()]), Ok(1.0));
+        fs::remove_file(&path).unwrap();
+        assert!(share_in_memory([path]).is_err());
     }
 
     #[test]

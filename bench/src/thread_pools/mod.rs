@@ -7,12 +7,16 @@
 //! changed by a reload, as in the article (nginx.com, "Thread Pools in NGINX Boost Performance 9x!").
 //!
 //! `slow-ranges` and `cold-tree` stand beside it with the same tools: a thousand slow clients of one large file, and
-//! random requests into a tree of small files of which nothing is in memory.
+//! random requests into a tree of small files of which nothing is in memory. `rare-files` and `late` ask for files in
+//! memory beside client 1, too, but seldom, or not before client 1 has run for seconds.
 
 mod chart;
 pub mod confine;
 pub mod data_set;
 pub mod files;
+pub mod late;
+pub mod rare;
+mod rounds;
 pub mod waits;
 
 use std::path::{Path, PathBuf};
@@ -243,6 +247,37 @@ fn with_aio(programs: Vec<Program>) -> Result<Vec<Program>, String> {
 
 const HTTP: &str = "sendfile_max_chunk 512k;";
 
+/// A server with the `aio` that it has by default, or with another one that its label names.
+#[derive(Debug)]
+struct Subject {
+    program: Program,
+    http: String,
+}
+
+impl Subject {
+    /// Servers as they are by default, and nginx with a thread pool, too: its default is to wait for the disk.
+    fn by_default(programs: &[Program]) -> Vec<Subject> {
+        let of_program = |program: &Program| {
+            let mut subjects = vec![Subject { program: program.clone(), http: HTTP.to_owned() }];
+            if program.kind == Kind::Nginx {
+                let label = format!("{}, aio threads", program.label);
+                let program = Program { label, ..program.clone() };
+                subjects.push(Subject { program, http: format!("{HTTP} aio threads;") });
+            }
+            subjects
+        };
+        programs.iter().flat_map(of_program).collect()
+    }
+
+    /// Starts it with workers that own none of the files, as those of most sites.
+    fn start(&self, site: &Site, workers: usize) -> Result<Running, String> {
+        self.program.start(Setting { user: WORKER_USER, ..site.setting(workers, self.http.clone()) })
+    }
+}
+
+/// User of the workers in `rare-files` and `late`; the files belong to root.
+const WORKER_USER: &str = "www-data";
+
 fn measure_program(
     options: &Options,
     site: &Site,
@@ -317,48 +352,15 @@ fn change(server: &mut Running, http: String, generation: u32) -> Result<(), Str
 
 fn run(options: &Options, server: &Running, data: &DataSet, with_client_1: bool) -> Result<Run, String> {
     data.forget();
-    let address = server.tls_address.as_ref().unwrap_or(&server.address).as_str();
-    let certificate = server.certificate();
-    // Client 2's file is in memory, and the server's control group is charged for it.
-    let hot = get("/files/data/0");
-    let mut warm = |_: usize| hot.clone();
-    let (goes_on, ends) = (AtomicBool::new(false), AtomicBool::new(false));
-    Swarm {
-        address,
-        connections: 2,
-        request: &mut warm,
-        warm_up: Duration::ZERO,
-        run_time: Duration::from_secs(1),
-        ends: &goes_on,
-        bytes_per_second: None,
-        asks_every: Duration::ZERO,
-        certificate,
-    }
-    .run()?;
-    let mut random = Random(0x2545_f491_4f6c_dd1d);
-    let files = data.files;
-    let mut any = move |_: usize| get(&format!("/files/data/{}", 1 + random.below(files - 1)));
-    let mut same = |_: usize| hot.clone();
+    let clients = Clients::of(server);
+    clients.warm()?;
+    let ends = AtomicBool::new(false);
     let run_time = options.run_time;
     std::thread::scope(|scope| {
-        let swarm = |connections, request| Swarm {
-            address,
-            connections,
-            request,
-            warm_up: WARM_UP,
-            run_time,
-            ends: &ends,
-            bytes_per_second: None,
-            asks_every: Duration::ZERO,
-            certificate,
-        };
-        let client_1 = with_client_1.then(|| {
-            let swarm = swarm(CLIENT_1_CONNECTIONS, &mut any);
-            scope.spawn(move || swarm.run())
-        });
+        let client_1 = with_client_1.then(|| scope.spawn(|| clients.client_1(data, run_time, &ends)));
         let probe = scope.spawn(|| swarm::probe(&server.address, "/return", WARM_UP, &ends));
         let looks = scope.spawn(|| share_in_state_d(server.root, &ends));
-        let client_2 = swarm(CLIENT_2_CONNECTIONS, &mut same).run();
+        let client_2 = clients.client_2(WARM_UP, run_time, &ends);
         ends.store(true, Ordering::Relaxed);
         let ended = "a client does not panic";
         Ok(Run {
@@ -368,6 +370,66 @@ fn run(options: &Options, server: &Running, data: &DataSet, with_client_1: bool)
             waits_for_disk: looks.join().expect(ended),
         })
     })
+}
+
+/// Clients 1 and 2 of a server.
+struct Clients<'a> {
+    address: &'a str,
+    certificate: Option<&'a Path>,
+}
+
+/// The file of the data set that client 2 asks for, and client 1 does not.
+const HOT_FILE: &str = "0";
+
+impl Clients<'_> {
+    /// Over TLS where the server speaks it.
+    fn of(server: &Running) -> Clients<'_> {
+        let address = server.tls_address.as_ref().unwrap_or(&server.address);
+        Clients { address, certificate: server.certificate() }
+    }
+
+    /// Client 2's file is in memory then, and the server's control group is charged for it.
+    fn warm(&self) -> Result<(), String> {
+        let goes_on = AtomicBool::new(false);
+        self.swarm(2, &mut hot, Duration::ZERO, Duration::from_secs(1), &goes_on).run().map(drop)
+    }
+
+    /// Random files over 200 connections.
+    fn client_1(&self, data: &DataSet, run_time: Duration, ends: &AtomicBool) -> Result<Got, String> {
+        let mut random = Random(0x2545_f491_4f6c_dd1d);
+        let mut any = |_: usize| get(&format!("/files/data/{}", 1 + random.below(data.files - 1)));
+        self.swarm(CLIENT_1_CONNECTIONS, &mut any, WARM_UP, run_time, ends).run()
+    }
+
+    /// One file, which is in memory, over 50 connections.
+    fn client_2(&self, warm_up: Duration, run_time: Duration, ends: &AtomicBool) -> Result<Got, String> {
+        self.swarm(CLIENT_2_CONNECTIONS, &mut hot, warm_up, run_time, ends).run()
+    }
+
+    fn swarm<'s>(
+        &'s self,
+        connections: usize,
+        request: &'s mut (dyn FnMut(usize) -> String + Send),
+        warm_up: Duration,
+        run_time: Duration,
+        ends: &'s AtomicBool,
+    ) -> Swarm<'s> {
+        Swarm {
+            address: self.address,
+            connections,
+            request,
+            warm_up,
+            run_time,
+            ends,
+            bytes_per_second: None,
+            asks_every: Duration::ZERO,
+            certificate: self.certificate,
+        }
+    }
+}
+
+fn hot(_: usize) -> String {
+    get(&format!("/files/data/{HOT_FILE}"))
 }
 
 pub fn get(path: &str) -> String {
