@@ -144,7 +144,7 @@ impl DeviceState {
         if known > 0 {
             return known;
         }
-        let bytes = (2 * read_ahead_kib(self.number.load(Relaxed)) << 10).clamp(1, READ_AHEAD_BYTES_MAX);
+        let bytes = (2048 * read_ahead_kib(self.number.load(Relaxed))).clamp(1, READ_AHEAD_BYTES_MAX);
         self.read_ahead_bytes.store(bytes, Relaxed);
         bytes
     }

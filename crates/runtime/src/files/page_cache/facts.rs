@@ -166,7 +166,7 @@ impl Facts {
                 break;
             }
         }
-        if at <= offset { 0 } else { at - offset }
+        at.saturating_sub(offset)
     }
 
     #[inline]
