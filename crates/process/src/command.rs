@@ -47,7 +47,7 @@ pub fn run_role<P: Program>(role: Role, program: P) -> ExitCode {
             Ok(helper::run(&program, spawn::inherited_link()?))
         }
         Role::PageCacheHelper => {
-            signals::ignore_orders()?;
+            signals::ignore_all_orders()?;
             page_cache_helper::run(&program)
         }
     };

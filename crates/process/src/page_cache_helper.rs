@@ -11,7 +11,6 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::program::Program;
 use super::spawn;
-use super::user;
 
 /// Nice value of the helper.
 const PRIORITY: i32 = -10;
@@ -26,13 +25,12 @@ pub(super) fn run<P: Program>(program: &P) -> io::Result<ExitCode> {
 }
 
 fn restrict() -> io::Result<()> {
-    if !user::is_super_user() {
-        return Ok(());
-    }
+    let permitted = rustix::thread::capabilities(None)?.permitted;
+    let kept = permitted & CapabilitySet::FOWNER;
     // Its answers take microseconds, and loops with many clients wait for them. Without the right it does without.
     let _ = rustix::process::setpriority_process(None, PRIORITY);
-    let kept = CapabilitySet::FOWNER;
     if let Some(account) = spawn::inherited_account()? {
+        // Does nothing without root.
         account.assume(kept).map_err(io::Error::other)?;
     }
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };

@@ -120,9 +120,17 @@ impl AsFd for Signals {
 /// For a process that is part of the service but takes no orders: those that are meant for master and worker do not end
 /// it.
 pub(super) fn ignore_orders() -> io::Result<()> {
-    [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH]
-        .into_iter()
-        .try_for_each(|number| set_disposition(number, libc::SIG_IGN))
+    ignore(&[libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH])
+}
+
+/// For a process that ends with another one: what ends the service does not end it before.
+pub(super) fn ignore_all_orders() -> io::Result<()> {
+    ignore_orders()?;
+    ignore(&[libc::SIGTERM, libc::SIGINT, libc::SIGQUIT])
+}
+
+fn ignore(signals: &[libc::c_int]) -> io::Result<()> {
+    signals.iter().copied().try_for_each(|number| set_disposition(number, libc::SIG_IGN))
 }
 
 fn set_disposition(number: i32, disposition: libc::sighandler_t) -> io::Result<()> {

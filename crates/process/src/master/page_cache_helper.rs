@@ -18,14 +18,16 @@ use crate::program::Program;
 use crate::spawn::Executable;
 use crate::user::Account;
 
-/// Pause before a helper is started again that has lived for less.
-const RESTART_PAUSE: Duration = Duration::from_secs(1);
+/// Pause before a helper is started again that has lived for less; doubled each time.
+const RESTART_PAUSE_MIN: Duration = Duration::from_secs(1);
+const RESTART_PAUSE_MAX: Duration = Duration::from_secs(600);
 
 /// The helper of one worker process.
 pub(super) struct PageCacheHelper {
     pub pid: Option<Pid>,
     pub restart_at: Option<Instant>,
     since: Instant,
+    pause: Duration,
     socket: OwnedFd,
     program: String,
     account: Option<Account>,
@@ -36,9 +38,10 @@ impl PageCacheHelper {
     pub fn start(executable: &Executable, bundle: &Bundle) -> io::Result<(PageCacheHelper, OwnedFd)> {
         let (socket, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let pause = RESTART_PAUSE_MIN;
         let (program, account) = (bundle.request.program.clone(), bundle.settings.account.clone());
         let mut helper =
-            PageCacheHelper { pid: None, restart_at: None, since: Instant::now(), socket, program, account };
+            PageCacheHelper { pid: None, restart_at: None, since: Instant::now(), pause, socket, program, account };
         helper.start_again(executable)?;
         Ok((helper, theirs))
     }
@@ -48,6 +51,19 @@ impl PageCacheHelper {
         self.pid = Some(executable.start_page_cache_helper(&self.program, self.account.as_ref(), socket)?);
         (self.since, self.restart_at) = (Instant::now(), None);
         Ok(())
+    }
+}
+
+impl PageCacheHelper {
+    /// When one is started again that is dead now: at once if it has lived for a while.
+    fn restart_after_death(&mut self, now: Instant) -> Instant {
+        if now - self.since >= self.pause {
+            self.pause = RESTART_PAUSE_MIN;
+            return now;
+        }
+        let at = now + self.pause;
+        self.pause = (2 * self.pause).min(RESTART_PAUSE_MAX);
+        at
     }
 }
 
@@ -62,17 +78,20 @@ impl<P: Program> Master<P> {
             return true;
         }
         let now = Instant::now();
-        let is_old = now - helper.since >= RESTART_PAUSE;
-        helper.restart_at = Some(if is_old { now } else { now + RESTART_PAUSE });
+        helper.restart_at = Some(helper.restart_after_death(now));
         self.log_exit("page cache helper", pid, status);
         true
     }
 
     pub(super) fn restart_page_cache_helpers(&mut self, now: Instant) {
+        if self.stop.is_some() {
+            let helpers = self.workers.iter_mut().filter_map(|worker| worker.page_cache_helper.as_mut());
+            return helpers.for_each(|helper| helper.restart_at = None);
+        }
         let helpers = self.workers.iter_mut().filter_map(|worker| worker.page_cache_helper.as_mut());
         for helper in helpers.filter(|helper| helper.restart_at.is_some_and(|at| at <= now)) {
             if let Err(error) = helper.start_again(&self.executable) {
-                helper.restart_at = Some(now + RESTART_PAUSE);
+                helper.restart_at = Some(now + RESTART_PAUSE_MAX);
                 let text = format!("fork() failed while spawning \"page cache helper\"{}", errno_text(&error));
                 self.log.write(Level::Alert, &text);
             }

@@ -188,17 +188,18 @@ async fn read_somehow(
             true => Residency::Unknown,
             false => piece.file.ask(page_cache, piece.offset, piece.length as u64).await,
         };
-        if residency == Residency::InMemory
-            && let Some(found) = piece.file.watched(|| piece.look(Rung::Read))
-        {
-            return Ok(found);
+        if residency == Residency::InMemory {
+            if let Some(found) = piece.file.watched(|| piece.look(Rung::Read)) {
+                return Ok(found);
+            }
+            piece.file.note_missing(page_cache, piece.offset);
         }
         let is_worth_a_look = match residency {
             Residency::InMemory | Residency::Missing => false,
             Residency::NearMissing => true,
             Residency::Unknown => writes_access_time || piece.file.is_worth_a_look(page_cache, piece.offset),
         };
-        let look = if is_worth_a_look { page_cache.begin_look(device) } else { None };
+        let look = if is_worth_a_look { page_cache.begin_look(device, writes_access_time) } else { None };
         if look.is_some() || writes_access_time {
             // A look that writes the time of access comes before the read in any case.
             let look_queue = if look.is_some() { queue.looks() } else { queue };
@@ -368,11 +369,12 @@ mod tests {
             pool.detach(device, move || drop(gate.lock())).expect("room");
         };
         (0..4).for_each(|_| hang(file.device()));
-        let looks: Vec<_> = std::iter::from_fn(|| page_cache.begin_look(device)).collect();
+        let looks: Vec<_> = std::iter::from_fn(|| page_cache.begin_look(device, true)).collect();
         looks.iter().for_each(|_| hang(file.device().looks()));
+        (4 + looks.len()..8).for_each(|_| hang(file.device().writes()));
         // All threads; there are others only for other devices now.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        while pool.counters().running < 4 + looks.len() {
+        while pool.counters().running < 8 {
             assert!(std::time::Instant::now() < end, "the threads do not come");
             std::thread::yield_now();
         }

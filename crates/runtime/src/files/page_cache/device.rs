@@ -112,7 +112,7 @@ impl DeviceState {
     /// A read begins.
     pub fn begin_read(&self, now: Moment) {
         if self.reads.load(Relaxed) == 0 {
-            self.progress_at_nanos.store(now.as_nanos(), Relaxed);
+            self.progress_at_nanos.fetch_max(now.as_nanos(), Relaxed);
         }
         if self.reads.fetch_add(1, Relaxed) + 1 >= BUSY_READS {
             self.stay_busy(now);
@@ -137,14 +137,15 @@ impl DeviceState {
         self.answered_at_nanos.load(Relaxed) > then.as_nanos()
     }
 
-    /// How near to a missing page a read of pages in memory may make the kernel read ahead: twice the device's
-    /// `read_ahead_kb` (for a file that is read sequentially), up to 2 MiB.
+    /// How near to a missing page a read of pages in memory may make the kernel read ahead: a mark in one window has the
+    /// next one read, and a window is twice the device's `read_ahead_kb` for a file that is read sequentially. Up to 2
+    /// MiB.
     pub fn read_ahead_bytes(&self) -> u64 {
         let known = self.read_ahead_bytes.load(Relaxed);
         if known > 0 {
             return known;
         }
-        let bytes = (2048 * read_ahead_kib(self.number.load(Relaxed))).clamp(1, READ_AHEAD_BYTES_MAX);
+        let bytes = (read_ahead_kib(self.number.load(Relaxed)) << 12).clamp(1, READ_AHEAD_BYTES_MAX);
         self.read_ahead_bytes.store(bytes, Relaxed);
         bytes
     }
@@ -155,14 +156,14 @@ impl DeviceState {
     }
 }
 
-/// What the kernel says of the device, of the disk if it is a partition, or its default. Reads sysfs, which waits for no
-/// device.
+/// What the kernel says of the device, or of the disk if it is a partition; where it says nothing (btrfs, overlayfs, no
+/// sysfs) as much as counts. Reads sysfs, which waits for no device.
 fn read_ahead_kib(device: u64) -> u64 {
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let paths =
         [format!("/sys/class/bdi/{number}/read_ahead_kb"), format!("/sys/dev/block/{number}/../bdi/read_ahead_kb")];
     let read = |path: &String| std::fs::read_to_string(path).ok()?.trim().parse().ok();
-    paths.iter().find_map(read).unwrap_or(128)
+    paths.iter().find_map(read).unwrap_or(READ_AHEAD_BYTES_MAX >> 12)
 }
 
 #[cfg(test)]

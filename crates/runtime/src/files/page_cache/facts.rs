@@ -4,13 +4,13 @@
 //! A second table of this kind holds uses: parts that were sent or read.
 //!
 //! A table without locks for all files and loops, by device and inode. An entry is one word and describes a *window* of
-//! 1 MiB in *parts* of 64 KiB; a bit is set if all of a part was in memory. An entry is as old as its oldest bit. Two
-//! windows with the same hash share a set of two entries, of which the older one is replaced. A fact that is lost costs
-//! one question to the kernel.
+//! 1 MiB in *parts* of 64 KiB; a bit is set if all of a part was in memory. An entry is as old as its oldest bit. A set
+//! of two entries holds what is known of a window at two times, or of two windows with the same hash; the older entry is
+//! replaced. A fact that is lost costs one question to the kernel.
 //!
 //! ```text
 //!   63      40 39        24 23      0
-//!   | tag 24  |  parts 16  | tick 24 |      a tick is 8 ms; ticks repeat after 37 hours
+//!   | tag 24  |  parts 16  | tick 24 |      a tick is 8 ms; ticks repeat after 39 hours
 //! ```
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
@@ -41,7 +41,7 @@ const TAG_MASK: u64 = !0 << 40;
 /// Age up to which an entry takes further bits. It keeps its age then, so that no bit seems newer than it is.
 const MERGED_TICKS: u64 = 1;
 
-/// The same of an entry about uses, a minute: its age is that of the last one.
+/// The same of an entry about uses: a minute.
 const USES_MERGED_TICKS: u64 = 60 * 125;
 
 /// The clock of another loop may be ahead by so many ticks.
@@ -88,7 +88,7 @@ impl Facts {
         self.note_range(file, range, size, MERGED_TICKS, now);
     }
 
-    /// All of `range` is used now, in a table of uses: an entry is as old as its newest bit.
+    /// All of `range` is used now, in a table of uses: an entry takes bits for a minute.
     #[inline]
     pub fn note_use(&self, file: FileHash, range: Range<u64>, size: u64, now: Moment) {
         self.note_range(file, range, size, USES_MERGED_TICKS, now);
@@ -112,17 +112,16 @@ impl Facts {
     fn note_window(&self, file: FileHash, window: u64, parts: u64, merged_ticks: u64, now: Moment) {
         let (set, tag) = self.set(file, window);
         let entries = [set[0].load(Relaxed), set[1].load(Relaxed)];
-        let is_own = |entry: &u64| entry & TAG_MASK == tag && *entry != 0;
-        let index = entries
-            .iter()
-            .position(is_own)
-            .or_else(|| entries.iter().position(|&entry| entry == 0))
+        let is_own = |entry: u64| entry & TAG_MASK == tag;
+        let is_merged = |entry: u64| is_own(entry) && age_ticks(entry, now) <= merged_ticks;
+        let is_covered = |entry: u64| entry == 0 || is_own(entry) && entry >> PARTS_SHIFT & PARTS_MASK & !parts == 0;
+        let find = |suits: &dyn Fn(u64) -> bool| entries.iter().position(|&entry| suits(entry));
+        // Older bits that are not among the new ones stay in the other entry.
+        let index = find(&is_merged)
+            .or_else(|| find(&is_covered))
             .unwrap_or_else(|| usize::from(age_ticks(entries[1], now) > age_ticks(entries[0], now)));
         let entry = entries[index];
-        let new = match is_own(&entry) && age_ticks(entry, now) <= merged_ticks {
-            true if merged_ticks == USES_MERGED_TICKS => {
-                tag | (entry >> PARTS_SHIFT & PARTS_MASK | parts) << PARTS_SHIFT | tick(now)
-            }
+        let new = match is_merged(entry) {
             true => entry | parts << PARTS_SHIFT,
             false => tag | parts << PARTS_SHIFT | tick(now),
         };
@@ -248,6 +247,8 @@ mod tests {
         assert_eq!((known(24), known(33)), (4 * MIB, 0), "the other parts did not become newer, nor did the first");
         facts.note(file, 0..PART, 4 * MIB, at(40));
         assert_eq!(known(40), PART, "old bits do not become new ones");
+        let longer = facts.known_length(file, 0, 4 * MIB, Duration::from_millis(48), at(40));
+        assert_eq!(longer, 4 * MIB, "nor are they forgotten");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 
@@ -30,7 +31,10 @@ const UNKNOWN: u64 = u64::MAX;
 /// Pages of one call of mincore(2).
 const PAGES_AT_ONCE: usize = 16;
 
-/// `struct cachestat_range` and the number of cachestat(2), since Linux 6.5.
+/// Distance of a page behind the end of a file to the end: no large folio of the page cache reaches so far.
+const BEHIND_END: u64 = 64 << 20;
+
+/// Number of cachestat(2), since Linux 6.5.
 const CACHESTAT: libc::c_long = 451;
 
 /// How much is in memory of a range of a file.
@@ -89,16 +93,16 @@ fn words<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
 /// # Errors
 /// prctl(2)'s when the system calls cannot be restricted.
 pub fn serve_page_cache_questions(socket: &OwnedFd) -> io::Result<Infallible> {
-    let may_ask_of_all = has_fowner();
     let page = rustix::param::page_size() as u64;
     restrict_system_calls()?;
-    let code = i32::from(answer(socket, page, may_ask_of_all).is_err());
+    let code = i32::from(answer(socket, page).is_err());
     // SAFETY: ends the process. Whatever else would be done at its end is forbidden now.
     unsafe { libc::_exit(code) }
 }
 
-fn answer(socket: &OwnedFd, page: u64, may_ask_of_all: bool) -> io::Result<()> {
-    rustix::net::send(socket, &Answer { number: STARTED, bytes: None }.to_bytes(), SendFlags::NOSIGNAL)?;
+/// Answers until the other end is gone.
+fn answer(socket: &OwnedFd, page: u64) -> io::Result<()> {
+    send(socket, Answer { number: STARTED, bytes: None })?;
     loop {
         let mut bytes = [0; 24];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -107,6 +111,8 @@ fn answer(socket: &OwnedFd, page: u64, may_ask_of_all: bool) -> io::Result<()> {
         let count = match rustix::net::recvmsg(socket, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
             Ok(received) => received.bytes,
             Err(Errno::INTR) => continue,
+            // It left without reading all answers.
+            Err(Errno::CONNRESET) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         };
         if count == 0 {
@@ -117,28 +123,38 @@ fn answer(socket: &OwnedFd, page: u64, may_ask_of_all: bool) -> io::Result<()> {
             RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
             _ => None,
         });
-        let known = file.as_ref().and_then(|file| resident_bytes(file.as_fd(), question, page, may_ask_of_all));
-        // Before the answer: the worker process keeps its own descriptor until then, so this is never the last close.
+        let known = file.as_ref().and_then(|file| resident_bytes(file.as_fd(), question, page));
+        // Before the answer: the worker process keeps its own descriptor until then, so that this is not the last close.
         drop(file);
-        let answer = Answer { number: question.number, bytes: known };
+        match send(socket, Answer { number: question.number, bytes: known }) {
+            Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
+            sent => sent?,
+        }
+    }
+}
+
+/// Sends an answer, however often the kernel has no memory for it: a request waits.
+fn send(socket: &OwnedFd, answer: Answer) -> Result<(), Errno> {
+    loop {
         match rustix::net::send(socket, &answer.to_bytes(), SendFlags::NOSIGNAL) {
-            Ok(_) | Err(Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {}
-            Err(errno) => return Err(errno.into()),
+            Err(Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {}
+            sent => return sent.map(drop),
         }
     }
 }
 
 /// Bytes of the range that are in memory, from its beginning on.
-fn resident_bytes(file: BorrowedFd<'_>, question: Question, page: u64, may_ask_of_all: bool) -> Option<u64> {
+fn resident_bytes(file: BorrowedFd<'_>, question: Question, page: u64) -> Option<u64> {
     let begin = question.offset / page * page;
     let end = question.offset.checked_add(question.length.min(QUESTION_BYTES_MAX))?;
     let length = end - begin;
-    match cached_pages(file, begin, length) {
-        Ok(0) => return Some(0),
-        Ok(_) => {}
-        // Linux before 6.5. Whether mincore will tell the truth has to be found out.
-        Err(Errno::NOSYS) if may_ask_of_all || is_own(file) => {}
-        Err(_) => return None,
+    let stat = rustix::fs::fstat(file).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode).is_file())?;
+    // Before Linux 6.5, or where the call is forbidden, only mincore is left.
+    if cached_pages(file, begin, length) == Ok(0) {
+        return Some(0);
+    }
+    if !tells_the_truth(file, stat.st_size as u64, page)? {
+        return None;
     }
     let mapped = Mapped::new(file, begin, length)?;
     let mut resident = 0;
@@ -154,6 +170,15 @@ fn resident_bytes(file: BorrowedFd<'_>, question: Question, page: u64, may_ask_o
         }
     }
     Some(resident.saturating_sub(question.offset - begin))
+}
+
+/// Whether mincore(2) knows better than to say "in memory" of a page far behind the end of the file, as it does of every
+/// page where this process may not know (no CAP_FOWNER, an owner that is not mapped into the user namespace).
+fn tells_the_truth(file: BorrowedFd<'_>, size: u64, page: u64) -> Option<bool> {
+    let mut pages = [0; PAGES_AT_ONCE];
+    let behind_end = size.checked_add(BEHIND_END)? / page * page;
+    Mapped::new(file, behind_end, page)?.mincore(0, page, &mut pages)?;
+    Some(pages[0] & 1 == 0)
 }
 
 /// Pages of a range in the page cache, those that are still being read included. Errors: EPERM where the kernel does
@@ -202,17 +227,6 @@ impl Drop for Mapped {
     }
 }
 
-/// Whether the file belongs to the user of this process.
-fn is_own(file: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw())
-}
-
-/// Whether the kernel answers for files of all owners.
-fn has_fowner() -> bool {
-    use rustix::thread::CapabilitySet;
-    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::FOWNER))
-}
-
 /// The system calls of [`serve_page_cache_questions`] (fcntl: where a debug build closes a descriptor), and those that end
 /// the process or go on after a stop.
 const ALLOWED: [libc::c_long; 13] = [
@@ -225,7 +239,7 @@ const ALLOWED: [libc::c_long; 13] = [
     libc::SYS_mincore,
     libc::SYS_munmap,
     libc::SYS_fstat,
-    libc::SYS_geteuid,
+    libc::SYS_newfstatat,
     libc::SYS_exit_group,
     libc::SYS_rt_sigreturn,
     libc::SYS_restart_syscall,
@@ -241,18 +255,19 @@ fn restrict_system_calls() -> io::Result<()> {
     const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
     let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let mut filter = Vec::with_capacity(ALLOWED.len() + 6);
+    const FIRST: usize = 4;
+    const LAST: usize = FIRST + ALLOWED.len();
+    // Not on the heap, which may give memory back when it is freed: that is a call, too.
+    let mut filter = [instruction(RETURN, 0, 0, libc::SECCOMP_RET_KILL_PROCESS); LAST + 2];
     // Offsets in `struct seccomp_data`: the number of the call is at 0, the architecture at 4.
-    filter.push(instruction(LOAD, 0, 0, 4));
-    filter.push(instruction(JUMP_IF_EQUAL, 1, 0, ARCHITECTURE));
-    filter.push(instruction(RETURN, 0, 0, libc::SECCOMP_RET_KILL_PROCESS));
-    filter.push(instruction(LOAD, 0, 0, 0));
+    filter[0] = instruction(LOAD, 0, 0, 4);
+    filter[1] = instruction(JUMP_IF_EQUAL, 1, 0, ARCHITECTURE);
+    filter[3] = instruction(LOAD, 0, 0, 0);
     for (index, &call) in ALLOWED.iter().enumerate() {
         let to_allow = (ALLOWED.len() - index) as u8;
-        filter.push(instruction(JUMP_IF_EQUAL, to_allow, 0, call as u32));
+        filter[FIRST + index] = instruction(JUMP_IF_EQUAL, to_allow, 0, call as u32);
     }
-    filter.push(instruction(RETURN, 0, 0, libc::SECCOMP_RET_KILL_PROCESS));
-    filter.push(instruction(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW));
+    filter[LAST + 1] = instruction(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW);
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     rustix::thread::set_no_new_privs(true)?;
     // SAFETY: PR_SET_SECCOMP reads the program, which lives until the call is over.
@@ -302,7 +317,7 @@ mod tests {
         };
         let told = |offset, length| {
             let question = Question { number: 1, offset, length };
-            resident_bytes(file.as_fd(), question, PAGE, true)
+            resident_bytes(file.as_fd(), question, PAGE)
         };
         assert_eq!(told(0, 10 * PAGE), Some(4 * PAGE));
         assert_eq!(told(PAGE + 100, 2 * PAGE), Some(2 * PAGE));

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use self::device::DeviceState;
 use self::facts::{Facts, PART};
-use self::questions::QUESTIONS;
+use self::questions::{QUESTIONS, Told};
 use super::File;
 use super::counters::{Event, Rung, count_event, count_piece};
 use super::file::ReadAccess;
@@ -63,6 +63,9 @@ const IN_DEMAND_TIME: Duration = Duration::from_secs(60);
 /// Looks of one device in flight on threads of a pool. A look writes the file's time of access, or is made where the
 /// kernel cannot be asked. Those that wait for the journal leave threads to the other queues of the device.
 const LOOKS_MAX: u32 = 4;
+
+/// How many of these may write times of access.
+const ACCESS_LOOKS_MAX: u32 = 2;
 
 /// What one `sendfile` may take at most while pages are read to find out whether they are in memory.
 const PROBED_BYTES_MAX: u64 = 256 * 1024;
@@ -180,9 +183,10 @@ impl PageCache {
     }
 
     /// Counts a look by a thread of a pool, if there may be one more.
-    pub fn begin_look(self: &Arc<Self>, device: u64) -> Option<InFlight> {
+    pub fn begin_look(self: &Arc<Self>, device: u64, writes_access_time: bool) -> Option<InFlight> {
         let looks = &self.device(device).looks;
-        looks.fetch_update(Relaxed, Relaxed, |before| (before < LOOKS_MAX).then_some(before + 1)).ok()?;
+        let most = if writes_access_time { ACCESS_LOOKS_MAX } else { LOOKS_MAX };
+        looks.fetch_update(Relaxed, Relaxed, |before| (before < most).then_some(before + 1)).ok()?;
         let (began, count) = (now_anywhere(), (|state| &state.looks) as fn(&DeviceState) -> &AtomicU32);
         Some(InFlight { page_cache: Arc::clone(self), device, count, began, end: End::GivenUp })
     }
@@ -382,8 +386,10 @@ impl File {
             return false;
         }
         self.with_page_cache(|cache| {
+            // Of pages that are still being read only a read tells.
             self.known_length(cache, offset, length, FACT_TIME_BUSY, now_anywhere()) == length
                 || self.is_cached(cache, offset, length) == Some(true)
+                    && self.probe(cache, offset, length).is_ok_and(|found| found == length)
         })
     }
 
@@ -479,7 +485,8 @@ impl File {
         }
     }
 
-    fn note_missing(&self, cache: &PageCache, offset: u64) {
+    /// The page at this offset is not in memory.
+    pub(super) fn note_missing(&self, cache: &PageCache, offset: u64) {
         cache.facts.forget(self.shared.hash, offset);
         cache.note_miss(now_anywhere());
     }
@@ -487,13 +494,15 @@ impl File {
     /// Asks the page cache helper about a piece, and notes the answer. For a piece of which all is wanted soon, the rest
     /// of the file is asked about as well.
     pub(super) async fn ask(&self, cache: &PageCache, offset: u64, length: u64) -> Residency {
-        match self.ask_length(cache, offset, length).await {
-            None => Residency::Unknown,
-            Some(0) => {
+        let Some(Told { bytes: Some(told), at }) = self.ask_length(cache, offset, length).await else {
+            return Residency::Unknown;
+        };
+        match told {
+            0 => {
                 self.note_missing(cache, offset);
                 Residency::Missing
             }
-            Some(told) => {
+            told => {
                 count_event(Event::ResidentAnswer);
                 let end = offset + told;
                 let ahead = cache.device(self.metadata().device).read_ahead_bytes();
@@ -501,13 +510,13 @@ impl File {
                 if safe_end < (offset + length).min(self.metadata().size) {
                     return Residency::NearMissing;
                 }
-                self.note_in_memory(cache, offset..safe_end);
+                cache.facts.note(self.shared.hash, offset..safe_end, self.metadata().size, at);
                 Residency::InMemory
             }
         }
     }
 
-    async fn ask_length(&self, cache: &PageCache, offset: u64, length: u64) -> Option<u64> {
+    async fn ask_length(&self, cache: &PageCache, offset: u64, length: u64) -> Option<Told> {
         let is_stream = length >= PART / 2;
         let ahead = cache.device(self.metadata().device).read_ahead_bytes();
         let length = if is_stream { u64::MAX } else { length + ahead };
@@ -517,7 +526,7 @@ impl File {
             ReadAccess::Waits | ReadAccess::Simulated(_) => return None,
         };
         count_event(Event::Question);
-        asking.await
+        Some(asking.await)
     }
 
     /// Whether a look by a thread is likely to find the piece.
@@ -584,10 +593,12 @@ mod tests {
     #[test]
     fn looks_are_few() {
         let cache = PageCache::with_slots(16);
-        let looks: Vec<_> = (0..LOOKS_MAX).map(|_| cache.begin_look(5).expect("room")).collect();
-        assert!(cache.begin_look(5).is_none() && cache.begin_look(6).is_some());
-        drop(looks);
-        assert!(cache.begin_look(5).is_some());
+        let looks: Vec<_> = (0..ACCESS_LOOKS_MAX).map(|_| cache.begin_look(5, true).expect("room")).collect();
+        assert!(cache.begin_look(5, true).is_none() && cache.begin_look(6, true).is_some());
+        let others: Vec<_> = (ACCESS_LOOKS_MAX..LOOKS_MAX).map(|_| cache.begin_look(5, false).expect("room")).collect();
+        assert!(cache.begin_look(5, false).is_none());
+        drop((looks, others));
+        assert!(cache.begin_look(5, true).is_some());
     }
 
     #[test]

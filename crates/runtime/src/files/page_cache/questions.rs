@@ -18,11 +18,13 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::super::File;
 use super::helper::{Answer, QUESTION_BYTES_MAX, Question, STARTED};
+use crate::time::{Moment, system_now};
 
 /// Questions in flight. The socket's buffer takes about as many.
 const QUESTIONS_MAX: usize = 256;
@@ -35,7 +37,7 @@ pub(super) static QUESTIONS: LazyLock<Questions> = LazyLock::new(Questions::defa
 
 #[derive(Default)]
 pub(super) struct Questions {
-    /// The helper answers, as far as is known.
+    /// The helper has said something, and has answered all questions in time since.
     is_served: AtomicBool,
     state: Mutex<State>,
 }
@@ -56,8 +58,15 @@ struct Asked {
 
 #[derive(Default)]
 struct Pending {
-    bytes: Option<Option<u64>>,
+    told: Option<Told>,
     waker: Option<Waker>,
+}
+
+/// What was told, and when.
+#[derive(Clone, Copy)]
+pub(super) struct Told {
+    pub bytes: Option<u64>,
+    pub at: Moment,
 }
 
 /// Has the helper at the other end of this socket (SOCK_SEQPACKET) answer for this process. Starts a thread.
@@ -67,11 +76,8 @@ struct Pending {
 pub fn use_page_cache_helper(socket: OwnedFd) -> io::Result<()> {
     let socket = Arc::new(socket);
     let receiving = Arc::clone(&socket);
-    // The thread looks for unanswered questions when nothing comes for so long.
-    rustix::net::sockopt::set_socket_timeout(&*socket, rustix::net::sockopt::Timeout::Recv, Some(ANSWER_TIMEOUT * 5))?;
     std::thread::Builder::new().name("page cache".into()).spawn(move || QUESTIONS.receive(&receiving))?;
     QUESTIONS.state.lock().socket = Some(socket);
-    QUESTIONS.is_served.store(true, Relaxed);
     Ok(())
 }
 
@@ -104,32 +110,42 @@ impl Questions {
 
     fn receive(&self, socket: &OwnedFd) {
         let mut bytes = [0; 16];
+        let mut looked_at = Instant::now();
         loop {
-            match rustix::net::recv(socket, &mut bytes[..], RecvFlags::empty()) {
-                Ok((0, _)) => break,
-                Ok((count, _)) => match Answer::from_bytes(&bytes[..count]) {
-                    Some(Answer { number: STARTED, .. }) => {
-                        self.give_up(|_| true);
-                        self.is_served.store(true, Relaxed);
-                    }
-                    Some(Answer { number, bytes }) => {
-                        let asked = self.state.lock().asked.remove(&number);
-                        asked.into_iter().for_each(|asked| asked.resolve(bytes));
-                    }
-                    None => {}
-                },
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    let now = Instant::now();
-                    // It is stopped, or dead and nobody starts another one. In a second it is asked again.
-                    let was_silent = self.give_up(|asked| asked.until <= now);
-                    self.is_served.store(!was_silent, Relaxed);
+            // While no question waits, the thread wakes once a second.
+            let has_asked = !self.state.lock().asked.is_empty();
+            let patience = if has_asked { ANSWER_TIMEOUT } else { Duration::from_secs(1) };
+            let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+            let _ = rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
+            let is_late = Instant::now() >= looked_at + ANSWER_TIMEOUT / 2;
+            if is_late {
+                let now = Instant::now();
+                looked_at = now;
+                if self.give_up(|asked| asked.until <= now) {
+                    // It is stopped, or dead: until it says something it is not asked.
+                    self.is_served.store(false, Relaxed);
                 }
+            }
+            match rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => break,
+                Ok((count, _)) => self.handle(&bytes[..count]),
+                Err(Errno::INTR | Errno::AGAIN | Errno::NOMEM | Errno::NOBUFS) => {}
                 Err(_) => break,
             }
         }
         self.is_served.store(false, Relaxed);
         self.give_up(|_| true);
+    }
+
+    fn handle(&self, bytes: &[u8]) {
+        let Some(Answer { number, bytes }) = Answer::from_bytes(bytes) else { return };
+        if number == STARTED {
+            self.give_up(|_| true);
+        } else {
+            let asked = self.state.lock().asked.remove(&number);
+            asked.into_iter().for_each(|asked| asked.resolve(bytes));
+        }
+        self.is_served.store(true, Relaxed);
     }
 
     /// Answers these with "unknown", and tells whether there were any.
@@ -145,7 +161,7 @@ impl Questions {
 impl Asked {
     fn resolve(self, bytes: Option<u64>) {
         let mut pending = self.answer.lock();
-        pending.bytes = Some(bytes);
+        pending.told = Some(Told { bytes, at: system_now() });
         let waker = pending.waker.take();
         drop(pending);
         // Without a lock: the file may be closed here, too.
@@ -167,12 +183,12 @@ fn send(socket: &OwnedFd, file: &File, question: Question) -> Result<(), Errno> 
 pub(super) struct Asking(Arc<Mutex<Pending>>);
 
 impl Future for Asking {
-    type Output = Option<u64>;
+    type Output = Told;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<u64>> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Told> {
         let mut pending = self.0.lock();
-        if let Some(bytes) = pending.bytes {
-            return Poll::Ready(bytes);
+        if let Some(told) = pending.told {
+            return Poll::Ready(told);
         }
         let displaced = pending.waker.replace(cx.waker().clone());
         drop(pending);
