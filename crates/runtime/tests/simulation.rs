@@ -676,7 +676,14 @@ fn fact_about_a_file_on_a_busy_device_holds_for_a_moment() {
             assert_eq!(sendable(), 0);
             assert!(matches!(file.look(1 << 19, 1000).unwrap(), CachedRead::NotLooked));
             file.note_sent(0, 1 << 20);
+            assert_eq!(sendable(), 0, "it was first used half a second ago");
+            sleep(Duration::from_millis(1600)).await;
+            let reads_again = make_busy(&file, &pool).await;
+            file.note_sent(0, 1 << 20);
             assert_eq!((sendable(), file.sendfile_length(1 << 19, 1 << 20).unwrap()), (1 << 16, 1 << 19));
+            for read in reads_again {
+                read.take().await.unwrap();
+            }
             for read in reads {
                 read.take().await.unwrap();
             }
@@ -720,6 +727,8 @@ fn file_that_is_being_written_is_not_sent_by_sendfile_while_its_device_is_busy()
             }
             assert!(matches!(file.look(0, 1 << 16).unwrap(), CachedRead::Found(_)));
             let whole = writer.finish().await.unwrap();
+            whole.note_sent(0, 1 << 16);
+            sleep(Duration::from_secs(3)).await;
             let reads = make_busy(&whole, &pool).await;
             whole.note_sent(0, 1 << 16);
             assert_eq!((sendable(&file), sendable(&whole)), (0, 1 << 16));

@@ -14,7 +14,7 @@
 //! ```
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -131,15 +131,21 @@ impl Facts {
         }
     }
 
-    /// The part with this byte is not in memory.
-    pub fn forget(&self, file: FileHash, offset: u64) {
-        let (set, tag) = self.set(file, offset / WINDOW);
-        let bit = 1 << (offset % WINDOW / PART + u64::from(PARTS_SHIFT));
-        for slot in set {
-            let entry = slot.load(Relaxed);
-            if entry & TAG_MASK == tag {
-                slot.store(entry & !bit, Relaxed);
+    /// Nothing is known any more of the parts of this range, which is not empty.
+    pub fn forget(&self, file: FileHash, range: Range<u64>) {
+        let (mut part, end) = (range.start / PART, range.end.div_ceil(PART));
+        while part < end {
+            let window = part / WINDOW_PARTS;
+            let window_end = end.min((window + 1) * WINDOW_PARTS);
+            let parts = bits(part % WINDOW_PARTS..window_end - window * WINDOW_PARTS) << PARTS_SHIFT;
+            let (set, tag) = self.set(file, window);
+            for slot in set {
+                let entry = slot.load(Relaxed);
+                if entry & TAG_MASK == tag && entry & parts != 0 {
+                    slot.store(entry & !parts, Relaxed);
+                }
             }
+            part = window_end;
         }
     }
 
@@ -147,13 +153,27 @@ impl Facts {
     /// the piece.
     #[inline]
     pub fn known_length(&self, file: FileHash, offset: u64, length: u64, age: Duration, now: Moment) -> u64 {
-        let age = (age.as_nanos() as u64) >> TICK_SHIFT;
+        self.length_of_age(file, offset, length, Duration::ZERO..=age, now)
+    }
+
+    /// The same of parts whose entry is so old.
+    #[inline]
+    pub fn length_of_age(
+        &self,
+        file: FileHash,
+        offset: u64,
+        length: u64,
+        age: RangeInclusive<Duration>,
+        now: Moment,
+    ) -> u64 {
+        let ticks = |age: &Duration| (age.as_nanos() as u64) >> TICK_SHIFT;
+        let age = ticks(age.start())..=ticks(age.end());
         let end = offset.saturating_add(length);
         let mut at = offset;
         while at < end {
             let window = at / WINDOW;
             let (set, tag) = self.set(file, window);
-            let known = |entry: u64| match entry & TAG_MASK == tag && age_ticks(entry, now) <= age {
+            let known = |entry: u64| match entry & TAG_MASK == tag && age.contains(&age_ticks(entry, now)) {
                 true => entry >> PARTS_SHIFT & PARTS_MASK,
                 false => 0,
             };
@@ -224,7 +244,7 @@ mod tests {
         assert_eq!(known(file, PART + 10, 20, 5900), 20);
         assert_eq!(known(file, PART, MIB, 6100), 0, "too old");
         assert_eq!(known(other, PART, MIB, 5000), 0);
-        facts.forget(file, 2 * PART + 1);
+        facts.forget(file, 2 * PART + 1..2 * PART + 2);
         assert_eq!(known(file, PART, MIB, 5000), PART);
     }
 

@@ -24,6 +24,7 @@ use rustix::io::Errno;
 
 use self::device::DeviceState;
 use self::facts::{Facts, PART};
+use self::helper::QUESTION_BYTES_MAX;
 use self::questions::{QUESTIONS, Told};
 use super::File;
 use super::counters::{Event, Rung, count_event, count_piece};
@@ -55,10 +56,13 @@ const FACT_TIME_READING: Duration = Duration::from_millis(250);
 /// How long a fact holds on a busy device. Long enough for all clients of a file that is in demand to use one answer.
 const FACT_TIME_BUSY: Duration = Duration::from_millis(24);
 
-/// How long a part that was used counts as one that is in demand. On a busy device only such parts go by `sendfile`: the
-/// kernel evicts first what was read ahead and not used. Others are read, which does not wait if they have gone. Where
+/// How long a part that was used counts as one that is in demand, unless a page near it was found missing. On a busy
+/// device only such parts go by `sendfile`: the kernel evicts first what was read ahead and not used. Others are read, which does not wait if they have gone. Where
 /// the kernel cannot be asked, a thread looks for them before it reads.
 const IN_DEMAND_TIME: Duration = Duration::from_secs(60);
+
+/// Age of a use from which a part counts as one that stays: pages that were used once are the next that are evicted.
+const IN_DEMAND_FROM: Duration = Duration::from_secs(2);
 
 /// Looks of one device in flight on threads of a pool. A look writes the file's time of access, or is made where the
 /// kernel cannot be asked. Those that wait for the journal leave threads to the other queues of the device.
@@ -414,7 +418,8 @@ impl File {
             let age = cache.fact_time(condition, now);
             let known = self.known_length(cache, offset, length, age, now);
             if condition == Condition::Busy {
-                return Ok(cache.uses.known_length(self.shared.hash, offset, known, IN_DEMAND_TIME, now));
+                let age = IN_DEMAND_FROM..=IN_DEMAND_TIME;
+                return Ok(cache.uses.length_of_age(self.shared.hash, offset, known, age, now));
             }
             if known > 0 && known >= least {
                 return Ok(known);
@@ -485,9 +490,16 @@ impl File {
         }
     }
 
+    /// A page near this offset was not in memory: what is there of the pages behind it has been read ahead since they
+    /// were used.
+    fn note_not_in_demand(&self, cache: &PageCache, offset: u64) {
+        cache.uses.forget(self.shared.hash, offset..offset.saturating_add(QUESTION_BYTES_MAX));
+    }
+
     /// The page at this offset is not in memory.
     pub(super) fn note_missing(&self, cache: &PageCache, offset: u64) {
-        cache.facts.forget(self.shared.hash, offset);
+        cache.facts.forget(self.shared.hash, offset..offset + 1);
+        self.note_not_in_demand(cache, offset);
         cache.note_miss(now_anywhere());
     }
 
@@ -507,6 +519,9 @@ impl File {
                 let end = offset + told;
                 let ahead = cache.device(self.metadata().device).read_ahead_bytes();
                 let safe_end = if end < self.metadata().size { end.saturating_sub(ahead) } else { end };
+                if told < self.asked_length(cache, offset, length) {
+                    self.note_not_in_demand(cache, offset);
+                }
                 if safe_end < (offset + length).min(self.metadata().size) {
                     return Residency::NearMissing;
                 }
@@ -516,13 +531,17 @@ impl File {
         }
     }
 
-    async fn ask_length(&self, cache: &PageCache, offset: u64, length: u64) -> Option<Told> {
+    /// How much is asked about for a piece of this length.
+    fn asked_length(&self, cache: &PageCache, offset: u64, length: u64) -> u64 {
         let is_stream = length >= PART / 2;
         let ahead = cache.device(self.metadata().device).read_ahead_bytes();
-        let length = if is_stream { u64::MAX } else { length + ahead };
-        let end = self.metadata().size.min(offset.saturating_add(length));
+        let length = if is_stream { QUESTION_BYTES_MAX } else { (length + ahead).min(QUESTION_BYTES_MAX) };
+        length.min(self.metadata().size.saturating_sub(offset))
+    }
+
+    async fn ask_length(&self, cache: &PageCache, offset: u64, length: u64) -> Option<Told> {
         let asking = match self.shared.access {
-            ReadAccess::Local => QUESTIONS.ask(self, offset, end.saturating_sub(offset))?,
+            ReadAccess::Local => QUESTIONS.ask(self, offset, self.asked_length(cache, offset, length))?,
             ReadAccess::Waits | ReadAccess::Simulated(_) => return None,
         };
         count_event(Event::Question);
