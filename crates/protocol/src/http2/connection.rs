@@ -873,7 +873,7 @@ impl Connection {
     }
 
     /// The answer has ended the stream on our side, and nobody wants what the peer still sends. A peer that has not
-    /// ended its side either may send [`DISCARDED_BYTES`] more, and is told to stop only when it has: most send their
+    /// ended its side either may send 1 MiB more, and is told to stop only when it has: most send their
     /// rest at once, and some clients take even `NO_ERROR` for a failure when it comes together with the answer (RFC
     /// 9113 §8.1; curl before 8.0).
     pub fn discard(&mut self, id: StreamId) {
