@@ -52,9 +52,7 @@ impl PageCacheHelper {
         (self.since, self.restart_at) = (Instant::now(), None);
         Ok(())
     }
-}
 
-impl PageCacheHelper {
     /// When one is started again that is dead now: at once if it has lived for a while.
     fn restart_after_death(&mut self, now: Instant) -> Instant {
         if now - self.since >= self.pause {

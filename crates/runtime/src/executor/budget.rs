@@ -128,7 +128,7 @@ pub(crate) struct Budget {
     turn_nanos: Cell<u64>,
     /// What was charged in this poll, by estimate.
     poll_nanos: Cell<u64>,
-    /// What was begun in this poll and other tasks do, by estimate.
+    /// Estimated time of work that this poll has begun and other tasks do.
     begun_nanos: Cell<u64>,
     /// A computation was charged in this turn.
     has_computed: Cell<bool>,
@@ -145,7 +145,7 @@ pub(crate) struct Budget {
 struct Quantum {
     /// By the clock.
     began: u64,
-    /// What had been charged in the poll by then, and what it had begun.
+    /// Time charged in the poll by then, and estimated time of the work that it had begun.
     charged: u64,
     begun: u64,
 }
@@ -307,7 +307,7 @@ impl Environment {
         budget.last_bulk.set(self.clock.turn());
     }
 
-    /// What the poll under way has taken since its quantum began, what it has begun included.
+    /// Time that the poll under way has taken since its quantum began, with the work that it has begun.
     fn taken_since(&self, quantum: Quantum) -> u64 {
         let own = match self.clock.is_virtual() {
             true => self.budget.poll_nanos.get() - quantum.charged,

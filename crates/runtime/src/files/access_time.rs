@@ -5,9 +5,9 @@
 //! in a read that must not wait (`RWF_NOWAIT`), also where everything is in memory. So a read that will write the time
 //! of access is the pool's. Those that follow write nothing.
 //!
-//! Whether the next read writes is computed from the times of the file, which are looked at every tenth of a second while
-//! it is read. A file that was seen to change, as a log does, is the pool's for ten seconds, since each change makes a
-//! read write once more.
+//! Whether the next read writes is computed from the times of the file, which are looked at every tenth of a second
+//! while it is read. A file that was seen to change, as a log does, is the pool's for ten seconds, since each change
+//! makes a read write once more.
 //!
 //! A mount without times of access (`noatime`, read-only) is of no concern. A file may be left alone for more reasons,
 //! such as its attribute `A` or a frozen file system: a read in a pool that changed nothing says so, for a minute. With

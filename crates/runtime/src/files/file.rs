@@ -47,8 +47,6 @@ pub(super) struct Shared {
     /// Its file system was found to be in memory.
     pub(super) lies_in_memory: AtomicBool,
     pub(super) was_advised: AtomicBool,
-    /// Its file system has refused a look as such.
-    pub(super) lacks_nowait: AtomicBool,
     /// To close it may take long: it is or was written through this, or others unlink it.
     closes_in_pool: AtomicBool,
     /// A [`super::Writer`] has it.
@@ -98,7 +96,6 @@ impl File {
             opened: now_anywhere(),
             lies_in_memory: AtomicBool::new(false),
             was_advised: AtomicBool::new(false),
-            lacks_nowait: AtomicBool::new(false),
             closes_in_pool: AtomicBool::new(false),
             is_written: AtomicBool::new(false),
             is_foreign: AtomicBool::new(false),

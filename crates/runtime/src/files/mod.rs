@@ -11,9 +11,9 @@
 //! | write, change of a name or directory | pool | |
 //!
 //! Even a read that is refused may wait, when the device is busy (`page_cache/device.rs`): then the kernel is asked
-//! first what is in memory, if need be by a process of its own (`page_cache/helper.rs`). Reads that write the file's time
-//! of access are the pool's: with `relatime` the first after a change, and one a day (`access_time.rs`). A piece that
-//! several clients want is read once for all of them (`shared_reads.rs`).
+//! first what is in memory, if need be by a process of its own (`page_cache/helper.rs`). Reads that write the file's
+//! time of access are the pool's: with `relatime` the first after a change, and one a day (`access_time.rs`). A piece
+//! that several clients want is read once for all of them (`shared_reads.rs`).
 //!
 //! Opens are `O_NONBLOCK`: a FIFO or a device never holds anybody up. (Only a thread of the pool waits for a regular
 //! file that is leased out.) Where `openat2` is missing (old kernels, seccomp) the pool does it all. What goes to a

@@ -72,11 +72,7 @@ impl File {
                     self.shared.lies_in_memory.store(true, Ordering::Relaxed);
                     continue;
                 }
-                Err(Errno::AGAIN) => None,
-                Err(Errno::NOSYS | Errno::OPNOTSUPP) => {
-                    self.shared.lacks_nowait.store(true, Ordering::Relaxed);
-                    None
-                }
+                Err(Errno::AGAIN | Errno::NOSYS | Errno::OPNOTSUPP) => None,
                 result => Some(result.map_err(io::Error::from)),
             };
         }

@@ -1,10 +1,12 @@
 //! Condition of a device that files lie on.
 //!
-//! | condition | when | reads on a loop that must not wait (`RWF_NOWAIT`) | `sendfile` |
+//! | condition | reads in flight | reads on a loop (`RWF_NOWAIT`) | `sendfile` |
 //! |---|---|---|---|
-//! | healthy | fewer than four reads in flight | always | of pages that a fact of the last second, or a read now, shows in memory |
-//! | busy | four or more within two seconds, or a call on a loop has waited | of pages that are known to be in memory | of pages that a fact of the last 24 ms shows in memory, and that were used before |
-//! | not answering | reads are in flight, and none has ended for a while | the same | never |
+//! | healthy | fewer than four | always | of pages that a fact of a second, or a read now, shows in memory |
+//! | busy | four or more within two seconds | of pages known to be in memory | the same, if used before (fact of 24 ms) |
+//! | not answering | some, and none has ended for a while | of pages known to be in memory | never |
+//!
+//! A device is busy, too, for two seconds after a call on a loop has waited for it.
 //!
 //! Even a read that must not wait may do so: where a page is missing it submits the read-ahead, and sleeps while the
 //! device's queue is full. So does a read of a page in memory that the kernel has marked, when a page ahead of it is
@@ -28,8 +30,8 @@ const BUSY_TIME: Duration = Duration::from_secs(2);
 /// however many there are.
 const SILENCE_MAX: Duration = Duration::from_millis(100);
 
-/// Most that is kept as the distance to a missing page. Half of the longest question, so that a larger file in memory is
-/// known to be.
+/// Bound of the distance to a missing page: half of the longest question, so that an answer about a larger file says
+/// something.
 const READ_AHEAD_BYTES_MAX: u64 = 2 << 20;
 
 /// How a device behaves. A later condition allows less.
@@ -137,9 +139,9 @@ impl DeviceState {
         self.answered_at_nanos.load(Relaxed) > then.as_nanos()
     }
 
-    /// How near to a missing page a read of pages in memory may make the kernel read ahead: a mark in one window has the
-    /// next one read, and a window is twice the device's `read_ahead_kb` for a file that is read sequentially. Up to 2
-    /// MiB.
+    /// How near to a missing page a read of pages in memory may make the kernel read ahead: a mark in one window has
+    /// the next one read, and a window is twice the device's `read_ahead_kb` for a file that is read sequentially. Up
+    /// to 2 MiB.
     pub fn read_ahead_bytes(&self) -> u64 {
         let known = self.read_ahead_bytes.load(Relaxed);
         if known > 0 {
@@ -156,8 +158,8 @@ impl DeviceState {
     }
 }
 
-/// What the kernel says of the device, or of the disk if it is a partition; where it says nothing (btrfs, overlayfs, no
-/// sysfs) as much as counts. Reads sysfs, which waits for no device.
+/// `read_ahead_kb` of the device, or of the disk if it is a partition. Where the kernel has none (btrfs, overlayfs, no
+/// sysfs) the most that counts. Reads sysfs, which waits for no device.
 fn read_ahead_kib(device: u64) -> u64 {
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let paths =

@@ -5,8 +5,8 @@
 //!
 //! A table without locks for all files and loops, by device and inode. An entry is one word and describes a *window* of
 //! 1 MiB in *parts* of 64 KiB; a bit is set if all of a part was in memory. An entry is as old as its oldest bit. A set
-//! of two entries holds what is known of a window at two times, or of two windows with the same hash; the older entry is
-//! replaced. A fact that is lost costs one question to the kernel.
+//! of two entries holds what is known of a window at two times, or of two windows with the same hash; the older entry
+//! is replaced. A fact that is lost costs one question to the kernel.
 //!
 //! ```text
 //!   63      40 39        24 23      0
@@ -149,8 +149,8 @@ impl Facts {
         }
     }
 
-    /// Bytes from `offset` on that were in memory at most `age` ago, up to `length`; in whole parts, but for the ends of
-    /// the piece.
+    /// Bytes from `offset` on that were in memory at most `age` ago, up to `length`; in whole parts, but for the ends
+    /// of the piece.
     #[inline]
     pub fn known_length(&self, file: FileHash, offset: u64, length: u64, age: Duration, now: Moment) -> u64 {
         self.length_of_age(file, offset, length, Duration::ZERO..=age, now)

@@ -8,7 +8,8 @@
 //! The helper refuses everything else: after its start a seccomp filter leaves it the few system calls below, and no
 //! path is ever opened. One thread answers in the order of the questions; a question takes 1 to 75 microseconds.
 //!
-//! A question is a packet of 24 bytes (number, offset, length) with one descriptor, an answer one of 16 (number, bytes).
+//! A question is a packet of 24 bytes (number, offset, length) with one descriptor, an answer one of 16 (number,
+//! bytes).
 
 use std::convert::Infallible;
 use std::io::{self, IoSliceMut};
@@ -124,7 +125,8 @@ fn answer(socket: &OwnedFd, page: u64) -> io::Result<()> {
             _ => None,
         });
         let known = file.as_ref().and_then(|file| resident_bytes(file.as_fd(), question, page));
-        // Before the answer: the worker process keeps its own descriptor until then, so that this is not the last close.
+        // Before the answer: the worker process keeps its own descriptor until then, so that this is not the last
+        // close.
         drop(file);
         match send(socket, Answer { number: question.number, bytes: known }) {
             Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
@@ -172,8 +174,8 @@ fn resident_bytes(file: BorrowedFd<'_>, question: Question, page: u64) -> Option
     Some(resident.saturating_sub(question.offset - begin))
 }
 
-/// Whether mincore(2) knows better than to say "in memory" of a page far behind the end of the file, as it does of every
-/// page where this process may not know (no CAP_FOWNER, an owner that is not mapped into the user namespace).
+/// Whether mincore(2) knows better than to say "in memory" of a page far behind the end of the file, as it does of
+/// every page where this process may not know (no CAP_FOWNER, an owner that is not mapped into the user namespace).
 fn tells_the_truth(file: BorrowedFd<'_>, size: u64, page: u64) -> Option<bool> {
     let mut pages = [0; PAGES_AT_ONCE];
     let behind_end = size.checked_add(BEHIND_END)? / page * page;
@@ -213,8 +215,8 @@ impl Mapped {
     /// Asks about `length` bytes from `offset` on, which begin at a page.
     fn mincore(&self, offset: u64, length: u64, pages: &mut [u8; PAGES_AT_ONCE]) -> Option<()> {
         assert!(offset + length <= self.length as u64);
-        // SAFETY: the range is within the mapping, and `pages` has room for a byte a page: the caller asks about as many
-        // pages as it has bytes at most.
+        // SAFETY: the range is within the mapping, and `pages` has room for a byte a page: the caller asks about as
+        // many pages as it has bytes at most.
         let code = unsafe { libc::mincore(self.memory.byte_add(offset as usize), length as usize, pages.as_mut_ptr()) };
         (code == 0).then_some(())
     }
@@ -227,8 +229,8 @@ impl Drop for Mapped {
     }
 }
 
-/// The system calls of [`serve_page_cache_questions`] (fcntl: where a debug build closes a descriptor), and those that end
-/// the process or go on after a stop.
+/// The system calls of [`serve_page_cache_questions`] (fcntl: where a debug build closes a descriptor), and those that
+/// end the process or go on after a stop.
 const ALLOWED: [libc::c_long; 13] = [
     libc::SYS_recvmsg,
     libc::SYS_sendto,

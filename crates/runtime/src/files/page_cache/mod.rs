@@ -1,10 +1,10 @@
 //! The page cache: which pages of files are in memory, and what a loop may therefore do without waiting.
 //!
 //! The kernel is the only one that knows, and what it has said holds for a moment. So a loop sends by `sendfile` only
-//! what a fact says is in memory ([`facts`]), and reads on its own only what cannot make it wait. How long a fact holds,
-//! and whether a read that must not wait really does not, depends on the [`Condition`] of the device. Where a read might
-//! wait, the kernel is asked first: by the loop itself for files of its own user (cachestat(2)), by the page cache
-//! helper for others ([`helper`]).
+//! what a fact says is in memory ([`facts`]), and reads on its own only what cannot make it wait. How long a fact
+//! holds, and whether a read that must not wait really does not, depends on the [`Condition`] of the device. Where a
+//! read might wait, the kernel is asked first: by the loop itself for files of its own user (cachestat(2)), by the page
+//! cache helper for others ([`helper`]).
 
 mod calls;
 mod device;
@@ -14,6 +14,7 @@ mod questions;
 
 use std::cell::RefCell;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -50,15 +51,16 @@ pub use self::questions::use_page_cache_helper;
 /// used a moment ago.
 const FACT_TIME: Duration = Duration::from_secs(1);
 
-/// How long a fact holds within [`FACT_TIME`] of a read from a device: each takes memory for what is read ahead as well.
+/// How long a fact holds within [`FACT_TIME`] of a read from a device: each takes memory for what is read ahead as
+/// well.
 const FACT_TIME_READING: Duration = Duration::from_millis(250);
 
 /// How long a fact holds on a busy device. Long enough for all clients of a file that is in demand to use one answer.
 const FACT_TIME_BUSY: Duration = Duration::from_millis(24);
 
 /// How long a part that was used counts as one that is in demand, unless a page near it was found missing. On a busy
-/// device only such parts go by `sendfile`: the kernel evicts first what was read ahead and not used. Others are read, which does not wait if they have gone. Where
-/// the kernel cannot be asked, a thread looks for them before it reads.
+/// device only such parts go by `sendfile`: the kernel evicts first what was read ahead and not used. Others are read,
+/// which does not wait if they have gone. Where the kernel cannot be asked, a thread looks for them before it reads.
 const IN_DEMAND_TIME: Duration = Duration::from_secs(60);
 
 /// Age of a use from which a part counts as one that stays: pages that were used once are the next that are evicted.
@@ -71,7 +73,7 @@ const LOOKS_MAX: u32 = 4;
 /// How many of these may write times of access.
 const ACCESS_LOOKS_MAX: u32 = 2;
 
-/// What one `sendfile` may take at most while pages are read to find out whether they are in memory.
+/// Most bytes of one `sendfile` whose pages are read first, to find out whether they are in memory.
 const PROBED_BYTES_MAX: u64 = 256 * 1024;
 
 /// As many as [`LoopCalls`] has bits.
@@ -310,9 +312,11 @@ impl File {
         if self.waits_for_others() {
             return Ok(CachedRead::NotLooked);
         }
+        if waits() {
+            return Ok(CachedRead::NotLooked);
+        }
         self.with_page_cache(|cache| {
             match self.may_be_read(cache, offset, length as u64) {
-                _ if waits() => return Ok(CachedRead::NotLooked),
                 Some(true) => {}
                 Some(false) => return Ok(CachedRead::NotInMemory),
                 None => return Ok(CachedRead::NotLooked),
@@ -468,7 +472,7 @@ impl File {
         self.with_page_cache(|cache| self.note_used(cache, offset..offset.saturating_add(length as u64)));
     }
 
-    fn note_used(&self, cache: &PageCache, range: std::ops::Range<u64>) {
+    fn note_used(&self, cache: &PageCache, range: Range<u64>) {
         if !range.is_empty() {
             cache.uses.note_use(self.shared.hash, range.clone(), self.metadata().size, now_anywhere());
         }
@@ -484,7 +488,7 @@ impl File {
         }
     }
 
-    fn note_in_memory(&self, cache: &PageCache, range: std::ops::Range<u64>) {
+    fn note_in_memory(&self, cache: &PageCache, range: Range<u64>) {
         if !range.is_empty() {
             cache.facts.note(self.shared.hash, range, self.metadata().size, now_anywhere());
         }
@@ -503,12 +507,21 @@ impl File {
         cache.note_miss(now_anywhere());
     }
 
-    /// Asks the page cache helper about a piece, and notes the answer. For a piece of which all is wanted soon, the rest
-    /// of the file is asked about as well.
+    /// Asks the page cache helper about a piece, and notes the answer. For a piece of which all is wanted soon, the
+    /// rest of the file is asked about as well.
     pub(super) async fn ask(&self, cache: &PageCache, offset: u64, length: u64) -> Residency {
-        let Some(Told { bytes: Some(told), at }) = self.ask_length(cache, offset, length).await else {
-            return Residency::Unknown;
+        let size = self.metadata().size;
+        let ahead = cache.device(self.metadata().device).read_ahead_bytes();
+        let is_stream = length >= PART / 2;
+        let wanted = if is_stream { QUESTION_BYTES_MAX } else { (length + ahead).min(QUESTION_BYTES_MAX) };
+        let asked = wanted.min(size.saturating_sub(offset));
+        let asking = match self.shared.access {
+            ReadAccess::Local => QUESTIONS.ask(self, offset, asked),
+            ReadAccess::Waits | ReadAccess::Simulated(_) => None,
         };
+        let Some(asking) = asking else { return Residency::Unknown };
+        count_event(Event::Question);
+        let Told { bytes: Some(told), at } = asking.await else { return Residency::Unknown };
         match told {
             0 => {
                 self.note_missing(cache, offset);
@@ -517,35 +530,17 @@ impl File {
             told => {
                 count_event(Event::ResidentAnswer);
                 let end = offset + told;
-                let ahead = cache.device(self.metadata().device).read_ahead_bytes();
-                let safe_end = if end < self.metadata().size { end.saturating_sub(ahead) } else { end };
-                if told < self.asked_length(cache, offset, length) {
+                let safe_end = if end < size { end.saturating_sub(ahead) } else { end };
+                if told < asked {
                     self.note_not_in_demand(cache, offset);
                 }
-                if safe_end < (offset + length).min(self.metadata().size) {
+                if safe_end < (offset + length).min(size) {
                     return Residency::NearMissing;
                 }
-                cache.facts.note(self.shared.hash, offset..safe_end, self.metadata().size, at);
+                cache.facts.note(self.shared.hash, offset..safe_end, size, at);
                 Residency::InMemory
             }
         }
-    }
-
-    /// How much is asked about for a piece of this length.
-    fn asked_length(&self, cache: &PageCache, offset: u64, length: u64) -> u64 {
-        let is_stream = length >= PART / 2;
-        let ahead = cache.device(self.metadata().device).read_ahead_bytes();
-        let length = if is_stream { QUESTION_BYTES_MAX } else { (length + ahead).min(QUESTION_BYTES_MAX) };
-        length.min(self.metadata().size.saturating_sub(offset))
-    }
-
-    async fn ask_length(&self, cache: &PageCache, offset: u64, length: u64) -> Option<Told> {
-        let asking = match self.shared.access {
-            ReadAccess::Local => QUESTIONS.ask(self, offset, self.asked_length(cache, offset, length))?,
-            ReadAccess::Waits | ReadAccess::Simulated(_) => return None,
-        };
-        count_event(Event::Question);
-        Some(asking.await)
     }
 
     /// Whether a look by a thread is likely to find the piece.

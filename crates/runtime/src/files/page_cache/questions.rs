@@ -62,7 +62,7 @@ struct Pending {
     waker: Option<Waker>,
 }
 
-/// What was told, and when.
+/// An answer, and its time.
 #[derive(Clone, Copy)]
 pub(super) struct Told {
     pub bytes: Option<u64>,
@@ -101,7 +101,7 @@ impl Questions {
         state.asked.insert(number, Asked { _file: file.clone(), until, answer: Arc::clone(&answer) });
         drop(state);
         if send(&socket, file, Question { number, offset, length }).is_err() {
-            // Full, or nobody has read from it for long.
+            // The socket is full, or the helper gone.
             drop(self.state.lock().asked.remove(&number));
             return None;
         }
@@ -112,14 +112,8 @@ impl Questions {
         let mut bytes = [0; 16];
         let mut looked_at = Instant::now();
         loop {
-            // While no question waits, the thread wakes once a second.
-            let has_asked = !self.state.lock().asked.is_empty();
-            let patience = if has_asked { ANSWER_TIMEOUT } else { Duration::from_secs(1) };
-            let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
-            let _ = rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
-            let is_late = Instant::now() >= looked_at + ANSWER_TIMEOUT / 2;
-            if is_late {
-                let now = Instant::now();
+            let now = Instant::now();
+            if now >= looked_at + ANSWER_TIMEOUT / 2 {
                 looked_at = now;
                 if self.give_up(|asked| asked.until <= now) {
                     // It is stopped, or dead: until it says something it is not asked.
@@ -129,12 +123,23 @@ impl Questions {
             match rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => break,
                 Ok((count, _)) => self.handle(&bytes[..count]),
-                Err(Errno::INTR | Errno::AGAIN | Errno::NOMEM | Errno::NOBUFS) => {}
+                Err(Errno::AGAIN) => self.wait(socket),
+                Err(Errno::INTR | Errno::NOMEM | Errno::NOBUFS) => {}
                 Err(_) => break,
             }
         }
         self.is_served.store(false, Relaxed);
         self.give_up(|_| true);
+    }
+
+    /// Waits for an answer, but no longer than for the next look at questions without one. While no question waits, the
+    /// thread wakes once a second.
+    fn wait(&self, socket: &OwnedFd) {
+        let has_asked = !self.state.lock().asked.is_empty();
+        let patience = if has_asked { ANSWER_TIMEOUT } else { Duration::from_secs(1) };
+        let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+        // An interrupted wait is a short one.
+        let _ = rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
     }
 
     fn handle(&self, bytes: &[u8]) {
