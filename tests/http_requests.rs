@@ -517,7 +517,7 @@ fn paths_are_decoded_and_merged(driver: Driver) {
         ("/%2e%2e%2fa/../b", ""),
         ("/a+b%20c?d%20e", "/a+b c"),
         ("/a;b=c", "/a;b=c"),
-        // Whoever takes a fragment for a part of the path, and whoever does not, mean different resources.
+        // Servers that take a fragment for a part of the path and servers that do not mean different resources.
         ("/a#b", ""),
         ("/a?b#c", ""),
     ];

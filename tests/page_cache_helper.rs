@@ -46,7 +46,7 @@ fn has_filter(pid: Pid) -> bool {
 fn helper_has_one_capability_and_few_system_calls(driver: Driver) {
     let server = start(driver);
     let helper = helper_of(&server, None);
-    // What the master may pass on.
+    // The capabilities that the master may pass on.
     let own = status_of(rustix::process::getpid(), "CapPrm:").and_then(|set| u64::from_str_radix(&set, 16).ok());
     let capabilities = format!("{:016x}", own.expect("a set") & 1 << 3);
     for set in ["CapPrm:", "CapEff:"] {

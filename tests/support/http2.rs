@@ -37,7 +37,7 @@ pub fn read_piece(carrier: &mut impl Read, buffer: &mut Vec<u8>) -> bool {
 struct Receiving {
     stream: UnixStream,
     pieces: Receiver<Vec<u8>>,
-    /// What of them was not read.
+    /// Those of them that were not read.
     rest: Vec<u8>,
 }
 

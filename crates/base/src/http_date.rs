@@ -1,8 +1,8 @@
 //! HTTP dates: writes IMF-fixdate, reads all three forms that RFC 9110 §5.6.7 asks a recipient to accept.
 //!
 //! Reads no clock: a two-digit year below 70 means 20xx, as in nginx. The name of the weekday is not compared with
-//! the date (nginx does not either). Names are read in any case, as a cache should read them (RFC 9111 §4.2). Dates before 1970 are refused.
-//! Invariant: `parse(&format(t)) == Some(t)` for every `t` up to [`SECONDS_MAX`].
+//! the date (nginx does not either). Names are read in any case, as a cache should read them (RFC 9111 §4.2). Dates
+//! before 1970 are refused. Invariant: `parse(&format(t)) == Some(t)` for every `t` up to [`SECONDS_MAX`].
 
 /// The last second that an HTTP date can write: the end of the year 9999.
 pub const SECONDS_MAX: u64 = 253_402_300_799;

@@ -74,7 +74,7 @@ pub struct KeepHead;
 
 impl HeadRewriter for KeepHead {}
 
-/// What becomes of a server's interim responses: those with hints go on to the client, if the location wants that.
+/// Interim responses of a server. Those with hints go on to the client, if the location wants that.
 #[derive(Default)]
 pub(super) struct Interim {
     /// Bytes of the heads with hints.

@@ -194,8 +194,8 @@ impl Head<'_> {
         Head { status: head.status, etag: &head.etag, range, length: head.content_length }
     }
 
-    /// Checks that this is the piece that begins at `start`, and of the same file as the first one. Returns the length of
-    /// the whole.
+    /// Checks that this is the piece that begins at `start`, and of the same file as the first one. Returns the length
+    /// of the whole.
     fn check(&self, start: u64, size: u64, first: Option<&Slicing>) -> Result<u64, String> {
         if self.status != 206 {
             return Err(format!("unexpected status code {} in slice response", self.status));

@@ -203,8 +203,8 @@ const CONTROL_KEPT: usize = 64;
 /// that it may have open.
 const DISCARDED_MAX: usize = 16;
 
-/// What a client may still send of a request that was answered, beyond what its window allowed before: most bodies end
-/// with it, and the client then needs no reset.
+/// Bytes that a client may still send of a request that was answered, beyond its window of before. Most bodies end
+/// within them, and the client then needs no reset.
 const DISCARDED_BYTES: u32 = 1024 * 1024;
 
 /// Priorities that are kept for requests to come.

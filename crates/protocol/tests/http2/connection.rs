@@ -314,7 +314,7 @@ fn data_behind_the_answer_are_thrown_away_until_the_window_is_used_up() {
     let seen = reader.seen.len();
     reader.read(&frame[HEADER_LENGTH + 4..]).unwrap();
     assert_eq!(reader.connection.open_streams(), 1);
-    // What its window allows with the four bytes that were read, and a MiB more.
+    // Its window, with the four bytes that were read, and a MiB more.
     let allowed = 65_535 + 1024 * 1024 - 10 + 4;
     for length in std::iter::repeat_n(16_000, allowed / 16_000).chain([allowed % 16_000]) {
         assert_eq!(reader.connection.open_streams(), 1);

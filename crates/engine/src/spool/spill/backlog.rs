@@ -1,7 +1,7 @@
 //! The backlog of a loop: bytes of all spill queues that wait for their files, beyond the memory of each queue.
 //!
-//! Many slow clients of a slow disk would else hold as much each as one may hold. Beyond [`max`] a queue has room for its
-//! own memory alone, so its server waits for its client. Then everything that waits is written, however little each
+//! Many slow clients of a slow disk would else hold as much each as one may hold. Beyond [`max`] a queue has room for
+//! its own memory alone, so its server waits for its client. Then everything that waits is written, however little each
 //! queue has, and when half of it is written, the queues that were refused look again. Invariant: while there is one
 //! that was refused, more than half of the bound waits.
 

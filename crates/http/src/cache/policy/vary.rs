@@ -48,8 +48,8 @@ impl Vary {
 }
 
 /// Appends what a request has in these fields: of each name its values, joined by commas, and a separator that no value
-/// can contain. `values` gives those of one field in their order. Of `Accept-Language` the languages are sorted, in lower
-/// case and each once, if the location wants that.
+/// can contain. `values` gives those of one field in their order. Of `Accept-Language` the languages are sorted, in
+/// lower case and each once, if the location wants that.
 pub fn append_variant<'r, I: Iterator<Item = &'r [u8]>>(
     names: &[u8],
     mut values: impl FnMut(&[u8]) -> I,

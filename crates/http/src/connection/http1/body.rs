@@ -177,7 +177,7 @@ impl RequestBody {
             }
             Coding::Chunked(decoder) => {
                 let decoded = decoder.decode(input.readable()).map_err(|_| RequestBodyError::Malformed)?;
-                // What a chunk announces counts at once: its bytes may be long in coming.
+                // The announced size of a chunk counts at once: its bytes may be long in coming.
                 let piece = decoded.data.as_ref().map_or(0, ExactSizeIterator::len) as u64;
                 let announced = self.received.saturating_add(piece).saturating_add(decoder.chunk_remaining());
                 if limits.length_max > 0 && announced > limits.length_max {

@@ -113,7 +113,8 @@ pub(super) async fn serve(client: Rc<HttpConnection>, mut input: Buffer) {
     let ending = poll_fn(|context| http2.poll(&mut input, context)).await;
     drop(input);
     if let Ending::Linger = ending {
-        // Why it ends is behind what the socket has not taken yet. A client that takes nothing is not waited for.
+        // The reason of the end is behind bytes that the socket has not taken yet. A client that takes nothing is
+        // waited for no longer than this.
         let _ = gale_runtime::timeout(LAST_WORDS_MAX, poll_fn(|context| http2.poll_flush(context))).await;
     }
     http2.say_goodbye();

@@ -15,8 +15,8 @@ use crate::request::exchange::Gone;
 /// How many requests are begun before other connections have their turn.
 const REQUESTS_PER_TURN: usize = 64;
 
-/// What a request takes that is not answered at once, by estimate: most are passed on, and connecting to a server takes
-/// 46 µs of the loop and of the kernel.
+/// Estimated work of a request that is not answered at once. Most are passed on, and connecting to a server takes 46 µs
+/// of the loop and of the kernel.
 const WAITING_REQUEST: Effort = Effort { usual_nanos: 30_000, worst_nanos: 100_000 };
 
 /// Nothing more is read of a client that does not take what it gets, once so many bytes wait for it: heads and answers

@@ -118,9 +118,8 @@ pub(super) fn is_readable_now(request: &Request, zone: &CacheZone, hot: &Hot, (f
         }
 }
 
-/// The file still reaches to `end`. A user or a failing disk may have cut it since it was opened, and the known pages do
-/// not tell. A file system that waits for others is not asked on a loop; reads
-/// find it there.
+/// The file still reaches to `end`. A user or a failing disk may have cut it since it was opened, and the known pages
+/// do not tell. A file system that waits for others is not asked on a loop; reads find it there.
 fn is_whole(file: &File, end: u64) -> bool {
     file.waits_for_others() || file.look_again().is_ok_and(|now| now.size >= end)
 }

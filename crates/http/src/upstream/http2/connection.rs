@@ -801,7 +801,7 @@ impl State {
             let Some(trailers) = own.ending.take() else { return Ok(false) };
             let written = self.codec.write_trailers(id, &mut self.frames, |fields| {
                 for (name, value) in &trailers {
-                    // What cannot be written is left out.
+                    // A field that cannot be written is left out.
                     let _ = fields.field(name, value, gale_protocol::http2::hpack::Indexing::IfRepeated);
                 }
             });
