@@ -4,14 +4,15 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use support::{Backend, Driver, Server, Setup, is_root, with_each_driver};
 
 with_each_driver!(
     created_files_have_permissions_of_table_with_any_umask,
-    cache_files_of_earlier_version_are_taken_from_others
+    cache_files_of_earlier_version_are_taken_from_others,
+    state_of_cache_follows_its_directory_to_another_user
 );
 
 /// The permissions that a row of the table begins with; `None` if there is no such row.
@@ -160,4 +161,50 @@ fn cache_files_of_earlier_version_are_taken_from_others(driver: Driver) {
         })
     });
     server.stop();
+}
+
+fn state_of_cache_follows_its_directory_to_another_user(driver: Driver) {
+    if !is_root() {
+        return;
+    }
+    let backend = Backend::tcp().serve(|_, client| {
+        client.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 5\r\n\r\nwhole");
+        true
+    });
+    let text = "proxy_cache_path %DIR%/cache keys_zone=one:1m;
+        server { listen %UNIX%; add_header X-Cache $upstream_cache_status;
+        location / { proxy_pass http://BACKEND; proxy_cache one; proxy_cache_key $uri;
+        proxy_cache_purge $arg_purge; } }";
+    let text = text.replace("BACKEND", &backend.address);
+    let directory = support::Directory::new();
+    let outside = directory.path().join("outside");
+    directory.write("outside", "root's");
+    let mut directory = Some(directory);
+    for user in ["daemon", "bin"] {
+        let setup = Setup::http(driver, &text).replace("daemon off;", &format!("daemon off; user {user};"));
+        let mut server = setup.launch_in(directory.take().expect("of the run before"), &[]);
+        server.wait_notified("READY=1");
+        let outcome = |path: &str| {
+            let response = server.get(path);
+            (response.status, response.header("X-Cache").map(str::to_owned))
+        };
+        if user == "daemon" {
+            assert_eq!(outcome("/a"), (200, Some("MISS".to_owned())));
+            // The link is no file of the directory's former owner.
+            std::os::unix::fs::symlink(&outside, server.directory.path().join("cache/.gale.link")).expect("ours");
+        }
+        server.wait_logged(" entries, ");
+        let files = ["cache/.gale.journal", "cache/.gale.lock"].map(|name| server.directory.path().join(name));
+        server.look_until("both are the user's, as the directory is", || {
+            let owner = fs::metadata(server.directory.path().join("cache")).expect("it is there").uid();
+            let is_right = |file: fs::Metadata| file.uid() == owner && owner != 0 && file.mode() & 0o777 == 0o600;
+            files.iter().all(|file| fs::metadata(file).is_ok_and(is_right))
+        });
+        assert_eq!(fs::metadata(&outside).expect("it is there").uid(), 0);
+        let log = server.directory.read("error.log");
+        assert!(!log.contains("cannot be"), "{log}");
+        server.end(rustix::process::Signal::TERM);
+        fs::remove_file(server.directory.path().join("notify")).expect("the socket of this run");
+        directory = Some(std::mem::replace(&mut server.directory, support::Directory::new()));
+    }
 }

@@ -27,6 +27,8 @@ with_each_driver!(
     a_body_that_nobody_wants_is_thrown_away_until_its_window_is_used_up,
     malformed_rest_of_an_answered_request_resets_its_stream,
     requests_of_a_client_that_has_gone_reach_no_server,
+    client_that_has_gone_is_noticed_behind_a_full_buffer,
+    body_that_ends_with_its_connection_is_whole,
     location_with_line_ends_is_the_same_in_all_versions,
     status_that_was_sent_is_logged,
     a_closed_window_holds_one_stream_alone_and_not_for_ever,
@@ -348,7 +350,8 @@ fn requests_of_a_client_that_has_gone_reach_no_server(driver: Driver) {
     let text = format!(
         "log_format own '$server_protocol $status'; access_log %DIR%/own.log own;
          server {{ listen %UNIX%; listen %ADDRESS% ssl; http2 on; ssl_certificate %DIR%/own.crt;
-                   ssl_certificate_key %DIR%/own.key; location / {{ proxy_pass http://{}; }} }}",
+                   ssl_certificate_key %DIR%/own.key; location / {{ proxy_pass http://{}; }}
+                   location = /status {{ stub_status; }} }}",
         backend.address()
     )
     .replace("%ADDRESS%", "unix:%DIR%/tls.sock");
@@ -370,8 +373,62 @@ fn requests_of_a_client_that_has_gone_reach_no_server(driver: Driver) {
     assert_eq!(at.request().target, "/here");
     at.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
     assert_eq!(client.response().text(), "ok");
+    wait_for_two_connections(&server);
     assert!(backend.is_idle());
     server.directory.wait_line("own.log", "HTTP/1.1 499");
+    server.stop();
+}
+
+/// Waits until no connection is open but one of the test and that which asks.
+fn wait_for_two_connections(server: &Server) {
+    server.look_until("the clients that have gone are closed", || {
+        server.get("/status").text().starts_with("Active connections: 2 ")
+    });
+}
+
+fn client_that_has_gone_is_noticed_behind_a_full_buffer(driver: Driver) {
+    let backend = Backend::tcp();
+    let text = format!(
+        "http2_recv_buffer_size 1k;
+         server {{ listen %UNIX%; http2 on; location / {{ proxy_pass http://{}; }}
+                   location = /status {{ stub_status; }} location = /text {{ return 200 text; }} }}",
+        backend.address()
+    );
+    let server = Setup::http(driver, &text).start();
+    let mut client = Http2::unix(&server);
+    assert_eq!(client.get("/text").text(), "text");
+    let stays = server.connect();
+    server.with_worker_stopped(|| {
+        for number in 0..100 {
+            client.begin("GET", &format!("/{number}/{}", "a".repeat(50)), &[], true);
+        }
+        drop(client);
+    });
+    wait_for_two_connections(&server);
+    assert!(backend.is_idle());
+    drop(stays);
+    server.stop();
+}
+
+fn body_that_ends_with_its_connection_is_whole(driver: Driver) {
+    let backend = Backend::tcp();
+    let text = format!(
+        "location / {{ proxy_ignore_client_abort on; proxy_pass http://{}; }} location = /text {{ return 200 text; }}",
+        backend.address()
+    );
+    let server = setup(driver, &text).start();
+    let mut client = Http2::unix(&server);
+    let stream = client.begin("POST", "/a", &[("content-length", "10")], false);
+    client.send(stream, b"first", false);
+    // The request before this one has begun when this is answered.
+    assert_eq!(client.get("/text").text(), "text");
+    server.with_worker_stopped(|| {
+        client.send(stream, b" last", true);
+        drop(client);
+    });
+    let mut at = backend.accept();
+    assert_eq!(at.request().body, b"first last");
+    at.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
     server.stop();
 }
 

@@ -13,6 +13,8 @@ use support::{Asked, Backend, Client, Driver, Response, Server, Serving, Setup, 
 with_each_driver!(
     slice_that_does_not_fit_is_not_kept,
     slices_of_changed_file_are_fetched_anew,
+    first_slice_goes_with_the_file_that_it_was_of,
+    slice_that_is_longer_than_its_range_is_not_sent,
     slice_updated_in_background_is_asked_for_by_its_own_range,
     changed_slice_fetched_in_background_takes_no_place_of_another_file,
     part_with_wrong_range_is_not_stored,
@@ -56,11 +58,11 @@ fn slice_that_does_not_fit_is_not_kept(driver: Driver) {
     // The request of a path that is answered wrong, and how.
     let cases = [
         ("/range", 1, "unexpected range"),
-        ("/first-short", 1, "shorter than its range"),
+        ("/first-short", 1, "a slice has 3 bytes, its range 10"),
         ("/etag", 2, "etag mismatch"),
         ("/whole", 2, "unexpected status code 200"),
         ("/missing", 2, "unexpected status code 404"),
-        ("/short", 2, "shorter than its range"),
+        ("/short", 2, "a slice has 3 bytes, its range 10"),
         ("/length", 3, "another complete length"),
         ("/no-range", 3, "invalid range"),
     ];
@@ -138,6 +140,71 @@ fn slices_of_changed_file_are_fetched_anew(driver: Driver) {
     server.stop();
 }
 
+fn first_slice_goes_with_the_file_that_it_was_of(driver: Driver) {
+    let short = &LETTERS[..5];
+    // What the server answers once the file has changed, to a request for its later pieces and for the first one; and
+    // what the client gets then.
+    let gone = ["HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone"; 2].map(str::to_owned);
+    let whole = format!("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n{short}");
+    let behind_end = "HTTP/1.1 416 Range Not Satisfiable\r\nContent-Range: bytes */5\r\nContent-Length: 0\r\n\r\n";
+    let fails = ["HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy"; 2].map(str::to_owned);
+    let cases = [
+        ("/deleted", gone, (404, "gone")),
+        ("/without-ranges", [whole.clone(), whole], (200, short)),
+        ("/shorter", [behind_end.to_owned(), part(short, 0..5, "")], (200, short)),
+        // The first piece stays, and the second one is asked for again.
+        ("/fails", fails, (200, LETTERS)),
+    ];
+    let is_changed = Arc::new(AtomicU64::new(0));
+    let told = Arc::clone(&is_changed);
+    let answers = cases.clone();
+    let backend = Backend::tcp().serve(move |asked, client| {
+        let range = range_of(asked, 26);
+        let answer = answers.iter().find(|(path, ..)| *path == asked.target).map(|(_, answers, _)| answers);
+        match answer.filter(|_| told.load(Ordering::SeqCst) == 1) {
+            Some([later, _]) if range.start > 0 => client.send(later),
+            Some([_, first]) => client.send(first),
+            None => client.send(part(LETTERS, range, "")),
+        }
+        true
+    });
+    let server = start(driver, &backend, &(SLICES.to_owned() + "proxy_cache_valid 200 206 1h;"));
+    for (path, _, (status, body)) in cases {
+        is_changed.store(0, Ordering::SeqCst);
+        let range = "Range: bytes=0-4\r\n";
+        let first = server.connect().ask(format!("GET {path} HTTP/1.1\r\nHost: a\r\n{range}\r\n"));
+        assert_eq!((first.status, first.text()), (206, "abcde"), "{path}");
+        is_changed.store(1, Ordering::SeqCst);
+        assert!(read(&server, path).ends_with(&LETTERS.as_bytes()[..10]), "{path}: the first piece, and no more");
+        if path == "/fails" {
+            is_changed.store(0, Ordering::SeqCst);
+        }
+        let next = server.get(path);
+        assert_eq!((next.status, next.text()), (status, body), "{path}");
+    }
+    server.stop();
+}
+
+fn slice_that_is_longer_than_its_range_is_not_sent(driver: Driver) {
+    // The second piece has more than it says: with a length, and without.
+    let backend = Backend::tcp().serve(move |asked, client| {
+        let range = range_of(asked, 26);
+        let right = part(LETTERS, range.clone(), "");
+        client.send(match &*asked.target {
+            _ if range.start != 10 => right,
+            "/length" => right.replace(": 10\r\n\r\n", ": 13\r\n\r\n") + "XYZ",
+            _ => right.replace("Content-Length: 10\r\n", "Connection: close\r\n") + "XYZ",
+        });
+        asked.target == "/length" || range.start != 10
+    });
+    let server = start(driver, &backend, &(SLICES.to_owned() + "proxy_cache_valid any 1h;"));
+    for _ in 0..2 {
+        assert!(read(&server, "/length").ends_with(b"abcdefghij"));
+        assert_eq!(server.get("/none").text(), LETTERS);
+    }
+    server.stop();
+}
+
 const UPDATING: &str = "proxy_cache_use_stale updating; proxy_cache_background_update on;";
 
 fn slice_updated_in_background_is_asked_for_by_its_own_range(driver: Driver) {
@@ -176,17 +243,13 @@ fn changed_slice_fetched_in_background_takes_no_place_of_another_file(driver: Dr
     let server = start(driver, &backend, &(SLICES.to_owned() + UPDATING));
     assert_eq!(server.get("/a").text(), text_of(0));
     version.store(1, Ordering::SeqCst);
-    // Each of these is all of one version, or ends early: never a mixture.
-    let mut last = Vec::new();
-    for _ in 0..100 {
-        last = read(&server, "/a");
-        let body = last.windows(4).position(|end| end == b"\r\n\r\n").map(|end| &last[end + 4..]).unwrap();
+    server.look_until("the new file comes", || {
+        let response = read(&server, "/a");
+        let body = response.windows(4).position(|end| end == b"\r\n\r\n").map(|end| &response[end + 4..]).unwrap();
+        // Each of these is all of one version, or ends early: never a mixture.
         assert!(text_of(0).as_bytes().starts_with(body) || text_of(1).as_bytes().starts_with(body), "{body:?}");
-        if body == text_of(1).as_bytes() {
-            break;
-        }
-    }
-    assert!(last.ends_with(text_of(1).as_bytes()));
+        body == text_of(1).as_bytes()
+    });
     server.stop();
 }
 

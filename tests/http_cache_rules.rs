@@ -483,6 +483,8 @@ struct StoringRow {
     method: &'static str,
     status: &'static str,
     fields: &'static str,
+    /// Fields of the request.
+    asked: &'static str,
     expected: [&'static str; 3],
 }
 
@@ -492,7 +494,7 @@ const fn stored(
     fields: &'static str,
     expected: [&'static str; 3],
 ) -> StoringRow {
-    StoringRow { section, method, status, fields, expected }
+    StoringRow { section, method, status, fields, asked: "", expected }
 }
 
 const FRESH: &str = "Cache-Control: max-age=60";
@@ -523,6 +525,8 @@ const STORED: &[StoringRow] = &[
     stored("3: a 304 that nobody has asked for", ["GET", "304 Not Modified"], FRESH, ["MISS"; 3]),
     stored("3: nothing says for how long", ["GET", "200 OK"], "X-New: a", ["MISS"; 3]),
     stored("3: no-store", ["GET", "200 OK"], "Cache-Control: no-store", ["MISS"; 3]),
+    StoringRow { asked: "Cache-Control: no-store\r\n", ..stored("5.2.1.5: POST, and the URI that its answer is of",
+        ["POST", "200 OK"], "Cache-Control: max-age=60|Content-Location: /21", ["MISS"; 3]) },
 ];
 
 const STORING: Table = Table { both: "", gale: "", run: store };
@@ -537,7 +541,7 @@ fn store(tried: &Tried, _: &Serving) -> Vec<Found> {
         let path = format!("/{number}");
         let (method, status, fields) = (row.method, row.status, row.fields);
         let length = if matches!(method, "GET" | "HEAD") { "" } else { "Content-Length: 0\r\n" };
-        let fields = format!("X-Status: {status}\r\nX-Fields: {fields}\r\n{length}");
+        let fields = format!("X-Status: {status}\r\nX-Fields: {fields}\r\n{}{length}", row.asked);
         let response = client.ask(format!("{method} {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n"));
         assert!(status.starts_with(&response.status.to_string()), "{}: {}", row.section, response.status);
         Found::new(row.section, row.expected[tried.column()], values(&ask(&mut client, &path, ""), "X-Cache"))

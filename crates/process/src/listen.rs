@@ -197,8 +197,9 @@ pub(super) fn open_socket(spec: &ListenSpec, share_port: bool, test: bool) -> Re
 
     let mode = rustix::fs::Mode::from_raw_mode(UNIX_SOCKET_MODE);
     if family == AddressFamily::UNIX {
-        // bind(2) creates the file with the socket's own permissions, less the umask.
-        rustix::fs::fchmod(&socket, mode).map_err(|error| failed(format!("fchmod() {address}"))(error.into()))?;
+        // bind(2) creates the file with the socket's own permissions, less the umask. Where a system refuses to change
+        // those, chmod(2) below still sets the file's.
+        let _ = rustix::fs::fchmod(&socket, mode);
     }
     bind(&socket, address).map_err(failed(format!("bind() to {address}")))?;
     let finish = || {

@@ -4,6 +4,7 @@
 //! Sockets that are open already are adopted by address, never opened twice and never changed before the configuration
 //! is good.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -273,7 +274,8 @@ impl Resources for SystemResources {
     fn resolve(&mut self, host: &str) -> io::Result<Vec<IpAddr>> {
         let result = (host, 0).to_socket_addrs().map(|found| {
             let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
-            addresses.dedup();
+            let mut seen = HashSet::new();
+            addresses.retain(|address| seen.insert(*address));
             addresses
         });
         let recorded = result.as_ref().map(Clone::clone).map_err(ToString::to_string);
@@ -305,6 +307,7 @@ impl Resources for SystemResources {
         };
         let metadata = std::fs::metadata(path).map_err(failed(format!("stat() \"{name}\"")))?;
         if metadata.uid() != owner.user {
+            take_along(path, metadata.uid(), owner);
             std::os::unix::fs::chown(path, Some(owner.user), None)
                 .map_err(failed(format!("chown(\"{name}\", {})", owner.user)))?;
         }
@@ -327,6 +330,35 @@ impl NewSocketFiles {
     pub fn remove(&self, log: &dyn ErrorLog) {
         self.addresses.iter().for_each(|address| remove_file_of(address, log));
     }
+}
+
+/// Most entries of a directory that changes its owner that are looked at.
+const TAKEN_ALONG_MAX: usize = 10_000;
+
+/// Gives the files of a directory that changes its owner to the new owner: those of the former one, and of root only
+/// Gale's own (`.gale.journal`, `.gale.lock`). A cache or an ACME issuer would otherwise not get at its own state after
+/// `user` has changed. A file that cannot be given away is reported by the worker that cannot open it.
+fn take_along(directory: &Path, former: u32, owner: &Account) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    for entry in entries.take(TAKEN_ALONG_MAX).flatten() {
+        let is_own = entry.file_name().as_encoded_bytes().starts_with(b".gale.");
+        if is_own || former != 0 {
+            let _ = give_file(&entry.path(), former, owner);
+        }
+    }
+}
+
+/// Gives a regular file of the former owner to another. A link, symbolic or hard, is left alone: it may lead to a file
+/// outside the directory.
+fn give_file(path: &Path, former: u32, owner: &Account) -> io::Result<()> {
+    use rustix::fs::{Gid, Mode, OFlags, Uid, fchown, open};
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let file = std::fs::File::from(open(path, flags, Mode::empty())?);
+    let metadata = file.metadata()?;
+    if metadata.is_file() && metadata.nlink() == 1 && metadata.uid() == former {
+        fchown(&file, Some(Uid::from_raw(owner.user)), None::<Gid>)?;
+    }
+    Ok(())
 }
 
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {

@@ -71,8 +71,10 @@ pub(super) fn write(path: &Path, servers: &[GroupServer]) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let temporary = Path::new(&name);
+    // One that a killed process has left may have other permissions.
+    let _ = fs::remove_file(temporary);
     let mut options = File::options();
-    options.write(true).create(true).truncate(true).mode(0o644);
+    options.write(true).create_new(true).mode(0o644);
     let written = options.open(temporary).and_then(|mut file| {
         file.write_all(text(servers).as_bytes())?;
         file.sync_data()

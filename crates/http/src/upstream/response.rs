@@ -79,17 +79,20 @@ impl HeadRewriter for KeepHead {}
 pub(super) struct Interim {
     /// Bytes of the heads with hints.
     hint_bytes: usize,
+    /// They are longer than a head may be; the log has it.
+    is_too_long: bool,
 }
 
 impl Interim {
     /// Passes one on. As in nginx, hints that are longer than a head may be, together, stay here.
     pub fn pass(&mut self, request: &Request, settings: &UpstreamSettings, status: u16, fields: &FieldList) {
-        if status != 103 {
+        if status != 103 || self.is_too_long {
             return;
         }
         let length_of = |field: &Field| field.name.len() + field.value.len() + b": \r\n".len();
         self.hint_bytes = self.hint_bytes.saturating_add(fields.iter().map(length_of).sum());
         if self.hint_bytes > settings.head_max() {
+            self.is_too_long = true;
             request.log(Level::Info, format_args!("upstream sent too big early hints"));
             return;
         }

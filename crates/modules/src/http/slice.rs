@@ -213,8 +213,8 @@ impl Head<'_> {
             let (found, last) = (range.start, range.end);
             return Err(format!("unexpected range in slice response: {found}-{last}, expected: {start}-{end}"));
         }
-        if self.length.is_some_and(|length| length < end - start) {
-            return Err("a slice is shorter than its range".to_owned());
+        if let Some(length) = self.length.filter(|length| *length != end - start) {
+            return Err(format!("a slice has {length} bytes, its range {}", end - start));
         }
         match first.and_then(|first| first.total.get()).filter(|known| *known != total) {
             Some(known) => Err(format!("another complete length in slice response: {total}, expected: {known}")),
@@ -313,7 +313,8 @@ impl BodyStream for Slices {
                 Some(Ok(item)) => {
                     let start = current.offset;
                     current.offset += item.length();
-                    if let Some(item) = item.cut(start, &(self.position..self.end)) {
+                    // A server that announced no length may send more than the range has.
+                    if let Some(item) = item.cut(start, &(self.position..self.end.min(current.end))) {
                         self.position += item.length();
                         return Poll::Ready(Some(Ok(item)));
                     }
@@ -364,12 +365,19 @@ fn judge(
         request.log(Level::Info, format_args!("{what}, it is asked for again"));
         return Verdict::AskAgain;
     }
-    if answer.response.status == 206 {
-        // They are pieces of two files; which of both is there now is found out by the next request.
+    if shows_another_file(answer.response.status) {
+        // The next request fetches its first piece anew.
         request.refuse_response();
     }
     request.log(Level::Error, format_args!("{what}"));
     Verdict::Ends(BodyError::Other(what))
+}
+
+/// Whether this status of a piece that does not fit tells that the file has changed since its first piece came: a piece
+/// of another file, a whole one, none any more, or one that ends before the piece. A server that fails or refuses says
+/// nothing about the file.
+fn shows_another_file(status: u16) -> bool {
+    matches!(status, 200 | 206 | 404 | 410 | 416)
 }
 
 #[cfg(test)]

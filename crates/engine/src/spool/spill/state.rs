@@ -359,13 +359,19 @@ impl Shared {
         state.storage = Storage::Ended;
         state.writing = None;
         state.failure = Some(error);
+        let refused = state.count_backlog(&self.options);
         let writer = state.writer.take();
         drop(state);
         writer.into_iter().for_each(Waker::wake);
+        backlog::wake(refused);
     }
 
     pub fn storage_ended(&self) {
-        self.state.borrow_mut().storage = Storage::Ended;
+        let mut state = self.state.borrow_mut();
+        state.storage = Storage::Ended;
+        let refused = state.count_backlog(&self.options);
+        drop(state);
+        backlog::wake(refused);
     }
 
     /// The task has ended, and should have said how.
@@ -400,7 +406,8 @@ impl State {
 
     /// Tells how much is beyond the queue's own memory. Returns the queues that are to look again.
     fn count_backlog(&mut self, options: &SpillOptions) -> Vec<Weak<Shared>> {
-        let waits = if options.file_max == 0 { 0 } else { self.memory_bytes().saturating_sub(options.memory_max) };
+        let has_file = options.file_max > 0 && !matches!(self.storage, Storage::Ended);
+        let waits = if has_file { self.memory_bytes().saturating_sub(options.memory_max) } else { 0 };
         self.backlog.set(waits)
     }
 

@@ -80,15 +80,21 @@ pub fn append_variant<'r, I: Iterator<Item = &'r [u8]>>(
 /// Appends the languages of these values, with their weights, as one list that is the same for all orders.
 fn append_languages<'r>(values: impl Iterator<Item = &'r [u8]>, out: &mut Vec<u8>) {
     let parts = values.flat_map(|value| value.split(|&byte| byte == b','));
-    let plain = |part: &[u8]| {
-        let visible = part.iter().filter(|byte| !byte.is_ascii_whitespace());
-        visible.map(u8::to_ascii_lowercase).collect::<Vec<u8>>()
-    };
-    let mut languages: Vec<Vec<u8>> = parts.map(plain).filter(|part| !part.is_empty()).collect();
+    let mut languages: Vec<Vec<u8>> = parts.map(plain_language).filter(|part| !part.is_empty()).collect();
     languages.sort_unstable();
     languages.dedup();
     out.extend_from_slice(&languages.join(&b','));
     out.push(b'\n');
+}
+
+/// A language and its weight in lower case, without the white space that the grammar allows around `;` and `=`. White
+/// space elsewhere stays: `d e` is not `de`. (RFC 9110 §12.4.2, §12.5.4)
+fn plain_language(part: &[u8]) -> Vec<u8> {
+    let parameters = part.split(|&byte| byte == b';').map(|parameter| {
+        let sides: Vec<&[u8]> = parameter.split(|&byte| byte == b'=').map(<[u8]>::trim_ascii).collect();
+        sides.join(&b'=')
+    });
+    parameters.collect::<Vec<_>>().join(&b';').to_ascii_lowercase()
 }
 
 #[cfg(test)]
@@ -137,8 +143,8 @@ mod tests {
             assert_eq!(variant(same, true), variant("en, de", true), "{same}");
             assert_ne!(variant(same, false), variant("en, de", false), "{same}");
         }
-        assert_eq!(variant("en;q=0.5, de", true), variant("de,en; q=0.5", true));
-        for other in ["en", "en, fr", "en;q=0.5, de", "e, nde"] {
+        assert_eq!(variant("en;q=0.5, de", true), variant("de,en ; q = 0.5", true));
+        for other in ["en", "en, fr", "en;q=0.5, de", "e, nde", "en, d e", "e n,de", "en;de"] {
             assert_ne!(variant(other, true), variant("en, de", true), "{other}");
         }
     }

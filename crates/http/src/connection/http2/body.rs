@@ -78,6 +78,13 @@ impl RequestBody {
         self.is_complete |= is_complete;
     }
 
+    /// The client has gone. A body that came whole can still be read, by a request that outlives its client.
+    pub fn lose(&mut self) {
+        if !self.is_complete {
+            self.fail(RequestBodyError::PeerGone);
+        }
+    }
+
     pub fn fail(&mut self, error: RequestBodyError) {
         self.failure.get_or_insert(error);
         self.buffer.clear();
@@ -91,6 +98,11 @@ impl RequestBody {
 
     pub fn become_tunnel(&mut self) {
         self.is_tunnel = true;
+    }
+
+    /// Whether all of it has come.
+    pub fn is_complete(&self) -> bool {
+        self.is_complete
     }
 
     /// Whether all of it has come and was read.

@@ -112,13 +112,14 @@ pub(super) async fn serve(client: Rc<HttpConnection>, mut input: Buffer) {
     let served = Served(Rc::clone(&http2));
     let ending = poll_fn(|context| http2.poll(&mut input, context)).await;
     drop(input);
+    // Nothing waits for the answers of the streams any more; their requests end before the last frames are sent.
+    http2.lose_streams();
     if let Ending::Linger = ending {
         // The reason of the end is behind bytes that the socket has not taken yet. A client that takes nothing is
         // waited for no longer than this.
         let _ = gale_runtime::timeout(LAST_WORDS_MAX, poll_fn(|context| http2.poll_flush(context))).await;
     }
     http2.say_goodbye();
-    http2.lose_streams();
     // Some requests outlive their client.
     poll_fn(|context| http2.poll_streams_ended(context)).await;
     drop(served);

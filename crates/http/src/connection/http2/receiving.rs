@@ -49,8 +49,19 @@ enum Next {
     Handled(Option<Progress>),
     NeedMore,
     Faulty(ConnectionFault),
-    /// The client has gone before its first request was begun.
+    /// The client has gone, and nothing that it sent is waited for.
     Gone,
+}
+
+/// What is known in one turn of the connection.
+#[derive(Default)]
+struct Turn {
+    /// Requests begun.
+    requests: usize,
+    /// The socket has nothing more.
+    is_drained: bool,
+    /// Whether the client has gone; `None` before the first look.
+    has_gone: Option<bool>,
 }
 
 /// How far a request is that was begun.
@@ -66,7 +77,7 @@ impl Http2 {
     /// Receives and deals with what has come. All that is there is received first, as far as the buffer allows: what a
     /// client that has gone has asked for is not begun.
     pub(super) fn receive(self: &Rc<Self>, input: &mut Buffer, context: &mut Context<'_>) -> Received {
-        let mut requests = 0;
+        let mut turn = Turn::default();
         let mut needs_more = false;
         loop {
             let mut is_drained = false;
@@ -76,7 +87,10 @@ impl Http2 {
                 }
                 match self.client.stream.poll_recv(context, input, self.receive_max) {
                     Poll::Pending => is_drained = true,
-                    Poll::Ready(Ok(0)) => return Received::Ended,
+                    Poll::Ready(Ok(0)) => {
+                        self.handle_last_input(input);
+                        return Received::Ended;
+                    }
                     Poll::Ready(Ok(_)) => {
                         needs_more = false;
                         self.refill_budgets();
@@ -87,7 +101,8 @@ impl Http2 {
                     }
                 }
             }
-            match self.handle_input(input, &mut requests, context) {
+            turn.is_drained = is_drained;
+            match self.handle_input(input, &mut turn, context) {
                 None if is_drained => return Received::Pending,
                 None => needs_more = true,
                 Some(received) => return received,
@@ -99,7 +114,7 @@ impl Http2 {
     fn handle_input(
         self: &Rc<Self>,
         input: &mut Buffer,
-        requests: &mut usize,
+        turn: &mut Turn,
         context: &mut Context<'_>,
     ) -> Option<Received> {
         while !input.is_empty() {
@@ -110,10 +125,10 @@ impl Http2 {
             if poll_begin(context).is_pending() {
                 return Some(Received::Yielded);
             }
-            match self.handle_next(input) {
+            match self.handle_next(input, turn) {
                 Next::Handled(None) => {}
                 Next::Handled(Some(progress)) => {
-                    *requests += 1;
+                    turn.requests += 1;
                     if progress == Progress::Waits {
                         charge_begun(WAITING_REQUEST, 1);
                     }
@@ -122,12 +137,35 @@ impl Http2 {
                 Next::Faulty(fault) => return Some(Received::Faulty(fault)),
                 Next::Gone => return Some(Received::Ended),
             }
-            if *requests >= REQUESTS_PER_TURN {
+            if turn.requests >= REQUESTS_PER_TURN {
                 context.waker().wake_by_ref();
                 return Some(Received::Yielded);
             }
         }
         None
+    }
+
+    /// Deals with what came before the client ended its direction: it completes the bodies of requests that have begun,
+    /// and begins none.
+    fn handle_last_input(self: &Rc<Self>, input: &mut Buffer) {
+        let mut turn = Turn { has_gone: Some(true), ..Turn::default() };
+        while !input.is_empty() && self.awaits_bodies() {
+            if !matches!(self.handle_next(input, &mut turn), Next::Handled(_)) {
+                return;
+            }
+        }
+    }
+
+    /// Whether the rest of a request's body is still to come.
+    fn awaits_bodies(&self) -> bool {
+        self.state.borrow().streams.iter().any(|stream| stream.awaits_body())
+    }
+
+    /// Whether the client has gone, or ended its direction, as far as that is known in this turn.
+    fn has_gone(&self, turn: &mut Turn) -> bool {
+        // The end may stand behind what the input has no room for.
+        let may_be_hidden = !turn.is_drained || self.client.info.requests.get() == 0;
+        *turn.has_gone.get_or_insert_with(|| may_be_hidden && self.client.stream.has_hung_up())
     }
 
     fn has_much_unsent(&self) -> bool {
@@ -153,7 +191,7 @@ impl Http2 {
     }
 
     /// Deals with the first event of the input.
-    fn handle_next(self: &Rc<Self>, input: &mut Buffer) -> Next {
+    fn handle_next(self: &Rc<Self>, input: &mut Buffer, turn: &mut Turn) -> Next {
         let handled = {
             let fields = &mut *self.client.connections.fields.borrow_mut();
             self.state.borrow_mut().codec.handle_input(input.readable(), fields)
@@ -174,11 +212,8 @@ impl Http2 {
             return Next::Handled(None);
         }
         input.consume(consumed);
-        if matches!(event, Event::Request { .. })
-            && self.client.info.requests.get() == 0
-            && self.client.stream.has_hung_up()
-        {
-            return Next::Gone;
+        if matches!(event, Event::Request { .. }) && self.has_gone(turn) {
+            return if self.awaits_bodies() { Next::Handled(None) } else { Next::Gone };
         }
         Next::Handled(self.handle_event(event))
     }

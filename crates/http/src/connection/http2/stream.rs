@@ -138,6 +138,12 @@ impl Stream {
         }
     }
 
+    /// Whether the rest of its request's body is still to come.
+    pub fn awaits_body(&self) -> bool {
+        let state = self.state.borrow();
+        state.gone.is_none() && !state.body.is_complete()
+    }
+
     /// Whether nothing of its request's body is here.
     pub fn body_is_empty(&self) -> bool {
         self.state.borrow().body.is_empty()
@@ -200,7 +206,7 @@ impl Stream {
         }
         state.gone = Some(gone);
         state.response.queue.clear();
-        state.body.fail(RequestBodyError::PeerGone);
+        state.body.lose();
         state.wake();
         if state.request.is_some() {
             connection.finished.push(Rc::clone(self));

@@ -163,6 +163,11 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
     find(request, serving, caching, &asked).await
 }
 
+/// Whether the client forbids to store what answers its request. (RFC 9111 §5.2.1.5)
+pub(super) fn forbids_storing(request: &Request, rules: Rules) -> bool {
+    Directives::of(request, rules).directives.no_store
+}
+
 /// What the client has to say about what is stored.
 struct Directives {
     directives: RequestDirectives,

@@ -9,7 +9,7 @@ use gale_protocol::response::ResponseField;
 use gale_runtime::Bytes;
 use gale_runtime::files::likely_device;
 
-use super::consult::{settings_use, variant_of};
+use super::consult::{forbids_storing, settings_use, variant_of};
 use super::invalidate::{invalidate, stands_for_get};
 use super::resume::{is_part, strong_tag};
 use super::serve::{Serving, body_of_fill, finish_head, received_body, serve_hot, told_length};
@@ -18,7 +18,7 @@ use super::{feed, freshen, search};
 use crate::cache::CacheZone;
 use crate::cache::fill::{Fill, WINDOW_BYTES};
 use crate::cache::format::{HEADER_MAX, Meta, file_length, header_length};
-use crate::cache::key::{Id, variant_id};
+use crate::cache::key::{Id, KEY_BYTES_MAX, variant_id};
 use crate::cache::memory::{self, Hot, HotBody};
 use crate::cache::policy::freshness::{IgnoredFields, Judged, judge as judge_storing};
 use crate::cache::policy::vary::Vary;
@@ -328,9 +328,12 @@ pub(in crate::upstream) fn judge(
         if (200..400).contains(&head.status) {
             invalidate(request, passing, &caching, fields);
         }
+        let rules = settings.cache.conformance.get().rules();
         let is_for_get = request.method() == Method::Post
             && head.status == 200
-            && settings.cache.conformance.get().rules().stores_posts
+            && rules.stores_posts
+            && caching.key.len() <= KEY_BYTES_MAX
+            && !forbids_storing(request, rules)
             && stands_for_get(request, passing, &caching, fields)
             && matches!(judge_fields(request, settings, head.status, fields, now), Storing::Store { .. });
         if !is_for_get {
