@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::{Client, Driver, Response, Server, Setup, SmallDisk, with_each_driver};
+use support::{Backend, Client, Driver, Response, Server, Setup, SmallDisk, with_each_driver};
 
 with_each_driver!(
     bodies_are_stored_in_memory_or_in_a_file,
@@ -28,6 +28,7 @@ with_each_driver!(
     bodies_may_be_kept_in_files_with_names,
     a_body_may_be_read_before_anything_else,
     a_body_that_was_read_is_there_for_variables,
+    body_that_is_passed_on_as_it_comes_is_there_for_variables,
     levels_of_directories_hold_the_files_of_bodies,
     behind_a_broken_head_is_no_body,
 );
@@ -491,6 +492,33 @@ fn a_body_that_was_read_is_there_for_variables(driver: Driver) {
         assert_eq!(client.ask(request).text(), "<40000>");
     }
     assert_eq!(client.get("/length").text(), "<>");
+    server.stop();
+}
+
+fn body_that_is_passed_on_as_it_comes_is_there_for_variables(driver: Driver) {
+    let backend = Backend::tcp().serve(|asked, client| {
+        let status = if asked.target == "/missing" { "404 Not Found" } else { "200 OK" };
+        client.send(format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n"));
+        true
+    });
+    let text = format!(
+        "log_format body '$uri <$request_body>';
+         server {{ listen %UNIX%; access_log %DIR%/bodies.log body; client_body_buffer_size 10;
+                   proxy_request_buffering off; proxy_intercept_errors on; error_page 404 =200 /page;
+                   location / {{ proxy_pass http://{}; add_header X-Body <$request_body>; }}
+                   location = /page {{ return 200 <$request_body>; }} }}",
+        backend.address
+    );
+    let server = Setup::http(driver, &text).start();
+    let mut client = server.connect();
+    let body = |response: &Response| response.header("X-Body").map(str::to_owned);
+    assert_eq!(body(&client.ask(counted("/a", b"0123456789"))).as_deref(), Some("<0123456789>"));
+    assert_eq!(body(&client.ask(chunked("/a", b"01234567", 3))).as_deref(), Some("<01234567>"));
+    // One that is longer than the buffer is nowhere, as one in a file; the next request's is its own.
+    assert_eq!(body(&client.ask(counted("/a", b"0123456789a"))).as_deref(), Some("<>"));
+    assert_eq!(body(&client.ask(counted("/a", b""))).as_deref(), Some("<>"));
+    assert_eq!(client.ask(counted("/missing", b"hello")).text(), "<hello>");
+    server.directory.wait_line("bodies.log", "/page <hello>");
     server.stop();
 }
 

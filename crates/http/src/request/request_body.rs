@@ -12,6 +12,7 @@
 //! request ends; unless `client_body_in_file_only` wants one. Then it keeps its name
 //! only if the whole body is in it.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::ops::RangeBounds;
@@ -20,7 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use gale_protocol::request::KnownHeader::ContentLength;
-use gale_runtime::{Bytes, File};
+use gale_runtime::{Buffer, Bytes, File};
 
 use crate::request::Request;
 use crate::request::body::{Body, BodyItem, FilePiece};
@@ -104,6 +105,51 @@ impl StoredBody {
     /// Reads these bytes of it; `None` if there is nothing.
     pub fn read(&self, range: impl RangeBounds<u64>) -> Option<SpoolReader> {
         self.spooled.as_ref().map(|spooled| spooled.read(range))
+    }
+}
+
+/// A body that is passed on while it comes: its bytes for `$request_body`, as long as all of them fit into
+/// `client_body_buffer_size`. A longer one has no value there, as one that is in a file.
+#[derive(Default)]
+pub struct PassedBody(RefCell<Passed>);
+
+/// The bytes of a [`PassedBody`].
+enum Passed {
+    All(Buffer),
+    TooLong,
+}
+
+impl Default for Passed {
+    fn default() -> Passed {
+        Passed::All(Buffer::default())
+    }
+}
+
+impl PassedBody {
+    /// Notes a piece that has come, if the configuration mentions `$request_body`.
+    pub(crate) fn note(request: &Request, piece: &[u8]) {
+        if !request.http().variables.mentions("request_body") {
+            return;
+        }
+        let length_max = *request.scope().core.client_body_buffer_size.get();
+        let note = request.shared_note::<PassedBody>();
+        let passed = &mut *note.0.borrow_mut();
+        if let Passed::All(bytes) = passed
+            && (bytes.len() + piece.len() > length_max || bytes.append(piece).is_err())
+        {
+            *passed = Passed::TooLong;
+        }
+    }
+
+    /// Appends the body, if there is one and all of it was kept.
+    pub fn append(&self, out: &mut Vec<u8>) -> bool {
+        match &*self.0.borrow() {
+            Passed::All(bytes) if !bytes.is_empty() => {
+                out.extend_from_slice(bytes.readable());
+                true
+            }
+            Passed::All(_) | Passed::TooLong => false,
+        }
     }
 }
 

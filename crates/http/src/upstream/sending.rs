@@ -13,7 +13,7 @@ use gale_runtime::{Bytes, Output, Timer};
 use crate::request::Request;
 use crate::request::body::BodyItem;
 use crate::request::exchange::{LOW_WATER_BYTES, RequestBodyError};
-use crate::request::request_body::StoredBody;
+use crate::request::request_body::{PassedBody, StoredBody};
 
 /// How much of a stored body is read at once, in bytes.
 const PIECE_BYTES: usize = 32 * 1024;
@@ -235,6 +235,7 @@ impl Pieces {
                     self.has_taken_body = true;
                     match item.map_err(SendError::Client)? {
                         Some(BodyItem::Bytes(bytes)) => {
+                            PassedBody::note(request, &bytes);
                             if let Some((kept, taken)) = &mut self.kept
                                 && !bytes.is_empty()
                             {

@@ -12,7 +12,7 @@ use gale_http::configuration::builder::InHttp;
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::phases::{Flow, LocalBoxFuture, Phase, Wait};
-use gale_http::request::request_body::{is_refused, read_body};
+use gale_http::request::request_body::{PassedBody, is_refused, read_body};
 use gale_http::variables::Variable;
 use gale_http::variables::template::{Template, any_is_true};
 
@@ -89,7 +89,8 @@ fn append_body(request: &Request, out: &mut Vec<u8>) -> bool {
             body.memory().iter().for_each(|piece| out.extend_from_slice(piece));
             true
         }
-        _ => false,
+        Some(_) => false,
+        None => request.shared_note::<PassedBody>().append(out),
     }
 }
 
