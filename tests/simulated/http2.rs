@@ -1,352 +1,476 @@
-//! A client that speaks HTTP/2 in a simulated world: requests, windows, and what came on each stream.
+//! HTTP/2 in a simulated world: whatever the network, the disks and the clients do, every stream gets the answer that
+//! its request has alone and over HTTP/1, or ends for a reason that can be named; and nothing is left behind.
+//!
+//! The requests are those of `http1.rs`. What servers behind do is in `proxy.rs`.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::fmt;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use gale_protocol::http2::hpack::Indexing;
-use gale_protocol::http2::{Connection, ErrorCode, Event, Fields, Limits, RequestLine, StreamId};
-use gale_runtime::simulation::{Random, Reading};
-use gale_runtime::{Buffer, Bytes, Notify, Output, SocketAddress, Stream, now, sleep, spawn};
+use gale_process::Worker;
+use gale_protocol::http2::{ErrorCode, StreamId};
+use gale_runtime::simulation::{Faults, Random, Reading, Simulation, each_seed};
+use gale_runtime::{AcceptOptions, Listener, SocketAddress, Stream, leased_bytes, now, sleep, spawn, task_count};
 
-/// A request, whichever version of HTTP carries it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ask {
-    pub method: String,
-    pub target: String,
-    pub fields: Vec<(String, String)>,
-    pub body: Vec<u8>,
+use crate::support::answer::Baseline;
+use crate::support::clients::{
+    Client, ClientPlan, LATENESS, SEEDS, check_nothing_is_left, faults_that_break, play, play_over_reloads,
+};
+use crate::support::http2::{Ask, Came, End, Http2Client, relay};
+use crate::support::requests::{
+    self, After, CLIENT_BODY_TIMEOUT, KEEPALIVE_TIMEOUT, SEND_TIMEOUT, add_files, items, pattern,
+};
+use crate::support::{Task, address, run};
+
+/// More than a client has streams.
+const ASKS_MAX: usize = 6;
+
+fn configuration() -> String {
+    let text = requests::configuration();
+    let limits = "limit_conn simulated_places 1; limit_req zone=simulated_rates;";
+    assert!(text.contains(limits), "a place for each connection");
+    // The time of day would have another length in each run: Huffman's code is shorter for some digits.
+    let date = "add_header Date \"Thu, 01 Jan 1970 00:00:00 GMT\" always;";
+    text.replace(limits, &format!("http2 on; limit_conn simulated_places {ASKS_MAX}; {date}"))
 }
 
-/// What came on a stream.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Came {
-    /// The statuses of all heads, interim ones included.
-    pub statuses: Vec<u16>,
-    pub body: Vec<u8>,
-    /// The server's side has ended.
-    pub is_complete: bool,
-    pub reset: Option<ErrorCode>,
+/// A request with its answer.
+struct Known {
+    name: &'static str,
+    ask: Ask,
+    came: Came,
+    /// Its boundaries are others each time.
+    varies: bool,
+    /// Reading the file fails after so much of it.
+    breaks_at: Option<usize>,
 }
 
-impl Came {
-    /// Nothing more will come.
-    pub fn is_over(&self) -> bool {
-        self.is_complete || self.reset.is_some()
+impl Known {
+    /// Checks what a stream has got of it.
+    fn check(&self, came: &Came) {
+        let (name, own) = (self.name, &self.came);
+        assert!(own.statuses.starts_with(&came.statuses), "{name}: {:?}", came.statuses);
+        if let Some(good) = self.breaks_at {
+            assert!(!came.is_complete && pattern(good).starts_with(&came.body), "{name}: {} bytes", came.body.len());
+            return;
+        }
+        let is_right = if self.varies { came.body.len() <= own.body.len() } else { own.body.starts_with(&came.body) };
+        assert!(is_right, "{name}: another body");
+        if came.is_complete {
+            assert!(came.statuses == own.statuses && came.body.len() == own.body.len(), "{name}: {came:?}");
+        }
     }
 }
 
-/// How a connection has ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum End {
-    /// The server has closed it.
-    Closed,
-    /// It was reset.
-    Reset,
-    /// The client has left.
-    Left,
-}
-
-/// A connection. Two tasks of its own receive and send.
-pub struct Http2Client {
-    stream: Stream,
-    state: RefCell<State>,
-    /// Something has changed.
-    news: Notify,
-    pub local: SocketAddress,
-    /// Data open the windows again when they come, but on this stream.
-    pub held: Cell<Option<StreamId>>,
-}
-
-struct State {
-    connection: Connection,
-    came: BTreeMap<StreamId, Came>,
-    out: Vec<u8>,
-    goaway: Option<(StreamId, ErrorCode)>,
-    end: Option<End>,
-    /// How many of its tasks run.
-    tasks: usize,
-}
-
-impl Http2Client {
-    /// Begins on a connection on which nothing was said.
-    pub fn begin(stream: Stream, window: u32, reads: Reading) -> Rc<Http2Client> {
-        let limits = Limits { stream_window: window, connection_window: window + (16 << 20), ..Limits::default() };
-        let state = State {
-            connection: Connection::client(Arc::new(limits)),
-            came: BTreeMap::new(),
-            out: Vec::new(),
-            goaway: None,
-            end: None,
-            tasks: 2,
+/// Every request that HTTP/2 has, too, with what a client gets that is alone.
+fn catalogue() -> &'static [Known] {
+    static CATALOGUE: OnceLock<Vec<Known>> = OnceLock::new();
+    CATALOGUE.get_or_init(|| {
+        let known = |item: requests::Item| {
+            let ask = item.ask()?;
+            let simulation = Simulation::new(0, Faults::NONE);
+            add_files(&simulation);
+            let came = run(&simulation, &configuration(), async |_| {
+                let stream = Stream::connect(&address()).await.expect("somebody listens");
+                let client = Http2Client::begin(stream, 1 << 20, Reading::Eagerly);
+                let id = client.ask(&ask).expect("a stream");
+                client.send_body(id, &ask.body, 100_000, Duration::ZERO, true, &Random::new(0)).await;
+                client.until(id, |_| false).await;
+                client.leave(false);
+                client.ended().await;
+                client.came(id)
+            });
+            let head = item.statuses().len();
+            let answer = Baseline::of(&item).answer.bytes;
+            let mut body = &answer[..];
+            for _ in 0..head {
+                let end = body.windows(4).position(|end| end == b"\r\n\r\n").expect("a head");
+                body = &body[end + 4..];
+            }
+            let body = body.strip_suffix(b"<last chunk>").unwrap_or(body);
+            let breaks_at = if let After::BrokenOff(good) = item.after { Some(good) } else { None };
+            let varies = answer.windows(9).any(|text| text == b"boundary=");
+            assert_eq!(came.statuses, item.statuses(), "{}", item.name);
+            match breaks_at {
+                Some(_) => assert_eq!(came.reset, Some(ErrorCode::INTERNAL_ERROR), "{}", item.name),
+                None => assert!(came.is_complete && (varies || came.body == body), "{}: as over HTTP/1", item.name),
+            }
+            Some(Known { name: item.name, ask, came, varies, breaks_at })
         };
-        let local = stream.local_address().expect("a simulated connection knows its addresses");
-        let client = Http2Client { stream, state: state.into(), news: Notify::new(), local, held: Cell::new(None) };
-        let client = Rc::new(client);
-        let (receiver, sender) = (Rc::clone(&client), Rc::clone(&client));
-        spawn(async move { receiver.receive(reads).await });
-        spawn(async move { sender.send().await });
-        client
-    }
-
-    /// Begins a request; the stream, unless the connection takes no more.
-    pub fn ask(&self, ask: &Ask) -> Option<StreamId> {
-        let state = &mut *self.state.borrow_mut();
-        if state.end.is_some() {
-            return None;
-        }
-        let line = RequestLine {
-            method: ask.method.as_bytes(),
-            scheme: b"http",
-            authority: b"h",
-            path: ask.target.as_bytes(),
-            protocol: None,
-        };
-        let State { connection, out, .. } = state;
-        connection.poll_control(out);
-        let begun = connection.write_request(line, ask.body.is_empty(), out, |writer| {
-            for (name, value) in &ask.fields {
-                writer.field(name.as_bytes(), value.as_bytes(), Indexing::IfRepeated).expect("a field");
-            }
-        });
-        let stream = begun.ok()?;
-        state.came.insert(stream, Came::default());
-        self.news.notify_all();
-        Some(stream)
-    }
-
-    /// Sends a body in pieces of at most so many bytes, with pauses up to so long. It ends when the server wants no
-    /// more of it. Without `ends` the rest of the message is kept back.
-    pub async fn send_body(&self, id: StreamId, body: &[u8], max: usize, pause: Duration, ends: bool, random: &Random) {
-        let mut rest = body;
-        while !rest.is_empty() {
-            let wanted = random.up_to(rest.len().min(max));
-            let sent = {
-                let State { connection, out, .. } = &mut *self.state.borrow_mut();
-                connection.poll_control(out);
-                let Ok(sent) = connection.write_data(id, wanted, ends && wanted == rest.len(), out) else { return };
-                out.extend_from_slice(&rest[..sent.length]);
-                sent
-            };
-            if sent.is_blocked() {
-                if self.end().is_some() {
-                    return;
-                }
-                self.news.notified().await;
-                continue;
-            }
-            rest = &rest[sent.length..];
-            self.news.notify_all();
-            if random.chance(300) {
-                sleep(Duration::from_nanos(random.below(pause.as_nanos() as u64 + 1))).await;
-            }
-        }
-    }
-
-    /// Gives a stream up.
-    pub fn reset(&self, id: StreamId) {
-        self.state.borrow_mut().connection.reset(id, ErrorCode::CANCEL);
-        self.news.notify_all();
-    }
-
-    /// Waits until what came on a stream is such, or nothing more comes.
-    pub async fn until(&self, id: StreamId, is_so: impl Fn(&Came) -> bool) {
-        self.wait(|state| state.came[&id].is_over() || is_so(&state.came[&id])).await;
-    }
-
-    /// Waits until the connection has ended.
-    pub async fn ended(&self) -> End {
-        self.wait(|_| false).await;
-        self.end().expect("it has")
-    }
-
-    async fn wait(&self, is_so: impl Fn(&State) -> bool) {
-        loop {
-            let has_ended = {
-                let state = self.state.borrow();
-                state.end.is_some() && state.tasks == 0 || is_so(&state)
-            };
-            if has_ended {
-                return;
-            }
-            self.news.notified().await;
-        }
-    }
-
-    /// Leaves, whatever is under way.
-    pub fn leave(&self, resets: bool) {
-        if resets {
-            // If it fails the connection has gone already.
-            let _ = self.stream.set_linger_reset();
-        }
-        self.note_end(End::Left);
-    }
-
-    /// What came on a stream.
-    pub fn came(&self, id: StreamId) -> Came {
-        self.state.borrow().came[&id].clone()
-    }
-
-    pub fn goaway(&self) -> Option<(StreamId, ErrorCode)> {
-        self.state.borrow().goaway
-    }
-
-    pub fn end(&self) -> Option<End> {
-        self.state.borrow().end
-    }
-
-    fn note_end(&self, end: End) {
-        self.state.borrow_mut().end.get_or_insert(end);
-        self.news.notify_all();
-    }
-
-    fn note_task_ended(&self) {
-        self.state.borrow_mut().tasks -= 1;
-        self.news.notify_all();
-    }
-
-    /// Sends what there is, until the connection ends.
-    async fn send(&self) {
-        while self.end().is_none() {
-            let bytes = {
-                let State { connection, out, .. } = &mut *self.state.borrow_mut();
-                connection.poll_control(out);
-                std::mem::take(out)
-            };
-            if bytes.is_empty() {
-                self.news.notified().await;
-                continue;
-            }
-            let mut output = Output::new();
-            output.push(Bytes::from(bytes));
-            // Whoever leaves does not wait for the rest; the receiver notices that the server has.
-            before(self.stream.send_all(&mut output), self.left()).await;
-        }
-        self.note_task_ended();
-    }
-
-    /// Receives until the connection ends.
-    async fn receive(&self, reads: Reading) {
-        let (mut input, mut fields) = (Buffer::new(), Fields::new());
-        let end = loop {
-            let max = match reads {
-                Reading::Slowly(max, pause) => {
-                    sleep(pause).await;
-                    max
-                }
-                Reading::Eagerly | Reading::Until(_) => 16 * 1024,
-            };
-            match before(self.stream.recv(&mut input, max), self.left()).await {
-                None => break End::Left,
-                Some(Ok(0)) => break End::Closed,
-                Some(Ok(_)) => self.take(&mut input, &mut fields),
-                Some(Err(_)) => break End::Reset,
-            }
-        };
-        self.note_end(end);
-        self.note_task_ended();
-    }
-
-    /// Ready when the client has left.
-    async fn left(&self) {
-        while self.end().is_none() {
-            self.news.notified().await;
-        }
-    }
-
-    fn take(&self, input: &mut Buffer, fields: &mut Fields) {
-        let state = &mut *self.state.borrow_mut();
-        loop {
-            let handled = state.connection.handle_input(input.readable(), fields);
-            let handled = handled.unwrap_or_else(|fault| panic!("the server broke a rule: {fault}"));
-            let event = handled.event;
-            let Some(event) = event else {
-                input.consume(handled.consumed);
-                break;
-            };
-            match event {
-                Event::Response { stream, end_stream } => {
-                    if let Some(came) = state.came.get_mut(&stream) {
-                        came.statuses.push(fields.response.status);
-                        came.is_complete = end_stream;
-                    }
-                }
-                Event::Data { stream, piece, end_stream } => {
-                    if let Some(came) = state.came.get_mut(&stream) {
-                        came.body.extend_from_slice(&input.readable()[piece.clone()]);
-                        came.is_complete = end_stream;
-                    }
-                    if self.held.get() != Some(stream) {
-                        state.connection.release(stream, piece.len());
-                    }
-                }
-                Event::Trailers { stream } => {
-                    state.came.entry(stream).or_default().is_complete = true;
-                }
-                Event::Reset { stream, code } => state.came.entry(stream).or_default().reset = Some(code),
-                Event::Fault { fault, .. } => panic!("the server broke a rule: {fault}"),
-                Event::GoAway { last_stream, code, .. } => state.goaway = Some((last_stream, code)),
-                _ => {}
-            }
-            input.consume(handled.consumed);
-        }
-        self.news.notify_all();
-    }
-}
-
-/// What the first of two comes to; nothing if the second is ready before.
-async fn before<T>(first: impl Future<Output = T>, second: impl Future<Output = ()>) -> Option<T> {
-    let (mut first, mut second) = (std::pin::pin!(first), std::pin::pin!(second));
-    std::future::poll_fn(|context| {
-        if let std::task::Poll::Ready(result) = first.as_mut().poll(context) {
-            return std::task::Poll::Ready(Some(result));
-        }
-        second.as_mut().poll(context).map(|()| None)
+        items().into_iter().filter_map(known).collect()
     })
-    .await
 }
 
-/// Passes bytes on both ways, each `delay` later, as far as its memory goes: a way that is long and wide.
-pub fn relay(near: Stream, far: Stream, delay: Duration) {
-    let (near, far) = (Rc::new(near), Rc::new(far));
-    for (from, to) in [(Rc::clone(&near), Rc::clone(&far)), (far, near)] {
-        let under_way = Rc::new(RefCell::new(std::collections::VecDeque::new()));
-        let (news, taken) = (Rc::new(Notify::new()), Rc::clone(&under_way));
-        let told = Rc::clone(&news);
-        spawn(async move {
-            let mut input = Buffer::new();
-            loop {
-                let length = from.recv(&mut input, 64 * 1024).await.unwrap_or(0);
-                let piece = Bytes::copy_from_slice(input.readable());
-                input.consume(input.len());
-                under_way.borrow_mut().push_back((now() + delay, piece));
-                told.notify_all();
-                if length == 0 {
-                    return;
-                }
+/// Runs `test` in a world of each seed, when it is known what requests are answered with.
+fn each_world(test: impl Fn(&Simulation, &Random)) {
+    // In worlds of their own, before this one.
+    catalogue();
+    each_seed(SEEDS, |simulation| test(simulation, &Random::new(simulation.seed())));
+}
+
+#[test]
+fn without_faults_every_request_has_the_answer_of_http1() {
+    assert!(catalogue().len() > 45, "{}", catalogue().len());
+}
+
+/// What a client wants of one stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wish {
+    Answer,
+    /// Gives it up when so much of the body has come.
+    Reset(usize),
+    /// Does not open its window again.
+    Hold,
+}
+
+/// How a client's part in a connection ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ending {
+    /// Waits until the server closes the connection.
+    Waits,
+    /// Closes when it has everything.
+    Closes,
+    /// Closes or resets after some time, whatever comes.
+    Vanishes { after: Duration, resets: bool },
+}
+
+/// What one client does.
+#[derive(Clone)]
+struct Plan {
+    asks: Vec<(usize, Wish)>,
+    /// Waits for every answer before the next request.
+    waits: bool,
+    window: u32,
+    piece_max: usize,
+    pause: Duration,
+    reads: Reading,
+    ending: Ending,
+    delay: Duration,
+}
+
+/// What it has seen.
+struct Seen {
+    streams: Vec<(StreamId, Came)>,
+    goaway: Option<(StreamId, ErrorCode)>,
+    end: End,
+    local: SocketAddress,
+}
+
+impl Plan {
+    fn new(random: &Random) -> Plan {
+        let window = *random.pick(&[1000, 20_000, 65_535, 1 << 20]);
+        let mut holds = false;
+        let mut asks = Vec::new();
+        for _ in 0..random.up_to(ASKS_MAX) {
+            let index = random.below(catalogue().len() as u64) as usize;
+            let known = &catalogue()[index];
+            if known.varies {
+                continue; // as the time of day
             }
-        });
-        spawn(async move {
-            loop {
-                let next = taken.borrow_mut().pop_front();
-                let Some((due, piece)) = next else {
-                    news.notified().await;
-                    continue;
-                };
-                sleep(due.since(now())).await;
-                if piece.is_empty() {
-                    // It may be gone.
-                    let _ = to.shutdown_write();
-                    return;
+            let length = known.came.body.len();
+            let wish = match random.below(8) {
+                0 => Wish::Reset(random.below(length as u64 + 1) as usize),
+                1 if !holds && length > window as usize && known.breaks_at.is_none() => {
+                    holds = true;
+                    Wish::Hold
                 }
-                let mut output = Output::new();
-                output.push(piece);
-                if to.send_all(&mut output).await.is_err() {
-                    return;
-                }
+                _ => Wish::Answer,
+            };
+            asks.push((index, wish));
+        }
+        let ending = match random.below(4) {
+            0 => {
+                let after = Duration::from_micros(random.below(*random.pick(&[2_000, 100_000, 20_000_000])));
+                Ending::Vanishes { after, resets: random.chance(500) }
             }
-        });
+            1 => Ending::Closes,
+            _ => Ending::Waits,
+        };
+        // Fast enough that a window is open again before the server gives the stream up.
+        let reads = match random.below(4) {
+            0 => Reading::Slowly(10_000 + random.up_to(10_000), Duration::from_millis(random.below(500))),
+            _ => Reading::Eagerly,
+        };
+        Plan {
+            asks,
+            waits: random.chance(300),
+            window,
+            piece_max: *random.pick(&[40, 500, 5000, 100_000]),
+            pause: Duration::from_micros(*random.pick(&[0, 100, 20_000])),
+            reads,
+            ending,
+            delay: Duration::from_millis(random.below(2000)),
+        }
     }
+
+    /// Whether a window may have stayed closed for too long: what it lets pass is read slowly, and in small pieces
+    /// where the network has only those.
+    fn is_late_with_windows(&self, came: &Came) -> bool {
+        matches!(self.reads, Reading::Slowly(..)) && came.body.len() >= self.window as usize
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = |&(index, wish): &(usize, Wish)| (catalogue()[index].name, wish);
+        let asks: Vec<_> = self.asks.iter().map(named).collect();
+        write!(f, "{asks:?}, waits {}, window {}, ", self.waits, self.window)?;
+        write!(f, "pieces {} {:?}, {:?}, {:?}", self.piece_max, self.pause, self.reads, self.ending)
+    }
+}
+
+impl ClientPlan for Plan {
+    type Seen = Seen;
+
+    async fn play(self, random: Random) -> Option<Seen> {
+        sleep(self.delay).await;
+        let stream = Stream::connect(&address()).await.ok()?;
+        let client = Http2Client::begin(stream, self.window, self.reads);
+        if let Ending::Vanishes { after, resets } = self.ending {
+            let client = Rc::clone(&client);
+            spawn(async move {
+                sleep(after).await;
+                client.leave(resets);
+            });
+        }
+        let mut streams = Vec::new();
+        let mut tasks = Vec::new();
+        for &(index, wish) in &self.asks {
+            let ask = &catalogue()[index].ask;
+            let Some(id) = client.ask(ask) else { break };
+            streams.push(id);
+            if wish == Wish::Hold {
+                client.held.set(Some(id));
+            }
+            let task = Task::spawn(want(Rc::clone(&client), id, index, wish, self.clone(), random.fork()));
+            if self.waits { task.take().await } else { tasks.push(task) }
+        }
+        for task in tasks {
+            task.take().await;
+        }
+        if self.ending == Ending::Closes {
+            client.leave(false);
+        }
+        let end = client.ended().await;
+        let streams = streams.into_iter().map(|id| (id, client.came(id))).collect();
+        Some(Seen { streams, goaway: client.goaway(), end, local: client.local.clone() })
+    }
+
+    fn address_of(seen: &Seen) -> &SocketAddress {
+        &seen.local
+    }
+
+    fn check(&self, seen: &Seen, was_cut: bool) {
+        let is_alone_to_blame = was_cut || matches!(self.ending, Ending::Vanishes { .. });
+        for (&(index, wish), (id, came)) in self.asks.iter().zip(&seen.streams) {
+            let known = &catalogue()[index];
+            known.check(came);
+            let reason = match (came.reset, known.breaks_at, wish) {
+                _ if came.is_complete => continue,
+                (None, ..) if is_alone_to_blame => "the client or the network has ended the connection",
+                (None, _, Wish::Reset(_)) => "the client has given it up",
+                (Some(ErrorCode::INTERNAL_ERROR), Some(_), _) => "the file cannot be read",
+                (Some(ErrorCode::CANCEL), _, Wish::Hold) => "the client has opened no window",
+                (Some(ErrorCode::CANCEL), ..) if self.is_late_with_windows(came) => {
+                    "the client has opened one too late"
+                }
+                (reset, ..) => panic!("stream {id}, {}: {reset:?}, {} bytes", known.name, came.body.len()),
+            };
+            assert!(!reason.is_empty());
+        }
+        if is_alone_to_blame {
+            return;
+        }
+        assert_eq!(seen.streams.len(), self.asks.len(), "the connection took no more");
+        match self.ending {
+            Ending::Closes => assert_eq!(seen.end, End::Left),
+            _ => {
+                assert_eq!(seen.end, End::Closed);
+                let last = seen.streams.last().map_or(0, |(id, _)| *id);
+                // It is said where that needs no waiting.
+                let said = seen.goaway.unwrap_or((last, ErrorCode::NO_ERROR));
+                assert_eq!(said, (last, ErrorCode::NO_ERROR));
+            }
+        }
+    }
+}
+
+/// Clients with plans of chance.
+fn clients(random: &Random) -> Vec<Client<Plan>> {
+    (0..random.up_to(6)).map(|_| Client::spawn(Plan::new(random), random)).collect()
+}
+
+/// Has a stream of a request that was begun do as the plan says.
+async fn want(client: Rc<Http2Client>, id: StreamId, index: usize, wish: Wish, plan: Plan, random: Random) {
+    let ask = &catalogue()[index].ask;
+    client.send_body(id, &ask.body, plan.piece_max, plan.pause, true, &random).await;
+    match wish {
+        Wish::Reset(length) => {
+            client.until(id, |came| came.body.len() >= length && !came.statuses.is_empty()).await;
+            client.reset(id);
+        }
+        Wish::Answer | Wish::Hold => client.until(id, |_| false).await,
+    }
+}
+
+#[test]
+fn whatever_goes_wrong_streams_get_their_own_answers() {
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults::swarm(random));
+        play(simulation, &configuration(), || clients(random));
+    });
+}
+
+#[test]
+fn connections_that_break_or_are_never_made_cost_only_themselves() {
+    each_world(|simulation, random| {
+        simulation.set_faults(faults_that_break(random));
+        play(simulation, &configuration(), || clients(random));
+    });
+}
+
+#[test]
+fn nobody_notices_a_reload() {
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults::swarm(random));
+        play_over_reloads(simulation, &configuration(), random, || clients(random));
+    });
+}
+
+#[test]
+fn bodies_that_stop_end_their_streams_alone_and_in_time() {
+    each_world(|simulation, random| {
+        // In one world nothing is late.
+        let is_punctual = simulation.seed() == 0;
+        simulation.set_faults(if is_punctual { Faults::NONE } else { Faults::swarm(random) });
+        add_files(simulation);
+        run(simulation, &configuration(), async |serving| {
+            let tasks = task_count();
+            let stream = Stream::connect(&address()).await.expect("somebody listens");
+            let client = Http2Client::begin(stream, 1 << 20, Reading::Eagerly);
+            let body = pattern(20_000);
+            let post = |target: &str| Ask {
+                method: "POST".into(),
+                target: target.into(),
+                body: body.clone(),
+                ..Ask::default()
+            };
+            let half = &body[..random.below(20_000) as usize];
+            let mut streams = Vec::new();
+            for _ in 0..ASKS_MAX - 1 {
+                let id = client.ask(&post("/store")).expect("a stream");
+                client.send_body(id, half, 5000, Duration::ZERO, false, random).await;
+                streams.push(id);
+            }
+            let begun = now();
+            let whole = client.ask(&post("/store")).expect("a stream");
+            client.send_body(whole, &body, 5000, Duration::ZERO, true, random).await;
+            client.until(whole, |_| false).await;
+            assert!(client.came(whole).is_complete && client.came(whole).statuses == [200]);
+            for id in streams {
+                client.until(id, |came| came.reset.is_some()).await;
+                let came = client.came(id);
+                assert!(came.is_complete && came.statuses == [408], "{came:?}");
+                let waited = now().since(begun);
+                assert!(waited + LATENESS >= CLIENT_BODY_TIMEOUT, "{waited:?}");
+                assert!(!is_punctual || waited < CLIENT_BODY_TIMEOUT + LATENESS, "{waited:?}");
+            }
+            assert_eq!(client.ended().await, End::Closed);
+            let lasted = now().since(begun);
+            assert!(!is_punctual || lasted < CLIENT_BODY_TIMEOUT + KEEPALIVE_TIMEOUT + LATENESS, "{lasted:?}");
+            drop(client);
+            check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+#[test]
+fn a_client_that_does_not_read_its_socket_loses_the_connection_in_time() {
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults { completions: *random.pick(&[0, 500, 1000]), ..Faults::NONE });
+        add_files(simulation);
+        run(simulation, &configuration(), async |serving| {
+            let tasks = task_count();
+            let stream = Stream::connect(&address()).await.expect("somebody listens");
+            // It reads once in a long time: far more than the socket holds waits for it.
+            let client = Http2Client::begin(stream, 1 << 20, Reading::Slowly(1000, SEND_TIMEOUT * 20));
+            let get = Ask { method: "GET".into(), target: "/large.bin".into(), ..Ask::default() };
+            (0..3).for_each(|_| assert!(client.ask(&get).is_some()));
+            let begun = now();
+            while serving.connections() > 0 {
+                sleep(Duration::from_millis(100)).await;
+            }
+            let waited = now().since(begun);
+            assert!(waited >= SEND_TIMEOUT && waited < SEND_TIMEOUT + LATENESS, "{waited:?}");
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!(leased_bytes(), 0, "what waited for it");
+            client.ended().await;
+            drop(client);
+            check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+/// How long the way is, there or back.
+const DELAY: Duration = Duration::from_millis(25);
+/// Where a way begins that leads to the server.
+const FAR: &str = "192.0.2.3:80";
+const LONG: usize = 16 << 20;
+
+const FAR_SITE: &str = "error_log /log info;
+    events { }
+    http {
+        access_log off; http2 on; client_max_body_size 100m;
+        server { listen %ADDRESS%; root /www;
+                 location /echo { test_echo; }
+                 location /far/ { proxy_http_version 2; proxy_buffering off; proxy_pass http://192.0.2.3:80/; } } }";
+
+/// Has all who connect to [`FAR`] come to the server late.
+fn lengthen_the_way() {
+    let from = SocketAddress::Inet(FAR.parse().expect("an address"));
+    let listener = Listener::bind(&from, 64, AcceptOptions::default()).expect("nobody else is there");
+    spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            relay(near, Stream::connect(&address()).await.expect("somebody listens"), DELAY);
+        }
+    });
+}
+
+/// How long an exchange takes, begun by a client that is near or far; the answer is as long as [`LONG`].
+fn time_of(ask: &Ask, is_far: bool) -> Duration {
+    let simulation = Simulation::new(1, Faults::NONE);
+    simulation.add_file("/www/long.bin", &vec![b'l'; LONG]).expect("memory for it");
+    run(&simulation, FAR_SITE, async |_| {
+        lengthen_the_way();
+        let address = if is_far { SocketAddress::Inet(FAR.parse().expect("an address")) } else { address() };
+        let stream = Stream::connect(&address).await.expect("somebody listens");
+        let client = Http2Client::begin(stream, 32 << 20, Reading::Eagerly);
+        let begun = now();
+        let id = client.ask(ask).expect("a stream");
+        client.send_body(id, &ask.body, 64 * 1024, Duration::ZERO, true, &Random::new(0)).await;
+        client.until(id, |_| false).await;
+        let came = client.came(id);
+        assert!(came.is_complete && came.statuses == [200] && came.body.len() == LONG, "{:?}", came.statuses);
+        let time = now().since(begun);
+        client.leave(false);
+        client.ended().await;
+        time
+    })
+}
+
+#[test]
+fn an_upload_on_a_long_way_through_a_relay_is_not_held_up_by_windows() {
+    let ask = Ask { method: "POST".into(), target: "/echo".into(), body: vec![b'u'; LONG], ..Ask::default() };
+    let time = time_of(&ask, true);
+    // With the window that it begins with, of 64 KiB, it would take 12 seconds.
+    assert!(time < Duration::from_millis(1500), "{time:?}");
+}
+
+#[test]
+fn a_response_of_a_server_far_behind_a_relay_is_not_held_up_by_windows() {
+    let ask = Ask { method: "GET".into(), target: "/far/long.bin".into(), ..Ask::default() };
+    let time = time_of(&ask, false);
+    // With the window that it begins with, of 256 KiB, it would take 3 seconds.
+    assert!(time < Duration::from_millis(1500), "{time:?}");
 }

@@ -6,7 +6,7 @@ pub mod disks;
 mod eviction;
 pub mod hits;
 pub mod million;
-#[path = "../../../tests/support/zipf.rs"]
+#[path = "../../../tests/shared/zipf.rs"]
 mod zipf;
 
 use crate::options::Options;

@@ -32,7 +32,7 @@ pub mod nginx_names;
 pub mod notes;
 pub mod resolver;
 #[cfg(test)]
-#[path = "../../../tests/support/scratch.rs"]
+#[path = "../../../tests/shared/scratch.rs"]
 mod scratch;
 pub mod serve;
 pub mod server_address;

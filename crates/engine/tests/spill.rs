@@ -1,7 +1,7 @@
 //! Spill queues: what passes through them in memory and through the file, when the writer has to wait, and what a full,
 //! hanging or refusing disk does to both ends.
 
-#[path = "../../../tests/support/scratch.rs"]
+#[path = "../../../tests/shared/scratch.rs"]
 mod scratch;
 
 use std::cell::Cell;

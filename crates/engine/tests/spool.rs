@@ -5,7 +5,7 @@
 #[allow(dead_code)]
 const DRIVER: DriverChoice = DriverChoice::Epoll;
 
-#[path = "../../../tests/support/scratch.rs"]
+#[path = "../../../tests/shared/scratch.rs"]
 mod scratch;
 
 use std::cell::{Cell, RefCell};

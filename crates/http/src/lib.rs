@@ -20,11 +20,11 @@ pub mod files;
 pub mod module;
 pub mod request;
 #[cfg(test)]
-#[path = "../../../tests/support/scratch.rs"]
+#[path = "../../../tests/shared/scratch.rs"]
 mod scratch;
 pub mod upstream;
 #[cfg(test)]
-#[path = "../../../tests/support/zipf.rs"]
+#[path = "../../../tests/shared/zipf.rs"]
 mod zipf;
 
 pub use request::variables;

@@ -49,7 +49,7 @@ mod memory;
 mod net;
 mod pool;
 #[cfg(test)]
-#[path = "../../../tests/support/scratch.rs"]
+#[path = "../../../tests/shared/scratch.rs"]
 mod scratch;
 pub mod simulation;
 mod socket;

@@ -1,0 +1,58 @@
+//! Chromium, where it is installed: what a page has become in it.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+
+use super::{DEADLINE, Directory};
+
+/// One that works: what is installed under a browser's name may only tell where to get one.
+pub fn browser() -> Option<&'static Path> {
+    let paths = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
+    let shows_a_page = |path: &&Path| look(path, "about:blank", &[]).is_ok_and(|(page, _)| page.contains("<html"));
+    paths.into_iter().map(Path::new).filter(|path| path.exists()).find(shows_a_page)
+}
+
+/// The page as it is after some time, and what was said on the console; or what the browser does instead.
+pub fn look(browser: &Path, url: &str, options: &[&str]) -> Result<(String, String), String> {
+    let directory = Directory::new();
+    let mut child = Command::new(browser)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--disable-quic",
+            "--no-first-run",
+        ])
+        .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
+        .args(["--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", directory.path().join("profile").display()))
+        .args(options)
+        .arg(url)
+        .env("HOME", directory.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(directory.create("console"))
+        .spawn()
+        .map_err(|error| format!("the browser does not start: {error}"))?;
+    let mut stdout = child.stdout.take().expect("a pipe");
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut page = Vec::new();
+        let read = stdout.read_to_end(&mut page).map(|_| String::from_utf8_lossy(&page).into_owned());
+        // Nobody hears it any more if the browser hung.
+        let _ = sender.send(read);
+    });
+    let page = receiver.recv_timeout(DEADLINE);
+    if page.is_err() {
+        child.kill().expect("it is ours");
+    }
+    child.wait().expect("it is ours");
+    let console = directory.read("console");
+    match page {
+        Ok(page) => Ok((page.expect("a pipe can be read"), console)),
+        Err(_) => Err(format!("the browser hangs: {console}")),
+    }
+}

@@ -1,0 +1,448 @@
+//! A client that speaks HTTP/2, on the client's side of our codec; and one that sends whatever frames a test wants.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use gale_protocol::http2::frame::{self, FrameHeader};
+use gale_protocol::http2::hpack::Indexing;
+use gale_protocol::http2::{Connection, ErrorCode, Event, Fields, Limits, RequestLine, StreamId};
+
+use super::{DEADLINE, Server};
+
+/// What bytes go through.
+pub trait Carrier: Read + Write {}
+
+impl<T: Read + Write> Carrier for T {}
+
+/// Reads what comes next; false at the end.
+#[track_caller]
+pub fn read_piece(carrier: &mut impl Read, buffer: &mut Vec<u8>) -> bool {
+    let mut piece = [0; 16 * 1024];
+    let count = match carrier.read(&mut piece) {
+        Ok(count) => count,
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("nothing came in time"),
+        Err(_) => 0,
+    };
+    buffer.extend_from_slice(&piece[..count]);
+    count > 0
+}
+
+/// A socket from which a thread receives.
+struct Receiving {
+    stream: UnixStream,
+    pieces: Receiver<Vec<u8>>,
+    /// Those of them that were not read.
+    rest: Vec<u8>,
+}
+
+impl Read for Receiving {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        if self.rest.is_empty() {
+            self.rest = self.pieces.recv().unwrap_or_default();
+        }
+        let count = self.rest.len().min(into.len());
+        into[..count].copy_from_slice(&self.rest[..count]);
+        self.rest.drain(..count);
+        Ok(count)
+    }
+}
+
+impl Write for Receiving {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// What came on a stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+    pub trailers: Vec<(String, String)>,
+    /// The statuses of interim responses, and their fields.
+    pub interim: Vec<u16>,
+    pub interim_fields: Vec<(String, String)>,
+    pub is_complete: bool,
+    pub reset: Option<ErrorCode>,
+}
+
+impl Answer {
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).expect("text")
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| &**value)
+    }
+}
+
+/// A connection.
+pub struct Http2 {
+    carrier: Box<dyn Carrier>,
+    pub connection: Connection,
+    fields: Fields,
+    buffer: Vec<u8>,
+    pub answers: BTreeMap<StreamId, Answer>,
+    /// The streams in the order in which pieces of bodies came on them.
+    pub order: Vec<StreamId>,
+    /// Every GOAWAY that came.
+    pub goaways: Vec<(StreamId, ErrorCode)>,
+    /// Data open the windows again when they come.
+    pub releases: bool,
+    is_at_end: bool,
+}
+
+impl Http2 {
+    /// A connection above bytes that go both ways.
+    pub fn above(carrier: impl Carrier + 'static) -> Http2 {
+        Http2::with(carrier, Limits { stream_window: 1 << 20, connection_window: 16 << 20, ..Limits::default() })
+    }
+
+    /// One that allows its server no more than these limits.
+    pub fn with(carrier: impl Carrier + 'static, limits: Limits) -> Http2 {
+        let mut client = Http2 {
+            carrier: Box::new(carrier),
+            connection: Connection::client(Arc::new(limits)),
+            fields: Fields::new(),
+            buffer: Vec::new(),
+            answers: BTreeMap::new(),
+            order: Vec::new(),
+            goaways: Vec::new(),
+            releases: true,
+            is_at_end: false,
+        };
+        client.flush();
+        client
+    }
+
+    /// A connection in the clear to the server's own socket.
+    pub fn unix(server: &Server) -> Http2 {
+        Http2::above(connect(&server.directory.path().join("gale.sock")))
+    }
+
+    /// One that receives also while it sends, as clients do, so that the server can always say something.
+    pub fn unix_receiving(server: &Server) -> Http2 {
+        let stream = connect(&server.directory.path().join("gale.sock"));
+        let (mut reader, (sender, pieces)) = (stream.try_clone().expect("a descriptor"), channel());
+        std::thread::spawn(move || {
+            let mut piece = Vec::new();
+            while read_piece(&mut reader, &mut piece) && sender.send(std::mem::take(&mut piece)).is_ok() {}
+        });
+        Http2::above(Receiving { stream, pieces, rest: Vec::new() })
+    }
+
+    pub fn unix_with(server: &Server, limits: Limits) -> Http2 {
+        Http2::with(connect(&server.directory.path().join("gale.sock")), limits)
+    }
+
+    /// Sends these bytes past the codec.
+    #[track_caller]
+    pub fn raw(&mut self, bytes: impl AsRef<[u8]>) {
+        self.try_raw(bytes).expect("sending");
+    }
+
+    pub fn try_raw(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
+        self.carrier.write_all(bytes.as_ref())?;
+        self.carrier.flush()
+    }
+
+    /// Sends what the codec has to say.
+    #[track_caller]
+    pub fn flush(&mut self) {
+        let mut out = Vec::new();
+        self.connection.poll_control(&mut out);
+        // A server that has closed is noticed by what it has sent before.
+        let _ = self.try_raw(out);
+    }
+
+    /// Begins a request.
+    #[track_caller]
+    pub fn begin(&mut self, method: &str, path: &str, fields: &[(&str, &str)], is_whole: bool) -> StreamId {
+        self.begin_at("localhost", method, path, fields, is_whole)
+    }
+
+    #[track_caller]
+    pub fn begin_at(
+        &mut self,
+        authority: &str,
+        method: &str,
+        path: &str,
+        fields: &[(&str, &str)],
+        is_whole: bool,
+    ) -> StreamId {
+        let line = RequestLine {
+            method: method.as_bytes(),
+            scheme: b"http",
+            authority: authority.as_bytes(),
+            path: path.as_bytes(),
+            protocol: None,
+        };
+        self.begin_line(line, fields, is_whole)
+    }
+
+    /// Asks for a tunnel in which a protocol is spoken: RFC 8441.
+    #[track_caller]
+    pub fn connect(&mut self, protocol: &str, path: &str, fields: &[(&str, &str)]) -> StreamId {
+        let protocol = Some(protocol.as_bytes());
+        let path = path.as_bytes();
+        let line = RequestLine { method: b"CONNECT", scheme: b"http", authority: b"localhost", path, protocol };
+        self.begin_line(line, fields, false)
+    }
+
+    #[track_caller]
+    fn begin_line(&mut self, line: RequestLine<'_>, fields: &[(&str, &str)], is_whole: bool) -> StreamId {
+        let mut out = Vec::new();
+        let stream = self
+            .connection
+            .write_request(line, is_whole, &mut out, |writer| {
+                for (name, value) in fields {
+                    writer.field(name.as_bytes(), value.as_bytes(), Indexing::Not).expect("a field");
+                }
+            })
+            .expect("a stream");
+        self.raw(out);
+        stream
+    }
+
+    /// Sends a piece of a body, as far as the windows allow; waits for them.
+    #[track_caller]
+    pub fn send(&mut self, stream: StreamId, mut piece: &[u8], is_last: bool) {
+        loop {
+            let mut out = Vec::new();
+            let sent = self.connection.write_data(stream, piece.len(), is_last, &mut out).expect("an open stream");
+            if sent.is_blocked() && !piece.is_empty() {
+                assert!(self.read(), "closed before the body was sent");
+                continue;
+            }
+            out.extend_from_slice(&piece[..sent.length]);
+            self.raw(out);
+            piece = &piece[sent.length..];
+            if piece.is_empty() {
+                return;
+            }
+        }
+    }
+
+    #[track_caller]
+    pub fn trailers(&mut self, stream: StreamId, fields: &[(&str, &str)]) {
+        let mut out = Vec::new();
+        let write = |writer: &mut gale_protocol::http2::FieldsWriter<'_>| {
+            for (name, value) in fields {
+                writer.field(name.as_bytes(), value.as_bytes(), Indexing::Not).expect("a field");
+            }
+        };
+        self.connection.write_trailers(stream, &mut out, write).expect("an open stream");
+        self.raw(out);
+    }
+
+    #[track_caller]
+    pub fn get(&mut self, path: &str) -> Answer {
+        let stream = self.begin("GET", path, &[], true);
+        self.answer(stream)
+    }
+
+    #[track_caller]
+    pub fn post(&mut self, path: &str, fields: &[(&str, &str)], body: &[u8]) -> Answer {
+        let stream = self.begin("POST", path, fields, false);
+        self.send(stream, body, true);
+        self.answer(stream)
+    }
+
+    /// Gives a stream up.
+    pub fn reset(&mut self, stream: StreamId, code: ErrorCode) {
+        self.connection.reset(stream, code);
+        self.flush();
+    }
+
+    /// Reads until the stream has its answer, or was reset.
+    #[track_caller]
+    pub fn answer(&mut self, stream: StreamId) -> Answer {
+        self.read_until(|client| {
+            client.answers.get(&stream).is_some_and(|answer| answer.is_complete || answer.reset.is_some())
+        });
+        self.answers.remove(&stream).expect("it is there")
+    }
+
+    /// Reads until something is so.
+    #[track_caller]
+    pub fn read_until(&mut self, mut is_so: impl FnMut(&Http2) -> bool) {
+        while !is_so(self) {
+            assert!(self.read(), "the connection ended before: {:?} {:?}", self.answers, self.goaways);
+        }
+    }
+
+    /// Reads to the end of the connection.
+    #[track_caller]
+    pub fn read_to_end(&mut self) {
+        while self.read() {}
+    }
+
+    /// The answer to a request on stream 1 that was sent past the codec: its status, if it has one, and why the stream
+    /// or the connection ended.
+    #[track_caller]
+    pub fn raw_answer(&mut self) -> (Option<u16>, Option<ErrorCode>) {
+        let mut status = None;
+        while let Some((frame_type, flags, stream, payload)) = self.raw_frame() {
+            match frame_type {
+                frame_type::HEADERS if stream == 1 => {
+                    let mut decoder = gale_protocol::http2::hpack::Decoder::new(4096);
+                    let mut text = Vec::new();
+                    decoder.begin_block();
+                    let field = decoder.next_field(&payload, &mut 0, &mut text).expect("a block").expect("a field");
+                    status = std::str::from_utf8(field.value.of(&text)).expect("a status").parse().ok();
+                    if flags & flag::END_STREAM != 0 {
+                        return (status, None);
+                    }
+                }
+                frame_type::DATA if flags & flag::END_STREAM != 0 => return (status, None),
+                frame_type::RST_STREAM => return (status, Some(code(&payload))),
+                frame_type::GOAWAY => return (status, Some(code(&payload[4..]))),
+                _ => {}
+            }
+        }
+        (status, None)
+    }
+
+    /// Reads to the end of the connection past the codec; the last GOAWAY says why.
+    #[track_caller]
+    pub fn raw_goaway(&mut self) -> Option<ErrorCode> {
+        let mut found = None;
+        while let Some((frame_type, _, _, payload)) = self.raw_frame() {
+            if frame_type == frame_type::GOAWAY {
+                found = Some(code(&payload[4..]));
+            }
+        }
+        found
+    }
+
+    /// The next frame, past the codec: type, flags, stream and payload.
+    #[track_caller]
+    fn raw_frame(&mut self) -> Option<(u8, u8, StreamId, Vec<u8>)> {
+        loop {
+            if let Some(header) = FrameHeader::parse(&self.buffer)
+                && self.buffer.len() >= frame::HEADER_LENGTH + header.length as usize
+            {
+                let rest = self.buffer.split_off(frame::HEADER_LENGTH + header.length as usize);
+                let payload = std::mem::replace(&mut self.buffer, rest).split_off(frame::HEADER_LENGTH);
+                return Some((header.frame_type, header.flags, header.stream, payload));
+            }
+            if !read_piece(&mut self.carrier, &mut self.buffer) {
+                return None;
+            }
+        }
+    }
+
+    /// Reads what comes next; false at the end.
+    #[track_caller]
+    pub fn read(&mut self) -> bool {
+        if self.is_at_end {
+            return false;
+        }
+        if !read_piece(&mut self.carrier, &mut self.buffer) {
+            self.is_at_end = true;
+            return false;
+        }
+        self.take_events();
+        self.flush();
+        true
+    }
+
+    #[track_caller]
+    fn take_events(&mut self) {
+        let buffer = std::mem::take(&mut self.buffer);
+        let mut at = 0;
+        loop {
+            let handled = self.connection.handle_input(&buffer[at..], &mut self.fields);
+            let handled = handled.unwrap_or_else(|fault| panic!("the server broke a rule: {fault}"));
+            let Some(event) = handled.event else {
+                at += handled.consumed;
+                break;
+            };
+            self.take_event(event, &buffer[at..]);
+            at += handled.consumed;
+        }
+        self.buffer = buffer[at..].to_vec();
+    }
+
+    fn take_event(&mut self, event: Event, input: &[u8]) {
+        let text = &self.fields.text;
+        let show = |range: gale_protocol::Range32| String::from_utf8_lossy(range.of(text)).into_owned();
+        match event {
+            Event::Response { stream, end_stream } => {
+                let parts = &self.fields.response;
+                let answer = self.answers.entry(stream).or_default();
+                if parts.is_interim() {
+                    answer.interim.push(parts.status);
+                    let fields = parts.fields.iter().map(|field| (show(field.name), show(field.value)));
+                    answer.interim_fields.extend(fields);
+                    return;
+                }
+                answer.status = parts.status;
+                answer.headers = parts.fields.iter().map(|field| (show(field.name), show(field.value))).collect();
+                answer.is_complete = end_stream;
+            }
+            Event::Data { stream, piece, end_stream } => {
+                let answer = self.answers.entry(stream).or_default();
+                answer.body.extend_from_slice(&input[piece.clone()]);
+                answer.is_complete = end_stream;
+                self.order.push(stream);
+                if self.releases {
+                    self.connection.release(stream, piece.len());
+                }
+            }
+            Event::Trailers { stream } => {
+                let fields = &self.fields.trailers;
+                let answer = self.answers.entry(stream).or_default();
+                answer.trailers = fields.iter().map(|field| (show(field.name), show(field.value))).collect();
+                answer.is_complete = true;
+            }
+            Event::Reset { stream, code } => self.answers.entry(stream).or_default().reset = Some(code),
+            Event::GoAway { last_stream, code, .. } => self.goaways.push((last_stream, code)),
+            _ => {}
+        }
+    }
+}
+
+fn connect(path: &Path) -> UnixStream {
+    let stream = UnixStream::connect(path).expect("it listens");
+    stream.set_read_timeout(Some(DEADLINE)).expect("an option");
+    stream.set_write_timeout(Some(DEADLINE)).expect("an option");
+    stream
+}
+
+/// The error code at the beginning of a payload.
+fn code(payload: &[u8]) -> ErrorCode {
+    ErrorCode(u32::from_be_bytes(*payload.first_chunk().expect("a code")))
+}
+
+/// A frame of any kind.
+pub fn frame(frame_type: u8, flags: u8, stream: StreamId, payload: impl AsRef<[u8]>) -> Vec<u8> {
+    let payload = payload.as_ref();
+    let header = FrameHeader { length: payload.len() as u32, frame_type, flags, stream };
+    [&header.to_bytes()[..], payload].concat()
+}
+
+/// A block of fields that leaves no trace in a table; names and values are sent as they are.
+pub fn block(fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (name, value) in fields {
+        assert!(name.len() < 127 && value.len() < 127);
+        out.extend([&[0, name.len() as u8], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat());
+    }
+    out
+}
+
+pub use frame::{flag, frame_type};
+
+/// What every request has.
+pub const GET: [(&str, &str); 4] =
+    [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "localhost")];

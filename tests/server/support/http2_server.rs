@@ -1,0 +1,300 @@
+//! A server behind the server that speaks HTTP/2: a test plays it by hand, on the server's side of our codec.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+
+use gale_protocol::http2::hpack::Indexing;
+use gale_protocol::http2::settings::id;
+use gale_protocol::http2::{Connection, ErrorCode, Event, Fields, FieldsWriter, Limits, StreamId};
+
+use super::http2::read_piece;
+use super::{Backend, DEADLINE};
+
+/// A request as it came.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    pub stream: StreamId,
+    pub method: String,
+    pub path: String,
+    /// In order; `:authority` is `host`, as the codec has it.
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+    pub trailers: Vec<(String, String)>,
+    pub is_complete: bool,
+    pub reset: Option<ErrorCode>,
+}
+
+impl Asked {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| &**value)
+    }
+}
+
+/// A connection.
+pub struct Http2Server {
+    stream: TcpStream,
+    pub connection: Connection,
+    fields: Fields,
+    buffer: Vec<u8>,
+    /// What was asked on it, by stream.
+    pub asked: BTreeMap<StreamId, Asked>,
+    /// Requests that no test has taken yet.
+    unseen: Vec<StreamId>,
+    /// Data open the windows again when they come.
+    pub releases: bool,
+    pub pongs: usize,
+    pub goaways: Vec<(StreamId, ErrorCode)>,
+    is_at_end: bool,
+}
+
+/// What a server allows usually.
+pub fn limits() -> Limits {
+    Limits { stream_window: 1 << 20, connection_window: 16 << 20, ..Limits::default() }
+}
+
+impl Http2Server {
+    /// The next connection to a backend.
+    #[track_caller]
+    pub fn accept(backend: &Backend) -> Http2Server {
+        Http2Server::accept_with(backend, limits())
+    }
+
+    /// One that allows no more than this.
+    #[track_caller]
+    pub fn accept_with(backend: &Backend, limits: Limits) -> Http2Server {
+        let stream = backend.accept_tcp();
+        stream.set_read_timeout(Some(DEADLINE)).expect("an option");
+        stream.set_write_timeout(Some(DEADLINE)).expect("an option");
+        stream.set_nodelay(true).expect("an option");
+        let mut server = Http2Server {
+            stream,
+            connection: Connection::server(Arc::new(limits)),
+            fields: Fields::new(),
+            buffer: Vec::new(),
+            asked: BTreeMap::new(),
+            unseen: Vec::new(),
+            releases: true,
+            pongs: 0,
+            goaways: Vec::new(),
+            is_at_end: false,
+        };
+        server.flush();
+        server
+    }
+
+    /// Sends these bytes past the codec.
+    pub fn raw(&mut self, bytes: impl AsRef<[u8]>) {
+        // A peer that has closed is noticed by what is read.
+        let _ = self.stream.write_all(bytes.as_ref());
+    }
+
+    /// Sends what the codec has to say.
+    pub fn flush(&mut self) {
+        let mut out = Vec::new();
+        self.connection.poll_control(&mut out);
+        self.raw(out);
+    }
+
+    /// The head of the next request.
+    #[track_caller]
+    pub fn request(&mut self) -> Asked {
+        self.read_until(|server| !server.unseen.is_empty());
+        let stream = self.unseen.remove(0);
+        self.asked[&stream].clone()
+    }
+
+    /// The next request, with its body.
+    #[track_caller]
+    pub fn whole_request(&mut self) -> Asked {
+        let stream = self.request().stream;
+        self.read_until(|server| server.asked[&stream].is_complete);
+        self.asked[&stream].clone()
+    }
+
+    /// Begins a response.
+    #[track_caller]
+    pub fn respond(&mut self, stream: StreamId, status: u16, fields: &[(&str, &str)], is_whole: bool) {
+        let mut out = Vec::new();
+        let write = |writer: &mut FieldsWriter<'_>| write_fields(fields, writer);
+        self.connection.write_response(stream, status, is_whole, &mut out, write).expect("an open stream");
+        self.raw(out);
+    }
+
+    /// Sends a piece of a body, as far as the windows allow; waits for them.
+    #[track_caller]
+    pub fn send(&mut self, stream: StreamId, mut piece: &[u8], is_last: bool) {
+        loop {
+            let sent = self.send_some(stream, piece, is_last);
+            piece = &piece[sent..];
+            if piece.is_empty() {
+                return;
+            }
+            if sent == 0 {
+                assert!(self.read(), "closed before the body was sent");
+            }
+        }
+    }
+
+    /// Sends one frame of a body, if a window is open. Returns how much of it went.
+    #[track_caller]
+    pub fn send_some(&mut self, stream: StreamId, piece: &[u8], is_last: bool) -> usize {
+        let mut out = Vec::new();
+        let sent = self.connection.write_data(stream, piece.len(), is_last, &mut out).expect("an open stream");
+        out.extend_from_slice(&piece[..sent.length]);
+        self.raw(out);
+        sent.length
+    }
+
+    #[track_caller]
+    pub fn trailers(&mut self, stream: StreamId, fields: &[(&str, &str)]) {
+        let mut out = Vec::new();
+        let write = |writer: &mut FieldsWriter<'_>| write_fields(fields, writer);
+        self.connection.write_trailers(stream, &mut out, write).expect("an open stream");
+        self.raw(out);
+    }
+
+    /// A whole response.
+    #[track_caller]
+    pub fn answer(&mut self, stream: StreamId, text: &str) {
+        self.respond(stream, 200, &[], false);
+        self.send(stream, text.as_bytes(), true);
+    }
+
+    /// A whole response of gRPC.
+    #[track_caller]
+    pub fn answer_grpc(&mut self, stream: StreamId, message: &[u8]) {
+        self.respond(stream, 200, &[("content-type", "application/grpc")], false);
+        self.send(stream, message, false);
+        self.trailers(stream, &[("grpc-status", "0"), ("grpc-message", "fine")]);
+    }
+
+    pub fn reset(&mut self, stream: StreamId, code: ErrorCode) {
+        self.connection.reset(stream, code);
+        self.flush();
+    }
+
+    /// Says that nothing behind this stream was looked at.
+    pub fn goaway(&mut self, last_stream: StreamId, code: ErrorCode) {
+        let mut out = Vec::new();
+        gale_protocol::http2::frame::write_goaway(&mut out, last_stream, code, b"");
+        self.raw(out);
+    }
+
+    /// Changes the window of streams as the client knows it.
+    pub fn set_window(&mut self, size: u32) {
+        let mut out = Vec::new();
+        gale_protocol::http2::frame::write_settings(&mut out, &[(id::INITIAL_WINDOW_SIZE, size)]);
+        self.raw(out);
+    }
+
+    /// Opens a window further than the codec knows.
+    pub fn open_window(&mut self, stream: StreamId, by: u32) {
+        let mut out = Vec::new();
+        gale_protocol::http2::frame::write_window_update(&mut out, stream, by);
+        self.raw(out);
+    }
+
+    /// Waits until all that was sent has been dealt with.
+    #[track_caller]
+    pub fn sync(&mut self) {
+        let before = self.pongs;
+        self.connection.ping(*b"a barrier"[..8].first_chunk().expect("eight bytes"));
+        self.flush();
+        self.read_until(|server| server.pongs > before);
+    }
+
+    /// Reads until something is so.
+    #[track_caller]
+    pub fn read_until(&mut self, mut is_so: impl FnMut(&Http2Server) -> bool) {
+        while !is_so(self) {
+            assert!(self.read(), "the connection ended before: {:?}", self.asked);
+        }
+    }
+
+    /// Reads to the end of the connection.
+    #[track_caller]
+    pub fn read_to_end(&mut self) {
+        while self.read() {}
+    }
+
+    /// Ends the connection.
+    pub fn close(self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Reads what comes next; false at the end.
+    #[track_caller]
+    pub fn read(&mut self) -> bool {
+        if self.is_at_end {
+            return false;
+        }
+        if !read_piece(&mut self.stream, &mut self.buffer) {
+            self.is_at_end = true;
+            return false;
+        }
+        self.take_events();
+        self.flush();
+        true
+    }
+
+    #[track_caller]
+    fn take_events(&mut self) {
+        let buffer = std::mem::take(&mut self.buffer);
+        let mut at = 0;
+        loop {
+            let handled = self.connection.handle_input(&buffer[at..], &mut self.fields);
+            let handled = handled.unwrap_or_else(|fault| panic!("Gale broke a rule: {fault}"));
+            let Some(event) = handled.event else {
+                at += handled.consumed;
+                break;
+            };
+            self.take_event(event, &buffer[at..]);
+            at += handled.consumed;
+        }
+        self.buffer = buffer[at..].to_vec();
+    }
+
+    #[track_caller]
+    fn take_event(&mut self, event: Event, input: &[u8]) {
+        let text = &self.fields.text;
+        let show = |range: gale_protocol::Range32| String::from_utf8_lossy(range.of(text)).into_owned();
+        match event {
+            Event::Request { stream, end_stream } => {
+                let head = &self.fields.request;
+                let headers = head.headers.iter().map(|field| (show(field.name), show(field.value))).collect();
+                let (method, path) = (show(head.method_range), show(head.target_range));
+                let asked = Asked { stream, method, path, headers, is_complete: end_stream, ..Asked::default() };
+                self.asked.insert(stream, asked);
+                self.unseen.push(stream);
+            }
+            Event::BadRequest { refusal, .. } => panic!("Gale sent a bad request: {refusal:?}"),
+            Event::Data { stream, piece, end_stream } => {
+                let asked = self.asked.get_mut(&stream).expect("a request");
+                asked.body.extend_from_slice(&input[piece.clone()]);
+                asked.is_complete = end_stream;
+                if self.releases {
+                    self.connection.release(stream, piece.len());
+                }
+            }
+            Event::Trailers { stream } => {
+                let trailers = self.fields.trailers.iter().map(|field| (show(field.name), show(field.value))).collect();
+                let asked = self.asked.get_mut(&stream).expect("a request");
+                asked.trailers = trailers;
+                asked.is_complete = true;
+            }
+            Event::Reset { stream, code } => self.asked.get_mut(&stream).expect("a request").reset = Some(code),
+            Event::GoAway { last_stream, code, .. } => self.goaways.push((last_stream, code)),
+            Event::Pong { .. } => self.pongs += 1,
+            Event::Fault { stream, fault } => panic!("Gale broke a rule on stream {stream}: {fault}"),
+            _ => {}
+        }
+    }
+}
+
+fn write_fields(fields: &[(&str, &str)], writer: &mut FieldsWriter<'_>) {
+    for (name, value) in fields {
+        writer.field(name.as_bytes(), value.as_bytes(), Indexing::Not).expect("a field");
+    }
+}

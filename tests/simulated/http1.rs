@@ -1,0 +1,547 @@
+//! HTTP/1 in a simulated world: whatever the network, the disks and the clients do, every request gets its answer,
+//! whole, once and in order, or the connection ends for a reason that can be named; and nothing is left behind.
+//!
+//! The measure is what each request is answered with when nothing goes wrong, and that is compared with what its author
+//! expected. `GALE_SEED` and `GALE_SEEDS` choose the worlds: see CONTRIBUTING.md.
+
+use std::cell::Cell;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use gale_process::Worker;
+use gale_runtime::simulation::{Faults, Peer, PeerEnd, Random, Reading, Sending, Simulation, Transcript, each_seed};
+use gale_runtime::{Bytes, SocketAddress, Stream, leased_bytes, sleep, task_count};
+
+use crate::support::answer::{Answer, Baseline, Received};
+use crate::support::clients::{
+    Client, ClientPlan, LATENESS, SEEDS, SETTLING, check_nothing_is_left, faults_that_break, play, play_over_reloads,
+};
+use crate::support::requests::{
+    After, CLIENT_HEADER_TIMEOUT, Item, KEEPALIVE_TIMEOUT, SEND_TIMEOUT, add_files, configuration, items,
+};
+use crate::support::{Task, address, run};
+
+/// What a connection holds when it is full.
+const WINDOW: usize = 64 * 1024;
+
+struct Known {
+    item: Item,
+    baseline: Baseline,
+}
+
+/// Every request with its answer.
+fn catalogue() -> &'static [Known] {
+    static CATALOGUE: OnceLock<Vec<Known>> = OnceLock::new();
+    CATALOGUE.get_or_init(|| {
+        let known = |item: Item| Known { baseline: Baseline::of(&item), item };
+        items().into_iter().map(known).collect()
+    })
+}
+
+/// How a client's part in a connection ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ending {
+    /// Reads all answers and waits until the server closes the connection.
+    Waits,
+    /// Reads all answers and closes.
+    Closes,
+    /// Ends what it sends, and reads until the server closes.
+    HalfCloses,
+    /// Closes or resets when it has sent so many bytes, whatever comes.
+    Vanishes { after: usize, resets: bool },
+    /// Sends so many bytes of one more head, and then nothing.
+    Stalls { head: usize },
+    /// Stops reading after so many bytes, for longer than the server sends to a client that does not read.
+    IsDeaf { after: usize },
+}
+
+/// What one client does.
+#[derive(Clone)]
+struct Plan {
+    items: Vec<usize>,
+    /// Waits for every answer before the next request; else requests follow each other at once.
+    waits: bool,
+    /// Sends pieces of at most so many bytes.
+    piece_max: usize,
+    pause: Duration,
+    reads: Reading,
+    ending: Ending,
+    delay: Duration,
+    /// What is sent behind the last of them, although that one ends the connection.
+    too_late: Option<usize>,
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.items.iter().map(|&index| catalogue()[index].item.name).collect();
+        write!(f, "{names:?}, ")?;
+        write!(f, "waits {}, pieces {} {:?}, {:?}, ", self.waits, self.piece_max, self.pause, self.reads)?;
+        write!(f, "{:?}", self.ending)
+    }
+}
+
+impl Plan {
+    /// A plan of chance.
+    fn new(random: &Random) -> Plan {
+        let count = random.up_to(5);
+        let mut items = Vec::new();
+        for _ in 0..count {
+            let index = random.below(catalogue().len() as u64) as usize;
+            items.push(index);
+            if catalogue()[index].item.after != After::Open {
+                break;
+            }
+        }
+        let is_open = items.iter().all(|&index| catalogue()[index].item.after == After::Open);
+        let sent: usize = items.iter().map(|&index| catalogue()[index].item.length()).sum();
+        let received: usize = items.iter().map(|&index| catalogue()[index].baseline.answer.bytes.len()).sum();
+        let interim = items.iter().any(|&index| catalogue()[index].item.waits());
+        let delays = items.iter().any(|&index| catalogue()[index].item.delays());
+        let ending = match random.below(8) {
+            0 => {
+                let after = random.below(sent as u64 + 1) as usize;
+                Ending::Vanishes { after, resets: random.chance(500) }
+            }
+            1 if received > 150_000 && !interim => Ending::IsDeaf { after: random.below(received as u64 / 4) as usize },
+            2 if is_open => Ending::Closes,
+            3 if is_open && !delays => Ending::HalfCloses,
+            4 if is_open => Ending::Stalls { head: random.below(STALLED_HEAD.len() as u64) as usize },
+            _ => Ending::Waits,
+        };
+        let reads = match (ending, random.below(4)) {
+            (Ending::IsDeaf { after }, _) => Reading::Until(after),
+            (_, 0) => Reading::Slowly(random.up_to(20_000).max(2000), Duration::from_millis(random.below(1500))),
+            _ => Reading::Eagerly,
+        };
+        let piece_max = *random.pick(&[40, 500, 5000, 100_000]);
+        // As slow as that a body takes longer than each of the timeouts, which only count silence. A head must not.
+        let pauses: &[u64] = if piece_max < 500 { &[0, 100, 20_000] } else { &[0, 100, 20_000, 4_000_000] };
+        Plan {
+            waits: random.chance(500) && !matches!(ending, Ending::IsDeaf { .. }),
+            piece_max,
+            pause: Duration::from_micros(*random.pick(pauses)),
+            reads,
+            ending,
+            delay: Duration::from_millis(random.below(2000)),
+            too_late: None,
+            items,
+        }
+    }
+
+    /// Which requests ask for a head only.
+    fn heads(&self) -> Rc<[bool]> {
+        self.items.iter().map(|&index| catalogue()[index].item.is_head()).collect()
+    }
+
+    /// Waits until so many answers have come.
+    fn awaits(&self, answers: usize) -> Sending {
+        let heads = self.heads();
+        Sending::Await(Rc::new(move |bytes| Received::new(bytes, &heads).complete >= answers))
+    }
+
+    fn script(&self) -> Vec<Sending> {
+        let mut sends = Vec::new();
+        for (number, &index) in self.items.iter().enumerate() {
+            let item = &catalogue()[index].item;
+            if self.waits || item.waits() {
+                sends.push(self.awaits(number));
+            }
+            // When the server gives up is counted from the last byte, which is the first one's time, too.
+            let pause = if matches!(item.after, After::TimedOut(_)) { Duration::ZERO } else { self.pause };
+            sends.extend(item.sends(number, self.heads()).into_iter().map(|step| match step {
+                Sending::Bytes(bytes) => Sending::Pieces(bytes, self.piece_max, pause),
+                step => step,
+            }));
+        }
+        if let Some(index) = self.too_late {
+            sends.extend(catalogue()[index].item.sends(self.items.len(), self.heads()));
+        }
+        match self.ending {
+            Ending::Waits => {}
+            Ending::Closes => sends.extend([self.awaits(self.items.len()), Sending::Close]),
+            Ending::HalfCloses => sends.push(Sending::ShutDown),
+            Ending::Vanishes { after, resets } => {
+                sends = cut_off(sends, after);
+                sends.push(if resets { Sending::Reset } else { Sending::Close });
+            }
+            Ending::Stalls { head } => {
+                if self.waits {
+                    sends.push(self.awaits(self.items.len()));
+                }
+                sends.push(Sending::Bytes(Bytes::from_static(&STALLED_HEAD[..head])));
+            }
+            Ending::IsDeaf { .. } => sends.push(Sending::Pause(SETTLING / 5)),
+        }
+        sends
+    }
+
+    /// What the client may receive at most: the answers of everything that it has begun to send.
+    fn expected(&self, offered: usize) -> Answer {
+        let (mut answer, mut begins) = (Answer::default(), 0);
+        for &index in &self.items {
+            if offered <= begins {
+                break;
+            }
+            let Known { item, baseline } = &catalogue()[index];
+            answer.append(&baseline.answer);
+            begins += item.length();
+        }
+        answer
+    }
+
+    /// Whether the last answer breaks off because of a file.
+    fn breaks_off(&self) -> bool {
+        let last = self.items.last().map(|&index| catalogue()[index].item.after);
+        matches!(last, Some(After::BrokenOff(_)))
+    }
+
+    /// Whether it may end in the middle of an answer.
+    fn may_break_off(&self) -> bool {
+        matches!(self.ending, Ending::Vanishes { .. } | Ending::IsDeaf { .. }) || self.breaks_off()
+    }
+
+    /// Checks what the client has seen of a server that closes connections when it wants, but never within an answer,
+    /// and answers differently only in saying so.
+    fn check_whole_answers(&self, transcript: &Transcript, was_cut: bool) {
+        let received = Received::new(&transcript.received, &self.heads());
+        assert!(
+            !received.has_part || was_cut || self.may_break_off(),
+            "{:?}",
+            received.bytes.escape_ascii().to_string()
+        );
+        let keeps = self.expected(transcript.offered).first_difference(&received.bytes);
+        if keeps.is_some() {
+            // The last of them says that it is.
+            let mut expected = Answer::default();
+            for (number, &index) in self.items.iter().enumerate() {
+                let answer = &catalogue()[index].baseline.answer;
+                let is_last = number + 1 >= received.complete + usize::from(received.has_part);
+                expected.append(&if is_last { answer.closing() } else { answer.clone() });
+            }
+            assert_eq!(expected.first_difference(&received.bytes), None, "{keeps:?}");
+        }
+    }
+
+    /// How long after the last byte that the client sends the server gives up, if that is how it ends.
+    fn timeout(&self) -> Option<Duration> {
+        match (self.ending, self.items.last().map(|&index| catalogue()[index].item.after)) {
+            (Ending::Stalls { head: 1.. }, _) => Some(CLIENT_HEADER_TIMEOUT),
+            (Ending::Waits, Some(After::TimedOut(time))) => Some(time),
+            _ => None,
+        }
+    }
+}
+
+impl ClientPlan for Plan {
+    type Seen = Transcript;
+
+    async fn play(self, random: Random) -> Option<Transcript> {
+        sleep(self.delay).await;
+        let stream = Stream::connect(&address()).await.ok()?;
+        let peer = Peer { sends: self.script(), reads: self.reads, patience: SETTLING };
+        Some(peer.play(stream, &random).await)
+    }
+
+    fn address_of(transcript: &Transcript) -> &SocketAddress {
+        &transcript.local
+    }
+
+    fn check(&self, transcript: &Transcript, was_cut: bool) {
+        let Transcript { received, end, offered, .. } = transcript;
+        let received = &Received::new(received, &self.heads()).bytes;
+        let expected = self.expected(*offered);
+        if let Some(at) = expected.first_difference(received) {
+            let shown =
+                |bytes: &[u8]| String::from_utf8_lossy(&bytes[at.min(bytes.len())..]).chars().take(200).collect();
+            let (received, expected): (String, String) = (shown(received), shown(&expected.bytes));
+            panic!("at {at}: received {received:?}, expected {expected:?}");
+        }
+        assert_ne!(*end, PeerEnd::GaveUp, "the server never closed the connection");
+        if was_cut || matches!(self.ending, Ending::Vanishes { .. }) {
+            return;
+        }
+        let is_whole = received.len() == expected.bytes.len();
+        if let Ending::IsDeaf { after } = self.ending {
+            let must_time_out = expected.bytes.len() > after + WINDOW + 1000;
+            assert!(!(is_whole && must_time_out), "a client that reads nothing got everything");
+            return;
+        }
+        let expected_end = if self.ending == Ending::Closes { PeerEnd::Left } else { PeerEnd::Closed };
+        if !self.breaks_off() {
+            assert!(is_whole, "{} of {} bytes, {end:?}", received.len(), expected.bytes.len());
+            assert_eq!(*end, expected_end);
+        }
+        if let (Some(time), Some(scripted)) = (self.timeout(), transcript.scripted) {
+            // The time runs when the client has everything that came before.
+            let latest = scripted.max(transcript.last_received) + time + LATENESS;
+            let is_right = transcript.ended + LATENESS >= scripted + time && transcript.ended <= latest;
+            assert!(is_right, "the server gave up after {:?} instead of {time:?}", transcript.ended - scripted);
+        }
+    }
+}
+
+/// Clients with plans of chance.
+fn clients(random: &Random) -> Vec<Client<Plan>> {
+    (0..random.up_to(8)).map(|_| Client::spawn(Plan::new(random), random)).collect()
+}
+
+/// A head that never becomes whole.
+const STALLED_HEAD: &[u8] = b"GET /hello HTTP/1.1\r\nHost: h\r\nX-Slow: ";
+
+/// The first `bytes` bytes of a script, without waiting for anything.
+fn cut_off(sends: Vec<Sending>, mut bytes: usize) -> Vec<Sending> {
+    let mut cut = Vec::new();
+    for step in sends {
+        if let Sending::Pieces(mut piece, max, pause) = step {
+            piece.truncate(bytes);
+            bytes -= piece.len();
+            cut.push(Sending::Pieces(piece, max, pause));
+        }
+    }
+    cut
+}
+
+/// Runs `test` in a world of each seed, when it is known what requests are answered with.
+fn each_world(test: impl Fn(&Simulation, &Random)) {
+    // In worlds of their own, before this one.
+    catalogue();
+    each_seed(SEEDS, |simulation| test(simulation, &Random::new(simulation.seed())));
+}
+
+#[test]
+fn without_faults_every_request_is_answered_as_it_should_be() {
+    for Known { item, baseline } in catalogue() {
+        let (begun, ended) = baseline.times;
+        let time = ended - begun;
+        let expected = match item.after {
+            After::Open => KEEPALIVE_TIMEOUT,
+            After::TimedOut(time) => time,
+            After::Closed | After::BrokenOff(_) => Duration::ZERO,
+        };
+        let is_right = time >= expected && time < expected + Duration::from_millis(10);
+        assert!(is_right, "{}: the connection lasted {time:?}", item.name);
+        assert_eq!(baseline.end, PeerEnd::Closed, "{}", item.name);
+    }
+}
+
+#[test]
+fn whatever_goes_wrong_answers_are_whole_and_in_order() {
+    each_world(|simulation, random| {
+        let mut faults = Faults::swarm(random);
+        if random.chance(200) {
+            // No client is at fault for a disk that is slower than every timeout.
+            (faults.cold_files, faults.task_max) = (700, SEND_TIMEOUT * 3);
+        }
+        simulation.set_faults(faults);
+        play(simulation, &configuration(), || clients(random));
+    });
+}
+
+#[test]
+fn connections_that_break_or_are_never_made_cost_only_themselves() {
+    each_world(|simulation, random| {
+        simulation.set_faults(faults_that_break(random));
+        play(simulation, &configuration(), || clients(random));
+    });
+}
+
+#[test]
+fn who_sends_more_than_the_server_wants_gets_the_answers_before() {
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults::swarm(random));
+        add_files(simulation);
+        // Whoever says that nothing more will come and sends more takes back the answer itself.
+        let ends: Vec<usize> = (0..catalogue().len())
+            .filter(|&index| {
+                let item = &catalogue()[index].item;
+                item.after == After::Closed && !item.asks_for_the_end()
+            })
+            .collect();
+        run(simulation, &configuration(), async |serving| {
+            let tasks = task_count();
+            let mut plan = Plan::new(random);
+            plan.items = vec![*random.pick(&ends)];
+            (plan.waits, plan.reads, plan.ending) = (false, Reading::Eagerly, Ending::Waits);
+            plan.too_late = Some(random.below(catalogue().len() as u64) as usize);
+            let transcript = plan.clone().play(random.fork()).await.expect("a connection");
+            let expected = plan.expected(transcript.offered);
+            let received = Received::new(&transcript.received, &plan.heads()).bytes;
+            assert_eq!(expected.first_difference(&received), None, "{plan:?}");
+            assert_eq!(
+                received.len(),
+                expected.bytes.len(),
+                "{plan:?} {:?}",
+                catalogue()[plan.too_late.unwrap()].item.name
+            );
+            check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+#[test]
+fn a_server_that_ends_finishes_what_it_has_begun() {
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults::swarm(random));
+        add_files(simulation);
+        run(simulation, &configuration(), async |serving| {
+            let tasks = task_count();
+            // Who sends the next request before the answer has come may lose that answer: TCP takes it back.
+            let plan = |_| Plan { waits: true, ..Plan::new(random) };
+            let clients: Vec<_> = (0..random.up_to(8)).map(plan).map(|plan| Client::spawn(plan, random)).collect();
+            sleep(Duration::from_millis(random.below(4000))).await;
+            simulation.note("drains", 0, serving.connections());
+            serving.stop_accepting(true).await;
+            let quiet = serving.drain(None);
+            simulation.stop_listening(&address());
+            quiet.await;
+            assert_eq!(serving.connections(), 0);
+            for client in clients {
+                client.check_by(simulation, Plan::check_whole_answers).await;
+            }
+            // Nothing accepts any more.
+            check_nothing_is_left(simulation, serving, tasks - 1).await;
+        });
+    });
+}
+
+#[test]
+fn more_clients_than_connections_are_served_in_turn() {
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults::swarm(random));
+        add_files(simulation);
+        let configuration = configuration().replace("events { }", "events { worker_connections 4; }");
+        run(simulation, &configuration, async |serving| {
+            let tasks = task_count();
+            let plan = |_| Plan { waits: true, ..Plan::new(random) };
+            let clients: Vec<_> = (0..12).map(plan).map(|plan| Client::spawn(plan, random)).collect();
+            for client in clients {
+                client.check_by(simulation, Plan::check_whole_answers).await;
+            }
+            check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+#[test]
+fn without_memory_and_threads_nobody_hangs_and_nothing_is_lost() {
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults { pool_refusals: *random.pick(&[0, 100, 500]), ..Faults::swarm(random) });
+        add_files(simulation);
+        run(simulation, &configuration(), async |serving| {
+            // When the server starts it takes its share of the machine's: this is less.
+            gale_runtime::set_leased_bytes_max(*random.pick(&[4096, 65536, 200_000, 1 << 20]));
+            let tasks = task_count();
+            let clients: Vec<_> = (0..12).map(|_| Client::spawn(Plan::new(random), random)).collect();
+            for client in clients {
+                // Answers may be refusals, and may break off.
+                let check = |plan: &Plan, transcript: &Transcript, _| {
+                    Received::new(&transcript.received, &plan.heads());
+                };
+                client.check_by(simulation, check).await;
+            }
+            check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+#[test]
+fn many_clients_that_want_the_same_file_from_a_slow_disk_get_it_whole() {
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults {
+            cold_files: *random.pick(&[300, 900, 1000]),
+            slow_calls: *random.pick(&[0, 100, 900]),
+            task_max: Duration::from_millis(*random.pick(&[1, 50, 5000])),
+            ..Faults::swarm(random)
+        });
+        add_files(simulation);
+        run(simulation, &configuration(), async |serving| {
+            let tasks = task_count();
+            let name = *random.pick(&["a large file", "a large file by sendfile", "a large file by a pool"]);
+            let wanted = catalogue().iter().position(|known| known.item.name == name).expect("it is known");
+            // Some leave in the middle, also those who have begun a read that others wait for.
+            let clients: Vec<_> = (0..20)
+                .map(|_| Plan { items: vec![wanted], ..Plan::new(random) })
+                .map(|plan| Client::spawn(plan, random))
+                .collect();
+            for client in clients {
+                client.check(simulation).await;
+            }
+            check_nothing_is_left(simulation, serving, tasks).await;
+        });
+    });
+}
+
+/// A file that is read in several pieces, none of which is in memory.
+const COLD_SITE: &str = "error_log /log;
+    events { }
+    http { access_log off; client_body_temp_path %TEMP%; server { listen %ADDRESS%; root /www; send_timeout 60s; } }";
+const COLD_FILE: &str = "/www/cold";
+const COLD_BYTES: usize = 2 << 20;
+const COLD_REQUEST: &str = "GET /cold HTTP/1.0\r\n\r\n";
+const COLD: Faults = Faults { cold_files: 1000, ..Faults::NONE };
+
+#[test]
+fn who_leaves_while_a_disk_hangs_is_not_waited_for_until_it_answers() {
+    for seed in 0..20 {
+        let simulation = Simulation::new(seed, Faults { task_max: Duration::from_secs(1), ..COLD });
+        simulation.add_file(COLD_FILE, &vec![b'x'; COLD_BYTES]).expect("memory for it");
+        // Also behind a filter, which waits for the disk in its client's place.
+        let filter = if seed % 2 == 0 { "" } else { "sub_filter zz z; sub_filter_types *;" };
+        run(
+            &simulation,
+            &COLD_SITE.replace("access_log off;", &format!("access_log off; {filter}")),
+            async |serving| {
+                let stream = Stream::connect(&address()).await.expect("somebody listens");
+                let has_begun = Rc::new(Cell::new(false));
+                let begins = Rc::clone(&has_begun);
+                let expectation = Rc::new(move |received: &[u8]| {
+                    begins.set(received.len() > 1000);
+                    begins.get()
+                });
+                let sends = vec![Sending::Bytes(COLD_REQUEST.into()), Sending::Await(expectation), Sending::ShutDown];
+                let peer = Peer { patience: Duration::from_secs(100), ..Peer::new(sends) };
+                let client = Task::spawn(async move { peer.play(stream, &Random::new(0)).await });
+                while !has_begun.get() {
+                    sleep(Duration::from_millis(1)).await;
+                }
+                simulation.set_faults(Faults { task_max: Duration::from_secs(1_000_000), ..COLD });
+                let transcript = client.take().await;
+                let (is_whole, waited) = (transcript.received.len() >= COLD_BYTES, transcript.ended);
+                assert!(!is_whole, "seed {seed}: the disk was quick");
+                // Without a length only a reset says that something is missing.
+                let end = if filter.is_empty() { PeerEnd::Closed } else { PeerEnd::Reset };
+                assert_eq!(transcript.end, end, "seed {seed}: at {waited:?}");
+                sleep(Duration::from_secs(10)).await;
+                assert_eq!((serving.connections(), leased_bytes()), (0, 0), "seed {seed}");
+            },
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_read_ahead_for_want_of_memory_is_read_when_the_last_piece_has_left() {
+    for seed in 0..20 {
+        let simulation = Simulation::new(seed, Faults { task_max: Duration::from_millis(100), ..COLD });
+        simulation.add_file(COLD_FILE, &vec![b'x'; COLD_BYTES]).expect("memory for it");
+        run(&simulation, COLD_SITE, async |_| {
+            // Memory for the largest piece, and not for another one beside it.
+            gale_runtime::set_leased_bytes_max(250_000);
+            let stream = Stream::connect(&address()).await.expect("somebody listens");
+            let sends = vec![Sending::Bytes(COLD_REQUEST.into())];
+            let peer = Peer { reads: Reading::Slowly(8192, Duration::from_millis(5)), ..Peer::new(sends) };
+            let transcript = peer.play(stream, &Random::new(seed)).await;
+            let body = transcript.received.iter().rposition(|&byte| byte == b'\n').map(|at| at + 1);
+            assert_eq!(transcript.received.len() - body.unwrap_or(0), COLD_BYTES, "seed {seed}");
+        });
+    }
+}
+
+#[test]
+fn nobody_notices_a_reload() {
+    each_world(|simulation, random| {
+        simulation.set_faults(Faults::swarm(random));
+        play_over_reloads(simulation, &configuration(), random, || clients(random));
+    });
+}
