@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 
 use rustix::process::Signal;
 
-use crate::support::{self, Directory, Driver, IdleProcess, NOBODY, Server, http_configuration, is_root};
+use crate::support::{self, Directory, Driver, IdleProcess, NOBODY, Server, http_configuration, is_root, skip};
 
 fn served(text: &str) -> String {
     http_configuration(Driver::Epoll, &format!("server {{ listen %UNIX%; {text} }}"))
@@ -128,7 +128,7 @@ fn clients_that_say_something_else_or_nothing_are_in_nobodys_way() {
 #[test]
 fn other_users_are_not_let() {
     if !is_root() {
-        return eprintln!("skipped: needs another user");
+        return skip("only root has another user to become");
     }
     let server = Server::start(Driver::Epoll, "return 200 one;");
     let mut command = support::binary(false);

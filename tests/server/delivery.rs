@@ -15,7 +15,8 @@ use rustix::process::Signal;
 
 use crate::support::fuse;
 use crate::support::{
-    Client, DEADLINE, Directory, Driver, Response, Server, Setup, has_own_mounts, is_root, wait_ended, with_each_driver,
+    Client, DEADLINE, Directory, Driver, Response, Server, Setup, has_own_mounts, is_root, skip, wait_ended,
+    with_each_driver,
 };
 
 with_each_driver!(
@@ -186,7 +187,7 @@ fn pieces_take_the_rung_that_does_not_wait(driver: Driver) {
     let server = setup(driver, &ways("%DIR%/files")).file("files/big", pattern(size)).start();
     let path = server.directory.path().join("files/big");
     if !can_evict(&path) {
-        return eprintln!("skipped: nothing can be evicted from memory here");
+        return skip("nothing can be evicted from memory here");
     }
     let ask = |way: &str, is_cold: bool| {
         if is_cold {
@@ -275,7 +276,7 @@ fn a_pool_without_room_refuses_what_is_not_in_memory_and_nothing_else(driver: Dr
     let (task, _) = gate.accept().expect("a task");
     let files = server.directory.path().join("files");
     if !can_evict(&files.join("cold")) {
-        return eprintln!("skipped: nothing can be evicted from memory here");
+        return skip("nothing can be evicted from memory here");
     }
     // Nothing of what was to be is left.
     let (mut refused, response, path) = refusal(&server, "/none/cold", "");
@@ -368,7 +369,7 @@ fn what_is_no_regular_file_is_never_waited_for(driver: Driver) {
     if rustix::fs::mknodat(CWD, directory.join("device"), FileType::CharacterDevice, mode, device).is_ok() {
         assert!(matches!(server.get("/device").status, 403 | 404));
     } else {
-        eprintln!("skipped a part: no device can be made here");
+        skip("no device can be made here");
     }
     server.directory.write("files/directory/file", "x");
     assert_eq!(server.get("/directory").status, 301);
@@ -389,7 +390,7 @@ impl EndWithAlerts for Server {
 
 fn an_unprivileged_worker_serves_what_it_may_read(driver: Driver) {
     if !is_root() {
-        return eprintln!("skipped: only root has files that others do not own");
+        return skip("only root has files that others do not own");
     }
     let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
     let group = if groups.lines().any(|line| line.starts_with("nogroup:")) { "nogroup" } else { "nobody" };
@@ -464,9 +465,14 @@ fn run(command: &mut Command) -> Result<(), String> {
     }
 }
 
-/// None, and a line that says why, where it cannot be mounted.
+/// `None`, and a skip, where it cannot be mounted.
 fn mount_or_skip(kind: &str, options: &str) -> Option<Mounted> {
-    Mounted::new(kind, options).inspect_err(|error| eprintln!("skipped {kind}, {options}: {error}")).ok()
+    Mounted::new(kind, options)
+        .inspect_err(|error| {
+            eprintln!("mount -t {kind} -o {options}: {error}");
+            skip(format!("{kind} cannot be mounted here"));
+        })
+        .ok()
 }
 
 fn every_file_system_delivers_the_same(driver: Driver) {
@@ -708,9 +714,7 @@ fn nor_do_they_hold_up_the_end_of_the_server(driver: Driver) {
         return;
     }
     for (signal, way) in [Signal::TERM, Signal::QUIT].into_iter().flat_map(|signal| WAITING.map(|way| (signal, way))) {
-        let Some(mounted) = fuse::FileSystem::mount() else {
-            return eprintln!("skipped: no file system can be mounted here");
-        };
+        let Some(mounted) = fuse::FileSystem::mount() else { return };
         // A graceful end waits for clients.
         let mut server = hanging(driver, &mounted, "worker_shutdown_timeout 1s;").start();
         let _client = ask_for_what_hangs(&server, &mounted, way);
@@ -743,9 +747,7 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
         (Signal::ABORT, "auto", "within a second, it dumps core, ", Some(Signal::QUIT)),
     ];
     for (signal, way, how, stop) in deaths {
-        let Some(mounted) = fuse::FileSystem::mount() else {
-            return eprintln!("skipped: no file system can be mounted here");
-        };
+        let Some(mounted) = fuse::FileSystem::mount() else { return };
         let mut server = hanging(driver, &mounted, "").start();
         let _client = ask_for_what_hangs(&server, &mounted, way);
         let worker = server.worker();
@@ -851,14 +853,7 @@ fn nor_does_one_that_an_old_binary_has_left_behind(driver: Driver) {
 
 /// A file system that this test alone sees; none where that cannot be.
 fn mount_alone() -> Option<fuse::FileSystem> {
-    if !has_own_mounts() {
-        return None;
-    }
-    let mounted = fuse::FileSystem::mount();
-    if mounted.is_none() {
-        eprintln!("skipped: no file system can be mounted here");
-    }
-    mounted
+    if has_own_mounts() { fuse::FileSystem::mount() } else { None }
 }
 
 /// Another server, which tries until it can. Nothing tells of that.

@@ -41,7 +41,7 @@ with_each_driver![
 /// Asks both servers everything that is recorded for an example.
 fn compare(name: &str, driver: Driver) {
     let Some(nginx) = nginx() else {
-        return eprintln!("skipped: nginx is not installed");
+        return skip("nginx is not installed");
     };
     let folder = Path::new(EXAMPLES).join(name);
     let text = fs::read_to_string(folder.join("nginx.conf")).expect("a configuration");

@@ -10,7 +10,7 @@ use gale_protocol::http2::{ErrorCode, StreamId};
 use crate::support::authority::Authority;
 use crate::support::http2::Http2;
 use crate::support::http2_server::Http2Server;
-use crate::support::{Backend, Directory, Driver, Server, Setup, with_each_driver};
+use crate::support::{Backend, Directory, Driver, Server, Setup, skip, with_each_driver};
 
 with_each_driver!(
     a_unary_call_passes_with_its_trailers,
@@ -421,7 +421,7 @@ fn folder() -> PathBuf {
 fn python(script: &str) -> Option<Command> {
     let has_grpc = Command::new("python3").args(["-c", "import grpc"]).stderr(Stdio::null()).status();
     if !has_grpc.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: python3 with grpcio is not installed");
+        skip("python3 with grpcio is not installed");
         return None;
     }
     let mut command = Command::new("python3");
@@ -444,7 +444,8 @@ fn go(part: &str) -> Option<Command> {
         match compiled {
             Ok(()) => Some((directory, program)),
             Err(error) => {
-                eprintln!("skipped: Go does not compile tests/grpc/go: {error}");
+                eprintln!("{error}");
+                skip("Go does not compile tests/grpc/go");
                 None
             }
         }

@@ -1,13 +1,13 @@
 //! HTTP/2 as others speak it: h2spec's cases, curl, h2load and Chromium, each where it is installed.
 //!
-//! A tool that is not there is named, and the test passes: `skipped: h2spec is not installed`. The clients and servers
+//! A tool that is not there is named, and the test is skipped: `h2spec is not installed`. The clients and servers
 //! of gRPC are in `grpc.rs`.
 
 use std::process::{Command, Stdio};
 
 use crate::support::authority::Authority;
 use crate::support::browser::{browser, look};
-use crate::support::{Backend, Client, Driver, Server, Setup, with_each_driver};
+use crate::support::{Backend, Client, Driver, Server, Setup, skip, with_each_driver};
 
 with_each_driver!(
     h2spec_finds_nothing_in_the_clear_but_an_answer_of_http1,
@@ -44,7 +44,7 @@ fn tool(name: &str) -> Option<Command> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|path| path.is_file());
     if found.is_none() {
-        eprintln!("skipped: {name} is not installed");
+        skip(format!("{name} is not installed"));
     }
     found.map(|path| {
         let mut command = Command::new(path);
@@ -178,7 +178,7 @@ fn repeat(client: &mut Client) {
 
 fn a_browser_speaks_http2_and_opens_a_websocket_over_it(driver: Driver) {
     let Some(browser) = browser() else {
-        return eprintln!("skipped: no Chromium that works is installed");
+        return skip("no Chromium that works is installed");
     };
     let backend = Backend::tcp();
     let server = site(driver, &backend);

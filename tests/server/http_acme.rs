@@ -14,7 +14,7 @@ use crate::support::authority::Authority;
 use crate::support::issuer::{AcmeServer, Fault, Place};
 use crate::support::scratch::Scratch;
 use crate::support::tls::{AnyCertificate, Tls};
-use crate::support::{self, Backend, DEADLINE, Driver, Server, Setup, http_configuration, with_each_driver};
+use crate::support::{self, Backend, DEADLINE, Driver, Server, Setup, http_configuration, skip, with_each_driver};
 
 with_each_driver!(
     a_certificate_is_obtained_over_http_whatever_other_requests_get,
@@ -549,7 +549,7 @@ fn pebble_issues_over_both_challenges(driver: Driver) {
     let mut server = Setup::http(driver, empty).start();
     let Some(_pebble) = Pebble::start(&server) else {
         server.stop();
-        return eprintln!("skipped: pebble is not installed");
+        return skip("pebble is not installed");
     };
     let ip = server.directory.address(1).ip().to_string();
     let issuer = |name: &str, rest: &str| {

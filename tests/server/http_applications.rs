@@ -14,7 +14,7 @@ use crate::support::authority::Authority;
 use crate::support::http2::Http2;
 use crate::support::http2_server::Http2Server;
 use crate::support::tls::{Session, Tls};
-use crate::support::{Backend, DEADLINE, Directory, Driver, Setup, with_each_driver};
+use crate::support::{Backend, DEADLINE, Directory, Driver, Setup, skip, with_each_driver};
 
 with_each_driver!(
     php_fpm_answers,
@@ -70,7 +70,7 @@ fn find(names: &[&str]) -> Option<PathBuf> {
     let mut places = names.iter().flat_map(|name| directories.map(|directory| Path::new(directory).join(name)));
     let found = places.find(|path| path.exists());
     if found.is_none() {
-        eprintln!("not tested: {} is not installed", names[0]);
+        skip(format!("{} is not installed", names[0]));
     }
     found
 }
@@ -161,7 +161,7 @@ def application(environ, start_response):
 fn uwsgi_with_python_answers(driver: Driver) {
     let Some(program) = find(&["uwsgi"]) else { return };
     if !Path::new("/usr/lib/uwsgi/plugins/python3_plugin.so").exists() {
-        eprintln!("not tested: uwsgi-plugin-python3 is not installed");
+        skip("uwsgi-plugin-python3 is not installed");
         return;
     }
     let own = Directory::new();

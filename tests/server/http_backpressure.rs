@@ -1,5 +1,5 @@
 //! Peers that are slower than the server: every byte still arrives in its order, and nothing is kept for them beyond a
-//! bound. The consumers that stall need handlers that only debug builds have.
+//! bound. The consumers that stall are handlers of `test_hooks.rs`.
 
 use crate::support::{self, Client, Driver, Server, Setup, with_each_driver};
 

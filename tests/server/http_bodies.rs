@@ -1,5 +1,5 @@
 //! Bodies of requests over real sockets: counted and in chunks, read, stored, sent back, or left unread.
-//! Nearly all of it needs handlers that only debug builds have.
+//! Nearly all of it needs handlers of `test_hooks.rs`.
 
 use crate::support::{self, Backend, Client, Driver, Response, Server, Setup, SmallDisk, with_each_driver};
 

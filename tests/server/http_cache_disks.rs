@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use crate::support::fuse;
 use crate::support::{
-    self, Backend, Client, Directory, Driver, Response, Server, Serving, Setup, SmallDisk, has_own_mounts,
+    self, Backend, Client, Directory, Driver, Response, Server, Serving, Setup, SmallDisk, has_own_mounts, skip,
     with_each_driver,
 };
 
@@ -359,10 +359,7 @@ fn a_disk_that_hangs_costs_its_requests_a_bounded_time(driver: Driver) {
     if !has_own_mounts() {
         return;
     }
-    let Some(mounted) = fuse::FileSystem::mount() else {
-        eprintln!("skipped: no file system can be mounted here");
-        return;
-    };
+    let Some(mounted) = fuse::FileSystem::mount() else { return };
     let (directory, backend) = (Directory::new(), origin());
     let text = "proxy_cache_path FUSE keys_zone=hung:1m; proxy_cache_path OTHER keys_zone=well:1m;
         proxy_cache_key $uri; server { listen %UNIX%; proxy_cache $arg_c;
@@ -441,10 +438,7 @@ fn on_a_disk_of_the_test(
     path: &str,
     backend: &Serving,
 ) -> Option<(Server, fuse::FileSystem, Directory)> {
-    let Some(mounted) = fuse::FileSystem::mount() else {
-        eprintln!("skipped: no file system can be mounted here");
-        return None;
-    };
+    let mounted = fuse::FileSystem::mount()?;
     let directory = Directory::new();
     let text = "proxy_cache_path FUSE keys_zone=hung:1m; proxy_cache_path OTHER keys_zone=well:1m;
         proxy_cache_key $uri; server { listen %UNIX%; proxy_cache $arg_c;
@@ -531,14 +525,7 @@ fn a_hit_whose_disk_fails_on_the_way_goes_on_from_the_upstream(driver: Driver) {
 
 /// A disk that can be made to hang, for this test; `None` where it does not go on here.
 fn mounted() -> Option<fuse::disk::Disk> {
-    if !has_own_mounts() {
-        return None;
-    }
-    let disk = fuse::disk::Disk::mount();
-    if disk.is_none() {
-        eprintln!("skipped: no file system can be mounted here");
-    }
-    disk
+    if has_own_mounts() { fuse::disk::Disk::mount() } else { None }
 }
 
 /// The files of one cache lie on two disks: what is asked for all the time on one that is well, the others on one that
@@ -677,7 +664,7 @@ fn a_journal_that_takes_long_is_waited_for_in_vain_only_once(driver: Driver) {
     let answers = || server.get("/api/9/http/caches/one").text().contains("\"disk_answers\":true");
     assert!(!answers());
     if lies_in_memory(&file) {
-        eprintln!("skipped: no disk can answer here");
+        skip("no disk can answer here");
     } else {
         server.look_until("the disk answers others", || {
             let opened = std::fs::File::open(&file).unwrap();

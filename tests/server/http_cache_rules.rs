@@ -8,7 +8,9 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use crate::support::{self, Backend, Client, Directory, Driver, Response, Server, Serving, Setup, with_each_driver};
+use crate::support::{
+    self, Backend, Client, Directory, Driver, Response, Server, Serving, Setup, skip, with_each_driver,
+};
 
 with_each_driver!(
     responses_are_stored_as_the_rules_say,
@@ -183,7 +185,7 @@ const DIFFERENCES: &[(&str, &str)] = &[
 #[test]
 fn nginx_itself_does_what_its_column_says() {
     let Some(program) = std::env::var_os("GALE_TEST_NGINX") else {
-        eprintln!("skipped: GALE_TEST_NGINX names no nginx");
+        skip("GALE_TEST_NGINX names no nginx");
         return;
     };
     let backend = origin();

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::Signal;
 
-use crate::support::{self, Client, Driver, Server, Setup, descriptor_limit, turn_of_crowds, with_each_driver};
+use crate::support::{self, Client, Driver, Server, Setup, descriptor_limit, skip, turn_of_crowds, with_each_driver};
 
 with_each_driver!(
     idle_connections_are_closed_after_their_time,
@@ -301,7 +301,7 @@ fn a_full_worker_takes_as_many_new_ones_as_it_has_idle_ones(driver: Driver) {
     const COUNT: usize = 600;
     let _turn = turn_of_crowds();
     if descriptor_limit() < 4 * COUNT {
-        return eprintln!("skipped: a process can have only {} descriptors here", descriptor_limit());
+        return skip("a process can have too few descriptors here");
     }
     let server = one_worker(driver, COUNT, HELLO).start();
     let mut busy: Vec<Client> = (0..COUNT / 3).map(|_| server.connect()).collect();
@@ -381,7 +381,7 @@ fn a_thousand_idle_connections_do_no_harm(driver: Driver) {
     const COUNT: usize = 1000;
     let _turn = turn_of_crowds();
     if descriptor_limit() < 4 * COUNT {
-        return eprintln!("skipped: a process can have only {} descriptors here", descriptor_limit());
+        return skip("a process can have too few descriptors here");
     }
     let server = one_worker(driver, 2 * COUNT, HELLO).start();
     let mut idle: Vec<Client> = (0..COUNT).map(|_| server.connect()).collect();

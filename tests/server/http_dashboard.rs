@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::browser::{browser, look};
 use crate::support::devtools::Page;
-use crate::support::{Backend, Driver, Response, Server, Serving, Setup, with_each_driver};
+use crate::support::{Backend, Driver, Response, Server, Serving, Setup, skip, with_each_driver};
 
 with_each_driver!(
     the_page_and_its_parts_are_served_with_a_strict_policy,
@@ -231,8 +231,7 @@ const HOSTILE: &str = "<img src=x onerror=console.error(86420)>\\\"'&lt;b id=hos
 
 fn a_browser_shows_the_traffic_and_names_as_text(driver: Driver) {
     let Some(browser) = browser() else {
-        eprintln!("no Chromium that works is installed: the page is not looked at");
-        return;
+        return skip("no Chromium that works is installed");
     };
     let backend = answering();
     let text = format!(
@@ -272,8 +271,7 @@ fn a_browser_shows_the_traffic_and_names_as_text(driver: Driver) {
 
 fn a_server_is_drained_and_weighed_by_keyboard(driver: Driver) {
     let Some(browser) = browser() else {
-        eprintln!("no Chromium that works is installed: nobody presses a key");
-        return;
+        return skip("no Chromium that works is installed");
     };
     let text = "upstream app { zone app 64k; server 127.0.0.1:1; server 127.0.0.1:2 weight=3; }
         server { listen %TCP%; status_zone site; location /dashboard/ { dashboard write=on; } }";
@@ -312,8 +310,7 @@ fn a_server_is_drained_and_weighed_by_keyboard(driver: Driver) {
 
 fn the_page_is_readable_in_the_dark_on_a_phone_and_by_a_screen_reader(driver: Driver) {
     let Some(browser) = browser() else {
-        eprintln!("no Chromium that works is installed: nobody reads the page");
-        return;
+        return skip("no Chromium that works is installed");
     };
     let text = "upstream app { zone app 64k; server 127.0.0.1:1; }
         server { listen %TCP%; status_zone a-long-name-of-a-zone-that-does-not-fit-into-a-narrow-window-at-all;

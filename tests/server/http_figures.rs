@@ -166,10 +166,7 @@ fn figures_are_told_beside_a_disk_that_hangs(driver: Driver) {
     if !has_own_mounts() {
         return;
     }
-    let Some(mounted) = fuse::FileSystem::mount() else {
-        eprintln!("skipped: no file system can be mounted here");
-        return;
-    };
+    let Some(mounted) = fuse::FileSystem::mount() else { return };
     let text = SITE.replace("%DIR%", mounted.point().to_str().expect("text"));
     let text = text.replace("location /files/ {", "location /files/ { rewrite ^/files/(.*)$ /$1 break;");
     let mut server = Setup::http(driver, &text).start();

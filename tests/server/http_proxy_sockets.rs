@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::net::sockopt;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::support::{Backend, Client, Driver, Server, Setup, has_own_network, with_each_driver};
+use crate::support::{Backend, Client, Driver, Server, Setup, has_own_network, skip, with_each_driver};
 
 with_each_driver!(
     socket_options_are_those_of_the_location,
@@ -42,7 +42,7 @@ fn other_end(process: Pid, peer: &Client) -> Option<TcpStream> {
         match pidfd_getfd(&handle, number, PidfdGetfdFlags::empty()).map(TcpStream::from) {
             Ok(socket) if (socket.local_addr().ok(), socket.peer_addr().ok()) == ends => return Some(socket),
             Err(rustix::io::Errno::PERM | rustix::io::Errno::NOSYS) => {
-                eprintln!("skipped: the kernel does not give out descriptors of other processes here");
+                skip("the kernel does not give out descriptors of other processes here");
                 return None;
             }
             // One that is no socket, or has been closed meanwhile.
@@ -127,7 +127,8 @@ fn connections_come_from_addresses_of_others_where_the_location_says_transparent
     {
         let done = Command::new("ip").args(command.split(' ')).output();
         if !done.as_ref().is_ok_and(|output| output.status.success()) {
-            return eprintln!("skipped: ip {command}: {done:?}");
+            eprintln!("ip {command}: {done:?}");
+            return skip("ip does not set up routes here");
         }
     }
     let backend = Backend::tcp();

@@ -331,10 +331,6 @@ fn an_if_is_a_scope_of_its_own(driver: Driver) {
 }
 
 fn an_if_keeps_the_content_of_its_location(driver: Driver) {
-    // Only debug builds have content that belongs to a location alone.
-    if !cfg!(debug_assertions) {
-        return;
-    }
     let server = Setup::server(
         driver,
         "location / { root %DIR%; test_worker; if ($arg_a) { add_header X-A a; } if ($arg_b) { set $b 1; } }

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
-use crate::support::{Client, Directory, Driver, Server, Setup, with_each_driver};
+use crate::support::{Client, Directory, Driver, Server, Setup, skip, with_each_driver};
 
 with_each_driver!(
     the_best_name_decides,
@@ -240,8 +240,7 @@ fn a_specific_address_goes_before_the_wildcard_of_its_port() {
 #[test]
 fn ipv6_is_spoken() {
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
-        // A machine without IPv6.
-        return;
+        return skip("there is no IPv6");
     }
     let text = "return 200 \"$server_addr $remote_addr\";";
     let start = |listen: &str| -> Server {

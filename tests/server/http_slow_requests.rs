@@ -173,9 +173,7 @@ fn slow_disk_shows_as_disk(driver: Driver) {
     if !has_own_mounts() {
         return;
     }
-    let Some(mounted) = fuse::FileSystem::mount() else {
-        return eprintln!("skipped: no file system can be mounted here");
-    };
+    let Some(mounted) = fuse::FileSystem::mount() else { return };
     let text = format!(
         "server {{ listen %UNIX%; http2 on; root {}; send_timeout 200ms; lingering_close off;
              location /limit {{ proxy_read_timeout 300ms; proxy_pass http://%ADDRESS%; }} }}",

@@ -1,5 +1,5 @@
 //! The limit of bytes on lease: who comes when it is reached is refused, who is being served is not, and it passes. The
-//! limit is lowered by a directive that only debug builds have; it is then reached as it would be without, by clients.
+//! limit is lowered by a directive of `test_hooks.rs`; it is then reached as it would be without, by clients.
 
 use rustix::process::Signal;
 

@@ -28,7 +28,6 @@ mod http_acme;
 mod http_api;
 mod http_applications;
 mod http_backpressure;
-#[cfg(debug_assertions)]
 mod http_bodies;
 mod http_cache;
 mod http_cache_bounds;

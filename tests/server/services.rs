@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::process::{Pid, Signal};
 
-use crate::support::{Driver, Server, Setup, http_configuration, is_root, wait_ended};
+use crate::support::{Driver, Server, Setup, http_configuration, is_root, skip, wait_ended};
 
 /// A whole configuration with these directives before everything else.
 fn configuration(main: &str) -> String {
@@ -207,7 +207,7 @@ fn exclusive_service_goes_to_the_next_worker_process() {
 #[test]
 fn worker_of_another_user_needs_no_right_to_the_lock_file() {
     if !is_root() {
-        return; // only root has another user to become
+        return skip("only root has another user to become");
     }
     let main = "user nobody nogroup; test_service one lock=%DIR%/closed/one.lock period=10ms;";
     let setup = Setup::configuration(&configuration(main)).file("closed/nothing", "");

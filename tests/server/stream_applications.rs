@@ -11,7 +11,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use crate::support::authority::Authority;
-use crate::support::{self, Client, Directory, Driver, NOBODY, Setup, is_root, stream_configuration, with_each_driver};
+use crate::support::{
+    self, Client, Directory, Driver, NOBODY, Setup, is_root, skip, stream_configuration, with_each_driver,
+};
 
 with_each_driver!(postgresql_is_served, postgresql_is_served_with_tls_of_its_own, a_session_of_ssh_outlives_a_reload,);
 
@@ -54,7 +56,7 @@ fn find<const N: usize>(package: &str, directories: &[PathBuf], names: [&str; N]
     let places = directories.iter().map(|directory| names.map(|name| directory.join(name)));
     let found = places.into_iter().find(|paths| paths.iter().all(|path| path.exists()));
     if found.is_none() {
-        eprintln!("not tested: {package} is not installed");
+        skip(format!("{package} is not installed"));
     }
     found
 }
@@ -196,7 +198,7 @@ fn a_session_of_ssh_outlives_a_reload(driver: Driver) {
     let Some([ssh, keygen]) = find("openssh-client", &directories, ["ssh", "ssh-keygen"]) else { return };
     let may_mount = || Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|status| status.success());
     if is_root() && !may_mount() {
-        return eprintln!("not tested: no mounts of one's own here, which sshd needs as root");
+        return skip("no mounts of one's own here, which sshd needs as root");
     }
     let text = stream_configuration(driver, "server { listen %TCP%; proxy_pass %TCP2%; }");
     let mut server = Setup::configuration(&text).start();

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 
-use crate::support::{self, DEADLINE, Directory, Driver, Server, Setup, stream_configuration, with_each_driver};
+use crate::support::{self, DEADLINE, Directory, Driver, Server, Setup, skip, stream_configuration, with_each_driver};
 
 with_each_driver!(
     datagrams_pass_both_ways_and_are_counted,
@@ -211,7 +211,7 @@ fn answers_come_from_the_address_that_was_asked(driver: Driver) {
 
 fn one_socket_serves_both_families(driver: Driver) {
     if UdpSocket::bind("[::1]:0").is_err() {
-        return eprintln!("skipped: there is no IPv6");
+        return skip("there is no IPv6");
     }
     let behind = socket();
     let address = behind.local_addr().unwrap();
@@ -597,7 +597,7 @@ fn an_address_to_send_from_that_is_not_there_is_no_failure_of_the_server(driver:
 
 fn foreign_addresses_can_be_sent_from(driver: Driver) {
     if !support::is_root() {
-        return eprintln!("skipped: needs CAP_NET_ADMIN");
+        return skip("only root may send from foreign addresses");
     }
     let behind = socket();
     let address = behind.local_addr().unwrap();
@@ -770,7 +770,7 @@ fn dnsmasq_is_served(driver: Driver) {
         .stderr(std::process::Stdio::piped())
         .spawn();
     let Ok(mut daemon) = daemon else {
-        return eprintln!("skipped: dnsmasq is not installed");
+        return skip("dnsmasq is not installed");
     };
     let log = daemon.stderr.take().expect("a pipe");
     let _daemon = Daemon(daemon);

@@ -11,7 +11,8 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::Signal;
 
 use crate::support::{
-    Client, Directory, Driver, Gate, Server, Setup, Task, has_own_mounts, http_configuration, with_each_driver,
+    Client, Directory, Driver, Gate, NO_MOUNTS, Server, Setup, Task, has_own_mounts, http_configuration, skip,
+    with_each_driver,
 };
 
 with_each_driver!(
@@ -275,8 +276,16 @@ struct DeadFileSystem {
 }
 
 impl DeadFileSystem {
-    /// None where it cannot be mounted: in a container that forbids it.
+    /// `None`, and a skip, where it cannot be mounted: in a container that forbids it.
     fn mount() -> Option<DeadFileSystem> {
+        let mounted = DeadFileSystem::try_mount();
+        if mounted.is_none() {
+            skip(NO_MOUNTS);
+        }
+        mounted
+    }
+
+    fn try_mount() -> Option<DeadFileSystem> {
         let connection = fs::File::options().read(true).write(true).open("/dev/fuse").ok()?;
         let directory = Directory::new();
         let point = directory.path().join("dead");
@@ -311,9 +320,7 @@ fn a_file_system_that_never_answers_holds_up_nobody_else(driver: Driver) {
     if !has_own_mounts() {
         return;
     }
-    let Some(mut dead) = DeadFileSystem::mount() else {
-        return eprintln!("skipped: no file system can be mounted here");
-    };
+    let Some(mut dead) = DeadFileSystem::mount() else { return };
     let text = format!(
         "location /dead/ {{ root {}; }} location /alive/ {{ root %DIR%; }} location = /store {{ test_store_body; }}
          client_body_buffer_size 1k;",
@@ -357,9 +364,7 @@ fn nor_does_it_hold_up_the_end_of_the_server() {
     if !has_own_mounts() {
         return;
     }
-    let Some(dead) = DeadFileSystem::mount() else {
-        return eprintln!("skipped: no file system can be mounted here");
-    };
+    let Some(dead) = DeadFileSystem::mount() else { return };
     let text = format!("location /dead/ {{ root {}; }}", dead.directory.path().display());
     let text =
         configuration(Driver::Epoll, "thread_pool one threads=1;").replace(LOCATIONS, &format!("{LOCATIONS}{text}"));

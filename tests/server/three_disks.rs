@@ -102,10 +102,7 @@ impl Node {
         if !has_own_mounts() {
             return None;
         }
-        let Some(disks) = (0..DISKS).map(|_| Disk::mount()).collect::<Option<Vec<Disk>>>() else {
-            eprintln!("skipped: no file system can be mounted here");
-            return None;
-        };
+        let disks: Vec<Disk> = (0..DISKS).map(|_| Disk::mount()).collect::<Option<_>>()?;
         let backend = backend();
         let server = Setup::configuration(&configuration(driver, &disks, &backend)).start();
         server.wait_logged_times("0 entries", DISKS);

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::authority::{Authority, Pair};
 use crate::support::browser::{browser, look};
-use crate::support::{DEADLINE, Driver, Server, Setup, with_each_driver};
+use crate::support::{DEADLINE, Driver, Server, Setup, skip, with_each_driver};
 
 with_each_driver!(
     suites_and_groups_are_spoken_that_keep_secrets_and_no_others,
@@ -47,7 +47,7 @@ impl Outcome {
 fn is_installed(program: &str) -> bool {
     let is_there = Command::new(program).arg("--version").stdin(Stdio::null()).output().is_ok();
     if !is_there {
-        eprintln!("skipped: {program} is not installed");
+        skip(format!("{program} is not installed"));
     }
     is_there
 }
@@ -310,7 +310,7 @@ fn curl_speaks_each_version_of_tls_and_http(driver: Driver) {
 
 fn a_browser_shows_a_page(driver: Driver) {
     let Some(browser) = browser() else {
-        return eprintln!("skipped: no Chromium that works is installed");
+        return skip("no Chromium that works is installed");
     };
     let text = "http2 on; default_type text/html; return 200 \"<p id=said>$ssl_protocol $server_protocol $ssl_curve\";";
     let world = World::new(driver, text);

@@ -22,6 +22,9 @@ pub mod request;
 #[cfg(test)]
 #[path = "../../../tests/shared/scratch.rs"]
 mod scratch;
+#[cfg(test)]
+#[path = "../../../tests/shared/skips.rs"]
+mod skips;
 pub mod upstream;
 #[cfg(test)]
 #[path = "../../../tests/shared/zipf.rs"]

@@ -2,6 +2,8 @@
 
 #[path = "process/fixture.rs"]
 mod fixture;
+#[path = "../../../tests/shared/skips.rs"]
+mod skips;
 #[path = "process/toy.rs"]
 mod toy;
 
@@ -16,6 +18,7 @@ use std::time::Instant;
 use fixture::{Client, Server, ends, make_fifo, new_directory};
 use gale_process::{self, BuildRequest, Command};
 use rustix::process::{Pid, Signal};
+use skips::skip;
 use toy::Toy;
 
 const PLAIN: &str = "listen 127.0.0.1:0\nworkers 2\nanswer one";
@@ -673,7 +676,7 @@ fn the_pid_file_of_a_new_binary_is_left_alone() {
 
 fn a_change_of_user_needs_a_new_process() {
     if !gale_process::is_super_user() {
-        return; // only root has another user to become
+        return skip("only root has another user to become");
     }
     let mut server = Server::start("listen 127.0.0.1:0\nanswer one");
     let mut client = server.connect();

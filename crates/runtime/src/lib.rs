@@ -51,6 +51,9 @@ mod pool;
 #[cfg(test)]
 #[path = "../../../tests/shared/scratch.rs"]
 mod scratch;
+#[cfg(test)]
+#[path = "../../../tests/shared/skips.rs"]
+mod skips;
 pub mod simulation;
 mod socket;
 pub mod stall;

@@ -176,7 +176,10 @@ fn a_wildcard_socket_answers_from_the_address_that_was_asked() {
         for (wildcard, asked) in both {
             let server = match telling(wildcard) {
                 Ok(server) => server,
-                Err(error) if wildcard.starts_with('[') => return eprintln!("skipped: no IPv6: {error}"),
+                Err(error) if wildcard.starts_with('[') => {
+                    eprintln!("{error}");
+                    return skip("no IPv6 here");
+                },
                 Err(error) => panic!("{error}"),
             };
             let port = server.local_address().unwrap().inet().unwrap().port();
@@ -184,7 +187,10 @@ fn a_wildcard_socket_answers_from_the_address_that_was_asked() {
             // Hears nobody but whom it asks.
             let client = match Datagram::connect(&SocketAddr::new(asked, port).into()) {
                 Ok(client) => client,
-                Err(error) if asked.is_ipv6() => return eprintln!("skipped: no IPv6: {error}"),
+                Err(error) if asked.is_ipv6() => {
+                    eprintln!("{error}");
+                    return skip("no IPv6 here");
+                },
                 Err(error) => panic!("{error}"),
             };
             client.send(b"question").unwrap();
@@ -201,10 +207,10 @@ fn a_wildcard_socket_answers_from_the_address_that_was_asked() {
 fn congestion_marks_arrive_as_they_were_sent() {
     run(async {
         for (wildcard, asked) in [("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "127.0.0.1"), ("[::]:0", "::1")] {
-            let Ok(server) = telling(wildcard) else { return eprintln!("skipped: no IPv6") };
+            let Ok(server) = telling(wildcard) else { return skip("no IPv6 here") };
             let port = server.local_address().unwrap().inet().unwrap().port();
             let address = SocketAddr::new(asked.parse().unwrap(), port).into();
-            let Ok(client) = Datagram::connect(&address) else { return eprintln!("skipped: no IPv6") };
+            let Ok(client) = Datagram::connect(&address) else { return skip("no IPv6 here") };
             let marks = [Some(Ecn::Ect0), Some(Ecn::Ect1), Some(Ecn::Ce), None];
             let transmits = marks.map(|ecn| Transmit { ecn, ..Transmit::to_peer(b"marked") });
             assert_eq!(client.try_send_batch(&transmits).unwrap(), marks.len());

@@ -46,7 +46,7 @@ fn a_file_is_opened_looked_at_and_read() {
 fn what_the_kernel_has_cached_does_not_go_to_the_pool() {
     use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
     if rustix::fs::openat2(CWD, c"/", OFlags::PATH, Mode::empty(), ResolveFlags::CACHED).is_err() {
-        return eprintln!("skipped: no openat2 with RESOLVE_CACHED here");
+        return skip("no openat2 with RESOLVE_CACHED here");
     }
     let directory = Directory::new();
     let path = directory.file_read_before("file", b"in the cache");
@@ -70,7 +70,7 @@ fn is_relatime(path: &Path) -> bool {
     let lies_in_memory = rustix::fs::statfs(path).unwrap().f_type as u64 == TMPFS;
     let is = !lies_in_memory && mount.f_flag.contains(rustix::fs::StatVfsMountFlags::RELATIME);
     if !is {
-        eprintln!("skipped: reads write no times of access here, or all do");
+        skip("reads write no times of access here, or all do");
     }
     is
 }
@@ -160,7 +160,7 @@ fn where_reads_cannot_be_refused_only_files_in_memory_are_read_on_the_loop() {
 
         let name = format!("/dev/shm/gale-runtime-{}", std::process::id());
         if std::fs::write(&name, b"in memory").is_err() {
-            return eprintln!("skipped the second half: nothing can be written in /dev/shm");
+            return skip("a part: nothing can be written in /dev/shm");
         }
         let file = files::open_blocking(Path::new(&name), OpenFlags::READ).unwrap();
         std::fs::remove_file(&name).unwrap();
@@ -273,7 +273,7 @@ fn a_file_that_another_process_leases_is_opened_when_the_lease_is_returned() {
         libc::fcntl(holder.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
     };
     if !leased {
-        return eprintln!("skipped: no leases on this file system");
+        return skip("no leases on this file system");
     }
     // As in the pool. (On the loop the first attempt is refused and has the lease returned.)
     let file = files::open_blocking(&path, OpenFlags::READ).unwrap();

@@ -14,6 +14,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 /// Set in the process that answers.
 const ROLE: &str = "GALE_TEST_ANSWERS";
 
+#[path = "../../../tests/shared/skips.rs"]
+mod skips;
+use skips::skip;
+
 const LENGTH: usize = 300_000;
 
 fn main() {
@@ -23,7 +27,7 @@ fn main() {
         panic!("{error}");
     }
     if !can_be_told() {
-        eprintln!("skipped: the kernel does not tell what of a file is in memory here");
+        skip("the kernel does not tell what of a file is in memory here");
         return println!("test result: ok. 0 passed; 0 failed");
     }
     let (ours, theirs) = pair();

@@ -193,7 +193,7 @@ fn pieces_that_the_ring_reads_are_the_same() {
         let is_ring = ring_counters().calls > 0;
         let ring = file_counters().pieces[Rung::ALL.iter().position(|&rung| rung == Rung::Ring).unwrap()];
         if !is_ring || ring == 0 {
-            eprintln!("skipped a part: no ring, or a file system that it does not read from by itself");
+            skip("a part: no ring, or a file system that it does not read from by itself");
         }
         assert!(is_ring || ring == 0);
     });
@@ -250,7 +250,7 @@ fn what_was_found_in_memory_is_known_by_every_open_file() {
         let file = files::open_blocking(&path, OpenFlags::READ).unwrap();
         // Not everywhere a page that has just been written can be had without waiting.
         let CachedRead::Found(found) = file.look(0, 65_536).unwrap() else {
-            return eprintln!("skipped: reads cannot be tried here");
+            return skip("reads cannot be tried here");
         };
         assert!(!found.is_empty());
         assert!(file.is_resident(0, 1 << 20).unwrap());
@@ -280,7 +280,7 @@ fn file_of_this_user_is_read_on_the_loop_while_its_device_is_busy() {
     run(async {
         let (known, unknown) = (open(&directory, "known", &pattern(9000)), open(&directory, "unknown", &pattern(9000)));
         if !matches!(known.look(0, 9000).unwrap(), CachedRead::Found(_)) {
-            return eprintln!("skipped: reads cannot be tried here");
+            return skip("reads cannot be tried here");
         }
         let (pool, task, gate) = busy_pool();
         let waiting = waiting_reads(&open(&directory, "cold", &pattern(9000)), &pool).await;

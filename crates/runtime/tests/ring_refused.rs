@@ -86,7 +86,7 @@ fn a_set_up_that_is_refused_is_replaced_by_epoll_which_says_why() {
 #[test]
 fn a_ring_that_cannot_be_used_is_replaced_by_epoll_too() {
     if event_loop(simulated_time()).driver_name() != "io_uring" {
-        return eprintln!("skipped: no io_uring here");
+        return skip("no io_uring here");
     }
     assert_eq!(loop_without(libc::SYS_io_uring_enter, libc::EPERM), ("epoll", Some(libc::EPERM)));
     assert_eq!(loop_without(libc::SYS_io_uring_register, libc::EPERM), ("epoll", Some(libc::EPERM)));
@@ -97,7 +97,7 @@ fn run_without_memory(main: impl AsyncFnOnce() + Send + 'static) {
     let work = || {
         let mut event_loop = event_loop(simulated_time());
         if event_loop.driver_name() != "io_uring" {
-            return eprintln!("skipped: no io_uring here");
+            return skip("no io_uring here");
         }
         event_loop.run(async { timeout(DEADLINE, main()).await.expect("somebody was forgotten") });
     };

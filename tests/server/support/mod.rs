@@ -32,6 +32,8 @@ pub mod otlp;
 mod processes;
 #[path = "../../shared/scratch.rs"]
 pub mod scratch;
+#[path = "../../shared/skips.rs"]
+mod skips;
 mod small_disk;
 pub mod tls;
 
@@ -55,7 +57,11 @@ pub use processes::{
     anonymous_memory, children_of, cpu_time, descriptors_of, forget_peak_memory, in_directory, page_cache_helpers_of,
     resident_memory, threads_named, wait_ended,
 };
+pub use skips::skip;
 pub use small_disk::SmallDisk;
+
+/// Why a test of disks is skipped.
+pub const NO_MOUNTS: &str = "no file system can be mounted here";
 
 /// Long enough for a debug build on a busy machine; only a failed test ever waits so long.
 pub const DEADLINE: Duration = Duration::from_secs(120);
@@ -92,7 +98,7 @@ pub(crate) use with_each_driver;
 /// The user and group that Linux calls nobody.
 pub const NOBODY: u32 = 65534;
 
-/// Whether the tests run as root. What needs root returns early without.
+/// Whether the tests run as root. A test that needs root is skipped without.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -103,6 +109,18 @@ pub fn turn_of_wildcards() -> File {
     let file = File::create(std::env::temp_dir().join("gale-test-wildcards")).expect("a file");
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("a turn");
     file
+}
+
+/// Tries again what returns `None` where the machine was too slow for it, with a new start each time.
+#[track_caller]
+pub fn until_in_time<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        if let Some(result) = attempt() {
+            return result;
+        }
+        assert!(Instant::now() < end, "never in time: {what}");
+    }
 }
 
 /// An address that is bound and not listened at for as long as the socket is kept: connecting to it is refused.

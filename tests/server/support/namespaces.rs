@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use super::is_root;
+use super::{is_root, skip};
 
 /// Whether this is a process with mounts of its own. If not, the test is run once more in one that is.
 #[track_caller]
@@ -30,7 +30,7 @@ fn has_own(namespace: &str, mark: &str, refusal: &str) -> bool {
         return true;
     }
     if !is_root() {
-        eprintln!("skipped: {refusal}");
+        skip(refusal);
         return false;
     }
     let test = own_name();
@@ -44,11 +44,15 @@ fn has_own(namespace: &str, mark: &str, refusal: &str) -> bool {
                 "there is no test {test}: {output:?}"
             );
             let told = String::from_utf8_lossy(&output.stderr);
+            // It has registered that itself.
             told.lines().filter(|line| line.starts_with("skipped")).for_each(|line| eprintln!("{line}"));
         }
         // The status of a failed test program.
         Ok(output) if output.status.code() == Some(101) => panic!("{}", String::from_utf8_lossy(&output.stderr)),
-        other => eprintln!("skipped: nothing of one's own here ({namespace}): {other:?}"),
+        other => {
+            eprintln!("unshare {namespace}: {other:?}");
+            skip(format!("no namespaces here ({namespace})"));
+        }
     }
     false
 }

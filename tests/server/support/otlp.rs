@@ -82,12 +82,6 @@ pub fn grpc_export(body: &[u8]) -> Export {
     export(message)
 }
 
-/// `ExportTraceServiceResponse` that refuses some spans.
-pub fn partial_success(rejected: u8, message: &str) -> Vec<u8> {
-    let length = u8::try_from(message.len()).expect("a short message");
-    [&[0x0a, length + 4, 0x08, rejected, 0x12, length], message.as_bytes()].concat()
-}
-
 #[track_caller]
 fn span(message: &[u8]) -> Span {
     let mut span = Span::default();

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags};
 
+use super::{NO_MOUNTS, skip};
+
 /// Unmounted when dropped.
 pub struct SmallDisk {
     path: PathBuf,
@@ -18,7 +20,8 @@ impl SmallDisk {
         match rustix::mount::mount("gale-test", path, "tmpfs", MountFlags::empty(), Some(&*options)) {
             Ok(()) => Some(SmallDisk { path: path.to_owned() }),
             Err(error) => {
-                eprintln!("skipped: no file system can be mounted here: {error}");
+                eprintln!("mount() of a tmpfs: {error}");
+                skip(NO_MOUNTS);
                 None
             }
         }

@@ -2,6 +2,9 @@
 //! one's own, pairs of connected sockets.
 #![allow(dead_code, unused_imports)]
 
+#[path = "../../../../tests/shared/skips.rs"]
+mod skips;
+
 use std::fs::FileTimes;
 use std::future::Future;
 use std::io::Write;
@@ -10,12 +13,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 use gale_runtime::*;
+pub use skips::skip;
 
 /// The kernels that brought something that the ring uses, each without what came later. "6.17" is what was used last.
 const KERNELS: &[&str] = &["5.13", "5.15", "5.17", "5.18", "5.19", "6.0", "6.1", "6.6", "6.15", "6.17"];
 
 /// Runs this test program once more for each of the older kernels, with a ring as it would be there, as far as the
-/// names of tests contain one of these words.
+/// names of tests contain one of these words. Tests that need a newer one are no skips.
 pub fn run_as_on_older_kernels(words: &[&str]) {
     const KERNEL_MAX: &str = "GALE_TEST_KERNEL_MAX";
     if std::env::var_os(KERNEL_MAX).is_some() {
@@ -23,7 +27,7 @@ pub fn run_as_on_older_kernels(words: &[&str]) {
     }
     for kernel in KERNELS {
         let mut tests = std::process::Command::new(std::env::current_exe().unwrap());
-        let output = tests.env(KERNEL_MAX, kernel).args(words).output().unwrap();
+        let output = tests.env(KERNEL_MAX, kernel).env_remove("GALE_SKIPS").args(words).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "with what {kernel} has:\n{text}");
         assert!(!text.contains("running 0 tests"), "{text}");
@@ -38,7 +42,7 @@ pub fn kernel_has(major: u16, minor: u16) -> bool {
     let version = RingOptions::default().kernel_max.map_or(version, |max| version.min(max));
     let has = event_loop(simulated_time()).driver_name() == "io_uring" && version >= (major, minor);
     if !has {
-        eprintln!("skipped: needs the io_uring of Linux {major}.{minor}");
+        skip(format!("needs the io_uring of Linux {major}.{minor}"));
     }
     has
 }

@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use crate::support::{DEADLINE, Directory};
+use crate::support::{DEADLINE, Directory, NO_MOUNTS, skip};
 
 pub const SIZE: usize = 200_000;
 
@@ -84,7 +84,7 @@ pub enum Fault {
 }
 
 impl FileSystem {
-    /// None where it cannot be mounted: in a container that forbids it.
+    /// `None`, and a skip, where it cannot be mounted: in a container that forbids it.
     pub fn mount() -> Option<FileSystem> {
         let directory = Directory::new();
         let connection = connect(&directory.path().join("fuse"))?;
@@ -139,8 +139,16 @@ impl Drop for FileSystem {
     }
 }
 
-/// Mounts a file system of ours; none where that cannot be.
+/// Mounts a file system of ours; `None`, and a skip, where that cannot be.
 fn connect(point: &Path) -> Option<File> {
+    let connection = try_connect(point);
+    if connection.is_none() {
+        skip(NO_MOUNTS);
+    }
+    connection
+}
+
+fn try_connect(point: &Path) -> Option<File> {
     let connection = File::options().read(true).write(true).open("/dev/fuse").ok()?;
     std::fs::create_dir(point).expect("ours");
     let options =

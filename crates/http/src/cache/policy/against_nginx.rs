@@ -30,7 +30,7 @@ const TRIES: usize = 5;
 #[test]
 fn nginx_itself_does_what_its_column_says() {
     let Some(program) = std::env::var_os("GALE_TEST_NGINX") else {
-        eprintln!("skipped: GALE_TEST_NGINX names no nginx");
+        crate::skips::skip("GALE_TEST_NGINX names no nginx");
         return;
     };
     let nginx = Nginx::start(&program);
