@@ -3,7 +3,7 @@
 
 use crate::support::answers::{KEEPALIVE, scripted};
 use crate::support::http2::Http2;
-use crate::support::{Backend, Client, Driver, Setup, with_each_driver};
+use crate::support::{Backend, Client, Driver, Setup, until_in_time, with_each_driver};
 
 with_each_driver!(
     a_connection_is_kept_only_where_the_response_leaves_it_clean,
@@ -61,12 +61,15 @@ fn on_a_connection_that_is_used_again_each_request_has_its_own_time(driver: Driv
         backend.address()
     );
     let server = Setup::http(driver, &configuration).replace("worker_processes 2", "worker_processes 1").start();
-    let (mut client, mut other) = (server.connect(), server.connect());
-    client.send("GET /hasty HTTP/1.1\r\nHost: h\r\n\r\n");
-    let mut peer = backend.accept();
-    peer.request();
-    peer.send(OK);
-    assert_eq!(client.response().text(), "ok");
+    let (mut client, mut peer) = until_in_time("the answer to the first request", || {
+        let mut client = server.connect();
+        client.send("GET /hasty HTTP/1.1\r\nHost: h\r\n\r\n");
+        let mut peer = backend.accept();
+        peer.request();
+        let _ = peer.try_send(OK);
+        (client.response().text() == "ok").then_some((client, peer))
+    });
+    let mut other = server.connect();
     // The time of the first request does not end the second one: it is over when a third one has had as much.
     client.send("GET /patient HTTP/1.1\r\nHost: h\r\n\r\n");
     peer.request();
