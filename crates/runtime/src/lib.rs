@@ -51,10 +51,10 @@ mod pool;
 #[cfg(test)]
 #[path = "../../../tests/shared/scratch.rs"]
 mod scratch;
+pub mod simulation;
 #[cfg(test)]
 #[path = "../../../tests/shared/skips.rs"]
 mod skips;
-pub mod simulation;
 mod socket;
 pub mod stall;
 mod sync;

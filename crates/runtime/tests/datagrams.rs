@@ -179,7 +179,7 @@ fn a_wildcard_socket_answers_from_the_address_that_was_asked() {
                 Err(error) if wildcard.starts_with('[') => {
                     eprintln!("{error}");
                     return skip("no IPv6 here");
-                },
+                }
                 Err(error) => panic!("{error}"),
             };
             let port = server.local_address().unwrap().inet().unwrap().port();
@@ -190,7 +190,7 @@ fn a_wildcard_socket_answers_from_the_address_that_was_asked() {
                 Err(error) if asked.is_ipv6() => {
                     eprintln!("{error}");
                     return skip("no IPv6 here");
-                },
+                }
                 Err(error) => panic!("{error}"),
             };
             client.send(b"question").unwrap();

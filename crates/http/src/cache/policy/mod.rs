@@ -6,6 +6,7 @@
 #[cfg(test)]
 mod against_nginx;
 pub mod cache_control;
+pub mod decision;
 pub mod freshness;
 pub mod no_vary_search;
 pub mod rules;

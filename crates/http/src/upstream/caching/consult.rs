@@ -12,27 +12,29 @@ use gale_engine::configuration::ZoneRef;
 use gale_protocol::request::{KnownHeader, Method};
 use gale_protocol::response::ResponseField;
 use gale_runtime::files::likely_device;
-use gale_runtime::{Moment, Timer, files, timeout};
+use gale_runtime::{Moment, Timer, timeout};
 
-use super::batches::detach_with_others;
-use super::receive::{announced_length, hot_of};
+use super::opening::{Unread, entry_of, is_body_at_hand, look_whether_still_there, open, open_cold};
+use super::receive::hot_of;
 use super::serve::{Serving, serve_fill, serve_hot, told_length};
-use super::{AskedBecause, CacheNote, CacheStatus, Caching, Part, Update, count_use, purge, stored};
+use super::{AskedBecause, CacheNote, CacheStatus, Caching, Part, Update, count, count_use, purge};
 use crate::cache::CacheZone;
 use crate::cache::fill::{Fill, Stage};
 use crate::cache::format::{Meta, VARIES};
-use crate::cache::index::{Entry, Kind};
+use crate::cache::index::{Entry, Evicted, Kind};
 use crate::cache::key::{Id, KEY_BYTES_MAX, id_of, variant_id};
-use crate::cache::memory::{self, Hot, HotBody, LOOK_AGAIN};
+use crate::cache::memory::{self, Hot};
+use crate::cache::policy::decision::{
+    Age, Allowed, Coming, Decision, Found, Meanwhile, Missing, Renewed, Revalidation, StorePlan, Stored,
+    accepts_any_fresh, decide, is_served_while_it_comes,
+};
 use crate::cache::policy::vary::append_variant;
-use crate::cache::policy::{NotStored, RequestDirectives, Rules, current_age, is_of_later};
+use crate::cache::policy::{RequestDirectives, Rules};
 use crate::cache::purges::Verdict;
 use crate::cache::search::SearchKey;
 use crate::cache::settings::{CacheChoice, CachePath, CacheSettings, holds};
-use crate::cache::store::{self, OpenError};
-use crate::cache::zone::Lookup;
+use crate::cache::zone::{FoundFill, Lookup};
 use crate::request::Request;
-use crate::request::files::pool_of;
 use crate::request::phases::Flow;
 use crate::request::subrequest;
 use crate::upstream::settings::RetryOn;
@@ -132,7 +134,7 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
     request.at_end = Some(count_use);
     let search = settings.search_key(request).map(Rc::new);
     let own = Rc::clone(&key);
-    let mut caching = Box::new(Caching {
+    let caching = Box::new(Caching {
         zone,
         primary,
         key,
@@ -146,66 +148,60 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
         is_stored: false,
         normalizes_language: *settings.normalize_language.get(),
     });
-    let asked = Directives::of(request, settings.conformance.get().rules());
-    if holds(&settings.bypass, request) || asked.directives.no_store {
-        if asked.directives.only_if_cached {
-            return Consulted::Answer(Flow::Respond(504));
-        }
-        caching.may_store = !asked.directives.no_store;
-        caching.is_by_request = asked.directives.no_store;
-        if caching.may_store {
-            // From now on a purge wins over what comes.
-            caching.lead = Some(caching.zone.begin_beside(&primary, primary, gale_runtime::now()));
-        }
-        prepare_to_ask(request, serving, &caching, CacheStatus::Bypass);
-        return Consulted::Ask(Some(caching));
+    let asked = directives_of(request, settings.conformance.get().rules());
+    if holds(&settings.bypass, request) || asked.no_store {
+        return bypass(request, serving, caching, &asked);
     }
     find(request, serving, caching, &asked).await
 }
 
+/// Asks a server without a look at what is stored.
+fn bypass(
+    request: &mut Request,
+    serving: Serving<'_>,
+    mut caching: Box<Caching>,
+    asked: &RequestDirectives,
+) -> Consulted {
+    let allowed = allowed_for(request, serving);
+    match decide(Found::<Opened>::Bypassed, asked, &allowed, gale_runtime::wall_seconds()) {
+        Decision::Refuse(status) => Consulted::Answer(Flow::Respond(status)),
+        decision => {
+            caching.may_store = !matches!(decision, Decision::Fetch(StorePlan::Unstored));
+            caching.is_by_request = !caching.may_store;
+            if caching.may_store {
+                // From now on a purge wins over what comes.
+                caching.take_lead_beside();
+            }
+            prepare_to_ask(request, serving, &caching, CacheStatus::Bypass);
+            Consulted::Ask(Some(caching))
+        }
+    }
+}
+
 /// Whether the client forbids to store what answers its request. (RFC 9111 §5.2.1.5)
 pub(super) fn forbids_storing(request: &Request, rules: Rules) -> bool {
-    Directives::of(request, rules).directives.no_store
+    directives_of(request, rules).no_store
 }
 
-/// What the client has to say about what is stored.
-struct Directives {
-    directives: RequestDirectives,
+/// The client's demands on what is stored; none where the rules do not obey clients.
+fn directives_of(request: &Request, rules: Rules) -> RequestDirectives {
+    if !rules.obeys_requests {
+        return RequestDirectives::default();
+    }
+    let values = request.fields().filter(|(field, _, _)| field.known == Some(KnownHeader::CacheControl));
+    let pragma = request.header(KnownHeader::Pragma);
+    RequestDirectives::parse(values.map(|(_, _, value)| value), pragma)
 }
 
-impl Directives {
-    fn of(request: &Request, rules: Rules) -> Directives {
-        if !rules.obeys_requests {
-            return Directives { directives: RequestDirectives::default() };
-        }
-        let values = request.fields().filter(|(field, _, _)| field.known == Some(KnownHeader::CacheControl));
-        let pragma = request.header(KnownHeader::Pragma);
-        Directives { directives: RequestDirectives::parse(values.map(|(_, _, value)| value), pragma) }
-    }
-
-    /// Whether an entry that is fresh is fresh enough. (RFC 9111 §5.2.1)
-    fn accept_fresh(&self, meta: &Meta, now: u64) -> bool {
-        let asked = &self.directives;
-        !asked.no_cache
-            && asked.max_age.is_none_or(|most| current_age(&meta.lifetime, now) <= most.into())
-            && asked.min_fresh.is_none_or(|least| meta.lifetime.is_fresh(now.saturating_add(least.into())))
-    }
-
-    /// Whether every entry that is fresh is fresh enough.
-    fn accept_any_fresh(&self) -> bool {
-        !self.directives.no_cache && self.directives.max_age.is_none() && self.directives.min_fresh.is_none()
-    }
-
-    /// Whether one that is stale is good enough.
-    fn accept_stale(&self, meta: &Meta, now: u64) -> bool {
-        let asked = &self.directives;
-        let most = asked.max_stale.unwrap_or(0);
-        !asked.no_cache
-            && most > 0
-            && !is_of_later(meta.lifetime.received, now)
-            && !meta.lifetime.must_revalidate
-            && asked.max_age.is_none_or(|most| current_age(&meta.lifetime, now) <= most.into())
-            && now.saturating_sub(meta.lifetime.fresh_until) <= most.into()
+/// What the location allows this request.
+fn allowed_for(request: &Request, serving: Serving<'_>) -> Allowed {
+    let settings = &serving.settings.cache;
+    Allowed {
+        stale_while_updating: settings_use(serving, RetryOn::UPDATING),
+        background_update: *settings.background_update.get(),
+        lock: *settings.lock.get(),
+        min_uses: *settings.min_uses.get(),
+        is_beyond_range: is_beyond_range(request, settings),
     }
 }
 
@@ -257,153 +253,328 @@ fn invalidator(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone
     }))
 }
 
+/// What became of a request after a decision was performed.
+enum Performed {
+    /// The request has its answer.
+    Answer(Flow),
+    /// A server is asked, and the cache was used in this way.
+    Ask(CacheStatus),
+    /// A server is asked past the cache.
+    Pass,
+    /// What was found has gone, or what was waited for has come or come to nothing.
+    LookAgain,
+}
+
+/// Looks of one request.
+struct Search {
+    began: Moment,
+    /// It has waited for another request's fetch.
+    has_waited: bool,
+    /// Number of the stored response that was of no use.
+    unusable: Option<u64>,
+}
+
 /// Looks until there is something to serve, or a server is to be asked.
-async fn find(request: &mut Request, serving: Serving<'_>, mut caching: Box<Caching>, asked: &Directives) -> Consulted {
-    let settings = &serving.settings.cache;
-    if caching.zone.is_ready_soon() {
-        let zone = Arc::clone(&caching.zone);
-        // If it takes longer, servers answer; nobody else waits for it.
-        let is_late = timeout(*settings.disk_timeout.get(), poll_fn(|context| zone.poll_ready(context))).await.is_err();
-        if is_late && zone.note_journal_late() {
-            zone.disk.note_silent(likely_device(&zone.directory.path), gale_runtime::now());
-            let message = format_args!("cache \"{}\" is not read yet, requests go to the upstream", zone.name);
-            request.log(Level::Warn, message);
-        }
-    }
-    let began = gale_runtime::now();
-    let patience = *settings.lock_timeout.get();
-    let mut has_waited = false;
-    // The entry that was of no use.
-    let mut seen = None;
+async fn find(
+    request: &mut Request,
+    serving: Serving<'_>,
+    mut caching: Box<Caching>,
+    asked: &RequestDirectives,
+) -> Consulted {
+    wait_for_journal(request, serving, &caching.zone).await;
+    let mut search = Search { began: gale_runtime::now(), has_waited: false, unusable: None };
     for _ in 0..LOOKS_MAX {
-        let now = gale_runtime::wall_seconds();
-        caching.is_stored = false;
-        let (uses, is_uncacheable) = match look(request, &mut caching, now) {
-            Lookup::Coming(fill) => {
-                if let Some(flow) = serve_coming(request, serving, &caching, &fill, asked, has_waited) {
-                    return Consulted::Answer(flow);
-                }
-                if is_spent(&caching, &fill, now) {
-                    caching.zone.end(&fill, &caching.id);
-                    continue;
-                }
-                if let Some(hot) = whole_of(request, &caching, &fill) {
-                    let entry = entry_of(&caching, &hot, now);
-                    match use_entry(request, serving, &mut caching, &entry, hot, asked, now).await {
-                        Used::Answer(flow) => return Consulted::Answer(flow),
-                        Used::Ask => {
-                            prepare_to_ask(request, serving, &caching, CacheStatus::Expired);
-                            return Consulted::Ask(Some(caching));
-                        }
-                        Used::Gone => continue,
-                    }
-                }
-                (u64::MAX, !fill.is_kept())
-            }
-            Lookup::Error(status) => {
-                Caching::note(request, CacheStatus::Hit);
-                return Consulted::Answer(Flow::Respond(status));
-            }
-            Lookup::Entry(entry) => match open(request, serving, &caching, &entry).await {
-                Ok(hot) if hot.meta.is_head_only && !request.is_head() => {
-                    seen = Some(entry.number);
-                    (u64::MAX, false)
-                }
-                Ok(hot) => match use_entry(request, serving, &mut caching, &entry, hot, asked, now).await {
-                    Used::Answer(flow) => return Consulted::Answer(flow),
-                    Used::Ask => {
-                        prepare_to_ask(request, serving, &caching, CacheStatus::Expired);
-                        return Consulted::Ask(Some(caching));
-                    }
-                    Used::Gone => continue,
-                },
-                Err(unread) => {
-                    // It cannot be read: another answer takes its place, unless it only takes too long.
-                    seen = Some(entry.number);
-                    let is_valid = entry.is_fresh(now) && caching.zone.purges.is_empty() && asked.accept_any_fresh();
-                    caching.is_stored = unread == Unread::Late && is_valid;
-                    (u64::MAX, false)
-                }
-            },
-            Lookup::Nothing { uses, is_uncacheable } => {
-                let cold = caching.zone.is_cold() && caching.zone.is_ready() && caching.zone.disk.is_well();
-                if cold && let Some(hot) = open_cold(request, serving, &caching).await {
-                    if hot.meta.status == VARIES {
-                        // A mark: there are variants.
-                        memory::forget(caching.zone.identity(), &caching.id);
-                        let (names, number) = (hot.meta.variant.to_vec(), hot.meta.variant_number);
-                        if caching.zone.note_vary(&caching.id, &names, number, Some(hot.size), now).is_ok() {
-                            continue;
-                        }
-                        // It was purged.
-                    } else if judge_purges(&caching.zone, &caching.primary, &hot.meta) != Verdict::Gone {
-                        let entry = entry_of(&caching, &hot, now);
-                        caching.zone.put(entry.clone());
-                        match use_entry(request, serving, &mut caching, &entry, hot, asked, now).await {
-                            Used::Answer(flow) => return Consulted::Answer(flow),
-                            Used::Ask => {
-                                prepare_to_ask(request, serving, &caching, CacheStatus::Expired);
-                                return Consulted::Ask(Some(caching));
-                            }
-                            Used::Gone => continue,
-                        }
-                    }
-                }
-                (uses, is_uncacheable)
-            }
-            Lookup::Varies(..) => (u64::MAX, false),
+        let performed = match find_candidate(request, serving, &mut caching, asked, &mut search).await {
+            Candidate::LookAgain => Performed::LookAgain,
+            Candidate::Coming(fill) => use_coming(request, serving, &mut caching, fill, asked, &mut search).await,
+            Candidate::Found(found) => perform(request, serving, &mut caching, found, asked, &mut search).await,
         };
-        if asked.directives.only_if_cached {
-            return Consulted::Answer(Flow::Respond(504));
-        }
-        let is_too_seldom = uses < *settings.min_uses.get();
-        if is_too_seldom || is_beyond_range(request, settings) {
-            Caching::note(request, CacheStatus::Miss);
-            let why = if is_too_seldom { NotStored::MinUses } else { NotStored::RangeOffset };
-            Caching::note_not_stored(request, why);
-            return Consulted::Ask(None);
-        }
-        let moment = gale_runtime::now();
-        let locks = *settings.lock.get() && !is_uncacheable;
-        if !locks {
-            caching.lead = Some(caching.zone.begin_beside(&caching.primary, caching.id, moment));
-            break;
-        }
-        match caching.zone.begin(&caching.primary, caching.id, moment, *settings.lock_age.get()) {
-            // It has come between the look and now.
-            Ok(lead) if caching.zone.has_fresh(&caching.id, seen, now) => drop(lead),
-            Ok(lead) => {
-                caching.lead = Some(lead);
-                break;
+        match performed {
+            Performed::Answer(flow) => return Consulted::Answer(flow),
+            Performed::Ask(status) => {
+                prepare_to_ask(request, serving, &caching, status);
+                return Consulted::Ask(Some(caching));
             }
-            Err(fill) => {
-                has_waited = true;
-                let left = patience.saturating_sub(moment.since(began));
-                if wait_for_head(&fill, left, *settings.lock_age.get()).await {
-                    // One that gets no file is not found any more when it has come.
-                    if let Some(flow) = serve_coming(request, serving, &caching, &fill, asked, true) {
-                        return Consulted::Answer(flow);
-                    }
-                } else if gale_runtime::now().since(began) >= patience {
-                    // As nginx: it is passed on, and not stored.
-                    caching.may_store = false;
-                    break;
-                }
-            }
+            Performed::Pass => return Consulted::Ask(None),
+            Performed::LookAgain => {}
         }
     }
-    if caching.lead.is_none() && asked.directives.only_if_cached {
+    // What was waited for has come to nothing, again and again.
+    if asked.only_if_cached {
         return Consulted::Answer(Flow::Respond(504));
     }
-    if caching.may_store && caching.lead.is_none() {
-        caching.lead = Some(caching.zone.begin_beside(&caching.primary, caching.id, gale_runtime::now()));
-    }
+    caching.take_lead_beside();
     prepare_to_ask(request, serving, &caching, CacheStatus::Miss);
     Consulted::Ask(Some(caching))
 }
 
-fn count(counter: &std::sync::atomic::AtomicU64) {
-    counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+/// Waits until the journal of the cache is read. If that takes too long, servers answer, and no later request waits.
+async fn wait_for_journal(request: &Request, serving: Serving<'_>, zone: &Arc<CacheZone>) {
+    if !zone.is_ready_soon() {
+        return;
+    }
+    let patience = *serving.settings.cache.disk_timeout.get();
+    let is_late = timeout(patience, poll_fn(|context| zone.poll_ready(context))).await.is_err();
+    if is_late && zone.note_journal_late() {
+        zone.disk.note_silent(likely_device(&zone.directory.path), gale_runtime::now());
+        let message = format_args!("cache \"{}\" is not read yet, requests go to the upstream", zone.name);
+        request.log(Level::Warn, message);
+    }
+}
+
+/// A stored response, opened.
+struct Opened {
+    entry: Entry,
+    hot: Rc<Hot>,
+}
+
+/// What a look has found.
+enum Candidate {
+    Found(Found<Opened>),
+    /// A response that is coming. Until this is dropped, it has a reader.
+    Coming(FoundFill),
+    /// The cache has learnt something: another look finds more.
+    LookAgain,
+}
+
+/// Looks once, and opens what is stored.
+async fn find_candidate(
+    request: &mut Request,
+    serving: Serving<'_>,
+    caching: &mut Caching,
+    asked: &RequestDirectives,
+    search: &mut Search,
+) -> Candidate {
+    let now = gale_runtime::wall_seconds();
+    caching.is_stored = false;
+    let unusable = Candidate::Found(Found::Missing(Missing::Unusable { is_uncacheable: false }));
+    match look(request, caching, now) {
+        Lookup::Coming(fill) => Candidate::Coming(fill),
+        Lookup::Error(status) => Candidate::Found(Found::Error(status)),
+        Lookup::Entry(entry) => match open(request, serving, caching, &entry).await {
+            Ok(hot) if hot.meta.is_head_only && !request.is_head() => {
+                search.unusable = Some(entry.number);
+                unusable
+            }
+            Ok(hot) => Candidate::Found(found_stored(caching, entry, hot, now)),
+            Err(unread) => {
+                // Another response takes its place, unless its disk is only late.
+                search.unusable = Some(entry.number);
+                let is_valid = entry.is_fresh(now) && caching.zone.purges.is_empty() && accepts_any_fresh(asked);
+                caching.is_stored = unread == Unread::Late && is_valid;
+                unusable
+            }
+        },
+        Lookup::Nothing { uses, is_uncacheable } => find_cold(request, serving, caching, now)
+            .await
+            .unwrap_or(Candidate::Found(Found::Missing(Missing::Unknown { uses, is_uncacheable }))),
+        Lookup::Varies(..) => unusable,
+    }
+}
+
+/// Opens a file that the loader has not come to yet.
+async fn find_cold(request: &Request, serving: Serving<'_>, caching: &Caching, now: u64) -> Option<Candidate> {
+    let zone = &caching.zone;
+    if !(zone.is_cold() && zone.is_ready() && zone.disk.is_well()) {
+        return None;
+    }
+    let hot = open_cold(request, serving, caching).await?;
+    if hot.meta.status == VARIES {
+        // A mark: there are variants.
+        memory::forget(zone.identity(), &caching.id);
+        let (names, number) = (hot.meta.variant.to_vec(), hot.meta.variant_number);
+        let is_noted = zone.note_vary(&caching.id, &names, number, Some(hot.size), now).is_ok();
+        // Otherwise it was purged.
+        return is_noted.then_some(Candidate::LookAgain);
+    }
+    if judge_purges(zone, &caching.primary, &hot.meta) == Verdict::Gone {
+        return None;
+    }
+    let entry = entry_of(caching, &hot, now);
+    zone.put(entry.clone());
+    Some(Candidate::Found(found_stored(caching, entry, hot, now)))
+}
+
+fn found_stored(caching: &Caching, entry: Entry, hot: Rc<Hot>, now: u64) -> Found<Opened> {
+    let renewed = Renewed {
+        is_fresh: entry.is_fresh(now),
+        fresh_until: entry.fresh_until.into(),
+        stale_while_revalidate: entry.stale_while_revalidate,
+        must_revalidate: entry.must_revalidate,
+    };
+    let purged = judge_purges(&caching.zone, &caching.primary, &hot.meta);
+    Found::Stored(Stored { lifetime: hot.meta.lifetime, renewed, purged }, Opened { entry, hot })
+}
+
+/// Uses a response that is coming: as it comes, or as if it was stored if all of it is in memory.
+async fn use_coming(
+    request: &mut Request,
+    serving: Serving<'_>,
+    caching: &mut Caching,
+    fill: FoundFill,
+    asked: &RequestDirectives,
+    search: &mut Search,
+) -> Performed {
+    let now = gale_runtime::wall_seconds();
+    if let Some(flow) = serve_coming(request, serving, caching, &fill, asked, search.has_waited) {
+        return Performed::Answer(flow);
+    }
+    if is_spent(caching, &fill, now) {
+        caching.zone.end(&fill, &caching.id);
+        return Performed::LookAgain;
+    }
+    let found = match whole_of(request, caching, &fill) {
+        Some(hot) => found_stored(caching, entry_of(caching, &hot, now), hot, now),
+        None => Found::Missing(Missing::Unusable { is_uncacheable: !fill.is_kept() }),
+    };
+    // What is of no use has no reader while the same is fetched once more.
+    let _reader = matches!(found, Found::Stored(..)).then_some(fill);
+    perform(request, serving, caching, found, asked, search).await
+}
+
+/// Decides, and performs the decision.
+async fn perform(
+    request: &mut Request,
+    serving: Serving<'_>,
+    caching: &mut Caching,
+    found: Found<Opened>,
+    asked: &RequestDirectives,
+    search: &mut Search,
+) -> Performed {
+    let allowed = allowed_for(request, serving);
+    match decide(found, asked, &allowed, gale_runtime::wall_seconds()) {
+        Decision::Serve(Opened { hot, .. }, age) => {
+            let status = match age {
+                Age::Fresh => CacheStatus::Hit,
+                Age::Stale => CacheStatus::Stale,
+            };
+            Performed::Answer(serve_hot(request, serving, &caching.zone, &hot, status))
+        }
+        Decision::ServeError(status) => {
+            Caching::note(request, CacheStatus::Hit);
+            Performed::Answer(Flow::Respond(status))
+        }
+        Decision::Refuse(status) => Performed::Answer(Flow::Respond(status)),
+        Decision::Remove(Opened { entry, .. }) => {
+            remove(caching, &entry);
+            Performed::LookAgain
+        }
+        Decision::Revalidate(Opened { hot, .. }, revalidation) => {
+            revalidate(request, serving, caching, hot, revalidation, asked).await
+        }
+        Decision::Pass(why) => {
+            Caching::note(request, CacheStatus::Miss);
+            Caching::note_not_stored(request, why);
+            Performed::Pass
+        }
+        Decision::Fetch(StorePlan::Alone) => fetch_alone(request, serving, caching, asked, search).await,
+        Decision::Fetch(StorePlan::Beside) => {
+            caching.take_lead_beside();
+            Performed::Ask(CacheStatus::Miss)
+        }
+        Decision::Fetch(StorePlan::Unstored) => {
+            caching.may_store = false;
+            Performed::Ask(CacheStatus::Miss)
+        }
+    }
+}
+
+/// Removes a stored response that was purged.
+fn remove(caching: &Caching, entry: &Entry) {
+    let zone = &caching.zone;
+    if zone.index.remove(&caching.id, |known| known.number == entry.number).is_some() {
+        let gone = Evicted { id: caching.id, size: entry.size, number: entry.number };
+        zone.remove_files(vec![gone], None);
+    }
+    memory::forget(zone.identity(), &caching.id);
+}
+
+/// Fetches a response for all who want it, or waits for the request that does (`cache_lock`).
+async fn fetch_alone(
+    request: &mut Request,
+    serving: Serving<'_>,
+    caching: &mut Caching,
+    asked: &RequestDirectives,
+    search: &mut Search,
+) -> Performed {
+    let settings = &serving.settings.cache;
+    let (patience, age_max) = (*settings.lock_timeout.get(), *settings.lock_age.get());
+    let now = gale_runtime::now();
+    let fill = match caching.zone.begin(&caching.primary, caching.id, now, age_max) {
+        // It has come between the look and now.
+        Ok(_) if caching.zone.has_fresh(&caching.id, search.unusable, gale_runtime::wall_seconds()) => {
+            return Performed::LookAgain;
+        }
+        Ok(lead) => {
+            caching.lead = Some(lead);
+            return Performed::Ask(CacheStatus::Miss);
+        }
+        Err(fill) => fill,
+    };
+    search.has_waited = true;
+    if wait_for_head(&fill, patience.saturating_sub(now.since(search.began)), age_max).await {
+        // One that gets no file is not found any more when it has come.
+        return match serve_coming(request, serving, caching, &fill, asked, true) {
+            Some(flow) => Performed::Answer(flow),
+            None => Performed::LookAgain,
+        };
+    }
+    if gale_runtime::now().since(search.began) < patience {
+        return Performed::LookAgain;
+    }
+    // As nginx: it is passed on, and not stored.
+    caching.may_store = false;
+    Performed::Ask(CacheStatus::Miss)
+}
+
+/// Has a server asked whether a stored response has changed, by this request or another one.
+async fn revalidate(
+    request: &mut Request,
+    serving: Serving<'_>,
+    caching: &mut Caching,
+    hot: Rc<Hot>,
+    Revalidation { meanwhile, is_by_request }: Revalidation,
+    asked: &RequestDirectives,
+) -> Performed {
+    let settings = &serving.settings.cache;
+    let zone = Arc::clone(&caching.zone);
+    caching.is_by_request = is_by_request;
+    caching.stale = Some(Rc::clone(&hot));
+    let age_max = match meanwhile {
+        Meanwhile::ServeAll | Meanwhile::ServeOthers => Duration::MAX,
+        Meanwhile::Wait if *settings.lock.get() => *settings.lock_age.get(),
+        Meanwhile::Wait => Duration::ZERO,
+    };
+    let fill = match zone.begin(&caching.primary, caching.id, gale_runtime::now(), age_max) {
+        Ok(lead) => {
+            caching.lead = Some(lead);
+            if meanwhile == Meanwhile::ServeAll {
+                update_in_background(request, caching, &hot);
+                return Performed::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale));
+            }
+            return Performed::Ask(CacheStatus::Expired);
+        }
+        Err(_) if meanwhile != Meanwhile::Wait => {
+            return Performed::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Updating));
+        }
+        Err(fill) => fill,
+    };
+    if !wait_for_head(&fill, *settings.lock_timeout.get(), *settings.lock_age.get()).await {
+        caching.may_store = false;
+        return Performed::Ask(CacheStatus::Expired);
+    }
+    match serve_coming(request, serving, caching, &fill, asked, true) {
+        Some(flow) => Performed::Answer(flow),
+        // It is not to be stored, so this request does not wait once more.
+        None if matches!(fill.stage(), Stage::Nothing)
+            && !zone.has_fresh(&caching.id, None, gale_runtime::wall_seconds()) =>
+        {
+            caching.take_lead_beside();
+            Performed::Ask(CacheStatus::Expired)
+        }
+        // What the index says may have changed since: a 304, for example.
+        None => Performed::LookAgain,
+    }
 }
 
 /// Waits until the head of what another request fetches is known, or comes to nothing. False after this time, or when
@@ -480,7 +651,7 @@ fn serve_coming(
     serving: Serving<'_>,
     caching: &Caching,
     fill: &Arc<Fill>,
-    asked: &Directives,
+    asked: &RequestDirectives,
     has_waited: bool,
 ) -> Option<Flow> {
     let (meta, length, is_coming) = match fill.stage() {
@@ -495,13 +666,12 @@ fn serve_coming(
     // Another one may be quicker.
     let is_stalled = fill.is_stalled(gale_runtime::now(), *serving.settings.cache.lock_age.get());
     let has_body = !meta.is_head_only || request.is_head();
-    let now = gale_runtime::wall_seconds();
-    let is_usable = has_body && meta.lifetime.is_fresh(now) && asked.accept_fresh(&meta, now);
-    let fits = is_usable
-        && !is_stalled
-        && fill.can_be_read()
-        && is_for(request, caching, &meta)
-        && judge_purges(&caching.zone, &caching.primary, &meta) == Verdict::Valid;
+    let coming = Coming {
+        lifetime: meta.lifetime,
+        purged: judge_purges(&caching.zone, &caching.primary, &meta),
+        is_readable: has_body && !is_stalled && fill.can_be_read() && is_for(request, caching, &meta),
+    };
+    let fits = is_served_while_it_comes(&coming, asked, gale_runtime::wall_seconds());
     fits.then(|| {
         Caching::note(request, CacheStatus::Hit);
         if is_coming || has_waited {
@@ -525,83 +695,6 @@ fn whole_of(request: &Request, caching: &Caching, fill: &Arc<Fill>) -> Option<Rc
     let Some(Stage::Whole(meta)) = (!fill.is_kept()).then(|| fill.stage()) else { return None };
     let is_usable = (!meta.is_head_only || request.is_head()) && is_for(request, caching, &meta);
     hot_of(caching.id, fill, &meta).filter(|_| is_usable).map(Rc::new)
-}
-
-enum Used {
-    Answer(Flow),
-    Ask,
-    /// It was purged: there is nothing.
-    Gone,
-}
-
-/// Uses an entry that was opened: as it is, or stale, or to ask whether it has changed.
-async fn use_entry(
-    request: &mut Request,
-    serving: Serving<'_>,
-    caching: &mut Box<Caching>,
-    entry: &Entry,
-    hot: Rc<Hot>,
-    asked: &Directives,
-    now: u64,
-) -> Used {
-    let settings = &serving.settings.cache;
-    let zone = Arc::clone(&caching.zone);
-    let verdict = judge_purges(&zone, &caching.primary, &hot.meta);
-    if verdict == Verdict::Gone {
-        if zone.index.remove(&caching.id, |known| known.number == entry.number).is_some() {
-            let gone = crate::cache::index::Evicted { id: caching.id, size: entry.size, number: entry.number };
-            zone.remove_files(vec![gone], None);
-        }
-        memory::forget(zone.identity(), &caching.id);
-        return Used::Gone;
-    }
-    if entry.is_fresh(now) && verdict == Verdict::Valid && asked.accept_fresh(&hot.meta, now) {
-        return Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Hit));
-    }
-    if asked.accept_stale(&hot.meta, now) {
-        return Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale));
-    }
-    if asked.directives.only_if_cached {
-        return Used::Answer(Flow::Respond(504));
-    }
-    let may_be_stale = !entry.must_revalidate && !asked.directives.no_cache;
-    let until = u64::from(entry.fresh_until).saturating_add(entry.stale_while_revalidate.into());
-    let serves_while_updating =
-        may_be_stale && (settings_use(serving, RetryOn::UPDATING) || until >= now && entry.stale_while_revalidate > 0);
-    let moment = gale_runtime::now();
-    caching.is_by_request = entry.is_fresh(now) && verdict == Verdict::Valid;
-    caching.stale = Some(Rc::clone(&hot));
-    let age_max = if *settings.lock.get() || serves_while_updating { *settings.lock_age.get() } else { Duration::ZERO };
-    match zone.begin(&caching.primary, caching.id, moment, if serves_while_updating { Duration::MAX } else { age_max })
-    {
-        Ok(lead) => {
-            caching.lead = Some(lead);
-            if serves_while_updating && *settings.background_update.get() {
-                update_in_background(request, caching, &hot);
-                return Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Stale));
-            }
-            Used::Ask
-        }
-        Err(_) if serves_while_updating => {
-            Used::Answer(serve_hot(request, serving, &zone, &hot, CacheStatus::Updating))
-        }
-        Err(fill) => {
-            if !wait_for_head(&fill, *settings.lock_timeout.get(), *settings.lock_age.get()).await {
-                caching.may_store = false;
-                return Used::Ask;
-            }
-            match serve_coming(request, serving, caching, &fill, asked, true) {
-                Some(flow) => Used::Answer(flow),
-                // It is not to be stored: nobody waits once more.
-                None if matches!(fill.stage(), Stage::Nothing) && !zone.has_fresh(&caching.id, None, now) => {
-                    caching.lead = Some(zone.begin_beside(&caching.primary, caching.id, gale_runtime::now()));
-                    Used::Ask
-                }
-                // What the index says may have changed since: a 304, for example.
-                None => Used::Gone,
-            }
-        }
-    }
 }
 
 /// `cache_use_stale`
@@ -677,207 +770,4 @@ fn prepare_to_ask(request: &mut Request, serving: Serving<'_>, caching: &Caching
         note.last_modified = date.map(|field| (*field.value).into());
     }
     request.notes.put(note);
-}
-
-/// Why an entry is not used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unread {
-    /// Its disk takes too long, or does not answer. It is there.
-    Late,
-    /// It has gone, is damaged or another one, or its disk fails.
-    Unusable,
-}
-
-/// Opens an entry: what this worker has in memory, or its file, for which a request waits a bounded time. What is
-/// returned can be read, as far as that is known: its head may leave.
-async fn open(
-    request: &mut Request,
-    serving: Serving<'_>,
-    caching: &Caching,
-    entry: &Entry,
-) -> Result<Rc<Hot>, Unread> {
-    let began = gale_runtime::now();
-    let hot = open_entry(request, serving, caching, entry).await?;
-    let HotBody::File(file, at) = &hot.body else { return Ok(hot) };
-    if !request.is_head() {
-        // Both together take no longer than one of them may.
-        let patience = (began, *serving.settings.cache.disk_timeout.get());
-        stored::begin_to_read(request, &caching.zone, &hot, (file, *at), patience).await?;
-    }
-    Ok(hot)
-}
-
-async fn open_entry(
-    request: &Request,
-    serving: Serving<'_>,
-    caching: &Caching,
-    entry: &Entry,
-) -> Result<Rc<Hot>, Unread> {
-    let zone = &caching.zone;
-    let known = memory::find(zone.identity(), &caching.id);
-    let is_it = |hot: &Rc<Hot>| hot.meta.number == entry.number && *hot.meta.key == *caching.key;
-    if let Some(hot) = known.filter(is_it) {
-        look_whether_still_there(request, zone, &caching.id, &hot);
-        return Ok(hot);
-    }
-    match read(request, serving, caching).await {
-        // A mark: there are variants, and this is no response.
-        Ok(hot) if hot.meta.status == VARIES => {
-            memory::forget(zone.identity(), &caching.id);
-            let (names, number) = (hot.meta.variant.to_vec(), hot.meta.variant_number);
-            // Purged, or one too many: this is no response in any case.
-            let _ = zone.note_vary(&caching.id, &names, number, Some(hot.size), gale_runtime::wall_seconds());
-            Err(Unread::Unusable)
-        }
-        // One that was replaced, and has come back by accident.
-        Ok(hot) if hot.meta.number < entry.number => {
-            memory::forget(zone.identity(), &caching.id);
-            zone.forget(&caching.id, entry.number);
-            Err(Unread::Unusable)
-        }
-        Ok(hot) => {
-            if hot.meta.number != entry.number {
-                let now = gale_runtime::wall_seconds();
-                zone.put(entry_of(caching, &hot, now));
-            }
-            Ok(hot)
-        }
-        Err(NotOpened::Gone) => {
-            zone.forget(&caching.id, entry.number);
-            Err(Unread::Unusable)
-        }
-        Err(NotOpened::Failed) => Err(Unread::Unusable),
-        Err(NotOpened::Late) => Err(Unread::Late),
-    }
-}
-
-/// Opens what the index does not know yet.
-async fn open_cold(request: &Request, serving: Serving<'_>, caching: &Caching) -> Option<Rc<Hot>> {
-    read(request, serving, caching).await.ok()
-}
-
-fn entry_of(caching: &Caching, hot: &Hot, now: u64) -> Entry {
-    let mut entry = Entry::new(caching.id, Kind::Stored, now);
-    (entry.number, entry.size) = (hot.meta.number, caching.zone.room_for(hot.size));
-    entry.set_lifetime(&hot.meta.lifetime);
-    entry
-}
-
-/// Why a file was not opened.
-enum NotOpened {
-    /// There is none, or none to be used.
-    Gone,
-    /// Its disk takes too long, or does not answer.
-    Late,
-    Failed,
-}
-
-/// Reads the file.
-async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Result<Rc<Hot>, NotOpened> {
-    let zone = &caching.zone;
-    let moment = gale_runtime::now();
-    if !zone.disk.may_try(moment) {
-        return Err(NotOpened::Late);
-    }
-    let path = zone.path_of(&caching.id);
-    let pool = pool_of(request);
-    let device = likely_device(&path);
-    let task = {
-        let (id, zone) = (caching.id, Arc::clone(zone));
-        pool.run_for(device, move || {
-            let opened = zone.disk.watch(|| zone.open(&id));
-            // A file of which nothing more is read is closed here.
-            opened.map(|store::Opened { header, body, blocks, file }| match body {
-                Some(bytes) => (header, HotBody::Memory(bytes), blocks),
-                None => {
-                    // It may be unlinked at any time, as to make room.
-                    file.close_in_pool();
-                    let start = header.header_length.into();
-                    (header, HotBody::File(file, start), blocks)
-                }
-            })
-        })
-    };
-    let opened = match timeout(*serving.settings.cache.disk_timeout.get(), task).await {
-        Err(_) => {
-            stored::note_late(request, zone, device, moment);
-            return Err(NotOpened::Late);
-        }
-        Ok(Err(refused)) => {
-            request.log(Level::Alert, format_args!("{refused}"));
-            return Err(NotOpened::Failed);
-        }
-        Ok(Ok(opened)) => opened,
-    };
-    let path = path.display();
-    match opened {
-        Ok((header, ..)) if *header.meta.key != *caching.key => {
-            request.log(Level::Crit, format_args!("cache file \"{path}\" has md5 collision"));
-            Err(NotOpened::Failed)
-        }
-        Ok((header, body, blocks)) => {
-            let size = header.file_length();
-            let fields = Rc::new(header.meta.fields.clone());
-            let seen = std::cell::Cell::new(moment);
-            zone.note_number(header.meta.number);
-            let length = announced_length(&header.meta).unwrap_or(header.body_length);
-            let hot = Rc::new(Hot {
-                id: caching.id,
-                meta: header.meta,
-                fields,
-                body,
-                blocks: blocks.map(Rc::new),
-                length,
-                size,
-                seen,
-            });
-            memory::keep(zone.identity(), caching.id, Rc::clone(&hot));
-            Ok(hot)
-        }
-        Err(OpenError::Missing) => Err(NotOpened::Gone),
-        Err(OpenError::Foreign) => {
-            request.log(Level::Crit, format_args!("cache file \"{path}\" is not one of Gale's"));
-            Err(NotOpened::Gone)
-        }
-        Err(OpenError::Damaged(why)) => {
-            count(&zone.counters.damaged);
-            request.log(Level::Crit, format_args!("cache file \"{path}\" {why}"));
-            Err(NotOpened::Gone)
-        }
-        Err(OpenError::Io(error)) => {
-            count(&zone.counters.disk_errors);
-            let error = gale_base::os_error::OsErrorText(&error);
-            request.log(Level::Crit, format_args!("open() \"{path}\" failed {error}"));
-            Err(NotOpened::Failed)
-        }
-    }
-}
-
-/// Whether the body of an entry can be sent without waiting for its disk.
-fn is_body_at_hand(request: &Request, zone: &CacheZone, hot: &Hot) -> bool {
-    match &hot.body {
-        HotBody::Memory(_) => true,
-        HotBody::File(file, at) => request.is_head() || stored::is_readable_now(request, zone, hot, (file, *at)),
-    }
-}
-
-/// Has a pool look, now and then and only if that cannot wait for the disk, whether somebody has removed the file: then
-/// the entry goes. Not on the loop: whoever looks at a name holds the file for that moment, and if it is unlinked just
-/// then it is the one to free its blocks.
-fn look_whether_still_there(request: &Request, zone: &Arc<CacheZone>, id: &Id, hot: &Hot) {
-    let now: Moment = gale_runtime::now();
-    if now.since(hot.seen.get()) < LOOK_AGAIN {
-        return;
-    }
-    let Some(look) = zone.begin_look() else { return };
-    hot.seen.set(now);
-    let (path, id, number) = (zone.path_of(id), *id, hot.meta.number);
-    let device = likely_device(&path);
-    detach_with_others(pool_of(request), device, move || {
-        if let Some(Err(error)) = files::try_stat(&path)
-            && error.kind() == std::io::ErrorKind::NotFound
-        {
-            look.zone().forget(&id, number);
-        }
-    });
 }

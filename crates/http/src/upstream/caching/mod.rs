@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   consult    what is there: an answer, or how the servers are asked
+//!   opening    a stored response: out of this worker's memory, or its file
 //!   serve      an entry, or what is coming, as the answer to a request
 //!   stored     the body of an entry in a file, and how long a client waits for it
 //!   checked    reading it block by block, each with its sum
@@ -22,6 +23,7 @@ mod consult;
 mod feed;
 mod freshen;
 mod invalidate;
+mod opening;
 mod purge;
 mod receive;
 mod resume;
@@ -31,6 +33,7 @@ mod stored;
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use gale_base::log_level::Level;
 use gale_protocol::request::KnownHeader;
@@ -88,6 +91,10 @@ pub enum AskedBecause {
     Request,
     /// What is stored was too old. It was used all the same: the server failed, with this status if it had one.
     Failed(Option<u16>),
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Counts how a request has used its cache, when it is over. What its subrequests have taken from one is theirs.
@@ -204,6 +211,11 @@ pub struct Caching {
 }
 
 impl Caching {
+    /// Takes the right to store what comes, beside other requests that may fetch the same.
+    fn take_lead_beside(&mut self) {
+        self.lead = Some(self.zone.begin_beside(&self.primary, self.id, gale_runtime::now()));
+    }
+
     /// What an error is noted for: this request's key alone, since no response says that it stands for others.
     fn id_of_errors(&self) -> Id {
         if *self.key == *self.own { self.id } else { id_of(&self.own) }

@@ -340,7 +340,7 @@ pub(in crate::upstream) fn judge(
             return None;
         }
         // Its number is later than the purge of a moment ago.
-        caching.lead = Some(caching.zone.begin_beside(&caching.primary, caching.id, gale_runtime::now()));
+        caching.take_lead_beside();
         caching.may_store = true;
     }
     if !caching.may_store {

@@ -24,7 +24,7 @@ use gale_protocol::request::KnownHeader;
 use gale_runtime::{Device, File, Moment, PoolError, Timer, timeout};
 
 use super::checked::{CheckedReader, ReadError};
-use super::consult::Unread;
+use super::opening::Unread;
 use super::resume::{Remainder, strong_tag};
 use crate::cache::CacheZone;
 use crate::cache::memory::{self, Hot};
