@@ -208,6 +208,24 @@ struct Feed {
     summing: Summing,
 }
 
+/// Where a response is kept while it comes.
+enum Keeping {
+    /// In memory: so far it is short.
+    InMemory,
+    /// In a file, too.
+    InFile(Box<Storing>),
+    /// In memory for its clients alone. Other requests still find it.
+    Unstored,
+    /// The same after its file was given up. Other requests do not find it any more.
+    Hidden,
+}
+
+impl Keeping {
+    fn is_stored(&self) -> bool {
+        matches!(self, Keeping::InMemory | Keeping::InFile(_))
+    }
+}
+
 /// A file that is being written.
 struct Storing {
     writer: Writer,
@@ -231,92 +249,118 @@ enum Whole {
 impl Feed {
     /// Reads to the end. What is returned is to be stored.
     async fn run(mut self, request: &Copy, next: Result<BodyRead, Malformed>) -> Option<Whole> {
+        let fill = Arc::clone(&self.ending.fill);
         let mut next = Some(next);
-        let mut storing: Option<Box<Storing>> = None;
-        let (mut may_store, mut is_found) = (true, true);
+        let mut keeping = Keeping::InMemory;
         let mut unshared: Option<Bytes> = None;
         loop {
-            let fill = Arc::clone(&self.ending.fill);
-            if fill.is_purged() || fill.received() > self.ending.zone.options().max_size {
-                // Nobody wants it, or there is never room for it.
-                may_store = false;
-            }
-            if may_store && self.is_left_for_good(&fill) {
-                let message = "no client reads a response of unknown length any more, it is not stored";
-                request.log(Level::Info, format_args!("{message}"));
-                may_store = false;
-            }
-            if !may_store && let Some(given_up) = storing.take() {
-                self.stop_storing(*given_up);
-                is_found = false;
-            }
-            if may_store && storing.is_none() && (fill.received() > AT_ONCE_BYTES || unshared.is_some()) {
-                storing = self.begin_file(request).await;
-                may_store = storing.is_some();
-            }
-            if let Some(file) = &mut storing
-                && !self.wait_for_disk(request, file).await
-            {
-                may_store = false;
-                continue;
-            }
-            if let Some(piece) = unshared.take()
-                && may_store
-                && !wait_to_share(&fill, &piece).await
-            {
-                request
-                    .log(Level::Warn, format_args!("the memory that workers share is full, a response is not stored"));
-                may_store = false;
-                continue;
-            }
-            if !may_store && !wait_for_readers(&fill).await && self.ending.zone.end_unread(&fill, &self.ending.id) {
-                // Nobody reads it, and nobody stores it.
+            keeping = self.advance(request, keeping, unshared.take()).await;
+            let is_read = keeping.is_stored() || wait_for_readers(&fill).await;
+            if !is_read && self.ending.zone.end_unread(&fill, &self.ending.id) {
                 return None;
             }
             match self.receive(request, next.take()).await {
                 Received::Piece(piece) => {
                     self.summing.update(&piece);
-                    if let Some(storing) = &mut storing {
+                    if let Keeping::InFile(storing) = &mut keeping {
                         storing.writer.push(piece.clone());
                     }
                     if !append(&fill, piece.clone()) {
                         unshared = Some(piece);
                     }
                 }
-                Received::End => {
-                    let answering = self.answering.take().expect("it has not ended");
-                    let is_whole = answering.is_whole();
-                    answering.finish(request);
-                    fill.finish();
-                    if may_store && !is_whole {
-                        may_store = false;
-                        match storing.take() {
-                            Some(storing) => self.stop_storing(*storing),
-                            None => self.ending.zone.end(&fill, &self.ending.id),
-                        }
-                    }
-                    if !may_store {
-                        // For want of a disk, and not because nobody wants it or memory is full.
-                        if is_whole && is_found && (fill.stays_in_memory() || !self.ending.zone.disk.is_well()) {
-                            keep_for_a_while(self.ending);
-                        }
-                        return None;
-                    }
-                    let (ending, meta, pool, header_length) = (self.ending, self.meta, self.pool, self.header_length);
-                    let sums = self.summing.finish();
-                    return Some(match storing {
-                        Some(storing) => Whole::Streamed { storing, ending, meta, header_length, sums, pool },
-                        None => Whole::AtOnce(pool, ending, meta),
-                    });
-                }
+                Received::End => return self.end(request, keeping),
                 Received::Broken => {
-                    if let Some(storing) = storing {
-                        self.stop_storing(*storing);
-                    }
+                    self.give_up(keeping);
                     fill.give_up();
                     return None;
                 }
             }
+        }
+    }
+
+    /// The next phase, for what has come so far. Waits until the disk and the shared memory have room for another piece.
+    async fn advance(&mut self, request: &Copy, keeping: Keeping, unshared: Option<Bytes>) -> Keeping {
+        let fill = Arc::clone(&self.ending.fill);
+        if !keeping.is_stored() || self.is_unwanted(request, &fill) {
+            return self.give_up(keeping);
+        }
+        let mut keeping = match keeping {
+            Keeping::InMemory if fill.received() > AT_ONCE_BYTES || unshared.is_some() => {
+                match self.begin_file(request).await {
+                    Some(storing) => Keeping::InFile(storing),
+                    None => return Keeping::Unstored,
+                }
+            }
+            keeping => keeping,
+        };
+        if let Keeping::InFile(storing) = &mut keeping
+            && !self.wait_for_disk(request, storing).await
+        {
+            return self.give_up(keeping);
+        }
+        if let Some(piece) = unshared
+            && !wait_to_share(&fill, &piece).await
+        {
+            let message = "the memory that workers share is full, a response is not stored";
+            request.log(Level::Warn, format_args!("{message}"));
+            return self.give_up(keeping);
+        }
+        keeping
+    }
+
+    /// Whether the response is not to be stored any more: it was purged, has grown too large, or has no end.
+    fn is_unwanted(&mut self, request: &Copy, fill: &Fill) -> bool {
+        if fill.is_purged() || fill.received() > self.ending.zone.options().max_size {
+            return true;
+        }
+        let is_left = self.is_left_for_good(fill);
+        if is_left {
+            let message = "no client reads a response of unknown length any more, it is not stored";
+            request.log(Level::Info, format_args!("{message}"));
+        }
+        is_left
+    }
+
+    /// Ends storing.
+    fn give_up(&self, keeping: Keeping) -> Keeping {
+        match keeping {
+            Keeping::InMemory | Keeping::Unstored => Keeping::Unstored,
+            Keeping::InFile(storing) => {
+                self.stop_storing(*storing);
+                Keeping::Hidden
+            }
+            Keeping::Hidden => Keeping::Hidden,
+        }
+    }
+
+    /// All has come that comes.
+    fn end(mut self, request: &Copy, keeping: Keeping) -> Option<Whole> {
+        let answering = self.answering.take().expect("it has not ended");
+        let is_whole = answering.is_whole();
+        answering.finish(request);
+        let fill = Arc::clone(&self.ending.fill);
+        fill.finish();
+        if !is_whole {
+            if let Keeping::InMemory = keeping {
+                self.ending.zone.end(&fill, &self.ending.id);
+            }
+            self.give_up(keeping);
+            return None;
+        }
+        let (meta, pool) = (self.meta, self.pool);
+        match keeping {
+            Keeping::InMemory => Some(Whole::AtOnce(pool, self.ending, meta)),
+            Keeping::InFile(storing) => {
+                let (header_length, sums) = (self.header_length, self.summing.finish());
+                Some(Whole::Streamed { storing, ending: self.ending, meta, header_length, sums, pool })
+            }
+            // For want of a disk, and not because it is unwanted or memory is full.
+            Keeping::Unstored if fill.stays_in_memory() || !self.ending.zone.disk.is_well() => {
+                keep_for_a_while(self.ending);
+                None
+            }
+            Keeping::Unstored | Keeping::Hidden => None,
         }
     }
 
