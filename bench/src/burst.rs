@@ -167,13 +167,13 @@ pub fn measure(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "The longest wait of a probe for two bytes, while others ask for much at one moment: median (least – greatest) of \
-         {} bursts, of half as many where the server computes. One worker on core {}, all clients on core {}. `file`: {} MiB by `sendfile`; `read`: the same \
-         with `sendfile off`; `gzip`: {} MiB of text; `ssi`: a page of {INCLUDES} commands; `autoindex`: {NAMES} names; \
-         `handshakes`: the server's part of a full one. The \
-         number is that of the clients. Waited for the core: the server's thread that worked most; ksoftirqd: what of it \
-         the kernel's thread for packets ran meanwhile. A burst in which others had the server's core for over {} of the \
-         time is not counted, and what takes too long ends with fewer.\n\n{table}",
+        "Longest wait of a probe for two bytes during a burst of large requests: median (least – greatest) of {} \
+         bursts, of half as many where the server computes. One worker on core {}, all clients on core {}. `file`: {} \
+         MiB by `sendfile`; `read`: the same with `sendfile off`; `gzip`: {} MiB of text; `ssi`: a page of {INCLUDES} \
+         commands; `autoindex`: {NAMES} names; `handshakes`: the server's part of a full handshake. The number is the \
+         number of clients. Waited for the core: the busiest thread of the server; ksoftirqd: the part of that wait in \
+         which the kernel's packet thread ran. A burst in which other programs had the server's core for over {} of \
+         the time is discarded; a case that takes too long ends with fewer bursts.\n\n{table}",
         options.bursts,
         options.server_core,
         options.client_core,

@@ -175,7 +175,7 @@ pub fn measure(options: &Options) -> Measured {
     );
     let body = format!("Instructions in user space per request, median of {TIMES}.\n\n{table}");
     let holds = rows.iter().all(Row::holds);
-    Ok((Document::new("figures", "What figures and traces cost", &programs, &body, &rows)?, holds))
+    Ok((Document::new("figures", "Cost of status figures and traces", &programs, &body, &rows)?, holds))
 }
 
 impl Case {

@@ -163,10 +163,10 @@ fn markdown(options: &Options, rows: &[Row], bare: Spread) -> String {
         ],
     );
     format!(
-        "KiB per connection, medians of {} rounds; later: after {} idle seconds.\n\n{table}\n\
-         User: growth of the PSS of all processes. Kernel: growth of objects in slabs, stacks, page tables and per-core \
-         memory of the whole machine, less {:.2} KiB for a connection that nobody has accepted (both sockets, the client's \
-         file). What a server sets aside for connections when it starts is in \"PSS before\".\n",
+        "KiB per connection, medians of {} rounds; later: after {} idle seconds.\n\n{table}\nUser: growth of the PSS \
+         of all processes. Kernel: growth of objects in slabs, stacks, page tables and per-core memory of the whole \
+         machine, less {:.2} KiB for a connection that is not accepted yet (both sockets, the client's file). \"PSS \
+         before\" includes the memory that a server reserves for connections at its start.\n",
         options.idle_rounds,
         options.idle_time.as_secs(),
         bare.median,

@@ -117,8 +117,8 @@ pub fn measure(options: &Options) -> Measured {
         }
     }
     let head = format!(
-        "Locked instructions per request in user space, by the function of Gale's that they are in, or else by the \
-         library's. What comes less often than {SHOWN_MIN} times a request is left out.\n\n"
+        "Locked instructions per request in user space, by the function of Gale that contains them, otherwise by that \
+         of the library. Functions with fewer than {SHOWN_MIN} per request are omitted.\n\n"
     );
     Ok((Document::new("locked", "Locked instructions per request", &programs, &(head + &body), &rows)?, true))
 }

@@ -19,49 +19,49 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
   accept        shared socket, reuseport, accept_mutex: requests/s, latency, spread over two workers
   scaling       one against two workers: CPU time, task switches, futex calls
   instructions  user-space instructions per request, files with `aio auto` and `off` (callgrind)
-  parts         the same by what they are for and by function (callgrind, addr2line)
+  parts         the same, by purpose and by function (callgrind, addr2line)
   locked        locked instructions per request, by function (callgrind, objdump, addr2line)
-  lookups       the same among ten and among thousands of locations, values of a map, networks of a geo (callgrind)
-  figures       the same without and with zones of figures, and traces (callgrind)
-  check         instructions to read and check large configurations, as a start and a reload begin (callgrind)
+  lookups       the same with ten and with thousands of locations, map values and geo networks (callgrind)
+  figures       the same without and with status zones and traces (callgrind)
+  check         instructions to read and check large configurations, as at a start or reload (callgrind)
   profile       where the user-space time goes (perf record)
-  reload        many reloads in a row under load, every answer checked; memory before and after
-  respawn       the worker process killed under load; time until served again
+  reload        many reloads under load, every response checked; memory before and after
+  respawn       the worker process killed under load; time until requests are served again
   files         CPU time per request of files of 1 KiB, 10 KiB, 64 KiB, 4 MiB: keep-alive and short connections
-  http2         CPU time per request over HTTP/2: small answers, one stream, 64 KiB, unary calls of gRPC (h2load)
-  floods        hostile clients of HTTP/2: the wait of a bystander, and the server's memory
+  http2         CPU time per request over HTTP/2: small responses, one stream, 64 KiB, unary gRPC calls (h2load)
+  floods        hostile HTTP/2 clients: latency of another client, memory of the server
   proxy         CPU time per proxied request: small, 64 KiB, 4 MiB buffered and not, short connections
-  stream        CPU time per exchange, connection, GiB and datagram that is passed on, over TLS, too; memory of
-                tunnels; two workers
+  stream        CPU time per proxied exchange, connection, GiB and datagram, also over TLS; memory of tunnels;
+                two workers
   applications  CPU time per request that PHP-FPM (FastCGI) or uWSGI (uwsgi) answers
-  first-byte    time to the first byte of proxied answers, requests at a fixed rate
-  scrapes       what clients wait while thousands of figures are told every second (Gale)
+  first-byte    time to the first byte of proxied responses, requests at a fixed rate
+  scrapes       latency of clients while thousands of metrics are scraped every second (Gale)
   large-reload  the same while a configuration of 20,000 locations is reloaded again and again (Gale)
   large-put     the same while 10,000 servers of a group are replaced again and again (Gale)
   tunnels       5,000 WebSockets through a proxy: memory, echoes while reloads pass
-  upstreams     two workers and a group: new connections, and latency when half of the servers are late
-  burst         the wait of one client for two bytes while others ask for much at one moment
-  thread-pools  a slow disk beside a file in memory: nginx and Gale with each value of aio (root for the whole of it)
+  upstreams     two workers and a group: new connections, and latency when half of the servers are slow
+  burst         latency of one client during a burst of large requests of others
+  thread-pools  a slow disk beside a file in memory: nginx and Gale with each value of aio (complete as root)
   cache-collapse  100 clients ask for a cold object of a slow backend at once
-  cache-hits      hits by the rule that says which entry goes, simulated
+  cache-hits      hits by eviction policy, simulated
   cache-million a cache with a million entries: memory, first hit after kill -9, purge of a tag
   cache-disks   three disks with a cache each: hits in memory beside cold ones, and one disk that hangs (root)
-  slow-peers    1 GiB through a proxy to a slow client, to a slow server: memory, a probe's waits (root)
+  slow-peers    1 GiB through a proxy to a slow client, to a slow server: memory, latency of a probe (root)
   slow-ranges   1,000 clients at 1 Mbit/s in a file of 2 GiB: memory per client, stalls
   cold-tree     random requests into 200,000 small files of which nothing is in memory, beside a hot one (root)
-  rare-files    files in memory that are asked for every 0.1 to 30 s, beside clients of a slow disk (root)
+  rare-files    files in memory that are requested every 0.1 to 30 s, beside clients of a slow disk (root)
   late          50 clients that come late for a file in memory, beside clients of a slow disk (root)
-  charts        draw the charts of thread-pools again from the results that are there; measures nothing
+  charts        redraw the charts of thread-pools from existing results, without measuring
   all           cpu, syscalls, idle, accept, scaling, reload and respawn
 
   --nginx PATH | --gale PATH | --h2o PATH | --haproxy PATH | --varnish PATH
-                         the binaries (default: from PATH; gale: target/release/gale)
+                         paths of the binaries (default: from PATH; gale: target/release/gale)
   --server LABEL=KIND:PATH
                          one more server; KIND: nginx, gale, h2o, haproxy, varnish. May be
                          repeated
   --gale-use A,B         measure each gale once per driver, with `use A;` in events (default: epoll,io_uring);
-                         `default` says nothing there
-  --servers A,B          only those labels (default: all that are there; where it makes sense: nginx and gale, or gale)
+                         `default` omits the directive
+  --servers A,B          only those labels (default: all available, or those that fit: nginx and gale, or gale)
   --cases A,B            cpu, syscalls, scaling, instructions, profile: return, file, short; cpu: short-pair, too;
                          files, instructions: 1k, 10k, 64k, 4m
                          proxy: small, 64k, 4m, 4m-unbuffered, short; applications: fastcgi, uwsgi
@@ -71,35 +71,35 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
                          locked: return, file, open-file-cache, proxied, cached, limited, counted
                          instructions, parts: proxied, fastcgi, uwsgi, two-workers, too; figures: zone, zones, file, proxied, chance, traces
                          cpu, instructions: realistic, realistic-plain, gzip-1k, -3k, -10k, -20k, gzip (100 KiB), too
-  --client wrk|lean      who asks over kept-alive connections (default: wrk; syscalls and profile: lean)
+  --client wrk|lean      client of keep-alive connections (default: wrk; syscalls and profile: lean)
   --connections N[,N]    keep-alive connections (default: 128,500; of file, scaling and profile: the first;
                          of syscalls: the last)
   --short-connections N  connections of the short case (default: 64)
   --idle-connections N   idle: 10000
-  --idle-seconds N       idle: how long the connections are then left alone (default: 10)
+  --idle-seconds N       idle: how long the connections then stay idle (default: 10)
   --rounds N             5; idle: 3
   --seconds S            one run (default: 4; rare-files: 90; late: 8)
   --bursts N             burst: 10, half of them where the server computes (gzip, SSI, names, handshakes)
   --requests N           instructions, parts, locked, lookups, figures: 5000
   --callgrind-gale PATH  instructions, parts, locked, lookups, figures, check: a Gale built for valgrind; else one is built
   --server-core N, --client-core N
-                         where server and client are pinned (default: 0 and 1)
+                         cores of server and client (default: 0 and 1)
   --reloads N            default: 1000
   --keepalive-clients N, --short-clients N
                          threads of the load under reload and respawn (default: 8 and 4)
-  --directory DIR        thread-pools, slow-ranges, slow-peers, cold-tree, rare-files, late: where the files are written
-                         (default: the temporary one)
+  --directory DIR        thread-pools, slow-ranges, slow-peers, cold-tree, rare-files, late: directory of the files
+                         (default: the temporary directory)
   --data-mib N           thread-pools, rare-files, late: 4096
   --memory-mib N         of server and page cache (default: three eighths of the data; rare-files: its files, too)
-  --disk-mib-s N         what the disk is held to (default: 100)
-  --over clear|tls       thread-pools: how clients 1 and 2 ask (default: clear)
+  --disk-mib-s N         limit on reads of the disk (default: 100)
+  --over clear|tls       thread-pools: transport of clients 1 and 2 (default: clear)
   --disk own|small       own: the directory's; small: one behind a queue of 4 requests (default: own)
   --workers N            of the server there (default: 2)
   --tree-files N         cold-tree: 200000
   --cache-entries N      cache-million: 1000000
   --slow-clients N       slow-ranges: 1000
   --range-file-mib N     slow-ranges: 2048
-  --results DIR          Markdown and JSON go there (default: bench/results)
+  --results DIR          directory for Markdown and JSON (default: bench/results)
 ";
 
 #[derive(Debug)]

@@ -27,7 +27,7 @@ const PARTS: [&str; 12] = [
     "its server, its connection",
     "the server's response",
     "the answer's head and body",
-    "the queue of what is sent",
+    "the send queue",
     "log, counters",
     "event loop, sockets, timers, clock",
     "requests, buffers",
@@ -178,7 +178,7 @@ pub fn measure(options: &Options) -> Measured {
          for the innermost function of the server's own that it is in, and functions are told from {} of a request on.\n\n",
         percent(SHOWN_MIN)
     );
-    let title = "Instructions per request by what they are for";
+    let title = "Instructions per request by purpose";
     Ok((Document::new("parts", title, &programs, &(head + &body), &all)?, true))
 }
 

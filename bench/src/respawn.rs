@@ -83,7 +83,7 @@ fn kill_worker(under_load: &UnderLoad) -> Result<Kill, String> {
     let gone_ms = elapsed_ms();
     let mut failed_probes = 0;
     while load::request_once(&server.address, "/return", RESPAWN_TIME_LIMIT).as_deref() != Ok(SMALL_BODY) {
-        within_limit("serves nobody")?;
+        within_limit("does not serve")?;
         failed_probes += 1;
         std::thread::sleep(POLL_INTERVAL);
     }

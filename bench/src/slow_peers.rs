@@ -78,10 +78,11 @@ pub fn measure(options: &Options) -> Measured {
     let notes: String = cage.left_out.iter().map(|sentence| format!("**Left out.** {sentence}\n\n")).collect();
     let body = format!(
         "{notes}{} rounds; median (least – greatest). 1 GiB to a peer that takes {} MB/s, one worker. Temporary files \
-         lie on a disk with a queue of 4 requests, held to {} MiB/s of reads; {} MiB of memory for server and page \
-         cache. A probe asks for two bytes every 20 ms. Memory is the growth of the PSS of the server's processes, at \
-         most. What loops waited for is named by the kernel's stacks of their threads, seen every 5 ms. \"Of it no core\" \
-         is for how long probe and loop could have run during the longest wait, and had no core (schedstat).\n\n{}",
+         are on a disk with a queue of 4 requests, limited to {} MiB/s of reads; {} MiB of memory for server and page \
+         cache. A probe asks for two bytes every 20 ms. Memory is the maximum growth of the PSS of the server's \
+         processes. The reasons for waits of the event loops come from the kernel stacks of their threads, sampled \
+         every 5 ms. \"Of it no core\" is the part of the longest wait in which probe and loop were runnable, but had \
+         no core (schedstat).\n\n{}",
         options.idle_rounds,
         TAKEN_PER_SECOND / 1_000_000,
         DISK_BYTES_PER_SECOND >> 20,

@@ -12,19 +12,19 @@ complete -c gale -n "not __fish_seen_subcommand_from $commands" -s p -r -d prefi
 complete -c gale -n "not __fish_seen_subcommand_from $commands" -s e -r -d "error log"
 complete -c gale -n "not __fish_seen_subcommand_from $commands" -s c -r -d configuration
 complete -c gale -n "not __fish_seen_subcommand_from $commands" -s g -x -d "global directives"
-complete -c gale -n "__fish_seen_subcommand_from serve" -l tls -d "a certificate that is made on the spot"
-complete -c gale -n "__fish_seen_subcommand_from serve" -l dashboard -d "show what the server does"
-complete -c gale -n "__fish_seen_subcommand_from serve" -l listen -x -d "where to listen"
+complete -c gale -n "__fish_seen_subcommand_from serve" -l tls -d "use a temporary self-signed certificate"
+complete -c gale -n "__fish_seen_subcommand_from serve" -l dashboard -d "serve the live dashboard"
+complete -c gale -n "__fish_seen_subcommand_from serve" -l listen -x -d "address to listen on"
 complete -c gale -n "__fish_seen_subcommand_from serve" -l print-config -d "print the configuration"
 complete -c gale -n "__fish_seen_subcommand_from reload top" -s p -r -d prefix
 complete -c gale -n "__fish_seen_subcommand_from reload top" -s c -r -d configuration
 complete -c gale -n "__fish_seen_subcommand_from reload" -s e -r -d "error log"
 complete -c gale -n "__fish_seen_subcommand_from reload top" -s g -x -d "global directives"
-complete -c gale -n "__fish_seen_subcommand_from top" -l url -x -d "where figures are"
-complete -c gale -n "__fish_seen_subcommand_from top" -l interval -x -d "seconds between two questions"
-complete -c gale -n "__fish_seen_subcommand_from top" -l once -d "one page of text"
-complete -c gale -n "__fish_seen_subcommand_from check" -l json -d "the report as JSON"
-complete -c gale -n "__fish_seen_subcommand_from directives" -l missing -d "what nginx has and gale has not"
+complete -c gale -n "__fish_seen_subcommand_from top" -l url -x -d "URL of the API or the dashboard"
+complete -c gale -n "__fish_seen_subcommand_from top" -l interval -x -d "refresh interval in seconds"
+complete -c gale -n "__fish_seen_subcommand_from top" -l once -d "print one page of text"
+complete -c gale -n "__fish_seen_subcommand_from check" -l json -d "print the report as JSON"
+complete -c gale -n "__fish_seen_subcommand_from directives" -l missing -d "directives that only nginx supports"
 complete -c gale -n "__fish_seen_subcommand_from directives" -l man -d "gale.conf(5)"
-complete -c gale -n "__fish_seen_subcommand_from directives" -l pages -r -d "pages in Markdown"
+complete -c gale -n "__fish_seen_subcommand_from directives" -l pages -r -d "write Markdown pages"
 complete -c gale -n "__fish_seen_subcommand_from $commands" -l help -d help

@@ -292,7 +292,7 @@ fn connections_at_a_removed_address_need_room(driver: Driver) {
     let mut waiting: Vec<Client> = (0..8).map(|_| server.connect_tcp(2)).collect();
     waiting.iter_mut().for_each(|client| client.send(format!("{HALF}\r\n")));
     server.reload(&configuration("", "new"));
-    server.wait_logged(&format!("connections that wait at {} are given up, 9 are open", server.directory.address(2)));
+    server.wait_logged(&format!("connections waiting at {} are dropped, 9 are open", server.directory.address(2)));
     for client in &mut waiting {
         assert!(client.read_to_end().is_empty(), "accepted although there is no room\n{server}");
     }

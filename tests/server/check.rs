@@ -42,10 +42,10 @@ fn each_directive_is_the_same_different_or_not_there() {
     assert_eq!((errors.as_str(), succeeded), ("", false));
     let expected = "2 files, 12 directives
 
-Not there: Gale refuses the configuration (1)
+Not supported: Gale rejects the configuration (1)
   image_filter_buffer  nginx.conf:6
 
-Of no module that nginx documents (1)
+Not in a module documented by nginx (1)
   lua_package_path  nginx.conf:7
 
 Different (";
@@ -53,7 +53,7 @@ Different (";
     for part in [
         "\n  listen              sites/a.conf:2\n    deferred unless deferred=off;",
         "\n    docs/configuration.md#listen\n",
-        "\nWithout effect, with a warning (1)\n  types_hash_max_size  nginx.conf:3\n",
+        "\nNo effect, with a warning (1)\n  types_hash_max_size  nginx.conf:3\n",
         "\nGale's own (1)\n  client_body_min_rate  nginx.conf:4\n",
         "\nThe same (",
         "\nUnsafe (1)\n  sites/a.conf:3: \"/i../\" leads out of the directory \"/data/\" [alias_traversal, high]\n",

@@ -370,7 +370,7 @@ fn serve_shows_the_dashboard_if_asked_to() {
         .spawn()
         .expect("the binary starts");
     let line = directory.wait_line("stderr", "the dashboard is at ");
-    assert!(line.contains(&format!("http://{address}/dashboard/, for this machine alone")), "{line}");
+    assert!(line.contains(&format!("http://{address}/dashboard/, only for this machine")), "{line}");
     let mut client = support::Client::tcp(address);
     assert_eq!(client.get("/").text(), "hello");
     assert!(client.get("/dashboard/").text().contains("<title>Gale</title>"));

@@ -723,7 +723,7 @@ fn nor_do_they_hold_up_the_end_of_the_server(driver: Driver) {
         assert!(server.wait_exited().success(), "{server}");
         assert!(
             server.log().contains(&format!(
-                "worker process {worker} has not ended within 3 seconds, the kernel holds its thread \""
+                "worker process {worker} has not exited within 3 seconds, the kernel holds its thread \""
             )),
             "{server}"
         );
@@ -744,7 +744,7 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
     let deaths = [
         (Signal::KILL, "auto", "within a second, ", None),
         (Signal::KILL, "off", "within a second, ", Some(Signal::TERM)),
-        (Signal::ABORT, "auto", "within a second, it dumps core, ", Some(Signal::QUIT)),
+        (Signal::ABORT, "auto", "within a second, it is dumping core, ", Some(Signal::QUIT)),
     ];
     for (signal, way, how, stop) in deaths {
         let Some(mounted) = fuse::FileSystem::mount() else { return };

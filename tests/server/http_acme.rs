@@ -194,7 +194,7 @@ fn what_a_responder_says_is_stapled_to_what_was_obtained(driver: Driver) {
     let setup = setup(driver, &acme, USUAL, &rest).file("authority.pem", &acme.authority.pem);
     let mut server = start(setup, &acme);
     server.wait_logged(ISSUED);
-    assert!(server.stderr().contains("\"ssl_stapling_file\" has no effect beside a certificate that is obtained"));
+    assert!(server.stderr().contains("\"ssl_stapling_file\" has no effect with a certificate from an ACME issuer"));
     let stapled = |server: &Server| {
         let verifier = Arc::new(AnyCertificate::default());
         let tls = Tls::new(&acme.authority).verified_by(Arc::clone(&verifier) as Arc<dyn ServerCertVerifier>);
@@ -271,7 +271,7 @@ fn a_restart_and_a_reload_keep_what_was_obtained(driver: Driver) {
     acme.fail("/new-order", Fault::Refused { status: 503, kind: "serverInternal", retry_after: None });
     server.reload_http(driver, &more);
     server.wait_logged("no certificate for \"a.example, b.example\" yet: clients get an earlier one");
-    server.wait_logged("certificate for \"a.example, b.example\": the issuer has refused it with status 503");
+    server.wait_logged("certificate for \"a.example, b.example\": the issuer rejected the request with status 503");
     assert_eq!(shown(&server, "a.example"), own);
     server.reload_http(driver, &text(&acme, &issuer, ""));
     assert_eq!(shown(&server, "a.example"), own);
@@ -323,7 +323,7 @@ fn a_name_that_cannot_be_verified_is_tried_again_after_a_reload(driver: Driver) 
     });
     let mut server = setup(driver, &acme, USUAL, "").start();
     acme.set_place(Place::Unix(nobody.path().join("s")));
-    let line = server.wait_logged("the issuer could not verify it");
+    let line = server.wait_logged("the issuer could not validate it");
     assert!(line.contains("http-01 for \"a.example\": incorrectResponse: status 404 for a.example"), "{line}");
     assert!(line.contains("next try in "), "{line}");
     refusing.join().expect("somebody has asked");
@@ -358,17 +358,13 @@ fn an_issuer_that_fails_leaves_everything_as_it_is(driver: Driver) {
     // Another name has everything asked for again, each time with something else that is wrong.
     let answer = |text: &str| Fault::Answer(text.as_bytes().to_vec());
     let faults = [
-        ("/directory", answer("<html>"), "the issuer has sent an invalid response: expected value"),
-        ("/directory", answer("{}"), "the issuer has sent an invalid response: no directory of ACME"),
-        (
-            "/directory",
-            Fault::Answer(vec![b' '; 300 * 1024]),
-            "the issuer has sent an invalid response: too long response",
-        ),
+        ("/directory", answer("<html>"), "the issuer sent an invalid response: expected value"),
+        ("/directory", answer("{}"), "the issuer sent an invalid response: not an ACME directory"),
+        ("/directory", Fault::Answer(vec![b' '; 300 * 1024]), "the issuer sent an invalid response: response too long"),
         ("/new-order", Fault::Closed, "issuer prematurely closed connection"),
-        ("/new-order", answer("[1"), "the issuer has sent an invalid response"),
-        ("/new-order", answer("{}"), "the issuer has sent an invalid response: no URL in \"Location\""),
-        ("/certificate", answer("-----BEGIN CERTIFICATE-----\nAAAA"), "the issuer has sent an invalid response"),
+        ("/new-order", answer("[1"), "the issuer sent an invalid response"),
+        ("/new-order", answer("{}"), "the issuer sent an invalid response: no URL in \"Location\""),
+        ("/certificate", answer("-----BEGIN CERTIFICATE-----\nAAAA"), "the issuer sent an invalid response"),
         ("/certificate", answer(&stranger.certificate), "the certificate is not for \"b0.example\""),
     ];
     let named = |number: usize| {
@@ -446,12 +442,12 @@ fn another_process_answers_what_the_issuer_asks(driver: Driver) {
 fn what_cannot_be_obtained_is_said(driver: Driver) {
     let acme = AcmeServer::start();
     let mut server = start(setup(driver, &acme, "state_path %DIR%/state;", ""), &acme);
-    server.wait_logged("terms of service, https://issuer.example/terms: \"accept_terms_of_service\" agrees to them");
+    server.wait_logged("terms of service, https://issuer.example/terms: accept them with \"accept_terms_of_service\"");
     server.reload_http(driver, &text(&acme, &format!("{USUAL} profile long require;"), ""));
     server.wait_logged("the issuer has no profile \"long\"");
     acme.require_external_key(b"x");
     server.reload_http(driver, &text(&acme, "accept_terms_of_service; state_path %DIR%/other;", ""));
-    server.wait_logged("the issuer wants an account of its own: \"external_account_key\" names it");
+    server.wait_logged("the issuer requires an external account: set it with \"external_account_key\"");
     // Nobody else's certificate is trusted.
     server.directory.write("root.pem", &acme.authority.pem);
     server.reload_http(driver, &text(&acme, "accept_terms_of_service; state_path %DIR%/third;", ""));
@@ -479,8 +475,11 @@ fn settings_that_cannot_be_are_errors(driver: Driver) {
         (server("server_name a.example; acme_certificate two;"), "issuer \"two\" is missing"),
         (server("acme_certificate one;"), "\"acme_certificate\": no identifiers found in \"server_name\""),
         (server("server_name ~a; acme_certificate one;"), "\"acme_certificate\": no identifiers found"),
-        (server("acme_certificate one *.a.example;"), "\"*.a.example\" cannot be had by the challenge \"http-01\""),
-        (server("acme_certificate one a..example;"), "invalid server name: not a name of a host in \"a..example\""),
+        (
+            server("acme_certificate one *.a.example;"),
+            "a certificate for \"*.a.example\" cannot be obtained with the challenge \"http-01\"",
+        ),
+        (server("acme_certificate one a..example;"), "invalid server name: not a host name in \"a..example\""),
         (server("acme_certificate one a.example key=dsa;"), "invalid \"key\" value in \"key=dsa\""),
     ] {
         let mut server = Setup::http(driver, &text).launch();

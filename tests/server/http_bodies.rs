@@ -316,7 +316,7 @@ fn an_answer_breaks_off_when_the_body_does(driver: Driver) {
         let rest = client.read_to_end();
         assert!(!rest.ends_with(b"0\r\n\r\n"), "{body:?}: {}", String::from_utf8_lossy(&rest));
     }
-    server.wait_logged_times("the response broke off", broken.len());
+    server.wait_logged_times("the response ended prematurely", broken.len());
     server.stop();
 }
 

@@ -99,7 +99,7 @@ fn a_place_of_a_list_in_vary_is_free_when_no_entry_has_it(driver: Driver) {
         assert_eq!(list(number), "stored", "{number}");
     }
     assert_eq!(list(LISTS_MAX), "too-many-rules");
-    server.wait_logged("4096 lists of fields in \"Vary\" are in use");
+    server.wait_logged("4096 different \"Vary\" fields are in use");
     assert_eq!(ask(&mut server.connect(), "/7", "X-Purge: 1\r\n").status, 204);
     assert_eq!(list(LISTS_MAX), "stored");
     assert_eq!(list(7), "too-many-rules");

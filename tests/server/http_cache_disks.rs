@@ -184,11 +184,11 @@ fn wait_for_entries_in_journal(directory: &Directory, count: usize) {
 
 fn a_damaged_journal_loses_no_purge(driver: Driver) {
     const PURGED_TAG: u8 = 5;
-    let damaged = "has lost purges: what is older than they counts as purged";
+    let damaged = "has lost purges: all entries older than these count as purged";
     // What is damaged, what the log says of it, and what becomes of what was stored before the purge, and after it.
     // (All that is stored has the tag.)
     for (kind, told, before, after) in [
-        (STORED, "is damaged: 55 bytes, and no purge", "MISS", "HIT"),
+        (STORED, "is damaged: 55 bytes are lost, but no purge", "MISS", "HIT"),
         (PURGED_TAG, damaged, "MISS", "HIT"),
         // Not even how it begins: nobody knows how old the purges are.
         (0, damaged, "MISS", "MISS"),
@@ -239,7 +239,7 @@ fn a_purge_waits_only_so_long_for_a_disk_that_hangs(driver: Driver) {
     rustix::fs::chmod(&pipe, rights).unwrap();
     std::fs::rename(&pipe, &journal).unwrap();
     assert_eq!(ask(&mut server.connect(), "/", "X-Purge: 1\r\nX-Tags: t\r\n").status, 204);
-    server.wait_logged("a purge of cache \"one\" holds, and is not in its journal yet");
+    server.wait_logged("a purge of cache \"one\" is in effect, but not in its journal yet");
     assert_eq!(outcome(&server.get("/a")), ("MISS", "2"));
     // The disk answers again.
     let reader = std::fs::File::open(&journal).unwrap();
@@ -283,7 +283,7 @@ fn a_second_server_on_the_same_directory_is_told_so(driver: Driver) {
     let first = caching(driver, directory.path(), "", &backend).start();
     first.wait_logged("0 entries");
     let second = caching(driver, directory.path(), "", &backend).start();
-    second.wait_logged("which alone manages it until it ends");
+    second.wait_logged("which manages it until it exits");
     assert_eq!(outcome(&first.get("/a")), ("MISS", "1"));
     directory.wait_until("it is stored", |_| stored(directory.path()).0 == 1);
     // What one has stored the other one finds.
@@ -300,7 +300,7 @@ fn files_of_others_stay_and_are_told_of(driver: Driver) {
         directory.write(name, [5, 0, 0, 0, 0, 0, 0, 0, 1]);
     }
     let server = caching(driver, directory.path(), "", &backend).start();
-    server.wait_logged("3 files are not Gale's and stay as they are");
+    server.wait_logged("3 files were not written by Gale and are left alone");
     server.stop();
     assert!(names.iter().all(|name| directory.path().join(name).exists()));
 }
@@ -379,7 +379,7 @@ fn a_disk_that_hangs_costs_its_requests_a_bounded_time(driver: Driver) {
         assert_eq!(server.get("/a?c=well").header("X-Cache"), Some("HIT"));
     }
     assert!(began.elapsed() < Duration::from_secs(60), "nobody waits for the disk");
-    server.wait_logged("does not answer, requests go to the upstream");
+    server.wait_logged("does not respond, requests are passed to the upstream");
     mounted.set_hung(false);
     drop(mounted);
     server.signal(Signal::TERM);
@@ -477,7 +477,7 @@ fn a_large_hit_on_a_disk_that_hangs_is_answered_by_the_upstream(driver: Driver) 
     // The open file is kept, and not read: neither the head nor the body of it is sent.
     assert_eq!(used(&client.get("/plain?c=hung")), Some("MISS"));
     assert_eq!(backend.asked().len(), asked + 1);
-    server.wait_logged("does not answer, requests go to the upstream");
+    server.wait_logged("does not respond, requests are passed to the upstream");
     // What the upstream has sent is used for a moment.
     let mut hits = 0;
     server.look_until("it is used, and asked for again", || {
@@ -631,7 +631,8 @@ fn a_disk_that_answers_others_is_slow_and_not_silent(driver: Driver) {
         });
         // Nobody may have asked while one waited: then the disk was silent, and another begins when it answers again.
         let end = Instant::now() + support::DEADLINE;
-        let is_slow = || server.log().contains("the disk of cache \"hung\" is slow, a request goes to the upstream");
+        let is_slow =
+            || server.log().contains("the disk of cache \"hung\" is slow, a request is passed to the upstream");
         while !is_slow() && Instant::now() < end {
             mounted.set_fault(None);
             while used(&server.get("/tagged?c=hung")) != Some("HIT") && Instant::now() < end {}
@@ -869,7 +870,7 @@ fn a_directory_that_was_removed_is_used_again(driver: Driver) {
     assert_eq!(server.get("/b").header("X-Cache"), Some("HIT"));
     // And another server is told of the lock.
     let second = caching(driver, &cache, "", &backend).start();
-    second.wait_logged("which alone manages it until it ends");
+    second.wait_logged("which manages it until it exits");
     second.stop();
     server.stop();
 }

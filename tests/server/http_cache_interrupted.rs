@@ -183,8 +183,8 @@ fn a_new_process_serves_hits_at_once_and_keeps_the_journal_when_the_old_one_has_
         assert_eq!(client.ask("GET /12 HTTP/1.1\r\nHost: a\r\nX-Purge: 1\r\n\r\n").status, 204);
         true
     });
-    server.wait_logged("a purge of cache \"one\" holds in this process alone: it does not manage the directory");
-    server.wait_logged(&format!("is in use by process {old_worker}, which alone manages it until it ends"));
+    server.wait_logged("a purge of cache \"one\" applies to this process only, which does not manage the directory");
+    server.wait_logged(&format!("is in use by process {old_worker}, which manages it until it exits"));
     kill_process(old, Signal::QUIT).unwrap();
     assert!(server.wait_exited().success(), "{server}");
     server.wait_logged(" 1 entries");

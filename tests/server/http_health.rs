@@ -434,7 +434,7 @@ fn a_server_that_stands_out_by_its_errors_is_set_aside_also_after_a_reload(drive
         )
     };
     let mut server = Setup::http(driver, &text("")).start();
-    let message = format!("upstream server {} in upstream \"app\" is set aside for 3600 s: 100% of its", bad.address);
+    let message = format!("upstream server {} in upstream \"app\" is ejected for 3600 s: 100% of its", bad.address);
     let mut client = server.connect();
     let deadline = std::time::Instant::now() + DEADLINE;
     while !server.log().contains(&message) {

@@ -180,7 +180,7 @@ fn values_that_need_too_many_others_end_the_request(driver: Driver) {
     let mut server = server.start();
     for (number, path) in ["/volatile", "/kept", "/field"].into_iter().enumerate() {
         assert_eq!(server.get(path).status, 500, "{path}");
-        server.wait_logged_times("variables that refer to variables take too much of one request", number + 1);
+        server.wait_logged_times("variables that refer to variables exceed the limit for one request", number + 1);
     }
     let page = server.get("/page");
     assert_eq!((page.status, page.text()), (500, "sorry"));

@@ -563,7 +563,7 @@ fn settings_that_cannot_be_are_errors(driver: Driver) {
         ("proxy_ssl_conf_command Nothing x;", "SSL_CONF_cmd(\"Nothing\", \"x\") failed"),
         ("proxy_ssl_certificate_cache valid=1s;", "\"proxy_ssl_certificate_cache\" must have the \"max\" parameter"),
         ("proxy_ssl_ciphers RC4;", "SSL_CTX_set_cipher_list(\"RC4\") failed"),
-        ("proxy_ssl_protocols SSLv3;", "no version is left that Gale speaks in"),
+        ("proxy_ssl_protocols SSLv3;", "no supported protocol version is left in"),
     ] {
         let text = format!("location / {{ proxy_pass https://127.0.0.1:1; {text} }}");
         let setup = Setup::server(driver, &text);

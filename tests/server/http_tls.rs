@@ -698,7 +698,7 @@ fn wrong_settings_are_refused_in_nginx_s_words() {
         "failed (SSL: error:05800074:x509 certificate routines::key values mismatch)",
     );
     expect(&server(&format!("{OWN} ssl_ciphers AES128-SHA;")), "no cipher match");
-    expect(&server(&format!("{OWN} ssl_protocols TLSv1;")), "no version is left that Gale speaks in");
+    expect(&server(&format!("{OWN} ssl_protocols TLSv1;")), "no supported protocol version is left in");
     expect(&server(&format!("{OWN} ssl_ecdh_curve none;")), "SSL_CTX_set1_curves_list(\"none\") failed");
     expect(&server(&format!("{OWN} ssl_verify_client on;")), "for ssl_verify_client");
     expect(&server("ssl_certificate_key engine:x:y; ssl_certificate %DIR%/own.crt;"), "\"engine:\" is not supported");
@@ -896,8 +896,8 @@ fn commands_for_openssl_count_after_directives(driver: Driver) {
     );
     let server = world.http(driver, &text).file("other.crt", &other.certificate).file("other.key", &other.key).start();
     let said = server.stderr();
-    assert!(said.contains("\"PrioritizeChaCha\" of a command for OpenSSL is accepted but has no effect"), "{said}");
-    assert!(said.contains("cipher suites that Gale does not have are left out: TLS_AES_128_CCM_SHA256"), "{said}");
+    assert!(said.contains("OpenSSL command \"PrioritizeChaCha\" is accepted but has no effect"), "{said}");
+    assert!(said.contains("unsupported cipher suites are ignored: TLS_AES_128_CCM_SHA256"), "{said}");
     let tls = world.tls();
     let mut client = tls.client(&socket(&server), "example.com");
     assert_eq!(client.get("/").text(), "TLS_CHACHA20_POLY1305_SHA256 secp384r1 .");
@@ -928,7 +928,7 @@ fn settings_that_cannot_be_are_errors(driver: Driver) {
         ("ssl_conf_command Nothing x;", "SSL_CONF_cmd(\"Nothing\", \"x\") failed (SSL: error:0A000182:"),
         ("ssl_conf_command Options x;", "SSL_CONF_cmd(\"Options\", \"x\") failed (SSL: error:0A000180:"),
         ("ssl_conf_command Protocol TLSv9;", "bad value:cmd=Protocol, value=TLSv9"),
-        ("ssl_conf_command MaxProtocol TLSv1.1;", "no version is left that Gale speaks"),
+        ("ssl_conf_command MaxProtocol TLSv1.1;", "no supported protocol version is left"),
         ("ssl_conf_command Certificate none.crt;", "cannot load certificate \"%DIR%/none.crt\""),
     ] {
         let text = format!("server {{ listen %UNIX% ssl; {OWN} {text} }}");
@@ -1089,7 +1089,7 @@ fn what_comes_early_is_answered_at_once_unless_it_may_change_something(driver: D
     assert_eq!(client.get("/").text(), "early= r TLSv1.3");
     let mut client = early("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n");
     assert_eq!(client.response().status, 425);
-    server.wait_logged("client sent a request that may change something as early data");
+    server.wait_logged("client sent a request with an unsafe method as early data");
     // A request that is longer than what may come early, in two parts.
     let mut session = tls.session("example.com");
     session.early_data().unwrap().write_all(b"GET / HTTP/1.1\r\nHost:").unwrap();

@@ -88,6 +88,7 @@ mod leases;
 mod open_files;
 mod page_cache_helper;
 mod processes;
+mod prose;
 mod reference;
 mod services;
 mod stream;

@@ -120,7 +120,7 @@ fn service_that_panics_is_started_again_and_costs_nobody_anything() {
     let mut server = Setup::configuration(&configuration("test_service breaks panics=2 period=10ms;")).start();
     let mut client = server.connect();
     assert_eq!(client.get("/").text(), "hello");
-    server.wait_logged("breaks: the service has panicked, it is started again in 1 s");
+    server.wait_logged("breaks: the service panicked, restarting it in 1 s");
     server.wait_logged_times("breaks: run 2 ", 2);
     assert_eq!(client.get("/").text(), "hello");
     server.end(Signal::TERM);
@@ -164,11 +164,11 @@ fn exclusive_service_goes_from_the_old_binary_to_the_new_one() {
     let new = server.pid_in_file();
     let new_worker = server.worker();
     let lock = server.directory.path().join("one.lock");
-    let waits = format!("one: waits for the lock \"{}\", which another process holds", lock.display());
+    let waits = format!("one: waiting for the lock \"{}\", which another process holds", lock.display());
     wait_logged_by(&server, new_worker, &waits);
     assert!(lines(&server, "one: run ").iter().all(|line| writer_of(line) == old_worker.as_raw_pid()), "{server}");
     kill(old, Signal::QUIT);
-    wait_logged_by(&server, new_worker, "one: has the lock");
+    wait_logged_by(&server, new_worker, "one: acquired the lock");
     wait_logged_by(&server, new_worker, "one: run 3 on worker 0");
     assert_no_overlap(&server);
     assert!(server.wait_exited().success(), "{server}");

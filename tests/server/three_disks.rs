@@ -82,7 +82,8 @@ fn a_disk_that_hangs_has_its_share_answered_by_the_backend(driver: Driver) {
         assert!(status["disk_timeouts"].as_u64() > Some(0) && node.disks[disk].waiting() > 0);
     });
     for disk in 1..=DISKS {
-        node.server.wait_logged(&format!("cache \"cache_{disk}\" does not answer, requests go to the upstream"));
+        node.server
+            .wait_logged(&format!("cache \"cache_{disk}\" does not respond, requests are passed to the upstream"));
     }
     node.stop();
 }

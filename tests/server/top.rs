@@ -78,7 +78,7 @@ fn a_page_tells_what_the_server_has_done(driver: Driver) {
     let text = page(&server, &[], |text| row(text, "answers 4xx").is_some_and(|cells| cells[0] == "1"));
     assert!(text.starts_with(concat!("gale-", env!("CARGO_PKG_VERSION"), " (nginx ")), "{text}");
     assert!(text.contains(&format!("process {}, configuration ", server.worker().as_raw_pid())), "{text}");
-    assert_eq!(row(&text, "answers 2xx").expect("a row")[0], "7");
+    assert_eq!(row(&text, "responses 2xx").expect("a row")[0], "7");
     // Nothing was asked over HTTP for it.
     assert_eq!(row(&text, "requests").expect("a row"), ["8", "0"]);
     assert_eq!(row(&text, "upstream servers up").expect("a row")[..3], ["1", "of", "2"]);
@@ -268,7 +268,7 @@ fn a_terminal_shows_views_and_takes_keys(driver: Driver) {
     on.wait(|text| text.lines().last().is_some_and(|line| line.starts_with("q quit")));
     // When there is no server any more, keys are there still.
     server.end(Signal::QUIT);
-    on.wait(|text| text.contains("the figures are old: "));
+    on.wait(|text| text.contains("the figures are outdated: "));
     on.press("q");
     on.wait_ended();
 }
@@ -306,7 +306,7 @@ fn readers_that_do_not_read_are_in_nobodys_way(driver: Driver) {
     silent.iter_mut().for_each(|stream| assert_eq!(begins(stream), "done\n"));
     let output = top(&server.directory, &["--once"]);
     let number = server.pid_in_file().as_raw_pid();
-    let expected = format!("gale: process {number} tells no figures: too many ask at once\n");
+    let expected = format!("gale: process {number} sent no figures: too many requests at a time\n");
     assert_eq!((String::from_utf8_lossy(&output.stderr), output.status.code()), (expected.into(), Some(1)));
     // The master does not wait for them, nor do the loops.
     let reload = support::binary(false).args(["reload", "-c"]).arg(server.directory.path().join("gale.conf")).output();
@@ -348,15 +348,15 @@ fn pretend(answers: Vec<&'static [u8]>) -> (Directory, std::thread::JoinHandle<(
 #[test]
 fn answers_that_are_none_are_errors() {
     let answers: Vec<(&'static [u8], &str)> = vec![
-        (b"", "has not answered: it ends, or does not let us"),
-        (b"what?", "has not answered: it ends, or does not let us"),
-        (b"done\n", "has told nothing"),
-        (b"done\n<html>", "the answer has no figures: expected value"),
-        (b"done\n{\"nginx\":{\"pid\":1}", "the answer has no figures: EOF"),
-        (b"done\n{}", "the answer has no figures: it does not say what runs"),
-        (b"done\n\xff\xfe", "the answer has no figures: expected value"),
-        (b"refused\nnobody is in\n", "tells no figures: nobody is in"),
-        (b"refused\n\x1b[2Jgone\n", "tells no figures: ?[2Jgone"),
+        (b"", "did not answer: it is exiting, or access is denied"),
+        (b"what?", "did not answer: it is exiting, or access is denied"),
+        (b"done\n", "sent an empty answer"),
+        (b"done\n<html>", "the answer contains no figures: expected value"),
+        (b"done\n{\"nginx\":{\"pid\":1}", "the answer contains no figures: EOF"),
+        (b"done\n{}", "the answer contains no figures: the version is missing"),
+        (b"done\n\xff\xfe", "the answer contains no figures: expected value"),
+        (b"refused\nnobody is in\n", "sent no figures: nobody is in"),
+        (b"refused\n\x1b[2Jgone\n", "sent no figures: ?[2Jgone"),
     ];
     let (directory, pretending) = pretend(answers.iter().map(|(answer, _)| *answer).collect());
     for (answer, expected) in &answers {
@@ -386,7 +386,7 @@ fn without_a_server_or_a_right_it_is_said_what_is_missing() {
         command.args(["top", "--once", "-c"]).arg(server.directory.path().join("gale.conf")).uid(NOBODY).gid(NOBODY);
         let output = command.output().expect("the binary starts");
         let number = server.pid_in_file().as_raw_pid();
-        let expected = format!("gale: process {number} has not answered: it ends, or does not let us\n");
+        let expected = format!("gale: process {number} did not answer: it is exiting, or access is denied\n");
         assert_eq!((String::from_utf8_lossy(&output.stderr), output.status.code()), (expected.into(), Some(1)));
     }
     server.stop();

@@ -58,7 +58,7 @@ fn bench(args: &[String]) -> ExitCode {
 /// this is for. The kernel's own writes are not seen, but whoever touches what was freed is, and what leaks.
 fn sanitize(args: &[String]) -> ExitCode {
     let Some(host) = host() else {
-        eprintln!("xtask sanitize: rustc does not say what it compiles for");
+        eprintln!("xtask sanitize: rustc does not report its target");
         return ExitCode::from(2);
     };
     let mut tests = Command::new("rustup");

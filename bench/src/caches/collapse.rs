@@ -67,7 +67,7 @@ pub fn measure(options: &Options) -> Measured {
         options.idle_rounds
     );
     let holds = rows.iter().all(|row| row.rounds.iter().all(|sample| sample.errors == 0));
-    Ok((Document::new("cache-collapse", "Clients of what is being fetched", &programs, &body, &rows)?, holds))
+    Ok((Document::new("cache-collapse", "Concurrent requests for an uncached object", &programs, &body, &rows)?, holds))
 }
 
 fn measure_one(program: &Program) -> Result<Sample, String> {
@@ -91,7 +91,7 @@ fn measure_one(program: &Program) -> Result<Sample, String> {
         clients.into_iter().map(|client| client.join().ok().flatten()).collect()
     });
     let whole: Vec<(Instant, Instant)> = got.iter().copied().flatten().collect();
-    let nobody = || "nobody got the object".to_owned();
+    let nobody = || "no client received the object".to_owned();
     let first = whole.iter().map(|times| times.0).min().ok_or_else(nobody)?;
     let last = whole.iter().map(|times| times.0).max().ok_or_else(nobody)?;
     let end = whole.iter().map(|times| times.1).max().ok_or_else(nobody)?;

@@ -42,8 +42,8 @@ pub fn measure(_options: &Options) -> Measured {
     );
     let requests = Trace::REQUESTS;
     let body = format!(
-        "Hits in a thousand of {requests} requests for 50,000 keys; room for 1,000 of them (with sizes of 1 to 128, for \
-         8,000). Scans are 2,000 keys that nobody asks for again after each 2,000 requests.\n\n{table}"
+        "Hits per thousand of {requests} requests for 50,000 keys; room for 1,000 of them (with sizes of 1 to 128, for \
+         8,000). Scans are 2,000 keys, requested only once, after each 2,000 requests.\n\n{table}"
     );
     Ok((Document::new("cache-hits", "Hits by the rule that says which entry goes", &[], &body, &rows)?, true))
 }

@@ -76,10 +76,10 @@ pub fn measure(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "Answers of 2 bytes under as many keys, stored one after the other over {FILL_CONNECTIONS} connections by one \
-         worker. Then all processes are killed and started anew on the same folder: the time until the answer to one of \
-         the keys comes from the cache (`X-Cache: HIT`), and what a client that asks for two bytes every 20 ms sees in the \
-         {} s from then on.\n\n{table}",
+        "Responses of 2 bytes under as many keys, stored one after the other over {FILL_CONNECTIONS} connections by \
+         one worker. Then all processes are killed and restarted on the same directory: the time until one of the keys \
+         is served from the cache (`X-Cache: HIT`), and the latency of a probe for two bytes every 20 ms in the {} s \
+         after that.\n\n{table}",
         WATCHED.as_secs()
     );
     let holds = rows.iter().all(|row| row.hit_after_purge != Some(true));

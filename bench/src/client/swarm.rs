@@ -449,7 +449,7 @@ fn probe_by(
                     let took = due.elapsed();
                     if Instant::now() >= counts_from {
                         latency.record(took);
-                        let mut longest = longest.lock().expect("nobody panics with it");
+                        let mut longest = longest.lock().expect("the lock is never poisoned");
                         if took > longest.0 {
                             let ms = |since: Duration, until: Duration| until.saturating_sub(since).as_secs_f64() * 1e3;
                             let of_loops =
@@ -476,7 +476,7 @@ fn probe_by(
     if snapshot.count() == 0 {
         return Err("the probe had no answer".to_owned());
     }
-    let (_, without_core) = longest.into_inner().expect("nobody panics with it");
+    let (_, without_core) = longest.into_inner().expect("the lock is never poisoned");
     let got = Got::of(&snapshot, snapshot.count(), 0, errors.load(Ordering::Relaxed), seconds);
     Ok(Got { without_core, ..got })
 }

@@ -33,9 +33,8 @@ impl Cage {
         let mut cage = Cage::default();
         if !rustix::process::geteuid().is_root() {
             cage.left_out.push(
-                "Not run as root: no control group, so memory and disk are as large and as quick as the machine's, and \
-                 most of what client 1 asks for is soon in memory. Run it as root (in a virtual machine, for example) for \
-                 the experiment itself."
+                "Not run as root: without a control group, memory and disk are not limited, and most files of client 1 \
+                 are soon in memory. Run it as root (in a virtual machine, for example) for the experiment itself."
                     .to_owned(),
             );
             return cage;

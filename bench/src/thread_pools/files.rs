@@ -73,13 +73,11 @@ pub fn measure_slow_ranges(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB, of which nothing is in \
-         memory at first; {} workers, {}, {}. \
-         Where two figures stand, the second is without the clients. Kernel memory is the growth of the machine's. \
-         What loops waited for is named by the kernel's stacks of their threads in state D, seen every 5 ms: a page \
-         that was believed to be in memory (stale belief), the submission of read-ahead, or reclaim of memory for the \
-         control group.\n\n\
-         {table}",
+        "{}{} clients at 1 Mbit/s each, in ranges of 1 MiB of a file of {} MiB, of which nothing is in memory at \
+         first; {} workers, {}, {}. Of two figures in a cell, the second is without the clients. Kernel memory is the \
+         growth of the whole machine's. The reasons for waits of the event loops come from the kernel stacks of their \
+         threads in state D, sampled every 5 ms: a page that was believed to be in memory (stale belief), the \
+         submission of read-ahead, or reclaim of memory for the control group.\n\n{table}",
         site.notes(),
         experiment.slow_clients,
         experiment.range_file_mib,
@@ -125,7 +123,7 @@ fn slow_ranges(options: &Options, site: &Site, server: &Running, length: u64) ->
         let disk_loaded = disk();
         ends.store(true, Ordering::Relaxed);
         let got = swarm.join().expect("a client does not panic");
-        (got, probe, loaded, kernel_loaded, disk_loaded, waits.join().expect("whoever looks does not panic"))
+        (got, probe, loaded, kernel_loaded, disk_loaded, waits.join().expect("the watching thread does not panic"))
     });
     let row = SlowRow {
         server: server.label.clone(),
@@ -197,9 +195,9 @@ pub fn measure_cold_tree(options: &Options) -> Measured {
         ],
     );
     let body = format!(
-        "{}{} files of 1 KiB, none of them in memory, asked for at random over {TREE_CONNECTIONS} connections, beside a file \
-         of 1 KiB that is asked for every 20 ms; {} workers, {}. Where \
-         two figures stand, the second is without the cold requests.\n\n{table}",
+        "{}{} files of 1 KiB, none of them in memory, requested at random over {TREE_CONNECTIONS} connections, beside \
+         a file of 1 KiB that is requested every 20 ms; {} workers, {}. Of two figures in a cell, the second is \
+         without the cold requests.\n\n{table}",
         site.notes(),
         experiment.tree_files,
         experiment.workers,

@@ -570,11 +570,11 @@ fn document(experiment: &Experiment, site: &Site, programs: &[Program], rows: &[
     };
     let name = experiment.name();
     let body = format!(
-        "{}{ignoring}{} MiB of random files of 4 MiB, {}, {}, {} \
-         workers, `sendfile on`, `sendfile_max_chunk 512k`, no access log.{} Client 1: {CLIENT_1_CONNECTIONS} connections, random \
-         files. Client 2: {CLIENT_2_CONNECTIONS} connections, one file. Probe: two bytes every 20 ms. Where two figures stand, \
-         the first is with client 1, the second without it. Medians of {} rounds. `aio` was changed by reloads.\n\n{table}\n{targets}\n\
-         ![By default]({name}.svg)\n\n![Every value of aio]({name}-all.svg)\n\n{NOTES}",
+        "{}{ignoring}{} MiB of random files of 4 MiB, {}, {}, {} workers, `sendfile on`, `sendfile_max_chunk 512k`, no \
+         access log.{} Client 1: {CLIENT_1_CONNECTIONS} connections, random files. Client 2: {CLIENT_2_CONNECTIONS} \
+         connections, one file. Probe: two bytes every 20 ms. Of two figures in a cell, the first is with client 1, \
+         the second without it. Medians of {} rounds. `aio` was changed by reloads.\n\n{table}\n{targets}\n![By \
+         default]({name}.svg)\n\n![Every value of aio]({name}-all.svg)\n\n{NOTES}",
         site.notes(),
         experiment.data_mib,
         site.memory(experiment),

@@ -386,11 +386,11 @@ fn document(
     let targets: Vec<Target> = if is_whole { class_rows.iter().map(target).collect() } else { Vec::new() };
     let unjudged = "The targets say something only with a slow disk and a limit on memory: not judged.\n\n";
     let body = format!(
-        "{}{}Files in memory, beside {CLIENT_1_CONNECTIONS} connections that ask for random ones of {} MiB of files \
-         of 4 MiB (client 1); {}, {}, {} workers as {WORKER_USER}, files of root's, the default of `aio` where no \
-         other is named. All classes of files at once, {} files and {} MiB together, each file at its interval, \
-         spread evenly, for {} s. {} rounds: medians, and the greatest maximum. Where two figures stand, the first is \
-         with client 1, the second without it.\n\n{table}\n{servers}\n{NOTES}",
+        "{}{}Files in memory, beside {CLIENT_1_CONNECTIONS} connections that request random files from {} MiB of files \
+         of 4 MiB (client 1); {}, {}, {} workers as {WORKER_USER}, files owned by root, the default of `aio` unless \
+         named. All classes of files at once, {} files and {} MiB together, each file at its interval, spread evenly, \
+         for {} s. {} rounds: medians, and the greatest maximum. Of two figures in a cell, the first is with client 1, \
+         the second without it.\n\n{table}\n{servers}\n{NOTES}",
         site.notes(),
         if is_whole { "" } else { unjudged },
         experiment.data_mib,

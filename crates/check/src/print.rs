@@ -20,10 +20,10 @@ impl Display for Report {
                 writeln!(f, "    hint: {hint}")?;
             }
         }
-        self.section(f, "Not there: Gale refuses the configuration", Verdict::Missing)?;
-        self.section(f, "Of no module that nginx documents", Verdict::Unknown)?;
+        self.section(f, "Not supported: Gale rejects the configuration", Verdict::Missing)?;
+        self.section(f, "Not in a module documented by nginx", Verdict::Unknown)?;
         self.section(f, "Different", Verdict::Different)?;
-        self.section(f, "Without effect, with a warning", Verdict::NoEffect)?;
+        self.section(f, "No effect, with a warning", Verdict::NoEffect)?;
         self.section(f, "Gale's own", Verdict::Own)?;
         let same: Vec<&str> = self.of(Verdict::Same).map(|directive| directive.name.as_str()).collect();
         if !same.is_empty() {

@@ -135,7 +135,7 @@ impl<'p> Parser<'p> {
                     }
                 }
                 Token::Semicolon(span) if words.is_empty() => {
-                    let error = unexpected(";", span).hint("no directive stands before it");
+                    let error = unexpected(";", span).hint("no directive precedes it");
                     self.broken(out, words, error);
                     words = Vec::new();
                 }
@@ -144,7 +144,7 @@ impl<'p> Parser<'p> {
                     self.simple_statement(head, out);
                 }
                 Token::BlockStart(span) if words.is_empty() => {
-                    let hint = "no directive stands before it";
+                    let hint = "no directive precedes it";
                     return Err(self.stop(out, words, |_| unexpected("{", span).hint(hint)));
                 }
                 Token::BlockStart(span) => {

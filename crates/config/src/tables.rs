@@ -163,10 +163,10 @@ impl<Cx> Tables<Cx> {
             return error.hint("an expression that contains \"{\", \"}\" or \";\" must be written in quotes");
         }
         if name == b"ssl" {
-            return error.hint("nginx has removed it; the parameter \"ssl\" of \"listen\" stands in its place");
+            return error.hint("nginx has removed it; use the parameter \"ssl\" of \"listen\" instead");
         }
         if self.nginx_names.iter().any(|known| known.as_bytes() == name) {
-            return error.hint("nginx has this directive, Gale does not have it yet");
+            return error.hint("nginx supports this directive, Gale does not yet");
         }
         let here = self.iter().map(|row| row.directive).filter(|row| row.contexts.overlaps(context));
         let nearest = suggest::nearest(name, here.map(|row| row.name))

@@ -226,13 +226,13 @@ fn unknown_directives_come_with_the_nearest_name() {
 
 #[test]
 fn the_removed_directive_of_many_old_files_is_explained() {
-    let hint = "nginx has removed it; the parameter \"ssl\" of \"listen\" stands in its place";
+    let hint = "nginx has removed it; use the parameter \"ssl\" of \"listen\" instead";
     assert_eq!(refusal("ssl on;", Contexts::HTTP), ("unknown directive \"ssl\"".into(), hint.into()));
 }
 
 #[test]
 fn what_nginx_has_and_gale_not_is_said() {
-    let hint = "nginx has this directive, Gale does not have it yet";
+    let hint = "nginx supports this directive, Gale does not yet";
     assert_eq!(refusal("proxy_pass x;", Contexts::HTTP), ("unknown directive \"proxy_pass\"".into(), hint.into()));
     assert_eq!(tables().missing().collect::<Vec<_>>(), ["proxy_pass"]);
 }

@@ -231,7 +231,7 @@ impl Listen {
             }
             (b"multipath", None) => self.spec.multipath = true,
             (b"quic", None) => {
-                let hint = format!("nginx has \"{}\" here, Gale does not have it yet", option.text);
+                let hint = format!("nginx supports \"{}\" here, Gale does not yet", option.text);
                 return Err(invalid("parameter").hint(hint));
             }
             _ => return Err(invalid("parameter")),

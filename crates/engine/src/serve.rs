@@ -240,7 +240,7 @@ fn report_to(configuration: &Configuration) {
     let log = Arc::clone(&configuration.error_log);
     watchdog::set_stall_reporter(move |stall| log.write(level_of(stall), None, &stall_text(stall)));
     if let Err(error) = watchdog::start_watchdog() {
-        let message = format!("stalls cannot be watched for: {}", OsErrorText(&error));
+        let message = format!("stalls cannot be detected: {}", OsErrorText(&error));
         configuration.error_log.write(Level::Alert, None, &message);
     }
 }
@@ -273,7 +273,7 @@ fn stall_text(stall: &Stall) -> String {
     let place = if stall.at.is_empty() { "" } else { ", in " };
     let untold = match stall.untold {
         0 => String::new(),
-        untold => format!("; {untold} more of this kind since the last was told of"),
+        untold => format!("; {untold} more of this kind since the last report"),
     };
     let milliseconds = stall.duration.as_millis();
     format!("worker {} stalled for {milliseconds} ms{so_far}: {}{place}{}{untold}", stall.worker, stall.kind, stall.at)
@@ -546,7 +546,7 @@ impl gale_process::Worker for Serving {
         let old = Arc::clone(&self.configuration);
         let (removed, accepted) = self.take_over(slot, &configuration);
         if let Err(error) = accepted {
-            let message = format!("a new socket cannot be accepted from: {error}");
+            let message = format!("connections cannot be accepted on a new socket: {error}");
             configuration.error_log.write(Level::Alert, None, &message);
         }
         // A socket that another loop takes over is not drained: its queue lives on.

@@ -37,7 +37,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "",
-        about: "The user, and the group, that the worker process of root runs as; nobody when not said.",
+        about: "Sets the user and group of the worker process if the master process runs as root; the user nobody by \
+                default.",
         store: &One { parse: user, slot: slot!(MainSettings, user) },
     },
     Directive {
@@ -46,7 +47,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1",
-        about: "How many event loops there are: a number, or auto for one per processor.",
+        about: "Sets the number of workers, which are event loops in one process; auto starts one per CPU.",
         store: &One { parse: worker_processes, slot: slot!(MainSettings, worker_processes) },
     },
     Directive {
@@ -55,7 +56,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "How many descriptors the worker process may have open.",
+        about: "Sets the limit on open files (RLIMIT_NOFILE) of the worker process.",
         store: &One { parse: values::number, slot: slot!(MainSettings, worker_rlimit_nofile) },
     },
     Directive {
@@ -64,9 +65,9 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "Refused: OpenSSL, which has engines, is not used.",
+        about: "Not supported: engines belong to OpenSSL, which Gale does not use.",
         store: &Custom(|_: &mut (), _, statement| {
-            Err(crate::shared::ssl::refused(statement, "OpenSSL, which has engines, is not used"))
+            Err(crate::shared::ssl::refused(statement, "engines belong to OpenSSL, which Gale does not use"))
         }),
     },
     Directive {
@@ -75,7 +76,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "How large a core file of the worker process may be.",
+        about: "Sets the limit on the size of a core file (RLIMIT_CORE) of the worker process.",
         store: &One { parse: values::offset, slot: slot!(MainSettings, worker_rlimit_core) },
     },
     Directive {
@@ -84,7 +85,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "0",
-        about: "The worker process's nice value.",
+        about: "Sets the scheduling priority (nice value) of the worker process.",
         store: &One { parse: priority, slot: slot!(MainSettings, worker_priority) },
     },
     Directive {
@@ -93,7 +94,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "How long a graceful stop waits before it closes what is still open.",
+        about: "Sets the time after which a graceful shutdown closes the connections that are still open.",
         store: &One { parse: values::time_ms, slot: slot!(MainSettings, worker_shutdown_timeout) },
     },
     Directive {
@@ -102,7 +103,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "The directory that the worker process is in: where core files go.",
+        about: "Sets the working directory of the worker process, in which core files are written.",
         store: &One { parse: values::path, slot: slot!(MainSettings, working_directory) },
     },
     Directive {
@@ -111,7 +112,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "An environment variable that the worker process keeps, or is given; TZ is kept in any case.",
+        about: "Keeps or sets an environment variable of the worker process; TZ is always kept.",
         store: &Many { parse: environment, slot: slot!(MainSettings, env) },
     },
     Directive {
@@ -120,7 +121,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
-        about: "Whether the program leaves the terminal.",
+        about: "Enables or disables running in the background.",
         store: &One { parse: values::flag, slot: slot!(MainSettings, daemon) },
     },
     Directive {
@@ -129,7 +130,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
-        about: "Whether a master process supervises the worker process; off is for development.",
+        about: "Enables or disables the master process, which supervises the worker process; off is for development.",
         store: &One { parse: values::flag, slot: slot!(MainSettings, master_process) },
     },
     Directive {
@@ -138,7 +139,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "The file that holds the master's process number; else where -V says.",
+        about: "Sets the file that stores the process ID of the master process; -V shows the default.",
         store: &OneWith { parse: full_path, slot: slot!(MainSettings, pid) },
     },
     Directive {
@@ -147,7 +148,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "Which processors each worker runs on: a mask for each, or auto for one processor each.",
+        about: "Binds each worker (event loop) to CPUs: a mask for each worker, or auto for one CPU each.",
         store: &One { parse: cpu_affinity, slot: slot!(MainSettings, worker_cpu_affinity) },
     },
     Directive {
@@ -157,7 +158,7 @@ const DIRECTIVES: &[Directive] = &[
         body: Body::None,
         default: "",
         // nginx's is "logs/nginx.lock".
-        about: "A prefix for lock files where nginx needs any; Gale's workers are threads: none, and no default.",
+        about: "No effect: workers are threads and need no lock files.",
         store: &OneWith { parse: full_path, slot: slot!(MainSettings, lock_file) },
     },
     Directive {
@@ -166,8 +167,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "Where messages go, from which level on, in which form; may be repeated; else as -e or -V say, from \
-                error on.",
+        about: "Sets the destination, minimum level and format of the error log; may be repeated. Default: the file \
+                given by -e or shown by -V, level error.",
         store: &ManyWith { parse: error_log, slot: slot!(MainSettings, error_log) },
     },
     Directive {
@@ -176,16 +177,20 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(2, 3),
         body: Body::None,
         default: "default threads=32 max_queue=65536",
-        about: "A named pool of threads for work that may wait.",
+        about: "Defines a pool of threads for operations that may block: NAME threads=N [max_queue=N].",
         store: &Custom(thread_pool),
     },
     Directive {
         store: &InertValue(values::time_ms),
-        ..inert("timer_resolution", Takes::Exactly(1), "How often the clock is read: Gale reads it twice a turn.")
+        ..inert(
+            "timer_resolution",
+            Takes::Exactly(1),
+            "No effect: the clock is read twice in each turn of an event loop.",
+        )
     },
-    inert("pcre_jit", Takes::Flag, "Whether regular expressions are compiled to machine code: always, in Gale."),
-    inert("debug_points", Takes::Exactly(1), "Stops for a debugger on internal errors."),
-    inert("load_module", Takes::Exactly(1), "Loads a module: Gale's are built in."),
+    inert("pcre_jit", Takes::Flag, "No effect: regular expressions are always compiled to machine code."),
+    inert("debug_points", Takes::Exactly(1), "No effect: internal errors never stop the process for a debugger."),
+    inert("load_module", Takes::Exactly(1), "No effect: modules are built in."),
 ];
 
 const fn inert(name: &'static str, takes: Takes, about: &'static str) -> Directive {
@@ -238,7 +243,7 @@ fn worker_processes(statement: &Statement) -> Result<usize, Diagnostic> {
     }
     let invalid = || statement.directive_error("invalid value").at(word.span);
     match units::parse_number(&word.text) {
-        Some(0) => Err(invalid().hint("Gale needs at least one worker; auto means one per processor")),
+        Some(0) => Err(invalid().hint("at least one worker is needed; auto starts one per CPU")),
         Some(number) if number <= WORKERS_MAX => Ok(usize::try_from(number).unwrap_or(1)),
         Some(_) => Err(invalid().hint(format!("at most {WORKERS_MAX} workers"))),
         None => Err(invalid().hint("a number, or auto")),
@@ -274,7 +279,7 @@ fn processors(word: &Word) -> Result<Vec<usize>, Diagnostic> {
 fn priority(statement: &Statement) -> Result<i32, Diagnostic> {
     let value = values::signed_number(statement)?;
     i32::try_from(value).ok().filter(|value| (-20..=19).contains(value)).ok_or_else(|| {
-        statement.error(format!("invalid number \"{value}\"")).hint("a nice value lies between -20 and 19")
+        statement.error(format!("invalid number \"{value}\"")).hint("a nice value is between -20 and 19")
     })
 }
 
@@ -334,7 +339,7 @@ fn error_log_target(builder: &mut Builder, word: &Word) -> Result<Target, Diagno
     if text.starts_with(b"memory:") {
         // nginx has it in debug builds alone.
         let message = format!("\"{}\" is not supported in \"error_log\" directive", BStr::new(text));
-        return Err(Diagnostic::emerg(message).at(word.span).hint("a log in memory is for debuggers of nginx"));
+        return Err(Diagnostic::emerg(message).at(word.span).hint("a log in memory exists only for debugging nginx"));
     }
     Ok(Target::File(builder.log_file(text, Some(word.span))))
 }

@@ -20,7 +20,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(0),
         body: Body::Block,
         default: "",
-        about: "How connections are handled.",
+        about: "Provides the context for directives that affect connection processing.",
         store: &Custom(events),
     },
     Directive {
@@ -29,7 +29,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "512",
-        about: "How many connections a worker has at most.",
+        about: "Sets the maximum number of simultaneous connections of a worker (event loop).",
         store: &One { parse: connections, slot: slot!(EventsSettings, worker_connections) },
     },
     Directive {
@@ -38,7 +38,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "auto",
-        about: "Which interface of the kernel tells of events: epoll, io_uring, or auto for the best there is.",
+        about: "Sets the connection processing method: epoll, io_uring, or auto for the best available.",
         store: &One { parse: driver, slot: slot!(EventsSettings, driver) },
     },
     Directive {
@@ -47,7 +47,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether a worker accepts all waiting connections at once.",
+        about: "Enables or disables accepting all pending connections at a time, instead of one.",
         store: &One { parse: values::flag, slot: slot!(EventsSettings, multi_accept) },
     },
     Directive {
@@ -56,7 +56,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether workers take turns accepting.",
+        about: "Enables or disables accepting connections by turns, one worker at a time.",
         store: &One { parse: values::flag, slot: slot!(EventsSettings, accept_mutex) },
     },
     Directive {
@@ -65,12 +65,12 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "500ms",
-        about: "How long a worker waits before it tries to take its turn again.",
+        about: "Sets how long a worker waits before it tries to accept again while another worker is accepting.",
         store: &One { parse: values::time_ms, slot: slot!(EventsSettings, accept_mutex_delay) },
     },
-    inert_number("epoll_events", "How many events are taken from the kernel at once."),
-    inert_number("worker_aio_requests", "How many asynchronous file operations a worker has at most."),
-    inert("debug_connection", "For which clients debug messages are written: Gale has none."),
+    inert_number("epoll_events", "No effect: the number of events taken from the kernel at once is fixed."),
+    inert_number("worker_aio_requests", "No effect: asynchronous file operations are not limited separately."),
+    inert("debug_connection", "No effect: there are no messages of the level debug."),
 ];
 
 const fn inert(name: &'static str, about: &'static str) -> Directive {
@@ -101,7 +101,7 @@ fn connections(statement: &Statement) -> Result<usize, Diagnostic> {
     let word = &statement.args[0];
     let number = units::parse_number(&word.text).and_then(|number| usize::try_from(number).ok());
     number.filter(|&number| number > 0).ok_or_else(|| {
-        let hint = "a number of connections, at least 1, in decimal digits only";
+        let hint = "it must be a number, at least 1, in decimal digits only";
         Diagnostic::emerg(format!("invalid number \"{}\"", word.text)).at(word.span).hint(hint)
     })
 }

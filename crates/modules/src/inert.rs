@@ -18,13 +18,13 @@ const fn row(name: &'static str, contexts: Contexts, takes: Takes, about: &'stat
     Directive { name, contexts, takes, body: Body::None, default: "", about, store: &Inert }
 }
 
-const HASH: &str = "The size of a hash table: Gale's grow by themselves.";
-const MEMORY: &str = "The size of a memory pool: Gale has none.";
-const COMPRESSION: &str = "The memory of compressors: Gale takes what zlib needs.";
-const BUFFERS: &str = "A mark on the buffers of what is proxied: Gale's have none.";
-const TEMPORARY: &str = "Who writes temporary files: threads always do.";
+const HASH: &str = "No effect: hash tables grow by themselves.";
+const MEMORY: &str = "No effect: there are no memory pools.";
+const COMPRESSION: &str = "No effect: the compressor chooses the size of its buffers itself.";
+const BUFFERS: &str = "No effect: there are no recycled buffers.";
+const TEMPORARY: &str = "No effect: threads always write temporary files.";
 
-const OBJECTS: &str = "Whether a reload keeps certificates that have not changed: Gale reads all of them.";
+const OBJECTS: &str = "No effect: a reload reads all certificates again.";
 
 const DIRECTIVES: &[Directive] = &[
     row("ssl_object_cache_inheritable", Contexts::MAIN, Takes::Flag, OBJECTS),

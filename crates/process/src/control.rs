@@ -103,9 +103,9 @@ pub fn status(pid_path: &Path) -> Result<String, SignalError> {
     let master = Asked::connect(pid_path, "")?;
     let number = master.number;
     match master.order(STATUS, Some(STATUS_PATIENCE), STATUS_BYTES_MAX)? {
-        (Ending::Done, text) if text.is_empty() => Err(failed(format!("process {number} has told nothing"))),
+        (Ending::Done, text) if text.is_empty() => Err(failed(format!("process {number} sent an empty answer"))),
         (Ending::Done, text) => Ok(text),
-        (Ending::Refused, text) => Err(failed(format!("process {number} tells no figures: {}", text.trim_end()))),
+        (Ending::Refused, text) => Err(failed(format!("process {number} sent no figures: {}", text.trim_end()))),
     }
 }
 
@@ -130,7 +130,7 @@ impl Asked {
         let peer = socket_peercred(&stream);
         let peer = peer.map_err(|error| told("getsockopt() of", number, &error.into(), hint))?;
         if peer.pid != pid || !(peer.uid.is_root() || peer.uid == geteuid()) {
-            return Err(failed(format!("the control socket of process {number} is another's")));
+            return Err(failed(format!("the control socket of process {number} belongs to another process")));
         }
         Ok(Asked { stream, number, hint })
     }
@@ -148,13 +148,13 @@ impl Asked {
         let of = |ending: Ending| answer.strip_prefix(ending.line()).map(|text| (ending, text.to_owned()));
         match (of(Ending::Done).or_else(|| of(Ending::Refused)), read) {
             (Some(_), _) if patience.is_some() && !is_whole => {
-                Err(failed(format!("the answer of process {number} is broken off after {} bytes", answer.len())))
+                Err(failed(format!("the answer of process {number} is incomplete after {} bytes", answer.len())))
             }
             (Some(told), _) => Ok(told),
             (None, Err(error)) if error.kind() != io::ErrorKind::ConnectionReset => {
                 Err(told("read() from", number, &error, hint))
             }
-            (None, _) => Err(failed(format!("process {number} has not answered: it ends, or does not let us"))),
+            (None, _) => Err(failed(format!("process {number} did not answer: it is exiting, or access is denied"))),
         }
     }
 }

@@ -156,7 +156,7 @@ impl Report {
             let whole = cut(&mut entry.message, &mut left) & cut(&mut entry.detail, &mut left);
             if !whole || index + 1 == REPORT_ENTRIES_MAX {
                 self.entries.truncate(index + 1);
-                self.push(Level::Emerg, "the report is too long, the rest is left out");
+                self.push(Level::Emerg, "the report is too long, the rest is omitted");
                 break;
             }
         }

@@ -441,7 +441,7 @@ impl Link {
             return Ok(Some(Received::BundleLost { generation }));
         };
         if descriptors.len() != incoming.expected {
-            return Err(broken("descriptors differ in number from what was announced"));
+            return Err(broken("the number of descriptors is not the announced one"));
         }
         let mut bundle = Bundle::decode(memory, descriptors)?;
         bundle.generation = generation;
@@ -461,7 +461,7 @@ fn send_packet(socket: &OwnedFd, packet: &Packet) -> rustix::io::Result<()> {
     let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
     if !descriptors.is_empty() {
         let fits = ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-        assert!(fits, "batches are cut to what a message carries");
+        assert!(fits, "a batch fits into a message");
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     rustix::net::sendmsg(socket, &[IoSlice::new(&packet.bytes)], &mut ancillary, flags)?;

@@ -125,7 +125,7 @@ impl SystemResources {
         };
         let is_stale = listen::refuses_connections(path);
         if is_stale {
-            self.log.write(Level::Notice, &format!("deleting socket {}, to which nobody listens", path.display()));
+            self.log.write(Level::Notice, &format!("deleting socket {}, on which no process listens", path.display()));
             remove_file_of(address, &*self.log);
         }
         is_stale
@@ -466,7 +466,7 @@ mod tests {
         resources().listeners(&[unix[0].clone(), ListenSpec::new(taken)]).expect_err("one is taken");
         assert!(!path.exists());
         let served = resources().listeners(&unix).expect("opened");
-        resources().listeners(&unix).expect_err("somebody listens there");
+        resources().listeners(&unix).expect_err("a socket listens there");
         drop(served);
         assert!(path.exists(), "as a killed process leaves it");
         let mut last = resources();

@@ -89,7 +89,7 @@ pub(super) struct Inherited<'m> {
 /// Said in nginx's words.
 pub(super) fn start_new_binary(bundle: &Bundle, pid_path: &Path, inherited: &Inherited<'_>) -> Result<Pid, String> {
     let mut arguments = env::args_os();
-    let name = arguments.next().ok_or("the name of the binary is not known")?;
+    let name = arguments.next().ok_or("the name of the binary is unknown")?;
     let (current, old) = (pid_path, pid_file::old_path(pid_path));
     fs::rename(current, &old).map_err(|error| {
         format!(

@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn an_unknown_user_is_named_as_nginx_names_it() {
-        let error = Account::look_up("no-such-user-here", None).expect_err("nobody has this name");
+        let error = Account::look_up("no-such-user-here", None).expect_err("no user has this name");
         assert_eq!(error.to_string(), "getpwnam(\"no-such-user-here\") failed");
         let error = Account::look_up("root", Some("no-such-group")).expect_err("nor this");
         assert_eq!(error.to_string(), "getgrnam(\"no-such-group\") failed");

@@ -430,7 +430,7 @@ mod tests {
         inbox.turns.announce();
         assert!(look.look(20_000_000).is_none());
         assert!(look.must_look_again(), "its timer has expired");
-        assert!(look.suspect.is_none(), "nobody knows how old it is");
+        assert!(look.suspect.is_none(), "its age is unknown");
         inbox.turns.begin(1_000_000);
         assert!(look.look(25_000_000).is_none());
         assert!(look.must_look_again());

@@ -429,28 +429,28 @@ fn asks_for_help(word: &OsStr) -> bool {
 const SERVE_HELP: &str = "\
 Usage: gale serve DIR [--tls] [--dashboard] [--listen ADDRESS] [--print-config]
 
-Serves the files of a directory until it is interrupted.
+Serves the files of a directory until interrupted.
 
 Options:
   -?,-h,--help      : this help
-  --listen ADDRESS  : where to listen, as the directive \"listen\" takes it (default: 127.0.0.1:8080)
-  --tls             : speak TLS, with a certificate that is made on the spot and that nobody else has signed
-  --dashboard       : show what the server does below /dashboard/, to this machine alone
-  --print-config    : print the configuration that this would use, and exit
+  --listen ADDRESS  : address of the \"listen\" directive (default: 127.0.0.1:8080)
+  --tls             : use TLS, with a temporary self-signed certificate
+  --dashboard       : serve the live dashboard at /dashboard/, only to this machine
+  --print-config    : print the configuration that would be used and exit
 
 ";
 
 const RELOAD_HELP: &str = "\
 Usage: gale reload [-p prefix] [-c filename] [-e filename] [-g directives]
 
-Has the server read its configuration again, and waits for the result: prints the errors and warnings, and
-exits with 0 if the new configuration is in force, else with 1. Only for root and the user who started the
-server. (gale -s reload sends a signal and does not wait.)
+Reloads the configuration of the running server and waits for the result: prints errors and warnings, and
+exits with 0 if the new configuration is in force, otherwise with 1. Only root and the user that started the
+server may do this. (gale -s reload sends a signal and does not wait.)
 
 Options:
   -?,-h,--help   : this help
   -p prefix      : set prefix path
-  -c filename    : the configuration, which names the pid file
+  -c filename    : set configuration file, which defines the pid file
   -e filename    : set error log file
   -g directives  : set global directives out of configuration file
 
@@ -459,30 +459,30 @@ Options:
 const TOP_HELP: &str = "\
 Usage: gale top [-p prefix] [-c filename] [-g directives] [--url URL] [--interval SECONDS] [--once]
 
-Shows what the server does: requests, connections, answers, times, servers of upstream groups, caches, event
-loops and thread pools. It asks over the server's control socket, which is for root and the user who started
-the server, or at a URL. Keys are told on the last line. Without a terminal it prints one page of text.
+Shows live statistics: requests, connections, responses, times, upstream servers, caches, event loops and
+thread pools. They are read over the control socket of the server, which only root and the user that started
+the server may use, or from a URL. The last line lists the keys. Without a terminal, one page of text is printed.
 
 Options:
   -?,-h,--help        : this help
   -p prefix           : set prefix path
-  -c filename         : the configuration, which names the pid file
+  -c filename         : set configuration file, which defines the pid file
   -g directives       : set global directives out of configuration file
-  --url URL           : ask there: a location with \"api\" or with \"dashboard\", http:// alone
-  --interval SECONDS  : ask so often (default: 1)
-  --once              : print one page of text, and exit
+  --url URL           : URL of a location with \"api\" or \"dashboard\", http:// only
+  --interval SECONDS  : refresh interval (default: 1)
+  --once              : print one page of text and exit
 
 ";
 
 const CHECK_HELP: &str = "\
 Usage: gale check [FILE] [--json]
 
-Reads a configuration of nginx's and reports which of its directives are the same in gale, which differ and
-how, which are not there, and what in it is unsafe with any server. Only reads the configuration's own files,
-so that one of another machine can be checked, too. The exit status is 0 if gale would take the configuration
-as far as its text tells, else 1.
+Checks an nginx configuration: reports which directives are the same in gale, which differ and how, which are
+not supported, and which settings are unsafe with any server. Reads only the configuration files themselves,
+so the configuration of another machine can be checked, too. The exit status is 0 if gale would accept the
+configuration as far as its text shows, otherwise 1.
 
-  FILE          : the configuration (default: /etc/nginx/nginx.conf)
+  FILE          : configuration file (default: /etc/nginx/nginx.conf)
 
 Options:
   -?,-h,--help  : this help
@@ -493,12 +493,12 @@ Options:
 const HEALTH_HELP: &str = "\
 Usage: gale health [ADDRESS][/PATH]
 
-Asks a server for a page over HTTP. The exit status is 0 if it answers within five seconds, and with a status
-below 400; else it is 1, and the reason is printed.
+Checks the health of a server by an HTTP request. The exit status is 0 if it responds within five seconds with
+a status below 400; otherwise it is 1, and the reason is printed.
 
-  ADDRESS       : a port of this machine, HOST:PORT or unix:FILE, with a colon before the path (default:
+  ADDRESS       : port of this machine, HOST:PORT or unix:FILE, with a colon before the path (default:
                   127.0.0.1:8080)
-  PATH          : the page (default: /)
+  PATH          : path of the request (default: /)
 
 Options:
   -?,-h,--help  : this help
@@ -512,9 +512,9 @@ Prints the reference of all directives.
 
 Options:
   -?,-h,--help  : this help
-  --missing     : print what nginx has and gale has not
+  --missing     : print the directives that only nginx supports
   --man         : print the manual page gale.conf(5)
-  --pages DIR   : write the reference as pages in Markdown into DIR
+  --pages DIR   : write the reference as Markdown pages to DIR
 
 ";
 

@@ -22,7 +22,7 @@ pub fn serve(serve: &Serve) -> ExitCode {
     let text = match configuration(serve) {
         Ok(text) => text,
         Err(error) => {
-            eprintln!("gale: [emerg] no certificate can be made: {error}");
+            eprintln!("gale: [emerg] a certificate cannot be created: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -50,7 +50,7 @@ pub fn serve(serve: &Serve) -> ExitCode {
     let announce = move |address: String| {
         eprintln!("gale: serving {directory} at {scheme}://{address}/ (stop with Ctrl-C)");
         if has_dashboard {
-            eprintln!("gale: the dashboard is at {scheme}://{address}/dashboard/, for this machine alone");
+            eprintln!("gale: the dashboard is at {scheme}://{address}/dashboard/, only for this machine");
         }
     };
     gale_process::start(Server::new(&ORDER).announcing(announce), request)
@@ -72,7 +72,7 @@ fn own_certificate() -> Result<(String, String), rcgen::Error> {
 const DASHBOARD: &str = "        status_zone site;
 
         location /dashboard/ {
-            # Not under a name that leads here only in somebody else's DNS.
+            # Protects against DNS rebinding.
             if ($host !~* \"^(localhost|[0-9.]+|\\[[0-9a-f:]+\\])$\") {
                 return 403;
             }

@@ -43,9 +43,9 @@ impl Figures {
     /// It is none.
     pub fn parse(text: &str) -> Result<Figures, String> {
         let figures: Result<Figures, _> = serde_json::from_str(text);
-        let figures = figures.map_err(|error| format!("the answer has no figures: {error}"))?;
+        let figures = figures.map_err(|error| format!("the answer contains no figures: {error}"))?;
         if figures.nginx.is_none() {
-            return Err("the answer has no figures: it does not say what runs".to_owned());
+            return Err("the answer contains no figures: the version is missing".to_owned());
         }
         Ok(figures)
     }

@@ -110,7 +110,7 @@ mod tests {
             ["", "nothing", "[]", "{}", "{\"nginx\":3}", "{\"nginx\":{\"pid\":\"x\"}}", "<html>", "{\"nginx\":{}"]
         {
             let error = Figures::parse(text).map(|_| ()).unwrap_err();
-            assert!(error.starts_with("the answer has no figures"), "{error}");
+            assert!(error.starts_with("the answer contains no figures"), "{error}");
         }
     }
 }

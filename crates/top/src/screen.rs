@@ -101,7 +101,7 @@ fn run(
                     break;
                 }
                 Err(TryRecvError::Empty) => {}
-                Err(TryRecvError::Disconnected) => return Err(io::Error::other("the questions have ended")),
+                Err(TryRecvError::Disconnected) => return Err(io::Error::other("the request thread has ended")),
             }
             let left = next.saturating_duration_since(Instant::now());
             if !is_asking && !screen.is_paused && left.is_zero() {
@@ -281,7 +281,7 @@ impl Screen {
 
     fn foot(&self) -> Line<'static> {
         match (&self.trouble, self.is_paused) {
-            (Some(why), _) => Line::styled(format!("the figures are old: {why}"), style(Tone::Bad)),
+            (Some(why), _) => Line::styled(format!("the figures are outdated: {why}"), style(Tone::Bad)),
             (None, true) => Line::styled(format!("paused  {KEYS}"), style(Tone::Sorted)),
             (None, false) => Line::styled(KEYS, style(Tone::Heading)),
         }
@@ -353,7 +353,7 @@ mod tests {
         let text = drawn(&mut screen, 80, 24);
         assert!(text.contains("site?[31m") && text.contains("p99"), "{text}");
         screen.take(Err("gone\u{1b}[2J".to_owned()));
-        assert!(drawn(&mut screen, 80, 24).contains("the figures are old: gone?[2J"));
+        assert!(drawn(&mut screen, 80, 24).contains("the figures are outdated: gone?[2J"));
         assert_eq!(press(&mut screen, KeyCode::Esc), Wish::Quit);
         assert_eq!(screen.handle_key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), Wish::Quit);
     }

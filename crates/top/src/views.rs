@@ -55,7 +55,7 @@ pub fn head(history: &History) -> [String; 2] {
     [
         format!("{name}, process {}, configuration {}", program.pid, program.generation),
         format!(
-            "{}/s requests, {} under way; {} connections active, {} idle, {}/s new; {} stalls",
+            "{}/s requests, {} in progress; {} connections active, {} idle, {}/s new; {} stalls",
             rate(history.rate(|figures| Some(figures.requests.total))),
             count(figures.requests.current),
             count(figures.connections.active),
@@ -102,13 +102,13 @@ fn totals(history: &History) -> Table {
     let zones = |figures: &Figures, find: fn(&Zone) -> u64| figures.http_servers.values().map(find).sum::<u64>();
     counter("connections", &|figures| figures.connections.accepted, false);
     counter("requests", &|figures| figures.requests.total, false);
-    counter("answers 2xx", &|figures| zones(figures, |zone| zone.responses.successful), false);
-    counter("answers 3xx", &|figures| zones(figures, |zone| zone.responses.redirecting), false);
-    counter("answers 4xx", &|figures| zones(figures, |zone| zone.responses.of_client), false);
-    counter("answers 5xx", &|figures| zones(figures, |zone| zone.responses.of_server), true);
+    counter("responses 2xx", &|figures| zones(figures, |zone| zone.responses.successful), false);
+    counter("responses 3xx", &|figures| zones(figures, |zone| zone.responses.redirecting), false);
+    counter("responses 4xx", &|figures| zones(figures, |zone| zone.responses.of_client), false);
+    counter("responses 5xx", &|figures| zones(figures, |zone| zone.responses.of_server), true);
     counter("TLS handshakes", &|figures| figures.ssl.handshakes, false);
     counter("TLS handshakes failed", &|figures| figures.ssl.handshakes_failed, false);
-    counter("stalls of event loops", &Figures::stalls, true);
+    counter("event loop stalls", &Figures::stalls, true);
     counter("worker processes replaced", &|figures| figures.processes.respawned, true);
     let mut now = |name: &str, cell: Cell| rows.push(vec![Cell::name(name), cell, Cell::name("")]);
     let mut first_byte = Times::default();
@@ -124,8 +124,11 @@ fn totals(history: &History) -> Table {
     now("upstream servers up", Cell::number(format!("{up} of {all}"), up as f64));
     let cached = figures.caches.values().map(Cache::answered).sum();
     now("from caches", share(cached, figures.caches.values().map(Cache::responses).sum()));
-    now("memory shared by loops", Cell::number(bytes(figures.memory.shared as f64), figures.memory.shared as f64));
-    Table { title: "totals", columns: &["of", "all", "per second"], rows }
+    now(
+        "memory shared by event loops",
+        Cell::number(bytes(figures.memory.shared as f64), figures.memory.shared as f64),
+    );
+    Table { title: "totals", columns: &["metric", "total", "per second"], rows }
 }
 
 fn zones(history: &History) -> Table {

@@ -102,9 +102,9 @@ impl Expectations {
     pub fn compare(&self, file: &str, seen: &Seen) -> Verdict {
         let Some(entry) = self.files.get(file) else {
             return match (self.default_for(file), seen.status) {
-                (Some(_), Status::Pass) => news("passes, although nothing was expected of it"),
+                (Some(_), Status::Pass) => news("passes, although no result is recorded for it"),
                 (Some(default), _) => Verdict::NotBuilt { reason: default.reason.clone() },
-                (None, status) => news(&format!("{}, and nothing is recorded of it", verb(status))),
+                (None, status) => news(&format!("{}, but no result is recorded for it", verb(status))),
             };
         };
         match (entry.status, seen.status) {
@@ -215,7 +215,7 @@ fn quote(text: &str) -> String {
 }
 
 const HEADER: &str = "\
-# What each file of nginx's test suite is expected to do with Gale: see README.md beside this file.
+# Expected result of each file of nginx's test suite with Gale: see README.md beside this file.
 # Written by `cargo xtask nginx-tests --update`, which keeps the reasons and the defaults; comments are not kept.
 #   status   pass | differs | skip
 #   reason   why it does not pass (required then)

@@ -248,7 +248,7 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
 fn version(binary: &Path) -> Result<String, String> {
     let output = Command::new(binary).arg("-v").output().map_err(|error| format!("{}: {error}", binary.display()))?;
     let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().next().unwrap_or("(a binary that says nothing with -v)").to_owned())
+    Ok(text.lines().next().unwrap_or("(a binary that prints nothing with -v)").to_owned())
 }
 
 fn repository() -> PathBuf {

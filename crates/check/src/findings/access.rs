@@ -8,7 +8,7 @@ use crate::variables::Variables;
 pub const CHECK: Check = Check {
     name: "return_bypasses_access",
     severity: Severity::Medium,
-    advice: "Put what is answered into a location that return does not end, with try_files or a named location.",
+    advice: "Move the content to a location without return, with try_files or a named location.",
     run,
 };
 
@@ -22,7 +22,7 @@ fn run(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usize, Stri
         }
         let rule = block.statement.body().iter().find(|statement| ACCESS.contains(&&statement.name.text[..]));
         if let Some(rule) = rule {
-            found(number, format!("\"return\" answers everybody, before \"{}\" is asked", rule.name.text));
+            found(number, format!("\"return\" answers every client, before \"{}\" is checked", rule.name.text));
         }
     }
 }

@@ -13,14 +13,14 @@ use crate::variables::Variables;
 pub const LOST: Check = Check {
     name: "add_header_redefinition",
     severity: Severity::Low,
-    advice: "Repeat the outer fields there, or write add_header_inherit merge;",
+    advice: "Repeat the outer fields there, or set add_header_inherit merge;",
     run: lost,
 };
 
 pub const SEVERAL_LINES: Check = Check {
     name: "add_header_multiline",
     severity: Severity::Low,
-    advice: "Write the value in one line: clients take a folded field for an error.",
+    advice: "Write the value on one line: clients reject folded fields.",
     run: several_lines,
 };
 
@@ -36,7 +36,7 @@ fn lost(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usize, Str
         let outer = tree.ancestors(block).map(|(outer, _)| fields(tree, outer)).find(|fields| !fields.is_empty());
         let missing: Vec<String> = outer.unwrap_or_default().difference(&own).cloned().collect();
         if !missing.is_empty() {
-            found(number, format!("the outer fields are not sent here: {}", missing.join(", ")));
+            found(number, format!("fields of the outer level are not sent here: {}", missing.join(", ")));
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::variables::Variables;
 pub const CHECK: Check = Check {
     name: "if_trap",
     severity: Severity::Low,
-    advice: "Leave return, rewrite … last, set and break in it alone, and choose by map or by another location.",
+    advice: "Use only return, rewrite … last, set and break in it, and choose by map or by another location.",
     run,
 };
 
@@ -23,14 +23,14 @@ fn run(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usize, Stri
         let in_if = node.context == Contexts::IF_IN_LOCATION;
         if in_if && !SAFE.iter().any(|name| node.is(name)) && last.replace(node.parent) != Some(node.parent) {
             let directive = bstr::BStr::new(node.name());
-            found(number, format!("of several \"if\" that are true the last one's \"{directive}\" counts alone"));
+            found(number, format!("if several \"if\" are true, only \"{directive}\" of the last one applies"));
         }
         // What ends the request within the `if` leaves nothing to `try_files`.
         let ends = |statement: &gale_config::Statement| matches!(&statement.name.text[..], b"return" | b"rewrite");
         if node.is("if") && node.context == Contexts::LOCATION && !node.statement.body().iter().any(ends) {
             let beside = node.parent.map(|parent| tree.nodes[parent].statement.body()).unwrap_or_default();
             if beside.iter().any(|statement| statement.name.text == "try_files") {
-                found(number, "\"try_files\" beside it is not done where the condition is true".to_owned());
+                found(number, "\"try_files\" of the location is skipped if the condition is true".to_owned());
             }
         }
     }

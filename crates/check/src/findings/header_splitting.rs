@@ -8,8 +8,8 @@ use crate::variables::{Variables, names_in};
 pub const CHECK: Check = Check {
     name: "header_splitting",
     severity: Severity::High,
-    advice: "Use $request_uri, which is as the client sent it, or an expression that matches no line feed: [^/\\s]+ \
-             for [^/]+.",
+    advice: "Use $request_uri, which is not decoded, or an expression that matches no line feed: [^/\\s]+ instead of \
+             [^/]+.",
     run,
 };
 
@@ -19,10 +19,7 @@ fn run(tree: &Tree<'_>, variables: &Variables<'_, '_>, found: &mut dyn FnMut(usi
         let splits = |name: &&str| variables.contents(name, number).newline;
         if let Some(name) = names_in(value).find(splits) {
             let directive = bstr::BStr::new(node.name());
-            found(
-                number,
-                format!("${name} may have a line feed, which would end the field that \"{directive}\" makes"),
-            );
+            found(number, format!("${name} may contain a line feed, which would end the field set by \"{directive}\""));
         }
     }
 }

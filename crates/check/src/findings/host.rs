@@ -10,7 +10,7 @@ use crate::variables::{Variables, names_in};
 pub const CHECK: Check = Check {
     name: "host_spoofing",
     severity: Severity::Medium,
-    advice: "Use $host: the name that chose the server, which `listen … default_server` with `return 444` can bound.",
+    advice: "Use $host, and restrict it with a `listen … default_server` that has `return 444`.",
     run,
 };
 
@@ -22,7 +22,7 @@ fn run(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usize, Stri
             let is_host = is_host && !(directive.ends_with("_param") && node.arg(1).trim() == b"$http_host");
             let of_client = |name: &&str| *name == "http_host" || name.starts_with("arg_");
             if let Some(name) = names_in(node.arg(1)).find(of_client).filter(|_| is_host) {
-                found(number, format!("the application gets ${name} as its own name, whatever the client wrote"));
+                found(number, format!("the application receives ${name}, written by the client, as its host name"));
             }
         }
     }

@@ -8,14 +8,14 @@ use crate::variables::{Variables, condition, expression_of};
 pub const EXPRESSION: Check = Check {
     name: "origins",
     severity: Severity::Medium,
-    advice: "End the expression with $ for an Origin, with (/|$) for a Referer, and write \\. for a full stop.",
+    advice: "End the expression with $ for an Origin, with (/|$) for a Referer, and write \\. for a dot.",
     run: expressions,
 };
 
 pub const NO_REFERER: Check = Check {
     name: "valid_referers",
     severity: Severity::Medium,
-    advice: "Leave out none: a page can have its requests sent without a Referer.",
+    advice: "Remove none: any page can make browsers send requests without a Referer.",
     run: no_referer,
 };
 
@@ -31,9 +31,12 @@ fn expressions(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usi
             _ => !expression.is_anchored_at_end() && !text.ends_with(b"/") && !text.ends_with(b"|$)"),
         };
         if goes_on {
-            found(number, format!("{field} may go on behind what is matched: example.com.evil.org passes"));
+            found(
+                number,
+                format!("the expression for {field} has no anchor at its end: example.com.evil.org matches, too"),
+            );
         } else if has_plain_dot(text) {
-            found(number, format!("a full stop in the expression for {field} matches any character"));
+            found(number, format!("an unescaped dot in the expression for {field} matches any character"));
         }
     }
 }
@@ -52,7 +55,7 @@ fn has_plain_dot(text: &[u8]) -> bool {
 fn no_referer(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usize, String)) {
     for (number, node) in tree.named("valid_referers") {
         if node.statement.args.iter().any(|word| &word.text[..] == b"none") {
-            found(number, "requests without a Referer are taken for one's own".to_owned());
+            found(number, "requests without a Referer are accepted as the site's own".to_owned());
         }
     }
 }

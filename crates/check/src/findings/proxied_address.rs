@@ -10,7 +10,7 @@ use crate::variables::{Variables, names_in};
 pub const CHECK: Check = Check {
     name: "ssrf",
     severity: Severity::High,
-    advice: "Choose the server by a map of the names that are allowed, or make the location internal.",
+    advice: "Choose the server by a map of allowed names, or make the location internal.",
     run,
 };
 
@@ -33,7 +33,7 @@ fn run(tree: &Tree<'_>, variables: &Variables<'_, '_>, found: &mut dyn FnMut(usi
         };
         if let Some(name) = names_in(authority).find(is_chosen) {
             let directive = bstr::BStr::new(node.name());
-            found(number, format!("${name} in \"{directive}\" lets a client choose the server that is asked"));
+            found(number, format!("${name} in \"{directive}\" lets clients choose the upstream server"));
         }
     }
 }

@@ -10,7 +10,8 @@ use crate::variables::{Variables, names_in};
 pub const CHECK: Check = Check {
     name: "cache_shared_by_hosts",
     severity: Severity::High,
-    advice: "Put $host into proxy_cache_key: by default it has the address that is asked, for all names the same.",
+    advice: "Add $host to proxy_cache_key: the default key contains the proxied address, which is the same for all \
+             hosts.",
     run,
 };
 
@@ -27,7 +28,7 @@ fn run(tree: &Tree<'_>, _: &Variables<'_, '_>, found: &mut dyn FnMut(usize, Stri
         if let Some((_, server)) = tree.ancestors(number).find(|(_, block)| block.is("server"))
             && has_several_names(&server)
         {
-            found(number, "the application is told the host, and all hosts share what is cached".to_owned());
+            found(number, "the application receives the host, but all hosts share the cached responses".to_owned());
         }
     }
 }

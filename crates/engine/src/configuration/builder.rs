@@ -495,7 +495,7 @@ impl Builder {
         let pools = self.main_conf::<MainSettings>().and_then(|main| main.thread_pool.get_opt()).into_iter().flatten();
         let known: Vec<&str> = pools.map(|pool| &*pool.name).chain([ThreadPoolSettings::DEFAULT_NAME]).collect();
         let missing = needed.iter().filter(|(name, _)| !known.contains(&&**name)).map(|(name, span)| {
-            let hint = "a pool is made by the \"thread_pool\" directive in the main context";
+            let hint = "a pool is defined by the \"thread_pool\" directive in the main context";
             Diagnostic::emerg(format!("unknown thread pool \"{name}\"")).at(*span).hint(hint)
         });
         let missing: Vec<Diagnostic> = missing.collect();
@@ -519,7 +519,7 @@ impl Builder {
             None => match default_account(resources) {
                 Ok(account) => process.account = account,
                 Err(error) => {
-                    let hint = "name the user of the worker process with the \"user\" directive";
+                    let hint = "set the user of the worker process with the \"user\" directive";
                     self.note([Diagnostic::emerg(error.to_string()).hint(hint)]);
                 }
             },
@@ -574,7 +574,7 @@ fn open_blocks(
         let is_same = |one: &ListenSpec, other: &ListenSpec| (&one.address, one.kind) == (&other.address, other.kind);
         let is_taken = |spec: &&ListenSpec| listens[..index].iter().flatten().any(|other| is_same(other, spec));
         if let Some(spec) = own.iter().find(is_taken) {
-            let hint = "one address belongs to one protocol";
+            let hint = "an address belongs to one protocol only";
             return Err(Diagnostic::emerg(format!("a duplicate listen {}", spec.address)).hint(hint));
         }
     }

@@ -26,7 +26,7 @@ impl ResolverSettings {
             let flag = |value: &[u8]| match value {
                 b"on" => Ok(true),
                 b"off" => Ok(false),
-                _ => Err(invalid().hint("this is \"on\" or \"off\"")),
+                _ => Err(invalid().hint("it must be \"on\" or \"off\"")),
             };
             if let Some(time) = word.text.strip_prefix(b"valid=") {
                 let hint = "valid= takes a time: valid=30s";
@@ -63,6 +63,6 @@ fn name_server(builder: &mut Builder, word: &Word) -> Result<NameServer, Diagnos
             Ok(NameServer::Host(builder.host_addresses_of(host, word, "resolver"), port))
         }
         // nginx takes it and is never answered.
-        ServerAddress::Unix(_) => Err(failed("invalid host").hint("name servers are asked over UDP and TCP")),
+        ServerAddress::Unix(_) => Err(failed("invalid host").hint("name servers are queried over UDP and TCP")),
     }
 }

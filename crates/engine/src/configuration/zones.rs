@@ -80,7 +80,7 @@ impl ZoneSize {
             .ok_or_else(|| Diagnostic::emerg(format!("invalid zone size \"{}\"", size.text)).at(size.span))?;
         if bytes < ZONE_BYTES_MIN {
             let error = Diagnostic::emerg(format!("zone \"{}\" is too small", name.text)).at(size.span);
-            return Err(error.hint("a zone has 32k at least"));
+            return Err(error.hint("the minimum is 32k"));
         }
         Ok(ZoneSize { name: name.text.clone(), bytes })
     }
@@ -98,7 +98,7 @@ impl ZoneSize {
         let bytes = units::parse_size(size).and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(invalid)?;
         if bytes < ZONE_BYTES_MIN {
             let error = Diagnostic::emerg(format!("zone \"{}\" is too small", word.text)).at(word.span);
-            return Err(error.hint("a zone has 32k at least"));
+            return Err(error.hint("the minimum is 32k"));
         }
         Ok(ZoneSize { name: name.into(), bytes })
     }

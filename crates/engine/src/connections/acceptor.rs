@@ -200,7 +200,7 @@ async fn accept_queue(
             }
             if gale_runtime::timeout(until.since(gale_runtime::now()), welcome(worker, listener)).await.is_err() {
                 let connections = worker.connections.open();
-                let message = format!("connections that wait at {address} are given up, {connections} are open");
+                let message = format!("connections waiting at {address} are dropped, {connections} are open");
                 worker.error_log().write(Level::Warn, None, &message);
                 return;
             }

@@ -153,7 +153,8 @@ pub fn append_named(line: NamedLine) {
         if queue.reported.is_none_or(|last| last.elapsed() >= REPORT_INTERVAL) {
             queue.reported = Some(Instant::now());
             drop(queue);
-            let message = format!("logs with variables in their names are too slow, {lost} lines lost so far");
+            let message =
+                format!("writing to logs with variables in their names is too slow, {lost} lines lost so far");
             line.errors.write(Level::Alert, None, &message);
         }
         return;

@@ -232,7 +232,7 @@ impl LogWriter {
             }
             match self.write(spare) {
                 Err(error) => self.report(&format!("failed {}", OsErrorText(&error))),
-                Ok(()) if self.has_unreported_losses() => self.report("was too slow for what was logged"),
+                Ok(()) if self.has_unreported_losses() => self.report("was too slow"),
                 Ok(()) => {}
             }
         }

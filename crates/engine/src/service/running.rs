@@ -217,7 +217,7 @@ impl Running {
     /// Whether it goes on as `service`. One whose answer is a panic does not.
     fn continues_as(&self, service: &ConfiguredService) -> bool {
         catch_panic_of(|| service.continues(&self.configured())).unwrap_or_else(|_told| {
-            self.log(Level::Alert, &"the service has panicked over a reload, it does not go on");
+            self.log(Level::Alert, &"the service panicked during a reload and is stopped");
             false
         })
     }
@@ -270,7 +270,7 @@ async fn supervise(running: Rc<Running>, before: Option<Rc<Running>>) {
     };
     if until(run(running), overdue).await.is_none() {
         let seconds = STOP_TIME_MAX.as_secs();
-        running.log(Level::Warn, &format_args!("the service has not ended within {seconds} seconds"));
+        running.log(Level::Warn, &format_args!("the service has not stopped within {seconds} seconds"));
     }
 }
 
@@ -290,7 +290,7 @@ async fn run(running: &Rc<Running>) {
             pause = RESTART_PAUSE_MIN;
         }
         let seconds = pause.as_secs();
-        running.log(Level::Alert, &format_args!("the service has panicked, it is started again in {seconds} s"));
+        running.log(Level::Alert, &format_args!("the service panicked, restarting it in {seconds} s"));
         if running.unless_stopping(sleep(pause)).await.is_none() {
             break;
         }
@@ -314,17 +314,17 @@ async fn take_lock(running: &Running, lock: &LockHandle) -> Option<HeldLock> {
         let (refusal, level, message) = match tried {
             Ok(Ok(guard)) => {
                 if told.is_some() {
-                    running.log(Level::Notice, &format_args!("has the lock \"{path}\" now"));
+                    running.log(Level::Notice, &format_args!("acquired the lock \"{path}\""));
                 }
                 return Some(guard);
             }
             Ok(Err(refusal)) => {
                 let (level, message) = match refusal {
                     TryLockError::HeldHere => {
-                        (Level::Notice, format!("waits for the lock \"{path}\", which this process still holds"))
+                        (Level::Notice, format!("waiting for the lock \"{path}\", which this process still holds"))
                     }
                     TryLockError::HeldElsewhere => {
-                        (Level::Notice, format!("waits for the lock \"{path}\", which another process holds"))
+                        (Level::Notice, format!("waiting for the lock \"{path}\", which another process holds"))
                     }
                     TryLockError::Failed(code) => {
                         let error = io::Error::from_raw_os_error(code);
@@ -333,7 +333,7 @@ async fn take_lock(running: &Running, lock: &LockHandle) -> Option<HeldLock> {
                 };
                 (Some(refusal), level, message)
             }
-            Err(error) => (None, Level::Alert, format!("the lock \"{path}\" cannot be tried: {error}")),
+            Err(error) => (None, Level::Alert, format!("the lock \"{path}\" cannot be acquired: {error}")),
         };
         if told.replace(refusal) != Some(refusal) {
             running.log(level, &message);

@@ -71,10 +71,10 @@ pub enum SpoolError {
 impl fmt::Display for SpoolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SpoolError::TooLong => f.write_str("more than may be stored"),
+            SpoolError::TooLong => f.write_str("the maximum size is exceeded"),
             SpoolError::NoMemory => f.write_str("the memory for buffers is exhausted"),
             SpoolError::File(error) => error.fmt(f),
-            SpoolError::BrokenOff(cause) => write!(f, "the source broke off: {cause}"),
+            SpoolError::BrokenOff(cause) => write!(f, "the source ended prematurely: {cause}"),
         }
     }
 }

@@ -88,7 +88,8 @@ impl BlockingClient {
     }
 
     fn name(&self) -> io::Result<ServerName<'static>> {
-        let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("\"{}\" is no name of a server", self.name));
+        let wrong =
+            || io::Error::new(io::ErrorKind::InvalidInput, format!("\"{}\" is not a valid server name", self.name));
         ServerName::try_from(self.name.clone()).map_err(|_| wrong())
     }
 
@@ -127,7 +128,7 @@ fn invalid(error: rustls::Error) -> io::Error {
 pub fn read_system(mut read: impl FnMut(&Path) -> io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
     let found = SYSTEM_STORES.iter().find_map(|path| read(Path::new(path)).ok());
     found.ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, "no file with the certificates of authorities is found on this system")
+        io::Error::new(io::ErrorKind::NotFound, "no file with trusted CA certificates was found on this system")
     })
 }
 

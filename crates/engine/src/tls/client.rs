@@ -312,7 +312,7 @@ fn authorities_of_system(resources: &mut dyn Resources) -> Result<Vec<Certificat
                 .map_err(|why| Diagnostic::emerg(format!("cannot load certificates \"{path}\": {why}")));
         }
     }
-    let message = "no file with the certificates of authorities is found on this system";
+    let message = "no file with trusted CA certificates was found on this system";
     Err(Diagnostic::emerg(message).hint("install ca-certificates, or name a file by \"ssl_trusted_certificate\""))
 }
 

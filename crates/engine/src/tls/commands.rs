@@ -115,7 +115,7 @@ impl Command {
     }
 
     fn without_effect(&self, word: &Word, what: &str) -> Diagnostic {
-        let message = format!("\"{what}\" of a command for OpenSSL is accepted but has no effect");
+        let message = format!("OpenSSL command \"{what}\" is accepted but has no effect");
         Diagnostic::warn(message).at(word.span)
     }
 
@@ -138,10 +138,10 @@ impl Commanded {
         if versions.tls12 || versions.tls13 {
             return Ok(());
         }
-        let message = "no version is left that Gale speaks";
+        let message = "no supported protocol version is left";
         let error =
             commands.last().map_or_else(|| self.versions.error(message), |last| last.failed(&last.value, message));
-        Err(error.hint("Gale speaks TLSv1.2 and TLSv1.3"))
+        Err(error.hint("Gale supports TLSv1.2 and TLSv1.3"))
     }
 
     fn carry_out_one(&mut self, command: &Command, notes: &mut Vec<Diagnostic>) -> Result<(), Diagnostic> {

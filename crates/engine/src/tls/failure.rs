@@ -113,7 +113,7 @@ impl fmt::Display for TlsFailure {
                 write!(f, "upstream SSL certificate verify error: ({}:{})", fault.number(), fault.words())
             }
             TlsFailure::WrongName => f.write_str("upstream SSL certificate does not match"),
-            TlsFailure::Exhausted => f.write_str("the session's keys are used up"),
+            TlsFailure::Exhausted => f.write_str("the session's keys have reached their usage limit"),
             TlsFailure::Library(error) => {
                 f.write_str("SSL_do_handshake() failed (SSL: ")?;
                 match (openssl_words(error), &**error) {

@@ -400,8 +400,8 @@ impl TlsLoader {
             // What early data asks for is answered before the client's last message.
             config.send_half_rtt_data = true;
             if let Some(words) = settings.ticket_keys.get_opt().filter(|words| !words.is_empty()) {
-                let message = "\"ssl_session_ticket_key\" has no effect beside \"ssl_early_data\": a session that \
-                               begins with early data is good once, and ends with the process";
+                let message = "\"ssl_session_ticket_key\" has no effect with \"ssl_early_data\": sessions with early \
+                               data can be used once and end with the process";
                 notes.push(Diagnostic::warn(message).at(words[0].span));
             }
         }
@@ -563,7 +563,11 @@ pub(super) fn read_pair(
     let private = load::private_key(&text, passwords).map_err(|why| {
         let failed = failed(key, "certificate key", why);
         let needs_password = passwords.is_empty() && encrypted_key::is_encrypted(&text);
-        if needs_password { failed.hint("the key has a password: name its file by ssl_password_file") } else { failed }
+        if needs_password {
+            failed.hint("the key is encrypted: set its password file with \"ssl_password_file\"")
+        } else {
+            failed
+        }
     })?;
     if let Some(why) = chain.first().and_then(|own| Certificate::of(own)).and_then(|own| own.why_invalid_at(now())) {
         let message = format!("certificate \"{}\" {why}", certificate.text);

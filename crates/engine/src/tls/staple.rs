@@ -138,7 +138,7 @@ impl StapleLoader {
         notes: &mut Vec<Diagnostic>,
     ) -> Arc<ManagedStaple> {
         if let Some(file) = settings.stapling_file.get_opt() {
-            let message = "\"ssl_stapling_file\" has no effect beside a certificate that is obtained";
+            let message = "\"ssl_stapling_file\" has no effect with a certificate from an ACME issuer";
             notes.push(Diagnostic::warn(message).at(file.span));
         }
         let responder = settings.stapling_responder.get_opt().and_then(|word| {

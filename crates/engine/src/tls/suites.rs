@@ -241,7 +241,7 @@ fn spoken(
         match unfit {
             Unfit::InvalidCommand => failed("0A000118:SSL routines::invalid command"),
             Unfit::NoMatch => failed("0A0000B9:SSL routines::no cipher match")
-                .hint("Gale speaks ECDHE with AES-GCM or ChaCha20-Poly1305, and none that lacks forward secrecy"),
+                .hint("Gale supports ECDHE with AES-GCM or ChaCha20-Poly1305, and no ciphers without forward secrecy"),
         }
     })?;
     note_missing("cipher suites", &found.missing, ciphers, notes);
@@ -269,7 +269,7 @@ fn suites_13(list: &Setting<BString>, notes: &mut Vec<Diagnostic>) -> Result<Vec
 
 fn note_missing(what: &str, missing: &[String], list: &Setting<BString>, notes: &mut Vec<Diagnostic>) {
     if !missing.is_empty() && list.span().is_some() {
-        let message = format!("{what} that Gale does not have are left out: {}", missing.join(":"));
+        let message = format!("unsupported {what} are ignored: {}", missing.join(":"));
         notes.push(Diagnostic::warn(message).at_opt(list.span()));
     }
 }

@@ -131,9 +131,11 @@ enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::Errors(own, others) => write!(f, "{own}% of its requests failed, {others}% of the others'"),
+            Reason::Errors(own, others) => {
+                write!(f, "{own}% of its requests failed, {others}% of those to other servers")
+            }
             Reason::Slow(own, others) => {
-                write!(f, "its responses took {} ms, those of others {} ms", own.as_millis(), others.as_millis())
+                write!(f, "its responses took {} ms, those of other servers {} ms", own.as_millis(), others.as_millis())
             }
         }
     }
@@ -234,7 +236,7 @@ impl OutlierWatch {
                 peer.state.begin_slowly(now + time);
             }
             let (name, group) = (&peer.name, self.group.name());
-            format!("upstream server {name} in upstream \"{group}\" is set aside for {} s: {reason}", time.as_secs())
+            format!("upstream server {name} in upstream \"{group}\" is ejected for {} s: {reason}", time.as_secs())
         };
         found.map(eject).collect()
     }

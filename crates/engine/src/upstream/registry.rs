@@ -412,7 +412,7 @@ impl<S: Subject> GroupDraft<S> {
         for (index, server) in resolved.enumerate() {
             let resolver = self.resolver.get_opt().or(defaults.resolver.as_ref()).ok_or_else(|| {
                 let message = format!("no resolver defined to resolve names at run time in upstream \"{}\"", self.name);
-                let hint = "name servers are named by the \"resolver\" directive, in the group or around it";
+                let hint = "set name servers with the \"resolver\" directive, in the upstream block or outside of it";
                 Diagnostic::emerg(message).at(self.span).related("a name to be resolved", server.span).hint(hint)
             })?;
             let timeout = self.resolver_timeout.get_opt().copied().or(defaults.timeout).unwrap_or(RESOLVER_TIMEOUT);

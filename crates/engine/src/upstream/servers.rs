@@ -60,10 +60,10 @@ impl fmt::Display for EditError {
         match self {
             EditError::NotFound(id) => write!(f, "server with ID \"{id}\" does not exist"),
             EditError::Exists(id) => write!(f, "server with ID \"{id}\" has this address"),
-            EditError::TooMany => write!(f, "a group may have {SERVERS_MAX} servers at most"),
+            EditError::TooMany => write!(f, "a group can have at most {SERVERS_MAX} servers"),
             EditError::NotWritten(error) => write!(f, "the state file cannot be written: {error}"),
             EditError::Overloaded(error) => error.fmt(f),
-            EditError::Busy => f.write_str("too many changes of the group wait"),
+            EditError::Busy => f.write_str("too many changes of the group are pending"),
         }
     }
 }

@@ -152,7 +152,7 @@ pub struct VariableError {
     pub span: Option<Span>,
 }
 
-const NOT_BUILT_YET: &str = "nginx has this variable, Gale does not have it yet";
+const NOT_BUILT_YET: &str = "nginx supports this variable, Gale does not yet";
 
 impl<S> Default for VariableTable<S> {
     fn default() -> VariableTable<S> {

@@ -364,7 +364,7 @@ fn spend<S: Subject>(subject: &S, id: VariableId, cost: usize) -> bool {
     }
     if !costs_too_much(subject, before) {
         let name = BStr::new(subject.variables().name(id));
-        let message = "variables that refer to variables take too much of one request";
+        let message = "variables that refer to variables exceed the limit for one request";
         subject.log(Level::Error, format_args!("{message} while evaluating variable \"{name}\""));
         evaluation.is_too_costly.set(true);
     }

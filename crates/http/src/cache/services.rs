@@ -151,7 +151,7 @@ async fn lock(context: &Context<CacheService>, zone: &Arc<CacheZone>) -> Arc<Fil
         });
         let message = match locked.await.and_then(|locked| locked) {
             Ok(Ok(file)) => return Arc::new(file),
-            Ok(Err(owner)) => format!("is in use by process {owner}, which alone manages it until it ends"),
+            Ok(Err(owner)) => format!("is in use by process {owner}, which manages it until it exits"),
             Err(error) => format!("cannot be locked {}", OsErrorText(&error)),
         };
         if !std::mem::replace(&mut is_told, true) {
@@ -187,7 +187,7 @@ async fn load(context: &Context<CacheService>, zone: &Arc<CacheZone>, seen: Opti
     zone.set_cold(false);
     if walk.foreign > 0 {
         let (count, name) = (walk.foreign, &zone.name);
-        let message = format_args!("cache \"{name}\": {count} files are not Gale's and stay as they are");
+        let message = format_args!("cache \"{name}\": {count} files were not written by Gale and are left alone");
         context.log(Level::Warn, message);
     }
     let message =
@@ -207,7 +207,8 @@ async fn read_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>, se
             Ok(None) => return seen,
             Ok(Some((read, Outcome::Whole))) => return Some(read),
             Ok(Some((read, Outcome::Damaged(bytes)))) => {
-                let message = format_args!("the journal of cache \"{name}\" is damaged: {bytes} bytes, and no purge");
+                let message =
+                    format_args!("the journal of cache \"{name}\" is damaged: {bytes} bytes are lost, but no purge");
                 context.log(Level::Warn, message);
                 return Some(read);
             }
@@ -221,16 +222,16 @@ async fn read_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>, se
         let (read, until) = match lost {
             Ok((read, until)) => {
                 let what = "is damaged and has lost purges";
-                let message =
-                    format_args!("the journal of cache \"{name}\" {what}: what is older than they counts as purged");
+                let message = format_args!(
+                    "the journal of cache \"{name}\" {what}: all entries older than these count as purged"
+                );
                 context.log(Level::Error, message);
                 (Some(read), until)
             }
             Err(error) => {
                 let error = OsErrorText(&error);
-                let message = format_args!(
-                    "the journal of cache \"{name}\" cannot be read, so everything counts as purged {error}"
-                );
+                let message =
+                    format_args!("the journal of cache \"{name}\" cannot be read, all entries count as purged {error}");
                 context.log(Level::Error, message);
                 (None, None)
             }
@@ -313,7 +314,7 @@ async fn flush_journal(context: &Context<CacheService>, zone: &Arc<CacheZone>, i
 pub fn append_journal(zone: &CacheZone) -> io::Result<()> {
     let _turn = zone.journal_turn();
     if zone.journal_is_torn() {
-        return Err(io::Error::other("the journal has to be written anew"));
+        return Err(io::Error::other("the journal must be rewritten"));
     }
     let changes = zone.take_changes();
     if changes.bytes.is_empty() {
@@ -469,7 +470,7 @@ async fn keep_within_bounds(context: &Context<CacheService>, zone: &Arc<CacheZon
     flush_journal(context, zone, false).await;
     for (what, count) in zone.take_full_tables() {
         let message = format_args!(
-            "cache \"{}\": {count} {what} are in use, no response that has another one is stored",
+            "cache \"{}\": {count} {what} are in use, responses with further ones are not stored",
             zone.name
         );
         context.log(Level::Warn, message);

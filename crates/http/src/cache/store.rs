@@ -172,7 +172,7 @@ impl Unnamed {
                 return Ok(());
             }
             Err(rustix::io::Errno::EXIST) if !is_ours(path)? => {
-                return Err(io::Error::other("a file that is not one of Gale's has its name"));
+                return Err(io::Error::other("a file not written by Gale has its name"));
             }
             // Not every file system knows the flag.
             Err(rustix::io::Errno::EXIST | rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {}

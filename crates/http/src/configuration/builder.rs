@@ -676,7 +676,7 @@ fn parts_in_order(builder: &Builder) -> Parts {
         found.expect("the order names only modules of its list")
     };
     let mut parts = Parts { handlers: Vec::new(), filters: Vec::new() };
-    let order: &HttpOrder = builder.order.of().expect("whoever has the http block has its order");
+    let order: &HttpOrder = builder.order.of().expect("the order comes with the http block");
     let part_of = |module: &Module| module.part::<HttpPart>().unwrap_or(&HttpPart::EMPTY);
     for (phase, of_phase) in order.phases {
         for module in *of_phase {

@@ -271,7 +271,7 @@ impl HttpConnection {
         // Whoever has recorded it may have sent it (RFC 8470, section 5.2): the client asks again.
         let is_safe = matches!(request.parsed.method, Method::Get | Method::Head | Method::Options | Method::Trace);
         if !is_safe && stream.details(|details| details.is_early()) == Some(true) {
-            request.log(Level::Info, format_args!("client sent a request that may change something as early data"));
+            request.log(Level::Info, format_args!("client sent a request with an unsafe method as early data"));
             return Some(425);
         }
         let mode = request.server().verify_client;

@@ -156,7 +156,7 @@ impl fmt::Display for BodyError {
             BodyError::Overloaded(error) => error.fmt(formatter),
             BodyError::NoMemory => formatter.write_str("the worker's memory for buffers is exhausted"),
             BodyError::File(name, error) => write!(formatter, "reading {name} failed {}", OsErrorText(error)),
-            BodyError::Request(error) => write!(formatter, "the request's body broke off: {error:?}"),
+            BodyError::Request(error) => write!(formatter, "the request body ended prematurely: {error:?}"),
         }
     }
 }

@@ -671,7 +671,7 @@ impl Request {
             copy.append(self.head.readable())?;
             self.head = Rc::new(copy);
         }
-        let head = Rc::get_mut(&mut self.head).expect("nobody else has it by now");
+        let head = Rc::get_mut(&mut self.head).expect("the head has one owner by now");
         let mut field = None;
         if !value.is_empty() {
             let start = head.len();

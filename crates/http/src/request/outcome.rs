@@ -154,7 +154,7 @@ fn filter(request: &mut Request, mut body: Body) -> Filtering {
         request.response.replace_status(status);
     }
     if looks_like_tunnel(request) {
-        request.log(Level::Info, format_args!("the answer to an extended CONNECT is no tunnel"));
+        request.log(Level::Info, format_args!("the response to an extended CONNECT opens no tunnel"));
         request.response.clear();
         return Filtering::Refused(501);
     }

@@ -47,7 +47,7 @@ impl Pump {
             if let Some(error) = &self.broken {
                 // Also if it was still being gathered. Without the client nothing is.
                 let _ = ready!(exchange.poll_sent(context));
-                request.log(Level::Error, format_args!("the response broke off: {error}"));
+                request.log(Level::Error, format_args!("the response ended prematurely: {error}"));
                 exchange.abort();
                 return Poll::Ready(Err(Gone::Aborted));
             }

@@ -677,11 +677,11 @@ impl Exchange for Side {
     fn interim(&self, _status: u16, _fields: &[(Bytes, Bytes)]) {}
 
     fn start(&self, _request: &Request, _options: &ResponseOptions) {
-        unreachable!("a subrequest's answer is a value, which nobody sends")
+        unreachable!("the response to a subrequest is a value, which is never sent")
     }
 
     fn push(&self, _item: BodyItem) {
-        unreachable!("a subrequest's answer is a value, which nobody sends")
+        unreachable!("the response to a subrequest is a value, which is never sent")
     }
 
     fn end(&self) {}

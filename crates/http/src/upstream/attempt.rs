@@ -751,7 +751,7 @@ async fn share(
             Found::Opening(outcome) => match gale_runtime::timeout(left, outcome.known()).await {
                 Ok(false) => continue,
                 Ok(true) => {
-                    request.log(Level::Error, format_args!("no connection for several requests while {CONNECTING}"));
+                    request.log(Level::Error, format_args!("no shared connection is available while {CONNECTING}"));
                     return Err(Failure::OfServer(RetryOn::ERROR, 502, CONNECTING));
                 }
                 Err(_) => return Err(timed_out_connecting(request)),
@@ -759,7 +759,10 @@ async fn share(
         };
         let pieces = Pieces::keeping(&passing.body, &mut progress.kept);
         return Shared::begin(&connection, head, pieces, settings, is_reused).map_err(|_| {
-            request.log(Level::Alert, format_args!("no stream on a connection that has room while {CONNECTING}"));
+            request.log(
+                Level::Alert,
+                format_args!("no stream is available on a connection with free capacity while {CONNECTING}"),
+            );
             Failure::Final(500)
         });
     }

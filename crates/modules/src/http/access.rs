@@ -19,13 +19,13 @@ pub static MODULE: Module = Module {
     directives: &[
         Directive {
             name: "allow",
-            about: "Lets clients with these addresses in.",
+            about: "Allows access for an address, a network, unix: or all.",
             store: &ManyWith { parse: |builder, statement| rule(builder, statement, true), slot: slot!(Conf, rules) },
             ..RULE
         },
         Directive {
             name: "deny",
-            about: "Keeps clients with these addresses out.",
+            about: "Denies access for an address, a network, unix: or all.",
             store: &ManyWith { parse: |builder, statement| rule(builder, statement, false), slot: slot!(Conf, rules) },
             ..RULE
         },

@@ -29,7 +29,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "",
-            about: "Whose output comes before the body.",
+            about: "Adds the response to a subrequest for this URI before the response body.",
             store: &One { parse: uri, slot: slot!(Conf, add_before_body) },
         },
         Directive {
@@ -38,7 +38,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "",
-            about: "Whose output comes after the body.",
+            about: "Adds the response to a subrequest for this URI after the response body.",
             store: &One { parse: uri, slot: slot!(Conf, add_after_body) },
         },
         Directive {
@@ -47,7 +47,7 @@ pub static MODULE: Module = Module {
             takes: Takes::AtLeast(1),
             body: BlockBody::None,
             default: "text/html",
-            about: "The media types of responses that something is added to, besides text/html.",
+            about: "Sets the MIME types of responses to which text is added, in addition to text/html.",
             store: &ManyWith { parse: MediaTypes::parse, slot: slot!(Conf, addition_types) },
         },
     ],

@@ -33,7 +33,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "off",
-            about: "Where to ask whether a request may go on.",
+            about: "Enables authorization by the result of a subrequest to this URI, or disables it (off).",
             store: &Custom(auth_request),
         },
         Directive {
@@ -42,7 +42,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(2),
             body: Body::None,
             default: "",
-            about: "A variable that gets a value when the answer is there; the value may use variables of the answer.",
+            about: "Sets a variable after the authorization subrequest completes; the value may contain variables of \
+                    its response.",
             store: &Custom(auth_request_set),
         },
     ],

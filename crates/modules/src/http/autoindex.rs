@@ -44,7 +44,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
-            about: "Whether a directory without an index file is answered with a list of its files.",
+            about: "Enables or disables directory listings.",
             store: &One { parse: values::flag, slot: slot!(Conf, is_on) },
         },
         Directive {
@@ -53,7 +53,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "on",
-            about: "Whether sizes are told in bytes; otherwise they are rounded to K, M and G. HTML only.",
+            about: "Enables or disables exact file sizes in HTML listings, instead of sizes rounded to K, M and G.",
             store: &One { parse: values::flag, slot: slot!(Conf, exact_size) },
         },
         Directive {
@@ -62,7 +62,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "html",
-            about: "The form of the list: html, json, jsonp or xml.",
+            about: "Sets the format of directory listings: html, xml, json or jsonp.",
             store: &One { parse: format, slot: slot!(Conf, format) },
         },
         Directive {
@@ -71,7 +71,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
-            about: "Whether times are told in the local time zone instead of UTC. HTML only.",
+            about: "Enables or disables local times in HTML listings, instead of UTC.",
             store: &One { parse: values::flag, slot: slot!(Conf, local_time) },
         },
     ],
@@ -203,7 +203,7 @@ fn list<'a>(request: &'a mut Request, conf: &'a Conf) -> LocalBoxFuture<'a, Flow
             refusal(request, &skipped);
         }
         if is_cut {
-            request.log(Level::Warn, format_args!("the list of the directory is cut after {ENTRIES_MAX} entries"));
+            request.log(Level::Warn, format_args!("the directory listing is cut after {ENTRIES_MAX} entries"));
         }
         let Some(text) = text else { return Flow::Respond(no_room(request)) };
         request.response.status = 200;
@@ -219,7 +219,7 @@ fn in_room(text: Vec<u8>) -> Option<Bytes> {
 
 /// Nginx has no such bound; the status is that of memory that is exhausted.
 fn no_room(request: &Request) -> u16 {
-    request.log(Level::Error, format_args!("the lists of directories that are being sent take too much memory"));
+    request.log(Level::Error, format_args!("directory listings that are being sent take too much memory"));
     503
 }
 

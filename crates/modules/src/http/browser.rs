@@ -31,7 +31,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Between(1, 2),
             body: Body::None,
             default: "",
-            about: "A browser that is modern from a version on; or unlisted, for those that nothing is said of.",
+            about: "Specifies the version from which a browser is considered modern, or (unlisted) that browsers not \
+                    listed are modern.",
             store: &Custom(modern_browser),
         },
         Directive {
@@ -40,7 +41,8 @@ pub static MODULE: Module = Module {
             takes: Takes::AtLeast(1),
             body: Body::None,
             default: "",
-            about: "Texts in User-Agent that only ancient browsers have; netscape4 stands for Netscape up to 4.",
+            about: "Specifies substrings of User-Agent that mark a browser as ancient; netscape4 stands for Netscape 1 \
+                    to 4.",
             store: &Custom(ancient_browser),
         },
         Directive {
@@ -49,7 +51,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "1",
-            about: "What $modern_browser is for a modern browser.",
+            about: "Sets the value of $modern_browser for modern browsers.",
             store: &Custom(|conf: &mut Conf, _, statement| {
                 conf.modern_value = Some(statement.args[0].text.clone());
                 Ok(())
@@ -61,7 +63,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "1",
-            about: "What $ancient_browser is for an ancient browser.",
+            about: "Sets the value of $ancient_browser for ancient browsers.",
             store: &Custom(|conf: &mut Conf, _, statement| {
                 conf.ancient_value = Some(statement.args[0].text.clone());
                 Ok(())
@@ -194,7 +196,7 @@ fn modern_browser(conf: &mut Conf, _: &mut Builder, statement: &Statement) -> Re
         [name, version] => (name, version),
         _ => {
             let error = statement.error("invalid number of arguments in \"modern_browser\" directive");
-            return Err(error.hint("a browser needs the version from which on it is modern"));
+            return Err(error.hint("the version from which the browser is modern is missing"));
         }
     };
     let Some(place) = KNOWN.iter().position(|known| name.text.eq_ignore_ascii_case(known.name.as_bytes())) else {

@@ -35,75 +35,91 @@ macro_rules! upstream_cache_rows {
             gale_engine::module::Directive {
                 contexts: gale_config::Contexts::HTTP,
                 ..$crate::http::cache_rows::row!($conf, $prefix, "_cache_path", gale_config::Takes::AtLeast(2), "",
-                    "A cache: its directory, its zone, and how much there may be in it.",
+                    "Sets the path and other parameters of a cache.",
                     many_with cache_path, upstream.cache.paths)
             },
             $crate::http::cache_rows::row!($conf, $prefix, "_cache", gale_config::Takes::Exactly(1), "",
-                "The cache of responses; off for none.", with cache, upstream.cache.choice),
+                "Sets the zone used for caching; off disables caching.", with cache, upstream.cache.choice),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_key", gale_config::Takes::Exactly(1), "",
-                "What a cached response is found by.", with cache_key, upstream.cache.key),
+                "Defines the key for caching.", with cache_key, upstream.cache.key),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_valid", gale_config::Takes::AtLeast(1), "",
-                "For how long responses of some status are fresh if they do not say so.",
+                "Sets the caching time for different response codes.",
                 many cache_valid, upstream.cache.valid),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_heuristic", gale_config::Takes::Between(1, 2), "off",
-                "For how long responses are fresh that only say when they were changed: a part of the time since then.",
+                "Sets the caching time of responses that have only Last-Modified, as a percentage of their age: off or \
+                 N% [max=TIME].",
                 values_of cache_heuristic, upstream.cache.heuristic),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_methods", gale_config::Takes::AtLeast(1), "GET HEAD",
-                "The methods of requests that the cache may answer.", updated cache_methods, upstream.cache.methods),
+                "Sets the request methods whose responses are cached.", updated cache_methods, upstream.cache.methods),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_min_uses", gale_config::Takes::Exactly(1), "1",
-                "How often something has to be asked for until it is stored.",
+                "Sets the number of requests after which a response is cached.",
                 values number, upstream.cache.min_uses),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_bypass", gale_config::Takes::AtLeast(1), "",
-                "Requests that are not answered by the cache: one of the texts is neither empty nor 0.",
+                "Defines conditions under which a response is not taken from the cache: at least one value is \
+                 non-empty and not 0.",
                 many_with conditions, upstream.cache.bypass),
             $crate::http::cache_rows::row!($conf, $prefix, "_no_cache", gale_config::Takes::AtLeast(1), "",
-                "Responses that are not stored: one of the texts is neither empty nor 0.",
+                "Defines conditions under which a response is not saved to the cache: at least one value is non-empty \
+                 and not 0.",
                 many_with conditions, upstream.cache.no_cache),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_lock", gale_config::Takes::Flag, "off",
-                "Whether requests wait for the one that fetches the same.", values flag, upstream.cache.lock),
+                "Enables or disables the cache lock: only one request at a time populates a new cache item.",
+                values flag, upstream.cache.lock),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_lock_timeout", gale_config::Takes::Exactly(1), "5s",
-                "How long they wait.", values time_ms, upstream.cache.lock_timeout),
+                "Sets how long a request waits for the cache lock.", values time_ms, upstream.cache.lock_timeout),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_lock_age", gale_config::Takes::Exactly(1), "5s",
-                "After how long another one fetches it.", values time_ms, upstream.cache.lock_age),
+                "Sets the age of a cache lock after which one more request is passed to the server.",
+                values time_ms, upstream.cache.lock_age),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_use_stale", gale_config::Takes::AtLeast(1), "off",
-                "When something too old is used.", updated cache_use_stale, upstream.cache_use_stale),
+                "Sets the cases in which a stale cached response is used.",
+                updated cache_use_stale, upstream.cache_use_stale),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_background_update", gale_config::Takes::Flag, "off",
-                "Whether what is stale and used is fetched anew beside the request.",
+                "Enables or disables updating an expired cache item in the background while the stale response is \
+                 returned.",
                 values flag, upstream.cache.background_update),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_revalidate", gale_config::Takes::Flag, "off",
-                "Whether servers are asked if something too old has changed.", values flag, upstream.cache.revalidate),
+                "Enables or disables revalidation of expired cache items by conditional requests.",
+                values flag, upstream.cache.revalidate),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_convert_head", gale_config::Takes::Flag, "on",
-                "Whether a HEAD becomes a GET, so that it can be stored.", values flag, upstream.cache.convert_head),
+                "Enables or disables the conversion of HEAD to GET for caching.",
+                values flag, upstream.cache.convert_head),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_max_range_offset", gale_config::Takes::Exactly(1), "",
-                "Ranges from here on are passed on and not stored.", values offset, upstream.cache.max_range_offset),
+                "Sets the offset beyond which range requests are passed to the server and not cached.",
+                values offset, upstream.cache.max_range_offset),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_conformance", gale_config::Takes::Exactly(1), "mixed",
-                "Whose rules count where nginx and RFC 9111 differ: mixed, nginx, rfc9111.",
+                "Sets the rules that apply where nginx and RFC 9111 differ: mixed, nginx or rfc9111.",
                 values_of cache_conformance, upstream.cache.conformance),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_no_vary_search", gale_config::Takes::Flag, "off",
-                "Whether No-Vary-Search says which differences between queries do not matter.",
+                "Enables or disables No-Vary-Search, by which responses name parts of the query string that do not \
+                 change them.",
                 values flag, upstream.cache.no_vary_search),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_normalize_language", gale_config::Takes::Flag,
-                "off", "Compares Accept-Language without regard to case, order and repetitions.",
+                "off", "Enables or disables comparison of Accept-Language regardless of case, order and repetitions.",
                 values flag, upstream.cache.normalize_language),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_disk_timeout", gale_config::Takes::Exactly(1),
-                "250ms", "How long a request waits for the cache's disk before it goes to the upstream.",
+                "250ms", "Sets how long a request waits for the disk of the cache before it is passed to the server.",
                 values time_ms, upstream.cache.disk_timeout),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_purge", gale_config::Takes::AtLeast(1), "",
-                "Requests that purge what has their key: one of the texts is neither empty nor 0.",
+                "Defines conditions under which a request purges the items with its cache key: at least one value is \
+                 non-empty and not 0.",
                 many_with conditions, upstream.cache.purge),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_purge_soft", gale_config::Takes::Flag, "off",
-                "Whether what is purged becomes stale instead of gone.", values flag, upstream.cache.purge_soft),
+                "Enables or disables soft purges, which mark cache items stale instead of removing them.",
+                values flag, upstream.cache.purge_soft),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_purge_tags", gale_config::Takes::Exactly(1), "",
-                "The tags that a purge is about, instead of the key.", with template, upstream.cache.purge_tags),
+                "Sets the tags whose items a purge request purges, instead of its cache key.",
+                with template, upstream.cache.purge_tags),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_tag_header", gale_config::Takes::Exactly(1), "",
-                "The field of responses that has their tags.", values string, upstream.cache.tag_header),
+                "Sets the response header field that lists the cache tags of a response.",
+                values string, upstream.cache.tag_header),
             $crate::http::cache_rows::row!($conf, $prefix, "_cache_status", gale_config::Takes::Exactly(1), "off",
-                "The name that the cache has in Cache-Status; off for no such field.",
+                "Sets the name of the cache in the Cache-Status response header field; off sends no such field.",
                 values string, upstream.cache.status_name),
             $crate::http::cache_rows::row!($conf, $prefix, "_store", gale_config::Takes::Exactly(1), "off",
-                "The file that a response becomes: on for that of the URI, or its path.", with store, upstream.store.to),
+                "Enables saving of responses to files: on for the path of the URI, or a path; off disables it.",
+                with store, upstream.store.to),
             $crate::http::cache_rows::row!($conf, $prefix, "_store_access", gale_config::Takes::Between(1, 3),
-                "user:rw", "Who may read and write files that responses become.",
+                "user:rw", "Sets access permissions for saved responses.",
                 values_of store_access, upstream.store.access),
         ])
     };
@@ -392,8 +408,8 @@ pub(crate) fn cache_heuristic(statement: &Statement) -> Result<Option<Heuristic>
     }
     let percent =
         first.text.strip_suffix(b"%").and_then(units::parse_number).filter(|percent| (1..=100).contains(percent));
-    let percent =
-        percent.ok_or_else(|| invalid(first).hint("a share of the time since the last change: 1% to 100%"))?;
+    let percent = percent
+        .ok_or_else(|| invalid(first).hint("a percentage of the time since the last modification: 1% to 100%"))?;
     let mut seconds_max = HEURISTIC_SECONDS_MAX;
     if let Some(word) = rest.first() {
         let time = word.text.strip_prefix(b"max=").and_then(units::parse_time_seconds).ok_or_else(|| invalid(word))?;
@@ -452,7 +468,7 @@ pub(crate) fn complete(
             }
             None => {
                 let message = format!("no \"{prefix}_cache_key\" for \"{prefix}_cache\"");
-                let hint = "without a key nothing is cached here";
+                let hint = "without a key, nothing is cached here";
                 builder.note([Diagnostic::warn(message).at_opt(settings.choice.span()).hint(hint)]);
             }
         }

@@ -49,7 +49,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "off",
-            about: "The charset that Content-Type names.",
+            about: "Adds a charset to the Content-Type response header field; off adds none.",
             store: &OneWith { parse: charset, slot: slot!(Conf, charset) },
         },
         Directive {
@@ -58,7 +58,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "",
-            about: "The charset that responses are written in; another one than charset says is converted.",
+            about: "Defines the original charset of responses, which are converted if charset is a different one.",
             store: &OneWith { parse: source_charset, slot: slot!(Conf, source_charset) },
         },
         Directive {
@@ -67,7 +67,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
-            about: "Whether responses are converted whose Content-Type names a charset already.",
+            about: "Enables or disables conversion of responses whose Content-Type already names a charset.",
             store: &One { parse: values::flag, slot: slot!(Conf, override_charset) },
         },
         Directive {
@@ -76,7 +76,8 @@ pub static MODULE: Module = Module {
             takes: Takes::AtLeast(1),
             body: BlockBody::None,
             default: "text/html text/xml text/plain text/vnd.wap.wml application/javascript application/rss+xml",
-            about: "The media types of responses that charset is for, beside text/html; * for all.",
+            about: "Sets the MIME types of responses that charsets are added to, in addition to text/html; * matches \
+                    any type.",
             store: &ManyWith { parse: MediaTypes::parse, slot: slot!(Conf, charset_types) },
         },
         Directive {
@@ -85,7 +86,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(2),
             body: BlockBody::Block,
             default: "",
-            about: "Which bytes of two charsets stand for the same characters.",
+            about: "Defines the conversion table from one charset to another.",
             store: &Custom(add_map),
         },
     ],

@@ -25,7 +25,7 @@ pub static MODULE: Module = Module {
         takes: Takes::AtLeast(1),
         body: BlockBody::None,
         default: "",
-        about: "The whole body is read before anything else if any of these texts is neither empty nor 0.",
+        about: "Reads the whole request body before any other processing if at least one value is non-empty and not 0.",
         store: &Custom(early_read),
     }],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),

@@ -21,7 +21,7 @@ pub static MODULE: Module = Module {
         takes: Takes::Exactly(0),
         body: BlockBody::None,
         default: "",
-        about: "Answers with a transparent picture of one pixel.",
+        about: "Returns a transparent GIF image of one pixel.",
         store: &Custom(empty_gif),
     }],
     conf: Some(ConfType::of::<Conf>()),

@@ -29,7 +29,7 @@ pub static MODULE: Module = Module {
         takes: Takes::Exactly(0),
         body: Block::None,
         default: "",
-        about: "Answers with Flash videos, from the offset on that the argument start names.",
+        about: "Serves FLV files, from the offset in the request argument start.",
         store: &Custom(|conf: &mut Conf, _, _| {
             conf.is_on = true;
             Ok(())

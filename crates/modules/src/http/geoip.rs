@@ -30,7 +30,7 @@ pub static MODULE: Module = Module {
                 takes: Takes::Exactly(1),
                 body: Body::None,
                 default: "",
-                about: "Who is trusted to say in X-Forwarded-For whose address to look up.",
+                about: "Defines trusted proxies, whose X-Forwarded-For gives the address to look up.",
                 store: &ManyWith { parse: proxy, slot: slot!(Conf, own.networks) },
             },
             Directive {
@@ -39,7 +39,8 @@ pub static MODULE: Module = Module {
                 takes: Takes::Flag,
                 body: Body::None,
                 default: "off",
-                about: "Whether the address is the last one in X-Forwarded-For that is not trusted, not the very last.",
+                about: "Enables or disables recursive search: the last non-trusted address in X-Forwarded-For is used \
+                        instead of the last one.",
                 store: &One { parse: values::flag, slot: slot!(Conf, own.is_recursive) },
             },
         ],

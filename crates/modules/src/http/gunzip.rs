@@ -28,7 +28,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
-            about: "Whether gzip is inflated for clients that do not take it.",
+            about: "Enables or disables decompression of gzipped responses for clients that do not support gzip.",
             store: &One { parse: values::flag, slot: slot!(Conf, gunzip) },
         },
         Directive {
@@ -37,7 +37,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(2),
             body: BlockBody::None,
             default: "32 4k",
-            about: "How much is inflated before it is sent, at most: number and size; more than 64k counts as 64k.",
+            about: "Sets the number and size of the buffers used to decompress a response; at most 64k in total is \
+                    used.",
             store: &One { parse: buffers, slot: slot!(Conf, buffer_bytes) },
         },
     ],

@@ -58,7 +58,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: BlockBody::None,
         default: "off",
-        about: "Whether responses are compressed.",
+        about: "Enables or disables gzipping of responses.",
         store: &One { parse: values::flag, slot: slot!(Conf, gzip) },
     },
     Directive {
@@ -67,8 +67,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(2),
         body: BlockBody::None,
         default: "32 4k",
-        about: "How much is compressed before it is sent: number and size, 64k at most; and what is compressed at \
-                once.",
+        about: "Sets the number and size of the buffers used to compress a response.",
         store: &One { parse: buffers, slot: slot!(Conf, buffer_bytes) },
     },
     Directive {
@@ -77,7 +76,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "1",
-        about: "How hard to compress, from 1 to 9.",
+        about: "Sets the gzip compression level, from 1 to 9.",
         store: &One { parse: |statement| values::number_between(statement, 1, 9), slot: slot!(Conf, level) },
     },
     Directive {
@@ -86,7 +85,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "20",
-        about: "Responses that are known to be shorter go out as they are.",
+        about: "Sets the minimum length of a response that is gzipped, as given by Content-Length.",
         store: &One { parse: values::size, slot: slot!(Conf, min_length) },
     },
     Directive {
@@ -95,7 +94,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: BlockBody::None,
         default: "text/html",
-        about: "The media types to compress, beside text/html; * for all.",
+        about: "Sets the MIME types of responses that are gzipped, in addition to text/html; * matches any type.",
         store: &ManyWith { parse: MediaTypes::parse, slot: slot!(Conf, types) },
     },
     Directive {
@@ -104,7 +103,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: BlockBody::None,
         default: "off",
-        about: "Whether \"Vary: Accept-Encoding\" is sent where gzip, gunzip or gzip_static decide.",
+        about: "Enables or disables \"Vary: Accept-Encoding\" if gzip, gunzip or gzip_static is active.",
         store: &One { parse: values::flag, slot: slot!(Conf, vary) },
     },
     Directive {
@@ -113,7 +112,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "1.1",
-        about: "The version of HTTP that a client must speak to get gzip.",
+        about: "Sets the minimum HTTP version of a request required to compress the response.",
         store: &One { parse: http_version, slot: slot!(Conf, http_version) },
     },
     Directive {
@@ -122,7 +121,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: BlockBody::None,
         default: "off",
-        about: "When requests that came through a proxy (with a Via field) get gzip.",
+        about: "Sets when responses to proxied requests (those with a Via field) are gzipped.",
         store: &Updated { parse: proxied, slot: slot!(Conf, proxied) },
     },
     Directive {
@@ -131,7 +130,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: BlockBody::None,
         default: "",
-        about: "Clients that get no gzip, by their User-Agent: regular expressions, or msie6.",
+        about: "Disables gzipping for requests whose User-Agent matches one of the regular expressions, or msie6.",
         store: &Custom(disable),
     },
 ];

@@ -27,7 +27,8 @@ pub static MODULE: Module = Module {
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "off",
-        about: "Whether FILE.gz is sent in place of FILE: to those that take gzip, or always.",
+        about: "Enables (on, always) or disables sending FILE.gz instead of FILE; on only to clients that support \
+                gzip.",
         store: &One { parse: which, slot: slot!(Conf, gzip_static) },
     }],
     conf: Some(ConfType::of::<Conf>()),

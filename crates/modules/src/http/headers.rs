@@ -47,7 +47,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(2, 3),
         body: BlockBody::None,
         default: "",
-        about: "A field to add to responses; with always, also to errors.",
+        about: "Adds a field to the response header; with always, regardless of the response code.",
         store: &Custom(|conf: &mut Conf, builder, statement| {
             conf.headers.push(added(builder, statement)?);
             Ok(())
@@ -59,7 +59,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(2, 3),
         body: BlockBody::None,
         default: "",
-        about: "A field to add behind the body; with always, also to errors.",
+        about: "Adds a trailer field to the response; with always, regardless of the response code.",
         store: &Custom(|conf: &mut Conf, builder, statement| {
             conf.trailers.push(added(builder, statement)?);
             Ok(())
@@ -71,8 +71,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "on",
-        about: "Whether fields of the outer level are added: on, if there are none here; off; merge, beside those \
-                here.",
+        about: "Sets whether add_header is inherited from the outer level: on (if there is none on this level), off, \
+                or merge.",
         store: &One { parse: inherit, slot: slot!(Conf, header_inherit) },
     },
     Directive {
@@ -81,7 +81,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "on",
-        about: "As add_header_inherit, for add_trailer.",
+        about: "Sets whether add_trailer is inherited from the outer level: on (if there is none on this level), off, \
+                or merge.",
         store: &One { parse: inherit, slot: slot!(Conf, trailer_inherit) },
     },
     Directive {
@@ -90,7 +91,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: BlockBody::None,
         default: "off",
-        about: "Until when caches may keep a response: Expires and Cache-Control.",
+        about: "Sets the Expires and Cache-Control response header fields; off leaves them unchanged.",
         store: &OneWith { parse: expires, slot: slot!(Conf, expires) },
     },
 ];

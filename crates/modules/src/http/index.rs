@@ -28,7 +28,7 @@ pub static MODULE: Module = Module {
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "The files that are looked for when a directory is asked for; index.html unless said otherwise.",
+        about: "Defines the files that are used as an index; index.html by default.",
         store: &Custom(index),
     }],
     conf: Some(ConfType { merge, ..ConfType::of::<Conf>() }),

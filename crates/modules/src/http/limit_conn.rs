@@ -34,7 +34,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(2),
             body: Body::None,
             default: "",
-            about: "A zone, and how many requests a key of it may have under way here.",
+            about: "Sets the zone and the maximum number of concurrent requests for a key.",
             store: &Custom(|conf: &mut Conf, builder, statement| conf.limits.add(builder, statement)),
         },
         Directive {
@@ -43,7 +43,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "error",
-            about: "The level of messages about rejected requests.",
+            about: "Sets the log level for rejected requests.",
             store: &One { parse: log_level, slot: slot!(Conf, limits.log_level) },
         },
         Directive {
@@ -52,7 +52,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "503",
-            about: "What a rejected request is answered.",
+            about: "Sets the status code of responses to rejected requests.",
             store: &One { parse: rejection_status, slot: slot!(Conf, status) },
         },
         Directive {
@@ -61,7 +61,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: Body::None,
             default: "off",
-            about: "Whether requests are only counted.",
+            about: "Enables or disables the dry run mode: requests are counted, but not limited.",
             store: &One { parse: values::flag, slot: slot!(Conf, limits.dry_run) },
         },
     ],

@@ -29,7 +29,7 @@ pub static MODULE: Module = Module {
     directives: &[
         zone_directive::<Request>(
             Contexts::HTTP,
-            "A zone that counts requests by a key, and the rate that each may have.",
+            "Defines a zone that keeps the request rate for each key, and the maximum rate.",
         ),
         Directive {
             name: "limit_req",
@@ -37,7 +37,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Between(1, 3),
             body: Body::None,
             default: "",
-            about: "A zone whose rate holds here, and how many requests may exceed it.",
+            about: "Sets the zone whose request rate applies, and the maximum burst size.",
             store: &Custom(|conf: &mut Conf, builder, statement| add_limit(&mut conf.limits, true, builder, statement)),
         },
         Directive {
@@ -46,7 +46,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "error",
-            about: "The level of messages about rejected requests; delayed ones are a level below.",
+            about: "Sets the log level for rejected requests; delayed ones are logged one level lower.",
             store: &One { parse: log_level, slot: slot!(Conf, log_level) },
         },
         Directive {
@@ -55,7 +55,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "503",
-            about: "What a rejected request is answered.",
+            about: "Sets the status code of responses to rejected requests.",
             store: &One { parse: rejection_status, slot: slot!(Conf, status) },
         },
         Directive {
@@ -64,7 +64,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: Body::None,
             default: "off",
-            about: "Whether requests are only counted.",
+            about: "Enables or disables the dry run mode: requests are counted, but not limited.",
             store: &One { parse: values::flag, slot: slot!(Conf, dry_run) },
         },
     ],

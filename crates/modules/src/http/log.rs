@@ -41,7 +41,7 @@ impl Logged for Request {
                         $status $body_bytes_sent \"$http_referer\" \"$http_user_agent\"",
     );
     const ABOUT: &'static str =
-        "Where requests are logged, in which format, and which of them; may be repeated. Else where -V says.";
+        "Sets the path, format and condition of the access log; may be repeated. -V shows the default path.";
 
     fn access(&self) -> &Rc<AccessBuffers> {
         &self.worker().common.access
@@ -183,7 +183,7 @@ mod tests {
         let stderr = "http { access_log '' combined buffer=4k; access_log '' combined buffer=8k gzip flush=1s; }";
         // Only this warning.
         let noted = read(stderr).err().unwrap();
-        assert_eq!(noted, ["\"gzip\" has no effect on standard error, which has lines of other logs, too"]);
+        assert_eq!(noted, ["\"gzip\" has no effect on standard error, which is shared with other logs"]);
     }
 
     #[test]

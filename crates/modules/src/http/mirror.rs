@@ -25,7 +25,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "off",
-            about: "Where to send copies of requests.",
+            about: "Sets the URI to which copies of requests are sent; off disables mirroring.",
             store: &Custom(mirror),
         },
         Directive {
@@ -34,7 +34,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: Body::None,
             default: "on",
-            about: "Whether copies have the request's body.",
+            about: "Enables or disables mirroring of the request body.",
             store: &One { parse: values::flag, slot: slot!(Conf, mirror_request_body) },
         },
     ],

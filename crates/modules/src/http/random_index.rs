@@ -30,7 +30,7 @@ pub static MODULE: Module = Module {
         takes: Takes::Flag,
         body: BlockBody::None,
         default: "off",
-        about: "Whether a directory is answered with one of its files, chosen at random.",
+        about: "Enables or disables answering requests for a directory with a random file in it.",
         store: &One { parse: values::flag, slot: slot!(Conf, is_on) },
     }],
     conf: Some(ConfType::of::<Conf>()),

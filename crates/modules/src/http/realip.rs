@@ -30,7 +30,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "Who is trusted to say where a request comes from.",
+            about: "Defines trusted addresses that are known to send correct replacement addresses.",
             store: &ManyWith { parse: trusted, slot: slot!(Conf, from) },
         },
         Directive {
@@ -39,7 +39,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "X-Real-IP",
-            about: "The field that says where a request comes from.",
+            about: "Sets the request header field whose value replaces the client address.",
             store: &One { parse: header, slot: slot!(Conf, header) },
         },
         Directive {
@@ -48,7 +48,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: Body::None,
             default: "off",
-            about: "Whether the last address counts that is not trusted, or simply the last.",
+            about: "Enables or disables recursive search: the last non-trusted address is used instead of the last \
+                    one.",
             store: &One { parse: values::flag, slot: slot!(Conf, recursive) },
         },
     ],

@@ -31,7 +31,7 @@ pub static MODULE: Module = Module {
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "The values of Referer for which $invalid_referer is empty.",
+        about: "Specifies the Referer values for which $invalid_referer is empty.",
         store: &Custom(valid_referers),
     }],
     conf: Some(ConfType {
@@ -160,7 +160,7 @@ impl Conf {
         if (referers.allows_none || referers.allows_blocked) && !draft.has_names {
             let message = "the \"none\" or \"blocked\" referers are specified in the \"valid_referers\" directive \
                            without any valid referer";
-            let hint = "a regular expression alone does not count: add a name, for example server_names";
+            let hint = "a regular expression alone is not enough: add a name, for example server_names";
             return Err(Diagnostic::emerg(message).at(draft.span).hint(hint));
         }
         // As in nginx, expressions are inherited where a scope has none of its own.

@@ -63,7 +63,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Between(2, 3),
             body: BlockBody::None,
             default: "",
-            about: "Puts another URI, or a redirect, in the place of a URI that matches.",
+            about: "Changes a URI that matches a regular expression, or redirects the client.",
             store: &Custom(add_rewrite),
         },
         Directive {
@@ -72,7 +72,7 @@ pub static MODULE: Module = Module {
             takes: Takes::AtLeast(1),
             body: BlockBody::Block,
             default: "",
-            about: "What holds, and is done, only under a condition.",
+            about: "Applies the directives in the block if a condition is true.",
             store: &Custom(add_if),
         },
         Directive {
@@ -81,7 +81,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(2),
             body: BlockBody::None,
             default: "",
-            about: "Gives a variable a value.",
+            about: "Sets the value of a variable.",
             store: &Custom(add_set),
         },
         Directive {
@@ -90,7 +90,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Between(1, 2),
             body: BlockBody::None,
             default: "",
-            about: "Ends the request with a status, and a text or a place to go to.",
+            about: "Stops processing and returns a status code, with a text or a redirect URL.",
             store: &Custom(add_return),
         },
         Directive {
@@ -99,7 +99,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(0),
             body: BlockBody::None,
             default: "",
-            about: "Ends the rewriting; the request stays in its location.",
+            about: "Stops processing rewrite directives; the request stays in its location.",
             store: &Custom(add_break),
         },
         Directive {
@@ -108,7 +108,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
-            about: "Whether the error log tells at the level notice what was rewritten.",
+            about: "Enables or disables logging of rewrite results at the notice level.",
             store: &One { parse: values::flag, slot: slot!(Conf, log) },
         },
         Directive {
@@ -117,7 +117,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "on",
-            about: "Whether the error log tells of variables that are used before set has given them a value.",
+            about: "Enables or disables warnings about uninitialized variables.",
             store: &One { parse: values::flag, slot: slot!(Conf, warn) },
         },
     ],

@@ -38,7 +38,7 @@ pub static MODULE: Module = Module {
                     "scgi_pass",
                     Takes::Exactly(1),
                     "",
-                    "The application, or group of applications, that requests are passed to.",
+                    "Sets the address of the application, or the group of servers, to which requests are passed.",
                     &Custom(scgi_pass),
                 )
             },
@@ -46,7 +46,7 @@ pub static MODULE: Module = Module {
                 "scgi_param",
                 Takes::Between(2, 3),
                 "",
-                "A parameter of requests; with if_not_empty it is sent only if it has a value.",
+                "Sets a parameter that is passed to the application; with if_not_empty only if the value is not empty.",
                 &Custom(scgi_param),
             ),
         ]

@@ -38,7 +38,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "The MD5 of a link, and after a comma until when it is valid, as the request says them.",
+            about: "Defines the string from which the MD5 hash of a link and, after a comma, its expiration time are \
+                    taken.",
             store: &Custom(|conf: &mut Conf, builder: &mut Builder, statement| {
                 let link = builder.http_mut().template(&statement.args[0])?;
                 set(&mut conf.link, link, statement)
@@ -50,7 +51,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "The text whose MD5 a valid link has.",
+            about: "Defines the expression whose MD5 hash must equal that of the link.",
             store: &Custom(|conf: &mut Conf, builder: &mut Builder, statement| {
                 let text = builder.http_mut().template(&statement.args[0])?;
                 set(&mut conf.md5, text, statement)
@@ -62,7 +63,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "The secret word of links of the form /PREFIX/MD5/LINK.",
+            about: "Sets the secret word of links of the form /PREFIX/HASH/LINK.",
             store: &Custom(|conf: &mut Conf, _, statement| {
                 set(&mut conf.secret, statement.args[0].text.as_slice().into(), statement)
             }),

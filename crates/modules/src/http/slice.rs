@@ -41,7 +41,7 @@ pub static MODULE: Module = Module {
         takes: Takes::Exactly(1),
         body: BlockBody::None,
         default: "0",
-        about: "The size of the pieces in which responses are fetched; 0 for none.",
+        about: "Sets the size of the slices in which responses are fetched; 0 disables slicing.",
         store: &One { parse: values::size, slot: slot!(Conf, size) },
     }],
     conf: Some(ConfType::of::<Conf>()),
@@ -217,7 +217,7 @@ impl Head<'_> {
             return Err(format!("a slice has {length} bytes, its range {}", end - start));
         }
         match first.and_then(|first| first.total.get()).filter(|known| *known != total) {
-            Some(known) => Err(format!("another complete length in slice response: {total}, expected: {known}")),
+            Some(known) => Err(format!("different complete length in slice response: {total}, expected: {known}")),
             None => Ok(total),
         }
     }
@@ -285,7 +285,7 @@ impl BodyStream for Slices {
                 self.current = self.ask(request, false);
             }
             let Some(current) = &mut self.current else {
-                return Poll::Ready(Some(Err(BodyError::Other("a slice could not be asked for".to_owned()))));
+                return Poll::Ready(Some(Err(BodyError::Other("a slice could not be requested".to_owned()))));
             };
             let item = match &mut current.source {
                 Source::Own(body) => ready!(body.poll_next(request, context)),
@@ -307,7 +307,7 @@ impl BodyStream for Slices {
             };
             match item {
                 None => {
-                    let what = "a slice ended too early".to_owned();
+                    let what = "a slice ended prematurely".to_owned();
                     return Poll::Ready(Some(Err(BodyError::Short(what))));
                 }
                 Some(Ok(item)) => {
@@ -362,7 +362,7 @@ fn judge(
     answer.refuse_response();
     let status = answer.notes.get::<CacheNote>().and_then(|note| note.status);
     if status.is_some_and(|status| status.is_from_cache()) && !is_again {
-        request.log(Level::Info, format_args!("{what}, it is asked for again"));
+        request.log(Level::Info, format_args!("{what}, requesting it again"));
         return Verdict::AskAgain;
     }
     if shows_another_file(answer.response.status) {

@@ -26,7 +26,7 @@ pub static MODULE: Module = Module {
         takes: Takes::Between(0, 1),
         body: BlockBody::None,
         default: "",
-        about: "Answers with the numbers of connections and requests.",
+        about: "Enables the basic status page in the surrounding location.",
         store: &Custom(stub_status),
     }],
     conf: Some(ConfType::of::<Conf>()),

@@ -45,7 +45,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(2),
         body: BlockBody::None,
         default: "",
-        about: "A string, whatever its case, and what is sent in its place.",
+        about: "Sets a string to replace, regardless of case, and its replacement.",
         store: &Custom(add_pair),
     },
     Directive {
@@ -54,7 +54,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: BlockBody::None,
         default: "text/html",
-        about: "The media types in which strings are replaced, beside text/html; * for all.",
+        about: "Sets the MIME types of responses in which strings are replaced, in addition to text/html; * matches \
+                any type.",
         store: &ManyWith { parse: MediaTypes::parse, slot: slot!(Conf, types) },
     },
     Directive {
@@ -63,7 +64,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: BlockBody::None,
         default: "on",
-        about: "Whether each string is replaced once only.",
+        about: "Enables or disables replacing each string only once.",
         store: &One { parse: values::flag, slot: slot!(Conf, once) },
     },
     Directive {
@@ -72,7 +73,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: BlockBody::None,
         default: "off",
-        about: "Whether Last-Modified, and a weak ETag, are kept where strings are replaced.",
+        about: "Enables or disables preserving Last-Modified, and a weak ETag, of the original response.",
         store: &One { parse: values::flag, slot: slot!(Conf, last_modified) },
     },
 ];

@@ -139,7 +139,7 @@ pub static MODULE: Module = Module {
         Directive {
             name: "test_leases",
             takes: Takes::Between(0, 2),
-            about: "For tests: tells how many bytes the worker may have on lease; changes it, and what workers share.",
+            about: "For tests: reports, or changes, the limits on leased and shared bytes.",
             store: &Custom(|conf: &mut Conf, _: &mut Builder, statement| set_leases(conf, statement)),
             ..HOOK
         },

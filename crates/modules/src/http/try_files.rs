@@ -33,7 +33,8 @@ pub static MODULE: Module = Module {
         takes: Takes::AtLeast(2),
         body: Body::None,
         default: "",
-        about: "Files to look for in turn, and what to do when none of them is there.",
+        about: "Checks files in the given order and serves the first that exists; otherwise the last argument, a URI \
+                or =CODE, applies.",
         store: &Custom(try_files),
     }],
     conf: Some(ConfType::of::<Conf>()),
@@ -77,7 +78,7 @@ fn try_files(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> R
     for word in candidates {
         if may_lead_out(&word.text) {
             let message = format!("file \"{}\" of \"try_files\" is never found", word.text);
-            let hint = "a \"..\" in it may lead out of the directory that \"root\" or \"alias\" says";
+            let hint = "its \"..\" may lead out of the directory set by \"root\" or \"alias\"";
             builder.note([Diagnostic::warn(message).at(word.span).hint(hint)]);
         }
         let mut word = word.clone();

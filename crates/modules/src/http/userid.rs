@@ -46,7 +46,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "off",
-            about: "Whether clients get cookies that tell them apart, or only those that they have are logged.",
+            about: "Enables or disables setting cookies that identify clients, and logging the received ones: on, v1, \
+                    log or off.",
             store: &One { parse: mode, slot: slot!(Conf, mode) },
         },
         Directive {
@@ -55,7 +56,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "",
-            about: "The first number of identifiers: who gives them. Unset, the server's address, and 0 with v1.",
+            about: "Sets the service number in identifiers, different for each server; by default the server's \
+                    address, or 0 with v1.",
             store: &One { parse: values::number, slot: slot!(Conf, service) },
         },
         Directive {
@@ -64,7 +66,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "uid",
-            about: "The name of the cookie.",
+            about: "Sets the name of the cookie.",
             store: &One { parse: values::string, slot: slot!(Conf, name) },
         },
         Directive {
@@ -73,7 +75,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "none",
-            about: "The domain that the cookie is for.",
+            about: "Sets the domain of the cookie.",
             store: &One { parse: text_or_none, slot: slot!(Conf, domain) },
         },
         Directive {
@@ -82,7 +84,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "/",
-            about: "The path that the cookie is for.",
+            about: "Sets the path of the cookie.",
             store: &One { parse: values::string, slot: slot!(Conf, path) },
         },
         Directive {
@@ -91,7 +93,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "off",
-            about: "How long browsers keep the cookie: a time, max (until 2037), or off, until they end.",
+            about: "Sets how long browsers keep the cookie: a time, max (until 2037), or off (until the browser is \
+                    closed).",
             store: &One { parse: expires, slot: slot!(Conf, expires) },
         },
         Directive {
@@ -100,7 +103,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "none",
-            about: "The P3P field that goes with the cookie.",
+            about: "Sets the P3P response header field that is sent with the cookie.",
             store: &One { parse: text_or_none, slot: slot!(Conf, p3p) },
         },
         Directive {
@@ -109,7 +112,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "off",
-            about: "A character in the cookie: with another one it is sent again, with the same identifier.",
+            about: "Sets a mark in the cookie; a cookie with a different mark is sent again, with the same identifier.",
             store: &One { parse: mark, slot: slot!(Conf, mark) },
         },
         Directive {
@@ -118,7 +121,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Between(1, 3),
             body: Block::None,
             default: "off",
-            about: "Flags of the cookie: secure, httponly, samesite=strict, samesite=lax, samesite=none.",
+            about: "Sets flags of the cookie: secure, httponly, samesite=strict, samesite=lax, samesite=none.",
             store: &Updated { parse: flags, slot: slot!(Conf, flags) },
         },
     ],

@@ -44,7 +44,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether clients that name the server are offered HTTP/2.",
+        about: "Enables or disables HTTP/2.",
         store: &One { parse: values::flag, slot: slot!(Http2Settings, enabled) },
     },
     Directive {
@@ -53,7 +53,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "128",
-        about: "How many requests a connection has at once.",
+        about: "Sets the maximum number of concurrent HTTP/2 streams in a connection.",
         store: &One { parse: streams, slot: slot!(Http2Settings, concurrent_streams_max) },
     },
     Directive {
@@ -62,7 +62,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "64k",
-        about: "How much of a request's body may come before it is read.",
+        about: "Sets the size of the buffer in which a request body is saved before it is processed.",
         store: &One { parse: window, slot: slot!(Http2Settings, body_preread_size) },
     },
     Directive {
@@ -71,7 +71,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "256k",
-        about: "How much is received at once, up to 16k.",
+        about: "Sets the size of the input buffer; at most 16k is received at once.",
         store: &One { parse: values::size, slot: slot!(Http2Settings, recv_buffer_size) },
     },
     Directive {
@@ -80,7 +80,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "8k",
-        about: "The most that a frame of a response's body holds.",
+        about: "Sets the maximum size of the chunks into which a response body is sliced.",
         store: &One { parse: chunk, slot: slot!(Http2Settings, chunk_size) },
     },
     Directive {
@@ -89,12 +89,12 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "resets=500",
-        about: "How often a client may do, in ten seconds, what costs the server more than it: resets, pings, \
+        about: "Limits, per ten seconds, actions of a client that cost the server more than the client: resets, pings, \
                 settings, empty_frames, window_updates, priorities, unknown_frames, refused_streams.",
         store: &One { parse: flood_limits, slot: slot!(Http2Settings, flood_limits) },
     },
-    without_effect("http2_pool_size", PLACE, "The size of a memory pool: Gale has none."),
-    without_effect("http2_streams_index_size", PLACE, "The size of a hash table: Gale's grow by themselves."),
+    without_effect("http2_pool_size", PLACE, "No effect: there are no memory pools."),
+    without_effect("http2_streams_index_size", PLACE, "No effect: hash tables grow by themselves."),
     obsolete("http2_max_requests", PLACE, Takes::Exactly(1)),
     obsolete("http2_max_field_size", PLACE, Takes::Exactly(1)),
     obsolete("http2_max_header_size", PLACE, Takes::Exactly(1)),
@@ -116,7 +116,7 @@ const fn obsolete(name: &'static str, contexts: Contexts, takes: Takes) -> Direc
         takes,
         body: Body::None,
         default: "",
-        about: "Obsolete: nginx ignores it, too.",
+        about: "No effect: obsolete, and ignored by nginx as well.",
         store: &Custom(warn_obsolete),
     }
 }
@@ -148,7 +148,7 @@ fn window(statement: &Statement) -> Result<u32, Diagnostic> {
     let size = values::size(statement)?;
     if size > WINDOW_MAX {
         let word = &statement.args[0];
-        return Err(statement.directive_error("has too large a value").at(word.span).hint("2147483647 at most"));
+        return Err(statement.directive_error("has too large a value").at(word.span).hint("the maximum is 2147483647"));
     }
     Ok(size as u32)
 }
@@ -161,7 +161,7 @@ fn flood_limits(statement: &Statement) -> Result<FloodLimits, Diagnostic> {
     let mut limits = FloodLimits::default();
     for word in &statement.args {
         let invalid = || {
-            let hint = "KIND=N, such as resets=500, with as many as N in ten seconds";
+            let hint = "it must be KIND=N: at most N in ten seconds, for example resets=500";
             Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span).hint(hint)
         };
         let (kind, count) = word.text.split_once_str("=").ok_or_else(invalid)?;

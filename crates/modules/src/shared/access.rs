@@ -38,7 +38,7 @@ pub fn rule(builder: &mut Builder, statement: &Statement, allows: bool) -> Resul
         text => {
             let (network, has_low_bits) = Cidr::parse(text).ok_or_else(|| {
                 let error = Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span);
-                error.hint("it must be an address, a network as 192.0.2.0/24, \"unix:\" or \"all\"")
+                error.hint("it must be an address, a network such as 192.0.2.0/24, \"unix:\" or \"all\"")
             })?;
             if has_low_bits {
                 let message = format!("low address bits of {} are meaningless", word.text);

@@ -60,7 +60,7 @@ pub const fn directives<S: Logged>(formats: Contexts, logs: Contexts, conditions
             takes: Takes::AtLeast(2),
             body: Body::None,
             default: if S::COMBINED.is_some() { "combined \"...\"" } else { "" },
-            about: "What a line of an access log says.",
+            about: "Defines a format of access logs.",
             store: const { &Custom(log_format::<S>) },
         },
         Directive {
@@ -78,7 +78,7 @@ pub const fn directives<S: Logged>(formats: Contexts, logs: Contexts, conditions
             takes: Takes::Between(1, 4),
             body: Body::None,
             default: "off",
-            about: "Which logs with variables in their names stay open.",
+            about: "Configures the cache of open log files whose names contain variables.",
             store: const { &One { parse: open_log_file_cache, slot: slot!(AccessLogs<S>, open) } },
         },
     ]
@@ -300,7 +300,7 @@ fn access_log<S: Logged>(
             if path.text.is_empty() {
                 // As in nginx, what goes to standard error is gathered as each statement says.
                 if gathering.gzip > 0 {
-                    let message = "\"gzip\" has no effect on standard error, which has lines of other logs, too";
+                    let message = "\"gzip\" has no effect on standard error, which is shared with other logs";
                     builder.note([Diagnostic::warn(message).at(statement.span)]);
                 }
             } else if shared(conf, builder).agrees(&file, gathering) {

@@ -34,7 +34,7 @@ pub const fn directive<S: Subject, F: Forwarding<S>>(contexts: Contexts) -> Dire
         takes: Takes::Between(1, 2),
         body: Body::Block,
         default: "",
-        about: "A variable whose value depends on the client's address.",
+        about: "Creates a variable whose value depends on the client IP address.",
         store: &Custom(geo::<S, F>),
     }
 }

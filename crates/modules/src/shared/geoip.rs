@@ -67,21 +67,21 @@ pub const fn directives<P: Default + Send + Sync + 'static>(context: Contexts) -
         Directive {
             name: "geoip_country",
             contexts: context,
-            about: "A database of countries, or of cities, for $geoip_country_….",
+            about: "Specifies a database of countries or cities for the $geoip_country variables.",
             store: const { &OneWith { parse: country, slot: slot!(Databases<P>, country) } },
             ..ROW
         },
         Directive {
             name: "geoip_city",
             contexts: context,
-            about: "A database of cities, for $geoip_city and what else is known of the place.",
+            about: "Specifies a database of cities for the $geoip_city variables.",
             store: const { &OneWith { parse: city, slot: slot!(Databases<P>, city) } },
             ..ROW
         },
         Directive {
             name: "geoip_org",
             contexts: context,
-            about: "A database of organizations, providers, domains or autonomous systems, for $geoip_org.",
+            about: "Specifies a database of organizations, providers, domains or autonomous systems for $geoip_org.",
             store: const { &OneWith { parse: org, slot: slot!(Databases<P>, org) } },
             ..ROW
         },
@@ -168,19 +168,19 @@ struct Kind {
 const COUNTRY: Kind = Kind {
     name: "GeoIP",
     types: &["country", "city", "enterprise"],
-    hint: "the type of a database of countries has \"Country\", \"City\" or \"Enterprise\" in its name",
+    hint: "the type of a database of countries contains \"Country\", \"City\" or \"Enterprise\"",
 };
 
 const CITY: Kind = Kind {
     name: "GeoIP City",
     types: &["city", "enterprise"],
-    hint: "the type of a database of cities has \"City\" or \"Enterprise\" in its name",
+    hint: "the type of a database of cities contains \"City\" or \"Enterprise\"",
 };
 
 const ORG: Kind = Kind {
     name: "GeoIP",
     types: &["isp", "org", "asn", "domain", "enterprise"],
-    hint: "the type of such a database has \"ISP\", \"Org\", \"ASN\", \"Domain\" or \"Enterprise\" in its name",
+    hint: "the type of such a database contains \"ISP\", \"Org\", \"ASN\", \"Domain\" or \"Enterprise\"",
 };
 
 fn country(builder: &mut Builder, statement: &Statement) -> Result<Database, Diagnostic> {
@@ -226,8 +226,8 @@ impl Database {
         let is_legacy = is_legacy(file, data.as_ref());
         let reader = Reader::from_source(data).map_err(|error| {
             if is_legacy {
-                let hint = "name a file in today's format (.mmdb) instead: GeoLite2-Country.mmdb, GeoLite2-City.mmdb \
-                            or GeoLite2-ASN.mmdb, for example";
+                let hint = "use a database in the current format (.mmdb), for example GeoLite2-Country.mmdb, \
+                            GeoLite2-City.mmdb or GeoLite2-ASN.mmdb";
                 return failed(": it is a legacy database (.dat)".to_owned()).hint(hint);
             }
             failed(format!(": {error}"))

@@ -32,7 +32,7 @@ pub const fn zone_directive<S: Counting>(contexts: Contexts) -> Directive {
         takes: Takes::Exactly(2),
         body: Body::None,
         default: "",
-        about: "A zone that counts what is under way by a key.",
+        about: "Defines a zone that keeps the current number of requests or sessions for each key.",
         store: &Custom(add_zone::<S>),
     }
 }

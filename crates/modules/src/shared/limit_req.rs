@@ -353,7 +353,7 @@ fn add_zone<S: Limited>(builder: &mut Builder, statement: &Statement) -> Result<
         } else if let Some(text) = word.text.strip_prefix(b"rate=") {
             rate = parse_rate(text).ok_or_else(|| {
                 let error = Diagnostic::emerg(format!("invalid rate \"{}\"", word.text)).at(word.span);
-                error.hint("a rate is a number of requests a second or a minute: rate=10r/s")
+                error.hint("a rate is a number of requests per second or per minute: rate=10r/s")
             })?;
         } else {
             return Err(invalid_parameter(word));
@@ -523,6 +523,6 @@ mod tests {
             let key = zone.key(&name);
             zone.with(&key, |table| make_room(table, &key, 1 << 40, 1000)).is_err()
         };
-        assert!((0..10_000).any(fills), "nobody can be removed before the first");
+        assert!((0..10_000).any(fills), "no entry can be removed before the first");
     }
 }

@@ -52,7 +52,7 @@ impl<S: Subject> Formats<S> {
         let found = self.0.iter().find(|(known, _)| known.eq_ignore_ascii_case(&name.text));
         found.map(|(_, format)| Arc::clone(format)).ok_or_else(|| {
             let message = format!("unknown log format \"{}\"", name.text);
-            Diagnostic::emerg(message).at(name.span).hint("its log_format must stand before it")
+            Diagnostic::emerg(message).at(name.span).hint("its log_format must precede it")
         })
     }
 }

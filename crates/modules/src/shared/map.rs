@@ -29,7 +29,7 @@ pub const fn directive<S: Subject>(contexts: Contexts) -> Directive {
         takes: Takes::Exactly(2),
         body: Body::Block,
         default: "",
-        about: "A variable whose value depends on another one.",
+        about: "Creates a variable whose value depends on other variables.",
         store: &Custom(map::<S>),
     }
 }

@@ -24,7 +24,7 @@ pub const fn directive<S: Subject>(contexts: Contexts) -> Directive {
         takes: Takes::Exactly(2),
         body: Body::Block,
         default: "",
-        about: "A variable that divides clients into parts of given sizes.",
+        about: "Creates a variable that splits clients into groups of given percentages.",
         store: &Custom(split_clients::<S>),
     }
 }

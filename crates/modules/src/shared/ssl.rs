@@ -67,7 +67,8 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "The server's certificate, with those that lead to its authority behind it, in PEM.",
+            about: "Specifies a file with the server certificate, followed by intermediate certificates, in the PEM \
+                    format.",
             store: const { &ManyWith { parse: certificate, slot: slot!(TlsSettings, certificates) } },
         },
         Directive {
@@ -76,7 +77,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "The key of the certificate.",
+            about: "Specifies a file with the secret key of the server certificate.",
             store: const { &ManyWith { parse: certificate, slot: slot!(TlsSettings, keys) } },
         },
         Directive {
@@ -85,7 +86,8 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Between(1, 3),
             body: Body::None,
             default: "off",
-            about: "Whether certificates whose names have variables are kept: max=N [inactive=TIME] [valid=TIME].",
+            about: "Configures the cache of certificates and keys whose file names contain variables: off, or max=N \
+                    [inactive=TIME] [valid=TIME].",
             store: const { &One { parse: certificate_cache, slot: slot!(TlsSettings, certificate_cache) } },
         },
         Directive {
@@ -94,7 +96,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "A file with passwords of keys, one a line.",
+            about: "Specifies a file with passphrases for secret keys, one per line.",
             store: const { &OneWith { parse: path, slot: slot!(TlsSettings, password_file) } },
         },
         Directive {
@@ -103,7 +105,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::AtLeast(1),
             body: Body::None,
             default: "TLSv1.2 TLSv1.3",
-            about: "The versions that are spoken; those before TLSv1.2 never are.",
+            about: "Enables TLS protocol versions; versions before TLSv1.2 are never enabled.",
             store: const { &Updated { parse: versions, slot: slot!(TlsSettings, versions) } },
         },
         Directive {
@@ -112,7 +114,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "HIGH:!aNULL:!MD5",
-            about: "The cipher suites of TLSv1.2, as OpenSSL writes lists of them.",
+            about: "Specifies the enabled TLSv1.2 ciphers in the format of OpenSSL.",
             store: const { &One { parse: values::string, slot: slot!(TlsSettings, ciphers) } },
         },
         Directive {
@@ -121,7 +123,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Flag,
             body: Body::None,
             default: "off",
-            about: "Whether the server's order of cipher suites counts, or the client's.",
+            about: "Enables or disables preference of server ciphers over client ciphers.",
             store: const { &One { parse: values::flag, slot: slot!(TlsSettings, prefers_own_ciphers) } },
         },
         Directive {
@@ -130,7 +132,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "auto",
-            about: "The groups for the exchange of keys.",
+            about: "Specifies the groups (curves) for key exchange.",
             store: const { &One { parse: values::string, slot: slot!(TlsSettings, curves) } },
         },
         Directive {
@@ -139,7 +141,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "16k",
-            about: "The most that a record holds; the first ones of an answer hold less.",
+            about: "Sets the maximum size of a TLS record; the first records of a response are smaller.",
             store: const { &One { parse: values::size, slot: slot!(TlsSettings, buffer_size) } },
         },
         Directive {
@@ -148,7 +150,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Between(1, 2),
             body: Body::None,
             default: "none",
-            about: "Where sessions are kept whose clients have no tickets: off, none, builtin[:SESSIONS], \
+            about: "Sets the type and size of the cache of sessions without tickets: off, none, builtin[:SESSIONS] or \
                     shared:NAME:SIZE.",
             store: const { &Updated { parse: session_cache, slot: slot!(TlsSettings, session_cache) } },
         },
@@ -158,7 +160,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Flag,
             body: Body::None,
             default: "on",
-            about: "Whether clients get tickets, with which they come back to their sessions.",
+            about: "Enables or disables session resumption through TLS session tickets.",
             store: const { &One { parse: values::flag, slot: slot!(TlsSettings, session_tickets) } },
         },
         Directive {
@@ -167,7 +169,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "A file with the key of tickets; the first of several encrypts.",
+            about: "Specifies a file with the secret key of session tickets; the first of several encrypts.",
             store: const { &ManyWith { parse: path, slot: slot!(TlsSettings, ticket_keys) } },
         },
         Directive {
@@ -176,7 +178,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "5m",
-            about: "How long clients may come back to a session.",
+            about: "Sets the time during which a client may reuse a session.",
             store: const { &One { parse: values::time_s, slot: slot!(TlsSettings, session_timeout) } },
         },
         Directive {
@@ -185,7 +187,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "off",
-            about: "Whether clients are asked for a certificate: off, on, optional, optional_no_ca.",
+            about: "Sets verification of client certificates: off, on, optional or optional_no_ca.",
             store: const { &One { parse: verify_client, slot: slot!(TlsSettings, verify_client) } },
         },
         Directive {
@@ -194,7 +196,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "1",
-            about: "How many certificates may stand between a client's and its authority's.",
+            about: "Sets the verification depth in the client certificates chain.",
             store: const { &One { parse: values::number, slot: slot!(TlsSettings, verify_depth) } },
         },
         Directive {
@@ -203,7 +205,8 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "The authorities of clients' certificates, which clients are told of.",
+            about: "Specifies a file with trusted CA certificates used to verify client certificates; their names are \
+                    sent to clients.",
             store: const { &OneWith { parse: optional_path, slot: slot!(TlsSettings, client_certificate) } },
         },
         Directive {
@@ -212,7 +215,8 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "Authorities of clients' certificates, which clients are not told of.",
+            about: "Specifies a file with trusted CA certificates used to verify client certificates; their names are \
+                    not sent to clients.",
             store: const { &OneWith { parse: optional_path, slot: slot!(TlsSettings, trusted_certificate) } },
         },
         Directive {
@@ -221,7 +225,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "Lists of certificates of clients that were revoked.",
+            about: "Specifies a file with certificate revocation lists (CRL) used to verify client certificates.",
             store: const { &OneWith { parse: optional_path, slot: slot!(TlsSettings, crl) } },
         },
         Directive {
@@ -230,7 +234,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Flag,
             body: Body::None,
             default: "off",
-            about: "Whether the server refuses every handshake.",
+            about: "Enables or disables rejection of all TLS handshakes in the server.",
             store: const { &One { parse: values::flag, slot: slot!(TlsSettings, rejects_handshake) } },
         },
         Directive {
@@ -239,7 +243,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Flag,
             body: Body::None,
             default: "off",
-            about: "Whether certificates are sent compressed to clients that can have it.",
+            about: "Enables or disables compression of the certificate in TLS handshakes.",
             store: const { &One { parse: values::flag, slot: slot!(TlsSettings, compresses_certificates) } },
         },
         Directive {
@@ -248,7 +252,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Flag,
             body: Body::None,
             default: "off",
-            about: "Whether clients are told what the issuer's responder says of the certificate.",
+            about: "Enables or disables stapling of OCSP responses.",
             store: const { &One { parse: values::flag, slot: slot!(TlsSettings, staples) } },
         },
         Directive {
@@ -257,7 +261,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "A file with what the responder says, in place of asking it.",
+            about: "Specifies a file with the stapled OCSP response, instead of a query to the OCSP responder.",
             store: const { &OneWith { parse: path, slot: slot!(TlsSettings, stapling_file) } },
         },
         Directive {
@@ -266,7 +270,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "The URL of the responder, in place of the one that the certificate names.",
+            about: "Sets the URL of the OCSP responder, instead of the one named in the certificate.",
             store: const { &One { parse: word, slot: slot!(TlsSettings, stapling_responder) } },
         },
         Directive {
@@ -275,7 +279,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Flag,
             body: Body::None,
             default: "off",
-            about: "Whether it is checked who has signed what a responder says.",
+            about: "Enables or disables verification of OCSP responses.",
             store: const { &One { parse: values::flag, slot: slot!(TlsSettings, verifies_stapling) } },
         },
         Directive {
@@ -284,7 +288,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "off",
-            about: "Whether responders are asked about certificates of clients: on, off, leaf.",
+            about: "Enables OCSP validation of client certificates: on, leaf (only the client's own), or off.",
             store: const { &One { parse: ocsp, slot: slot!(TlsSettings, ocsp) } },
         },
         Directive {
@@ -293,7 +297,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "The URL of the responder, in place of the one that the certificate names.",
+            about: "Sets the URL of the OCSP responder, instead of the one named in the certificate.",
             store: const { &One { parse: ocsp_responder, slot: slot!(TlsSettings, ocsp_responder) } },
         },
         Directive {
@@ -302,7 +306,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "off",
-            about: "Where it is kept what responders say of clients: off, shared:NAME:SIZE.",
+            about: "Sets the cache of OCSP responses about client certificates: off or shared:NAME:SIZE.",
             store: const { &One { parse: ocsp_cache, slot: slot!(TlsSettings, ocsp_cache) } },
         },
         Directive {
@@ -311,7 +315,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "Parameters of DHE, which is not spoken: the file is looked at, and has no effect.",
+            about: "No effect: DHE ciphers are not supported. The file is checked.",
             store: const { &OneWith { parse: dh_parameters, slot: slot!(TlsSettings, dh_parameters) } },
         },
         Directive {
@@ -320,7 +324,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "Refused: the library knows Encrypted Client Hello for clients only.",
+            about: "Not supported: the TLS library has Encrypted Client Hello for clients only.",
             store: const {
                 &Custom(|_: &mut (), _, statement| {
                     let reason = "the TLS library knows Encrypted Client Hello for clients only";
@@ -334,7 +338,7 @@ pub const fn directives(contexts: Contexts) -> [Directive; 30] {
             takes: Takes::Exactly(2),
             body: Body::None,
             default: "",
-            about: "A command for OpenSSL, as far as it has a counterpart.",
+            about: "Sets an OpenSSL configuration command, if it has an equivalent in Gale.",
             store: const { &ManyWith { parse: conf_command, slot: slot!(TlsSettings, commands) } },
         },
     ]
@@ -363,7 +367,7 @@ pub(crate) fn certificate(builder: &mut Builder, statement: &Statement) -> Resul
         let message = format!("cannot load {what} \"{}\": \"{}:\" is not supported", word.text, BStr::new(kind));
         return Err(Diagnostic::emerg(message)
             .at(word.span)
-            .hint("OpenSSL, which has engines and stores, is not used"));
+            .hint("engines and stores belong to OpenSSL, which Gale does not use"));
     }
     // Where a name with variables begins is known when these have their values.
     if word.text.contains(&b'$') {
@@ -423,7 +427,7 @@ fn optional_path(builder: &mut Builder, statement: &Statement) -> Result<Word, D
 }
 
 fn dh_parameters(builder: &mut Builder, statement: &Statement) -> Result<Word, Diagnostic> {
-    without_effect(builder, statement, "DHE is not spoken, ECDHE is")?;
+    without_effect(builder, statement, "DHE is not supported, only ECDHE")?;
     optional_path(builder, statement)
 }
 
@@ -450,7 +454,7 @@ pub(crate) fn versions(
             b"TLSv1.2" => add(&mut versions.tls12),
             b"TLSv1.3" => add(&mut versions.tls13),
             b"SSLv2" | b"SSLv3" | b"TLSv1" | b"TLSv1.1" => {
-                let message = format!("{} is not spoken: it is broken or deprecated (RFC 8996)", word.text);
+                let message = format!("{} is not supported: it is insecure or deprecated (RFC 8996)", word.text);
                 builder.note([Diagnostic::warn(message).at(word.span)]);
             }
             _ => return Err(Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span)),
@@ -483,7 +487,7 @@ pub const fn early_data(contexts: Contexts) -> Directive {
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether clients that come back may send requests with their first message.",
+        about: "Enables or disables TLS 1.3 early data (0-RTT).",
         store: const { &One { parse: values::flag, slot: slot!(TlsSettings, early_data) } },
     }
 }

@@ -31,7 +31,7 @@ pub static MODULE: Module = Module {
             contexts: Contexts::MAIN,
             takes: Takes::Exactly(0),
             body: Body::Block,
-            about: "Everything that is passed on as it comes, over TCP and UDP.",
+            about: "Provides the context for stream (TCP and UDP) server directives.",
             store: &Custom(|_: &mut (), builder, statement| builder::stream_block(builder, statement)),
             ..ROW
         },
@@ -40,7 +40,7 @@ pub static MODULE: Module = Module {
             contexts: Contexts::STREAM,
             takes: Takes::Exactly(0),
             body: Body::Block,
-            about: "A server for sessions.",
+            about: "Sets configuration for a server.",
             store: &Custom(|_: &mut (), builder, statement| builder::server_block(builder, statement)),
             ..ROW
         },
@@ -48,7 +48,8 @@ pub static MODULE: Module = Module {
             name: "listen",
             contexts: Contexts::STREAM_SERVER,
             takes: Takes::AtLeast(1),
-            about: "An address that the server takes connections at or, with udp, datagrams.",
+            about: "Sets the address and port, or the UNIX-domain socket, on which the server accepts connections or, \
+                    with udp, datagrams.",
             store: &Custom(|_: &mut (), builder, statement| builder::listen(builder, statement)),
             ..ROW
         },
@@ -56,7 +57,7 @@ pub static MODULE: Module = Module {
             name: "server_name",
             contexts: Contexts::STREAM_SERVER,
             takes: Takes::AtLeast(1),
-            about: "The host names that the server answers for, where clients name one in a handshake of TLS.",
+            about: "Sets the names of a virtual server, which clients select by SNI.",
             store: &Custom(|_: &mut (), builder, statement| builder::server_name(builder, statement)),
             ..ROW
         },
@@ -64,28 +65,28 @@ pub static MODULE: Module = Module {
             name: "status_zone",
             contexts: Contexts::STREAM_SERVER,
             takes: Takes::Exactly(1),
-            about: "The zone that the server's sessions are counted in.",
+            about: "Sets the zone that counts the sessions of the server.",
             store: &Custom(|_: &mut (), builder, statement| server_zone(builder, statement)),
             ..ROW
         },
         Directive {
             name: "preread_buffer_size",
             default: "16k",
-            about: "How much of what a client says first is read before its session is passed on.",
+            about: "Sets the size of the preread buffer.",
             store: &One { parse: values::size, slot: slot!(CoreSettings, preread_buffer_size) },
             ..ROW
         },
         Directive {
             name: "preread_timeout",
             default: "30s",
-            about: "How long that may take.",
+            about: "Sets the timeout of the preread phase.",
             store: &One { parse: values::time_ms, slot: slot!(CoreSettings, preread_timeout) },
             ..ROW
         },
         Directive {
             name: "proxy_protocol_timeout",
             default: "30s",
-            about: "How long a proxy may take for its header of the PROXY protocol.",
+            about: "Sets the timeout for reading the PROXY protocol header.",
             store: &One { parse: values::time_ms, slot: slot!(CoreSettings, proxy_protocol_timeout) },
             ..ROW
         },
@@ -93,14 +94,15 @@ pub static MODULE: Module = Module {
             name: "tcp_nodelay",
             takes: Takes::Flag,
             default: "on",
-            about: "Whether small pieces leave at once (TCP_NODELAY), on both sides.",
+            about: "Enables or disables the TCP_NODELAY option on client and server connections.",
             store: &One { parse: values::flag, slot: slot!(CoreSettings, tcp_nodelay) },
             ..ROW
         },
         Directive {
             name: "resolver",
             takes: Takes::AtLeast(1),
-            about: "The name servers that sessions' names are asked of, with valid=TIME, ipv4=on|off, ipv6=on|off.",
+            about: "Configures the name servers that resolve names of upstream servers: ADDRESS ... [valid=TIME] \
+                    [ipv4=on|off] [ipv6=on|off].",
             store: &OneWith {
                 parse: |builder, statement| ResolverSettings::parse(builder, statement).map(Arc::new),
                 slot: slot!(CoreSettings, resolver),
@@ -110,15 +112,15 @@ pub static MODULE: Module = Module {
         Directive {
             name: "resolver_timeout",
             default: "30s",
-            about: "How long a session waits for a name to be resolved; 0 for ever.",
+            about: "Sets the timeout for name resolution; 0 disables it.",
             store: &One { parse: values::time_ms, slot: slot!(CoreSettings, resolver_timeout) },
             ..ROW
         },
         Directive {
             name: "error_log",
             takes: Takes::AtLeast(1),
-            about: "Where messages go, from which level on, in which form; may be repeated; else as in the main \
-                    context.",
+            about: "Sets the destination, minimum level and format of the error log; may be repeated. Default: as in \
+                    the main context.",
             store: &ManyWith { parse: crate::core::error_log, slot: slot!(CoreSettings, error_log) },
             ..ROW
         },

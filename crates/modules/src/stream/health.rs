@@ -43,14 +43,14 @@ pub static MODULE: Module = Module {
             name: "health_check",
             contexts: Contexts::STREAM_SERVER,
             takes: Takes::AtLeast(0),
-            about: "Has the servers that sessions are passed to asked again and again whether they are well.",
+            about: "Enables periodic health checks of the servers to which sessions are passed.",
             store: &Custom(health_check),
             ..ROW
         },
         Directive {
             name: "health_check_timeout",
             default: "5s",
-            about: "How long a health check may take.",
+            about: "Sets the timeout of a health check.",
             store: &One { parse: values::time_ms, slot: slot!(Conf, timeout) },
             ..ROW
         },
@@ -58,7 +58,7 @@ pub static MODULE: Module = Module {
             name: "match",
             contexts: Contexts::STREAM,
             body: Body::Block,
-            about: "What is said to a server in a health check, and what has to come back.",
+            about: "Defines the text that a health check sends to a server, and the response that it expects.",
             store: &Custom(match_block),
             ..ROW
         },

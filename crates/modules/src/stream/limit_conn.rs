@@ -28,14 +28,14 @@ pub static MODULE: Module = Module {
         Directive {
             name: "limit_conn",
             takes: Takes::Exactly(2),
-            about: "A zone, and how many sessions a key of it may have here.",
+            about: "Sets the zone and the maximum number of concurrent sessions for a key.",
             store: &Custom(|limits: &mut Limits<Session>, builder, statement| limits.add(builder, statement)),
             ..ROW
         },
         Directive {
             name: "limit_conn_log_level",
             default: "error",
-            about: "The level of messages about rejected sessions.",
+            about: "Sets the log level for rejected sessions.",
             store: &One { parse: log_level, slot: slot!(Limits<Session>, log_level) },
             ..ROW
         },
@@ -43,7 +43,7 @@ pub static MODULE: Module = Module {
             name: "limit_conn_dry_run",
             takes: Takes::Flag,
             default: "off",
-            about: "Whether sessions are only counted.",
+            about: "Enables or disables the dry run mode: sessions are counted, but not limited.",
             store: &One { parse: values::flag, slot: slot!(Limits<Session>, dry_run) },
             ..ROW
         },

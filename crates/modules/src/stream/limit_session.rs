@@ -31,12 +31,12 @@ pub static MODULE: Module = Module {
     directives: &[
         zone_directive::<Session>(
             Contexts::STREAM,
-            "A zone that counts new sessions by a key, and the rate that each may have.",
+            "Defines a zone that keeps the rate of new sessions for each key, and the maximum rate.",
         ),
         Directive {
             name: "limit_session",
             takes: Takes::Between(1, 2),
-            about: "A zone whose rate holds here, and how many sessions may exceed it.",
+            about: "Sets the zone whose session rate applies, and the maximum burst size.",
             store: &Custom(|conf: &mut Conf, builder, statement| {
                 add_limit(&mut conf.limits, false, builder, statement)
             }),
@@ -45,7 +45,7 @@ pub static MODULE: Module = Module {
         Directive {
             name: "limit_session_log_level",
             default: "error",
-            about: "The level of messages about rejected sessions.",
+            about: "Sets the log level for rejected sessions.",
             store: &One { parse: log_level, slot: slot!(Conf, log_level) },
             ..ROW
         },
@@ -53,7 +53,7 @@ pub static MODULE: Module = Module {
             name: "limit_session_dry_run",
             takes: Takes::Flag,
             default: "off",
-            about: "Whether sessions are only counted.",
+            about: "Enables or disables the dry run mode: sessions are counted, but not limited.",
             store: &One { parse: values::flag, slot: slot!(Conf, dry_run) },
             ..ROW
         },

@@ -52,7 +52,7 @@ impl Logged for Session {
     const COMBINED: Option<&'static str> = None;
     const HAS_START: bool = true;
     const ABOUT: &'static str =
-        "Where sessions are logged, in which format, and which of them; may be repeated. Else nowhere.";
+        "Sets the path, format and condition of the access log; may be repeated. Sessions are not logged by default.";
 
     fn access(&self) -> &Rc<AccessBuffers> {
         &self.worker().access

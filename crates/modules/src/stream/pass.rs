@@ -29,7 +29,7 @@ pub static MODULE: Module = Module {
     directives: &[Directive {
         name: "pass",
         contexts: Contexts::STREAM_SERVER,
-        about: "The address of this server that connections are given to.",
+        about: "Passes accepted connections to another listening socket of the configuration, given by its address.",
         store: &Custom(add_pass),
         ..ROW
     }],

@@ -59,52 +59,52 @@ const ROWS: &[Directive] = tls_client_rows!(
         Directive {
             name: "proxy_pass",
             contexts: Contexts::STREAM_SERVER,
-            about: "The server, or group of servers, that sessions are passed to.",
+            about: "Sets the address of the server, or the group of servers, to which sessions are passed.",
             store: &Custom(proxy_pass),
             ..ROW
         },
         Directive {
             name: "proxy_connect_timeout",
             default: "60s",
-            about: "How long connecting to a server may take.",
+            about: "Sets the timeout for establishing a connection with a server.",
             store: &One { parse: values::time_ms, slot: slot!(ProxySettings, connect_timeout) },
             ..ROW
         },
         Directive {
             name: "proxy_timeout",
             default: "10m",
-            about: "How long nothing may pass in either direction.",
+            about: "Sets the timeout after which a session without traffic in either direction is closed.",
             store: &One { parse: values::time_ms, slot: slot!(ProxySettings, timeout) },
             ..ROW
         },
         Directive {
             name: "proxy_buffer_size",
             default: "16k",
-            about: "How much is received at once where bytes pass through memory: over TLS, or with a rate.",
+            about: "Sets the size of the buffer for data that passes through memory: over TLS, or with a rate limit.",
             store: &One { parse: values::size, slot: slot!(ProxySettings, buffer_size) },
             ..ROW
         },
         Directive {
             name: "proxy_downstream_buffer",
-            about: "An old name of proxy_buffer_size.",
+            about: "Sets proxy_buffer_size by its former name.",
             store: &One { parse: values::size, slot: slot!(ProxySettings, buffer_size) },
             ..ROW
         },
         Directive {
             name: "proxy_upstream_buffer",
-            about: "An old name of proxy_buffer_size.",
+            about: "Sets proxy_buffer_size by its former name.",
             store: &One { parse: values::size, slot: slot!(ProxySettings, buffer_size) },
             ..ROW
         },
         Directive {
             name: "proxy_upload_rate",
-            about: "How many bytes of a client pass in a second; 0 for no limit.",
+            about: "Limits the rate of reading from the client in bytes per second; 0 disables the limit.",
             store: &OneWith { parse: size_template, slot: slot!(ProxySettings, upload_rate) },
             ..ROW
         },
         Directive {
             name: "proxy_download_rate",
-            about: "How many bytes of a server pass in a second; 0 for no limit.",
+            about: "Limits the rate of reading from the server in bytes per second; 0 disables the limit.",
             store: &OneWith { parse: size_template, slot: slot!(ProxySettings, download_rate) },
             ..ROW
         },
@@ -112,7 +112,7 @@ const ROWS: &[Directive] = tls_client_rows!(
             name: "proxy_half_close",
             takes: Takes::Flag,
             default: "off",
-            about: "Whether each direction ends by itself; otherwise a session ends with the first.",
+            about: "Enables or disables closing each direction independently (TCP half-close).",
             store: &One { parse: values::flag, slot: slot!(ProxySettings, half_close) },
             ..ROW
         },
@@ -120,41 +120,42 @@ const ROWS: &[Directive] = tls_client_rows!(
             name: "proxy_next_upstream",
             takes: Takes::Flag,
             default: "on",
-            about: "Whether the next server of a group is tried when one cannot be connected to.",
+            about: "Enables or disables trying the next server of the group if a connection cannot be established.",
             store: &One { parse: values::flag, slot: slot!(ProxySettings, next_upstream) },
             ..ROW
         },
         Directive {
             name: "proxy_next_upstream_tries",
             default: "0",
-            about: "How many servers are tried; 0 for all.",
+            about: "Limits the number of servers that are tried; 0 disables the limit.",
             store: &One { parse: values::number, slot: slot!(ProxySettings, next_upstream_tries) },
             ..ROW
         },
         Directive {
             name: "proxy_next_upstream_timeout",
             default: "0",
-            about: "For how long servers are tried; 0 for ever.",
+            about: "Limits the time during which further servers are tried; 0 disables the limit.",
             store: &One { parse: values::time_ms, slot: slot!(ProxySettings, next_upstream_timeout) },
             ..ROW
         },
         Directive {
             name: "proxy_protocol",
             default: "off",
-            about: "Which header of the PROXY protocol servers get: off, on for version 1, v2.",
+            about: "Sets the version of the PROXY protocol header that is sent to servers: off, on (version 1) or v2.",
             store: &One { parse: ProxyVersion::parse, slot: slot!(ProxySettings, protocol) },
             ..ROW
         },
         Directive {
             name: "proxy_requests",
             default: "0",
-            about: "How many datagrams of a client belong to one session; 0 for all.",
+            about: "Sets the number of client datagrams after which a new session begins; 0 disables it.",
             store: &One { parse: values::number, slot: slot!(ProxySettings, requests) },
             ..ROW
         },
         Directive {
             name: "proxy_responses",
-            about: "How many datagrams answer one of a client's; without it sessions end by proxy_timeout alone.",
+            about: "Sets the number of datagrams expected in response to a client datagram; without it sessions end \
+                    only by proxy_timeout.",
             store: &One { parse: values::number, slot: slot!(ProxySettings, responses) },
             ..ROW
         },
@@ -162,7 +163,7 @@ const ROWS: &[Directive] = tls_client_rows!(
             name: "proxy_bind",
             takes: Takes::Between(1, 2),
             default: "off",
-            about: "The address that connections to servers come from.",
+            about: "Sets the local address of connections to servers.",
             store: &OneWith { parse: Bind::parse, slot: slot!(ProxySettings, bind) },
             ..ROW
         },
@@ -170,7 +171,7 @@ const ROWS: &[Directive] = tls_client_rows!(
             name: "proxy_bind_dynamic",
             takes: Takes::Flag,
             default: "off",
-            about: "Checked; which address it is, is looked at whenever a server is connected to.",
+            about: "No effect: the local address is always resolved when a connection is opened.",
             store: &One { parse: values::flag, slot: slot!(ProxySettings, bind_dynamic) },
             ..ROW
         },
@@ -178,21 +179,21 @@ const ROWS: &[Directive] = tls_client_rows!(
             name: "proxy_socket_keepalive",
             takes: Takes::Flag,
             default: "off",
-            about: "Whether the kernel checks connections to servers that are silent (SO_KEEPALIVE).",
+            about: "Enables or disables TCP keepalive (SO_KEEPALIVE) on connections to servers.",
             store: &One { parse: values::flag, slot: slot!(ProxySettings, socket_keepalive) },
             ..ROW
         },
         Directive {
             name: "proxy_socket_rcvbuf",
             default: "0",
-            about: "The kernel's buffer for what servers send (SO_RCVBUF), in bytes.",
+            about: "Sets the receive buffer size (SO_RCVBUF) of connections to servers.",
             store: &One { parse: values::size, slot: slot!(ProxySettings, socket_rcvbuf) },
             ..ROW
         },
         Directive {
             name: "proxy_socket_sndbuf",
             default: "0",
-            about: "The kernel's buffer for what is sent to servers (SO_SNDBUF), in bytes.",
+            about: "Sets the send buffer size (SO_SNDBUF) of connections to servers.",
             store: &One { parse: values::size, slot: slot!(ProxySettings, socket_sndbuf) },
             ..ROW
         },
@@ -200,14 +201,14 @@ const ROWS: &[Directive] = tls_client_rows!(
             name: "proxy_ssl",
             takes: Takes::Flag,
             default: "off",
-            about: "Whether servers are spoken to over TLS.",
+            about: "Enables or disables TLS for connections to servers.",
             store: &One { parse: values::flag, slot: slot!(ProxySettings, ssl) },
             ..ROW
         },
         Directive {
             name: "proxy_ssl_alpn",
             takes: Takes::AtLeast(1),
-            about: "The protocols above TLS that servers are offered (ALPN).",
+            about: "Specifies the ALPN protocols that are offered to servers.",
             store: &OneWith { parse: alpn, slot: slot!(ProxySettings, tls_alpn) },
             ..ROW
         },

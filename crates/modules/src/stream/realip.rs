@@ -21,7 +21,7 @@ pub static MODULE: Module = Module {
     name: "stream_realip",
     directives: &[Directive {
         name: "set_real_ip_from",
-        about: "Who is trusted to say where a session comes from.",
+        about: "Defines trusted addresses that are known to send correct replacement addresses.",
         store: &ManyWith { parse: trusted, slot: slot!(Conf, from) },
         ..ROW
     }],

@@ -28,7 +28,7 @@ pub static MODULE: Module = Module {
     directives: &[Directive {
         name: "return",
         contexts: Contexts::STREAM_SERVER,
-        about: "A text that is sent to clients, and then the connection is closed.",
+        about: "Sends a text to the client and closes the connection.",
         store: &Custom(add_return),
         ..ROW
     }],

@@ -23,7 +23,7 @@ pub static MODULE: Module = Module {
         name: "set",
         contexts: Contexts::STREAM_SERVER,
         takes: Takes::Exactly(2),
-        about: "Gives a variable a value.",
+        about: "Sets the value of a variable.",
         store: &Custom(add_set),
         ..ROW
     }],

@@ -30,14 +30,14 @@ const OWN: &[Directive] = &[
     Directive {
         name: "ssl_alpn",
         takes: Takes::AtLeast(1),
-        about: "The protocols above TLS that may be agreed upon (ALPN).",
+        about: "Specifies the supported ALPN protocols.",
         store: &One { parse: alpn, slot: slot!(TlsSettings, alpn) },
         ..ROW
     },
     Directive {
         name: "ssl_handshake_timeout",
         default: "60s",
-        about: "How long a handshake may take.",
+        about: "Sets the timeout for the TLS handshake.",
         store: &One { parse: values::time_ms, slot: slot!(TlsSettings, handshake_timeout) },
         ..ROW
     },

@@ -24,7 +24,7 @@ pub static MODULE: Module = Module {
         name: "ssl_preread",
         takes: Takes::Flag,
         default: "off",
-        about: "Whether the client's first message of TLS is looked at before the session is passed on.",
+        about: "Enables or disables extracting information from the ClientHello message in the preread phase.",
         store: &One { parse: values::flag, slot: slot!(Conf, is_on) },
         ..ROW
     }],

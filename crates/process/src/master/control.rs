@@ -183,7 +183,7 @@ impl<P: Program> Master<P> {
         for order in self.control.hear() {
             match order {
                 Order::Reload => {
-                    self.log.write(Level::Notice, "reload asked for over the control socket, reconfiguring");
+                    self.log.write(Level::Notice, "reload requested over the control socket, reconfiguring");
                     self.reconfigure();
                 }
                 Order::Status(stream) => self.pass_on(stream),
@@ -202,7 +202,7 @@ impl<P: Program> Master<P> {
                 Ok(false) | Err(_) => ("the worker process is busy", Ok(copy)),
             },
             (_, Err(error)) => ("the master process has too many open files", Err(error)),
-            (None, copy) => ("no worker process serves", copy),
+            (None, copy) => ("no worker process is running", copy),
         };
         // Fits into a fresh socket, and is not waited for.
         let _ = copy.and_then(|mut stream| stream.write_all(format!("{}{why}\n", Ending::Refused.line()).as_bytes()));

@@ -127,18 +127,15 @@ impl<P: Program> Master<P> {
             self.kill(pid, rustix::process::Signal::KILL);
         }
         let what = match worker.ending {
-            Some(Ending { is_found: true, .. }) => "has died, and not ended within a second".to_owned(),
-            _ => format!("has not ended within {} seconds", END_TIMEOUT.as_secs()),
+            Some(Ending { is_found: true, .. }) => "has died, but has not exited within a second".to_owned(),
+            _ => format!("has not exited within {} seconds", END_TIMEOUT.as_secs()),
         };
-        let core = if remains == Some(Remains::Core) { ", it dumps core" } else { "" };
+        let core = if remains == Some(Remains::Core) { ", it is dumping core" } else { "" };
         let held = match held_threads(pid) {
             // Whoever writes the core waits for the disk, too.
             names if names.len() <= usize::from(remains == Some(Remains::Core)) => String::new(),
             names => {
-                format!(
-                    ", the kernel holds its {}, as it does for a file system that does not answer",
-                    names.join(", ")
-                )
+                format!(", the kernel holds its {}, as for a file system that does not respond", names.join(", "))
             }
         };
         let text = format!("worker process {pid} {what}{core}{held}; not waiting any longer");

@@ -269,7 +269,7 @@ impl<P: Program> Master<P> {
                 self.discard(*bundle, &format!("the worker process was not prepared within {seconds} seconds"));
             }
             Some(Reload::Committing { worker, until }) if until <= now => {
-                let text = format!("worker process {worker} has not changed over completely");
+                let text = format!("worker process {worker} has not changed to the new configuration completely");
                 self.log.write(Level::Alert, &text);
                 self.finish_commit();
             }

@@ -251,7 +251,7 @@ impl<P: Program> Master<P> {
         let unasked = self.worker_mut(pid).filter(|worker| worker.phase != WorkerPhase::Leaving);
         let Some(worker) = unasked else { return };
         let before = std::mem::replace(&mut worker.phase, WorkerPhase::Leaving);
-        self.end_reload_of(pid, "the worker process was told to leave");
+        self.end_reload_of(pid, "the worker process was told to exit");
         self.succeed(before);
     }
 
@@ -328,7 +328,7 @@ impl<P: Program> Master<P> {
     fn schedule_respawn(&mut self, was_ready: bool) {
         let pause = self.respawn.schedule(was_ready, Instant::now());
         if !pause.is_zero() {
-            let message = format!("worker processes die, the next one is started in {} ms", pause.as_millis());
+            let message = format!("worker processes keep dying, the next one is started in {} ms", pause.as_millis());
             self.log.write(Level::Alert, &message);
         }
     }

@@ -131,7 +131,7 @@ impl<P: Program> Control<P> {
     pub(super) fn tell_settled(&self) {
         for each in self.loops.iter().filter(|each| each.phase == LoopPhase::Serving) {
             if !each.handle.order(Order::Settled) {
-                self.log.write(Level::Alert, &format!("worker {} takes no orders", each.worker));
+                self.log.write(Level::Alert, &format!("worker {} accepts no commands", each.worker));
             }
         }
     }
@@ -199,7 +199,7 @@ impl<P: Program> Control<P> {
         let message = match result {
             Err(message) => message,
             Ok(()) if ended.phase == LoopPhase::Stopping || self.stop.is_some() => return,
-            Ok(()) => format!("event loop of worker {} ended unasked", ended.worker),
+            Ok(()) => format!("event loop of worker {} ended unexpectedly", ended.worker),
         };
         match self.reload.take() {
             reload if self.stop.is_some() || ended.phase == LoopPhase::Stopping => {

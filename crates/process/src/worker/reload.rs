@@ -231,7 +231,7 @@ impl<P: Program> Control<P> {
             if each.handle.order(order) {
                 waiting.insert(each.id);
             } else {
-                self.log.write(Level::Alert, &format!("worker {worker} takes no orders"));
+                self.log.write(Level::Alert, &format!("worker {worker} accepts no commands"));
             }
         }
         ChangeOver { number, workers, waiting, until: Instant::now() + COMMIT_TIMEOUT }

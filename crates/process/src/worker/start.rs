@@ -37,7 +37,7 @@ pub(crate) fn run<P: Program>(program: P, signals: Signals, mut link: Link) -> E
             let why = match other {
                 Ok(Received::BundleLost { .. }) => NO_ROOM.to_owned(),
                 Ok(_) => "unexpected message from the master process".to_owned(),
-                Err(error) => format!("no configuration came from the master process: {error}"),
+                Err(error) => format!("no configuration was received from the master process: {error}"),
             };
             let refused = Message::Refused { generation: 0, report: Report::new(Level::Emerg, &why).bounded() };
             if link.send(&refused).is_err() {

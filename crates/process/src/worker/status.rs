@@ -51,7 +51,7 @@ impl<P: Program> Control<P> {
     pub(super) fn tell_figures(&self, socket: Option<OwnedFd>) {
         let Some(socket) = socket else { return };
         let mut stream = UnixStream::from(socket);
-        let Some(asker) = Asker::admit() else { return refuse(&mut stream, "too many ask at once") };
+        let Some(asker) = Asker::admit() else { return refuse(&mut stream, "too many requests at a time") };
         let (program, configuration) = (Arc::clone(&self.program), Arc::clone(&self.configuration));
         let tell = move || {
             let _asker = asker;
@@ -61,7 +61,7 @@ impl<P: Program> Control<P> {
             match figures {
                 // Whoever has left hears nothing.
                 Some(text) => drop(send(&mut stream, Ending::Done, &text)),
-                None => refuse(&mut stream, "this program has none"),
+                None => refuse(&mut stream, "this program provides none"),
             }
         };
         if let Err(error) = thread::Builder::new().name("status".into()).spawn(tell) {

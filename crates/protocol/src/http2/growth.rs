@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(growth.note_read(64 * 1024, at(159), far), Some(256 * 1024));
         // Slow readers, or slow peers, need no more.
         assert_eq!(growth.note_read(128 * 1024, at(300), far), None);
-        assert_eq!(growth.note_read(128 * 1024, at(310), || None), None, "nobody knows");
+        assert_eq!(growth.note_read(128 * 1024, at(310), || None), None, "the round trip is unknown");
         let mut last = 0;
         for time in 311..400 {
             last = growth.note_read(4 << 20, at(time), far).unwrap_or(last);

@@ -46,7 +46,7 @@ fn serve<A: Future<Output = ()> + 'static>(
     event_loop.run(async {
         let any: SocketAddress = "127.0.0.1:0".parse::<std::net::SocketAddr>().expect("an address").into();
         let listener = Listener::bind(&any, 4096, accepting).expect("a port");
-        ready.send((listener.local_address().expect("an address"), remote())).expect("somebody listens");
+        ready.send((listener.local_address().expect("an address"), remote())).expect("a socket listens");
         spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 spawn(answer(stream));

@@ -29,7 +29,7 @@ impl fmt::Display for RingShortage {
         let RingShortage { worker, refused, reads_kept } = self;
         write!(f, "io_uring of worker {worker}: the kernel has no memory, {refused} operations failed")?;
         if *reads_kept > 0 {
-            write!(f, ", the ends of {reads_kept} reads of files are unknown and their buffers are kept")?;
+            write!(f, ", the results of {reads_kept} file reads are unknown and their buffers are kept")?;
         }
         Ok(())
     }
@@ -82,9 +82,6 @@ mod tests {
         let shortage = RingShortage { worker: 1, refused: 7, reads_kept: 0 };
         assert_eq!(shortage.to_string(), "io_uring of worker 1: the kernel has no memory, 7 operations failed");
         let text = RingShortage { reads_kept: 3, ..shortage }.to_string();
-        assert!(
-            text.ends_with("failed, the ends of 3 reads of files are unknown and their buffers are kept"),
-            "{text}"
-        );
+        assert!(text.ends_with("failed, the results of 3 file reads are unknown and their buffers are kept"), "{text}");
     }
 }

@@ -253,7 +253,7 @@ impl File {
 
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared.descriptor.as_ref().expect("open while somebody has it").as_fd()
+        self.shared.descriptor.as_ref().expect("the descriptor is open until the last owner is dropped").as_fd()
     }
 }
 

@@ -72,7 +72,7 @@ impl Writer {
 
     /// Has another pool do the work; to be said before anything is written or read.
     pub fn in_pool(mut self, pool: &ThreadPool) -> Writer {
-        Arc::get_mut(&mut self.growing).expect("nobody else has it before it is used").pool = pool.clone();
+        Arc::get_mut(&mut self.growing).expect("an unused writer has one owner").pool = pool.clone();
         self
     }
 

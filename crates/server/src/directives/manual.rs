@@ -16,15 +16,15 @@ const HEAD: &str = "\
 .Nm gale.conf
 .Nd configuration of the web server gale
 .Sh DESCRIPTION
-The language is nginx's: a directive is a name, its arguments and
-.Ql \\&; ,
-or in place of that a block of directives in braces.
-A word with blanks,
+The syntax is that of nginx: a directive consists of a name, its arguments and either
+.Ql \\&;
+or a block of directives in braces.
+A word that contains spaces,
 .Ql \\&; ,
 .Ql {
 or
 .Ql }
-in it stands in quotes.
+must be quoted.
 A number sign begins a comment.
 .Bd -literal -offset indent
 events {}
@@ -36,16 +36,16 @@ http {
 }
 .Ed
 .Pp
-Sizes are bytes, or have the unit k, m or g.
-Times are seconds, or have the units ms, s, m, h, d, w, M and y, as in 1h30m.
+Sizes are in bytes, or have the unit k, m or g.
+Times are in seconds, or have the units ms, s, m, h, d, w, M and y, as in 1h30m.
 Paths are relative to the prefix, those of
 .Ic include
-to the directory of the main file.
+to the directory of the main configuration file.
 .Pp
 .Ic gale -t
-checks a file,
+tests a configuration,
 .Ic gale check
-says what becomes of a configuration of nginx's.
+reports how Gale treats an nginx configuration.
 .Sh DIRECTIVES
 ";
 

@@ -23,7 +23,7 @@ const INCLUDE: Directive = Directive {
     takes: Takes::Exactly(1),
     body: Body::None,
     default: "",
-    about: "What is written in a file, or in all files that a pattern matches, as if it stood here.",
+    about: "Includes a file, or all files that match a pattern.",
     store: &Inert,
 };
 
@@ -127,5 +127,5 @@ fn missing(out: &mut impl Write) -> io::Result<()> {
     for (module, names) in by_module {
         writeln!(out, "{module}: {}", names.join(" "))?;
     }
-    writeln!(out, "\n{known} of nginx's {} directives are understood, {unknown} are missing", known + unknown)
+    writeln!(out, "\n{known} of nginx's {} directives are supported, {unknown} are not", known + unknown)
 }

@@ -240,7 +240,7 @@ impl Parts {
             let found = modules.iter().position(|candidate| std::ptr::eq(*candidate, module));
             found.expect("the order names only modules of its list")
         };
-        let order: &StreamOrder = builder.order.of().expect("whoever has the stream block has its order");
+        let order: &StreamOrder = builder.order.of().expect("the order comes with the stream block");
         let mut handlers = Vec::new();
         for (phase, of_phase) in order.phases {
             for module in *of_phase {

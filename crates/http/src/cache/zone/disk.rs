@@ -160,7 +160,7 @@ mod tests {
         assert!(disk.is_well() && disk.has_answered_since(device, began));
         assert!(disk.note_silent(device, began));
         disk.watch(|| ());
-        assert!(disk.is_well(), "nobody waits for it");
+        assert!(disk.is_well(), "no request waits for it");
     }
 
     #[test]

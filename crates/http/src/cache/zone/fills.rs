@@ -284,14 +284,14 @@ mod tests {
         on_a_loop(|zone| {
             let (id, now) = (id_of(b"key"), Moment::from_nanos(0));
             let begin = || zone.begin(&id, id, now, Duration::MAX);
-            let Ok(lead) = begin() else { panic!("nobody fetches it") };
+            let Ok(lead) = begin() else { panic!("no request fetches it") };
             let mut meta = Meta::default();
             meta.lifetime.fresh_until = u64::MAX;
             let fill = lead.begin(id, Arc::new(meta), None);
             fill.finish();
             assert!(begin().is_err(), "it is being stored");
             fill.keep();
-            let Ok(lead) = begin() else { panic!("nobody fetches it any more") };
+            let Ok(lead) = begin() else { panic!("no request fetches it any longer") };
             let found = zone.readable_fill(&id).expect("it is still there");
             assert!(Arc::ptr_eq(&found, &fill));
             // The next one takes its place when its head has come.
@@ -305,8 +305,8 @@ mod tests {
         on_a_loop(|zone| {
             let (id, now) = (id_of(b"key"), Moment::from_nanos(0));
             let begin = || zone.begin(&id, id, now, Duration::MAX);
-            let Ok(lead) = begin() else { panic!("nobody fetches it") };
-            let Err(waiting) = begin() else { panic!("somebody fetches it") };
+            let Ok(lead) = begin() else { panic!("no request fetches it") };
+            let Err(waiting) = begin() else { panic!("a request fetches it") };
             let fill = lead.begin(id, Arc::default(), None);
             assert!(!zone.end_unread(&fill, &id));
             let found = zone.readable_fill(&id).expect("it can be read");

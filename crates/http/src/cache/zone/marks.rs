@@ -112,8 +112,8 @@ impl CacheZone {
 
     /// What has found no row since this was asked before, with the number of rows.
     pub fn take_full_tables(&self) -> impl Iterator<Item = (&'static str, usize)> {
-        let lists = self.vary_lists.take_news().then_some(("lists of fields in \"Vary\"", ROWS_MAX));
-        let rules = self.search_rules.take_news().then_some(("rules of \"No-Vary-Search\"", ROWS_MAX));
+        let lists = self.vary_lists.take_news().then_some(("different \"Vary\" fields", ROWS_MAX));
+        let rules = self.search_rules.take_news().then_some(("different \"No-Vary-Search\" rules", ROWS_MAX));
         lists.into_iter().chain(rules)
     }
 }

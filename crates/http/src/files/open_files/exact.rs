@@ -256,7 +256,7 @@ mod tests {
         };
         let is_kept = |name: &str| TABLE.get().unwrap().find(hash_of(&path(name)), &path(name)).is_some();
         // Room for one.
-        let others = BODIES.take(BODIES_MAX - 2 * SIZE + 1).expect("nobody has any");
+        let others = BODIES.take(BODIES_MAX - 2 * SIZE + 1).expect("none is taken yet");
         let own = || BODIES.taken() + 2 * SIZE - 1 - BODIES_MAX;
         if keep("a").is_none() {
             std::fs::remove_dir_all(&directory).unwrap();

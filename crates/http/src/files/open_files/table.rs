@@ -287,7 +287,7 @@ mod tests {
         let first = Arc::new(Named("/a", 1));
         table.insert(Arc::clone(&first));
         table.insert(Arc::new(Named("/a", 2)));
-        assert_eq!(Arc::strong_count(&first), 1, "nobody else holds what was replaced");
+        assert_eq!(Arc::strong_count(&first), 1, "the replaced file has no other owner");
         table.remove(&first);
         assert!(has(&table, "/a"), "another entry than the one that was to go");
         let newest = Arc::clone(table.find(hash_of(b"/a"), b"/a").unwrap().arc());

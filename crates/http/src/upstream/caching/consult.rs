@@ -317,7 +317,7 @@ async fn wait_for_journal(request: &Request, serving: Serving<'_>, zone: &Arc<Ca
     let is_late = timeout(patience, poll_fn(|context| zone.poll_ready(context))).await.is_err();
     if is_late && zone.note_journal_late() {
         zone.disk.note_silent(likely_device(&zone.directory.path), gale_runtime::now());
-        let message = format_args!("cache \"{}\" is not read yet, requests go to the upstream", zone.name);
+        let message = format_args!("cache \"{}\" is not loaded yet, requests are passed to the upstream", zone.name);
         request.log(Level::Warn, message);
     }
 }

@@ -302,7 +302,7 @@ impl Feed {
         if let Some(piece) = unshared
             && !wait_to_share(&fill, &piece).await
         {
-            let message = "the memory that workers share is full, a response is not stored";
+            let message = "the memory shared by workers is full, a response is not stored";
             request.log(Level::Warn, format_args!("{message}"));
             return self.give_up(keeping);
         }
@@ -316,7 +316,7 @@ impl Feed {
         }
         let is_left = self.is_left_for_good(fill);
         if is_left {
-            let message = "no client reads a response of unknown length any more, it is not stored";
+            let message = "no client reads a response of unknown length any longer, it is not stored";
             request.log(Level::Info, format_args!("{message}"));
         }
         is_left

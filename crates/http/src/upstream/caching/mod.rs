@@ -131,7 +131,7 @@ fn forget_refused(request: &Request) {
     };
     zone.discard(id, *number);
     memory::forget(zone.identity(), id);
-    request.log(Level::Info, format_args!("the response is not kept in cache \"{}\"", zone.name));
+    request.log(Level::Info, format_args!("the response is not stored in cache \"{}\"", zone.name));
 }
 
 /// nginx's words for how a cache was used.

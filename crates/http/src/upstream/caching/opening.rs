@@ -177,7 +177,7 @@ async fn read(request: &Request, serving: Serving<'_>, caching: &Caching) -> Res
         }
         Err(OpenError::Missing) => Err(NotOpened::Gone),
         Err(OpenError::Foreign) => {
-            request.log(Level::Crit, format_args!("cache file \"{path}\" is not one of Gale's"));
+            request.log(Level::Crit, format_args!("cache file \"{path}\" was not written by Gale"));
             Err(NotOpened::Gone)
         }
         Err(OpenError::Damaged(why)) => {

@@ -67,10 +67,10 @@ pub(super) async fn answer(request: &mut Request, serving: Serving<'_>, zone: &A
 async fn write(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone>) {
     let name = &zone.name;
     if !zone.is_managed() {
-        let what = "holds in this process alone: it does not manage the directory";
+        let what = "applies to this process only, which does not manage the directory";
         request.log(Level::Warn, format_args!("a purge of cache \"{name}\" {what}"));
     } else if !write_now(zone, *settings.disk_timeout.get()).await {
-        request.log(Level::Warn, format_args!("a purge of cache \"{name}\" holds, and is not in its journal yet"));
+        request.log(Level::Warn, format_args!("a purge of cache \"{name}\" is in effect, but not in its journal yet"));
     }
 }
 

@@ -115,7 +115,7 @@ impl Remainder {
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None if self.offset == end => return Poll::Ready(None),
                 _ => {
-                    let what = "the rest of a cached response has another length than was said".to_owned();
+                    let what = "the rest of a cached response differs from its announced length".to_owned();
                     return Poll::Ready(Some(Err(BodyError::Short(what))));
                 }
             }
@@ -139,7 +139,7 @@ fn check(head: &ResponseHead, tag: &[u8], offset: u64, end: Option<u64>, total: 
     }
     // A server that knows no If-Range may send a part of what has come in its place.
     if *head.etag != *tag {
-        return Err("another entity tag".to_owned());
+        return Err("a different entity tag".to_owned());
     }
     if head.status == 200 {
         let is_other_length = head.content_length.zip(total).is_some_and(|(told, known)| told != known);
@@ -222,6 +222,6 @@ mod tests {
         ] {
             assert!(judge(&wrong, Some(20)).is_err(), "{wrong:?}");
         }
-        assert!(judge(&head(206, "\"a\"", "bytes 10-19/*"), None).is_err(), "nobody knows whether that is all");
+        assert!(judge(&head(206, "\"a\"", "bytes 10-19/*"), None).is_err(), "the complete length is unknown");
     }
 }

@@ -276,7 +276,7 @@ impl FillBody {
                 self.leave();
                 Ok(())
             }
-            None => Err(BodyError::Short("a response fell behind its fetch, and cannot be resumed".to_owned())),
+            None => Err(BodyError::Short("a response fell behind its fetch and cannot be resumed".to_owned())),
         }
     }
 
@@ -302,7 +302,7 @@ enum DiskFault {
 
 impl BodyStream for FillBody {
     fn poll_next(&mut self, request: &Request, context: &mut Context<'_>) -> Poll<Option<Result<BodyItem, BodyError>>> {
-        let broken = || Some(Err(BodyError::Short("upstream response for the cache broke off".to_owned())));
+        let broken = || Some(Err(BodyError::Short("upstream response for the cache ended prematurely".to_owned())));
         loop {
             if let Some(remainder) = &mut self.remainder {
                 return remainder.poll_next(request, context);

@@ -159,10 +159,10 @@ fn first_byte(request: &Request, length: u64) -> u64 {
 pub(super) fn note_late(request: &Request, zone: &CacheZone, device: Device, since: Moment) {
     zone.counters.disk_timeouts.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     if zone.disk.has_answered_since(device, since) {
-        let message = format_args!("the disk of cache \"{}\" is slow, a request goes to the upstream", zone.name);
+        let message = format_args!("the disk of cache \"{}\" is slow, a request is passed to the upstream", zone.name);
         request.log(Level::Info, message);
     } else if zone.disk.note_silent(device, gale_runtime::now()) {
-        let message = format_args!("cache \"{}\" does not answer, requests go to the upstream", zone.name);
+        let message = format_args!("cache \"{}\" does not respond, requests are passed to the upstream", zone.name);
         request.log(Level::Error, message);
     }
 }
@@ -331,7 +331,7 @@ impl StoredBody {
         self.remainder = Remainder::ask(request, self.tag.as_ref(), offset, Some(end), Some(self.hot.length));
         match self.remainder {
             Some(_) => Ok(()),
-            None => Err(BodyError::Other("a cached response could not be read to its end".to_owned())),
+            None => Err(BodyError::Other("a cached response could not be read to the end".to_owned())),
         }
     }
 }

@@ -110,7 +110,7 @@ mod tests {
         let mut windows = Windows::default();
         let mut growth = Windows::begin(0);
         for now in 1..100 {
-            assert_eq!(windows.note_read(&mut growth, 256 * 1024, now), None, "nobody has measured");
+            assert_eq!(windows.note_read(&mut growth, 256 * 1024, now), None, "no round trip has been measured");
         }
         answer(&mut windows, 1, 50_000);
         for now in 1..100 {

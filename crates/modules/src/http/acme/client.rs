@@ -76,11 +76,11 @@ impl fmt::Display for AcmeError {
             }
             AcmeError::NotFound(why) | AcmeError::Configuration(why) | AcmeError::Local(why) => f.write_str(why),
             AcmeError::Problem { problem, status, .. } => {
-                write!(f, "the issuer has refused it with status {status} ({})", problem.describe())
+                write!(f, "the issuer rejected the request with status {status} ({})", problem.describe())
             }
-            AcmeError::Malformed(what) => write!(f, "the issuer has sent an invalid response: {what}"),
-            AcmeError::NotAuthorized(why) => write!(f, "the issuer could not verify it: {why}"),
-            AcmeError::TimedOut(what) => write!(f, "the issuer has taken too long {what}"),
+            AcmeError::Malformed(what) => write!(f, "the issuer sent an invalid response: {what}"),
+            AcmeError::NotAuthorized(why) => write!(f, "the issuer could not validate it: {why}"),
+            AcmeError::TimedOut(what) => write!(f, "the issuer took too long {what}"),
         }
     }
 }
@@ -221,7 +221,7 @@ impl AcmeClient {
         }
         let directory: Directory = self.get(&self.issuer.uri).await?.json()?;
         if [&directory.new_nonce, &directory.new_account, &directory.new_order].into_iter().any(String::is_empty) {
-            return Err(AcmeError::malformed("no directory of ACME"));
+            return Err(AcmeError::malformed("not an ACME directory"));
         }
         let directory = Rc::new(directory);
         self.directory.replace(Some(Rc::clone(&directory)));
@@ -267,7 +267,7 @@ impl AcmeClient {
     pub fn parse(&self, text: &str) -> Result<Url, AcmeError> {
         let url = Url::parse(text).map_err(|why| AcmeError::malformed(format!("{why} in \"{}\"", clean(text))))?;
         match self.issuer.uri.is_tls && !url.is_tls {
-            true => Err(AcmeError::malformed(format!("\"{url}\" is not for TLS"))),
+            true => Err(AcmeError::malformed(format!("\"{url}\" is not an https URL"))),
             false => Ok(url),
         }
     }
@@ -321,7 +321,7 @@ impl AcmeClient {
         };
         self.kept.replace(connection.map(|connection| (url.clone(), connection)));
         if answer.body.len() > BODY_BYTES_MAX {
-            return Err(AcmeError::malformed("too long response"));
+            return Err(AcmeError::malformed("response too long"));
         }
         let reply = Reply { fields: answer.head.fields, body: answer.body };
         if let Some(nonce) = reply.field("Replay-Nonce") {
@@ -335,7 +335,7 @@ impl AcmeClient {
             false => None,
             true => {
                 let client = self.issuer.tls.get().map(Arc::clone);
-                let client = client.ok_or_else(|| AcmeError::Local("TLS is not prepared".to_owned()))?;
+                let client = client.ok_or_else(|| AcmeError::Local("TLS is not set up".to_owned()))?;
                 Some(PassingTls { client, name: url.host.as_bytes().into(), certificate: None })
             }
         };

@@ -160,7 +160,7 @@ pub(super) fn issuer_block(builder: &mut Builder, statement: &Statement) -> Resu
     }
     let Some(uri) = draft.uri.take() else { return Err(statement.error("\"uri\" is missing")) };
     if !uri.is_tls {
-        let message = format!("the issuer \"{name}\" is asked in the clear: whoever listens may change what it says");
+        let message = format!("the issuer \"{name}\" is used over plain HTTP: its responses can be changed on the way");
         builder.note([Diagnostic::warn(message).at(word.span)]);
     }
     let (state_path, state_span) = match draft.state_path.take() {

@@ -61,7 +61,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: BlockBody::Block,
             default: "",
-            about: "Who makes certificates, and how it is asked.",
+            about: "Defines an ACME certificate issuer.",
             store: &Custom(acme_issuer),
         },
         Directive {
@@ -70,7 +70,7 @@ pub static MODULE: Module = Module {
             takes: Takes::AtLeast(1),
             body: BlockBody::None,
             default: "",
-            about: "A certificate that an issuer is asked for, for these names or those of server_name.",
+            about: "Obtains and renews a certificate from an ACME issuer, for the given names or those of server_name.",
             store: &Custom(acme_certificate),
         },
         Directive {
@@ -79,7 +79,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "",
-            about: "Accepted, without effect: certificates are in the worker process' memory.",
+            about: "No effect: certificates are kept in the memory of the worker process.",
             store: &Custom(acme_shared_zone),
         },
     ],
@@ -167,7 +167,7 @@ fn acme_shared_zone(conf: &mut Conf, builder: &mut Builder, statement: &Statemen
         Some((name, size)) if !name.is_empty() && units::parse_size(size).is_some_and(|size| size > 0) => {}
         _ => return Err(Diagnostic::emerg(format!("invalid zone \"{}\"", word.text)).at(word.span)),
     }
-    crate::shared::ssl::without_effect(builder, statement, "certificates are in the worker process' memory")
+    crate::shared::ssl::without_effect(builder, statement, "certificates are kept in the memory of the worker process")
 }
 
 /// A name as certificates have it. As with nginx `.example.com` stands for `example.com` and `www.example.com`.
@@ -189,7 +189,7 @@ fn add_names(names: &mut Vec<String>, text: &str) -> Result<(), &'static str> {
         !label.is_empty() && label.len() <= 63 && label.bytes().all(is_good)
     };
     if bare.len() > 253 || !bare.split('.').all(is_label) {
-        return Err("not a name of a host");
+        return Err("not a host name");
     }
     if is_both {
         add(format!("www.{name}"));
@@ -219,8 +219,11 @@ fn merge(conf: &mut dyn Any, parent: Option<&dyn Any>, builder: &mut Builder) ->
 fn names(draft: &Draft, issuer: &Issuer, builder: &mut Builder) -> Result<Vec<String>, Diagnostic> {
     let covers = |name: &str| issuer.challenge.covers_wildcards() || !name.starts_with('*');
     if let Some(wildcard) = draft.names.iter().find(|name| !covers(name)) {
-        let message = format!("\"{wildcard}\" cannot be had by the challenge \"{}\"", issuer.challenge.kind());
-        return Err(draft.statement.error(message).hint("issuers verify wildcards by a record in the DNS only"));
+        let message = format!(
+            "a certificate for \"{wildcard}\" cannot be obtained with the challenge \"{}\"",
+            issuer.challenge.kind()
+        );
+        return Err(draft.statement.error(message).hint("issuers validate wildcards only by a DNS record"));
     }
     if !draft.names.is_empty() {
         return Ok(draft.names.clone());
@@ -235,7 +238,7 @@ fn names(draft: &Draft, issuer: &Issuer, builder: &mut Builder) -> Result<Vec<St
         }
     }
     builder.note(left_out.into_iter().map(|word| {
-        let message = format!("\"acme_certificate\": \"{}\" in server_name cannot stand in the certificate", word.text);
+        let message = format!("\"acme_certificate\": \"{}\" in server_name cannot be used in a certificate", word.text);
         Diagnostic::warn(message).at(word.span)
     }));
     match names.is_empty() {

@@ -42,11 +42,11 @@ pub(super) async fn register(client: &AcmeClient) -> Result<bool, AcmeError> {
     let (issuer, directory) = (client.issuer(), client.directory().await?);
     if let Some(terms) = directory.meta.terms_of_service.as_ref().filter(|_| !issuer.accepts_terms) {
         let terms = super::messages::clean(terms);
-        let message = format!("the issuer has terms of service, {terms}: \"accept_terms_of_service\" agrees to them");
+        let message = format!("the issuer has terms of service, {terms}: accept them with \"accept_terms_of_service\"");
         return Err(AcmeError::Configuration(message));
     }
     if directory.meta.external_account_required && issuer.external_account.is_none() {
-        let message = "the issuer wants an account of its own: \"external_account_key\" names it";
+        let message = "the issuer requires an external account: set it with \"external_account_key\"";
         return Err(AcmeError::Configuration(message.to_owned()));
     }
     let mut payload = json!({});
@@ -93,7 +93,7 @@ pub(super) async fn obtain(
     };
     let guards = authorize(client, &order).await?;
     let order =
-        poll(client, &order_url, "to look at the order", |order: &Order| !matches!(order.status, State::Pending))
+        poll(client, &order_url, "to process the order", |order: &Order| !matches!(order.status, State::Pending))
             .await?;
     drop(guards);
     let key = in_pool({
@@ -189,7 +189,7 @@ async fn authorize(client: &AcmeClient, order: &Order) -> Result<Vec<Guard>, Acm
     }
     for (url, _) in waiting {
         let is_decided = |authorization: &Authorization| authorization.status != State::Pending;
-        let authorization = poll(client, url, "to verify a name", is_decided).await?;
+        let authorization = poll(client, url, "to validate a name", is_decided).await?;
         if authorization.status != State::Valid {
             return Err(not_authorized(&authorization, challenge.kind(), authorization.status));
         }
@@ -220,7 +220,7 @@ async fn finalize(
     let order: Order = client.post(&order.finalize, Some(payload)).await?.json()?;
     match order.status {
         State::Processing | State::Ready | State::Pending => {
-            poll(client, order_url, "to make the certificate", |order: &Order| {
+            poll(client, order_url, "to issue the certificate", |order: &Order| {
                 !matches!(order.status, State::Processing | State::Ready | State::Pending)
             })
             .await

@@ -111,7 +111,7 @@ fn tell_of(context: &Context<AcmeService>, certificate: &ManagedCertificate) {
             context.log(Level::Info, format_args!("certificate for \"{names}\" found, valid until {until}"));
         }
         Origin::Earlier => stands_in("an earlier one"),
-        Origin::SelfSigned => stands_in("a self-signed one, which none of them trusts"),
+        Origin::SelfSigned => stands_in("a self-signed one, which no client trusts"),
     }
 }
 
@@ -223,7 +223,7 @@ impl Task {
         }
         let (current, written) = order::obtain(client, &self.certificate).await?;
         if let Err(error) = written {
-            let message = format_args!("the certificate cannot be kept: {}", OsErrorText(&error));
+            let message = format_args!("the certificate cannot be saved: {}", OsErrorText(&error));
             context.log(Level::Error, message);
         }
         let what = if is_renewal { "renewed" } else { "issued" };
@@ -355,7 +355,7 @@ async fn save_account(context: &Context<AcmeService>, client: &AcmeClient) {
         write_atomically(&directory.join("account.json"), saved.to_string().as_bytes())
     };
     if let Ok(Err(error)) = default_pool().run(write).await {
-        context.log(Level::Error, format_args!("the account cannot be kept {}", OsErrorText(&error)));
+        context.log(Level::Error, format_args!("the account cannot be saved {}", OsErrorText(&error)));
     }
 }
 

@@ -42,7 +42,7 @@ pub static MODULE: Module = Module {
         takes: Takes::Between(0, 1),
         body: BlockBody::None,
         default: "",
-        about: "Answers with what the server knows, as JSON; with write=on it can be changed, too.",
+        about: "Enables the REST API in the surrounding location; write=on allows changes.",
         store: &Custom(api),
     }],
     conf: Some(ConfType::of::<Conf>()),

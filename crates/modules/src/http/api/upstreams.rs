@@ -194,7 +194,7 @@ impl Wanted {
         let address = match ServerAddress::parse(name.as_bytes(), PORT_DEFAULT).map_err(wrong)? {
             ServerAddress::Inet(address) => SocketAddress::Inet(address),
             ServerAddress::Unix(path) => SocketAddress::unix(&path),
-            ServerAddress::Host(..) => return Err(wrong("a name and no address")),
+            ServerAddress::Host(..) => return Err(wrong("a name instead of an address")),
         };
         let name = Arc::from(name.as_bytes());
         let mut settings = ServerSettings { is_backup: self.backup.unwrap_or_default(), ..ServerSettings::default() };

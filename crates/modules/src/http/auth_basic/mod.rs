@@ -52,7 +52,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "off",
-            about: "Asks for a user and a password, for this realm.",
+            about: "Enables HTTP Basic authentication with this realm, or disables it (off).",
             store: &OneWith { parse: realm, slot: slot!(Conf, realm) },
         },
         Directive {
@@ -61,7 +61,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Body::None,
             default: "",
-            about: "The file with users and their hashed passwords.",
+            about: "Specifies the file with user names and hashed passwords.",
             store: &OneWith { parse: user_file, slot: slot!(Conf, user_file) },
         },
     ],
@@ -103,7 +103,7 @@ fn warning(path: &Path, word: &Word) -> Option<Diagnostic> {
     let error = path.metadata().err()?;
     let is_missing = matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
     let message = || format!("there is no \"{}\" {}", path.display(), OsErrorText(&error));
-    let hint = "where auth_basic is on, requests get 403 as long as there is no such file";
+    let hint = "with auth_basic, requests get 403 while the file is missing";
     is_missing.then(|| Diagnostic::warn(message()).at(word.span).hint(hint))
 }
 

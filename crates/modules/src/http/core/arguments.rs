@@ -96,7 +96,7 @@ pub(super) fn aio(builder: &mut Builder, statement: &Statement) -> Result<Aio, D
         text => match text.strip_prefix(b"threads=") {
             Some(name) => Aio::Threads(Some(PoolName::new(builder, &Word { text: name.into(), ..word.clone() })?)),
             None => {
-                let hint = "it is auto, on, off, threads or threads=POOL";
+                let hint = "it must be auto, on, off, threads or threads=POOL";
                 return Err(statement.directive_error("invalid value").at(word.span).hint(hint));
             }
         },
@@ -267,7 +267,7 @@ pub(super) fn open_file_cache(statement: &Statement) -> Result<OpenFileCache, Di
     for word in &statement.args {
         let invalid = || {
             let message = format!("invalid \"open_file_cache\" parameter \"{}\"", word.text);
-            Diagnostic::emerg(message).at(word.span).hint("off, or max=N and perhaps inactive=TIME")
+            Diagnostic::emerg(message).at(word.span).hint("it must be off, or max=N [inactive=TIME]")
         };
         if let Some(number) = word.text.strip_prefix(b"max=") {
             entries_max = Some(units::parse_number(number).filter(|&number| number > 0).ok_or_else(invalid)?);
@@ -331,7 +331,7 @@ pub(super) fn types(core: &mut CoreSettings, builder: &mut Builder, statement: &
             return Err((**error).clone());
         }
         if entry.block.is_some() {
-            return Err(entry.error("unexpected \"{\"").hint("types are written TYPE EXTENSION ...;"));
+            return Err(entry.error("unexpected \"{\"").hint("an entry is written TYPE EXTENSION ...;"));
         }
         for extension in &entry.args {
             let key = extension.text.to_ascii_lowercase().into_boxed_slice();
@@ -395,7 +395,7 @@ pub(super) fn error_page(
     if codes.is_empty() {
         let word = &rest[0];
         let error = Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span);
-        return Err(error.hint("at least one status must stand before the response"));
+        return Err(error.hint("at least one code must precede the URI"));
     }
     let target: Template = builder.http_mut().template(target)?;
     let mut pages = core.error_page.take().unwrap_or_default();

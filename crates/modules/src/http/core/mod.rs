@@ -40,7 +40,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(0),
         body: Body::Block,
         default: "",
-        about: "Everything that is served over HTTP.",
+        about: "Provides the context for HTTP server directives.",
         store: &Custom(|_: &mut (), builder, statement| builder::http_block(builder, statement)),
     },
     Directive {
@@ -49,7 +49,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(0),
         body: Body::Block,
         default: "",
-        about: "A virtual server.",
+        about: "Sets configuration for a virtual server.",
         store: &Custom(|_: &mut (), builder, statement| builder::server_block(builder, statement)),
     },
     Directive {
@@ -58,7 +58,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::Block,
         default: "",
-        about: "Settings for a part of the URIs.",
+        about: "Sets configuration depending on the request URI.",
         store: &Custom(|_: &mut (), builder, statement| builder::location_block(builder, statement)),
     },
     Directive {
@@ -67,7 +67,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "*:80 | *:8000",
-        about: "An address that the server answers on; without any it is port 80 for root, and 8000 for others.",
+        about: "Sets the address and port, or the UNIX-domain socket, on which the server accepts requests. Default: \
+                port 80 for root, otherwise 8000.",
         store: &Custom(|_: &mut (), builder, statement| builder::listen(builder, statement)),
     },
     Directive {
@@ -76,7 +77,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "The host names that the server answers for.",
+        about: "Sets the names of a virtual server.",
         store: &Custom(|_: &mut (), builder, statement| builder::server_name(builder, statement)),
     },
     Directive {
@@ -85,7 +86,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1k",
-        about: "Memory for a usual request head, taken when its first byte comes.",
+        about: "Sets the buffer size for reading the request header.",
         store: &One { parse: size, slot: slot!(CoreSettings, client_header_buffer_size) },
     },
     Directive {
@@ -94,7 +95,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(2),
         body: Body::None,
         default: "4 8k",
-        about: "How many buffers, and how large, a large head may take; a line must fit in one.",
+        about: "Sets the maximum number and size of buffers for a large request header; each line must fit in one \
+                buffer.",
         store: &One { parse: header_buffers, slot: slot!(CoreSettings, large_client_header_buffers) },
     },
     Directive {
@@ -103,7 +105,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "60s",
-        about: "How long a client may take for the head of a request.",
+        about: "Sets the timeout for reading the request header.",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, client_header_timeout) },
     },
     Directive {
@@ -112,7 +114,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
-        about: "Whether fields with strange names are left out instead of refused.",
+        about: "Enables or disables ignoring request header fields with invalid names; off refuses such requests.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, ignore_invalid_headers) },
     },
     Directive {
@@ -121,7 +123,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether names of fields may have underscores.",
+        about: "Enables or disables underscores in names of request header fields.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, underscores_in_headers) },
     },
     Directive {
@@ -130,7 +132,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
-        about: "Whether several slashes in a URI count as one.",
+        about: "Enables or disables merging of adjacent slashes in a URI into one.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, merge_slashes) },
     },
     Directive {
@@ -139,7 +141,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1000",
-        about: "How many fields a request may have.",
+        about: "Sets the maximum number of request header fields.",
         store: &One { parse: count, slot: slot!(CoreSettings, max_headers) },
     },
     Directive {
@@ -148,7 +150,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1m",
-        about: "How large a request's body may be; 0 for any size.",
+        about: "Sets the maximum size of the request body; 0 disables the check.",
         store: &One { parse: values::offset, slot: slot!(CoreSettings, client_max_body_size) },
     },
     Directive {
@@ -157,7 +159,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "16k",
-        about: "How much of a request's body is kept in memory; the rest goes to a file.",
+        about: "Sets the buffer size for the request body; the part beyond it is written to a temporary file.",
         store: &One { parse: size_or_none, slot: slot!(CoreSettings, client_body_buffer_size) },
     },
     Directive {
@@ -166,7 +168,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "60s",
-        about: "How long a client may be silent while it sends a body.",
+        about: "Sets the timeout between two successive reads of the request body.",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, client_body_timeout) },
     },
     Directive {
@@ -175,8 +177,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "0",
-        about: "How many bytes a second a client has to send of a body in the mean, after 10s or after=TIME; 0 for \
-                any.",
+        about: "Sets the minimum average rate of a request body in bytes per second, enforced after 10s or after=TIME; \
+                0 disables it.",
         store: &One { parse: min_rate, slot: slot!(CoreSettings, client_body_min_rate) },
     },
     Directive {
@@ -185,7 +187,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 4),
         body: Body::None,
         default: "",
-        about: "Where bodies that are too large for memory are kept; else /var/lib/gale/body (or /var/lib/nginx/body).",
+        about: "Sets the directory for temporary files of request bodies; /var/lib/gale/body (or /var/lib/nginx/body) \
+                by default.",
         store: &OneWith { parse: temp_path, slot: slot!(CoreSettings, client_body_temp_path) },
     },
     Directive {
@@ -194,7 +197,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "off",
-        about: "Whether bodies go to files as a whole: off, on, or clean, which removes them with the request.",
+        about: "Enables or disables saving whole request bodies to files; clean removes the files after the requests.",
         store: &One { parse: body_in_file, slot: slot!(CoreSettings, client_body_in_file_only) },
     },
     Directive {
@@ -203,7 +206,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether what is kept of a body in memory is one piece.",
+        about: "Enables or disables keeping the request body in a single buffer.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, client_body_in_single_buffer) },
     },
     Directive {
@@ -212,7 +215,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "60s",
-        about: "How long a client may take nothing of a response.",
+        about: "Sets the timeout between two successive writes to the client.",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, send_timeout) },
     },
     Directive {
@@ -221,7 +224,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "75s",
-        about: "How long an idle connection is kept, and what the client is told.",
+        about: "Sets how long an idle keep-alive connection stays open, and the value of the Keep-Alive response \
+                header field.",
         store: &One { parse: keepalive_timeout, slot: slot!(CoreSettings, keepalive_timeout) },
     },
     Directive {
@@ -230,7 +234,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "msie6",
-        about: "Browsers that mishandle kept connections: none, msie6 or safari.",
+        about: "Disables keep-alive connections with misbehaving browsers: none, msie6 or safari.",
         store: &Updated { parse: keepalive_disable, slot: slot!(CoreSettings, keepalive_disable) },
     },
     Directive {
@@ -239,7 +243,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1000",
-        about: "How many requests a connection may carry.",
+        about: "Sets the maximum number of requests served through one keep-alive connection.",
         store: &One { parse: values::number, slot: slot!(CoreSettings, keepalive_requests) },
     },
     Directive {
@@ -248,7 +252,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1h",
-        about: "How long a connection may carry requests.",
+        about: "Limits the time during which requests are processed through one keep-alive connection.",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, keepalive_time) },
     },
     Directive {
@@ -257,7 +261,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "0",
-        about: "How long a connection stays open, even when the server stops or is short of connections.",
+        about: "Sets a timeout during which an idle keep-alive connection is not closed for reuse or on graceful \
+                shutdown.",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, keepalive_min_timeout) },
     },
     Directive {
@@ -266,7 +271,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "0",
-        about: "How many bytes of a response go out in a second; 0 for no limit.",
+        about: "Limits the rate of response transmission in bytes per second; 0 disables the limit.",
         store: &OneWith { parse: size_template, slot: slot!(CoreSettings, limit_rate) },
     },
     Directive {
@@ -275,7 +280,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "0",
-        about: "How much of a response goes out before limit_rate applies.",
+        about: "Sets the initial amount of a response after which limit_rate applies.",
         store: &OneWith { parse: size_template, slot: slot!(CoreSettings, limit_rate_after) },
     },
     Directive {
@@ -284,7 +289,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "on",
-        about: "Whether a client that is still sending is read from before the connection is closed.",
+        about: "Sets whether data that a client still sends is read before the connection is closed: off, on or \
+                always.",
         store: &One { parse: lingering_close, slot: slot!(CoreSettings, lingering_close) },
     },
     Directive {
@@ -293,7 +299,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "30s",
-        about: "How long a closing connection is read from at most.",
+        about: "Sets the maximum time during which a closing connection is read (lingering_close).",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, lingering_time) },
     },
     Directive {
@@ -302,7 +308,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "5s",
-        about: "How long a closing connection may be silent.",
+        about: "Sets the maximum wait for more data on a closing connection (lingering_close).",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, lingering_timeout) },
     },
     Directive {
@@ -311,7 +317,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether connections that timed out are reset instead of closed.",
+        about: "Enables or disables resetting timed-out connections instead of closing them.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, reset_timedout_connection) },
     },
     Directive {
@@ -320,7 +326,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
-        about: "Whether small packets leave at once.",
+        about: "Enables or disables the TCP_NODELAY option.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, tcp_nodelay) },
     },
     Directive {
@@ -329,7 +335,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether head and file leave in full packets.",
+        about: "Enables or disables sending the response header and the file in full packets.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, tcp_nopush) },
     },
     Directive {
@@ -338,7 +344,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether files go from the page cache to the socket without passing through the program.",
+        about: "Enables or disables the use of sendfile().",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, sendfile) },
     },
     Directive {
@@ -347,7 +353,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "2m",
-        about: "How much of a file is sent in one call.",
+        about: "Limits the amount of a file that is sent in one sendfile() call.",
         store: &One { parse: values::size, slot: slot!(CoreSettings, sendfile_max_chunk) },
     },
     Directive {
@@ -357,7 +363,8 @@ const DIRECTIVES: &[Directive] = &[
         body: Body::None,
         default: "",
         // nginx's is "off", which here says more than nothing.
-        about: "How many files are kept, and how long without use; off keeps none; when not said, some in demand.",
+        about: "Configures the cache of open files: max=N [inactive=TIME], or off. Default: only small files in demand \
+                are cached.",
         store: &One { parse: open_file_cache, slot: slot!(CoreSettings, open_file_cache) },
     },
     Directive {
@@ -366,7 +373,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "60s",
-        about: "How long what the cache of open files says is believed.",
+        about: "Sets the time after which entries of open_file_cache are validated.",
         store: &One { parse: values::time_s, slot: slot!(CoreSettings, open_file_cache_valid) },
     },
     Directive {
@@ -375,7 +382,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1",
-        about: "From which use on a file is kept open.",
+        about: "Sets the minimum number of uses for a file to stay open in open_file_cache.",
         store: &One { parse: values::number, slot: slot!(CoreSettings, open_file_cache_min_uses) },
     },
     Directive {
@@ -384,7 +391,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether the cache of open files remembers what was not found or not allowed.",
+        about: "Enables or disables caching of file lookup errors in open_file_cache.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, open_file_cache_errors) },
     },
     Directive {
@@ -393,7 +400,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether what the kernel watches is believed until it tells of a change, however long.",
+        about: "Enables or disables keeping entries that the kernel watches for changes valid beyond \
+                open_file_cache_valid.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, open_file_cache_events) },
     },
     Directive {
@@ -403,7 +411,7 @@ const DIRECTIVES: &[Directive] = &[
         body: Body::None,
         // nginx's is "off": there nobody can tell what is in memory.
         default: "auto",
-        about: "What reads the pieces of files that are not in memory: auto, on, off, threads or threads=POOL.",
+        about: "Sets how parts of files that are not in memory are read: auto, on, off, threads or threads=POOL.",
         store: &OneWith { parse: aio, slot: slot!(CoreSettings, aio) },
     },
     Directive {
@@ -412,7 +420,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "off",
-        about: "From which size on files are read past the page cache.",
+        about: "Sets the size from which files are read with O_DIRECT, bypassing the page cache.",
         store: &One { parse: directio, slot: slot!(CoreSettings, directio) },
     },
     Directive {
@@ -421,7 +429,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "512",
-        about: "How reads past the page cache are aligned; 4096 at least.",
+        about: "Sets the alignment for directio; at least 4096 is used.",
         store: &One { parse: alignment, slot: slot!(CoreSettings, directio_alignment) },
     },
     Directive {
@@ -430,7 +438,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(2),
         body: Body::None,
         default: "2 32k",
-        about: "How much of a file is read at once: number of buffers and size of each.",
+        about: "Sets the number and size of the buffers for reading a file from disk.",
         store: &One { parse: header_buffers, slot: slot!(CoreSettings, output_buffers) },
     },
     Directive {
@@ -439,7 +447,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "1460",
-        about: "How much is gathered before it is sent, if more is there at once.",
+        about: "Sets the amount of output that is gathered before it is sent.",
         store: &One { parse: values::size, slot: slot!(CoreSettings, postpone_output) },
     },
     Directive {
@@ -448,7 +456,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "0",
-        about: "Whether the kernel is told that files are read from one end to the other.",
+        about: "Sets whether the kernel is told that large files are read sequentially; 0 disables it.",
         store: &One { parse: values::size, slot: slot!(CoreSettings, read_ahead) },
     },
     Directive {
@@ -458,7 +466,7 @@ const DIRECTIVES: &[Directive] = &[
         body: Body::None,
         // nginx's is "0"; written out it is warned of.
         default: "",
-        about: "Has no meaning on Linux; 0 when not said.",
+        about: "No effect on Linux.",
         store: &OneWith { parse: send_lowat, slot: slot!(CoreSettings, send_lowat) },
     },
     Directive {
@@ -467,7 +475,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "html",
-        about: "The directory that URIs are appended to.",
+        about: "Sets the root directory for requests.",
         store: &OneWith { parse: root, slot: slot!(CoreSettings, root) },
     },
     Directive {
@@ -476,7 +484,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "The directory that takes the place of the location's prefix.",
+        about: "Sets the directory that replaces the location's prefix.",
         store: &Custom(alias),
     },
     Directive {
@@ -485,8 +493,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "off",
-        about: "Which symbolic links on the way to a file are refused: none, all, or those of other owners than the \
-                file's.",
+        about: "Sets which symbolic links in a path are refused: none (off), all (on), or those of another owner \
+                (if_not_owner).",
         store: &OneWith { parse: disable_symlinks, slot: slot!(CoreSettings, disable_symlinks) },
     },
     Directive {
@@ -495,7 +503,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(0),
         body: Body::None,
         default: "",
-        about: "Only redirects of the server's own reach the location.",
+        about: "Restricts the location to internal requests; external requests get 404.",
         store: &Custom(internal),
     },
     Directive {
@@ -504,7 +512,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "all",
-        about: "Whether all modules of the access phase have to let a client in, or any.",
+        about: "Allows access if all (all) or at least one (any) of the access modules allow it.",
         store: &One { parse: satisfy, slot: slot!(CoreSettings, satisfy) },
     },
     Directive {
@@ -513,7 +521,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "0s",
-        about: "How long a client without the right password waits for the answer.",
+        about: "Delays responses to unauthorized requests (401), which slows down password guessing.",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, auth_delay) },
     },
     Directive {
@@ -522,7 +530,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::Block,
         default: "",
-        about: "Who may use methods other than these.",
+        about: "Limits the allowed HTTP methods inside a location; the block applies to all other methods.",
         store: &Custom(|_: &mut (), builder, statement| builder::limit_except(builder, statement)),
     },
     Directive {
@@ -531,7 +539,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "text/plain",
-        about: "The media type of files whose extension says nothing.",
+        about: "Sets the MIME type of files with an unknown extension.",
         store: &One { parse: text, slot: slot!(CoreSettings, default_type) },
     },
     Directive {
@@ -540,7 +548,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(0),
         body: Body::Block,
         default: "",
-        about: "Media types by the extensions of file names.",
+        about: "Maps file name extensions to MIME types of responses.",
         store: &Custom(types),
     },
     Directive {
@@ -549,7 +557,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "Responses 103 are passed on if any of these texts is neither empty nor 0.",
+        about: "Passes 103 (Early Hints) responses to the client if at least one value is non-empty and not 0.",
         store: &Custom(early_hints),
     },
     Directive {
@@ -558,7 +566,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(2),
         body: Body::None,
         default: "",
-        about: "What is answered instead of an error.",
+        about: "Defines the URI that is shown for the specified errors.",
         store: &Custom(error_page),
     },
     Directive {
@@ -567,7 +575,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether an error page may lead to another one.",
+        about: "Enables or disables several redirects by error_page for one request.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, recursive_error_pages) },
     },
     Directive {
@@ -576,7 +584,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "A path or named location that is asked in the background when a request is over.",
+        about: "Sets the URI or named location that is requested in the background after a request ends.",
         store: &One { parse: post_action, slot: slot!(CoreSettings, post_action) },
     },
     Directive {
@@ -585,7 +593,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
-        about: "Whether pages of errors are made long enough for MSIE and Chrome to show them.",
+        about: "Enables or disables padding of error pages, so that MSIE and Chrome show them.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, msie_padding) },
     },
     Directive {
@@ -594,7 +602,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether MSIE gets a page that leads on instead of a redirect.",
+        about: "Enables or disables refreshes instead of redirects for MSIE.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, msie_refresh) },
     },
     Directive {
@@ -603,7 +611,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "on",
-        about: "What the Server field says: on, off, build, or any text.",
+        about: "Sets the Server response header field: on, off, build, or any text.",
         store: &OneWith { parse: server_tokens, slot: slot!(CoreSettings, server_tokens) },
     },
     Directive {
@@ -612,7 +620,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
-        about: "Whether files are given an ETag.",
+        about: "Enables or disables the ETag response header field for static files.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, etag) },
     },
     Directive {
@@ -621,7 +629,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "exact",
-        about: "How the time in If-Modified-Since is compared.",
+        about: "Sets how the modification time of a response is compared with If-Modified-Since: off, exact or before.",
         store: &One { parse: if_modified_since, slot: slot!(CoreSettings, if_modified_since) },
     },
     Directive {
@@ -630,7 +638,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "2147483647",
-        about: "How many ranges a request may ask for; more, and the whole is sent. 0 turns ranges off.",
+        about: "Limits the number of ranges in a request; with more the whole response is sent. 0 disables ranges.",
         store: &One { parse: values::number, slot: slot!(CoreSettings, max_ranges) },
     },
     Directive {
@@ -639,7 +647,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
-        about: "Whether HTTP/1.1 responses of unknown length are sent in chunks.",
+        about: "Enables or disables chunked transfer encoding in HTTP/1.1.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, chunked_transfer_encoding) },
     },
     Directive {
@@ -648,7 +656,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
-        about: "Whether redirects name scheme and host.",
+        about: "Enables or disables absolute redirects; off sends relative ones.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, absolute_redirect) },
     },
     Directive {
@@ -657,7 +665,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether redirects name the server's own name instead of the host asked for.",
+        about: "Enables or disables the primary server name in absolute redirects, instead of the requested host.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, server_name_in_redirect) },
     },
     Directive {
@@ -666,7 +674,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
-        about: "Whether redirects name the port.",
+        about: "Enables or disables the port in absolute redirects.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, port_in_redirect) },
     },
     Directive {
@@ -675,7 +683,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "The name servers that requests' names are asked of, with valid=TIME, ipv4=on|off, ipv6=on|off.",
+        about: "Configures the name servers that resolve names of upstream servers: ADDRESS ... [valid=TIME] \
+                [ipv4=on|off] [ipv6=on|off].",
         store: &OneWith {
             parse: |builder, statement| ResolverSettings::parse(builder, statement).map(Arc::new),
             slot: slot!(CoreSettings, resolver),
@@ -687,7 +696,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "30s",
-        about: "How long a request waits for a name to be resolved; 0 for ever.",
+        about: "Sets the timeout for name resolution; 0 disables it.",
         store: &One { parse: values::time_ms, slot: slot!(CoreSettings, resolver_timeout) },
     },
     Directive {
@@ -696,7 +705,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "The zone that the server's requests are counted in.",
+        about: "Sets the zone that counts the requests of the server.",
         store: &Custom(|_: &mut (), builder, statement| server_zone(builder, statement)),
     },
     Directive {
@@ -705,7 +714,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "",
-        about: "The zone that requests are counted in that end here; off for none.",
+        about: "Sets the zone that counts the requests that end in this location; off disables it.",
         store: &OneWith { parse: location_zone, slot: slot!(CoreSettings, location_zone) },
     },
     Directive {
@@ -714,8 +723,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Between(1, 2),
         body: Body::None,
         default: "off",
-        about: "A line in the error log, at this level (warn), for requests that take longer: with where the time \
-                went.",
+        about: "Logs requests that take longer than TIME, and where the time went, to the error log, at the given \
+                level (warn by default).",
         store: &OneWith { parse: slow_request_log, slot: slot!(CoreSettings, slow_request_log) },
     },
     Directive {
@@ -724,7 +733,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "off",
-        about: "Whether subrequests are written to the access log.",
+        about: "Enables or disables logging of subrequests to the access log.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, log_subrequest) },
     },
     Directive {
@@ -733,7 +742,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Exactly(1),
         body: Body::None,
         default: "4k",
-        about: "How large the body of a subrequest may be that is kept in memory.",
+        about: "Sets the maximum size of a subrequest's response body that is kept in memory.",
         store: &One { parse: size_or_none, slot: slot!(CoreSettings, subrequest_output_buffer_size) },
     },
     Directive {
@@ -742,7 +751,7 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::Flag,
         body: Body::None,
         default: "on",
-        about: "Whether files that do not exist are worth a message.",
+        about: "Enables or disables logging of errors about files that are not found.",
         store: &One { parse: values::flag, slot: slot!(CoreSettings, log_not_found) },
     },
     Directive {
@@ -751,7 +760,8 @@ const DIRECTIVES: &[Directive] = &[
         takes: Takes::AtLeast(1),
         body: Body::None,
         default: "",
-        about: "Where messages go, from which level on, in which form; may be repeated; else as in the main context.",
+        about: "Sets the destination, minimum level and format of the error log; may be repeated. Default: as in the \
+                main context.",
         store: &ManyWith { parse: crate::core::error_log, slot: slot!(CoreSettings, error_log) },
     },
 ];

@@ -37,8 +37,7 @@ pub static MODULE: Module = Module {
         takes: Takes::Between(0, 1),
         body: BlockBody::None,
         default: "",
-        about: "Answers with a page that shows live what the server does; with write=on servers of groups can be \
-                changed on it.",
+        about: "Enables the live dashboard in the surrounding location; write=on allows changes to upstream servers.",
         store: &Custom(dashboard),
     }],
     conf: Some(ConfType::of::<Conf>()),
@@ -60,8 +59,8 @@ fn dashboard(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> R
     // The page finds its parts by paths that begin with the location's name.
     let prefix = builder.http_mut().location_prefix(scope);
     if !prefix.is_some_and(|prefix| prefix.ends_with(b"/")) {
-        let error = "needs a location for all paths below a name that ends with a slash";
-        let hint = "for example: location /dashboard/ { dashboard; }, neither with \"=\" nor with an expression";
+        let error = "needs a prefix location whose name ends with a slash";
+        let hint = "for example: location /dashboard/ { dashboard; }, without \"=\" and without a regular expression";
         return Err(statement.directive_error(error).hint(hint));
     }
     conf.is_writable = match statement.args.first() {

@@ -49,7 +49,8 @@ pub static MODULE: Module = Module {
             takes: Takes::AtLeast(1),
             body: Block::None,
             default: "off",
-            about: "The methods by which clients may change files: PUT, DELETE, MKCOL, COPY, MOVE.",
+            about: "Allows HTTP and WebDAV methods that change files: PUT, DELETE, MKCOL, COPY and MOVE; off denies \
+                    all.",
             store: &Updated { parse: methods, slot: slot!(Conf, methods) },
         },
         Directive {
@@ -58,7 +59,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: Block::None,
             default: "off",
-            about: "Whether PUT creates the directories that are missing on the way to its file.",
+            about: "Enables or disables creation of missing intermediate directories by PUT.",
             store: &One { parse: values::flag, slot: slot!(Conf, create_full_put_path) },
         },
         Directive {
@@ -67,7 +68,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Between(1, 3),
             body: Block::None,
             default: "user:rw",
-            about: "Who may read and write what clients create.",
+            about: "Sets access permissions for newly created files and directories.",
             store: &One { parse: parse_permissions, slot: slot!(Conf, access) },
         },
         Directive {
@@ -76,7 +77,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "0",
-            about: "How many elements the path of a DELETE has to have at least.",
+            about: "Sets the minimum number of elements in the path of a DELETE request.",
             store: &One { parse: values::number, slot: slot!(Conf, min_delete_depth) },
         },
     ],

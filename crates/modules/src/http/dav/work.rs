@@ -245,7 +245,7 @@ fn check_places(transfer: &Transfer) -> Result<(), Refusal> {
     let is_nested = real_from.starts_with(&real_to) || real_to.starts_with(&real_from);
     if real_from == real_to || is_nested && transfer.is_collection {
         let (from, to) = (from.display(), to.display());
-        return Err(Refusal::said(403, format!("\"{from}\" and \"{to}\" lie in each other")));
+        return Err(Refusal::said(403, format!("one of \"{from}\" and \"{to}\" is inside the other")));
     }
     Ok(())
 }

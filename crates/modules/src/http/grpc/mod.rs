@@ -60,7 +60,7 @@ pub static MODULE: Module = Module {
                     "grpc_pass",
                     Takes::Exactly(1),
                     "",
-                    "The gRPC server, or group of servers, that requests are passed to.",
+                    "Sets the gRPC server address, or the group of servers, to which requests are passed.",
                     &Custom(grpc_pass),
                 )
             },
@@ -68,7 +68,7 @@ pub static MODULE: Module = Module {
                 "grpc_set_header",
                 Takes::Exactly(2),
                 "",
-                "A field of the request to the server; empty for none.",
+                "Sets a header field of the request passed to the server; an empty value removes the field.",
                 &Custom(set_header),
             ),
             row!(
@@ -77,7 +77,7 @@ pub static MODULE: Module = Module {
                 "_request_dynamic",
                 Takes::Flag,
                 "off",
-                "Whether the request is written anew for each server that is tried.",
+                "Enables or disables creating a separate request for each server that is tried.",
                 values flag,
                 request_dynamic
             ),

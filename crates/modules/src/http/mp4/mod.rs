@@ -52,7 +52,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(0),
             body: Block::None,
             default: "",
-            about: "Answers with MP4 films, or with a part of one that the arguments start and end name.",
+            about: "Serves MP4 files, or the part given by the request arguments start and end.",
             store: &Custom(|conf: &mut Conf, _, _| {
                 conf.is_on = true;
                 Ok(())
@@ -64,7 +64,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "512k",
-            about: "An index of this length is always taken, whatever mp4_max_buffer_size says.",
+            about: "Sets the size of the index (moov atom) that is always accepted, whatever mp4_max_buffer_size is.",
             store: &One { parse: values::size, slot: slot!(Conf, buffer_size) },
         },
         Directive {
@@ -73,7 +73,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "10m",
-            about: "How long the index of a film may be.",
+            about: "Sets the maximum size of the index (moov atom) of a file.",
             store: &One { parse: values::size, slot: slot!(Conf, max_buffer_size) },
         },
         Directive {
@@ -82,7 +82,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: Block::None,
             default: "off",
-            about: "Whether a part begins with a key frame, also if players have to skip what precedes its time.",
+            about: "Enables or disables starting the output with a key frame; an edit list makes players skip the time \
+                    before start.",
             store: &One { parse: values::flag, slot: slot!(Conf, start_key_frame) },
         },
         Directive {
@@ -91,7 +92,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "off",
-            about: "How fast films go out, as a multiple of what they have in a second of their time; on is 1.1.",
+            about: "Limits the rate of response transmission to a multiple of the file's average bitrate; on means \
+                    1.1.",
             store: &One { parse: limit_rate, slot: slot!(Conf, limit_rate) },
         },
         Directive {
@@ -100,7 +102,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "60s",
-            about: "How much of a film goes out before mp4_limit_rate counts, in its time.",
+            about: "Sets the initial amount of media, in playback time, after which mp4_limit_rate applies.",
             store: &One { parse: values::time_ms, slot: slot!(Conf, limit_rate_after) },
         },
     ],
@@ -343,7 +345,7 @@ fn in_room(head: Vec<u8>) -> Option<Bytes> {
 }
 
 fn no_room(request: &Request) -> u16 {
-    request.log(Level::Error, format_args!("the indexes of films that are being sent take too much memory"));
+    request.log(Level::Error, format_args!("indexes of MP4 files that are being sent take too much memory"));
     503
 }
 

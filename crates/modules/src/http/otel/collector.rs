@@ -132,7 +132,7 @@ fn way<'c, S: Service>(
     let tls = match &settings.endpoint.tls {
         None => None,
         Some(client) => {
-            let client = client.get().map(Arc::clone).ok_or("TLS is not prepared")?;
+            let client = client.get().map(Arc::clone).ok_or("TLS is not set up")?;
             Some(PassingTls { client, name: settings.endpoint.name().into_bytes().into(), certificate: None })
         }
     };

@@ -61,7 +61,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(0),
             body: Block::Block,
             default: "",
-            about: "The collector that gets traces, and how: endpoint, interval, batch_size, batch_count, header, \
+            about: "Configures the export of traces: endpoint, interval, batch_size, batch_count, header, \
                     trusted_certificate.",
             store: &Custom(exporter),
         },
@@ -71,7 +71,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "unknown_service:nginx",
-            about: "The attribute service.name of the resource.",
+            about: "Sets the service.name attribute of the OpenTelemetry resource.",
             store: &One { parse: values::string, slot: slot!(Conf, service_name) },
         },
         Directive {
@@ -80,7 +80,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(2),
             body: Block::None,
             default: "",
-            about: "Another attribute of the resource.",
+            about: "Sets a custom OpenTelemetry resource attribute.",
             store: &Many { parse: values::key_value, slot: slot!(Conf, resource_attributes) },
         },
         Directive {
@@ -89,8 +89,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "off",
-            about: "Whether requests are traced: all, none, so many of a hundred by chance (1%), or those for which a \
-                    variable is on or 1.",
+            about: "Enables or disables tracing: on, off, a random percentage of requests (1%), or a variable with the \
+                    value on or 1.",
             store: &OneWith { parse: trace, slot: slot!(Conf, trace) },
         },
         Directive {
@@ -99,7 +99,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "ignore",
-            about: "What becomes of traceparent and tracestate: taken from clients, told to servers, or both.",
+            about: "Sets how traceparent and tracestate are propagated: extract (from clients), inject (to servers), \
+                    propagate (both) or ignore.",
             store: &One { parse: propagation, slot: slot!(Conf, propagation) },
         },
         Directive {
@@ -108,7 +109,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: Block::None,
             default: "",
-            about: "The name of spans; else that of the location.",
+            about: "Defines the name of the OpenTelemetry span; the name of the location by default.",
             store: &OneWith { parse: span_name, slot: slot!(Conf, span_name) },
         },
         Directive {
@@ -117,7 +118,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(2),
             body: Block::None,
             default: "",
-            about: "Another attribute of spans.",
+            about: "Adds a custom OpenTelemetry span attribute.",
             store: &ManyWith { parse: span_attribute, slot: slot!(Conf, span_attributes) },
         },
     ],

@@ -301,83 +301,113 @@ use Kind::{Counter, Gauge, Histogram};
 
 /// All families, in the order in which they are told.
 pub(super) static FAMILIES: &[Family] = &[
-    row("gale_build_info", Gauge, "The version that runs.", once, |_, _, out| {
+    row("gale_build_info", Gauge, "Version of the running program.", once, |_, _, out| {
         out.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
     }),
-    row("gale_worker_processes_respawned", Counter, "Worker processes that died.", once, |_, _, out| {
-        out.sample(&[], gale_process::respawned());
-    }),
-    row("gale_connections_accepted", Counter, "Connections of clients.", once, |sources, _, out| {
+    row(
+        "gale_worker_processes_respawned",
+        Counter,
+        "Worker processes restarted after they had died.",
+        once,
+        |_, _, out| {
+            out.sample(&[], gale_process::respawned());
+        },
+    ),
+    row("gale_connections_accepted", Counter, "Accepted client connections.", once, |sources, _, out| {
         out.sample(&[], sources.totals.accepted);
     }),
-    row("gale_connections", Gauge, "Connections of clients that are open.", once, |sources, _, out| {
+    row("gale_connections", Gauge, "Open client connections by state.", once, |sources, _, out| {
         let totals = &sources.totals;
         let states = [("reading", totals.reading), ("writing", totals.writing), ("waiting", totals.waiting())];
         states.into_iter().for_each(|(state, count)| out.sample(&[("state", state)], count));
     }),
-    row("gale_http_requests", Counter, "Requests of clients.", once, |sources, _, out| {
+    row("gale_http_requests", Counter, "Client requests.", once, |sources, _, out| {
         out.sample(&[], sources.totals.requests);
     }),
     row(
         "gale_worker_http_requests",
         Counter,
-        "Requests of clients, by worker.",
+        "Client requests by worker.",
         |sources| sources.workers.len(),
         |sources, item, out| {
             let (worker, totals) = &sources.workers[item];
             out.sample(&[("worker", &worker.to_string())], totals.requests);
         },
     ),
-    row("gale_ssl_handshakes", Counter, "Handshakes with clients.", once, |_, _, out| {
+    row("gale_ssl_handshakes", Counter, "TLS handshakes with clients.", once, |_, _, out| {
         handshakes(&ALL_HANDSHAKES.figures(), &[], out);
     }),
-    row("gale_ssl_verify_failures", Counter, "Certificates of clients that are not good.", once, |_, _, out| {
+    row("gale_ssl_verify_failures", Counter, "Client certificates that failed verification.", once, |_, _, out| {
         verify_failures(&ALL_HANDSHAKES.figures(), &[], out);
     }),
-    row("gale_otel_spans", Counter, "Spans of traces that collectors have taken, or not.", once, |_, _, out| {
+    row("gale_otel_spans", Counter, "OpenTelemetry spans by export result.", once, |_, _, out| {
         for (result, count) in ["exported", "dropped"].iter().zip(SPANS.sums()) {
             out.sample(&[("result", result)], count);
         }
     }),
     // Zones of servers.
-    row("gale_http_server_zone_requests", Counter, "Requests.", http_servers, |sources, item, out| {
+    row("gale_http_server_zone_requests", Counter, "Client requests.", http_servers, |sources, item, out| {
         let (zone, figures) = http_server(sources, item);
         out.sample(&[("zone", zone)], figures.begun());
     }),
-    row("gale_http_server_zone_processing", Gauge, "Requests under way.", http_servers, |sources, item, out| {
-        let (zone, figures) = http_server(sources, item);
-        out.sample(&[("zone", zone)], figures.processing());
-    }),
-    row("gale_http_server_zone_responses", Counter, "Responses by class.", http_servers, |sources, item, out| {
-        let (zone, figures) = http_server(sources, item);
-        classes(&figures, ("zone", zone), out);
-    }),
-    row("gale_http_server_zone_responses_by_code", Counter, "Responses.", http_servers, |sources, item, out| {
-        let (zone, figures) = http_server(sources, item);
-        codes(&figures, ("zone", zone), out);
-    }),
+    row(
+        "gale_http_server_zone_processing",
+        Gauge,
+        "Client requests being processed.",
+        http_servers,
+        |sources, item, out| {
+            let (zone, figures) = http_server(sources, item);
+            out.sample(&[("zone", zone)], figures.processing());
+        },
+    ),
+    row(
+        "gale_http_server_zone_responses",
+        Counter,
+        "Responses to clients by status class.",
+        http_servers,
+        |sources, item, out| {
+            let (zone, figures) = http_server(sources, item);
+            classes(&figures, ("zone", zone), out);
+        },
+    ),
+    row(
+        "gale_http_server_zone_responses_by_code",
+        Counter,
+        "Responses to clients by status code.",
+        http_servers,
+        |sources, item, out| {
+            let (zone, figures) = http_server(sources, item);
+            codes(&figures, ("zone", zone), out);
+        },
+    ),
     row(
         "gale_http_server_zone_discarded",
         Counter,
-        "Requests without a response.",
+        "Requests completed without a response.",
         http_servers,
         |sources, item, out| {
             let (zone, figures) = http_server(sources, item);
             out.sample(&[("zone", zone)], figures.discarded());
         },
     ),
-    row("gale_http_server_zone_received_bytes", Counter, "Bytes from clients.", http_servers, |sources, item, out| {
-        let (zone, figures) = http_server(sources, item);
-        out.sample(&[("zone", zone)], figures.received());
-    }),
-    row("gale_http_server_zone_sent_bytes", Counter, "Bytes to clients.", http_servers, |sources, item, out| {
+    row(
+        "gale_http_server_zone_received_bytes",
+        Counter,
+        "Bytes received from clients.",
+        http_servers,
+        |sources, item, out| {
+            let (zone, figures) = http_server(sources, item);
+            out.sample(&[("zone", zone)], figures.received());
+        },
+    ),
+    row("gale_http_server_zone_sent_bytes", Counter, "Bytes sent to clients.", http_servers, |sources, item, out| {
         let (zone, figures) = http_server(sources, item);
         out.sample(&[("zone", zone)], figures.sent());
     }),
     row(
         "gale_http_server_zone_first_byte_seconds",
         Histogram,
-        "Time from the first byte of a request to the first of its response.",
+        "Time from the first byte of a request to the first byte of its response.",
         http_servers,
         |sources, item, out| {
             let (zone, figures) = http_server(sources, item);
@@ -387,21 +417,27 @@ pub(super) static FAMILIES: &[Family] = &[
     row(
         "gale_http_server_zone_request_seconds",
         Histogram,
-        "Time from the first byte of a request to the end of its response.",
+        "Time from the first byte of a request to the last byte of its response.",
         http_servers,
         |sources, item, out| {
             let (zone, figures) = http_server(sources, item);
             out.times(&[("zone", zone)], figures.whole());
         },
     ),
-    row("gale_http_server_zone_ssl_handshakes", Counter, "Handshakes.", http_servers, |sources, item, out| {
-        let (name, zone) = &sources.http_servers[item];
-        handshakes(&zone.handshakes.figures(), &[("zone", name)], out);
-    }),
+    row(
+        "gale_http_server_zone_ssl_handshakes",
+        Counter,
+        "TLS handshakes with clients.",
+        http_servers,
+        |sources, item, out| {
+            let (name, zone) = &sources.http_servers[item];
+            handshakes(&zone.handshakes.figures(), &[("zone", name)], out);
+        },
+    ),
     row(
         "gale_http_server_zone_ssl_verify_failures",
         Counter,
-        "Certificates of clients that are not good.",
+        "Client certificates that failed verification.",
         http_servers,
         |sources, item, out| {
             let (name, zone) = &sources.http_servers[item];
@@ -409,18 +445,24 @@ pub(super) static FAMILIES: &[Family] = &[
         },
     ),
     // Zones of locations.
-    row("gale_http_location_zone_requests", Counter, "Requests.", http_locations, |sources, item, out| {
+    row("gale_http_location_zone_requests", Counter, "Client requests.", http_locations, |sources, item, out| {
         let (zone, figures) = http_location(sources, item);
         out.sample(&[("zone", zone)], figures.begun());
     }),
-    row("gale_http_location_zone_responses", Counter, "Responses by class.", http_locations, |sources, item, out| {
-        let (zone, figures) = http_location(sources, item);
-        classes(&figures, ("zone", zone), out);
-    }),
+    row(
+        "gale_http_location_zone_responses",
+        Counter,
+        "Responses to clients by status class.",
+        http_locations,
+        |sources, item, out| {
+            let (zone, figures) = http_location(sources, item);
+            classes(&figures, ("zone", zone), out);
+        },
+    ),
     row(
         "gale_http_location_zone_discarded",
         Counter,
-        "Requests without a response.",
+        "Requests completed without a response.",
         http_locations,
         |sources, item, out| {
             let (zone, figures) = http_location(sources, item);
@@ -430,21 +472,27 @@ pub(super) static FAMILIES: &[Family] = &[
     row(
         "gale_http_location_zone_received_bytes",
         Counter,
-        "Bytes from clients.",
+        "Bytes received from clients.",
         http_locations,
         |sources, item, out| {
             let (zone, figures) = http_location(sources, item);
             out.sample(&[("zone", zone)], figures.received());
         },
     ),
-    row("gale_http_location_zone_sent_bytes", Counter, "Bytes to clients.", http_locations, |sources, item, out| {
-        let (zone, figures) = http_location(sources, item);
-        out.sample(&[("zone", zone)], figures.sent());
-    }),
+    row(
+        "gale_http_location_zone_sent_bytes",
+        Counter,
+        "Bytes sent to clients.",
+        http_locations,
+        |sources, item, out| {
+            let (zone, figures) = http_location(sources, item);
+            out.sample(&[("zone", zone)], figures.sent());
+        },
+    ),
     row(
         "gale_http_location_zone_first_byte_seconds",
         Histogram,
-        "Time from the first byte of a request to the first of its response.",
+        "Time from the first byte of a request to the first byte of its response.",
         http_locations,
         |sources, item, out| {
             let (zone, figures) = http_location(sources, item);
@@ -454,7 +502,7 @@ pub(super) static FAMILIES: &[Family] = &[
     row(
         "gale_http_location_zone_request_seconds",
         Histogram,
-        "Time from the first byte of a request to the end of its response.",
+        "Time from the first byte of a request to the last byte of its response.",
         http_locations,
         |sources, item, out| {
             let (zone, figures) = http_location(sources, item);
@@ -462,38 +510,68 @@ pub(super) static FAMILIES: &[Family] = &[
         },
     ),
     // Peers.
-    row("gale_http_peer_state", Gauge, "1 for the state that the peer is in.", http_peers, |sources, item, out| {
-        http_peer(sources, item, |peer, labels| state(peer, labels, out));
-    }),
-    row("gale_http_peer_active", Gauge, "Requests under way.", http_peers, |sources, item, out| {
+    row(
+        "gale_http_peer_state",
+        Gauge,
+        "State of the peer: 1 for the current state, 0 for the others.",
+        http_peers,
+        |sources, item, out| {
+            http_peer(sources, item, |peer, labels| state(peer, labels, out));
+        },
+    ),
+    row("gale_http_peer_active", Gauge, "Requests in progress.", http_peers, |sources, item, out| {
         http_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.processing()));
     }),
-    row("gale_http_peer_requests", Counter, "Requests.", http_peers, |sources, item, out| {
+    row("gale_http_peer_requests", Counter, "Requests passed to the peer.", http_peers, |sources, item, out| {
         http_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.begun()));
     }),
-    row("gale_http_peer_responses", Counter, "Responses by class.", http_peers, |sources, item, out| {
-        http_peer(sources, item, |peer, labels| {
-            for (class, count) in CLASS_NAMES.iter().zip(peer.traffic.classes()) {
-                out.sample(&[labels, &[("code", class)]].concat(), count);
-            }
-        });
-    }),
-    row("gale_http_peer_received_bytes", Counter, "Bytes from the peer.", http_peers, |sources, item, out| {
+    row(
+        "gale_http_peer_responses",
+        Counter,
+        "Responses of the peer by status class.",
+        http_peers,
+        |sources, item, out| {
+            http_peer(sources, item, |peer, labels| {
+                for (class, count) in CLASS_NAMES.iter().zip(peer.traffic.classes()) {
+                    out.sample(&[labels, &[("code", class)]].concat(), count);
+                }
+            });
+        },
+    ),
+    row("gale_http_peer_received_bytes", Counter, "Bytes received from the peer.", http_peers, |sources, item, out| {
         http_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.received()));
     }),
-    row("gale_http_peer_sent_bytes", Counter, "Bytes to the peer.", http_peers, |sources, item, out| {
+    row("gale_http_peer_sent_bytes", Counter, "Bytes sent to the peer.", http_peers, |sources, item, out| {
         http_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.sent()));
     }),
-    row("gale_http_peer_fails", Counter, "Attempts that came to nothing.", http_peers, |sources, item, out| {
-        http_peer(sources, item, |peer, labels| out.sample(labels, peer.fails));
-    }),
-    row("gale_http_peer_unavailable", Counter, "Times that it was put down.", http_peers, |sources, item, out| {
-        http_peer(sources, item, |peer, labels| out.sample(labels, peer.downs));
-    }),
-    row("gale_http_peer_down_seconds", Counter, "Time that it was down.", http_peers, |sources, item, out| {
-        http_peer(sources, item, |peer, labels| out.sample(labels, seconds(peer.downtime)));
-    }),
-    row("gale_http_peer_health_checks", Counter, "Health checks.", http_peers, |sources, item, out| {
+    row(
+        "gale_http_peer_fails",
+        Counter,
+        "Failed attempts to communicate with the peer.",
+        http_peers,
+        |sources, item, out| {
+            http_peer(sources, item, |peer, labels| out.sample(labels, peer.fails));
+        },
+    ),
+    row(
+        "gale_http_peer_unavailable",
+        Counter,
+        "Times the peer became unavailable because of failed attempts.",
+        http_peers,
+        |sources, item, out| {
+            http_peer(sources, item, |peer, labels| out.sample(labels, peer.downs));
+        },
+    ),
+    row(
+        "gale_http_peer_down_seconds",
+        Counter,
+        "Time during which the peer was unavailable because of failed attempts.",
+        http_peers,
+        |sources, item, out| {
+            http_peer(sources, item, |peer, labels| out.sample(labels, seconds(peer.downtime)));
+        },
+    ),
+    row("gale_http_peer_health_checks", Counter, "Health checks by result.", http_peers, |sources, item, out| {
         http_peer(sources, item, |peer, labels| {
             let (failed, passed) = (peer.health.fails, peer.health.checks - peer.health.fails.min(peer.health.checks));
             for (result, count) in [("passed", passed), ("failed", failed)] {
@@ -504,14 +582,14 @@ pub(super) static FAMILIES: &[Family] = &[
     row(
         "gale_http_peer_first_byte_seconds",
         Histogram,
-        "Time until the head of the response was there.",
+        "Time to receive the response header.",
         http_peers,
         |sources, item, out| http_peer(sources, item, |peer, labels| out.times(labels, peer.traffic.first_byte())),
     ),
     row(
         "gale_http_peer_response_seconds",
         Histogram,
-        "Time until all of the response was there.",
+        "Time to receive the whole response.",
         http_peers,
         |sources, item, out| http_peer(sources, item, |peer, labels| out.times(labels, peer.traffic.whole())),
     ),
@@ -519,7 +597,7 @@ pub(super) static FAMILIES: &[Family] = &[
     row(
         "gale_http_upstream_keepalive",
         Gauge,
-        "Idle connections that all workers may use.",
+        "Idle keepalive connections.",
         |sources| sources.http_groups.groups.len(),
         |sources, item, out| {
             let (name, group, _) = &sources.http_groups.groups[item];
@@ -529,7 +607,7 @@ pub(super) static FAMILIES: &[Family] = &[
     row(
         "gale_http_upstream_queue",
         Gauge,
-        "Requests that wait for a peer.",
+        "Requests waiting in the queue.",
         |sources| sources.http_groups.groups.len(),
         |sources, item, out| {
             let (name, group, _) = &sources.http_groups.groups[item];
@@ -539,7 +617,7 @@ pub(super) static FAMILIES: &[Family] = &[
     row(
         "gale_http_upstream_queue_overflows",
         Counter,
-        "Requests that found the queue full.",
+        "Requests rejected because the queue was full.",
         |sources| sources.http_groups.groups.len(),
         |sources, item, out| {
             let (name, group, _) = &sources.http_groups.groups[item];
@@ -550,21 +628,21 @@ pub(super) static FAMILIES: &[Family] = &[
     row(
         "gale_http_limit_req",
         Counter,
-        "Requests by what limit_req has done with them.",
+        "Requests by limit_req result.",
         |sources| sources.http_limit_reqs.len(),
         |sources, item, out| verdicts(&sources.http_limit_reqs[item], REQ_VERDICTS, out),
     ),
     row(
         "gale_http_limit_conn",
         Counter,
-        "Requests by what limit_conn has done with them.",
+        "Requests by limit_conn result.",
         |sources| sources.http_limit_conns.len(),
         |sources, item, out| verdicts(&sources.http_limit_conns[item], CONN_VERDICTS, out),
     ),
     row(
         "gale_http_cache_bytes",
         Gauge,
-        "Bytes of files.",
+        "Size of the files in the cache.",
         |sources| sources.caches.len(),
         |sources, item, out| {
             let (name, cache) = &sources.caches[item];
@@ -574,42 +652,42 @@ pub(super) static FAMILIES: &[Family] = &[
     row(
         "gale_http_cache_responses",
         Counter,
-        "Responses by how the cache was used.",
+        "Responses by cache status.",
         |sources| sources.caches.len(),
         |sources, item, out| cache_uses(sources, item, out, |figures| figures.responses),
     ),
     row(
         "gale_http_cache_response_bytes",
         Counter,
-        "Bytes of their bodies.",
+        "Bytes of response bodies by cache status.",
         |sources| sources.caches.len(),
         |sources, item, out| cache_uses(sources, item, out, |figures| figures.bytes),
     ),
     row(
         "gale_http_cache_written",
         Counter,
-        "Responses that were stored.",
+        "Responses written to the cache, by cache status.",
         |sources| sources.caches.len(),
         |sources, item, out| cache_uses(sources, item, out, |figures| figures.written),
     ),
     row(
         "gale_http_cache_written_bytes",
         Counter,
-        "Bytes of their files.",
+        "Bytes written to the cache, by cache status.",
         |sources| sources.caches.len(),
         |sources, item, out| cache_uses(sources, item, out, |figures| figures.bytes_written),
     ),
     row(
         "gale_http_cache_evicted",
         Counter,
-        "Entries that made room.",
+        "Entries evicted to make room.",
         |sources| sources.caches.len(),
         |sources, item, out| cache_counter(sources, item, out, |counters| &counters.evicted),
     ),
     row(
         "gale_http_cache_entries",
         Gauge,
-        "Responses that are in files.",
+        "Responses stored in the cache.",
         |sources| sources.caches.len(),
         |sources, item, out| {
             let (name, cache) = &sources.caches[item];
@@ -619,42 +697,42 @@ pub(super) static FAMILIES: &[Family] = &[
     row(
         "gale_http_cache_collapsed",
         Counter,
-        "Requests that read what was fetched for another one.",
+        "Requests served from a response that was being fetched for another request.",
         |sources| sources.caches.len(),
         |sources, item, out| cache_counter(sources, item, out, |counters| &counters.collapsed),
     ),
     row(
         "gale_http_cache_loaded",
         Counter,
-        "Files that the loader has found.",
+        "Files loaded by the cache loader.",
         |sources| sources.caches.len(),
         |sources, item, out| cache_counter(sources, item, out, |counters| &counters.loaded),
     ),
     row(
         "gale_http_cache_damaged",
         Counter,
-        "Files that were not what had been written.",
+        "Damaged files that were found in the cache.",
         |sources| sources.caches.len(),
         |sources, item, out| cache_counter(sources, item, out, |counters| &counters.damaged),
     ),
     row(
         "gale_http_cache_disk_errors",
         Counter,
-        "What the disk could not do.",
+        "Disk operations that failed.",
         |sources| sources.caches.len(),
         |sources, item, out| cache_counter(sources, item, out, |counters| &counters.disk_errors),
     ),
     row(
         "gale_http_cache_disk_timeouts",
         Counter,
-        "Requests that did not wait any longer for the disk.",
+        "Requests that stopped waiting for the disk.",
         |sources| sources.caches.len(),
         |sources, item, out| cache_counter(sources, item, out, |counters| &counters.disk_timeouts),
     ),
     row(
         "gale_http_cache_disk_answers",
         Gauge,
-        "Whether requests wait for the disk: 0 while it does not answer.",
+        "State of the disk: 1 if it responds, 0 while requests bypass it.",
         |sources| sources.caches.len(),
         |sources, item, out| {
             let (name, cache) = &sources.caches[item];
@@ -664,7 +742,7 @@ pub(super) static FAMILIES: &[Family] = &[
     row(
         "gale_resolver_questions",
         Counter,
-        "Questions to name servers.",
+        "DNS queries by type.",
         |sources| sources.resolvers.len(),
         |sources, item, out| {
             let (zone, ResolverFigures { names, services, addresses, .. }) = resolver(sources, item);
@@ -676,7 +754,7 @@ pub(super) static FAMILIES: &[Family] = &[
     row(
         "gale_resolver_answers",
         Counter,
-        "Their answers.",
+        "DNS responses by result.",
         |sources| sources.resolvers.len(),
         |sources, item, out| {
             let (zone, figures) = resolver(sources, item);
@@ -693,114 +771,152 @@ pub(super) static FAMILIES: &[Family] = &[
         },
     ),
     // Stream.
-    row("gale_stream_server_zone_connections", Counter, "Connections.", stream_servers, |sources, item, out| {
-        let (zone, figures) = stream_server(sources, item);
-        out.sample(&[("zone", zone)], figures.begun());
-    }),
-    row("gale_stream_server_zone_processing", Gauge, "Sessions under way.", stream_servers, |sources, item, out| {
+    row(
+        "gale_stream_server_zone_connections",
+        Counter,
+        "Accepted client connections.",
+        stream_servers,
+        |sources, item, out| {
+            let (zone, figures) = stream_server(sources, item);
+            out.sample(&[("zone", zone)], figures.begun());
+        },
+    ),
+    row("gale_stream_server_zone_processing", Gauge, "Sessions in progress.", stream_servers, |sources, item, out| {
         let (zone, figures) = stream_server(sources, item);
         out.sample(&[("zone", zone)], figures.processing());
     }),
-    row("gale_stream_server_zone_sessions", Counter, "Sessions by class.", stream_servers, |sources, item, out| {
-        let (zone, figures) = stream_server(sources, item);
-        classes(&figures, ("zone", zone), out);
-    }),
+    row(
+        "gale_stream_server_zone_sessions",
+        Counter,
+        "Completed sessions by status class.",
+        stream_servers,
+        |sources, item, out| {
+            let (zone, figures) = stream_server(sources, item);
+            classes(&figures, ("zone", zone), out);
+        },
+    ),
     row(
         "gale_stream_server_zone_received_bytes",
         Counter,
-        "Bytes from clients.",
+        "Bytes received from clients.",
         stream_servers,
         |sources, item, out| {
             let (zone, figures) = stream_server(sources, item);
             out.sample(&[("zone", zone)], figures.received());
         },
     ),
-    row("gale_stream_server_zone_sent_bytes", Counter, "Bytes to clients.", stream_servers, |sources, item, out| {
-        let (zone, figures) = stream_server(sources, item);
-        out.sample(&[("zone", zone)], figures.sent());
-    }),
+    row(
+        "gale_stream_server_zone_sent_bytes",
+        Counter,
+        "Bytes sent to clients.",
+        stream_servers,
+        |sources, item, out| {
+            let (zone, figures) = stream_server(sources, item);
+            out.sample(&[("zone", zone)], figures.sent());
+        },
+    ),
     row(
         "gale_stream_server_zone_session_seconds",
         Histogram,
-        "Time that sessions have taken.",
+        "Duration of sessions.",
         stream_servers,
         |sources, item, out| {
             let (zone, figures) = stream_server(sources, item);
             out.times(&[("zone", zone)], figures.whole());
         },
     ),
-    row("gale_stream_peer_state", Gauge, "1 for the state that the peer is in.", stream_peers, |sources, item, out| {
-        stream_peer(sources, item, |peer, labels| state(peer, labels, out));
-    }),
-    row("gale_stream_peer_active", Gauge, "Sessions under way.", stream_peers, |sources, item, out| {
+    row(
+        "gale_stream_peer_state",
+        Gauge,
+        "State of the peer: 1 for the current state, 0 for the others.",
+        stream_peers,
+        |sources, item, out| {
+            stream_peer(sources, item, |peer, labels| state(peer, labels, out));
+        },
+    ),
+    row("gale_stream_peer_active", Gauge, "Sessions in progress.", stream_peers, |sources, item, out| {
         stream_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.processing()));
     }),
-    row("gale_stream_peer_connections", Counter, "Sessions.", stream_peers, |sources, item, out| {
+    row("gale_stream_peer_connections", Counter, "Sessions passed to the peer.", stream_peers, |sources, item, out| {
         stream_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.begun()));
     }),
-    row("gale_stream_peer_received_bytes", Counter, "Bytes from the peer.", stream_peers, |sources, item, out| {
-        stream_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.received()));
-    }),
-    row("gale_stream_peer_sent_bytes", Counter, "Bytes to the peer.", stream_peers, |sources, item, out| {
+    row(
+        "gale_stream_peer_received_bytes",
+        Counter,
+        "Bytes received from the peer.",
+        stream_peers,
+        |sources, item, out| {
+            stream_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.received()));
+        },
+    ),
+    row("gale_stream_peer_sent_bytes", Counter, "Bytes sent to the peer.", stream_peers, |sources, item, out| {
         stream_peer(sources, item, |peer, labels| out.sample(labels, peer.traffic.sent()));
     }),
-    row("gale_stream_peer_fails", Counter, "Attempts that came to nothing.", stream_peers, |sources, item, out| {
-        stream_peer(sources, item, |peer, labels| out.sample(labels, peer.fails));
-    }),
-    row("gale_stream_peer_unavailable", Counter, "Times that it was put down.", stream_peers, |sources, item, out| {
-        stream_peer(sources, item, |peer, labels| out.sample(labels, peer.downs));
-    }),
+    row(
+        "gale_stream_peer_fails",
+        Counter,
+        "Failed attempts to communicate with the peer.",
+        stream_peers,
+        |sources, item, out| {
+            stream_peer(sources, item, |peer, labels| out.sample(labels, peer.fails));
+        },
+    ),
+    row(
+        "gale_stream_peer_unavailable",
+        Counter,
+        "Times the peer became unavailable because of failed attempts.",
+        stream_peers,
+        |sources, item, out| {
+            stream_peer(sources, item, |peer, labels| out.sample(labels, peer.downs));
+        },
+    ),
     row(
         "gale_stream_peer_first_byte_seconds",
         Histogram,
-        "Time until the first byte had come.",
+        "Time to receive the first byte.",
         stream_peers,
         |sources, item, out| stream_peer(sources, item, |peer, labels| out.times(labels, peer.traffic.first_byte())),
     ),
-    row(
-        "gale_stream_peer_session_seconds",
-        Histogram,
-        "Time that sessions have taken.",
-        stream_peers,
-        |sources, item, out| stream_peer(sources, item, |peer, labels| out.times(labels, peer.traffic.whole())),
-    ),
+    row("gale_stream_peer_session_seconds", Histogram, "Duration of sessions.", stream_peers, |sources, item, out| {
+        stream_peer(sources, item, |peer, labels| out.times(labels, peer.traffic.whole()))
+    }),
     row(
         "gale_stream_limit_conn",
         Counter,
-        "Sessions by what limit_conn has done with them.",
+        "Sessions by limit_conn result.",
         |sources| sources.stream_limit_conns.len(),
         |sources, item, out| verdicts(&sources.stream_limit_conns[item], CONN_VERDICTS, out),
     ),
     row(
         "gale_stream_limit_session",
         Counter,
-        "Sessions by what limit_session has done with them.",
+        "Sessions by limit_session result.",
         |sources| sources.stream_limit_sessions.len(),
         |sources, item, out| verdicts(&sources.stream_limit_sessions[item], REQ_VERDICTS, out),
     ),
     // Gale's own.
-    row("gale_loop_turn_seconds", Histogram, "Turns of an event loop.", loops, |sources, item, out| {
+    row("gale_loop_turn_seconds", Histogram, "Duration of event loop turns.", loops, |sources, item, out| {
         let (worker, remote) = &sources.loops[item];
         out.own_times(&[("worker", &worker.to_string())], &remote.turns().times());
     }),
+    row("gale_loop_leased_bytes", Gauge, "Buffer memory leased by the event loop.", loops, |sources, item, out| {
+        let (worker, remote) = &sources.loops[item];
+        out.sample(&[("worker", &worker.to_string())], remote.leased_bytes());
+    }),
     row(
-        "gale_loop_leased_bytes",
+        "gale_loop_leased_max_bytes",
         Gauge,
-        "Memory for buffers that a loop has on lease.",
+        "Limit on the buffer memory leased by the event loop.",
         loops,
         |sources, item, out| {
             let (worker, remote) = &sources.loops[item];
-            out.sample(&[("worker", &worker.to_string())], remote.leased_bytes());
+            out.sample(&[("worker", &worker.to_string())], remote.leased_bytes_max());
         },
     ),
-    row("gale_loop_leased_max_bytes", Gauge, "How much that may be.", loops, |sources, item, out| {
-        let (worker, remote) = &sources.loops[item];
-        out.sample(&[("worker", &worker.to_string())], remote.leased_bytes_max());
-    }),
     row(
         "gale_loop_stalls",
         Counter,
-        "Turns of over 10 ms, by what held them up as far as that was seen.",
+        "Event loop turns longer than 10 ms, by cause if known.",
         loops,
         |sources, item, out| {
             let (worker, remote) = &sources.loops[item];
@@ -810,84 +926,126 @@ pub(super) static FAMILIES: &[Family] = &[
             }
         },
     ),
-    row("gale_loop_longest_turn_seconds", Gauge, "The longest turn.", loops, |sources, item, out| {
-        let (worker, remote) = &sources.loops[item];
-        out.sample(&[("worker", &worker.to_string())], seconds(remote.turns().longest()));
-    }),
-    row("gale_pool_running", Gauge, "Tasks that threads of the pool execute.", pools, |sources, item, out| {
+    row(
+        "gale_loop_longest_turn_seconds",
+        Gauge,
+        "Duration of the longest event loop turn.",
+        loops,
+        |sources, item, out| {
+            let (worker, remote) = &sources.loops[item];
+            out.sample(&[("worker", &worker.to_string())], seconds(remote.turns().longest()));
+        },
+    ),
+    row("gale_pool_running", Gauge, "Tasks being executed by threads of the pool.", pools, |sources, item, out| {
         pool(sources, item, out, |pool| pool.counters.running as u64);
     }),
-    row("gale_pool_waiting", Gauge, "Tasks that wait for a thread.", pools, |sources, item, out| {
+    row("gale_pool_waiting", Gauge, "Tasks waiting in the queue of the pool.", pools, |sources, item, out| {
         pool(sources, item, out, |pool| pool.counters.waiting as u64);
     }),
-    row("gale_pool_completed", Counter, "Tasks that were executed.", pools, |sources, item, out| {
+    row("gale_pool_completed", Counter, "Completed tasks.", pools, |sources, item, out| {
         pool(sources, item, out, |pool| pool.counters.completed);
     }),
-    row("gale_pool_refused", Counter, "Tasks that found the queue full.", pools, |sources, item, out| {
+    row("gale_pool_refused", Counter, "Tasks rejected because the queue was full.", pools, |sources, item, out| {
         pool(sources, item, out, |pool| pool.counters.refused);
     }),
-    row("gale_pool_wait_seconds", Histogram, "How long tasks have waited.", pools, |sources, item, out| {
+    row("gale_pool_wait_seconds", Histogram, "Time tasks spent in the queue.", pools, |sources, item, out| {
         pool_times(sources, item, out, |pool| &pool.wait_times);
     }),
-    row("gale_pool_run_seconds", Histogram, "How long tasks have run.", pools, |sources, item, out| {
+    row("gale_pool_run_seconds", Histogram, "Execution time of tasks.", pools, |sources, item, out| {
         pool_times(sources, item, out, |pool| &pool.run_times);
     }),
-    row("gale_listener_waiting", Gauge, "Connections that wait to be accepted.", listeners, |sources, item, out| {
+    row("gale_listener_waiting", Gauge, "Connections waiting to be accepted.", listeners, |sources, item, out| {
         listener(sources, item, out, |listener| listener.waiting);
     }),
-    row("gale_listener_waiting_max", Gauge, "How many may wait.", listeners, |sources, item, out| {
-        listener(sources, item, out, |listener| listener.waiting_max);
-    }),
-    row("gale_device_condition", Gauge, "1 for what a device is taken for.", devices, |sources, item, out| {
-        let (device, labels) = device(sources, item);
-        for condition in DeviceStatus::CONDITIONS {
-            let is_so = u8::from(device.condition == condition);
-            out.sample(&[("device", &labels[0]), ("name", &labels[1]), ("condition", condition)], is_so);
-        }
-    }),
-    row("gale_device_reads_in_flight", Gauge, "Pieces of files that are being read.", devices, |sources, item, out| {
-        device_sample(sources, item, out, |device| f64::from(device.reads_in_flight));
-    }),
-    row("gale_device_reads", Counter, "Pieces of files that were not in memory.", devices, |sources, item, out| {
-        device_sample(sources, item, out, |device| device.reads as f64);
-    }),
-    row("gale_device_read_seconds", Counter, "How long reading them took.", devices, |sources, item, out| {
-        device_sample(sources, item, out, |device| seconds(device.read_time));
-    }),
-    row("gale_device_tasks", Gauge, "Tasks of thread pools for a device.", devices, |sources, item, out| {
+    row(
+        "gale_listener_waiting_max",
+        Gauge,
+        "Maximum number of connections waiting to be accepted.",
+        listeners,
+        |sources, item, out| {
+            listener(sources, item, out, |listener| listener.waiting_max);
+        },
+    ),
+    row(
+        "gale_device_condition",
+        Gauge,
+        "Condition of the device: 1 for the current condition, 0 for the others.",
+        devices,
+        |sources, item, out| {
+            let (device, labels) = device(sources, item);
+            for condition in DeviceStatus::CONDITIONS {
+                let is_so = u8::from(device.condition == condition);
+                out.sample(&[("device", &labels[0]), ("name", &labels[1]), ("condition", condition)], is_so);
+            }
+        },
+    ),
+    row(
+        "gale_device_reads_in_flight",
+        Gauge,
+        "File reads in progress on the device.",
+        devices,
+        |sources, item, out| {
+            device_sample(sources, item, out, |device| f64::from(device.reads_in_flight));
+        },
+    ),
+    row(
+        "gale_device_reads",
+        Counter,
+        "File reads that were not served from the page cache.",
+        devices,
+        |sources, item, out| {
+            device_sample(sources, item, out, |device| device.reads as f64);
+        },
+    ),
+    row(
+        "gale_device_read_seconds",
+        Counter,
+        "Total duration of file reads that were not served from the page cache.",
+        devices,
+        |sources, item, out| {
+            device_sample(sources, item, out, |device| seconds(device.read_time));
+        },
+    ),
+    row("gale_device_tasks", Gauge, "Thread pool tasks for the device, by state.", devices, |sources, item, out| {
         let (device, labels) = device(sources, item);
         for (state, count) in [("running", device.running), ("waiting", device.waiting)] {
             out.sample(&[("device", &labels[0]), ("name", &labels[1]), ("state", state)], count);
         }
     }),
-    row("gale_stream_datagrams_lost", Counter, "Datagrams that stream has lost.", once, |_, _, out| {
+    row("gale_stream_datagrams_lost", Counter, "Datagrams dropped by stream, by reason.", once, |_, _, out| {
         Loss::ALL.iter().for_each(|loss| out.sample(&[("reason", loss.name())], loss.count()));
     }),
-    row("gale_shared_bytes", Gauge, "Memory that loops have given each other.", once, |_, _, out| {
+    row("gale_shared_bytes", Gauge, "Memory that event loops have passed to each other.", once, |_, _, out| {
         out.sample(&[], gale_runtime::shared_bytes());
     }),
-    row("gale_file_pieces", Counter, "Pieces of files by how they got to clients.", once, |sources, _, out| {
+    row("gale_file_pieces", Counter, "File pieces sent, by method.", once, |sources, _, out| {
         for (rung, pieces) in Rung::ALL.iter().zip(sources.files.pieces) {
             out.sample(&[("way", rung.name())], pieces);
         }
     }),
-    row("gale_file_bytes", Counter, "Their bytes.", once, |sources, _, out| {
+    row("gale_file_bytes", Counter, "File bytes sent, by method.", once, |sources, _, out| {
         for (rung, bytes) in Rung::ALL.iter().zip(sources.files.bytes) {
             out.sample(&[("way", rung.name())], bytes);
         }
     }),
-    row("gale_page_cache_looks", Counter, "Looks into the page cache.", once, |sources, _, out| {
+    row("gale_page_cache_looks", Counter, "Page cache lookups by result.", once, |sources, _, out| {
         let files = &sources.files;
         for (result, count) in [("hit", files.probe_hits), ("miss", files.probe_misses), ("unlooked", files.unlooked)] {
             out.sample(&[("result", result)], count);
         }
     }),
-    row("gale_page_cache_questions", Counter, "Questions to the page cache helper.", once, |sources, _, out| {
+    row("gale_page_cache_questions", Counter, "Queries to the page cache helper.", once, |sources, _, out| {
         out.sample(&[], sources.files.questions);
     }),
-    row("gale_page_cache_resident_answers", Counter, "Its answers: in memory.", once, |sources, _, out| {
-        out.sample(&[], sources.files.resident_answers);
-    }),
+    row(
+        "gale_page_cache_resident_answers",
+        Counter,
+        "Queries to the page cache helper that found the data in memory.",
+        once,
+        |sources, _, out| {
+            out.sample(&[], sources.files.resident_answers);
+        },
+    ),
 ];
 
 fn cache_counter(sources: &Sources, item: usize, out: &mut Out, of: fn(&Counters) -> &AtomicU64) {

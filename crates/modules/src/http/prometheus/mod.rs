@@ -46,7 +46,8 @@ pub static MODULE: Module = Module {
             takes: Takes::Between(0, 1),
             body: BlockBody::None,
             default: "",
-            about: "Answers with figures of the server, for Prometheus: those of a template, or all.",
+            about: "Enables the Prometheus metrics page in the surrounding location: the metrics of a template, or \
+                    all.",
             store: &Custom(prometheus),
         },
         Directive {
@@ -55,7 +56,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: BlockBody::Block,
             default: "",
-            about: "Families of metrics made of figures, by their paths in the API.",
+            about: "Defines a template of Prometheus metrics, whose values come from paths in the API.",
             store: &Custom(prometheus_template),
         },
     ],
@@ -119,9 +120,9 @@ impl Conf {
         self.answer = match (found, name) {
             (None, Some(name)) if name.text != "all" => {
                 let error = Diagnostic::emerg(format!("unknown Prometheus template \"{}\"", name.text)).at(name.span);
-                return Err(
-                    error.hint("it is declared by \"prometheus_template\" in \"http\"; \"all\" is there in any case")
-                );
+                return Err(error.hint(
+                    "templates are defined by \"prometheus_template\" in \"http\"; \"all\" is always available",
+                ));
             }
             (found, _) => Some(found.unwrap_or(Answer::All)),
         };

@@ -371,7 +371,7 @@ fn parse_name(word: &Word) -> Result<NameAndLabels, Diagnostic> {
     }
     let name = identifier(name, b"_:").ok_or_else(|| invalid("metric name"))?;
     let Some(labels) = labels else { return Ok((name, Vec::new())) };
-    let hint = "labels are like {zone=\"$1\",kind=\"http\"}; variables can be parts of their values alone";
+    let hint = "labels are written {zone=\"$1\",kind=\"http\"}; only their values can contain variables";
     let labels = parse_labels(labels).ok_or_else(|| invalid("metric labels").hint(hint))?;
     Ok((name, labels))
 }
@@ -428,7 +428,7 @@ fn escape_help(text: &[u8]) -> Box<str> {
 
 /// Says in the error log why there are no samples.
 pub(super) fn report(request: &Request, error: &str) {
-    request.log(Level::Alert, format_args!("{error} while looking for figures for Prometheus"));
+    request.log(Level::Alert, format_args!("{error} while collecting metrics for Prometheus"));
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ pub(super) fn health_check(conf: &mut Conf, builder: &mut Builder, statement: &S
             }
             (b"type", Some(b"http")) => is_grpc = false,
             (b"type", Some(b"grpc")) => is_grpc = true,
-            (b"type", Some(_)) => return Err(invalid_parameter(word).hint("checks speak http or grpc")),
+            (b"type", Some(_)) => return Err(invalid_parameter(word).hint("it must be \"http\" or \"grpc\"")),
             (b"grpc_service", Some(name)) => {
                 service = name.into();
                 of_grpc = Some(word.clone());

@@ -81,7 +81,8 @@ pub static MODULE: Module = Module {
                 takes: Takes::Exactly(1),
                 body: BlockBody::None,
                 default: "",
-                about: "The server, or group of servers, that requests are passed to.",
+                about: "Sets the protocol and address of the server, or the group of servers, to which requests are \
+                        passed.",
                 store: &Custom(target::proxy_pass),
             },
             Directive {
@@ -90,7 +91,8 @@ pub static MODULE: Module = Module {
                 takes: Takes::AtLeast(0),
                 body: BlockBody::None,
                 default: "",
-                about: "Has the servers that requests are passed to asked again and again whether they are well.",
+                about: "Enables periodic health checks of the servers to which the surrounding location passes \
+                        requests.",
                 store: &Custom(health::health_check),
             },
             Directive {
@@ -99,91 +101,93 @@ pub static MODULE: Module = Module {
                 takes: Takes::Exactly(1),
                 body: BlockBody::Block,
                 default: "",
-                about: "What the response to a health check has to be like.",
+                about: "Defines the conditions that a response to a health check must meet.",
                 store: &Custom(matching::match_block),
             },
             row(
                 "proxy_set_header",
                 Takes::Exactly(2),
                 "",
-                "A field of the request to the server; empty for none.",
+                "Sets a header field of the request passed to the server; an empty value removes the field.",
                 &Custom(head::set_header),
             ),
             row(
                 "proxy_method",
                 Takes::Exactly(1),
                 "",
-                "The method of the request to the server, in place of the client's.",
+                "Sets the HTTP method of the request passed to the server, instead of the client's.",
                 &OneWith { parse: template, slot: slot!(Conf, method) },
             ),
             row(
                 "proxy_http_version",
                 Takes::Exactly(1),
                 "1.1",
-                "The version of HTTP that is spoken to servers.",
+                "Sets the HTTP version for requests to servers.",
                 &One { parse: http_version, slot: slot!(Conf, version) },
             ),
             row(
                 "proxy_set_body",
                 Takes::Exactly(1),
                 "",
-                "The body of the request to the server, in place of the client's.",
+                "Sets the body of the request passed to the server, instead of the client's.",
                 &OneWith { parse: template, slot: slot!(Conf, body) },
             ),
             row(
                 "proxy_redirect",
                 Takes::Between(1, 2),
                 "",
-                "What becomes of Location and Refresh: default, off, or a text and its replacement.",
+                "Replaces a text in the Location and Refresh response header fields: default, off, or a text and its \
+                 replacement.",
                 &Custom(redirect::proxy_redirect),
             ),
             row(
                 "proxy_cookie_domain",
                 Takes::Between(1, 2),
                 "",
-                "What becomes of the domain of cookies: off, or a text and its replacement.",
+                "Replaces a text in the domain attribute of cookies that servers set; off changes nothing.",
                 &Custom(cookies::cookie_domain),
             ),
             row(
                 "proxy_cookie_path",
                 Takes::Between(1, 2),
                 "",
-                "What becomes of the path of cookies: off, or a text and its replacement.",
+                "Replaces a text in the path attribute of cookies that servers set; off changes nothing.",
                 &Custom(cookies::cookie_path),
             ),
             row(
                 "proxy_cookie_flags",
                 Takes::Between(1, 4),
                 "",
-                "Flags that are added to cookies, or taken from them.",
+                "Sets or removes flags of cookies that servers set.",
                 &Custom(cookies::cookie_flags),
             ),
             row(
                 "proxy_pass_trailers",
                 Takes::Flag,
                 "off",
-                "Whether the fields behind a response's body are passed on.",
+                "Enables or disables passing trailer fields of the response to the client.",
                 &One { parse: values::flag, slot: slot!(Conf, upstream.pass_trailers) },
             ),
             row(
                 "proxy_upgrade",
                 Takes::AtLeast(1),
                 "websocket",
-                "Protocols that a client may change to through the proxy without further configuration; off for none.",
+                "Sets the protocols to which a client may upgrade through the proxy; off leaves upgrades to \
+                 proxy_set_header.",
                 &One { parse: upgrades, slot: slot!(Conf, upgrades) },
             ),
             row(
                 "proxy_protocol",
                 Takes::Exactly(1),
                 "off",
-                "Which header of the PROXY protocol servers get: off, on for version 1, v2.",
+                "Sets the version of the PROXY protocol header that is sent to servers: off, on (version 1) or v2.",
                 &One { parse: ProxyVersion::parse, slot: slot!(Conf, upstream.proxy_protocol) },
             ),
             row(
                 "proxy_send_lowat",
                 Takes::Exactly(1),
                 "",
-                "Accepted and ignored, as by nginx on Linux.",
+                "No effect on Linux, as in nginx.",
                 &OneWith { parse: upstream_rows::send_lowat, slot: slot!(Conf, send_lowat) },
             ),
         ]
@@ -265,7 +269,7 @@ fn upgrades(statement: &Statement) -> Result<Vec<BString>, Diagnostic> {
     for word in words {
         if word.text.eq_ignore_ascii_case(b"h2c") || word.text.eq_ignore_ascii_case(b"off") {
             let error = Diagnostic::emerg(format!("invalid value \"{}\"", word.text)).at(word.span);
-            return Err(error.hint("requests inside of h2c would evade access rules"));
+            return Err(error.hint("requests inside h2c would bypass access rules"));
         }
     }
     Ok(words.iter().map(|word| word.text.clone()).collect())

@@ -41,7 +41,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
-            about: "Whether commands in responses are carried out.",
+            about: "Enables or disables processing of SSI commands in responses.",
             store: &One { parse: values::flag, slot: slot!(Conf, ssi) },
         },
         Directive {
@@ -50,7 +50,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
-            about: "Whether the Last-Modified field of the document is kept.",
+            about: "Enables or disables preserving Last-Modified of the original response.",
             store: &One { parse: values::flag, slot: slot!(Conf, ssi_last_modified) },
         },
         Directive {
@@ -59,7 +59,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "1k",
-            about: "Accepted; parts of a document are sent from memory.",
+            about: "No effect: parts of a document are sent from memory.",
             store: &One { parse: values::size, slot: slot!(Conf, ssi_min_file_chunk) },
         },
         Directive {
@@ -68,7 +68,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Flag,
             body: BlockBody::None,
             default: "off",
-            about: "Whether nothing is shown in place of a command that fails.",
+            about: "Enables or disables suppressing the error message of a failed SSI command.",
             store: &One { parse: values::flag, slot: slot!(Conf, ssi_silent_errors) },
         },
         Directive {
@@ -77,7 +77,7 @@ pub static MODULE: Module = Module {
             takes: Takes::AtLeast(1),
             body: BlockBody::None,
             default: "text/html",
-            about: "The media types of documents with commands, besides text/html.",
+            about: "Sets the MIME types of responses with SSI commands, in addition to text/html.",
             store: &ManyWith { parse: MediaTypes::parse, slot: slot!(Conf, ssi_types) },
         },
         Directive {
@@ -86,7 +86,7 @@ pub static MODULE: Module = Module {
             takes: Takes::Exactly(1),
             body: BlockBody::None,
             default: "256",
-            about: "How long the value of a command's parameter may be.",
+            about: "Sets the maximum length of parameter values in SSI commands.",
             store: &One { parse: value_length, slot: slot!(Conf, ssi_value_length) },
         },
     ],
@@ -118,7 +118,7 @@ fn value_length(statement: &Statement) -> Result<usize, Diagnostic> {
     let length = values::size(statement)?;
     let fitting = usize::try_from(length).ok().filter(|_| length <= VALUE_LENGTH_MAX);
     fitting.ok_or_else(|| {
-        let hint = "values of up to 64k are possible";
+        let hint = "the maximum is 64k";
         statement.directive_error("invalid value").at(statement.args[0].span).hint(hint)
     })
 }

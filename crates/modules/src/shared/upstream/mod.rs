@@ -54,120 +54,127 @@ where
             name: "upstream",
             contexts: around,
             body: Body::Block,
-            about: "A group of servers that requests may be passed to.",
+            about: "Defines a group of servers.",
             ..row
         },
         Directive {
             name: "server",
             takes: Takes::AtLeast(1),
-            about: "A server of the group: its address and how much it is to be used.",
+            about: "Defines the address and other parameters of a server.",
             store: const { &Custom(server::server::<S>) },
             ..row
         },
         Directive {
             name: "zone",
             takes: Takes::Between(1, 2),
-            about: "A name and a size for what all workers know of the group; they share that without it, too.",
+            about: "Sets the name and size of the group's shared memory zone; workers share the group's state even \
+                    without it.",
             store: const { &Custom(zone::<S>) },
             ..row
         },
         Directive {
             name: "state",
-            about: "A file that has the group's servers, as server directives.",
+            about: "Specifies the file that keeps the servers of the group, as server directives.",
             store: const { &Custom(state::<S>) },
             ..row
         },
         Directive {
             name: "hash",
             takes: Takes::Between(1, 2),
-            about: "Requests of the same key come to the same server.",
+            about: "Sets the load balancing method: requests with the same key go to the same server.",
             store: const { &Custom(hash::<S>) },
             ..row
         },
         Directive {
             name: "ip_hash",
             takes: Takes::Exactly(0),
-            about: "Requests of the same client come to the same server.",
+            about: "Sets the load balancing method: requests from the same client address go to the same server.",
             store: const { &Custom(ip_hash::<S>) },
             ..row
         },
         Directive {
             name: "least_conn",
             takes: Takes::Exactly(0),
-            about: "Requests come to the server that has the fewest for its weight.",
+            about: "Sets the load balancing method: the server with the fewest active requests for its weight is \
+                    chosen.",
             store: const { &Custom(least_conn::<S>) },
             ..row
         },
         Directive {
             name: "least_time",
             takes: Takes::Between(1, 2),
-            about: "Requests come to the server that will probably be done first.",
+            about: "Sets the load balancing method: the server with the least average response time and fewest active \
+                    requests is chosen.",
             store: const { &Custom(least_time::<S>) },
             ..row
         },
         Directive {
             name: "random",
             takes: Takes::Between(0, 2),
-            about: "Requests come to a server that chance and weight choose, or to the better one of two.",
+            about: "Sets the load balancing method: a random server is chosen by weight, or the better of two random \
+                    servers.",
             store: const { &Custom(random::<S>) },
             ..row
         },
         Directive {
             name: "keepalive",
             takes: Takes::Between(1, 2),
-            about: "How many idle connections the group keeps for each worker: 32 local, unless said otherwise.",
+            about: "Sets the maximum number of idle keepalive connections to the group for each worker; 32 local by \
+                    default.",
             store: const { &Custom(keepalive::<S>) },
             ..row
         },
         Directive {
             name: "keepalive_requests",
-            about: "How many requests a connection carries: 1000, unless said otherwise.",
+            about: "Sets the maximum number of requests served through one keepalive connection; 1000 by default.",
             store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.keepalive_requests, values::number)) },
             ..row
         },
         Directive {
             name: "keepalive_time",
-            about: "How long a connection is used: an hour, unless said otherwise.",
+            about: "Limits the time during which requests are processed through one keepalive connection; 1h by \
+                    default.",
             store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.keepalive_time, values::time_ms)) },
             ..row
         },
         Directive {
             name: "keepalive_timeout",
-            about: "How long a connection may be idle: 60 seconds, unless said otherwise.",
+            about: "Sets how long an idle keepalive connection stays open; 60s by default.",
             store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.keepalive_timeout, values::time_ms)) },
             ..row
         },
         Directive {
             name: "queue",
             takes: Takes::Between(1, 2),
-            about: "How many requests wait when no server can be chosen, and for how long.",
+            about: "Sets the maximum number of requests that wait while no server can be chosen, and their timeout.",
             store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.queue, queue)) },
             ..row
         },
         Directive {
             name: "retry_budget",
             takes: Takes::Between(1, 2),
-            about: "How many of the requests are tried on another server: 20% min=100 (a second, per worker), or off.",
+            about: "Limits the share of requests that are tried on another server: N% [min=N] or off; 20% min=100 \
+                    (per second and worker) by default.",
             store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.retry_budget, retry_budget)) },
             ..row
         },
         Directive {
             name: "outlier_ejection",
             takes: Takes::AtLeast(0),
-            about: "Servers whose errors or times stand out from those of the group are set aside for a while.",
+            about: "Ejects, for a while, servers whose errors or response times stand out from those of the group.",
             store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.outlier_ejection, outlier_ejection)) },
             ..row
         },
         Directive {
             name: "resolver",
             takes: Takes::AtLeast(1),
-            about: "The name servers that the group's names are asked of.",
+            about: "Configures the name servers that resolve names of the group's servers.",
             store: const { &Custom(resolver::<S>) },
             ..row
         },
         Directive {
             name: "resolver_timeout",
-            about: "How long it is waited for a name server.",
+            about: "Sets the timeout for name resolution.",
             store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.resolver_timeout, values::time_ms)) },
             ..row
         },
@@ -185,7 +192,7 @@ where
         takes: Takes::AtLeast(2),
         body: Body::None,
         default: "",
-        about: "Sessions stay with a server: by a cookie, by a route, or by what is learned from answers.",
+        about: "Enables session affinity, by a cookie, a route, or sessions learned from responses.",
         store: const { &Custom(sticky::sticky::<S>) },
     }
 }
@@ -201,7 +208,8 @@ where
         takes: Takes::Exactly(0),
         body: Body::None,
         default: "",
-        about: "A connection that a client has authenticated by NTLM or Negotiate goes on as that client's own.",
+        about: "Allows proxying of NTLM and Negotiate authentication: an authenticated connection is bound to its \
+                client's connection.",
         store: const { &Custom(|_: &mut (), b, s| once::<S, _>(b, s, |g| &mut g.ntlm, |_| Ok(true))) },
     }
 }
@@ -226,7 +234,9 @@ where
         }
         (Some(server), true) => {
             let error = group.state.error("\"state\" directive cannot be used along with \"server\"");
-            Err(error.related("the first server", server.span).hint("the servers of this group are those of the file"))
+            Err(error
+                .related("the first server", server.span)
+                .hint("the servers of this group come from the state file"))
         }
         _ => Ok(()),
     }

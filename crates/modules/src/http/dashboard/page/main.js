@@ -21,7 +21,7 @@ let isPaused = false;
 
 const requests = new LineChart("Requests per second", [{ name: "all", class: "accent" }], rate);
 const classes = new LineChart(
-  "Answers per second, by class",
+  "Responses per second, by class",
   [
     { name: "2xx", class: "good" },
     { name: "3xx", class: "info", dashed: true },
@@ -31,7 +31,7 @@ const classes = new LineChart(
   rate,
 );
 const latencies = new LineChart(
-  "Time to the first byte",
+  "Time to first byte",
   [
     { name: "p50", class: "good" },
     { name: "p99", class: "warn", dashed: true },
@@ -39,7 +39,7 @@ const latencies = new LineChart(
   (value) => (value === null ? "–" : bound(value)),
 );
 const histogram = new BarChart(
-  "Answers by their time",
+  "Responses by duration",
   [{ class: "accent" }, { class: "warn" }],
   (milliseconds) => bound(milliseconds),
 );
@@ -54,9 +54,12 @@ const TILES = [
   ["new connections per second", () => rate(figures.rate((answer) => answer.connections.accepted))],
   ["TLS handshakes per second", () => rate(figures.rate((answer) => answer.ssl.handshakes))],
   ["failed TLS handshakes", (answer) => number(answer.ssl.handshakes_failed)],
-  ["stalls of event loops", (answer) => number(stalls(answer)), () => figures.recent(stalls) > 0],
-  ["longest turn of a loop", (answer) => time(Math.max(0, ...answer["gale/loops"].map((loop) => loop.longest)) / 1000)],
-  ["memory shared by loops", (answer) => bytes(answer["gale/memory"].shared)],
+  ["event loop stalls", (answer) => number(stalls(answer)), () => figures.recent(stalls) > 0],
+  [
+    "longest event loop turn",
+    (answer) => time(Math.max(0, ...answer["gale/loops"].map((loop) => loop.longest)) / 1000),
+  ],
+  ["memory shared by event loops", (answer) => bytes(answer["gale/memory"].shared)],
   [
     "worker processes replaced",
     (answer) => number(answer.processes.respawned),
@@ -114,8 +117,8 @@ async function refresh() {
     if (!isPaused) say("");
   } catch (error) {
     document.body.classList.add("is-old");
-    const reason = error instanceof TypeError ? "the server does not answer" : error.message;
-    say(`The figures are old: ${reason}. The page goes on asking.`, true);
+    const reason = error instanceof TypeError ? "the server does not respond" : error.message;
+    say(`The figures are outdated: ${reason}. Retrying.`, true);
   }
   isAsking = false;
   const rest = Math.max(Number(interval.value), REST * (performance.now() - begun));
@@ -146,7 +149,7 @@ function showCharts(answer, now) {
     bars: buckets(times),
     text: `${name}: p50 ${bound(quantile(times, 0.5))}, p99 ${bound(quantile(times, 0.99))}`,
   });
-  histogram.update([series("first byte", firstByte), series("whole", whole)]);
+  histogram.update([series("first byte", firstByte), series("total", whole)]);
 }
 
 function showSections() {

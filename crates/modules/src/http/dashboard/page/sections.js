@@ -18,15 +18,15 @@ export class Sections {
   constructor(parent, figures, change) {
     const zone = (path, title, help) => zoneSection(figures, path, title, help);
     this.#parts = [
-      zone("http/server_zones", "Servers", "No server is counted: put status_zone NAME; into a server block."),
+      zone("http/server_zones", "Servers", "No zones: add status_zone NAME; to a server block."),
       zone("http/location_zones", "Locations"),
       groupSection(figures, "http/upstreams", "Upstream groups", change),
       cacheSection(figures),
-      verdictSection(figures, "http/limit_reqs", "Limits of requests"),
-      verdictSection(figures, "http/limit_conns", "Limits of connections"),
+      verdictSection(figures, "http/limit_reqs", "Request limits"),
+      verdictSection(figures, "http/limit_conns", "Connection limits"),
       streamZoneSection(figures),
-      groupSection(figures, "stream/upstreams", "Upstream groups of streams", change),
-      verdictSection(figures, "stream/limit_conns", "Limits of stream connections"),
+      groupSection(figures, "stream/upstreams", "Stream upstream groups", change),
+      verdictSection(figures, "stream/limit_conns", "Stream connection limits"),
       loopSection(figures),
       stallSection(figures),
       workerSection(figures),
@@ -112,7 +112,7 @@ function zoneSection(figures, path, title, help) {
     of.name,
     of.perSecond("requests/s", (zone) => zone.requests),
     of.count("requests", (zone) => zone.requests),
-    ...(path === "http/server_zones" ? [of.count("under way", (zone) => zone.processing)] : []),
+    ...(path === "http/server_zones" ? [of.count("in progress", (zone) => zone.processing)] : []),
     of.count("2xx", (zone) => zone.responses["2xx"]),
     of.count("3xx", (zone) => zone.responses["3xx"]),
     of.trouble("4xx", "warn", (zone) => zone.responses["4xx"]),
@@ -122,7 +122,7 @@ function zoneSection(figures, path, title, help) {
     of.bytesPerSecond("sent/s", (zone) => zone.sent),
     of.quantile("first byte p50", 0.5, (zone) => zone.first_byte_times),
     of.quantile("p99", 0.99, (zone) => zone.first_byte_times),
-    of.quantile("whole p50", 0.5, (zone) => zone.response_times),
+    of.quantile("total p50", 0.5, (zone) => zone.response_times),
     of.quantile("p99", 0.99, (zone) => zone.response_times),
   ], help);
 }
@@ -133,13 +133,13 @@ function streamZoneSection(figures) {
     of.name,
     of.perSecond("connections/s", (zone) => zone.connections),
     of.count("connections", (zone) => zone.connections),
-    of.count("under way", (zone) => zone.processing),
+    of.count("in progress", (zone) => zone.processing),
     of.count("2xx", (zone) => zone.sessions["2xx"]),
     of.trouble("4xx", "warn", (zone) => zone.sessions["4xx"]),
     of.trouble("5xx", "bad", (zone) => zone.sessions["5xx"]),
     of.bytesPerSecond("received/s", (zone) => zone.received),
     of.bytesPerSecond("sent/s", (zone) => zone.sent),
-    of.quantile("whole p50", 0.5, (zone) => zone.session_times),
+    of.quantile("total p50", 0.5, (zone) => zone.session_times),
     of.quantile("p99", 0.99, (zone) => zone.session_times),
   ]);
 }
@@ -230,7 +230,7 @@ function peerColumns(figures, isStream, path, group, change) {
     of.trouble("failed checks", "bad", (peer) => peer.health_checks.fails),
     of.quantile("first byte p50", 0.5, (peer) => peer.first_byte_times),
     of.quantile("p99", 0.99, (peer) => peer.first_byte_times),
-    of.quantile("whole p50", 0.5, (peer) => peer.response_times),
+    of.quantile("total p50", 0.5, (peer) => peer.response_times),
     of.quantile("p99", 0.99, (peer) => peer.response_times),
   ];
 }
@@ -375,7 +375,7 @@ function stallSection(figures) {
     of.count("loop", (stall) => stall.worker),
     { title: "kind", class: "text", text: (row) => of.now(row).kind },
     { title: "time", text: (row) => time(of.now(row).time) },
-    { title: "goes on", class: "text", text: (row) => (of.now(row).is_over ? "no" : { text: "yes", class: "bad" }) },
+    { title: "ongoing", class: "text", text: (row) => (of.now(row).is_over ? "no" : { text: "yes", class: "bad" }) },
     { title: "task", class: "text", text: (row) => of.now(row).task },
   ]);
 }
@@ -406,7 +406,7 @@ function workerSection(figures) {
     of.count("idle", (worker) => worker.connections.idle),
     of.perSecond("requests/s", (worker) => worker.http.requests.total),
     of.count("requests", (worker) => worker.http.requests.total),
-    of.count("under way", (worker) => worker.http.requests.current),
+    of.count("in progress", (worker) => worker.http.requests.current),
   ]);
 }
 
@@ -463,7 +463,7 @@ function poolSection(figures) {
 /** How pieces of files got to clients. */
 function fileSection(figures) {
   const of = columns(figures);
-  const table = new Table("Files, by how they are sent", [
+  const table = new Table("Files by delivery method", [
     { ...of.name, title: "way" },
     of.perSecond("pieces/s", (rung) => rung.pieces),
     of.count("pieces", (rung) => rung.pieces),
@@ -476,7 +476,7 @@ function fileSection(figures) {
     table.update(rungs.map(([name]) => [name, { name, find: find(name) }]));
     return rungs.length;
   };
-  return section("Files, by how they are sent", table.node, update);
+  return section("Files by delivery method", table.node, update);
 }
 
 function resolverSection(figures) {
@@ -487,7 +487,7 @@ function resolverSection(figures) {
     of.count("services", (zone) => zone.requests.srv),
     of.count("addresses", (zone) => zone.requests.addr),
     of.count("answered", (zone) => zone.responses.noerror),
-    of.count("no such name", (zone) => zone.responses.nxdomain),
+    of.count("name not found", (zone) => zone.responses.nxdomain),
     of.trouble("failed", "bad", (zone) => zone.responses.servfail + zone.responses.refused + zone.responses.notimp),
     of.trouble("timed out", "bad", (zone) => zone.responses.timedout),
   ]);
