@@ -138,7 +138,7 @@ fn other_users_are_not_let() {
     let number = server.pid_in_file().as_raw_pid();
     let expected = format!("gale: [error] process {number} did not answer: it is exiting, or access is denied\n");
     assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
-    assert!(!server.log().contains("reload asked for"), "{}", server.log());
+    assert!(!server.log().contains("reload requested"), "{}", server.log());
     server.stop();
 }
 

@@ -752,7 +752,7 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
         let _client = ask_for_what_hangs(&server, &mounted, way);
         let worker = server.worker();
         rustix::process::kill_process(worker, signal).expect("it runs");
-        let alert = server.wait_logged(&format!("worker process {worker} has died, and not ended "));
+        let alert = server.wait_logged(&format!("worker process {worker} has died, but has not exited "));
         let (what, threads) = alert.split_once("the kernel holds its thread \"").expect("which");
         assert!(what.ends_with(how) && threads.ends_with("a file system that does not answer; not waiting any longer"));
         // Each by itself: of some the kernel tells loops of the dead process.
@@ -788,7 +788,7 @@ fn nor_do_they_keep_an_address_when_the_server_waits_for_a_client(driver: Driver
     let _client = ask_for_what_hangs(&server, &mounted, "auto");
     let worker = server.worker();
     rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
-    server.wait_logged(&format!("worker process {worker} has died, and not ended "));
+    server.wait_logged(&format!("worker process {worker} has died, but has not exited "));
     let mut busy = server.connect();
     // The second one comes with the first and has begun when that is answered.
     busy.send("GET /quick HTTP/1.1\r\nHost: h\r\n\r\nGET /quick HTTP/1.1\r\nHost: h\r\n");
@@ -820,7 +820,7 @@ fn nor_does_a_worker_keep_an_address_that_died_in_a_graceful_stop(driver: Driver
     server.wait_logged("gracefully shutting down");
     rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
     assert!(server.wait_exited().success(), "{server}");
-    assert!(server.log().contains(&format!("worker process {worker} has died, and not ended ")), "{server}");
+    assert!(server.log().contains(&format!("worker process {worker} has died, but has not exited ")), "{server}");
     drop(std::net::TcpListener::bind(address).expect("free"));
     drop(mounted);
     server.assert_nothing_left();
@@ -834,7 +834,7 @@ fn nor_does_one_that_an_old_binary_has_left_behind(driver: Driver) {
     let _client = ask_for_what_hangs(&server, &mounted, "auto");
     let (address, old, worker) = (server.directory.address(1), server.pid(), server.worker());
     rustix::process::kill_process(worker, Signal::KILL).expect("it runs");
-    server.wait_logged(&format!("worker process {worker} has died, and not ended "));
+    server.wait_logged(&format!("worker process {worker} has died, but has not exited "));
     assert_eq!(server.get("/quick").text(), "quick");
     rustix::process::kill_process(old, Signal::USR2).expect("it runs");
     server.wait_notified("READY=1");

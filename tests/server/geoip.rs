@@ -256,7 +256,7 @@ fn databases_that_do_not_fit_are_refused(driver: Driver) {
         ("geoip_country %DIR%/db;", cut, "db\") failed: invalid database"),
         ("geoip_country %DIR%/db;", &long, "db\") failed: "),
         ("geoip_country %DIR%/db;", &legacy, "db\") failed: it is a legacy database (.dat)"),
-        ("geoip_city %DIR%/db;", &legacy, "name a file in today's format (.mmdb) instead"),
+        ("geoip_city %DIR%/db;", &legacy, "use a database in the current format (.mmdb)"),
         ("geoip_country %DIR%/db;", &systems, "db\" type:GeoLite2-ASN"),
         ("geoip_city %DIR%/db;", &whole, "invalid GeoIP City database"),
         ("geoip_org %DIR%/db;", &whole, "db\" type:GeoLite2-Country"),

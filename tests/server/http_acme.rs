@@ -343,7 +343,7 @@ fn an_issuer_that_has_too_much_to_do_is_asked_later(driver: Driver) {
     acme.fail("/directory", Fault::Refused { status: 429, kind: "rateLimited", retry_after: Some("1") });
     acme.fail("/new-order", Fault::Refused { status: 429, kind: "rateLimited", retry_after: Some("1") });
     let server = start(setup(driver, &acme, USUAL, ""), &acme);
-    server.wait_logged_times("refused it with status 429 (rateLimited: because); next try in 2 s", 2);
+    server.wait_logged_times("rejected the request with status 429 (rateLimited: because); next try in 2 s", 2);
     server.wait_logged(ISSUED);
     assert_trusted(&server, &acme, "a.example");
     server.stop();

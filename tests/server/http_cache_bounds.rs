@@ -151,7 +151,7 @@ fn a_response_without_end_is_given_up_when_its_client_has_left(driver: Driver) {
     while behind.try_send(&piece).is_ok() {
         assert_eq!(other.get("/other").status, 204);
     }
-    server.wait_logged("no client reads a response of unknown length any more");
+    server.wait_logged("no client reads a response of unknown length any longer");
     drop(behind);
     server.stop();
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().flatten().filter(|e| e.file_name().len() >= 32).count(), 0);

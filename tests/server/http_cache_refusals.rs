@@ -61,7 +61,7 @@ fn slice_that_does_not_fit_is_not_kept(driver: Driver) {
         ("/whole", 2, "unexpected status code 200"),
         ("/missing", 2, "unexpected status code 404"),
         ("/short", 2, "a slice has 3 bytes, its range 10"),
-        ("/length", 3, "another complete length"),
+        ("/length", 3, "different complete length"),
         ("/no-range", 3, "invalid range"),
     ];
     let counts = Mutex::new(HashMap::new());

@@ -800,7 +800,7 @@ fn keys_may_have_passwords(driver: Driver) {
             assert!(!server.wait_exited().success());
             let said = server.stderr();
             assert!(said.contains(why), "{why}: {said}");
-            assert_eq!(said.contains("name its file by ssl_password_file"), text.is_empty(), "{said}");
+            assert_eq!(said.contains("set its password file with"), text.is_empty(), "{said}");
         }
     }
 }

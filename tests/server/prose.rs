@@ -1,7 +1,8 @@
 //! Plain English (STYLE.md): four patterns that make a sentence hard to read, in comments and in strings.
 //!
-//! Strings have none of them. Comments have a limit for each crate, in thousandths of their lines, which may only be
-//! lowered: [`LIMITS`]. `GALE_PROSE=crates/http cargo test -p gale --test prose` lists the places of a crate.
+//! Strings have none of them, and the description of a directive begins with a verb. Comments have a limit for each
+//! crate, in thousandths of their lines, which may only be lowered: [`LIMITS`].
+//! `GALE_PROSE=crates/http cargo test -p gale --test prose -- --nocapture` lists the places of a crate.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -62,9 +63,8 @@ impl Pattern {
 
 const BEGINNINGS: [&str; 5] = ["What", "Who", "Whoever", "Whatever", "Whose"];
 const CLAUSES: [&str; 8] = ["What", "Who", "Whoever", "Whatever", "That", "Where", "How", "Whether"];
-const VERBS: [&str; 13] = [
-    "is", "are", "was", "has", "have", "gets", "goes", "comes", "costs", "holds", "waits", "counts", "says",
-];
+const VERBS: [&str; 13] =
+    ["is", "are", "was", "has", "have", "gets", "goes", "comes", "costs", "holds", "waits", "counts", "says"];
 const PERSONS: [&str; 3] = ["nobody", "somebody", "anybody"];
 const PREPOSITIONS: [&str; 9] = ["to", "of", "for", "by", "with", "from", "than", "and", "or"];
 
@@ -139,7 +139,8 @@ fn complaint(group: &str, figures: [usize; 4], rows: &BTreeMap<&str, [usize; 4]>
     let Some(limits) = rows.get(group) else { return Some(format!("a row is missing: {row}")) };
     let mut pairs = figures.iter().zip(limits);
     if pairs.clone().any(|(figure, limit)| figure > limit) {
-        return Some(format!("{group} has {figures:?}, the limits are {limits:?}: GALE_PROSE={group} lists the places"));
+        let hint = format!("GALE_PROSE={group} lists the places");
+        return Some(format!("{group} has {figures:?}, the limits are {limits:?}; {hint}"));
     }
     let is_lax = pairs.any(|(figure, limit)| figure + SLACK_MAX < *limit);
     is_lax.then(|| format!("the limits of {group} can be lowered: {row}"))
@@ -175,6 +176,23 @@ fn comments_hold_120_columns() {
         long.extend(comments(&text).filter(is_long).map(|(number, _)| format!("{path}:{number}")));
     }
     assert!(long.is_empty(), "longer than {COLUMNS_MAX} columns:\n{}", long.join("\n"));
+}
+
+/// As on nginx.org: "Sets …", "Enables or disables …".
+#[test]
+fn directives_begin_with_a_verb() {
+    let mut wrong = Vec::new();
+    for entry in fs::read_dir(workspace().join("docs/reference")).unwrap() {
+        let page = fs::read_to_string(entry.unwrap().path()).unwrap();
+        for section in page.split("\n## ").skip(1) {
+            let description = section.split("\n\n").nth(1).unwrap_or_default();
+            let has_no_effect = ["No effect", "Not supported"].iter().any(|start| description.starts_with(start));
+            if !first_word(description).ends_with('s') && !has_no_effect {
+                wrong.push(description.to_owned());
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// A row of a table and a line of a drawing cannot be wrapped.
@@ -318,9 +336,13 @@ fn group_of(path: &str) -> String {
     }
 }
 
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
 /// The Rust files of these folders: paths from the workspace on, and texts.
 fn rust_files(folders: &[&str]) -> Vec<(String, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = workspace();
     let (mut files, mut waiting) = (Vec::new(), folders.iter().map(PathBuf::from).collect::<Vec<_>>());
     while let Some(folder) = waiting.pop() {
         for entry in fs::read_dir(root.join(&folder)).unwrap() {

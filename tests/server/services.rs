@@ -112,7 +112,7 @@ fn service_holds_up_no_graceful_stop() {
     server.end(Signal::QUIT);
     assert_eq!(lines(&server, "rare: ended").len(), 1, "{server}");
     assert_eq!(lines(&server, "told: ended").len(), 1, "{server}");
-    assert_eq!(lines(&server, "has not ended").len(), 0, "{server}");
+    assert_eq!(lines(&server, "has not stopped").len(), 0, "{server}");
 }
 
 #[test]

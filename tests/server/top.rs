@@ -75,7 +75,7 @@ fn page(server: &Server, words: &[&str], is_so: impl Fn(&str) -> bool) -> String
 
 fn a_page_tells_what_the_server_has_done(driver: Driver) {
     let (server, backend) = start(driver);
-    let text = page(&server, &[], |text| row(text, "answers 4xx").is_some_and(|cells| cells[0] == "1"));
+    let text = page(&server, &[], |text| row(text, "responses 4xx").is_some_and(|cells| cells[0] == "1"));
     assert!(text.starts_with(concat!("gale-", env!("CARGO_PKG_VERSION"), " (nginx ")), "{text}");
     assert!(text.contains(&format!("process {}, configuration ", server.worker().as_raw_pid())), "{text}");
     assert_eq!(row(&text, "responses 2xx").expect("a row")[0], "7");
@@ -97,7 +97,7 @@ fn figures_are_asked_for_at_a_url(driver: Driver) {
     let base = format!("http://{}", server.directory.address(1));
     for path in ["/api", "/api/", "/api/9/", "/dashboard/"] {
         let url = format!("{base}{path}");
-        let text = page(&server, &["--url", &url], |text| row(text, "answers 4xx").is_some());
+        let text = page(&server, &["--url", &url], |text| row(text, "responses 4xx").is_some());
         assert!(row(&text, "the-site").is_some() && row(&text, "127.0.0.1:1 ").is_some(), "{path}: {text}");
         assert!(text.contains("event loops (2)"), "{path}: {text}");
     }
@@ -234,14 +234,14 @@ fn set_size(terminal: &File, rows: u16, columns: u16) {
 fn a_terminal_shows_views_and_takes_keys(driver: Driver) {
     let (mut server, backend) = start(driver);
     let mut on = OnTerminal::start(&server.directory);
-    let text = on.wait(|text| row(text, "answers 4xx").is_some_and(|cells| cells[0] == "1") && text.contains("q quit"));
+    let text = on.wait(|text| row(text, "responses 4xx").is_some_and(|cells| cells[0] == "1") && text.contains("q quit"));
     assert!(text.starts_with("gale-") && text.lines().count() == 24, "{text}");
     // What is shown is asked for again and again.
     server.get("/none");
-    on.wait(|text| row(text, "answers 4xx").is_some_and(|cells| cells[0] == "2"));
+    on.wait(|text| row(text, "responses 4xx").is_some_and(|cells| cells[0] == "2"));
     on.press("3");
     let text = on.wait(|text| text.contains("127.0.0.1:1 "));
-    assert!(text.contains(&backend.address) && !text.contains("answers 4xx"), "{text}");
+    assert!(text.contains(&backend.address) && !text.contains("responses 4xx"), "{text}");
     // By state, the last letter first: up comes before down whatever their addresses are.
     on.press("\x1b[C\x1b[C");
     let place = |text: &str, part: &str| text.find(part).unwrap_or(usize::MAX);
