@@ -9,7 +9,7 @@ use super::modules;
 
 const HEAD: &str = "\
 .\\\" Made by `gale directives --man`; a test compares it with the program.
-.Dd November 23, 2026
+.Dd November 28, 2026
 .Dt GALE.CONF 5
 .Os
 .Sh NAME
