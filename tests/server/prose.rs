@@ -2,7 +2,7 @@
 //!
 //! Strings have none of them, and the description of a directive begins with a verb. Comments have a limit for each
 //! crate, in thousandths of their lines, which may only be lowered: [`LIMITS`].
-//! `GALE_PROSE=crates/http cargo test -p gale --test prose -- --nocapture` lists the places of a crate.
+//! `GALE_PROSE=crates/http cargo test -p gale --test server prose:: -- --nocapture` lists the places of a crate.
 
 use std::collections::BTreeMap;
 use std::fs;
