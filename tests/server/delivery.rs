@@ -754,7 +754,9 @@ fn nor_do_they_hold_up_what_comes_after_a_worker_that_died(driver: Driver) {
         rustix::process::kill_process(worker, signal).expect("it runs");
         let alert = server.wait_logged(&format!("worker process {worker} has died, but has not exited "));
         let (what, threads) = alert.split_once("the kernel holds its thread \"").expect("which");
-        assert!(what.ends_with(how) && threads.ends_with("a file system that does not respond; not waiting any longer"));
+        assert!(
+            what.ends_with(how) && threads.ends_with("a file system that does not respond; not waiting any longer")
+        );
         // Each by itself: of some the kernel tells loops of the dead process.
         for _ in 0..4 {
             assert_eq!(server.connect_tcp(1).get("/quick").text(), "quick");

@@ -234,7 +234,8 @@ fn set_size(terminal: &File, rows: u16, columns: u16) {
 fn a_terminal_shows_views_and_takes_keys(driver: Driver) {
     let (mut server, backend) = start(driver);
     let mut on = OnTerminal::start(&server.directory);
-    let text = on.wait(|text| row(text, "responses 4xx").is_some_and(|cells| cells[0] == "1") && text.contains("q quit"));
+    let text =
+        on.wait(|text| row(text, "responses 4xx").is_some_and(|cells| cells[0] == "1") && text.contains("q quit"));
     assert!(text.starts_with("gale-") && text.lines().count() == 24, "{text}");
     // What is shown is asked for again and again.
     server.get("/none");
