@@ -108,8 +108,8 @@ impl StoredBody {
     }
 }
 
-/// A body that is passed on while it comes: its bytes for `$request_body`, as long as all of them fit into
-/// `client_body_buffer_size`. A longer one has no value there, as one that is in a file.
+/// Copy of a body that is passed on while it is received, for `$request_body`. A body that exceeds
+/// `client_body_buffer_size` has no copy, and the variable no value, as with a body in a file.
 #[derive(Default)]
 pub struct PassedBody(RefCell<Passed>);
 

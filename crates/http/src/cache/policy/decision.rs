@@ -1,14 +1,14 @@
-//! Decision about a request that a cache is asked for: what answers it, or how a server is asked.
+//! Decision about a cacheable request: the cache answers it, or a server is asked.
 //!
-//! [`decide`] is one pure function over what a look into the cache has found, what the client demands and what the
-//! location allows. `upstream/caching/consult.rs` looks, performs the decision, and looks again where an entry has gone
+//! [`decide`] is one pure function of the result of a look into the cache, the client's directives, and the settings of
+//! the location. `upstream/caching/consult.rs` looks, performs the decision, and looks again where an entry has gone
 //! or another request's fetch has ended.
 
 use super::RequestDirectives;
 use super::freshness::{Lifetime, NotStored, current_age, is_of_later};
 use crate::cache::purges::Verdict;
 
-/// What a look into the cache has found for a request; `S` is what the caller needs to use a stored response.
+/// Result of a look into the cache; `S` is the caller's handle of a stored response.
 #[derive(Clone, Copy, Debug)]
 pub enum Found<S> {
     /// The location does not use what is stored (`cache_bypass`), or the client forbids to store (`no-store`).
@@ -21,7 +21,7 @@ pub enum Found<S> {
     Missing(Missing),
 }
 
-/// What decides about a stored response.
+/// Facts about a stored response.
 #[derive(Clone, Copy, Debug)]
 pub struct Stored {
     /// Lifetime in its head.
@@ -45,7 +45,7 @@ pub struct Renewed {
     pub must_revalidate: bool,
 }
 
-/// What decides about a response that another request fetches, or has fetched and that is not in its file yet.
+/// Facts about a response that another request is fetching, or has fetched and that is not in its file yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Coming {
     /// Its lifetime.
@@ -57,24 +57,24 @@ pub struct Coming {
     pub is_readable: bool,
 }
 
-/// Why there is nothing to use.
+/// Reason for which the request can use nothing.
 #[derive(Clone, Copy, Debug)]
 pub enum Missing {
     /// Nothing is stored.
     Unknown {
         /// Requests for it so far, this one included.
         uses: u64,
-        /// What came last was not to be stored: the next request does not wait for this one.
+        /// The last response was not to be stored: the next request does not wait for this one.
         is_uncacheable: bool,
     },
-    /// What is stored cannot be read, or is of no use for this request, as what is coming.
+    /// The stored response cannot be read, or it, or the one that is coming, does not suit the request.
     Unusable {
-        /// What is coming is not to be stored.
+        /// The one that is coming is not to be stored.
         is_uncacheable: bool,
     },
 }
 
-/// What the location allows, and what the request looks like to it.
+/// Settings of the location, as they apply to the request.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowed {
     /// `cache_use_stale updating`
@@ -89,7 +89,7 @@ pub struct Allowed {
     pub is_beyond_range: bool,
 }
 
-/// What becomes of the request.
+/// Decision about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision<S> {
     /// The stored response answers it.
@@ -108,7 +108,7 @@ pub enum Decision<S> {
     Pass(NotStored),
 }
 
-/// How a stored response is revalidated.
+/// Manner in which a stored response is revalidated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revalidation {
     /// Use of the stored response until the server has answered.
@@ -137,7 +137,7 @@ pub enum Meanwhile {
     ServeAll,
 }
 
-/// How what a server answers is stored.
+/// Storing of the response that a server gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorePlan {
     /// One request fetches it, others wait for it (`cache_lock`).
@@ -148,7 +148,7 @@ pub enum StorePlan {
     Unstored,
 }
 
-/// Decides what becomes of a request at this second (Unix time).
+/// Decides about a request at this second (Unix time).
 pub fn decide<S>(found: Found<S>, asked: &RequestDirectives, allowed: &Allowed, now: u64) -> Decision<S> {
     match found {
         Found::Bypassed if asked.only_if_cached => Decision::Refuse(GATEWAY_TIMEOUT),
@@ -247,7 +247,7 @@ mod tests {
     /// The second of every row.
     const NOW: u64 = 1_000_000;
 
-    /// What the location allows in a row that says nothing else: nginx's defaults, but for `cache_lock on`.
+    /// Settings of most rows: nginx's defaults, but for `cache_lock on`.
     const USUAL: Allowed = Allowed {
         stale_while_updating: false,
         background_update: false,
@@ -283,7 +283,6 @@ mod tests {
         RequestDirectives::parse([directives.as_bytes()], None)
     }
 
-    /// Without what the caller uses.
     fn decide_about(lifetime: Lifetime, purged: Verdict, directives: &str, allowed: &Allowed) -> Decision<()> {
         let renewed = Renewed {
             is_fresh: lifetime.is_fresh(NOW),

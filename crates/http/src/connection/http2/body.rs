@@ -78,7 +78,7 @@ impl RequestBody {
         self.is_complete |= is_complete;
     }
 
-    /// The client has gone. A body that came whole can still be read, by a request that outlives its client.
+    /// Notes that the client has gone. A body that came whole can still be read, by a request that outlives its client.
     pub fn lose(&mut self) {
         if !self.is_complete {
             self.fail(RequestBodyError::PeerGone);

@@ -155,7 +155,7 @@ pub async fn consult(request: &mut Request, serving: Serving<'_>) -> Consulted {
     find(request, serving, caching, &asked).await
 }
 
-/// Asks a server without a look at what is stored.
+/// Asks a server without a look into the cache.
 fn bypass(
     request: &mut Request,
     serving: Serving<'_>,
@@ -183,7 +183,7 @@ pub(super) fn forbids_storing(request: &Request, rules: Rules) -> bool {
     directives_of(request, rules).no_store
 }
 
-/// The client's demands on what is stored; none where the rules do not obey clients.
+/// `Cache-Control` and `Pragma` of the client; empty where the rules do not obey clients.
 fn directives_of(request: &Request, rules: Rules) -> RequestDirectives {
     if !rules.obeys_requests {
         return RequestDirectives::default();
@@ -193,7 +193,7 @@ fn directives_of(request: &Request, rules: Rules) -> RequestDirectives {
     RequestDirectives::parse(values.map(|(_, _, value)| value), pragma)
 }
 
-/// What the location allows this request.
+/// Settings of the location, as they apply to the request.
 fn allowed_for(request: &Request, serving: Serving<'_>) -> Allowed {
     let settings = &serving.settings.cache;
     Allowed {
@@ -253,7 +253,7 @@ fn invalidator(request: &Request, settings: &CacheSettings, zone: &Arc<CacheZone
     }))
 }
 
-/// What became of a request after a decision was performed.
+/// Outcome of a performed decision.
 enum Performed {
     /// The request has its answer.
     Answer(Flow),
@@ -261,7 +261,7 @@ enum Performed {
     Ask(CacheStatus),
     /// A server is asked past the cache.
     Pass,
-    /// What was found has gone, or what was waited for has come or come to nothing.
+    /// The entry has gone, or the fetch of another request has ended.
     LookAgain,
 }
 
@@ -299,7 +299,7 @@ async fn find(
             Performed::LookAgain => {}
         }
     }
-    // What was waited for has come to nothing, again and again.
+    // Each fetch of another request has come to nothing.
     if asked.only_if_cached {
         return Consulted::Answer(Flow::Respond(504));
     }
@@ -328,7 +328,7 @@ struct Opened {
     hot: Rc<Hot>,
 }
 
-/// What a look has found.
+/// Result of one look.
 enum Candidate {
     Found(Found<Opened>),
     /// A response that is coming. Until this is dropped, it has a reader.
@@ -337,7 +337,7 @@ enum Candidate {
     LookAgain,
 }
 
-/// Looks once, and opens what is stored.
+/// Looks once, and opens the stored response.
 async fn find_candidate(
     request: &mut Request,
     serving: Serving<'_>,
@@ -427,7 +427,7 @@ async fn use_coming(
         Some(hot) => found_stored(caching, entry_of(caching, &hot, now), hot, now),
         None => Found::Missing(Missing::Unusable { is_uncacheable: !fill.is_kept() }),
     };
-    // What is of no use has no reader while the same is fetched once more.
+    // An unsuitable response loses its reader before the same is fetched again.
     let _reader = matches!(found, Found::Stored(..)).then_some(fill);
     perform(request, serving, caching, found, asked, search).await
 }
@@ -489,7 +489,7 @@ fn remove(caching: &Caching, entry: &Entry) {
     memory::forget(zone.identity(), &caching.id);
 }
 
-/// Fetches a response for all who want it, or waits for the request that does (`cache_lock`).
+/// Fetches a response for all requests for it, or waits for the request that does (`cache_lock`).
 async fn fetch_alone(
     request: &mut Request,
     serving: Serving<'_>,
@@ -501,7 +501,7 @@ async fn fetch_alone(
     let (patience, age_max) = (*settings.lock_timeout.get(), *settings.lock_age.get());
     let now = gale_runtime::now();
     let fill = match caching.zone.begin(&caching.primary, caching.id, now, age_max) {
-        // It has come between the look and now.
+        // It was stored between the look and now.
         Ok(_) if caching.zone.has_fresh(&caching.id, search.unusable, gale_runtime::wall_seconds()) => {
             return Performed::LookAgain;
         }
@@ -513,7 +513,7 @@ async fn fetch_alone(
     };
     search.has_waited = true;
     if wait_for_head(&fill, patience.saturating_sub(now.since(search.began)), age_max).await {
-        // One that gets no file is not found any more when it has come.
+        // A response that gets no file is not found any more once it is whole.
         return match serve_coming(request, serving, caching, &fill, asked, true) {
             Some(flow) => Performed::Answer(flow),
             None => Performed::LookAgain,
@@ -572,7 +572,7 @@ async fn revalidate(
             caching.take_lead_beside();
             Performed::Ask(CacheStatus::Expired)
         }
-        // What the index says may have changed since: a 304, for example.
+        // The index may have changed since, by a 304 for example.
         None => Performed::LookAgain,
     }
 }

@@ -208,15 +208,15 @@ struct Feed {
     summing: Summing,
 }
 
-/// Where a response is kept while it comes.
+/// Place of a response while it is received.
 enum Keeping {
     /// In memory: so far it is short.
     InMemory,
     /// In a file, too.
     InFile(Box<Storing>),
-    /// In memory for its clients alone. Other requests still find it.
+    /// In memory for its clients alone; other requests still find it.
     Unstored,
-    /// The same after its file was given up. Other requests do not find it any more.
+    /// In memory for its clients alone, after its file was given up; other requests no longer find it.
     Hidden,
 }
 
@@ -247,7 +247,7 @@ enum Whole {
 }
 
 impl Feed {
-    /// Reads to the end. What is returned is to be stored.
+    /// Reads to the end. Returns the response that is to be stored.
     async fn run(mut self, request: &Copy, next: Result<BodyRead, Malformed>) -> Option<Whole> {
         let fill = Arc::clone(&self.ending.fill);
         let mut next = Some(next);
@@ -279,7 +279,8 @@ impl Feed {
         }
     }
 
-    /// The next phase, for what has come so far. Waits until the disk and the shared memory have room for another piece.
+    /// Moves on to the phase that suits the bytes received so far, and waits until the disk and the shared memory have
+    /// room for another piece.
     async fn advance(&mut self, request: &Copy, keeping: Keeping, unshared: Option<Bytes>) -> Keeping {
         let fill = Arc::clone(&self.ending.fill);
         if !keeping.is_stored() || self.is_unwanted(request, &fill) {
@@ -334,7 +335,7 @@ impl Feed {
         }
     }
 
-    /// All has come that comes.
+    /// Ends the response after its last piece.
     fn end(mut self, request: &Copy, keeping: Keeping) -> Option<Whole> {
         let answering = self.answering.take().expect("it has not ended");
         let is_whole = answering.is_whole();
