@@ -9,6 +9,7 @@ with_each_driver!(
     an_unbuffered_body_is_gone_for_another_server,
     what_is_sent_in_place_of_the_clients_body_and_method_is_framed_anew,
     what_is_not_to_be_passed_stays_here,
+    body_of_the_configuration_is_made_of_the_client_s,
     a_client_that_expects_100_is_told_to_continue,
     a_client_that_breaks_off_its_body_reaches_nobody_or_ends_the_request,
     a_body_that_is_too_large_reaches_nobody,
@@ -151,6 +152,33 @@ fn what_is_not_to_be_passed_stays_here(driver: Driver) {
             let response = post(&mut client, target, "X-Client: 1\r\nContent-Length: 3\r\n", "abc");
             assert_eq!(response.text(), expected);
         }
+    }
+    server.stop();
+}
+
+fn body_of_the_configuration_is_made_of_the_client_s(driver: Driver) {
+    let backend = mirror();
+    let setup = Setup::server(
+        driver,
+        "proxy_set_body \"<$request_body>\"; location / { proxy_pass http://B; }
+         location /unbuffered { proxy_request_buffering off; proxy_pass http://B; }
+         location /long { client_body_buffer_size 1k; proxy_pass http://B; }",
+    );
+    let server = setup.replace("B", &backend.address).start();
+    let mut client = server.connect();
+    let long = "x".repeat(2000);
+    for (target, fields, body, expected) in [
+        ("/", "Content-Length: 3\r\n", "abc", "<abc>"),
+        ("/", "Transfer-Encoding: chunked\r\n", "3\r\nabc\r\n0\r\n\r\n", "<abc>"),
+        ("/", "Content-Length: 0\r\n", "", "<>"),
+        ("/unbuffered", "Content-Length: 3\r\n", "abc", "<abc>"),
+        // As in nginx, what is in a file is not in the variable.
+        ("/long", "Content-Length: 2000\r\n", &long, "<>"),
+    ] {
+        let length = expected.len();
+        let expected =
+            format!("POST {target} HTTP/1.1\nHost: {}\nContent-Length: {length}\n\n{expected}", backend.address);
+        assert_eq!(post(&mut client, target, fields, body).text(), expected);
     }
     server.stop();
 }

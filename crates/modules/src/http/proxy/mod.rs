@@ -330,7 +330,7 @@ async fn pass(request: &mut Request, conf: &Conf) -> Result<Flow, u16> {
     };
     let body = match body_at_once(request, conf) {
         Some(body) => body,
-        None => Box::pin(store_body(request)).await?,
+        None => Box::pin(store_body(request, conf)).await?,
     };
     // How a response is read depends on what was asked.
     let method = Cell::new(Method::Get);
@@ -477,13 +477,17 @@ struct SentBody {
     framing: &'static dyn BodyFraming,
 }
 
+/// The configuration's body, which is written with the head.
+const WITH_HEAD: SentBody = SentBody { body: RequestBody::None, framing: &Unframed };
+
 /// The body, unless it has to be read to its end before.
 fn body_at_once(request: &mut Request, conf: &Conf) -> Option<SentBody> {
-    if conf.body.is_set() {
-        // The configuration's is written with the head.
-        return Some(SentBody { body: RequestBody::None, framing: &Unframed });
-    }
     let declared = request.declared_body_length();
+    if conf.body.is_set() {
+        // `$request_body` may be in it.
+        let is_read = request.body.is_some() || request.body_is_gone() || declared == Some(0) || !request.is_main();
+        return is_read.then_some(WITH_HEAD);
+    }
     match body_source(request, &conf.upstream, *conf.version.get() >= Version::Http11) {
         BodySource::None => {
             // A body that is not passed on has no length there either.
@@ -507,10 +511,13 @@ fn body_at_once(request: &mut Request, conf: &Conf) -> Option<SentBody> {
 }
 
 /// Reads the whole body.
-async fn store_body(request: &mut Request) -> Result<SentBody, u16> {
+async fn store_body(request: &mut Request, conf: &Conf) -> Result<SentBody, u16> {
     let is_announced = request.header(KnownHeader::ContentLength).is_some();
     let is_chunked = request.declared_body_length().is_none();
     let stored = read_body(request).await.map_err(|error| error.status())?;
+    if conf.body.is_set() {
+        return Ok(WITH_HEAD);
+    }
     let length = stored.length();
     if length > 0 || is_announced || is_chunked && request.is_main() {
         request.notes.put(BodyLength(length.to_string().into_bytes(), false));
