@@ -101,3 +101,4 @@ mod thread_pools;
 mod three_disks;
 mod tls_clients;
 mod top;
+mod weaknesses;
