@@ -22,7 +22,7 @@ const ALIASES_MAX: usize = 16;
 const RECORDS_MAX: usize = 64;
 
 /// No record is believed for longer: a week. (RFC 8767 §4)
-const TTL_MAX: u32 = 7 * 24 * 3600;
+pub(super) const TTL_MAX: u32 = 7 * 24 * 3600;
 
 /// Bytes of a query: a header, a name of 255 bytes, type and class.
 const QUERY_BYTES_MAX: usize = 12 + 255 + 4;

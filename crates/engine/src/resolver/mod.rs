@@ -17,6 +17,8 @@
 mod asking;
 mod cache;
 mod figures;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod message;
 mod settings;
 

@@ -1,0 +1,25 @@
+//! Responses of OCSP: whatever comes is read without a panic, and what is told of a certificate is in time. Signatures
+//! are checked, too, so that certificates in a response are read.
+#![no_main]
+
+use std::sync::LazyLock;
+
+use gale_engine::tls::ocsp::message::{CertificateId, read_response};
+use libfuzzer_sys::fuzz_target;
+
+const ISSUER: &[u8] = include_bytes!("../../crates/engine/tests/ocsp/issuer.der");
+const GOOD: &[u8] = include_bytes!("../../crates/engine/tests/ocsp/good.der");
+
+/// A day in 2026.
+const NOW: u64 = 1_795_824_000;
+
+static ID: LazyLock<CertificateId> = LazyLock::new(|| CertificateId::of(GOOD, ISSUER).expect("certificates"));
+
+fuzz_target!(|response: &[u8]| {
+    for issuer in [None, Some(ISSUER)] {
+        if let Ok(told) = read_response(response, &ID, issuer, NOW) {
+            // A clock may be wrong by some minutes.
+            assert!(told.valid_until > NOW - 3600);
+        }
+    }
+});
