@@ -4,7 +4,11 @@
 //! usage, and every chore's exit status says whether what it checked holds (0), does not hold (1), or could
 //! not be checked (2).
 
+mod deny;
+mod fuzz;
 mod nginx_tests;
+mod packages;
+mod sbom;
 
 use std::process::{Command, ExitCode};
 
@@ -13,6 +17,9 @@ usage: cargo xtask CHORE [OPTION…]
 
   nginx-tests   run nginx's own test suite against a binary (see tests/nginx/README.md)
   bench         measure Gale beside other servers (see bench/README.md)
+  deny          check licences, sources, bans and known advisories of all packages, without a network
+  sbom          write the packages that are in the program as CycloneDX, to target/sbom/gale.cdx.json
+  fuzz          run the fuzz targets in turn with AddressSanitizer (needs a nightly compiler): [--minutes N] [TARGET…]
   sanitize      run the runtime's tests under AddressSanitizer (needs a nightly compiler); options go to cargo test
 
 `cargo xtask CHORE --help` lists a chore's options.
@@ -25,6 +32,9 @@ fn main() -> ExitCode {
     match chore.as_deref() {
         Some("nginx-tests") => nginx_tests::main(&rest),
         Some("bench") => bench(&rest),
+        Some("deny") => deny::main(&rest),
+        Some("fuzz") => fuzz::main(&rest),
+        Some("sbom") => sbom::main(&rest),
         Some("sanitize") => sanitize(&rest),
         Some("help" | "--help" | "-h") => {
             print!("{USAGE}");
