@@ -1,5 +1,5 @@
-//! Responses of OCSP: whatever comes is read without a panic, and what is told of a certificate is in time. Signatures
-//! are checked, too, so that certificates in a response are read.
+//! Responses of OCSP: any bytes are read without a panic, and a status that is taken is still valid. Signatures are
+//! checked, too, so that certificates in a response are read.
 #![no_main]
 
 use std::sync::LazyLock;

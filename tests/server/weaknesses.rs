@@ -25,8 +25,8 @@ use gale_protocol::http1;
 use gale_protocol::http2::{ErrorCode, Limits, settings};
 use http2::{GET, Http2, block, flag, frame, frame_type};
 use http2_server::Http2Server;
-use rustix::process::Signal;
 use rcgen::{CustomExtension, ExtendedKeyUsagePurpose, KeyPair, SigningKey};
+use rustix::process::Signal;
 use rustls::client::{
     ClientSessionMemoryCache, ClientSessionStore, Resumption, Tls12ClientSessionValue, Tls13ClientSessionValue,
 };
@@ -101,12 +101,12 @@ fn get(path: &str, fields: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: h\r\n{fields}\r\n")
 }
 
-/// Everything with one worker, which so deals with what comes one after the other.
+/// The same with one worker, which handles requests in their order.
 fn with_one_worker(setup: Setup) -> Setup {
     setup.replace("worker_processes 2;", "worker_processes 1;")
 }
 
-/// Returns when what was sent before has been looked at: the only worker answers a request that came later.
+/// Returns when all earlier bytes have been handled: the only worker answers a later request.
 #[track_caller]
 fn look(server: &Server) {
     assert_eq!(server.get("/look").text(), "seen");
@@ -217,7 +217,7 @@ fn quick_include_behind_slow(driver: Driver) {
 
 /// Vulnerable: bytes behind a piece are read as the rest of its last character.
 fn characters_in_pieces(driver: Driver) {
-    /// A text in UTF-8 and what is right in KOI8-R, where what is no character is a question mark.
+    /// Texts in UTF-8 and the same in KOI8-R; a question mark stands for broken bytes.
     const TEXTS: [(&[u8], &[u8]); 3] = [
         ("aЖ€я\u{1d11e}z".as_bytes(), b"a\xf6\xa4&#1103;&#119070;z"),
         (b"a\xd0<b>\xff\xe2\x82", b"a?<b>??"),
@@ -249,7 +249,7 @@ fn characters_in_pieces(driver: Driver) {
     }
 }
 
-/// Vulnerable: the length does not fit the 24 bits of a frame, and what stands behind 16 MiB is read as frames.
+/// Vulnerable: the length does not fit the 24 bits of a frame, and the bytes behind 16 MiB are read as frames.
 fn long_body_over_http2(driver: Driver) {
     let backend = Backend::tcp();
     let text = format!(
@@ -414,7 +414,7 @@ fn films_without_chunks(driver: Driver) {
         for part in ["start=1", "end=1", "start=0.5&end=0.7", "start=9.99", "start=0", "start=5&end=100"] {
             let response = server.get(&format!("/{index}.mp4?{part}"));
             assert!(matches!(response.status, 200 | 500), "{index} {part}: {}", response.status);
-            // What is sent of the media is the file's.
+            // The media are the file's own bytes.
             let at = response.body.windows(4).position(|window| window == b"mdat");
             let media = at.map_or(&b""[..], |at| &response.body[at + 4..]);
             let is_own = media.len() <= 400 && media.iter().all(|&byte| byte == b'm');
@@ -436,7 +436,7 @@ fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     [head, &content].concat()
 }
 
-/// Whoever signs what an authority says of its certificates.
+/// The responder that an authority lets sign statuses of its certificates.
 fn signer_of_statuses(authority: &Authority) -> Pair {
     let mut params = params(&["responder"]);
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::OcspSigning];
@@ -714,7 +714,7 @@ fn alias_behind_rewrite(driver: Driver) {
     server.end(Signal::TERM);
 }
 
-/// Vulnerable: a count of eight bits of what a request waits for overflows, and the request is freed meanwhile.
+/// Vulnerable: the eight bits that count a request's pending operations overflow, and the request is freed too early.
 fn hundreds_of_includes(driver: Driver) {
     let include = |number| format!("<!--#include virtual=\"/part{}.txt\" -->", number % 10);
     let page: String = (0..300).map(include).collect();
@@ -758,7 +758,7 @@ fn reset_at_once(driver: Driver) {
     server.stop();
 }
 
-/// How much memory many requests may take that are as large as they may be, and whose answers have no window.
+/// Most memory for 200 requests of nearly the largest size whose answers have no window, in bytes.
 const MEMORY_MAX: u64 = 16 << 20;
 
 /// Vulnerable: each byte is a field with memory of its own, held as long as the client opens no window.
@@ -972,7 +972,7 @@ fn line_ends_in_chunks(driver: Driver) {
     }
 }
 
-/// A location that asks another one, and what that one is told of a field by a client that speaks HTTP/1 and HTTP/2.
+/// The values of a field that reach the location of `auth_request`, from a client of HTTP/1 and one of HTTP/2.
 fn asked_by_auth(driver: Driver, own: &str, fields: &[(&str, &str)], name: &str) -> Vec<Vec<String>> {
     let auth = Backend::tcp().serve(|_, client| {
         client.send("HTTP/1.1 204 No Content\r\n\r\n");

@@ -129,7 +129,7 @@ fn read<T: DeserializeOwned>(name: &str) -> Result<T, String> {
     toml::from_str(&text).map_err(|error| format!("{name}: {error}"))
 }
 
-/// What is wrong with a package: its source, its name, its version.
+/// Faults of a package: of its source, its name, its version.
 fn check_locked(package: &Locked, rules: &Rules, advisories: &[Advisory]) -> Result<Vec<String>, String> {
     let mut found = Vec::new();
     if let Some(source) = &package.source {
@@ -174,7 +174,7 @@ impl Expression {
         Expression { words: text.split_whitespace().map(str::to_owned).collect(), at: 0 }
     }
 
-    /// Whether these licences are enough; `None` if it is no expression.
+    /// True if these licences are enough; `None` if it is no expression.
     fn is_satisfied(mut self, allowed: &[String]) -> Option<bool> {
         let is_satisfied = self.any(allowed)?;
         (self.at == self.words.len()).then_some(is_satisfied)

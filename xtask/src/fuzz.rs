@@ -1,6 +1,6 @@
 //! `cargo xtask fuzz [--minutes N] [TARGET…]`: all targets of `fuzz`, or those that are named, one after the other
-//! with AddressSanitizer, in so many minutes together, and a table of what came of it. Does what `cargo fuzz run` does,
-//! which need not be installed; a nightly compiler and a C++ compiler have to be. Inputs that reach something new are
+//! with AddressSanitizer, in so many minutes together, and a table of the outcomes. It needs a nightly compiler and a
+//! C++ compiler, and stands in for `cargo fuzz run`, which need not be installed. Inputs that reach something new are
 //! kept in `target/fuzz/corpus`, those that fail in `fuzz/artifacts`; the committed corpus is only read.
 
 use std::fs;
@@ -11,15 +11,15 @@ use crate::packages::root;
 
 const USAGE: &str = "usage: cargo xtask fuzz [--minutes N] [TARGET…]";
 
-/// How long all targets take together, if no option says so.
+/// Time for all targets together by default.
 const MINUTES: u64 = 10;
 
-/// What cargo-fuzz gives the compiler: coverage that libFuzzer reads, AddressSanitizer, and assertions.
+/// The compiler's options, as cargo-fuzz has them: coverage for libFuzzer, AddressSanitizer, assertions.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Cdebug-assertions -Zsanitizer=address";
 
-/// How one target has gone.
+/// The outcome of one target.
 struct Outcome {
     name: String,
     runs: String,

@@ -1,5 +1,5 @@
-//! What Gale is built from: `Cargo.lock`, and what cargo says of the packages in it. Reads files alone: cargo is asked
-//! offline, for the packages of one target, which a build has fetched before.
+//! The packages that Gale is built from: `Cargo.lock`, and cargo's metadata of the packages in it. No network: cargo
+//! answers offline, for the packages of one target, which a build has fetched before.
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,7 +21,7 @@ pub fn root() -> PathBuf {
 pub struct Locked {
     pub name: String,
     pub version: String,
-    /// Where it comes from; none is the workspace.
+    /// Its registry; none for packages of the workspace.
     pub source: Option<String>,
     pub checksum: Option<String>,
 }
@@ -37,7 +37,7 @@ pub fn read_lock(path: &Path) -> Result<Vec<Locked>, String> {
     Ok(lock.package)
 }
 
-/// What cargo knows of the packages of a target, and which needs which.
+/// Cargo's metadata: the packages of a target, and the graph of their needs.
 #[derive(Debug, Deserialize)]
 pub struct Metadata {
     pub packages: Vec<Package>,
@@ -80,14 +80,14 @@ struct Edge {
 
 #[derive(Debug, Deserialize)]
 struct EdgeKind {
-    /// `dev`, `build`, or none for what is linked.
+    /// `dev`, `build`, or none for linked code.
     kind: Option<String>,
 }
 
-/// How a package gets into the program.
+/// The part that a package has in the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// It only runs while the program is built: build scripts, macros, and what they need.
+    /// It only runs while the program is built: build scripts, macros, and their own needs.
     OfBuild,
     /// Its code is in the program.
     OfProgram,
@@ -106,7 +106,7 @@ impl Metadata {
         serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))
     }
 
-    /// The packages that a package needs, itself among them, with their part in it. What only tests need is none.
+    /// The packages that a package needs, itself among them, with their part in it; needs of tests do not count.
     pub fn parts_of(&self, name: &str) -> HashMap<&str, Part> {
         let nodes: HashMap<&str, &Node> = self.resolve.nodes.iter().map(|node| (&*node.id, node)).collect();
         let packages: HashMap<&str, &Package> = self.packages.iter().map(|package| (&*package.id, package)).collect();
@@ -137,7 +137,7 @@ impl Metadata {
         parts
     }
 
-    /// The packages that this one needs, apart from what only its tests need.
+    /// The packages that this one needs; needs of its tests do not count.
     pub fn needs(&self, id: &str) -> Vec<&str> {
         let node = self.resolve.nodes.iter().find(|node| node.id == id);
         let is_needed = |edge: &&Edge| edge.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"));

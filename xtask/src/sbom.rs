@@ -1,6 +1,6 @@
 //! `cargo xtask sbom`: the packages that are in the program, as CycloneDX 1.6 in JSON (<https://cyclonedx.org>), to
-//! `target/sbom/gale.cdx.json`. Made from `Cargo.lock` and what cargo says, so the same sources give the same bytes; a
-//! date is in it only if `SOURCE_DATE_EPOCH` gives one. Features that only tests switch on count, so there may be a
+//! `target/sbom/gale.cdx.json`. Made from `Cargo.lock` and cargo's metadata, so the same sources give the same bytes;
+//! a date is in it only if `SOURCE_DATE_EPOCH` gives one. Features that only tests switch on count, so there may be a
 //! package more than is linked, and never one less.
 
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! What the fuzz target `dns_answer` tries; compiled with `--cfg fuzzing` alone.
+//! The body of the fuzz target `dns_answer`; compiled with `--cfg fuzzing` alone.
 
 use std::time::Duration;
 
