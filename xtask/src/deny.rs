@@ -155,7 +155,7 @@ fn check_locked(package: &Locked, rules: &Rules, advisories: &[Advisory]) -> Res
 
 fn check_license(license: Option<&str>, allowed: &[String]) -> Option<String> {
     let Some(license) = license else { return Some("has no licence".to_owned()) };
-    match Expression::new(license).is_satisfied(allowed) {
+    match Expression::new(license).evaluate(allowed) {
         Some(true) => None,
         Some(false) => Some(format!("its licence is not allowed: {license}")),
         None => Some(format!("its licence is none of SPDX's expressions: {license}")),
@@ -175,7 +175,7 @@ impl Expression {
     }
 
     /// True if these licences are enough; `None` if it is no expression.
-    fn is_satisfied(mut self, allowed: &[String]) -> Option<bool> {
+    fn evaluate(mut self, allowed: &[String]) -> Option<bool> {
         let is_satisfied = self.any(allowed)?;
         (self.at == self.words.len()).then_some(is_satisfied)
     }
@@ -263,7 +263,7 @@ mod tests {
             ("MIT ISC", None),
             ("AND MIT", None),
         ] {
-            assert_eq!(Expression::new(expression).is_satisfied(&allowed), expected, "{expression}");
+            assert_eq!(Expression::new(expression).evaluate(&allowed), expected, "{expression}");
         }
         assert_eq!(check_license(None, &allowed).as_deref(), Some("has no licence"));
     }
