@@ -65,7 +65,7 @@ weaknesses! {
     quick_include_behind_slow: "CVE-2026-56434", "unbuffered: a quick SSI include behind a slow one" => "in order";
     characters_in_pieces: "CVE-2026-42934, CVE-2026-48142", "UTF-8 cut in characters, to be converted" => "as if whole";
     long_body_over_http2: "CVE-2026-42926", "`proxy_set_body` of more than 16 MiB over HTTP/2" => "one body";
-    long_field_over_http2: "CVE-2026-42055", "a field of 2.5 MiB, passed on over HTTP/2 and gRPC" => "whole or refused";
+    long_field_over_http2: "CVE-2026-42055", "a field of 2.5 MiB, passed on over HTTP/2 and gRPC" => "whole";
     nearly_a_status_line: "CVE-2026-42946", "uwsgi and SCGI: a first line that begins as a status line" => "a field";
     copy_under_alias: "CVE-2026-27654", "COPY and MOVE under an alias to a shorter path" => "nothing is written";
     films_without_chunks: "CVE-2026-32647", "mp4 with empty and too long tables" => "an error or the film";
@@ -386,9 +386,12 @@ fn film(replaced: &[u8; 4], name: &[u8; 4], table: &[u32]) -> Vec<u8> {
     film
 }
 
+/// The table that is replaced, the name of the other one, and its numbers.
+type Replaced = (&'static [u8; 4], &'static [u8; 4], &'static [u32]);
+
 /// Vulnerable: the first entry of an empty table is read and written.
 fn films_without_chunks(driver: Driver) {
-    let tables: [(&[u8; 4], &[u8; 4], &[u32]); 14] = [
+    let tables: [Replaced; 14] = [
         (b"none", b"none", &[]),
         (b"stco", b"stco", &[0, 0]),
         (b"stco", b"stco", &[0, 1]),
@@ -405,7 +408,7 @@ fn films_without_chunks(driver: Driver) {
         (b"stts", b"stts", &[0, 0]),
     ];
     let setup = Setup::server(driver, "types { video/mp4 mp4; } root %DIR%/html; location / { mp4; }");
-    let make = |setup: Setup, (index, table): (usize, &(&[u8; 4], &[u8; 4], &[u32]))| {
+    let make = |setup: Setup, (index, table): (usize, &Replaced)| {
         setup.file(&format!("html/{index}.mp4"), film(table.0, table.1, table.2))
     };
     let server = tables.iter().enumerate().fold(setup, make).start();
@@ -1076,7 +1079,9 @@ fn padded_records(driver: Driver) {
 
 /// Vulnerable: streams that the server has reset are not counted, and the work for them goes on.
 fn made_resets(driver: Driver) {
-    let faults: [(&str, fn(u32) -> Vec<u8>); 4] = [
+    /// A frame that is wrong on this stream.
+    type Fault = fn(u32) -> Vec<u8>;
+    let faults: [(&str, Fault); 4] = [
         ("an increment of zero", |stream| frame(frame_type::WINDOW_UPDATE, 0, stream, [0; 4])),
         ("a window beyond its maximum", |stream| frame(frame_type::WINDOW_UPDATE, 0, stream, [0x7f, 255, 255, 255])),
         ("a length that is none", |stream| frame(frame_type::PRIORITY, 0, stream, [0; 4])),
