@@ -3,16 +3,6 @@
 //! The list below has a line for each: its test, its id, what is sent, what is right. A comment before each test says
 //! what a vulnerable server does. A worker process that dies is an alert in the error log, and `Server::stop` finds it.
 
-#[path = "support/authority.rs"]
-mod authority;
-#[path = "support/http2.rs"]
-mod http2;
-#[path = "support/http2_server.rs"]
-mod http2_server;
-mod support;
-#[path = "support/tls.rs"]
-mod tls;
-
 use std::fs;
 use std::io::Read;
 use std::net::UdpSocket;
@@ -20,11 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use authority::{Authority, Pair, params};
 use gale_protocol::http1;
 use gale_protocol::http2::{ErrorCode, Limits, settings};
-use http2::{GET, Http2, block, flag, frame, frame_type};
-use http2_server::Http2Server;
 use rcgen::{CustomExtension, ExtendedKeyUsagePurpose, KeyPair, SigningKey};
 use rustix::process::Signal;
 use rustls::client::{
@@ -35,8 +22,12 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::version::{TLS12, TLS13};
 use rustls::{ClientConfig, ClientConnection, NamedGroup, RootCertStore, StreamOwned, SupportedProtocolVersion};
-use support::{Backend, Client, DEADLINE, Driver, Server, Setup, anonymous_memory, is_root};
-use tls::Tls;
+
+use crate::support::authority::{Authority, Pair, params};
+use crate::support::http2::{GET, Http2, block, flag, frame, frame_type};
+use crate::support::http2_server::{self, Http2Server};
+use crate::support::tls::Tls;
+use crate::support::{self, Backend, Client, DEADLINE, Driver, Server, Setup, anonymous_memory, is_root};
 
 /// Makes a test for each driver of each line; one that fails says which weakness it is.
 macro_rules! weaknesses {
