@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::support::{self, Backend, Driver, Server, Setup, is_root, with_each_driver};
+use crate::support::{self, Backend, Driver, Server, Setup, is_root, skip, with_each_driver};
 
 with_each_driver!(
     created_files_have_permissions_of_table_with_any_umask,
@@ -163,7 +163,7 @@ fn cache_files_of_earlier_version_are_taken_from_others(driver: Driver) {
 
 fn state_of_cache_follows_its_directory_to_another_user(driver: Driver) {
     if !is_root() {
-        return;
+        return skip("only root has another user to become");
     }
     let backend = Backend::tcp().serve(|_, client| {
         client.send("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: 5\r\n\r\nwhole");

@@ -652,7 +652,9 @@ fn expires_says_how_long_answers_may_be_kept(driver: Driver) {
     assert_eq!(both("/max"), texts("Thu, 31 Dec 2037 23:55:55 GMT", "max-age=315360000; public"));
     assert_eq!(both("/off"), texts("", ""));
     assert!(both("/daily").1.starts_with("max-age="));
-    assert_eq!(both("/modified/page.html"), texts("Wed, 18 May 2033 03:33:20 GMT", &both("/modified/page.html").1));
+    let (expires, control) = both("/modified/page.html");
+    assert_eq!(expires, "Wed, 18 May 2033 03:33:20 GMT");
+    assert!(control.starts_with("max-age="), "{control}");
     assert_eq!(both("/variable?e=epoch").1, "no-cache");
     assert_eq!(both("/variable?e=60").1, "max-age=60");
     assert_eq!(both("/variable?e=nonsense"), texts("", ""));

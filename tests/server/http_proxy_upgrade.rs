@@ -2,7 +2,9 @@
 
 use rustix::process::Signal;
 
-use crate::support::{self, Asked, Backend, Client, Driver, Response, Server, Setup, turn_of_crowds, with_each_driver};
+use crate::support::{
+    self, Asked, Backend, Client, Driver, Response, Server, Setup, turn_of_crowds, until_in_time, with_each_driver,
+};
 
 with_each_driver!(
     websockets_need_no_configuration,
@@ -200,16 +202,21 @@ fn each_direction_ends_on_its_own(driver: Driver) {
 
 fn an_idle_tunnel_ends_after_the_read_timeout(driver: Driver) {
     // The backend has as long for what it says.
-    let (backend, server) = start(driver, "proxy_read_timeout 3s;");
-    let mut client = server.connect();
-    client.send(request("/", "websocket"));
-    let mut peer = backend.accept();
-    peer.request();
-    peer.send(format!("{}hello", agreement("websocket")));
-    assert_eq!(client.response().status, 101);
-    assert_eq!(client.take(5), b"hello");
-    client.assert_closed();
-    peer.assert_closed();
+    let (backend, server) = start(driver, "proxy_read_timeout 1s;");
+    until_in_time("the backend's agreement", || {
+        let mut client = server.connect();
+        client.send(request("/", "websocket"));
+        let mut peer = backend.accept();
+        peer.request();
+        let _ = peer.try_send(format!("{}hello", agreement("websocket")));
+        if client.response().status != 101 {
+            return None;
+        }
+        assert_eq!(client.take(5), b"hello");
+        client.assert_closed();
+        peer.assert_closed();
+        Some(())
+    });
     server.wait_logged("upstream timed out (110: Connection timed out) while proxying upgraded connection");
     server.stop();
 }
