@@ -23,7 +23,7 @@ use crate::report::{self, Document, Spread};
 use crate::servers::{Program, Running, Setting};
 
 /// Attackers at once, each with a connection.
-const ATTACKERS: usize = 4;
+pub const ATTACKERS: usize = 4;
 
 /// How often the bystander asks.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
@@ -41,8 +41,8 @@ const PIECE: usize = 16 * 1024;
 const ROUNDS_MAX: u32 = 1 << 29;
 
 /// What a hostile client sends, over and over.
-struct Attack {
-    name: &'static str,
+pub struct Attack {
+    pub name: &'static str,
     bounded_by: &'static str,
     /// What is sent in a round, counted from 0.
     next: fn(u32) -> Vec<u8>,
@@ -50,7 +50,7 @@ struct Attack {
     is_held: bool,
 }
 
-const ATTACKS: &[Attack] = &[
+pub const ATTACKS: &[Attack] = &[
     Attack {
         name: "rapid reset",
         bounded_by: "`http2_flood_limits` resets",
@@ -235,14 +235,7 @@ pub fn measure(options: &Options) -> Measured {
 }
 
 fn measure_one(options: &Options, program: &Program, attack: &Attack) -> Result<Sample, String> {
-    let setting = Setting {
-        cores: Some(vec![options.server_core]),
-        http: "http2 on;".to_owned(),
-        // Whoever passes a request on waits for its body first.
-        server: "location = /held { proxy_pass http://127.0.0.1:9; }".to_owned(),
-        ..Setting::default()
-    };
-    let server = program.start(setting)?;
+    let server = program.start(Setting { cores: Some(vec![options.server_core]), ..setting() })?;
     let fault = |error: std::io::Error| format!("{}, {}: {error}", program.label, attack.name);
     let in_peace = Waits::of(&server.address, options.run_time).map_err(fault)?;
     let before = Memory::read(&server.root.tree());
@@ -276,8 +269,18 @@ fn measure_one(options: &Options, program: &Program, attack: &Attack) -> Result<
     })
 }
 
+/// What the attacks ask a server for.
+pub fn setting() -> Setting {
+    Setting {
+        http: "http2 on;".to_owned(),
+        // Whoever passes a request on waits for its body first.
+        server: "location = /held { proxy_pass http://127.0.0.1:9; }".to_owned(),
+        ..Setting::default()
+    }
+}
+
 /// Has one connection attack until the server ends it, or all is over.
-fn attack_once(server: &Running, attack: &Attack, is_over: &AtomicBool, sent: &AtomicU64) -> std::io::Result<()> {
+pub fn attack_once(server: &Running, attack: &Attack, is_over: &AtomicBool, sent: &AtomicU64) -> std::io::Result<()> {
     let mut stream = TcpStream::connect(&server.address)?;
     stream.set_read_timeout(Some(LOOK_EVERY))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -325,17 +328,27 @@ fn is_waiting(error: &std::io::Error) -> bool {
 
 /// How long a bystander has waited for its answers.
 #[derive(Default)]
-struct Waits {
+pub struct Waits {
     sorted: Vec<Duration>,
-    failed: u64,
+    pub failed: u64,
 }
 
 impl Waits {
     /// Asks for some time.
-    fn of(address: &str, time: Duration) -> std::io::Result<Waits> {
-        let (end, mut waits) = (Instant::now() + time, Waits::default());
+    pub fn of(address: &str, time: Duration) -> std::io::Result<Waits> {
+        let end = Instant::now() + time;
+        Waits::asked_while(address, || Instant::now() < end)
+    }
+
+    /// Asks until it is told that all is over.
+    pub fn until(address: &str, is_over: &AtomicBool) -> std::io::Result<Waits> {
+        Waits::asked_while(address, || !is_over.load(Ordering::Relaxed))
+    }
+
+    fn asked_while(address: &str, goes_on: impl Fn() -> bool) -> std::io::Result<Waits> {
+        let mut waits = Waits::default();
         let mut stream = connect(address)?;
-        while Instant::now() < end {
+        while goes_on() {
             let begun = Instant::now();
             match ask(&mut stream) {
                 Ok(()) => waits.sorted.push(begun.elapsed()),
@@ -355,7 +368,12 @@ impl Waits {
         self.sorted.get(place).map_or(0.0, |wait| wait.as_secs_f64() * 1e3)
     }
 
-    fn longest_ms(&self) -> f64 {
+    /// Answers that came.
+    pub fn count(&self) -> u64 {
+        self.sorted.len() as u64
+    }
+
+    pub fn longest_ms(&self) -> f64 {
         self.sorted.last().map_or(0.0, |wait| wait.as_secs_f64() * 1e3)
     }
 }

@@ -12,6 +12,7 @@ mod beside;
 mod burst;
 mod caches;
 mod callgrind;
+mod campaign;
 mod case;
 mod certificate;
 mod check;
@@ -44,6 +45,7 @@ mod scaling;
 mod servers;
 mod slow_peers;
 mod stream;
+mod support;
 mod syscalls;
 mod thread_pools;
 mod tunnels;
@@ -126,6 +128,10 @@ fn run(args: &[String]) -> Result<bool, String> {
         eprint!("{}", options::USAGE);
         return Ok(false);
     };
+    if measurement == "campaign" || measurement == "campaign-trial" {
+        raise_descriptor_limit();
+        return if measurement == "campaign" { campaign::main(rest) } else { campaign::trial(rest) };
+    }
     if measurement == "--help" || rest.iter().any(|arg| arg == "--help") {
         print!("{}", options::USAGE);
         return Ok(true);

@@ -25,34 +25,34 @@ const WARM_UP_ANSWERS: u64 = 20_000;
 const MEMORY_READINGS: u32 = 10;
 
 #[derive(Debug, Serialize)]
-struct Outcome {
+pub struct Outcome {
     server: String,
     reloads_asked: u32,
-    reloads_done: u32,
+    pub reloads_done: u32,
     /// What stopped it early.
     stopped_by: Option<String>,
     /// From the signal to the new answer, in milliseconds.
-    effect_ms: Spread,
+    pub effect_ms: Spread,
     effect_p99_ms: f64,
-    seconds: f64,
-    load: Totals,
+    pub seconds: f64,
+    pub load: Totals,
     /// Requests of the harness itself (for the number) that failed.
-    failed_probes: u32,
+    pub failed_probes: u32,
     /// What became of the connection opened before the first reload.
     old_connection: String,
-    memory_before: Memory,
-    memory_after: Memory,
+    pub memory_before: Memory,
+    pub memory_after: Memory,
     /// Reloads done, and the memory then.
     memory_course: Vec<(u32, Memory)>,
     memory_growth: f64,
-    checks: Vec<Check>,
+    pub checks: Vec<Check>,
 }
 
 /// One sentence of the issue and whether it is true.
 #[derive(Debug, Serialize)]
-struct Check {
-    what: &'static str,
-    holds: bool,
+pub struct Check {
+    pub what: &'static str,
+    pub holds: bool,
 }
 
 /// Measures every chosen server; Gale when none is chosen.
@@ -60,7 +60,7 @@ pub fn measure(options: &Options) -> Measured {
     under_load::measure_each(options, "reload", "Reloads in a row under load", measure_one)
 }
 
-fn measure_one(options: &Options, program: &Program) -> Result<Outcome, String> {
+pub fn measure_one(options: &Options, program: &Program) -> Result<Outcome, String> {
     let server = under_load::start_unpinned(program)?;
     let mut old_connection =
         Connection::open(&server.address).map_err(|failure| format!("first connection: {failure:?}"))?;

@@ -13,7 +13,7 @@ use crate::client::load::{self, Totals};
 use crate::options::Options;
 use crate::process::Process;
 use crate::report;
-use crate::servers::{POLL_INTERVAL, Program, SMALL_BODY, send_signal};
+use crate::servers::{POLL_INTERVAL, Program, Running, SMALL_BODY, send_signal};
 use crate::under_load::{self, UnderLoad};
 
 const RESPAWN_TIME_LIMIT: Duration = Duration::from_secs(30);
@@ -66,7 +66,7 @@ fn measure_one(options: &Options, program: &Program) -> Result<Outcome, String> 
 
 fn kill_worker(under_load: &UnderLoad) -> Result<Kill, String> {
     let server = &under_load.server;
-    let worker = worker_of(under_load)?;
+    let worker = worker_of(server).ok_or_else(|| under_load.failed("has no worker process"))?;
     let begun = Instant::now();
     let elapsed_ms = || begun.elapsed().as_secs_f64() * 1000.0;
     let within_limit = |what: &str| {
@@ -91,10 +91,9 @@ fn kill_worker(under_load: &UnderLoad) -> Result<Kill, String> {
 }
 
 /// The master's child that has worked most: helpers have done next to nothing.
-fn worker_of(under_load: &UnderLoad) -> Result<Process, String> {
-    let children = under_load.server.root.children();
-    let worker = children.into_iter().filter(|child| child.is_alive()).max_by_key(|child| child.cpu_time());
-    worker.ok_or_else(|| under_load.failed("has no worker process"))
+pub fn worker_of(server: &Running) -> Option<Process> {
+    let children = server.root.children();
+    children.into_iter().filter(|child| child.is_alive()).max_by_key(|child| child.cpu_time())
 }
 
 impl under_load::Outcome for Outcome {

@@ -20,6 +20,7 @@ usage: cargo xtask CHORE [OPTION…]
   deny          check licences, sources, bans and known advisories of all packages, without a network
   sbom          write the packages that are in the program as CycloneDX, to target/sbom/gale.cdx.json
   fuzz          run the fuzz targets in turn with AddressSanitizer (needs a nightly compiler): [--minutes N] [TARGET…]
+  campaign      attack Gale and have everything around it fail, and tell what it lost (see bench/README.md)
   sanitize      run the runtime's tests under AddressSanitizer (needs a nightly compiler); options go to cargo test
 
 `cargo xtask CHORE --help` lists a chore's options.
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Some("deny") => deny::main(&rest),
         Some("fuzz") => fuzz::main(&rest),
         Some("sbom") => sbom::main(&rest),
+        Some("campaign") => bench(&[vec!["campaign".to_owned()], rest].concat()),
         Some("sanitize") => sanitize(&rest),
         Some("help" | "--help" | "-h") => {
             print!("{USAGE}");

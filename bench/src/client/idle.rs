@@ -58,12 +58,13 @@ fn ask(connection: &mut Connection, path: &str) -> Result<(), String> {
 }
 
 /// 127.0.1.1 and those that follow; all of 127.0.0.0/8 is this machine.
-fn source(number: usize) -> SocketAddr {
+pub fn source(number: usize) -> SocketAddr {
     let host = Ipv4Addr::from(0x7f00_0101 + (number / CONNECTIONS_PER_SOURCE) as u32);
     SocketAddr::from((host, 0))
 }
 
-fn open_from(source: SocketAddr, address: SocketAddr) -> Result<TcpStream, String> {
+/// A connection from an address of this machine.
+pub fn open_from(source: SocketAddr, address: SocketAddr) -> Result<TcpStream, String> {
     let open = || {
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         bind(&socket, &source)?;

@@ -75,6 +75,7 @@ impl Cage {
             return self.groups.extend(memory.into_iter().chain(disk));
         }
         let group = root.join(&name);
+        remove_left_over(&group);
         // Only what the root hands down can be set below it.
         self.note("cgroup.subtree_control", fs::write(root.join("cgroup.subtree_control"), "+memory +io"));
         let made = fs::create_dir(&group);
@@ -100,6 +101,7 @@ impl Cage {
         values: &[String],
     ) -> Option<PathBuf> {
         let group = root.join(controller).join(name);
+        remove_left_over(&group);
         let write = || values.iter().try_for_each(|value| fs::write(group.join(file), value));
         let made = fs::create_dir(&group).and_then(|()| write());
         if self.note(file, made) {
@@ -125,6 +127,11 @@ impl Cage {
         words.push("--".to_owned());
         words
     }
+}
+
+/// Removes the empty group of an earlier process of this number, which was killed.
+fn remove_left_over(group: &Path) {
+    let _ = fs::remove_dir(group);
 }
 
 /// Writes the shell's own number to each file up to `--`, and becomes the command behind it.

@@ -85,6 +85,8 @@ pub struct Disk {
 
 struct Shared {
     condition: Condition,
+    /// An operation that fails alone: how many that could fail so are still to come before it, and how.
+    failing_call: Option<(u32, Errno)>,
     hangs_at: Option<Point>,
     /// Operations that are not answered yet.
     waiting: Vec<Vec<u8>>,
@@ -108,8 +110,13 @@ impl Disk {
         let directory = Directory::new();
         let connection = connect(&directory.path().join("disk"))?;
         let nodes = vec![Node::None, Node::Directory(BTreeMap::new())];
-        let shared =
-            Arc::new(Mutex::new(Shared { condition: Condition::Well, hangs_at: None, waiting: Vec::new(), nodes }));
+        let shared = Arc::new(Mutex::new(Shared {
+            condition: Condition::Well,
+            failing_call: None,
+            hangs_at: None,
+            waiting: Vec::new(),
+            nodes,
+        }));
         let (own, state) = (connection.try_clone().expect("a descriptor"), Arc::clone(&shared));
         let thread = std::thread::spawn(move || serve(own, &state));
         Some(Disk { directory, connection, shared, thread: Some(thread) })
@@ -126,6 +133,12 @@ impl Disk {
         for request in std::mem::take(&mut shared.waiting) {
             shared.take(&self.connection, request);
         }
+    }
+
+    /// The operation of this number from now on fails, counted from 1 among those that can fail so: what needs room for
+    /// ENOSPC, everything for others. Nothing does without a number.
+    pub fn fail_call(&self, number: Option<u32>, errno: Errno) {
+        self.shared.lock().unwrap().failing_call = number.map(|number| (number.saturating_sub(1), errno));
     }
 
     /// When an entry is stored as far as that, the disk hangs from then on.
@@ -182,7 +195,7 @@ impl Shared {
             self.waiting.push(bytes);
             return;
         }
-        let answer = match self.fault(&request) {
+        let answer = match self.fault(&request).or_else(|| self.take_failing_call(&request)) {
             Some(errno) => Err(errno),
             None => self.answer(&request),
         };
@@ -257,6 +270,20 @@ impl Shared {
             Condition::Failing if !ends => Some(Errno::IO),
             _ => None,
         }
+    }
+
+    /// How this operation fails, if it is the one that is to fail.
+    fn take_failing_call(&mut self, request: &Request) -> Option<Errno> {
+        let (before, errno) = self.failing_call?;
+        let can_fail = match errno {
+            Errno::NOSPC => matches!(request.operation(), MKDIR | CREATE | WRITE),
+            _ => !matches!(request.operation(), INIT | RELEASE | RELEASEDIR),
+        };
+        if !can_fail {
+            return None;
+        }
+        self.failing_call = before.checked_sub(1).map(|before| (before, errno));
+        (before == 0).then_some(errno)
     }
 
     fn answer(&mut self, request: &Request) -> Result<Vec<u8>, Errno> {

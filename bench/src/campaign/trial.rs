@@ -1,0 +1,155 @@
+//! trial: a server under one experiment, with what it held before.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::exchange::{self, get};
+use super::outcome::{Outcome, Tally};
+use crate::memory::Memory;
+use crate::options::Options;
+use crate::servers::{POLL_INTERVAL, Program, Running, SMALL_BODY, Setting, file_body};
+
+/// One experiment for one server.
+pub struct Trial<'a> {
+    pub program: &'a Program,
+    pub options: &'a Options,
+}
+
+/// A server that has been read before the experiment.
+pub struct Watched {
+    pub server: Running,
+    before: Memory,
+}
+
+/// How much more a server may hold afterwards: buffers that are kept for the next burst.
+const GROWTH_MIB_MAX: f64 = 16.0;
+/// Closed connections and old processes get this long to go.
+const SETTLE_TIME_LIMIT: Duration = Duration::from_secs(10);
+const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(10);
+
+impl Trial<'_> {
+    /// Starts the server, has it work once in each ordinary way, and reads it.
+    pub fn start(&self, setting: Setting) -> Result<Watched, String> {
+        Watched::from_now(self.program.start(setting)?)
+    }
+
+    /// A folder for what the experiment itself needs; it ends with the process's temporary folder.
+    pub fn folder(&self, name: &str) -> Result<PathBuf, String> {
+        let path = std::env::temp_dir().join(format!("gale-campaign-{name}"));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(path)
+    }
+}
+
+impl Watched {
+    /// Reads the server after it has worked.
+    pub fn from_now(server: Running) -> Result<Watched, String> {
+        const ROUNDS: usize = 100;
+        for _ in 0..ROUNDS {
+            server.ask_both()?;
+        }
+        let before = Memory::read(&server.root.tree());
+        Ok(Watched { server, before })
+    }
+
+    pub fn address(&self) -> &str {
+        &self.server.address
+    }
+
+    /// Reads it again: from now on everything before counts as its ordinary state.
+    pub fn read_again(&mut self) {
+        self.before = Memory::read(&self.server.root.tree());
+    }
+
+    /// Memory as it is now is its ordinary one.
+    pub fn read_memory_again(&mut self) {
+        self.before.pss_kib = Memory::read(&self.server.root.tree()).pss_kib;
+    }
+
+    /// Requires that the server works, waits until it holds no more descriptors and processes than before, and ends it.
+    pub fn finish(self, tally: &Tally) -> Outcome {
+        self.finish_within(tally, GROWTH_MIB_MAX)
+    }
+
+    /// The same for a server that may keep so much more memory.
+    pub fn finish_within(self, tally: &Tally, growth_mib_max: f64) -> Outcome {
+        let server = &self.server;
+        let works = server.ask_both();
+        let deadline = Instant::now() + SETTLE_TIME_LIMIT;
+        let mut after = Memory::read(&server.root.tree());
+        while after.descriptors > self.before.descriptors || after.processes > self.before.processes {
+            if Instant::now() >= deadline {
+                break;
+            }
+            std::thread::sleep(POLL_INTERVAL * 20);
+            after = Memory::read(&server.root.tree());
+        }
+        let mib = |memory: &Memory| memory.pss_kib as f64 / 1024.0;
+        let mut outcome = Outcome {
+            descriptors_left: after.descriptors.saturating_sub(self.before.descriptors) as u64,
+            before_mib: mib(&self.before),
+            after_mib: mib(&after),
+            ..tally.outcome()
+        };
+        outcome.check(works.is_ok(), format!("afterwards it answers {works:?}"));
+        let grown = outcome.after_mib - outcome.before_mib;
+        outcome.check(grown <= growth_mib_max, format!("{grown:.0} MiB more than before"));
+        let left = after.processes.saturating_sub(self.before.processes);
+        outcome.check(left == 0, format!("{left} processes more than before"));
+        let panics = server.error_log().lines().filter(|line| line.contains("panicked")).count();
+        outcome.check(panics == 0, format!("{panics} panics in the error log"));
+        outcome
+    }
+}
+
+impl Running {
+    /// Asks for two bytes and for a file, and requires both.
+    pub fn ask_both(&self) -> Result<(), String> {
+        for (path, body) in [("/return", SMALL_BODY.to_vec()), ("/file", file_body())] {
+            let reply = exchange::ask(&self.address, &get(path), ANSWER_TIME_LIMIT)?;
+            if reply.status != 200 || reply.body != body {
+                return Err(format!("{path}: {}, {} bytes", reply.status, reply.body.len()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Its address as the system has it.
+    pub fn socket_address(&self) -> SocketAddr {
+        self.address.parse().expect("the harness has written it")
+    }
+}
+
+/// Runs `work` in so many threads, which have numbers from 0, and waits for all.
+pub fn in_threads(count: usize, work: impl Fn(usize) + Sync) {
+    std::thread::scope(|scope| {
+        for number in 0..count {
+            let work = &work;
+            scope.spawn(move || work(number));
+        }
+    });
+}
+
+/// Shares the numbers below `count` among some threads.
+pub fn each_in_threads(threads: usize, count: usize, work: impl Fn(usize) + Sync) {
+    in_threads(threads, |thread| (thread..count).step_by(threads).for_each(&work));
+}
+
+/// Waits until something is so; whether it came to be in time.
+pub fn wait_until(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    while !is_so() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    true
+}
+
+/// A path as configurations have it.
+pub fn text(path: &Path) -> String {
+    path.display().to_string()
+}

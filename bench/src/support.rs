@@ -1,0 +1,32 @@
+//! support: what `tests/fuse`, the disk in user space that the campaign shares with the tests, takes from the tests'
+//! own support.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
+/// A folder, removed when dropped.
+pub struct Directory(PathBuf);
+
+impl Directory {
+    pub fn new() -> Directory {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("gale-bench-{}-disk-{number}", std::process::id()));
+        fs::create_dir_all(&path).expect("a folder in the temporary one");
+        Directory(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
