@@ -1,4 +1,5 @@
-//! gale-bench: measures Gale beside nginx, h2o, haproxy and a bare floor; `cargo xtask bench` builds and starts it.
+//! gale-bench: measures Gale beside nginx, h2o, haproxy and a bare floor, and attacks it (`campaign`); `cargo xtask
+//! bench` and `cargo xtask campaign` build and start it.
 //!
 //! It is a program of its own, and not a part of xtask, because the floor and the load must be compiled with
 //! optimisation while the chores are not. It measures and reports, and passes judgement only where a figure is
