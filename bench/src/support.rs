@@ -1,5 +1,12 @@
-//! support: what `tests/fuse`, the disk in user space that the campaign shares with the tests, takes from the tests'
-//! own support.
+//! support: what the campaign shares with the tests of the server, which is a disk in user space and an authority for
+//! certificates, and what these take from the tests' own support.
+
+#[allow(dead_code, reason = "the campaign uses a part of it")]
+#[path = "../../tests/server/support/authority.rs"]
+pub mod authority;
+#[allow(dead_code, reason = "the campaign uses a part of it")]
+#[path = "../../tests/server/support/fuse/mod.rs"]
+pub mod fuse;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,6 +14,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 pub const DEADLINE: Duration = Duration::from_secs(120);
+
+pub const NO_MOUNTS: &str = "no file system can be mounted here";
+
+/// The reason why there is no disk.
+pub fn skip(reason: &str) {
+    eprintln!("campaign: {reason}");
+}
 
 /// A folder, removed when dropped.
 pub struct Directory(PathBuf);

@@ -150,7 +150,7 @@ fn run(trial: &Trial) -> Result<Outcome, String> {
         http: "proxy_cache_path cache keys_zone=cache:1m;".to_owned(),
         server: format!(
             "proxy_set_header Host $host; proxy_cache_key $scheme$host$request_uri;
-             location / {{ proxy_pass http://{0}; }}
+             location /account {{ proxy_pass http://{0}; }} location /STATIC/ {{ proxy_pass http://{0}; }}
              location /static/ {{ proxy_pass http://{0}; proxy_cache cache; proxy_cache_valid 200 1h; }}",
             origin.address
         ),

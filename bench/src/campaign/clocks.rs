@@ -8,7 +8,7 @@ use super::exchange::{ask, get};
 use super::isolation::{self, Need};
 use super::origin::{Origin, content};
 use super::outcome::{Outcome, Tally};
-use super::trial::{Trial, text};
+use super::trial::{Trial, WAIT_MAX_MS, text};
 use crate::client::load::Load;
 use crate::servers::Setting;
 
@@ -72,6 +72,6 @@ fn run(trial: &Trial) -> Result<Outcome, String> {
     dates.sort();
     dates.dedup();
     outcome.check(dates.len() >= JUMPS.len() - 2, format!("the time of day does not jump: {dates:?}"));
-    outcome.check(outcome.longest_ms < 1000.0, "a client waits a second");
+    outcome.check(outcome.longest_ms < WAIT_MAX_MS, "a client waits a second");
     Ok(outcome)
 }

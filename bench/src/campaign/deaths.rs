@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use super::Experiment;
 use super::outcome::{Outcome, Tally};
-use super::trial::Trial;
+use super::trial::{Trial, WAIT_MAX_MS};
 use crate::client::load::Load;
 use crate::respawn;
 use crate::servers::{Setting, send_signal};
@@ -47,6 +47,6 @@ fn run(trial: &Trial) -> Result<Outcome, String> {
         outcome.ended_by_fault <= u64::from(KILLS) * clients,
         format!("more requests ended than {clients} clients had under way"),
     );
-    outcome.check(outcome.longest_ms < 1000.0, "a client waits a second");
+    outcome.check(outcome.longest_ms < WAIT_MAX_MS, "a client waits a second");
     Ok(outcome)
 }

@@ -8,7 +8,7 @@ use super::Experiment;
 use super::exchange::{ask, get};
 use super::origin::{Origin, content};
 use super::outcome::{Outcome, Tally};
-use super::trial::Trial;
+use super::trial::{Trial, WAIT_MAX_MS};
 use crate::client::load::Connection;
 use crate::servers::{SMALL_BODY, Setting};
 
@@ -68,7 +68,7 @@ fn run(trial: &Trial) -> Result<Outcome, String> {
     let path = "/passed/50000/1";
     tally.must_answer(Instant::now(), path, &ask(address, &get(path), LIMIT), &content(path));
     let mut outcome = watched.finish(&tally);
-    outcome.check(outcome.longest_ms < 1000.0, "an established connection waits a second");
+    outcome.check(outcome.longest_ms < WAIT_MAX_MS, "an established connection waits a second");
     Ok(outcome)
 }
 

@@ -81,7 +81,7 @@ fn setting(disk: &Path, origin: &Origin) -> Setting {
 
 /// What must work while there is room.
 fn ask_well(watched: &Watched, tally: &Tally, when: &str) {
-    for path in [format!("/cached/60000/{when}"), format!("/spilled/1000000/{when}")] {
+    for path in [format!("/cached/60000/{when}"), format!("/spilled/6000000/{when}")] {
         let begun = Instant::now();
         tally.must_answer(begun, &path, &ask(watched.address(), &get(&path), LIMIT), &content(&path));
     }
@@ -92,7 +92,7 @@ fn ask_well(watched: &Watched, tally: &Tally, when: &str) {
 
 /// What is asked for while there is none.
 fn ask_full(watched: &Watched, tally: &Tally, number: usize) {
-    let (cached, spilled) = (format!("/cached/60000/{number}"), format!("/spilled/2000000/{number}"));
+    let (cached, spilled) = (format!("/cached/60000/{number}"), format!("/spilled/6000000/{number}"));
     let begun = Instant::now();
     tally.must_answer(begun, &cached, &ask(watched.address(), &get(&cached), LIMIT), &content(&cached));
     let begun = Instant::now();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Experiment;
 use super::outcome::{Outcome, Tally};
-use super::trial::Trial;
+use super::trial::{Trial, WAIT_MAX_MS};
 use crate::floods::{self, ATTACKERS, ATTACKS, Waits};
 use crate::memory;
 
@@ -21,7 +21,6 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const TIME: Duration = Duration::from_secs(2);
-const BYSTANDER_MAX_MS: f64 = 1000.0;
 /// Buffers of hundreds of streams that are kept for the next ones, in MiB.
 const GROWTH_MIB_MAX: f64 = 48.0;
 
@@ -54,7 +53,7 @@ fn run(trial: &Trial) -> Result<Outcome, String> {
         tally.add_waits(&waits);
     }
     let mut outcome = watched.finish_within(&tally, GROWTH_MIB_MAX);
-    outcome.check(worst.0 < BYSTANDER_MAX_MS, format!("the bystander waits {:.0} ms during \"{}\"", worst.0, worst.1));
+    outcome.check(worst.0 < WAIT_MAX_MS, format!("the bystander waits {:.0} ms during \"{}\"", worst.0, worst.1));
     outcome.notes.push(format!("longest wait during \"{}\"; {} MiB at most", worst.1, most_kib / 1024));
     Ok(outcome)
 }

@@ -3,7 +3,7 @@
 //! temporary folder is removed here.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -113,7 +113,7 @@ fn wait(child: &mut Child, limit: Duration) -> Result<(), String> {
             Ok(Some(status)) if status.success() => return Ok(()),
             Ok(Some(status)) => return Err(format!("{status}; its error is above")),
             Err(error) => error.to_string(),
-            Ok(None) if IS_INTERRUPTED.load(Ordering::Relaxed) => "interrupted".to_owned(),
+            Ok(None) if is_interrupted() => "interrupted".to_owned(),
             Ok(None) if Instant::now() >= deadline => format!("it did not end within {} s", limit.as_secs()),
             Ok(None) => {
                 std::thread::sleep(LOOK_EVERY);
@@ -124,12 +124,13 @@ fn wait(child: &mut Child, limit: Duration) -> Result<(), String> {
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }
         let _ = child.wait();
-        if IS_INTERRUPTED.load(Ordering::Relaxed) {
-            let _ = std::io::stderr().write_all(b"campaign: interrupted\n");
-            std::process::exit(2);
-        }
         return Err(error);
     }
+}
+
+/// The user wants the end of it.
+pub fn is_interrupted() -> bool {
+    IS_INTERRUPTED.load(Ordering::Relaxed)
 }
 
 static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);

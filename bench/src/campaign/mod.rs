@@ -6,8 +6,6 @@
 //! ([`isolation`]), so that nothing outlives it, also when it fails or takes too long. What the machine lacks is told as
 //! "not run" and is no failure. Invariant: the exit status is that of Gale's rows; nginx's are there to compare.
 
-#[path = "../../../tests/support/authority.rs"]
-mod authority;
 mod cache_trust;
 mod clocks;
 mod deaths;
@@ -17,8 +15,6 @@ mod dns;
 mod every_byte;
 mod exchange;
 mod faulty_disk;
-#[path = "../../../tests/fuse/mod.rs"]
-mod fuse;
 mod http2;
 mod isolation;
 mod memory_limit;
@@ -34,7 +30,6 @@ mod table;
 mod tls;
 mod trial;
 
-use std::path::Path;
 use std::time::Duration;
 
 use isolation::Need;
@@ -123,6 +118,9 @@ pub fn main(args: &[String]) -> Result<bool, String> {
     for experiment in experiments {
         for program in &programs {
             let row = run_one(experiment, program, &options, &rest);
+            if isolation::is_interrupted() {
+                return Err("interrupted".to_owned());
+            }
             eprintln!("{row}");
             rows.push(row);
         }
@@ -206,13 +204,6 @@ fn options(args: &[String]) -> Result<Options, String> {
         options.experiment.slow_clients = SLOW_CLIENTS;
     }
     Ok(options)
-}
-
-/// What `--results` holds of an earlier run.
-fn earlier(results: &Path) -> Vec<Row> {
-    let text = std::fs::read_to_string(results.join("campaign.json")).unwrap_or_default();
-    let document: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-    serde_json::from_value(document["data"].clone()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -40,9 +40,15 @@ fn run(trial: &Trial) -> Result<Outcome, String> {
         ),
         ..Setting::default()
     };
-    let watched = trial.start(setting)?;
+    let mut watched = trial.start(setting)?;
     let tally = Tally::default();
-    for (path, whole) in [(FILE, letters(LENGTH)), (STORED, content(STORED))] {
+    let all = [(FILE, letters(LENGTH)), (STORED, content(STORED))];
+    for (path, whole) in &all {
+        let begun = Instant::now();
+        tally.must_answer(begun, path, &ask(watched.address(), &get_with(path, ""), LIMIT), whole);
+    }
+    watched.read_again();
+    for (path, whole) in all {
         each_in_threads(THREADS, FIELDS, |number| {
             let (field, only) = field(number);
             let begun = Instant::now();

@@ -89,7 +89,7 @@ fn ask_cached(address: &str, number: usize, tally: &Tally) {
 
 /// A response that waits in a temporary file.
 fn ask_late(address: &str, number: usize, tally: &Tally) {
-    let path = format!("/passed/1000000/{number}");
+    let path = format!("/passed/6000000/{number}");
     match ask_slowly(address, &get(&path)) {
         Ok(reply) if reply.is_whole && reply.body == content(&path) => tally.answered_late(),
         other => tally.must_answer(Instant::now(), &path, &other, &content(&path)),

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use super::EXPERIMENTS;
 use super::outcome::{Outcome, Row};
-use super::{EXPERIMENTS, earlier};
 use crate::report::{self, Document};
 use crate::servers::Program;
 
@@ -12,6 +12,13 @@ pub fn publish(rows: &[Row], programs: &[Program], results: &Path) -> Result<(),
     let rows = merged(earlier(results), rows);
     let document = Document::new("campaign", "Attacks and faults", programs, &body(&rows), &rows)?;
     document.publish(results)
+}
+
+/// The rows of an earlier run.
+fn earlier(results: &Path) -> Vec<Row> {
+    let text = std::fs::read_to_string(results.join("campaign.json")).unwrap_or_default();
+    let document: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    serde_json::from_value(document["data"].clone()).unwrap_or_default()
 }
 
 /// The new rows and those old ones that they do not replace, in the order of the experiments.

@@ -14,12 +14,12 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, HandshakeKind, NamedGroup, RootCertStore, StreamOwned};
 
 use super::Experiment;
-use super::authority::{Authority, Pair};
 use super::exchange::{Reply, TimedRead, connect, get_with, read_reply};
 use super::origin::{Origin, Then};
 use super::outcome::{Outcome, Tally};
 use super::trial::{Trial, text, wait_until};
 use crate::servers::{Setting, free_port};
+use crate::support::authority::{Authority, Pair};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "tls-logic",

@@ -22,6 +22,10 @@ pub struct Watched {
     before: Memory,
 }
 
+/// A client that nothing holds up has its answer by then, in milliseconds, also on a machine that is busy with the
+/// attack itself.
+pub const WAIT_MAX_MS: f64 = 1000.0;
+
 /// How much more a server may hold afterwards: buffers that are kept for the next burst.
 const GROWTH_MIB_MAX: f64 = 16.0;
 /// Closed connections and old processes get this long to go.
