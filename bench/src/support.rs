@@ -1,5 +1,5 @@
-//! support: what the campaign shares with the tests of the server, which is a disk in user space and an authority for
-//! certificates, and what these take from the tests' own support.
+//! support: the disk in user space and the authority for certificates that the campaign shares with the tests of the
+//! server, and the few names that they use of the tests' own support.
 
 #[allow(dead_code, reason = "the campaign uses a part of it")]
 #[path = "../../tests/server/support/authority.rs"]

@@ -14,8 +14,8 @@ use crate::servers::Setting;
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "clocks",
-    does: "The time of day jumps by an hour, a day, a month and 40 years, forwards and backwards, under load and with a \
-           cache (libfaketime).",
+    does: "The time of day jumps by an hour, a day, a month and 40 years, forwards and backwards, under load and with \
+           a cache (libfaketime).",
     holds: "No client waits a second, and stored responses stay right.",
     needs: &[Need::FakeTime],
     on_nginx: true,

@@ -16,10 +16,10 @@ use crate::servers::Setting;
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "disk-full",
-    does: "The file system of the cache, the temporary files, the uploads and the access log is full, and then has room \
-           again.",
-    holds: "Cacheable responses are passed on; an upload is refused and leaves the file that was there; with room again \
-            all is stored and logged.",
+    does: "The file system of the cache, the temporary files, the uploads and the access log is full, and then has \
+           room again.",
+    holds: "Cacheable responses are passed on; an upload is refused and leaves the file that was there; with room \
+            again all is stored and logged.",
     needs: &[Need::Mounts],
     on_nginx: true,
     run,
@@ -79,7 +79,7 @@ fn setting(disk: &Path, origin: &Origin) -> Setting {
     }
 }
 
-/// What must work while there is room.
+/// Requests that must work while there is room.
 fn ask_well(watched: &Watched, tally: &Tally, when: &str) {
     for path in [format!("/cached/60000/{when}"), format!("/spilled/6000000/{when}")] {
         let begun = Instant::now();
@@ -90,7 +90,7 @@ fn ask_well(watched: &Watched, tally: &Tally, when: &str) {
     tally.must_answer(begun, "upload", &ask(watched.address(), &get("/dav/kept"), LIMIT), when.as_bytes());
 }
 
-/// What is asked for while there is none.
+/// Requests while there is no room.
 fn ask_full(watched: &Watched, tally: &Tally, number: usize) {
     let (cached, spilled) = (format!("/cached/60000/{number}"), format!("/spilled/6000000/{number}"));
     let begun = Instant::now();

@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(15);
 const RIGHT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// What the DNS server does with a question.
+/// Answer of the DNS server to a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
     Right,

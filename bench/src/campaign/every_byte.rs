@@ -128,7 +128,7 @@ fn hostile_server(trial: &Trial) -> Result<Outcome, String> {
     Ok(watched.finish(&tally))
 }
 
-/// What clients begin to send.
+/// Requests that clients begin to send.
 fn requests() -> Vec<Vec<u8>> {
     let head = "Host: campaign\r\n";
     let h2 = http2::block(Scheme::Http, "/passed");

@@ -1,4 +1,4 @@
-//! exchange: one request over a connection of its own, and what came back, also if it is cut.
+//! exchange: one request over a connection of its own, and its answer, also if it is cut.
 //!
 //! Unlike `client::load` it keeps what a broken answer holds, since the bytes of that must be right, too.
 
@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// What came back.
+/// An answer as far as it came.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
     pub status: u16,
@@ -142,7 +142,7 @@ pub fn parse(received: &[u8]) -> Option<Reply> {
     Some(Reply { status, head, body, is_whole })
 }
 
-/// What chunks hold as far as they go, and whether the last one is there.
+/// Content of the chunks that are there, and true if the last one is.
 fn unchunk(mut rest: &[u8]) -> (Vec<u8>, bool) {
     let mut body = Vec::new();
     loop {

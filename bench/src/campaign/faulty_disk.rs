@@ -31,7 +31,8 @@ pub const SLOW_DISK: Experiment = Experiment {
     name: "slow-disk",
     does: "For five seconds each call of the disk of files, cache and access log takes 500 ms more, while clients ask \
            for its files.",
-    holds: "A bystander who needs nothing of that disk never waits as long as one call, and all others are answered in the end.",
+    holds: "A bystander who needs nothing of that disk never waits as long as one call, and all others are \
+            answered in the end.",
     needs: &[Need::Fuse],
     on_nginx: true,
     run: slow_disk,
@@ -112,7 +113,7 @@ fn ask_all(watched: &Watched, tally: &Tally, name: &str, expect: Expect) {
     upload(watched, tally, name, expect);
 }
 
-/// What an upload says must be so, and what it replaces is there as a whole or not at all.
+/// An upload. Its answer must be true, and the file under its name is the new one, the old one or none.
 fn upload(watched: &Watched, tally: &Tally, name: &str, expect: Expect) {
     let (path, new) = ("/dav/file", content(&format!("/u/20000/{name}")));
     let before = ask(watched.address(), &get(path), LIMIT);

@@ -1,4 +1,4 @@
-//! http2-attacks: the attacks of `bench floods`, with what is left of them afterwards.
+//! http2-attacks: the attacks of `bench floods`, and the state of the server afterwards.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,9 +11,9 @@ use crate::memory;
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "http2-attacks",
-    does: "Four clients each do every attack of `bench floods` for two seconds: rapid reset, MadeYouReset, floods of PING, \
-           SETTINGS, WINDOW_UPDATE, PRIORITY, empty DATA and CONTINUATION, an HPACK bomb, open-and-drop, zero windows, \
-           bodies that stop.",
+    does: "Four clients each do every attack of `bench floods` for two seconds: rapid reset, MadeYouReset, floods of \
+           PING, SETTINGS, WINDOW_UPDATE, PRIORITY, empty DATA and CONTINUATION, an HPACK bomb, open-and-drop, zero \
+           windows, bodies that stop.",
     holds: "A bystander is answered within a second each time.",
     needs: &[],
     on_nginx: true,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::outcome::Outcome;
 
-/// What an experiment needs beside a server.
+/// A thing that an experiment needs beside a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// Mounts of its own.
@@ -29,7 +29,7 @@ pub enum Need {
 }
 
 impl Need {
-    /// What of it the machine lacks; `None` if it has all.
+    /// Its name if the machine lacks it.
     pub fn lacking(self) -> Option<String> {
         let lacks = |is_there: bool, what: &str| (!is_there).then(|| what.to_owned());
         match self {

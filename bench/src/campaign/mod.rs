@@ -3,8 +3,9 @@
 //! An experiment says in one sentence what is done to a server and in another what must hold: no request is lost but
 //! those that the fault itself ends, no byte is wrong, no descriptor is left open, memory comes back. It measures no
 //! speed. Each runs for one server at a time in a process of its own with its own mounts and process numbers
-//! ([`isolation`]), so that nothing outlives it, also when it fails or takes too long. What the machine lacks is told as
-//! "not run" and is no failure. Invariant: the exit status is that of Gale's rows; nginx's are there to compare.
+//! ([`isolation`]), so that nothing outlives it, also when it fails or takes too long. An experiment that the machine
+//! cannot run is told as "not run" and is no failure. Invariant: the exit status is that of Gale's rows; nginx's are
+//! there to compare.
 
 mod cache_trust;
 mod clocks;
@@ -65,17 +66,17 @@ const TIME_LIMIT: Duration = Duration::from_secs(180);
 /// One kind of attack or fault.
 struct Experiment {
     name: &'static str,
-    /// What is done.
+    /// The attack or fault, in a sentence.
     does: &'static str,
-    /// What must hold.
+    /// The promise, in a sentence.
     holds: &'static str,
     needs: &'static [Need],
-    /// Whether nginx has what it needs, too.
+    /// nginx has the feature, too.
     on_nginx: bool,
     run: fn(&Trial) -> Result<Outcome, String>,
 }
 
-/// In the order of what an administrator meets.
+/// The faults first that an administrator meets first.
 const EXPERIMENTS: &[Experiment] = &[
     disk_full::EXPERIMENT,
     descriptors::EXPERIMENT,
@@ -130,8 +131,8 @@ pub fn main(args: &[String]) -> Result<bool, String> {
     Ok(holds)
 }
 
-/// `campaign-trial NAME LABEL [OPTION…]`: one experiment for one server, in this process; its outcome goes to standard
-/// output.
+/// `campaign-trial NAME LABEL [OPTION…]`: one experiment for one server, in this process; its outcome goes to
+/// standard output.
 pub fn trial(args: &[String]) -> Result<bool, String> {
     let [name, label, rest @ ..] = args else { return Err("usage: campaign-trial NAME LABEL [OPTION…]".to_owned()) };
     let experiment = choose(std::slice::from_ref(name))?[0];

@@ -31,7 +31,7 @@ pub struct Request {
     pub head: String,
 }
 
-/// How the connection of an answer goes on.
+/// Fate of the connection behind an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
     /// It ends in the ordinary way.
@@ -159,7 +159,7 @@ fn read_request(stream: &mut TcpStream) -> Option<Request> {
 fn end(mut stream: TcpStream, then: Then) {
     match then {
         Then::Close => {
-            // What is unread when a connection is closed resets it.
+            // Bytes that are unread when a connection is closed reset it.
             let _ = stream.shutdown(Shutdown::Write);
             drain(&mut stream);
         }

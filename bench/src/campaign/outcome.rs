@@ -1,4 +1,4 @@
-//! outcome: what an experiment has counted, and what follows from it.
+//! outcome: the counts of an experiment, and its verdict.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ use crate::client::load::Totals;
 use crate::floods::Waits;
 use crate::servers::{Kind, Program};
 
-/// What was counted for one server.
+/// The counts of one server.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// Requests, or attempts at one.
@@ -187,7 +187,7 @@ impl Tally {
         }
     }
 
-    /// What a load of `client::load` met. With `may_end` requests may end with their connection.
+    /// The requests of a load of `client::load`. With `may_end` requests may end with their connection.
     pub fn add_load(&self, load: &Totals, may_end: bool) {
         self.requests.fetch_add(load.keepalive_requests + load.short_requests + load.failed, Ordering::Relaxed);
         self.longest_us.fetch_max((load.longest_ms * 1e3) as u64, Ordering::Relaxed);
@@ -207,7 +207,7 @@ impl Tally {
         }
     }
 
-    /// What a bystander met.
+    /// The requests of a bystander.
     pub fn add_waits(&self, waits: &Waits) {
         self.requests.fetch_add(waits.count() + waits.failed, Ordering::Relaxed);
         self.lost.fetch_add(waits.failed, Ordering::Relaxed);

@@ -21,9 +21,9 @@ use crate::servers::Setting;
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "paths",
-    does: "Dot segments, encoded and double encoded, NUL, backslashes and overlong UTF-8 in targets, in Destination of COPY \
-           and MOVE and in X-Accel-Redirect, under a root, an alias, try_files, disable_symlinks and DAV; strace names \
-           each file that the server opens.",
+    does: "Dot segments, encoded and double encoded, NUL, backslashes and overlong UTF-8 in targets, in Destination of \
+           COPY and MOVE and in X-Accel-Redirect, under a root, an alias, try_files, disable_symlinks and DAV; strace \
+           names each file that the server opens.",
     holds: "No file outside the roots is opened, changed or told.",
     needs: &[Need::Strace],
     on_nginx: true,
@@ -33,7 +33,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const SECRET: &str = "a word that stands in no file below the roots";
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What is put behind a prefix; `S` stands for the way to a secret.
+/// Ends of targets; `S` stands for the way to a secret.
 const STEPS: [&str; 16] = [
     "../S",
     "%2e%2e/S",
@@ -75,7 +75,7 @@ fn run(trial: &Trial) -> Result<Outcome, String> {
         let shown = String::from_utf8_lossy(&request).lines().next().unwrap_or_default().to_owned();
         match ask(watched.address(), &request, LIMIT) {
             Ok(reply) if holds_secret(&reply.body) => tally.wrong(format!("{shown} is answered with a secret")),
-            // Whatever else the status is.
+            // Any status will do.
             Ok(_) => tally.answered(begun),
             Err(error) => tally.lost(format!("{shown}: {error}")),
         }
@@ -145,7 +145,7 @@ fn holds_secret(body: &[u8]) -> bool {
     text.contains(SECRET) || text.contains("root:x:0:0")
 }
 
-/// Names and contents of what lies outside the roots.
+/// Names and contents of the files outside the roots.
 fn listing(site: &Path) -> BTreeSet<(PathBuf, Vec<u8>)> {
     let files = |folder: PathBuf| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let outside = files(site.to_owned()).chain(files(site.join("outside")));

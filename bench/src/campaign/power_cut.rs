@@ -1,8 +1,8 @@
 //! power-cut: the disk of a cache as it was at some moment. Its image is copied while the server stores, and a server
 //! starts with each copy as after a power cut.
 //!
-//! The file system is mounted so that a cut does the most harm that ext4 allows: data may come after the names that lead
-//! to them (`data=writeback`, `noauto_da_alloc`).
+//! The file system is mounted so that a cut does the most harm that ext4 allows: data may come after the names that
+//! lead to them (`data=writeback`, `noauto_da_alloc`).
 
 use std::fs;
 use std::path::Path;
@@ -21,8 +21,8 @@ use crate::thread_pools::data_set::Random;
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "power-cut",
-    does: "The image of a cache's disk is copied at six moments while responses are stored; each copy is checked, mounted, \
-           and given to a server that starts with it.",
+    does: "The image of a cache's disk is copied at six moments while responses are stored; each copy is checked, \
+           mounted, and given to a server that starts with it.",
     holds: "Each response that was asked for before the cut is right, from the cache or from the server behind.",
     needs: &[Need::LoopDevice],
     on_nginx: true,

@@ -26,7 +26,7 @@ const FILE: &str = "/file-64k";
 const STORED: &str = "/cached/65536/ranges";
 const THREADS: usize = 8;
 const LIMIT: Duration = Duration::from_secs(10);
-/// What a part of a multipart body needs beside its bytes.
+/// Delimiter and fields of a part of a multipart body, at most.
 const PART_OVERHEAD: usize = 256;
 
 fn run(trial: &Trial) -> Result<Outcome, String> {
@@ -180,7 +180,8 @@ mod tests {
 
     #[test]
     fn parts_are_found_and_compared() {
-        let body = b"\r\n--B\r\nContent-Type: a/b\r\nContent-Range: bytes 1-2/4\r\n\r\nbc\r\n--B\r\nContent-Range: bytes 0-0/4\r\n\r\na\r\n--B--\r\n";
+        let body = b"\r\n--B\r\nContent-Type: a/b\r\nContent-Range: bytes 1-2/4\r\n\r\nbc\r\n\
+            --B\r\nContent-Range: bytes 0-0/4\r\n\r\na\r\n--B--\r\n";
         let head = "HTTP/1.1 206 Partial\r\nContent-Type: multipart/byteranges; boundary=B\r\n\r\n".to_owned();
         let mut reply = Reply { status: 206, head, body: body.to_vec(), is_whole: true };
         assert_eq!(parts(&reply).unwrap().len(), 2);

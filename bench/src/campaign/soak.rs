@@ -15,8 +15,8 @@ use crate::servers::Setting;
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "soak",
-    does: "For a minute (`--hours N`): load, a cache of 4 MiB for 40 MiB, clients that leave, clients that read late, a \
-           reload every three seconds.",
+    does: "For a minute (`--hours N`): load, a cache of 4 MiB for 40 MiB, clients that leave, clients that read late, \
+           a reload every three seconds.",
     holds: "Memory after the first quarter and at the end is the same but for 16 MiB.",
     needs: &[],
     on_nginx: true,

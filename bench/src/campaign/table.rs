@@ -60,9 +60,10 @@ fn body(rows: &[Row]) -> String {
         .map(|(row, note)| format!("- `{}`, {}: {note}\n", row.experiment, row.server))
         .collect();
     format!(
-        "What is done in each experiment and, in italics, what must hold beside the rule of all: no request is lost, no \
-         byte is wrong, no descriptor is left, the server works afterwards, and memory comes back. *Ended by the fault* \
-         are requests that the fault itself ends, as it may: with an error of the server or of the connection.\n\n\
+        "For every experiment must hold: no request is lost, no byte is wrong, no descriptor is left, the server works \
+         afterwards, and memory comes back. *Ended by the fault* are requests that the fault itself ends, as it may: \
+         with an error of the server or of the connection. The experiments follow below the table, each with its own \
+         promise in italics.\n\n\
          {table}\n## Experiments\n\n{experiments}\n## Notes\n\n{notes}"
     )
 }

@@ -23,9 +23,9 @@ use crate::support::authority::{Authority, Pair};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "tls-logic",
-    does: "Two servers of one address want certificates of two authorities, a third wants none; clients name one server \
-           in the handshake and another in Host, come back with another server's session (TLS 1.2 and 1.3), and send \
-           early data twice.",
+    does: "Two servers of one address want certificates of two authorities, a third wants none; clients name one \
+           server in the handshake and another in Host, come back with another server's session (TLS 1.2 and 1.3), and \
+           send early data twice.",
     holds: "No client gets what it has no certificate for, and early data reach the application marked as such.",
     needs: &[],
     on_nginx: true,
@@ -51,7 +51,7 @@ struct Site {
     clients: Clients,
 }
 
-/// What was asked with early data, and whether the application was told so.
+/// Targets of requests in early data, each with true if the application was told so.
 type Early = Arc<Mutex<Vec<(String, bool)>>>;
 
 fn run(trial: &Trial) -> Result<Outcome, String> {
@@ -234,7 +234,7 @@ impl Site {
     }
 }
 
-/// What `host` answers is for those who may; errors are for all others.
+/// Counts an answer of `host`: a client that may has it, all others have an error.
 fn judge(tally: &Tally, begun: Instant, what: &str, reply: &Result<Reply, String>, host: &str, may: bool, must: bool) {
     let is_told = reply.as_ref().is_ok_and(|reply| reply.status == 200 && reply.body == host.as_bytes());
     let is_odd = reply.as_ref().is_ok_and(|reply| reply.status == 200 && reply.body != host.as_bytes());

@@ -1,4 +1,4 @@
-//! trial: a server under one experiment, with what it held before.
+//! trial: a server under one experiment, and its memory and descriptors before.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub struct Watched {
 /// attack itself.
 pub const WAIT_MAX_MS: f64 = 1000.0;
 
-/// How much more a server may hold afterwards: buffers that are kept for the next burst.
+/// Growth that is allowed: buffers that are kept for the next burst.
 const GROWTH_MIB_MAX: f64 = 16.0;
 /// Closed connections and old processes get this long to go.
 const SETTLE_TIME_LIMIT: Duration = Duration::from_secs(10);
@@ -38,7 +38,7 @@ impl Trial<'_> {
         Watched::from_now(self.program.start(setting)?)
     }
 
-    /// A folder for what the experiment itself needs; it ends with the process's temporary folder.
+    /// A folder for the experiment's own files; it ends with the process's temporary folder.
     pub fn folder(&self, name: &str) -> Result<PathBuf, String> {
         let path = std::env::temp_dir().join(format!("gale-campaign-{name}"));
         let _ = std::fs::remove_dir_all(&path);
