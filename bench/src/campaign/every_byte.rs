@@ -191,7 +191,7 @@ fn leaving_client(trial: &Trial) -> Result<Outcome, String> {
 fn leave(address: &str, bytes: &[u8], resets: bool) -> Result<(), String> {
     let mut stream: TcpStream = connect(address, LIMIT)?;
     stream.write_all(bytes).map_err(|error| error.to_string())?;
-    if bytes.len() % 2 == 0 {
+    if bytes.len().is_multiple_of(2) {
         std::thread::sleep(Duration::from_millis(5));
     }
     if resets {

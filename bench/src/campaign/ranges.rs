@@ -87,16 +87,16 @@ fn field(number: usize) -> (String, Option<(usize, usize)>) {
         return (range(fixed), None);
     }
     let mut random = Random(number as u64 * 0x9e37_79b9 + 1);
-    if number % 3 == 0 {
+    if number.is_multiple_of(3) {
         let first = random.below(LENGTH);
         let last = first + random.below(LENGTH - first);
-        let condition = if number % 2 == 0 { "If-Range: \"no such tag\"\r\n" } else { "" };
+        let condition = if number.is_multiple_of(2) { "If-Range: \"no such tag\"\r\n" } else { "" };
         let only = condition.is_empty().then_some((first, last));
         return (range(&format!("bytes={first}-{last}")) + condition, only);
     }
     let count = 1 + random.below(if number % 10 == 1 { 500 } else { 8 });
     let parts: Vec<String> = (0..count).map(|_| part(&mut random)).collect();
-    (range(&format!("bytes={}", parts.join(if number % 2 == 0 { "," } else { " , " }))), None)
+    (range(&format!("bytes={}", parts.join(if number.is_multiple_of(2) { "," } else { " , " }))), None)
 }
 
 /// One range, right or reversed or beyond the end.
