@@ -245,12 +245,17 @@ impl Churn {
     }
 }
 
+/// So many workers, also more of them in the same process: in a sandbox those of io_uring would be in another one.
+fn in_place(workers: usize) -> String {
+    format!("worker_processes {workers}; sandbox off;")
+}
+
 fn sockets_of_workers_that_go_are_adopted_and_given_back(driver: Driver) {
     for listen in ["listen %TCP% reuseport;", "listen %TCP%;"] {
         let text = format!("server {{ {listen} return 200 hello; }}");
         let with_workers = |workers: usize| {
             let text = http_configuration(driver, &text);
-            text.replace("worker_processes 2;", &format!("worker_processes {workers};"))
+            text.replace("worker_processes 2;", &in_place(workers))
         };
         let mut server = Setup::configuration(&with_workers(4)).start();
         let worker = server.worker();
@@ -329,7 +334,7 @@ fn nobody_waits_while_a_new_binary_takes_over(driver: Driver) {
 fn memory_is_shared_out_again_when_the_number_of_workers_changes(driver: Driver) {
     let with_workers = |workers: usize| {
         let text = http_configuration(driver, "server { listen %UNIX%; location / { test_leases; } }");
-        text.replace("worker_processes 2;", &format!("worker_processes {workers};"))
+        text.replace("worker_processes 2;", &in_place(workers))
     };
     let mut server = Setup::configuration(&with_workers(2)).start();
     let worker = server.worker();

@@ -90,6 +90,7 @@ mod page_cache_helper;
 mod processes;
 mod prose;
 mod reference;
+mod sandbox;
 mod services;
 mod stream;
 mod stream_applications;

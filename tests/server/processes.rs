@@ -605,9 +605,11 @@ fn the_number_of_workers_follows_the_configuration(driver: Driver) {
     let mut clients = vec![server.connect()];
     for count in [4, 2, 3, 1] {
         server.reload(&with(count));
+        // More loops than there are rings for are in another process; see `sandbox.rs`.
+        server.look_until("end of the old process", || support::children_of(server.pid()).len() == 1);
         if count > 2 {
             // Nobody loses a connection when there are more of them; a worker that leaves closes its idle ones.
-            assert_eq!(loops_of(worker).len(), count, "{server}");
+            assert_eq!(loops_of(server.worker()).len(), count, "{server}");
             for client in &mut clients {
                 assert_eq!(client.get("/").text(), "hello", "with {count}\n{server}");
             }
@@ -618,7 +620,7 @@ fn the_number_of_workers_follows_the_configuration(driver: Driver) {
             assert_eq!(client.get("/").text(), "hello", "with {count}\n{server}");
         }
     }
-    assert_eq!(server.worker(), worker);
+    assert_eq!(server.worker() == worker, driver == Driver::Epoll, "{server}");
     server.stop();
 }
 

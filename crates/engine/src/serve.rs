@@ -16,7 +16,7 @@ use std::time::Duration;
 use gale_base::os_error::OsErrorText;
 use gale_runtime::stall::StallKind;
 use gale_runtime::watchdog::{self, Stall};
-use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, TaskId, affinity, files};
+use gale_runtime::{DriverChoice, EventLoop, Listener, LoopOptions, RingOptions, TaskId, affinity, files};
 use parking_lot::Mutex;
 
 use crate::configuration::module::Order;
@@ -156,11 +156,12 @@ impl Program for Server {
 
     fn run_loop(&self, worker: usize, configuration: Arc<Configuration>, main: LoopMain) -> io::Result<()> {
         let driver = *configuration.events.driver.get();
+        let ring = RingOptions { is_restricted: configuration.process.sandbox.is_on(), ..RingOptions::default() };
         // The C library reads the time zone's file when it is first asked.
         log::local_time(0);
         random::prepare();
         let mut event_loop =
-            EventLoop::new(LoopOptions { driver, worker, survives_panics: true, ..LoopOptions::default() })?;
+            EventLoop::new(LoopOptions { driver, worker, ring, survives_panics: true, ..LoopOptions::default() })?;
         if let Some(reason) = event_loop.driver_reason() {
             // Whoever has asked for it by name expects it.
             let level = if driver == DriverChoice::IoUring { Level::Warn } else { Level::Notice };

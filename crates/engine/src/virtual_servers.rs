@@ -15,7 +15,7 @@ use crate::server_name::{ServerName, ServerNames};
 use crate::service::ServiceSpec;
 use crate::tls::managed::ManagedCertificate;
 use crate::tls::ocsp::stapling::Stapling;
-use crate::tls::settings::{TlsClientSettings, TlsSettings, VerifyClient};
+use crate::tls::settings::{AsksAbout, TlsClientSettings, TlsSettings, VerifyClient};
 use crate::tls::staple::Lookup;
 use crate::tls::{TlsClient, TlsClientLoader, TlsLoader, TlsServer};
 use crate::traffic::ServerZone;
@@ -179,7 +179,11 @@ pub fn certificate_names<S: Subject>(
         });
         let mut names = Vec::with_capacity(pairs.len());
         for (certificate, key) in &pairs {
-            names.push((builder.variables::<S>().template(certificate)?, builder.variables::<S>().template(key)?));
+            let pair = (builder.variables::<S>().template(certificate)?, builder.variables::<S>().template(key)?);
+            let directory = builder.configuration_directory.clone();
+            builder.reach.reads_certificate(&directory, pair.0.known_path(), "ssl_certificate");
+            builder.reach.reads_certificate(&directory, pair.1.known_path(), "ssl_certificate_key");
+            names.push(pair);
         }
         found.push(names.into());
     }
@@ -219,6 +223,9 @@ pub fn tls_servers(
             Some(settings) => {
                 let lookup = (block.lookup)(&confs[server.scope.0 as usize]);
                 let tls = loader.server_with(settings, server.managed.as_ref(), &lookup, resources, &mut notes)?;
+                if *settings.ocsp.get() != AsksAbout::Nothing {
+                    builder.reach.connects_to_any_port("ssl_ocsp");
+                }
                 (tls, *settings.verify_client.get())
             }
             None => ServerTls::default(),
@@ -228,6 +235,7 @@ pub fn tls_servers(
     builder.ticket_lifetimes.extend(found.iter().filter_map(|(tls, _)| tls.as_ref()?.ticket_lifetime()));
     let (staples, managed) = (loader.staples(), loader.managed_staples());
     if let (false, Some(first)) = (staples.is_empty() && managed.is_empty(), servers.first()) {
+        builder.reach.connects_to_any_port("ssl_stapling");
         let name = format!("ssl stapling of {}", block.name);
         builder.add_service(ServiceSpec::per_process(name, Stapling { staples, managed }), first.span)?;
     }

@@ -1,5 +1,6 @@
 //! core: what the processes are and where their messages go.
 //!   user, worker_processes, daemon, master_process, pid, error_log, env, ...       main
+//!   sandbox auto|on|off [diagnose];                                                main
 //! (<https://nginx.org/en/docs/ngx_core_module.html>)
 
 use std::ffi::OsString;
@@ -13,10 +14,10 @@ use gale_config::{
     Body, Contexts, Custom, Diagnostic, Inert, InertValue, Many, ManyWith, One, OneWith, Statement, Takes, Word, slot,
     values,
 };
-use gale_engine::configuration::{Builder, CpuAffinity, MainSettings, ThreadPoolSettings};
+use gale_engine::configuration::{Builder, CpuAffinity, MainSettings, SandboxSettings, ThreadPoolSettings};
 use gale_engine::log::{Destination, Target};
 use gale_engine::module::{ConfType, Directive, Module};
-use gale_process::EnvironmentEntry;
+use gale_process::{EnvironmentEntry, SandboxMode};
 use gale_runtime::affinity::PROCESSORS_MAX;
 
 /// See the file's head.
@@ -105,6 +106,16 @@ const DIRECTIVES: &[Directive] = &[
         default: "",
         about: "Sets the working directory of the worker process, in which core files are written.",
         store: &One { parse: values::path, slot: slot!(MainSettings, working_directory) },
+    },
+    Directive {
+        name: "sandbox",
+        contexts: Contexts::MAIN,
+        takes: Takes::Between(1, 2),
+        body: Body::None,
+        default: "auto",
+        about: "Restricts the worker process: auto as far as the kernel can and no site notices, on completely or not \
+                at all; diagnose names a forbidden system call.",
+        store: &One { parse: sandbox, slot: slot!(MainSettings, sandbox) },
     },
     Directive {
         name: "env",
@@ -202,6 +213,9 @@ fn complete_main(conf: &mut dyn std::any::Any, builder: &mut Builder) -> Result<
     if !main.pid.is_set() {
         main.pid.set(builder.default_pid_path(), None);
     }
+    if main.sandbox.get().mode == SandboxMode::On && !*main.master_process.get() {
+        return Err(main.sandbox.error("\"sandbox on\" needs \"master_process on\""));
+    }
     if !main.thread_pool.is_set() {
         main.thread_pool.set(Vec::new(), None);
     }
@@ -247,6 +261,18 @@ fn worker_processes(statement: &Statement) -> Result<usize, Diagnostic> {
         Some(number) if number <= WORKERS_MAX => Ok(usize::try_from(number).unwrap_or(1)),
         Some(_) => Err(invalid().hint(format!("at most {WORKERS_MAX} workers"))),
         None => Err(invalid().hint("a number, or auto")),
+    }
+}
+
+fn sandbox(statement: &Statement) -> Result<SandboxSettings, Diagnostic> {
+    let modes = [SandboxMode::Auto, SandboxMode::On, SandboxMode::Off].map(|mode| (mode.name(), mode));
+    let mode = values::choice(&statement.args[0], &modes)?;
+    let extra = statement.args.get(1);
+    match extra {
+        Some(word) if word.text != "diagnose" || mode == SandboxMode::Off => {
+            Err(Diagnostic::emerg(format!("invalid parameter \"{}\"", word.text)).at(word.span))
+        }
+        _ => Ok(SandboxSettings { mode, diagnoses: extra.is_some() }),
     }
 }
 

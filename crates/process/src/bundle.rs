@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   memfd:   "GALEBNDL"  version u32  manifest length u64  │ manifest (JSON) │ contents of files, back to back
-//!   beside:  descriptors of sockets, logs, lock files and data files; the manifest refers to them by position
+//!   beside:  descriptors of sockets, logs, lock files, data files and directories, known by their positions
 //! ```
 //!
 //! A bundle is complete: building from it opens nothing. It is refused as a whole when its version, its lengths or one
@@ -29,12 +29,13 @@ use super::lock_file::{LockFile, LockHandle};
 use super::log_file::{LogFile, LogHandle};
 use super::program::BuildRequest;
 use super::resources::Resources;
+use super::sandbox::OpenPlace;
 use super::settings::{ErrorLogDestination, ErrorLogOutput, ErrorLogSetting, ErrorLogTarget, ProcessSettings};
 use super::text;
 use super::user::Account;
 
 /// Changes with every change of the manifest or of the messages on a link.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 
 const MAGIC: &[u8; 8] = b"GALEBNDL";
 const HEADER_LENGTH: usize = 8 + 4 + 8;
@@ -53,6 +54,8 @@ pub(super) struct Record {
     pub logs: Vec<LogHandle>,
     pub locks: Vec<LockHandle>,
     pub data_files: Vec<DataHandle>,
+    /// Where worker processes may write, in any order.
+    pub places: Vec<OpenPlace>,
 }
 
 impl Record {
@@ -226,6 +229,7 @@ impl Bundle {
             logs: self.record.logs.iter().map(|log| packer.log(log)).collect(),
             locks: self.record.locks.iter().map(|lock| packer.lock(lock)).collect(),
             data_files: self.record.data_files.iter().map(|file| packer.data_file(file)).collect(),
+            places: self.record.places.iter().map(|place| packer.place(place)).collect(),
         };
         let json = serde_json::to_vec(&manifest)?;
         let memory = rustix::fs::memfd_create("gale bundle", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -355,6 +359,7 @@ struct Manifest {
     logs: Vec<PackedHandle>,
     locks: Vec<PackedLock>,
     data_files: Vec<PackedData>,
+    places: Vec<PackedPlace>,
 }
 
 /// A file: its length in the contents, which are in the manifest's order, or the error number.
@@ -408,6 +413,13 @@ struct PackedData {
     descriptor: usize,
 }
 
+/// A directory or a file by its descriptor.
+#[derive(Serialize, Deserialize)]
+struct PackedPlace {
+    is_directory: bool,
+    descriptor: usize,
+}
+
 fn packed_glob(pattern: &Path, paths: &Result<Vec<PathBuf>, i32>) -> PackedGlob {
     let paths = paths.clone().map(|paths| paths.into_iter().map(PathText).collect());
     PackedGlob { pattern: PathText(pattern.to_owned()), paths }
@@ -455,6 +467,10 @@ impl Packer {
         PackedData { path, origin: *file.origin(), descriptor: self.descriptor(file.memory()) }
     }
 
+    fn place(&mut self, place: &OpenPlace) -> PackedPlace {
+        PackedPlace { is_directory: place.is_directory, descriptor: self.descriptor(&place.descriptor) }
+    }
+
     fn descriptor(&mut self, descriptor: &Arc<OwnedFd>) -> usize {
         self.descriptors.push(Arc::clone(descriptor));
         self.descriptors.len() - 1
@@ -473,6 +489,7 @@ impl Unpacker<'_> {
         let logs = manifest.logs.into_iter().map(|log| self.log(log)).collect::<Result<_, _>>()?;
         let locks = manifest.locks.into_iter().map(|lock| self.lock(lock)).collect::<Result<_, _>>()?;
         let data_files = manifest.data_files.into_iter().map(|file| self.data_file(file)).collect::<Result<_, _>>()?;
+        let places = manifest.places.into_iter().map(|place| self.place(&place)).collect::<Result<_, _>>()?;
         let unglob =
             |glob: PackedGlob| (glob.pattern.0, glob.paths.map(|paths| paths.into_iter().map(|path| path.0).collect()));
         let record = Record {
@@ -485,6 +502,7 @@ impl Unpacker<'_> {
             logs,
             locks,
             data_files,
+            places,
         };
         Ok(Bundle { generation: manifest.generation, request: manifest.request, settings: manifest.settings, record })
     }
@@ -526,6 +544,10 @@ impl Unpacker<'_> {
     fn data_file(&self, packed: PackedData) -> io::Result<DataHandle> {
         let memory = self.descriptor(packed.descriptor)?;
         Ok(Arc::new(DataFile::received(packed.path.0, packed.origin, memory)?))
+    }
+
+    fn place(&self, packed: &PackedPlace) -> io::Result<OpenPlace> {
+        Ok(OpenPlace { descriptor: self.descriptor(packed.descriptor)?, is_directory: packed.is_directory })
     }
 
     fn descriptor(&self, index: usize) -> io::Result<Arc<OwnedFd>> {

@@ -91,9 +91,12 @@ pub(super) fn build<P: Program>(
 ) -> Result<Fresh<P::Configuration>, Report> {
     match guarded(|| program.build(&request, &mut resources)) {
         Ok(built) => {
-            let settings = program.process_settings(&built.configuration).clone();
+            let mut settings = program.process_settings(&built.configuration).clone();
+            let places = settings.sandbox.find_places();
             let socket_files = resources.new_socket_files();
-            Ok(Fresh { bundle: resources.into_bundle(request, settings), built, socket_files })
+            let mut bundle = resources.into_bundle(request, settings);
+            bundle.record.places = places;
+            Ok(Fresh { bundle, built, socket_files })
         }
         Err(report) => {
             resources.abandon();

@@ -35,6 +35,7 @@ mod page_cache_helper;
 mod pid_file;
 mod program;
 mod resources;
+mod sandbox;
 mod secrets;
 mod settings;
 mod signals;
@@ -59,6 +60,7 @@ pub use lock_file::{LockFile, LockGuard, LockHandle, TryLockError};
 pub use log_file::{LogFile, LogHandle};
 pub use program::{BuildRequest, Built, Completion, LoopMain, Program, Worker, WorkerSlot};
 pub use resources::Resources;
+pub use sandbox::{Place, Places, Ports, Sandbox, SandboxMode, sandbox_support};
 pub use secrets::{SERIES_MAX, Secret, SecretSeries};
 pub use settings::{
     EnvironmentEntry, ErrorLogDestination, ErrorLogOutput, ErrorLogSetting, ErrorLogTarget, ProcessSettings,

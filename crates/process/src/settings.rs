@@ -9,12 +9,16 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::log_file::LogHandle;
+use super::sandbox::Sandbox;
 use super::text;
 use super::user::Account;
 
 /// More event loops than this are refused: a slip of the pen, not a machine. The runtime has room for twice as many, so
 /// that a reload can start new ones while old ones still drain.
 pub const WORKERS_MAX: usize = 512;
+
+/// The event method that needs no rings.
+const EPOLL: &str = "epoll";
 
 /// Settings of the processes. Plain values: they cross the link inside a bundle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +47,8 @@ pub struct ProcessSettings {
     /// `working_directory`.
     #[serde(with = "text::optional_path")]
     pub working_directory: Option<PathBuf>,
+    /// `sandbox`, with the needs of the configuration.
+    pub sandbox: Sandbox,
     /// `worker_shutdown_timeout`; none = as long as it takes.
     pub shutdown_timeout: Option<Duration>,
     /// Keep CAP_NET_RAW after the change of user (`proxy_bind … transparent`).
@@ -71,6 +77,7 @@ impl Default for ProcessSettings {
             priority: 0,
             environment: Vec::new(),
             working_directory: None,
+            sandbox: Sandbox::default(),
             shutdown_timeout: None,
             keep_net_raw: false,
             keeps_standard_error: false,
@@ -81,17 +88,27 @@ impl Default for ProcessSettings {
 }
 
 impl ProcessSettings {
-    /// Whether a running worker process can take over `next`, or a new process is needed. Limits on descriptors and the
-    /// number of event loops change in a live process; who it is, its environment, its directory and how its loops wait
-    /// do not.
-    pub fn needs_new_process(&self, next: &ProcessSettings) -> bool {
-        self.account != next.account
-            || self.event_method != next.event_method
-            || self.environment != next.environment
-            || self.working_directory != next.working_directory
-            || self.priority != next.priority
-            || self.rlimit_core != next.rlimit_core
-            || self.keep_net_raw != next.keep_net_raw
+    /// Why a running worker process cannot take over `next`, so that a new one is needed; `None` if it can. Limits on
+    /// descriptors and the number of event loops change in a live process; who it is, its environment, its directory
+    /// and how its loops wait do not, and no process leaves its sandbox.
+    pub fn needs_new_process(&self, next: &ProcessSettings) -> Option<&'static str> {
+        let changed = [
+            (self.account != next.account, "\"user\" has changed"),
+            (self.event_method != next.event_method, "\"use\" has changed"),
+            (self.environment != next.environment, "\"env\" has changed"),
+            (self.working_directory != next.working_directory, "\"working_directory\" has changed"),
+            (self.priority != next.priority, "\"worker_priority\" has changed"),
+            (self.rlimit_core != next.rlimit_core, "\"worker_rlimit_core\" has changed"),
+            (self.keep_net_raw != next.keep_net_raw, "\"transparent\" has changed"),
+            (self.lacks_rings(next), "its sandbox allows no more rings of io_uring"),
+        ];
+        let changed = changed.into_iter().find_map(|(is_so, why)| is_so.then_some(why));
+        changed.or_else(|| self.sandbox.lacks(&next.sandbox))
+    }
+
+    /// Loops may wait with io_uring, and there are more of them than a process in a sandbox has rings for.
+    fn lacks_rings(&self, next: &ProcessSettings) -> bool {
+        self.sandbox.is_on() && self.event_method != EPOLL && self.workers < next.workers
     }
 }
 

@@ -51,6 +51,7 @@ mod pool;
 #[cfg(test)]
 #[path = "../../../tests/shared/scratch.rs"]
 mod scratch;
+pub mod seccomp;
 pub mod simulation;
 #[cfg(test)]
 #[path = "../../../tests/shared/skips.rs"]

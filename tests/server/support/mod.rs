@@ -98,6 +98,18 @@ pub(crate) use with_each_driver;
 /// The user and group that Linux calls nobody.
 pub const NOBODY: u32 = 65534;
 
+/// The version of the kernel's Landlock; skips and gives none where that restricts no worker process (before 2).
+pub fn landlock() -> Option<i64> {
+    const VERSION: libc::c_ulong = 1;
+    // SAFETY: with this flag the call takes no ruleset, and tells a number.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<()>(), 0, VERSION) };
+    if version < 2 || std::env::var_os("GALE_TEST_KERNEL_MAX").is_some() {
+        skip("the kernel has no Landlock, or none that is used");
+        return None;
+    }
+    Some(version)
+}
+
 /// Whether the tests run as root. A test that needs root is skipped without.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -163,6 +175,7 @@ pub struct Setup {
     program: &'static str,
     files: Vec<(String, Vec<u8>)>,
     templates: Vec<(String, String)>,
+    links: Vec<(String, String)>,
     is_unprivileged: bool,
     umask: Option<u32>,
     may_leave_core_files: bool,
@@ -179,6 +192,7 @@ impl Setup {
             program: "gale",
             files: Vec::new(),
             templates: Vec::new(),
+            links: Vec::new(),
             is_unprivileged: false,
             umask: None,
             may_leave_core_files: false,
@@ -217,6 +231,12 @@ impl Setup {
     /// As [`Setup::file`], with `%DIR%` and so on replaced.
     pub fn template(mut self, path: &str, contents: &str) -> Setup {
         self.templates.push((path.to_owned(), contents.to_owned()));
+        self
+    }
+
+    /// A symbolic link in the server's directory, before the start.
+    pub fn link(mut self, target: &str, path: &str) -> Setup {
+        self.links.push((target.to_owned(), path.to_owned()));
         self
     }
 
@@ -276,6 +296,9 @@ impl Setup {
         }
         for (path, contents) in &self.templates {
             directory.write(path, directory.replaced(contents));
+        }
+        for (target, path) in &self.links {
+            std::os::unix::fs::symlink(target, directory.path().join(path)).expect("a link");
         }
         directory.write("gale.conf", directory.replaced(&self.configuration));
         let notify = directory.notify_socket();

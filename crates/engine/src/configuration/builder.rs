@@ -20,6 +20,7 @@ use super::data_files::DataFiles;
 use super::hosts::Hosts;
 use super::module::{Conf, Module, Order};
 use super::protocol::Protocol;
+use super::reach::Reach;
 use super::scopes::ScopeId;
 use super::zones::{ZoneRef, ZoneSize, Zones};
 use super::{Configuration, MainSettings, ThreadPoolSettings, ThreadPools};
@@ -85,6 +86,8 @@ pub struct Builder {
     /// Whether connections to servers come from addresses that this machine does not have (`proxy_bind … transparent`),
     /// for which workers keep CAP_NET_RAW.
     pub binds_transparently: bool,
+    /// Files and ports that the worker process reaches.
+    pub reach: Reach,
     /// How long sessions of TLS live that clients keep in tickets, in seconds.
     pub ticket_lifetimes: BTreeSet<u32>,
     /// Every module, by index.
@@ -133,6 +136,7 @@ impl Builder {
             error_log_path: request.error_log_path.clone(),
             logs_to_stderr: false,
             binds_transparently: false,
+            reach: Reach::default(),
             ticket_lifetimes: BTreeSet::new(),
             order,
             tables: Rc::new(tables(order)),
@@ -269,6 +273,7 @@ impl Builder {
         for (span, server) in std::mem::take(&mut self.syslogs) {
             let address = match &server.settings().server {
                 SyslogServer::Host(host, port) => {
+                    self.reach.connects(*port);
                     let found = resources.resolve(host).ok().and_then(|found| found.first().copied());
                     let Some(address) = found else {
                         let message = format!("host not found in syslog server \"{host}\"");
@@ -277,7 +282,11 @@ impl Builder {
                     };
                     Some((address, *port).into())
                 }
-                SyslogServer::Inet(_) | SyslogServer::Unix(_) => None,
+                SyslogServer::Inet(address) => {
+                    self.reach.connects(address.port());
+                    None
+                }
+                SyslogServer::Unix(_) => None,
             };
             match syslog_tls::of(server.settings(), resources) {
                 Ok(secure) => server.complete(address, secure),
@@ -432,6 +441,8 @@ impl Builder {
         let drafts = drafts.map_err(|error| self.diagnostics.report(error)).ok()?;
         // Sessions with a shorter lifetime than there are series for do with those of longer ones.
         process.secret_lifetimes = self.ticket_lifetimes.iter().rev().take(SERIES_MAX).rev().copied().collect();
+        let unbounded = std::mem::take(&mut self.reach).complete(&mut process.sandbox);
+        self.note(unbounded);
         let unfit_files = self.data_files.read(resources);
         self.note(unfit_files);
         if self.diagnostics.has_errors() {

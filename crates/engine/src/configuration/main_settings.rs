@@ -10,7 +10,7 @@ use gale_config::Setting;
 
 use super::cpu_affinity::CpuAffinity;
 use crate::log::{Destination, Target};
-use gale_process::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ProcessSettings};
+use gale_process::{EnvironmentEntry, ErrorLogDestination, ErrorLogSetting, ProcessSettings, Sandbox, SandboxMode};
 
 /// Every field is the directive of the same name unless it says otherwise.
 #[derive(Default)]
@@ -26,6 +26,7 @@ pub struct MainSettings {
     pub worker_priority: Setting<i32>,
     pub worker_shutdown_timeout: Setting<Duration>,
     pub working_directory: Setting<PathBuf>,
+    pub sandbox: Setting<SandboxSettings>,
     pub env: Setting<Vec<EnvironmentEntry>>,
     pub daemon: Setting<bool>,
     pub master_process: Setting<bool>,
@@ -33,6 +34,15 @@ pub struct MainSettings {
     pub lock_file: Setting<PathBuf>,
     pub error_log: Setting<Vec<Destination>>,
     pub thread_pool: Setting<Vec<ThreadPoolSettings>>,
+}
+
+/// `sandbox auto|on|off [diagnose]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SandboxSettings {
+    /// Its strictness.
+    pub mode: SandboxMode,
+    /// A forbidden system call is named in the error log.
+    pub diagnoses: bool,
 }
 
 /// `thread_pool NAME threads=N [max_queue=N]`
@@ -73,12 +83,21 @@ impl MainSettings {
             priority: *self.worker_priority.get(),
             environment: self.env.get().clone(),
             working_directory: self.working_directory.get_opt().cloned(),
+            sandbox: self.sandbox(),
             shutdown_timeout: self.worker_shutdown_timeout.get_opt().copied(),
             keep_net_raw: false,
             keeps_standard_error: false,
             secret_lifetimes: Vec::new(),
             error_log: self.error_log.get().iter().map(to_process_log).collect(),
         }
+    }
+
+    /// Without what the configuration needs.
+    fn sandbox(&self) -> Sandbox {
+        let SandboxSettings { mode, diagnoses } = *self.sandbox.get();
+        // Without a master there is no other process to do what this one must not.
+        let mode = if *self.master_process.get() { mode } else { SandboxMode::Off };
+        Sandbox { mode, diagnoses, ..Sandbox::default() }
     }
 }
 

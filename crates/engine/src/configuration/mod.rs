@@ -14,6 +14,7 @@ mod hosts;
 mod main_settings;
 pub mod module;
 pub mod protocol;
+mod reach;
 mod resolver;
 mod scopes;
 mod thread_pools;
@@ -30,7 +31,8 @@ use gale_config::{
 pub use blocks::{BlockBuilder, BlockDraft, Complete};
 pub use builder::{Builder, EventsSettings, ScopeRef, tables};
 pub use cpu_affinity::CpuAffinity;
-pub use main_settings::{MainSettings, ThreadPoolSettings};
+pub use main_settings::{MainSettings, SandboxSettings, ThreadPoolSettings};
+pub use reach::{KnownPath, Reach};
 pub use resolver::RESOLVERS;
 pub use scopes::{Confs, ScopeId, ScopeTree, ServerId};
 pub use thread_pools::ThreadPools;

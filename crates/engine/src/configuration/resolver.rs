@@ -58,8 +58,12 @@ impl ResolverSettings {
 fn name_server(builder: &mut Builder, word: &Word) -> Result<NameServer, Diagnostic> {
     let failed = |what: &str| Diagnostic::emerg(format!("{what} in resolver \"{}\"", word.text)).at(word.span);
     match ServerAddress::parse(&word.text, PORT_DEFAULT).map_err(failed)? {
-        ServerAddress::Inet(address) => Ok(NameServer::Address(address)),
+        ServerAddress::Inet(address) => {
+            builder.reach.connects(address.port());
+            Ok(NameServer::Address(address))
+        }
         ServerAddress::Host(host, port) => {
+            builder.reach.connects(port);
             Ok(NameServer::Host(builder.host_addresses_of(host, word, "resolver"), port))
         }
         // nginx takes it and is never answered.

@@ -335,6 +335,7 @@ impl<S: Subject> GroupDraft<S> {
         let state = group_state::<S>(builder, &self.name, self.span)?;
         let balance = self.balance.get_opt().copied().unwrap_or_default();
         let plan = self.plan(balance, resources)?;
+        self.note_ports(&plan, builder);
         if !self.state.is_set() && self.servers.iter().all(|server| server.settings.is_backup) {
             return Err(Diagnostic::emerg(format!("no servers in upstream \"{}\"", self.name)).at(self.span));
         }
@@ -374,6 +375,19 @@ impl<S: Subject> GroupDraft<S> {
             plan.fixed.push(FixedServer { addresses, name, settings });
         }
         Ok(plan)
+    }
+
+    /// Notes the ports of its servers, also of those in its state file.
+    fn note_ports(&self, plan: &Plan, builder: &mut Builder) {
+        let addresses = plan.fixed.iter().flat_map(|server| &server.addresses);
+        addresses.filter_map(SocketAddress::inet).for_each(|address| builder.reach.connects(address.port()));
+        for server in &plan.resolved {
+            match server.service {
+                None => builder.reach.connects(server.port),
+                // Name servers say which.
+                Some(_) => builder.reach.connects_to_any_port("service="),
+            }
+        }
     }
 
     fn retry_budget(&self) -> Option<RetryBudgetSettings> {
@@ -567,6 +581,7 @@ impl<S: Subject> UpstreamTable<S> {
         if port == 0 {
             return Err(Diagnostic::emerg(format!("no port in upstream \"{host}\"")).at(span));
         }
+        builder.reach.connects(port);
         key.port = Some(port);
         if let Some(known) = self.named.get(&key) {
             return Ok(Arc::clone(known));

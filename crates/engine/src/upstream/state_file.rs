@@ -26,6 +26,9 @@ where
 {
     let groups = builder.upstreams::<S>().with_state();
     for (group, path, span) in groups {
+        if let Some(directory) = path.parent() {
+            builder.reach.writes_below(directory);
+        }
         let mut sources = Sources::new();
         let Some(statements) = statements(&path, span, &mut sources, resources)? else { continue };
         let known = builder.upstreams::<S>().enter(group);

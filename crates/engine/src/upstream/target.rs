@@ -211,6 +211,7 @@ where
             return Err(statement.directive_error("is duplicate"));
         }
         if word.text.contains(&b'$') {
+            builder.reach.connects_to_any_port(&statement.name.text.to_str_lossy());
             return Ok(AddressPass::Evaluated(builder.variables::<S>().template(word)?, check));
         }
         let address = check(&word.text).map_err(|message| Diagnostic::emerg(message).at(word.span))?;

@@ -11,6 +11,7 @@ use gale_base::units;
 
 use super::subject::Subject;
 use super::{VariableId, is_name_byte};
+use crate::configuration::KnownPath;
 use gale_base::log_level::Level;
 
 /// A compiled text, for subjects of one type: it refers to the variables of their block.
@@ -69,6 +70,15 @@ impl<S> Template<S> {
             [] => Some(b""),
             [Segment::Literal(text)] => Some(text),
             _ => None,
+        }
+    }
+
+    /// The path, as far as it is known before there are subjects.
+    pub fn known_path(&self) -> KnownPath<'_> {
+        match (self.as_constant(), self.segments.first()) {
+            (Some(path), _) => KnownPath::Whole(path),
+            (None, Some(Segment::Literal(beginning))) => KnownPath::Beginning(beginning),
+            (None, _) => KnownPath::Beginning(b""),
         }
     }
 

@@ -516,8 +516,27 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
         generation,
     };
     let temp_paths = std::mem::take(&mut builder.http_mut().temp_paths);
+    note_reach(&configuration.scopes, &temp_paths, builder);
     let plan = ListenPlan::new(addresses);
     Ok(Box::new(HttpDraft { configuration, servers: virtual_servers, plan, temp_paths }))
+}
+
+/// Notes files that requests reach, scope by scope.
+fn note_reach(scopes: &[Scope], temp_paths: &[Setting<TempPath>], builder: &mut Builder) {
+    let of_bodies = scopes.iter().map(|scope| &scope.core.client_body_temp_path);
+    of_bodies.chain(temp_paths).for_each(|setting| builder.reach.keeps_in(&setting.get().path));
+    for scope in scopes {
+        let root = scope.core.root.get();
+        let directive = if root.alias.is_some() { "alias" } else { "root" };
+        builder.reach.reads(root.known_path(), directive);
+    }
+    let modules = builder.order.modules.iter().enumerate();
+    let notes = modules.filter_map(|(index, module)| Some((index, module.part::<HttpPart>()?.reach?)));
+    for (index, note) in notes {
+        for scope in scopes {
+            note(scope.conf(index), scope, &mut builder.reach);
+        }
+    }
 }
 
 /// The settings of this type.

@@ -21,6 +21,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_config::Setting;
+use gale_engine::configuration::{KnownPath, Reach};
 use gale_engine::spool::{Spool, SpoolOptions, SpoolPath};
 use gale_protocol::response::ResponseField;
 use gale_runtime::files::likely_device;
@@ -28,6 +29,7 @@ use gale_runtime::{Bytes, Notify, ThreadPool, Timer, timeout};
 
 use crate::files::placing::{Content, Target, directory_permissions, place};
 use crate::request::Request;
+use crate::request::configuration::Scope;
 use crate::request::files::{find_path, may_lead_out, pool_of};
 use crate::request::response::FieldList;
 use crate::request::subrequest::{Copy, copy_in_background};
@@ -43,13 +45,13 @@ const DISK_PATIENCE: Duration = Duration::from_secs(5);
 /// What a location says of storing: `proxy_store`, `proxy_store_access`.
 #[derive(Default)]
 pub struct StoreSettings {
-    /// Where responses are stored.
+    /// Destination of stored responses.
     pub to: Setting<StoreTo>,
     /// The permissions of the files.
     pub access: Setting<u32>,
 }
 
-/// Where responses are stored.
+/// Destination of stored responses.
 #[derive(Clone, Default)]
 pub enum StoreTo {
     /// Nowhere.
@@ -65,6 +67,22 @@ impl StoreSettings {
     /// Whether responses are stored.
     pub fn is_on(&self) -> bool {
         !matches!(self.to.get_opt(), None | Some(StoreTo::Off))
+    }
+
+    /// Notes where files are written: requests of this scope.
+    pub fn note_reach(&self, scope: &Scope, directive: &str, reach: &mut Reach) {
+        match self.to.get_opt() {
+            None | Some(StoreTo::Off) => {}
+            Some(StoreTo::Document) => reach.writes(scope.core.root.get().known_path(), directive),
+            // Of a whole path it is the directory as well: the file replaces another one there.
+            Some(StoreTo::Path(template, prefix)) => match template.known_path() {
+                KnownPath::Beginning(b"") => reach.writes(KnownPath::Beginning(b""), directive),
+                KnownPath::Whole(path) | KnownPath::Beginning(path) => {
+                    let path = prefix.join(OsStr::from_bytes(path));
+                    reach.writes(KnownPath::Beginning(path.as_os_str().as_bytes()), directive);
+                }
+            },
+        }
     }
 
     /// The file that a response to this request becomes.

@@ -115,6 +115,10 @@ pub static MODULE: Module = Module {
                 pass: |request, conf| Box::pin(async { pass(request, conf).await.unwrap_or_else(Flow::Respond) }),
             },
         )],
+        reach: Some(|conf, scope, reach| {
+            let conf: Option<&Conf> = conf.downcast_ref();
+            conf.into_iter().for_each(|conf| conf.upstream.store.note_reach(scope, "fastcgi_store", reach));
+        }),
         ..HttpPart::EMPTY
     }],
 };

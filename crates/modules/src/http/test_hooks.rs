@@ -17,6 +17,8 @@
 //!   this test_pools;              location    tells what the thread pools do
 //!   test_files;              location    tells how files reached the clients
 //!   test_resolve NAME;       location    tells the addresses of a name, or why it has none
+//!   test_attempt HOW WHAT;   location    does something that no worker process does, and tells the
+//!                                        error number: exec, call, write, read, connect
 //!
 //! They reach what no other module reaches yet: a panic, an answer that begins before the request has
 //! ended, a stored body, a consumer that stalls, an interim response, a stall, a thread pool of one's own. Nothing may
@@ -28,10 +30,13 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -165,6 +170,17 @@ pub static MODULE: Module = Module {
             }),
             ..HOOK
         },
+        Directive {
+            name: "test_attempt",
+            takes: Takes::Exactly(2),
+            about: "For tests: does what no worker process does, and tells the error number.",
+            store: &Custom(|conf: &mut Conf, builder: &mut Builder, statement| {
+                let mut template = |word| builder.http_mut().template(word);
+                conf.attempt = Some((template(&statement.args[0])?, template(&statement.args[1])?));
+                set(conf, Answer::Attempt)
+            }),
+            ..HOOK
+        },
     ],
     conf: Some(ConfType::of::<Conf>()),
     parts: &[&HttpPart {
@@ -205,6 +221,8 @@ struct Conf {
     head: Option<HeadHook>,
     /// What `test_resolve` asks for.
     name: Option<Template>,
+    /// The arguments of `test_attempt`.
+    attempt: Option<(Template, Template)>,
 }
 
 struct PoolHook {
@@ -237,6 +255,7 @@ enum Answer {
     CountBody { is_held: bool },
     Release,
     Resolve,
+    Attempt,
 }
 
 fn set(conf: &mut Conf, answer: Answer) -> Result<(), Diagnostic> {
@@ -317,6 +336,7 @@ fn answer_at_once(request: &mut Request, conf: &Conf) -> Option<Flow> {
         Answer::Pools => Some(text(request, describe_pools())),
         Answer::Files => Some(text(request, describe_files())),
         Answer::Release => Some(release(request)),
+        Answer::Attempt => conf.attempt.as_ref().map(|(how, what)| attempt(request, how, what)),
         Answer::PanicWaiting | Answer::StoreBody | Answer::Pool | Answer::CountBody { .. } | Answer::Resolve => None,
     }
 }
@@ -355,6 +375,32 @@ fn tell_leases(request: &mut Request, bytes_max: Option<usize>, shared_max: Opti
     shared_max.into_iter().for_each(gale_runtime::set_shared_bytes_max);
     bytes_max.into_iter().for_each(gale_runtime::set_leased_bytes_max);
     text(request, gale_runtime::leased_bytes_max().to_string())
+}
+
+/// On the loop itself: nothing of it waits.
+fn attempt(request: &mut Request, how: &Template, what: &Template) -> Flow {
+    let (how, what) = (how.evaluate(request), what.evaluate(request));
+    let path = Path::new(OsStr::from_bytes(&what));
+    let number = |text: &[u8]| units::parse_number(text).and_then(|number| i64::try_from(number).ok());
+    let attempted = match &how[..] {
+        b"exec" => Err(Command::new(path).exec()),
+        b"write" => std::fs::write(path, "x"),
+        b"read" => File::open(path).and_then(|mut file| file.read(&mut [0])).map(drop),
+        b"connect" => String::from_utf8_lossy(&what)
+            .parse()
+            .map_err(io::Error::other)
+            .and_then(|address: SocketAddr| TcpStream::connect(address).map(drop)),
+        b"call" => number(&what).map_or(Ok(()), |number| {
+            // SAFETY: whatever the call is, it is given no memory.
+            match unsafe { libc::syscall(number, -1, 0, 0, 0, 0, 0) } {
+                -1 => Err(io::Error::last_os_error()),
+                _ => Ok(()),
+            }
+        }),
+        _ => return Flow::Respond(404),
+    };
+    let error = attempted.err().map(|error| error.raw_os_error().unwrap_or(-1));
+    text(request, error.map_or("done".to_owned(), |number| number.to_string()))
 }
 
 /// The thread says the request's arguments when it has begun. With the argument `panic` it panics when it is let go.

@@ -212,7 +212,11 @@ pub(crate) fn prepare_tls(
     let client = Arc::default();
     settings.tls_certificate = match (settings.tls.certificate.get_opt(), settings.tls.key.get_opt()) {
         (Some(certificate), Some(key)) if settings.tls.names_certificate() => {
-            Some((builder.http_mut().template(certificate)?, builder.http_mut().template(key)?))
+            let pair = (builder.http_mut().template(certificate)?, builder.http_mut().template(key)?);
+            let directory = builder.configuration_directory.clone();
+            builder.reach.reads_certificate(&directory, pair.0.known_path(), "ssl_certificate");
+            builder.reach.reads_certificate(&directory, pair.1.known_path(), "ssl_certificate_key");
+            Some(pair)
         }
         _ => None,
     };

@@ -293,7 +293,9 @@ fn access_log<S: Logged>(
             return Err(refused("buffered logs cannot have variables in name"));
         }
         let full = builder.full_path(&path.text).into_os_string().into_vec().into();
-        LogTarget::Named(builder.variables::<S>().template(&Word { text: full, ..path.clone() })?)
+        let template = builder.variables::<S>().template(&Word { text: full, ..path.clone() })?;
+        builder.reach.writes(template.known_path(), "access_log");
+        LogTarget::Named(template)
     } else {
         let file = builder.log_file(&path.text, Some(path.span));
         if let Some(gathering) = gathering {

@@ -119,6 +119,7 @@ fn health_check(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -
         is_udp |= is_own;
         Ok(is_own)
     })?;
+    rules.port.into_iter().for_each(|port| builder.reach.connects(port));
     conf.check = Some(Draft { rules, scope, is_udp });
     Ok(())
 }

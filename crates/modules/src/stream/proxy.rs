@@ -242,7 +242,11 @@ fn merge(conf: &mut dyn Any, _: Option<&dyn Any>, builder: &mut Builder) -> Resu
         settings.tls_certificate = match (settings.tls.certificate.get_opt(), settings.tls.key.get_opt()) {
             (Some(certificate), Some(key)) if settings.tls.names_certificate() => {
                 let variables = builder.variables::<Session>();
-                Some((variables.template(certificate)?, variables.template(key)?))
+                let pair = (variables.template(certificate)?, variables.template(key)?);
+                let directory = builder.configuration_directory.clone();
+                builder.reach.reads_certificate(&directory, pair.0.known_path(), "proxy_ssl_certificate");
+                builder.reach.reads_certificate(&directory, pair.1.known_path(), "proxy_ssl_certificate_key");
+                Some(pair)
             }
             _ => None,
         };

@@ -132,10 +132,13 @@ impl<P: Program> Master<P> {
         self.renew_secrets(&bundle.settings.secret_lifetimes);
         let is_reachable = |worker: &WorkerProcess| worker.phase == WorkerPhase::Serving && worker.link.is_some();
         let serving = self.workers.iter().position(is_reachable);
-        let in_place = serving.filter(|_| !self.bundle.settings.needs_new_process(&bundle.settings));
-        let Some(position) = in_place else {
+        let Some(position) = serving else {
             return self.replace_worker(bundle);
         };
+        if let Some(why) = self.bundle.settings.needs_new_process(&bundle.settings) {
+            self.log.write(Level::Notice, &format!("a new worker process is needed: {why}"));
+            return self.replace_worker(bundle);
+        }
         self.raise_descriptor_limit(self.workers[position].pid, &bundle);
         let worker = &mut self.workers[position];
         let pid = worker.pid;

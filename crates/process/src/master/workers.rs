@@ -40,6 +40,12 @@ const DEATHS_INTERVAL: Duration = Duration::from_secs(60);
 /// Not if so many in a row have died before they were ready: the next one will most likely do so again.
 const EARLY_DEATHS_MAX: u32 = 3;
 
+/// How messages call one.
+const WORKER_PROCESS: &str = "worker process";
+
+/// The reason for a death by SIGSYS.
+const SIGSYS_MEANS: &str = ": it made a system call that its sandbox forbids, which \"sandbox auto diagnose;\" names";
+
 /// One worker process.
 pub(super) struct WorkerProcess {
     pub pid: Pid,
@@ -271,7 +277,7 @@ impl<P: Program> Master<P> {
         let is_helper = matches!(&self.reload, Some(Reload::Helping { pid: helper, .. }) if *helper == pid);
         let position = self.workers.iter().position(|worker| worker.pid == pid);
         let name = match (position, is_helper, self.new_binary == Some(pid)) {
-            (Some(_), _, _) => "worker process",
+            (Some(_), _, _) => WORKER_PROCESS,
             (None, true, _) => "reload helper",
             (None, false, true) => "new binary process",
             // Or a helper that has done its work, or a stranger.
@@ -297,7 +303,9 @@ impl<P: Program> Master<P> {
         match (status.terminating_signal(), status.exit_status()) {
             (Some(signal), _) => {
                 let core = if libc::WCOREDUMP(status.as_raw()) { " (core dumped)" } else { "" };
-                self.log.write(Level::Alert, &format!("{name} {pid} exited on signal {signal}{core}"));
+                let is_forbidden = signal == libc::SIGSYS && name == WORKER_PROCESS;
+                let why = if is_forbidden { SIGSYS_MEANS } else { "" };
+                self.log.write(Level::Alert, &format!("{name} {pid} exited on signal {signal}{core}{why}"));
             }
             (None, code) => {
                 self.log.write(Level::Notice, &format!("{name} {pid} exited with code {}", code.unwrap_or(-1)));

@@ -20,6 +20,7 @@ use crate::link::Message;
 use crate::listen;
 use crate::loops::{self, Change, LoopEvent, LoopHandle, Order};
 use crate::program::{Program, WorkerSlot};
+use crate::sandbox;
 
 /// One event loop.
 pub(super) struct Loop<C> {
@@ -112,6 +113,7 @@ impl<P: Program> Control<P> {
         self.starting -= 1;
         if self.stop.is_none() && self.starting == 0 {
             self.started = true;
+            self.forbid_rings();
             self.tell_settled();
             self.receive_arrivals();
             self.redirect_standard_error();
@@ -124,6 +126,16 @@ impl<P: Program> Control<P> {
                 single.notifier.ready();
             }
             self.finish_reload();
+        }
+    }
+
+    /// The loops have theirs. Those of a reload that wants more are in another process.
+    fn forbid_rings(&self) {
+        if let Origin::Master(_) = self.origin
+            && self.bundle.settings.sandbox.is_on()
+            && let Err(error) = sandbox::forbid_rings()
+        {
+            self.log.write(Level::Alert, &format!("seccomp() failed{}", errno_text(&error)));
         }
     }
 

@@ -83,6 +83,8 @@ impl<P: Program> Control<P> {
             return self.tell_refused(generation, Report::new(Level::Emerg, why));
         }
         bundle.adopt(&self.bundle);
+        // Those of its sandbox hold for this process.
+        bundle.record.places.clear();
         let program = Arc::clone(&self.program);
         let logs = bundle.record.logs.clone();
         self.build(generation, logs, move || {

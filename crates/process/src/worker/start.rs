@@ -21,6 +21,7 @@ use crate::errors::{ErrorLog, KeptLog, Report, errno_text, say};
 use crate::helper;
 use crate::link::{Link, Message, Received};
 use crate::program::Program;
+use crate::sandbox::OpenPlace;
 use crate::settings::ProcessSettings;
 use crate::signals::Signals;
 
@@ -102,11 +103,13 @@ pub(crate) fn run_single<P: Program>(
 /// The kernel takes 8 bytes for each: half a megabyte.
 const DESCRIPTORS_RESERVED_MAX: u64 = 65_536;
 
-/// Becomes the worker: limits, user, directory; then builds. The user changes before the first thread.
+/// Becomes the worker: limits, user, directory, sandbox; then builds. The user and its rights change before the
+/// first thread.
 fn prepare<P: Program>(program: &P, bundle: &mut Bundle, log: &dyn ErrorLog) -> Result<P::Configuration, Report> {
     let emerg = |message: String| Report::new(Level::Emerg, message);
     let kept = KeptLog::default();
-    let became = become_worker(&bundle.settings, &kept);
+    let places = std::mem::take(&mut bundle.record.places);
+    let became = become_worker(&bundle.settings, places, &kept);
     kept.pass_on(log);
     became.map_err(emerg)?;
     // On a thread of its own, as in a reload: the allocator then finds the memory of
@@ -120,7 +123,7 @@ fn prepare<P: Program>(program: &P, bundle: &mut Bundle, log: &dyn ErrorLog) -> 
     Ok(built.configuration)
 }
 
-fn become_worker(settings: &ProcessSettings, log: &dyn ErrorLog) -> Result<(), String> {
+fn become_worker(settings: &ProcessSettings, places: Vec<OpenPlace>, log: &dyn ErrorLog) -> Result<(), String> {
     if settings.priority != 0
         && let Err(error) = rustix::process::setpriority_process(None, settings.priority)
     {
@@ -144,7 +147,11 @@ fn become_worker(settings: &ProcessSettings, log: &dyn ErrorLog) -> Result<(), S
         std::env::set_current_dir(directory)
             .map_err(|error| format!("chdir(\"{}\") failed{}", directory.display(), errno_text(&error)))?;
     }
-    Ok(())
+    // Nothing that it starts is more than it is, with a sandbox or without.
+    rustix::thread::set_no_new_privs(true)
+        .map_err(|error| format!("prctl(PR_SET_NO_NEW_PRIVS) failed{}", errno_text(&error.into())))?;
+    let dumps_core = settings.rlimit_core.is_some_and(|limit| limit > 1);
+    settings.sandbox.enter(places, dumps_core, log)
 }
 
 /// Core files are as large as the configuration says, after [`forbid_core_files`].

@@ -50,6 +50,8 @@ pub struct RingOptions {
     /// A receive that has got nothing for this long, at most twice as long, gives way to a poll, which costs the kernel
     /// less memory. `None` = never.
     pub idle_after: Option<Duration>,
+    /// The kernel carries out no other operations in the ring than those of the driver.
+    pub is_restricted: bool,
     /// Uses nothing that came with kernels after this one (major, minor). By default everything; in debug builds what
     /// the environment variable `GALE_TEST_KERNEL_MAX` says ("6.0").
     pub kernel_max: Option<(u16, u16)>,
@@ -88,6 +90,7 @@ impl Default for RingOptions {
             buffer_bytes: 4096,
             multishot: true,
             idle_after: Some(Duration::from_secs(2)),
+            is_restricted: true,
             kernel_max,
             refusal: None,
         }

@@ -16,6 +16,7 @@ use crate::request::files::thread_pool::PoolName;
 use crate::request::post_action::PostAction;
 use crate::request::slow::SlowRequestLog;
 use crate::request::variables::template::{SizeTemplate, Template};
+use gale_engine::configuration::KnownPath;
 use gale_engine::log::Destination;
 use gale_engine::resolver::ResolverSettings;
 use gale_engine::traffic::Traffic;
@@ -232,6 +233,13 @@ pub struct Root {
     pub base: Option<Box<[u8]>>,
     /// Given by `alias`.
     pub alias: Option<Alias>,
+}
+
+impl Root {
+    /// The directory, as far as it is known before there are requests.
+    pub fn known_path(&self) -> KnownPath<'_> {
+        self.path.known_path()
+    }
 }
 
 /// What `alias` replaces: decided where it was written, also for locations that

@@ -163,6 +163,7 @@ pub(super) fn issuer_block(builder: &mut Builder, statement: &Statement) -> Resu
         let message = format!("the issuer \"{name}\" is used over plain HTTP: its responses can be changed on the way");
         builder.note([Diagnostic::warn(message).at(word.span)]);
     }
+    builder.reach.connects(uri.port);
     let (state_path, state_span) = match draft.state_path.take() {
         Some(path) => (path, Some(statement.span)),
         None => (Some(builder.default_temp_path(&format!("acme_{name}"))), None),

@@ -62,7 +62,7 @@ struct Conf {
     is_writable: bool,
 }
 
-fn api(conf: &mut Conf, _: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
+fn api(conf: &mut Conf, builder: &mut Builder, statement: &Statement) -> Result<(), Diagnostic> {
     if conf.is_on {
         return Err(statement.directive_error("is duplicate"));
     }
@@ -75,6 +75,10 @@ fn api(conf: &mut Conf, _: &mut Builder, statement: &Statement) -> Result<(), Di
             _ => return Err(invalid_parameter(word)),
         },
     };
+    if conf.is_writable {
+        // Servers may be added with any port.
+        builder.reach.connects_to_any_port("api write=on");
+    }
     Ok(())
 }
 

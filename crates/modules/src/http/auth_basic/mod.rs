@@ -95,6 +95,7 @@ fn user_file(builder: &mut Builder, statement: &Statement) -> Result<UserFile, D
         let missing = warning(&directory.join(Path::new(OsStr::from_bytes(name))), &statement.args[0]);
         builder.note(missing);
     }
+    builder.reach.reads_in(&directory, path.known_path(), "auth_basic_user_file");
     Ok(UserFile { path, directory })
 }
 

@@ -21,13 +21,14 @@ use bstr::BStr;
 use gale_base::http_date;
 use gale_base::log_level::Level;
 use gale_config::{Body as Block, Contexts, Diagnostic, One, Setting, Statement, Takes, Updated, slot, values};
-use gale_engine::configuration::Builder;
+use gale_engine::configuration::{Builder, Reach};
 use gale_engine::module::{ConfType, Directive, Module};
 use gale_http::configuration::settings::Alias;
 use gale_http::files::placing::{Content, Target, directory_permissions, parse_permissions};
 use gale_http::module::HttpPart;
 use gale_http::request::Request;
 use gale_http::request::body::Body;
+use gale_http::request::configuration::Scope;
 use gale_http::request::files::find_path;
 use gale_http::request::phases::{Decision, Flow, Handler, LocalBoxFuture, Phase};
 use gale_http::request::request_body::read_body_to_file;
@@ -82,7 +83,7 @@ pub static MODULE: Module = Module {
         },
     ],
     conf: Some(ConfType::of::<Conf>()),
-    parts: &[&HttpPart { handlers: &[(Phase::Content, &Dav)], ..HttpPart::EMPTY }],
+    parts: &[&HttpPart { handlers: &[(Phase::Content, &Dav)], reach: Some(note_reach), ..HttpPart::EMPTY }],
 };
 
 #[derive(Default)]
@@ -103,6 +104,12 @@ const MOVE: u32 = 0x20;
 fn methods(builder: &mut Builder, statement: &Statement, earlier: Option<&u32>) -> Result<u32, Diagnostic> {
     let choices = [("off", OFF), ("put", PUT), ("delete", DELETE), ("mkcol", MKCOL), ("copy", COPY), ("move", MOVE)];
     values::bitmask(statement, &choices, earlier, builder)
+}
+
+fn note_reach(conf: &dyn Any, scope: &Scope, reach: &mut Reach) {
+    if Dav.applies(conf) {
+        reach.writes(scope.core.root.get().known_path(), "dav_methods");
+    }
 }
 
 struct Dav;

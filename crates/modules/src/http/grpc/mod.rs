@@ -99,6 +99,7 @@ pub static MODULE: Module = Module {
             },
         )],
         filters: &[&Change { applies: |conf: &Conf| conf.pass.is_some(), run: tell_status }],
+        ..HttpPart::EMPTY
     }],
 };
 

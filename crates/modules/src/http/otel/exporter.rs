@@ -111,6 +111,7 @@ pub(super) fn exporter_block(builder: &mut Builder, statement: &Statement) -> Re
         let client = Arc::clone(tls);
         builder.http_mut().tls_clients.push(TlsClientDraft { settings, prefix: "otel_exporter", client });
     }
+    builder.reach.connects_to_any_port("otel_exporter");
     draft.parsed = Some(endpoint);
     Ok(draft)
 }

@@ -79,6 +79,7 @@ pub(super) fn health_check(conf: &mut Conf, builder: &mut Builder, statement: &S
         }
         Ok(true)
     })?;
+    rules.port.into_iter().for_each(|port| builder.reach.connects(port));
     if let Some(word) = of_grpc.filter(|_| !is_grpc) {
         return Err(invalid_parameter(&word).hint("it needs \"type=grpc\""));
     }

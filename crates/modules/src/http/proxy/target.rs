@@ -114,6 +114,7 @@ pub(super) fn proxy_pass(conf: &mut Conf, builder: &mut Builder, statement: &Sta
     let scope = builder.http_scope();
     if word.text.contains(&b'$') {
         let template = builder.http_mut().template(word)?;
+        builder.reach.connects_to_any_port("proxy_pass");
         conf.pass = Some(Pass::Evaluated(template));
         return Ok(());
     }

@@ -4,6 +4,9 @@
 //! not know one (EINVAL), for fewer. What this refuses: kernels that drop completions when the queue is full (before
 //! 5.5), that cannot wait with a timeout (before 5.11), have no multishot polls (before 5.13), and, with the set-up,
 //! everything that an administrator forbids.
+//!
+//! A filter of system calls sees no operations of a ring. So the kernel is told before the ring's first use which
+//! operations there will be (`IORING_REGISTER_RESTRICTIONS`); all others fail with EACCES, for good.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -11,8 +14,9 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use io_uring::register::Restriction;
 use io_uring::types::{BufRingEntry, CancelBuilder, Timespec};
-use io_uring::{Builder, EnterFlags, IoUring, Parameters, cqueue, squeue};
+use io_uring::{Builder, EnterFlags, IoUring, Parameters, cqueue, opcode, squeue};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::ring::{Completion, Queues};
@@ -28,6 +32,21 @@ const NO_WAIT: Timespec = Timespec::new();
 /// `IORING_REGISTER_RING_FDS` and `IORING_UNREGISTER_RING_FDS` of io_uring_register(2).
 const REGISTER_RING_FDS: libc::c_uint = 20;
 const UNREGISTER_RING_FDS: libc::c_uint = 21;
+
+/// The operations of the driver.
+const OPERATIONS: [u8; 7] = [
+    opcode::AsyncCancel::CODE,
+    opcode::Close::CODE,
+    opcode::PollAdd::CODE,
+    opcode::Read::CODE,
+    opcode::Recv::CODE,
+    opcode::Send::CODE,
+    opcode::SendMsg::CODE,
+];
+
+/// Operations of io_uring_register(2): `IORING_REGISTER_IOWQ_MAX_WORKERS`, the ring's own descriptor,
+/// `IORING_REGISTER_PBUF_RING`, `IORING_UNREGISTER_PBUF_RING` and `IORING_REGISTER_SYNC_CANCEL`.
+const REGISTRATIONS: [u8; 6] = [19, REGISTER_RING_FDS as u8, UNREGISTER_RING_FDS as u8, 22, 23, 24];
 
 pub(crate) struct LinuxQueues {
     ring: IoUring,
@@ -319,7 +338,11 @@ fn build(options: &RingOptions) -> io::Result<(IoUring, bool)> {
     for set in FLAG_SETS.iter().filter(|set| options.allows(set.since.0, set.since.1)) {
         let mut builder = IoUring::builder();
         builder.setup_clamp().setup_cqsize(options.completions);
+        if options.is_restricted {
+            builder.setup_r_disabled();
+        }
         match (set.flags)(&mut builder).build(options.submissions) {
+            Ok(ring) if options.is_restricted => return restrict(ring).map(|ring| (ring, set.tells_of_work)),
             Ok(ring) => return Ok((ring, set.tells_of_work)),
             // A flag that this kernel does not know.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = error,
@@ -327,4 +350,56 @@ fn build(options: &RingOptions) -> io::Result<(IoUring, bool)> {
         }
     }
     Err(refused)
+}
+
+/// Leaves a ring that is disabled yet the driver's operations alone, and enables it for the calling thread.
+fn restrict(ring: IoUring) -> io::Result<IoUring> {
+    let operations = OPERATIONS.iter().map(|&operation| Restriction::sqe_op(operation));
+    let registrations = REGISTRATIONS.iter().map(|&operation| Restriction::register_op(operation));
+    let flags = squeue::Flags::BUFFER_SELECT | squeue::Flags::SKIP_SUCCESS;
+    let mut all: Vec<Restriction> =
+        operations.chain(registrations).chain([Restriction::sqe_flags_allowed(flags.bits())]).collect();
+    ring.submitter().register_restrictions(&mut all)?;
+    ring.submitter().register_enable_rings()?;
+    Ok(ring)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The result of this operation in a ring.
+    fn result_of(options: &RingOptions, entry: &squeue::Entry) -> io::Result<i32> {
+        let mut queues = LinuxQueues::new(options)?;
+        // SAFETY: the entry names no memory and no descriptor.
+        assert!(unsafe { queues.push(entry) });
+        queues.call(Some(Duration::from_secs(60)))?;
+        let mut completions = Vec::new();
+        queues.take(&mut completions, 1);
+        Ok(completions[0].result)
+    }
+
+    #[test]
+    fn restricted_ring_refuses_what_is_not_of_the_driver() {
+        let (restricted, free) = (RingOptions::default(), RingOptions { is_restricted: false, ..Default::default() });
+        let other = opcode::Nop::new().build();
+        match result_of(&restricted, &other) {
+            Ok(result) => assert_eq!(result, -libc::EACCES),
+            Err(error) => return eprintln!("skipped: no io_uring here: {error}"),
+        }
+        assert_eq!(result_of(&free, &other).expect("as the other one"), 0);
+        let foreign_flag = opcode::AsyncCancel::new(1).build().flags(squeue::Flags::IO_DRAIN);
+        assert_eq!(result_of(&restricted, &foreign_flag).expect("a ring"), -libc::EACCES);
+        let own = opcode::AsyncCancel::new(1).build();
+        assert_eq!(result_of(&restricted, &own).expect("a ring"), -libc::ENOENT);
+    }
+
+    #[test]
+    fn restricted_ring_refuses_other_registrations() {
+        let Ok(queues) = LinuxQueues::new(&RingOptions::default()) else {
+            return eprintln!("skipped: no io_uring here");
+        };
+        let refused = queues.ring.submitter().register_files(&[0]).expect_err("it is not the driver's");
+        assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+    }
 }

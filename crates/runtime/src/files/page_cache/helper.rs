@@ -20,6 +20,8 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 
+use crate::seccomp::{self, Filter, With};
+
 /// Longest range of a question: 1,024 pages of 4 KiB.
 pub(super) const QUESTION_BYTES_MAX: u64 = 4 << 20;
 
@@ -92,7 +94,7 @@ fn words<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
 /// a process of its own with one thread.
 ///
 /// # Errors
-/// prctl(2)'s when the system calls cannot be restricted.
+/// seccomp(2)'s when the system calls cannot be restricted.
 pub fn serve_page_cache_questions(socket: &OwnedFd) -> io::Result<Infallible> {
     let page = rustix::param::page_size() as u64;
     restrict_system_calls()?;
@@ -247,34 +249,10 @@ const ALLOWED: [libc::c_long; 13] = [
     libc::SYS_restart_syscall,
 ];
 
-/// From now on the process may only make these calls; another one ends it (seccomp(2)).
+/// From now on the process may only make these calls; another one ends it.
 fn restrict_system_calls() -> io::Result<()> {
-    #[cfg(target_arch = "x86_64")]
-    const ARCHITECTURE: u32 = 0xc000_003e;
-    #[cfg(target_arch = "aarch64")]
-    const ARCHITECTURE: u32 = 0xc000_00b7;
-    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    const FIRST: usize = 4;
-    const LAST: usize = FIRST + ALLOWED.len();
-    // Not on the heap, which may give memory back when it is freed: that is a call, too.
-    let mut filter = [instruction(RETURN, 0, 0, libc::SECCOMP_RET_KILL_PROCESS); LAST + 2];
-    // Offsets in `struct seccomp_data`: the number of the call is at 0, the architecture at 4.
-    filter[0] = instruction(LOAD, 0, 0, 4);
-    filter[1] = instruction(JUMP_IF_EQUAL, 1, 0, ARCHITECTURE);
-    filter[3] = instruction(LOAD, 0, 0, 0);
-    for (index, &call) in ALLOWED.iter().enumerate() {
-        let to_allow = (ALLOWED.len() - index) as u8;
-        filter[FIRST + index] = instruction(JUMP_IF_EQUAL, to_allow, 0, call as u32);
-    }
-    filter[LAST + 1] = instruction(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW);
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    rustix::thread::set_no_new_privs(true)?;
-    // SAFETY: PR_SET_SECCOMP reads the program, which lives until the call is over.
-    let code = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) };
-    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let allowed = ALLOWED.map(|call| (call, With::Anything));
+    Filter::new(allowed, seccomp::Answer::Allow, seccomp::Answer::End)?.enter()
 }
 
 #[cfg(test)]
