@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::process::Signal;
 
 use crate::support::fuse;
@@ -35,6 +36,7 @@ with_each_driver!(
     an_entry_that_could_not_be_read_in_time_is_not_stored_once_more,
     what_comes_in_place_of_an_entry_that_could_not_be_read_is_for_all_who_wait,
     a_response_that_is_stored_waits_only_so_long_for_a_disk_that_hangs,
+    response_is_whole_whichever_call_of_its_disk_fails,
     max_size_is_about_the_room_that_files_take,
     what_a_killed_process_was_storing_is_removed,
     a_directory_that_was_removed_is_used_again,
@@ -799,6 +801,32 @@ fn a_response_that_is_stored_waits_only_so_long_for_a_disk_that_hangs(driver: Dr
             if was_waiting && took < Duration::from_secs(4) {
                 break;
             }
+        }
+    }
+    drop(disk);
+    server.end(Signal::TERM);
+}
+
+fn response_is_whole_whichever_call_of_its_disk_fails(driver: Driver) {
+    let Some(disk) = mounted() else { return };
+    let (backend, size) = (origin(), 300_000);
+    let mut server = caching(driver, &disk.point(), "", &backend).start();
+    server.wait_logged("0 entries");
+    let is_whole = |response: &Response| {
+        response.status == 200 && response.text().trim_start_matches(|c: char| c.is_ascii_digit()) == ".".repeat(size)
+    };
+    for errno in [Errno::IO, Errno::NOSPC] {
+        for number in 1..=12 {
+            let path = format!("/{}/{number}?size={size}", errno.raw_os_error());
+            disk.fail_call(Some(number), errno);
+            assert!(is_whole(&server.get(&path)), "{path}");
+            disk.fail_call(None, errno);
+            if errno == Errno::NOSPC {
+                // The call that fails with EIO may be the one that removes the file.
+                server.look_until("nothing is being written", || being_written(&disk.point()) == 0);
+            }
+            // A hit, or fetched anew.
+            assert!(is_whole(&server.get(&path)), "{path}");
         }
     }
     drop(disk);
