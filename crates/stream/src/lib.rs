@@ -1,13 +1,12 @@
-//! Stream: sessions over TCP and UDP, whatever is spoken in them. Nothing in here looks at what passes, except at a
-//! client's first message of TLS if it is asked to.
+//! Stream: sessions over TCP and UDP, for any protocol. Nothing here reads the bytes that pass, except for a client's
+//! first TLS message if a directive asks for it.
 //!
 //! ```text
-//! configuration  from the text of the stream block to what sessions use
-//! connection     the sessions of an event loop: accepting them, their way through the phases
-//! datagrams      sessions over UDP: whose datagram it is, and which loop's
-//! upstream       passing sessions on to servers: choosing one, connecting, carrying bytes both ways
-//! module         what a module is to stream: variables, handlers
-//! session        a session, its phases, and the configuration as it sees it
+//! configuration  builds the stream block
+//! connection     sessions of an event loop: accepting them, running their phases
+//! upstream       passing sessions to servers: selecting one, connecting, copying bytes both ways
+//! module         a module's part in stream: variables, handlers
+//! session        a session, its phases, and the configuration that it uses
 //! ```
 //!
 //! A folder uses only those below it in this list; `connection` and `configuration` use nothing of each other.

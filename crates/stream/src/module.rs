@@ -1,29 +1,29 @@
-//! What a module is to stream: its variables and what it does to sessions; and the order among modules.
+//! A module's part in stream, and the order among modules.
 
 use crate::session::Session;
 use crate::session::phases::{Content, Handler, Phase};
 use gale_engine::module::Module;
 use gale_engine::variables::Variable;
 
-/// A module's part in stream.
+/// Variables and handlers that a module adds to stream.
 pub struct StreamPart {
-    /// The variables that it defines.
+    /// Variables that it defines.
     pub variables: &'static [Variable<Session>],
-    /// What it does to a session, by phase. The order among modules stands in [`StreamOrder`], not here.
+    /// Handlers by phase. Their order among modules is in [`StreamOrder`].
     pub handlers: &'static [(Phase, &'static dyn Handler)],
-    /// How it serves a session, if it does.
+    /// Content handler, if it has one.
     pub content: Option<&'static dyn Content>,
 }
 
 impl StreamPart {
-    /// A part that does nothing: the base for struct update syntax.
+    /// A part without effect, as the base for struct update syntax.
     pub const EMPTY: StreamPart = StreamPart { variables: &[], handlers: &[], content: None };
 }
 
-/// The order in which modules act on sessions.
+/// Order in which modules handle sessions.
 pub struct StreamOrder {
-    /// Within each phase, the modules in the order in which they are asked.
+    /// Modules of each phase, in order.
     pub phases: &'static [(Phase, &'static [&'static Module])],
-    /// The modules that serve sessions; of those that a server has, the first one does.
+    /// Modules with a content handler. The first that applies to a server serves its sessions.
     pub content: &'static [&'static Module],
 }

@@ -1,7 +1,7 @@
 //! Builds the stream block: its servers, their addresses, variables.
 //!
-//! While the text is walked, blocks only gather what they say. When all of it is known, every scope is completed from
-//! its parent, and what the workers need is put together. Then, at the very end, the sockets are opened.
+//! Directives only record their values while the file is parsed. After that, every scope inherits from its parent, and
+//! the tables that workers need are built. Sockets are opened last.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,19 +27,19 @@ use crate::module::{StreamOrder, StreamPart};
 use crate::session::Session;
 use crate::session::phases::{PHASES, Phase};
 
-/// A port has to be written. The server speaks first in many protocols, so nothing is deferred.
+/// `listen` requires a port. Accepting is never deferred, because in many protocols the server speaks first.
 const DEFAULTS: ListenDefaults = ListenDefaults { port: 0, deferred: false, datagrams: true };
 
-/// The stream block while it is being read.
+/// The stream block while the configuration is parsed.
 #[derive(Default)]
 pub struct StreamBuilder {
-    /// The variables mentioned so far, and what refers to them.
+    /// Variables mentioned so far, and the places that refer to them.
     pub variables: VariablesDraft<Session>,
-    /// The groups of servers that are declared or referred to so far.
+    /// Groups of servers declared or referred to so far.
     pub upstreams: Upstreams<Session>,
-    /// What is asked of servers that are spoken to over TLS.
+    /// TLS settings for connections to servers.
     pub tls_clients: Vec<TlsClientDraft>,
-    /// Where the servers pass sessions to.
+    /// Target of `proxy_pass` by scope; `None` if the target has variables.
     passes: Vec<(ScopeId, Option<UpstreamId>)>,
     tree: ScopeTree,
     servers: Vec<ServerDraft>,
@@ -68,7 +68,7 @@ impl HasUpstreams<Session> for StreamBuilder {
     }
 }
 
-/// What a directive of the stream block, or inside of it, may take for granted.
+/// Access to the stream block for directives inside of it.
 pub trait InStream {
     /// The stream block.
     fn stream_mut(&mut self) -> &mut StreamBuilder;
@@ -81,14 +81,15 @@ impl InStream for Builder {
 }
 
 impl StreamBuilder {
-    /// A server passes sessions to this group, or to what variables say.
+    /// Records that a server passes sessions to this group; `None` if the target has variables.
     pub fn note_pass(&mut self, scope: ScopeRef, group: Option<UpstreamId>) {
         if let ScopeRef::Block(scope) = scope {
             self.passes.push((scope, group));
         }
     }
 
-    /// Where a server passes sessions to, if it does.
+    /// Returns the group that a server passes sessions to: `None` if it passes none, `Some(None)` if the target has
+    /// variables.
     pub fn pass_of(&self, scope: ScopeId) -> Option<Option<UpstreamId>> {
         self.passes.iter().find(|(known, _)| *known == scope).map(|(_, group)| *group)
     }
@@ -129,7 +130,7 @@ pub fn listen(builder: &mut Builder, statement: &Statement) -> Result<(), Diagno
     builder.stream_mut().current_server(scope).add_listen(listen, statement)
 }
 
-/// `status_zone ZONE`. False if the server has one.
+/// Sets `status_zone ZONE`. Returns false if the server has one already.
 pub fn set_server_zone(builder: &mut Builder, zone: Arc<ServerZone>) -> bool {
     let scope = builder.scope;
     builder.stream_mut().current_server(scope).zone.replace(zone).is_none()
@@ -146,14 +147,14 @@ pub fn server_name(builder: &mut Builder, statement: &Statement) -> Result<(), D
 /// The stream block, complete but for its sockets.
 struct StreamDraft {
     configuration: StreamConfiguration,
-    /// By address.
+    /// Virtual servers by address.
     servers: Vec<VirtualServers>,
     plan: ListenPlan,
 }
 
 /// Completes every scope and puts the configuration together.
 fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<dyn BlockDraft>, Diagnostic> {
-    // The variables stay with the builder: defaults may mention some.
+    // The variables stay with the builder, because default values may mention some.
     let mut tree = std::mem::take(&mut builder.stream_mut().tree);
     let has_part = |module: &Module| module.part::<StreamPart>().is_some();
     let confs = tree.complete(builder, Contexts::STREAM.or(Contexts::STREAM_SERVER), has_part)?;
@@ -194,13 +195,13 @@ fn complete(builder: &mut Builder, resources: &mut dyn Resources) -> Result<Box<
     Ok(Box::new(StreamDraft { configuration, servers: virtual_servers, plan: ListenPlan::new(addresses) }))
 }
 
-/// How a scope looks names up.
+/// Returns the resolver of a scope and its timeout.
 fn lookup(confs: &Confs) -> Lookup {
     let core = confs.iter().flatten().find_map(|conf| conf.downcast_ref::<CoreSettings>())?;
     Some((core.resolver.get_opt().cloned()?, *core.resolver_timeout.get()))
 }
 
-/// What the stream block itself says of name servers.
+/// Returns the resolver settings of the stream block itself.
 fn resolver_defaults(confs: &[Confs]) -> ResolverDefaults {
     let core = confs.first().into_iter().flatten().flatten().find_map(|conf| conf.downcast_ref::<CoreSettings>());
     ResolverDefaults {
@@ -226,7 +227,7 @@ impl BlockDraft for StreamDraft {
     }
 }
 
-/// What modules do to sessions, in order.
+/// Handlers and content of all modules, in order.
 struct Parts {
     handlers: Vec<(Phase, BoundHandler)>,
     content: Vec<usize>,

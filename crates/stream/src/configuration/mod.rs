@@ -1,5 +1,5 @@
-//! From the text of a `stream` block to what sessions use, which is in `session/configuration.rs` because it holds what
-//! is called with sessions: handlers, texts with variables.
+//! Builds the configuration that sessions use from a `stream` block. The types are in `session/configuration.rs`,
+//! because they hold handlers and texts with variables, which take a session.
 
 pub mod builder;
 mod subject;

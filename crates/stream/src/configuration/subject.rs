@@ -1,4 +1,4 @@
-//! A session as the subject of variables, and of the modules that are written once for all protocols.
+//! [`Session`] as the subject of variables and of modules that are generic over protocols.
 
 use std::fmt;
 use std::rc::Rc;
@@ -83,7 +83,7 @@ impl PassedOn for Session {
     }
 }
 
-/// What nginx adds to every message about a session.
+/// Fields that nginx appends to every message about a session.
 struct Context<'s>(&'s Session);
 
 impl Describe for Context<'_> {

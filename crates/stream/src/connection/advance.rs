@@ -1,5 +1,4 @@
-//! A session's way: the PROXY protocol, the phases, the content, the log.
-//! (<https://nginx.org/en/docs/stream/stream_processing.html>)
+//! Runs a session: PROXY protocol, phases, content, log. (<https://nginx.org/en/docs/stream/stream_processing.html>)
 
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
@@ -13,12 +12,12 @@ use super::listed::Listed;
 use crate::session::phases::{Flow, Phase};
 use crate::session::{self, Session};
 
-/// A session that ends when this is dropped, however that comes: its end is logged.
+/// A running session. Dropping it, for whatever reason, runs the log phase.
 struct Running {
     session: Box<Session>,
-    /// It counts as one that its server's zone has under way.
+    /// True once the session is in the active count of its server's zone.
     is_counted: bool,
-    /// Taken off the table last.
+    /// Declared last, so that the session is dropped before it leaves the table.
     _listed: Rc<Listed>,
 }
 
@@ -26,7 +25,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         if !matches!(self.session.client(), session::Client::Passed) {
             if self.session.status() == 0 {
-                // It was closed from outside: `worker_shutdown_timeout`, or no room.
+                // Closed from outside: by `worker_shutdown_timeout`, or to make room.
                 self.session.set_status(session::OK);
             }
             decide(&mut self.session, Phase::Log);
@@ -36,7 +35,7 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// Which server the session is for is known by now: from here on it counts where that says (`status_zone`).
+    /// Counts the session in its server's `status_zone`. Called when the server is known.
     fn count_begin(&mut self) {
         if let Some(zone) = &self.session.stream().server(self.session.server()).zone {
             self.is_counted = true;
@@ -44,7 +43,7 @@ impl Running {
         }
     }
 
-    /// It is over. One that somebody else goes on with has gone well so far.
+    /// Counts the end of the session. A session whose connection was passed on counts as successful.
     fn count_end(&mut self) {
         if !self.is_counted {
             self.count_begin();
@@ -80,7 +79,7 @@ pub(super) fn run(session: Box<Session>, listed: Rc<Listed>) -> impl Future<Outp
     }
 }
 
-/// Goes through the phases before the content; the error is the status that the session ends with.
+/// Runs the phases before the content. The error is the final status of the session.
 async fn advance(session: &mut Session) -> Result<(), u16> {
     if session.place().listening.proxy_protocol {
         Box::pin(session.read_proxy_header()).await?;
@@ -104,7 +103,7 @@ async fn advance(session: &mut Session) -> Result<(), u16> {
     }
 }
 
-/// Asks the handlers of a phase. `Next` when all of them have had their say.
+/// Runs the handlers of a phase. Returns `Next` if all of them did.
 fn decide(session: &mut Session, phase: Phase) -> Flow {
     if session.scope().handlers[phase as usize].is_empty() {
         return Flow::Next;
@@ -120,7 +119,7 @@ fn decide(session: &mut Session, phase: Phase) -> Flow {
     Flow::Next
 }
 
-/// Reads what the client says first, until the handlers know enough.
+/// Reads the client's first bytes until the handlers have enough.
 async fn preread(session: &mut Session) -> Result<(), u16> {
     let timeout = *session.core().preread_timeout.get();
     let reading = async {
@@ -150,7 +149,7 @@ async fn preread(session: &mut Session) -> Result<(), u16> {
     gale_runtime::timeout(timeout, reading).await.unwrap_or(Err(session::OK))
 }
 
-/// Has the session served by whoever serves its server.
+/// Runs the content handler of the session's server.
 async fn serve(session: &mut Session) -> u16 {
     let configuration = Rc::clone(session.configuration());
     let scope = configuration.stream().scope_of(session.server());
@@ -161,7 +160,7 @@ async fn serve(session: &mut Session) -> u16 {
 }
 
 impl Session {
-    /// Receives at most `max` bytes behind those that nobody has taken.
+    /// Receives at most `max` bytes and appends them to the input.
     async fn receive_ahead(&mut self, max: usize) -> std::io::Result<usize> {
         let mut input = std::mem::take(&mut self.input);
         let received = match self.transport() {

@@ -1,4 +1,4 @@
-//! How a connection begins: with a header of the PROXY protocol, if its address wants one.
+//! Reads the PROXY protocol header at the beginning of a connection, if the address requires one.
 //! (<https://nginx.org/en/docs/stream/ngx_stream_core_module.html#proxy_protocol_timeout>)
 
 use std::future::poll_fn;
@@ -11,7 +11,7 @@ use gale_protocol::proxy_protocol::{self, ProxyOffence};
 use crate::session::{self, Session};
 
 impl Session {
-    /// Reads the header; the error is the status that the session ends with. What follows it waits in the input.
+    /// Reads the header. Bytes behind it stay in the input. The error is the final status of the session.
     pub(super) async fn read_proxy_header(&mut self) -> Result<(), u16> {
         const READING: &str = "while reading PROXY protocol";
         let timeout = *self.core().proxy_protocol_timeout.get();
@@ -50,7 +50,7 @@ impl Session {
             self.log(Level::Info, format_args!("client timed out (110: Connection timed out) {READING}"));
             Err(session::OK)
         });
-        // The header is the proxy's; what follows is the client's, unless it is encrypted.
+        // Bytes behind the header are the client's. They are counted here, unless they are encrypted.
         if !self.place().listening.ssl {
             self.count_received(self.input.len());
         }

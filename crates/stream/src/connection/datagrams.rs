@@ -1,11 +1,11 @@
-//! Sessions over UDP: which datagram is whose.
+//! Receives datagrams and finds the session of each.
 //!
-//! A session is a client's address and port with the address and port that it sends to. It belongs to the loop that
-//! opened it. Several loops may hear the same address, and which of them the kernel gives a client's next datagram to
-//! changes with their number: what is another loop's goes there (`handover.rs`).
+//! A session is identified by the client's address and port together with the local address and port. It belongs to the
+//! loop that opened it. Several loops may receive from the same address, and the kernel's choice among them changes
+//! with their number, so a loop hands the datagrams of another loop's sessions over to it (`handover.rs`).
 //!
-//! Sessions count as connections. Where there is no room for one more, those over UDP that have been silent longest
-//! end, and if there are none the datagram is lost: a flood of forged addresses takes no connection from anybody else.
+//! Sessions count as connections. If the limit is reached, the UDP sessions that have been idle longest end. If there
+//! are none, the datagram is dropped. A flood of forged addresses therefore closes no TCP connection.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -35,57 +35,56 @@ use crate::session::loss::Loss;
 use crate::session::{Client, Session};
 use crate::upstream::settings::ProxySettings;
 
-/// How many datagrams are taken from a socket before others have their turn.
+/// Maximum number of batches received from a socket before other tasks run.
 const ROUNDS_MAX: usize = 8;
 
-/// How often a socket that is being left looks whether its sessions are over.
+/// Interval at which a draining socket checks if its sessions have ended.
 const LEAVING_LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long receiving pauses when the worker's memory for buffers is exhausted.
+/// Pause of receiving after the worker's buffer memory was exhausted.
 const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long receiving pauses after an error of the socket's.
+/// Pause of receiving after a socket error.
 const ERROR_PAUSE: Duration = Duration::from_millis(50);
 
-/// How often it is told at most how many datagrams were lost.
+/// Minimum interval between messages about lost datagrams.
 const TELL_PAUSE: Duration = Duration::from_secs(1);
 
-/// Whose datagram it is: the client and the address that it was sent to.
+/// Identity of a session: the client's address and the local address.
 pub(super) type Key = (SocketAddress, SocketAddress);
 
-/// One socket of this loop.
 pub(super) struct Receiver {
     worker: Rc<StreamWorker>,
     socket: Rc<Datagram>,
     address: Rc<ListenAddress>,
-    /// The socket's own address.
     bound: SocketAddress,
-    /// It hears every address of the machine.
+    /// The socket is bound to the wildcard address.
     is_wildcard: bool,
     sessions: RefCell<HashMap<Key, DatagramInlet>>,
     owners: Owners,
-    /// It begins nothing new.
+    /// No new sessions are opened.
     is_leaving: Cell<bool>,
-    /// It has been left to others that hear it, too.
+    /// Receiving is left to other loops that have the same address.
     is_left: Cell<bool>,
-    /// It was told to leave, which it has not looked at yet.
+    /// `stop` was called, and the receiving task has not seen it yet.
     has_news: Cell<bool>,
-    /// Who receives.
+    /// Waker of the receiving task.
     waker: Cell<Option<Waker>>,
     lost: Cell<u64>,
-    /// How many of those that were lost were longer than the memory for one.
+    /// Datagrams lost because they were longer than their buffer.
     truncated: Cell<u64>,
-    /// A task tells how many were lost.
+    /// A task that reports lost datagrams is running.
     is_telling: Cell<bool>,
     itself: Weak<Receiver>,
 }
 
-/// A session's place in the table, until it is over.
+/// Entry of a session in the table. Dropping it removes the entry.
 struct Opened {
     receiver: Weak<Receiver>,
     key: Key,
     inlet: DatagramInlet,
-    /// The place of its server, which nobody may take before the session's task has come to it.
+    /// Connection slot of the session's server. It is reserved now, so that no other connection takes it before the
+    /// session's task needs it.
     _server: CountedConnection,
 }
 
@@ -93,7 +92,7 @@ impl Drop for Opened {
     fn drop(&mut self) {
         let Some(receiver) = self.receiver.upgrade() else { return };
         let mut sessions = receiver.sessions.borrow_mut();
-        // The client may have another one by now.
+        // The client may have a new session by now.
         if sessions.get(&self.key).is_some_and(|inlet| inlet.is_of(&self.inlet)) {
             sessions.remove(&self.key);
             receiver.owners.release(&self.key);
@@ -101,7 +100,7 @@ impl Drop for Opened {
     }
 }
 
-/// What the engine has of it: dropped, the receiver ends with its last session.
+/// The engine's handle. After [`DatagramReceiver::stop`] the receiver ends with its last session.
 struct Handle(Rc<Receiver>);
 
 impl DatagramReceiver for Handle {
@@ -115,7 +114,7 @@ impl DatagramReceiver for Handle {
 }
 
 impl Receiver {
-    /// Receives from a socket.
+    /// Starts receiving from a socket.
     ///
     /// # Errors
     /// The kernel's.
@@ -163,7 +162,7 @@ impl Receiver {
                 gale_runtime::yield_now().await;
             }
         });
-        // A panic may cost datagrams, and never the socket.
+        // A panic may lose datagrams, but never the socket.
         while gale_runtime::catch_panic(self.receive_all()).await.is_err() {
             gale_runtime::yield_now().await;
         }
@@ -177,7 +176,8 @@ impl Receiver {
                 return;
             }
             if self.is_left.get() {
-                // The others would miss what is taken here. They hand over what belongs to sessions of this loop.
+                // A datagram received here would be missing at the loops that stay. They hand over those that belong to
+                // sessions of this loop.
                 gale_runtime::sleep(LEAVING_LOOK_EVERY).await;
                 continue;
             }
@@ -193,7 +193,7 @@ impl Receiver {
                     self.worker.common.complain(&"the memory for buffers is exhausted, datagrams wait");
                     gale_runtime::sleep(MEMORY_PAUSE).await;
                 }
-                // It may come up again and again.
+                // The error may occur again and again.
                 Ok(Err(error)) => {
                     self.worker.common.complain(&format_args!("recvmsg() failed {}", OsErrorText(&error)));
                     gale_runtime::sleep(ERROR_PAUSE).await;
@@ -203,7 +203,7 @@ impl Receiver {
         }
     }
 
-    /// Takes what has come, some batches of it. Ready when there may be more.
+    /// Receives some batches. Ready if there may be more.
     fn poll_batches(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.has_news.take() {
             return Poll::Ready(Ok(()));
@@ -235,10 +235,10 @@ impl Receiver {
         Poll::Ready(Ok(()))
     }
 
-    /// Takes one datagram, or several of one sender.
+    /// Handles one datagram, or several of one sender.
     fn take<'b>(&self, received: &Received, bytes: &'b [u8], forwarding: &mut Forwarding<'b>) {
         if received.is_truncated {
-            // A part of it would be another message than the one that was sent.
+            // A truncated datagram is dropped: a part of it would be a different message.
             Loss::Truncated.note(1);
             return self.truncated.set(self.truncated.get() + 1);
         }
@@ -246,7 +246,7 @@ impl Receiver {
         self.take_for(key, bytes, received.stride, 0, forwarding);
     }
 
-    /// Our address, as the client has it.
+    /// Returns the local address that the client sent to.
     fn local(&self, received: &Received) -> SocketAddress {
         match (self.bound.inet(), received.local) {
             (Some(mut bound), Some(local)) if self.is_wildcard => {
@@ -257,7 +257,7 @@ impl Receiver {
         }
     }
 
-    /// Takes what a client has sent, which was handed over so often.
+    /// Handles the datagrams of a client. `times` counts the handovers so far.
     fn take_for<'b>(&self, key: Key, bytes: &'b [u8], stride: usize, times: u8, forwarding: &mut Forwarding<'b>) {
         if let Some(inlet) = self.sessions.borrow().get(&key)
             && !inlet.is_closed()
@@ -276,7 +276,7 @@ impl Receiver {
             Owner::Other(owner) => {
                 self.owners.hand_over(owner, Handed { key, bytes: bytes.to_vec(), stride, times: times + 1 });
             }
-            // The address is gone.
+            // No loop opens sessions at this address any more.
             Owner::Nobody => {}
             Owner::Own => {
                 if !self.begin(&key, bytes, stride, forwarding) {
@@ -286,7 +286,7 @@ impl Receiver {
         }
     }
 
-    /// Gives a client up that has no session here.
+    /// Gives up the claim on a client that has no session here.
     fn release_unused(&self, key: &Key) {
         if !self.sessions.borrow().contains_key(key) {
             self.owners.release(key);
@@ -303,8 +303,8 @@ impl Receiver {
         self.tell_lost();
     }
 
-    /// Begins a session of a client of this loop with its first datagram. One that came with it, of several, may begin
-    /// the next. False if there is none.
+    /// Opens a session with the client's first datagram. Further datagrams received with it may belong to the next
+    /// session. Returns false if no session was opened.
     fn begin<'b>(&self, key: &Key, bytes: &'b [u8], stride: usize, forwarding: &mut Forwarding<'b>) -> bool {
         let configured = self.worker.configuration();
         let stream = configured.stream();
@@ -343,10 +343,10 @@ impl Receiver {
         true
     }
 
-    /// Whether one more session may begin: those over UDP that have been silent longest end for it.
+    /// Returns true if one more session may begin. May close the UDP sessions that have been idle longest.
     fn make_room(&self) -> bool {
         let connections = &self.worker.common.connections;
-        // A client and its server.
+        // One connection for the client and one for its server.
         let has_room = || connections.open() + 2 <= connections.max();
         if !has_room() {
             self.worker.common.complain_of_connections();
@@ -360,7 +360,7 @@ impl Receiver {
         self.lost.set(self.lost.get() + datagrams);
     }
 
-    /// Has it told how many datagrams were lost: at once, and then once a second at most.
+    /// Reports lost datagrams: the first at once, then at most once a second.
     fn tell_lost(&self) {
         let dropped = self.owners.take_dropped();
         Loss::HandedOver.note(dropped);

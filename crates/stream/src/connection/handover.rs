@@ -1,9 +1,9 @@
-//! Which loop a session over UDP belongs to, and datagrams on their way there.
+//! Assigns each UDP session to a loop, and hands datagrams over between loops.
 //!
-//! All loops that hear an address share a table of its sessions, in parts with locks of their own. A loop asks it only
-//! about a client that it does not know itself. What is another loop's waits until the end of a batch and goes there at
-//! once, through a bounded queue: what has no room there is lost, and counted. A loop that leaves the address opens no
-//! session, and hands new clients to one that stays.
+//! All loops with the same address share a table of its sessions, split into parts with a lock each. A loop consults it
+//! only for clients that have no session in that loop. Datagrams for another loop are collected until the end of a
+//! batch and sent through a bounded queue. Datagrams without room in the queue are dropped and counted. A draining loop
+//! opens no sessions and hands new clients to another loop.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -19,68 +19,66 @@ use parking_lot::Mutex;
 use super::datagrams::Key;
 use crate::session::datagrams::Arrived;
 
-/// How many batches wait for a loop at most.
+/// Maximum number of batches in the queue of a loop.
 const BATCHES_MAX: usize = 64;
 
-/// How many datagrams another loop is given at once at most, and how many bytes.
+/// A batch with this many entries or bytes is sent at once.
 const BATCH_MAX: usize = 64;
 const BATCH_BYTES_MAX: usize = 256 * 1024;
 
-/// How many bytes wait for a loop at most.
+/// Maximum number of bytes in the queue of a loop. One batch may exceed it.
 const WAITING_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// How often a datagram is handed over at most: whose its client is may change meanwhile.
+/// Maximum number of handovers of one datagram. The owner of its session may change in between.
 pub(super) const TIMES_MAX: u8 = 4;
 
-/// Parts of the table.
+/// Parts of the table, each with a lock.
 const PARTS: usize = 16;
 
-/// The tables of this process, by address.
+/// Tables of this process, by address.
 static TABLES: LazyLock<Mutex<HashMap<ListenAddress, Weak<Table>>>> = LazyLock::new(Mutex::default);
 
-/// Datagrams for another loop, of one sender.
+/// Datagrams of one sender for another loop.
 pub(super) struct Handed {
     pub key: Key,
     pub bytes: Vec<u8>,
     pub stride: usize,
-    /// How often they were handed over.
     pub times: u8,
 }
 
-/// Who has a client's session.
+/// The loop that owns a client's session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// This loop, from now on or already.
+    /// This loop. The claim may be new.
     Own,
     /// The loop with this number.
     Other(usize),
-    /// Nobody, and no loop opens sessions any more.
+    /// No loop: all of them are draining.
     Nobody,
 }
 
-/// Whose sessions are whose.
+/// The owners of all sessions at one address.
 struct Table {
     hasher: DefaultHashBuilder,
     parts: [Mutex<HashMap<Key, usize>>; PARTS],
     loops: Mutex<Vec<Option<Entry>>>,
 }
 
-/// A loop in the table.
 struct Entry {
     sender: mpsc::Sender<Vec<Handed>>,
-    /// How many bytes wait for it.
+    /// Bytes in its queue.
     waiting_bytes: Arc<AtomicUsize>,
     is_leaving: bool,
 }
 
-/// What gathers for another loop.
+/// Datagrams collected for another loop.
 struct Outgoing {
     owner: usize,
     batch: Vec<Handed>,
     bytes: usize,
 }
 
-/// A loop's handle on the table of an address. Dropped, it gives its entry up.
+/// A loop's handle on the table of an address. Dropping it releases the loop's entry and its sessions.
 pub(super) struct Owners {
     table: Arc<Table>,
     owner: usize,
@@ -89,14 +87,14 @@ pub(super) struct Owners {
     dropped: Cell<u64>,
 }
 
-/// Where a loop gets what others hand over.
+/// Receiving end of a loop's queue.
 pub(super) struct Inbox {
     receiver: mpsc::Receiver<Vec<Handed>>,
     waiting_bytes: Arc<AtomicUsize>,
 }
 
 impl Inbox {
-    /// The next batch; none when the loop has given its entry up.
+    /// Returns the next batch, or `None` when the loop has released its entry.
     pub async fn next(&mut self) -> Option<Vec<Handed>> {
         let batch = poll_fn(|context| self.receiver.poll_recv(context)).await?;
         self.waiting_bytes.fetch_sub(length_of(&batch), Ordering::Relaxed);
@@ -105,7 +103,7 @@ impl Inbox {
 }
 
 impl Owners {
-    /// Takes an entry in the table of this address.
+    /// Registers this loop in the table of the address.
     pub fn join(address: &ListenAddress) -> (Owners, Inbox) {
         let table = {
             let mut tables = TABLES.lock();
@@ -142,8 +140,8 @@ impl Owners {
         &self.table.parts[self.table.hasher.hash_one(key) as usize % PARTS]
     }
 
-    /// Who has this client's session. Nobody's is this loop's from now on: two loops that hear a client at once must
-    /// not open a session each.
+    /// Returns the owner of this client's session. A client without owner is claimed for this loop: two loops that
+    /// receive from it at once must not open a session each.
     pub fn claim(&self, key: &Key) -> Owner {
         let mut part = self.part(key).lock();
         match part.get(key) {
@@ -165,14 +163,14 @@ impl Owners {
         }
     }
 
-    /// A loop that stays.
+    /// Returns a loop that is not draining.
     fn heir(&self) -> Owner {
         let loops = self.table.loops.lock();
         let stays = |owner: &Option<Entry>| owner.as_ref().is_some_and(|owner| !owner.is_leaving);
         loops.iter().position(stays).map_or(Owner::Nobody, Owner::Other)
     }
 
-    /// This loop opens no session from now on. Its own go on.
+    /// Stops opening sessions in this loop. Existing ones continue.
     pub fn leave(&self) {
         self.is_leaving.set(true);
         if let Some(owner) = &mut self.table.loops.lock()[self.owner] {
@@ -180,7 +178,7 @@ impl Owners {
         }
     }
 
-    /// This loop has no session of this client any more.
+    /// Removes this client from the table if this loop owns it.
     pub fn release(&self, key: &Key) {
         let mut part = self.part(key).lock();
         if part.get(key) == Some(&self.owner) {
@@ -188,7 +186,7 @@ impl Owners {
         }
     }
 
-    /// Gives the loop with this number what is its own, with the next [`Owners::flush`] at the latest.
+    /// Queues datagrams for the loop with this number. They are sent by the next [`Owners::flush`] at the latest.
     pub fn hand_over(&self, owner: usize, handed: Handed) {
         let mut all = self.outgoing.borrow_mut();
         let place = all.iter().position(|outgoing| outgoing.owner == owner).unwrap_or_else(|| {
@@ -202,7 +200,6 @@ impl Owners {
         }
     }
 
-    /// Sends what has gathered.
     pub fn flush(&self) {
         if self.outgoing.borrow().is_empty() {
             return;
@@ -214,7 +211,6 @@ impl Owners {
         let count: u64 = batch.iter().map(|handed| Arrived::count_of(handed.bytes.len(), handed.stride)).sum();
         let loops = self.table.loops.lock();
         let sent = loops.get(owner).and_then(Option::as_ref).is_some_and(|owner| {
-            // What one batch is above the bound does not matter.
             if owner.waiting_bytes.load(Ordering::Relaxed) >= WAITING_BYTES_MAX {
                 return false;
             }
@@ -230,7 +226,7 @@ impl Owners {
         }
     }
 
-    /// How many datagrams had no room since this was asked last.
+    /// Returns the number of datagrams dropped since the last call.
     pub fn take_dropped(&self) -> u64 {
         self.dropped.take()
     }
@@ -317,7 +313,7 @@ mod tests {
         let (staying, _) = Owners::join(&address);
         assert_eq!(leaving.claim(&key(9)), Owner::Own);
         leaving.leave();
-        // Who asks for a client has no session that could take more.
+        // A claim means that this loop has no session that accepts more datagrams.
         assert_eq!(leaving.claim(&key(9)), Owner::Other(staying.owner));
         assert_eq!(leaving.claim(&key(10)), Owner::Other(staying.owner));
         assert_eq!((staying.claim(&key(9)), staying.claim(&key(10))), (Owner::Own, Owner::Own));

@@ -1,4 +1,4 @@
-//! A session as the table of its loop sees it.
+//! Entry of a session in its loop's connection table.
 
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
@@ -10,24 +10,24 @@ use gale_runtime::{Moment, TaskId};
 
 use crate::session::datagrams::DatagramInlet;
 
-/// How long a session over UDP is left alone after its client has sent something, when there is no room or the worker
-/// ends: its answer may be on its way.
+/// Time after a datagram from the client before its session may be closed to make room or because the worker drains:
+/// the answer may be on its way.
 const ANSWER_GRACE: Duration = Duration::from_secs(1);
 
-/// A session in the table, until the last handle of it is dropped.
+/// Entry in the table. It is removed when the last handle is dropped.
 pub(super) struct Listed {
     table: Rc<ConnectionTable<Listed>>,
     number: Cell<Option<usize>>,
-    /// Of the configuration that it began with.
+    /// Generation of the configuration that the session began with.
     pub generation: u64,
-    /// Where it came in.
+    /// The address that accepted the session.
     pub address: Rc<ListenAddress>,
     pub kind: SocketKind,
     inlet: OnceCell<DatagramInlet>,
 }
 
 impl Listed {
-    /// Lists a session over TCP, or, with an inlet, over UDP.
+    /// Lists a TCP session, or a UDP session if `inlet` is given.
     pub fn new(
         table: &Rc<ConnectionTable<Listed>>,
         generation: u64,
@@ -45,7 +45,7 @@ impl Listed {
         listed
     }
 
-    /// Aborting this task ends the session.
+    /// Sets the task of the session. Aborting the task ends the session.
     pub fn set_task(&self, task: TaskId) {
         if let Some(number) = self.number.get() {
             self.table.set_task(number, task);
@@ -54,8 +54,8 @@ impl Listed {
 }
 
 impl Connection for Listed {
-    /// Over UDP a session is over when nothing comes any more, which nobody says. A connection is never closed for
-    /// another one.
+    /// A UDP session has no end that the client could signal, so it may be closed once it has been idle. A TCP
+    /// connection is never closed to make room.
     fn may_close_at(&self) -> Option<Moment> {
         self.inlet.get().map(|inlet| inlet.last() + ANSWER_GRACE)
     }

@@ -1,4 +1,4 @@
-//! Stream's part of an event loop: its sessions, over TCP and UDP, and their way through the phases.
+//! Sessions of an event loop, over TCP and UDP, and their way through the phases.
 
 mod advance;
 mod begin;

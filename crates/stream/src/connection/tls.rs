@@ -1,6 +1,5 @@
-//! The handshake of a session at an address that speaks TLS: the server that the client names, its rules, and whether
-//! the client's certificate is good enough.
-//! (<https://nginx.org/en/docs/stream/ngx_stream_ssl_module.html>)
+//! TLS handshake with a client: selection of the server by name, its settings, and verification of the client's
+//! certificate. (<https://nginx.org/en/docs/stream/ngx_stream_ssl_module.html>)
 
 use std::fmt;
 use std::future::poll_fn;
@@ -18,7 +17,8 @@ use gale_runtime::Buffer;
 
 use crate::session::{self, Session};
 
-/// Who answers an issuer's question about this name: this process, or another one with the same state.
+/// Returns the server that answers an ACME challenge for this name. It may come from another process with the same
+/// state.
 async fn challenge_server(name: &[u8]) -> Option<Arc<TlsServer>> {
     match challenges::tls_server(name) {
         Found::Known(server) => Some(server),
@@ -28,7 +28,7 @@ async fn challenge_server(name: &[u8]) -> Option<Arc<TlsServer>> {
 }
 
 impl Session {
-    /// Shakes hands with the client; the error is the status that the session ends with.
+    /// Performs the handshake and checks the client's certificate. The error is the final status of the session.
     pub(super) async fn shake_hands(&mut self) -> Result<(), u16> {
         self.apply_nodelay();
         let settings = self.scope().conf_of::<TlsSettings>().expect("the ssl module is among the modules");
@@ -42,25 +42,25 @@ impl Session {
         self.check_certificate()
     }
 
-    /// Sets `TCP_NODELAY` if the server that is chosen now wants it.
+    /// Sets `TCP_NODELAY` if the selected server wants it.
     fn apply_nodelay(&self) {
         if let Some(transport) = self.transport()
             && *self.core().tcp_nodelay.get()
         {
-            // Whether the kernel waits for more is a matter of speed alone.
+            // A failure costs only speed.
             let _ = transport.set_nodelay(true);
         }
     }
 
     async fn handshake(&mut self) -> Result<(), u16> {
-        // What has come so far is no bytes of the session's.
+        // The bytes of the handshake do not count as the session's.
         let (name, asks_challenge) = self.read_first_message().await?;
         if asks_challenge
             && let Some(name) = &name
             && let Some(server) = challenge_server(name).await
         {
             let input = std::mem::take(&mut self.input);
-            // The handshake is the answer (RFC 8737, section 3), whatever servers want of their clients.
+            // The handshake itself is the answer (RFC 8737, section 3), so the server's rules for clients do not apply.
             let is_answered = self.shake_hands_with(&server, Some(name), input).await;
             return Err(if is_answered { session::OK } else { session::INTERNAL_SERVER_ERROR });
         }
@@ -82,7 +82,7 @@ impl Session {
         let server = match server.needs_certificates() {
             false => server,
             true => {
-                // Names of certificates may ask for it.
+                // Certificate names may contain `$ssl_server_name`.
                 tls.note_server_name(name.as_deref());
                 let names = || self.certificate_names();
                 let with_certificates = accepting::with_certificates(self, tls, &server, names).await;
@@ -97,7 +97,7 @@ impl Session {
         Ok(())
     }
 
-    /// Shakes hands with a client that wants the server of this name. True if that has gone well.
+    /// Performs the handshake with this server's settings. Returns true on success.
     async fn shake_hands_with(&self, server: &Arc<TlsServer>, name: Option<&[u8]>, input: Buffer) -> bool {
         let tls = self.tls().expect("the connection was made for it");
         match tls.start(server, name, false, input) {
@@ -109,7 +109,7 @@ impl Session {
         }
     }
 
-    /// The names of the server's certificates and keys, where they have variables.
+    /// Evaluates the names of the server's certificates and keys that contain variables.
     fn certificate_names(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let default = self.place().servers.default;
         let own = self.stream().server(self.server());
@@ -118,8 +118,8 @@ impl Session {
         names.map(|(certificate, key)| (certificate.evaluate(self), key.evaluate(self))).collect()
     }
 
-    /// Reads until the client's first message is whole, or is none. It says which server the client wants, and whether
-    /// it is an issuer of certificates that asks who is there.
+    /// Reads until the client's first message is complete or invalid. Returns the server name in it, and whether a
+    /// certificate authority asks for a challenge (`tls-alpn-01`).
     async fn read_first_message(&mut self) -> Result<(Option<Vec<u8>>, bool), u16> {
         loop {
             if let Some(first) = FirstMessage::read(self.input.readable()) {
@@ -143,7 +143,7 @@ impl Session {
         }
     }
 
-    /// Whether the client has the certificate that it has to have.
+    /// Checks that the client has presented the certificate required of it.
     fn check_certificate(&self) -> Result<(), u16> {
         let server = self.stream().server(self.server());
         let mode = server.verify_client;

@@ -25,10 +25,10 @@ use super::listed::Listed;
 use crate::session::configuration::{Address, Configured, StreamConfiguration};
 use crate::session::{Client, Session};
 
-/// How many silent sessions end for a new one at most, as in nginx.
+/// Maximum number of idle UDP sessions closed for a new one, as in nginx.
 const CLOSED_AT_ONCE: usize = 32;
 
-/// See the file's head.
+/// Stream's part of a worker.
 pub struct StreamWorker {
     pub(super) common: Rc<Worker>,
     pub(super) table: Rc<ConnectionTable<Listed>>,
@@ -64,14 +64,14 @@ fn configured(configuration: &Configuration) -> Rc<Configured> {
     Configured::new(configuration.protocol().expect("a worker of stream has a stream block"))
 }
 
-/// Whether a session may come to this address by this socket.
+/// Returns true if sessions from this socket may belong to the address.
 fn is_at(address: &Address, socket: &ListenAddress, kind: SocketKind) -> bool {
     let listening = &address.listening;
     listening.listener.spec.kind == kind && (listening.address == *socket || covers(socket, &listening.address))
 }
 
-/// Which address a session came to: by the socket that it came in by and, where several addresses share that, by the
-/// address that the client has sent to.
+/// Returns the index of the address that a session belongs to. If several addresses share the socket, the client's
+/// destination address decides.
 pub(super) fn place_of(
     stream: &StreamConfiguration,
     socket: &ListenAddress,
@@ -94,13 +94,13 @@ pub(super) fn place_of(
 }
 
 impl StreamWorker {
-    /// The configuration for the next session.
+    /// Returns the configuration for new sessions.
     pub(super) fn configuration(&self) -> Rc<Configured> {
         Rc::clone(&self.configuration.borrow())
     }
 
-    /// Ends the sessions that began with the configuration of this generation or an older one, and whose address is
-    /// gone: the others hold nothing but their own block, and live on for as long as there is their address.
+    /// Ends sessions of this generation or older whose address has been removed. Other sessions hold only their own
+    /// stream block and may continue while their address exists.
     fn close_gone(&self, newest: u64) {
         let current = self.configuration();
         let is_there = |listed: &Listed| {
@@ -110,8 +110,8 @@ impl StreamWorker {
         self.table.close_some(|listed, _| listed.generation <= newest && is_gone(listed));
     }
 
-    /// The same when `worker_shutdown_timeout` is over. The process layer knows of nobody who would hold an old
-    /// configuration, so the worker sees to that itself.
+    /// Calls `close_gone` after `worker_shutdown_timeout`. Sessions hold no configuration that the process layer could
+    /// wait for, so the worker has a timer of its own.
     fn close_gone_later(&self, newest: u64) {
         let Some(timeout) = self.shutdown_timeout.get().filter(|_| !self.table.is_empty()) else { return };
         let worker = self.itself.clone();
@@ -121,7 +121,7 @@ impl StreamWorker {
         });
     }
 
-    /// Ends the sessions over UDP that have been silent longest, some of them.
+    /// Ends some of the UDP sessions that have been idle longest.
     pub(super) fn close_silent(&self) {
         self.table.close_longest_idle(CLOSED_AT_ONCE);
     }
@@ -177,7 +177,7 @@ impl ProtocolWorker for StreamWorker {
         let Some(configuration) = configuration else {
             return self.table.close_some(|_, _| true);
         };
-        // Nobody began anything with a configuration that has no such block.
+        // A configuration without a stream block has no sessions.
         let Some(expired) = configuration.protocol::<StreamConfiguration>() else { return };
         self.close_gone(expired.generation);
     }
@@ -188,7 +188,7 @@ impl ProtocolWorker for StreamWorker {
 }
 
 impl Session {
-    /// Says that the client has come.
+    /// Logs that the client has connected.
     pub(super) fn log_connected(&self) {
         let udp = if self.datagrams().is_some() { "udp " } else { "" };
         let connection = &self.connection;

@@ -1,4 +1,4 @@
-//! What is known of the servers that a session was passed to: for the `$upstream_*` variables and for messages.
+//! Attempts to connect a session to servers, for the `$upstream_*` variables and for messages.
 //! (<https://nginx.org/en/docs/stream/ngx_stream_upstream_module.html#variables>)
 
 use std::cell::{Ref, RefCell, RefMut};
@@ -10,27 +10,27 @@ use gale_engine::upstream::PeerName;
 use gale_runtime::Moment;
 use smallvec::SmallVec;
 
-/// One server that was tried.
+/// An attempt with one server.
 #[derive(Debug)]
 pub struct Attempt {
-    /// The server as `$upstream_addr` names it; the group's name if it had none to offer.
+    /// Value of `$upstream_addr`: the server, or the group's name if the group had no server to offer.
     pub peer: Arc<PeerName>,
-    /// When it began.
+    /// Start of the attempt.
     pub started: Moment,
-    /// How long connecting took.
+    /// Time to connect.
     pub connect_time: Option<Duration>,
-    /// How long it took until the first byte had come.
+    /// Time to the first byte from the server.
     pub first_byte_time: Option<Duration>,
-    /// How long the session with the server took.
+    /// Time to the end of the attempt.
     pub session_time: Option<Duration>,
-    /// What came from the server, in bytes.
+    /// Bytes received from the server.
     pub bytes_received: u64,
-    /// What went to the server, in bytes.
+    /// Bytes sent to the server.
     pub bytes_sent: u64,
 }
 
 impl Attempt {
-    /// How it has gone, for the server's figures.
+    /// Returns the result for the server's statistics.
     pub fn served(&self) -> Served {
         Served {
             code: None,
@@ -41,32 +41,32 @@ impl Attempt {
         }
     }
 
-    /// Its end, of whatever kind.
+    /// Records the end of the attempt.
     pub fn end(&mut self, now: Moment) {
         self.session_time.get_or_insert(now.since(self.started));
     }
 }
 
-/// All servers that a session was passed to.
+/// All attempts of a session.
 #[derive(Debug, Default)]
 pub struct Attempts(RefCell<Option<Tried>>);
 
-/// That of a session which is passed on.
+/// Attempts of a session that is passed to servers.
 #[derive(Debug, Default)]
 pub struct Tried(SmallVec<[Attempt; 1]>);
 
 impl Attempts {
-    /// The session is about to be passed on.
+    /// Marks the session as passed to servers.
     pub fn begin(&self) {
         self.0.borrow_mut().get_or_insert_default();
     }
 
-    /// Those of a session that is passed on.
+    /// Returns the attempts, or `None` if the session is not passed to servers.
     pub fn begun(&self) -> Option<Ref<'_, Tried>> {
         Ref::filter_map(self.0.borrow(), Option::as_ref).ok()
     }
 
-    /// Adds a server that is about to be tried.
+    /// Adds an attempt that begins at `started`.
     pub fn add(&self, peer: Arc<PeerName>, started: Moment) {
         self.0.borrow_mut().get_or_insert_default().0.push(Attempt {
             peer,
@@ -79,10 +79,10 @@ impl Attempts {
         });
     }
 
-    /// The server that is being tried.
+    /// Returns the current attempt.
     ///
     /// # Panics
-    /// None was added.
+    /// If there is no attempt.
     pub fn last(&self) -> RefMut<'_, Attempt> {
         let tried = RefMut::map(self.0.borrow_mut(), |tried| tried.get_or_insert_default());
         RefMut::map(tried, |tried| tried.0.last_mut().expect("one was added"))
@@ -90,22 +90,22 @@ impl Attempts {
 }
 
 impl Tried {
-    /// In their order.
+    /// Iterates over the attempts in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Attempt> {
         self.0.iter()
     }
 
-    /// The server that is being tried.
+    /// Returns the server of the last attempt.
     pub fn peer(&self) -> Option<&str> {
         self.0.last().map(|attempt| &**attempt.peer)
     }
 
-    /// What came from the last server, in bytes.
+    /// Bytes received from the server of the last attempt.
     pub fn received(&self) -> u64 {
         self.0.last().map_or(0, |attempt| attempt.bytes_received)
     }
 
-    /// What went to the last server, in bytes.
+    /// Bytes sent to the server of the last attempt.
     pub fn sent(&self) -> u64 {
         self.0.last().map_or(0, |attempt| attempt.bytes_sent)
     }

@@ -1,4 +1,4 @@
-//! The `stream` block as sessions use it: built once, immutable, shared by all workers. `configuration/` builds it.
+//! The `stream` block as sessions use it: immutable and shared by all workers. `configuration/` builds it.
 
 use std::any::Any;
 use std::rc::Rc;
@@ -21,70 +21,70 @@ use gale_engine::virtual_servers::{CertificateNames, VirtualServers};
 use super::Session;
 use super::phases::{Content, Handler, PHASES};
 
-/// Everything under `stream { }`.
+/// A complete `stream` block.
 pub struct StreamConfiguration {
-    /// The levels of settings: the block itself, then its servers.
+    /// Levels of settings: the block itself, then its servers.
     pub scopes: Vec<Scope>,
-    /// The servers in the order of the file.
+    /// Servers in the order of the file.
     pub servers: Vec<Server>,
-    /// The addresses to listen on, each with the servers that it chooses from.
+    /// Listening addresses, each with its servers.
     pub addresses: Vec<Address>,
-    /// Every variable that the file mentions or a module stores.
+    /// All variables that are mentioned in the file or set by a module.
     pub variables: VariableTable<Session>,
-    /// The groups of servers that sessions may be passed to.
+    /// Groups of servers.
     pub upstreams: UpstreamTable<Session>,
-    /// Counts the configurations of this process; the first one is 1.
+    /// Number of this configuration in the process; the first one is 1.
     pub generation: u64,
 }
 
 impl StreamConfiguration {
-    /// The scope with this index.
+    /// Returns the scope with this index.
     pub fn scope(&self, id: ScopeId) -> &Scope {
         &self.scopes[id.0 as usize]
     }
 
-    /// The server with this index.
+    /// Returns the server with this index.
     pub fn server(&self, id: ServerId) -> &Server {
         &self.servers[id.0 as usize]
     }
 
-    /// The server with these settings; none for those of the block itself.
+    /// Returns the server that owns this scope, or `None` for the scope of the block itself.
     pub fn server_of(&self, scope: ScopeId) -> Option<ServerId> {
         let place = self.servers.iter().position(|server| server.scope == scope)?;
         u32::try_from(place).ok().map(ServerId)
     }
 
-    /// The settings of a server.
+    /// Returns the scope of a server.
     pub fn scope_of(&self, server: ServerId) -> &Scope {
         self.scope(self.server(server).scope)
     }
 }
 
-/// An address that the configuration listens on, with its servers.
+/// A listening address with its servers.
 pub struct Address {
-    /// The address.
+    /// The address and its socket.
     pub listening: listen::Address,
-    /// The servers to choose from.
+    /// Virtual servers at this address.
     pub servers: VirtualServers,
 }
 
-/// One `server { }`.
+/// A `server { }` block.
 pub struct Server {
-    /// Its settings.
+    /// Index of its settings.
     pub scope: ScopeId,
-    /// `$server_name`: the first name as it was written.
+    /// Value of `$server_name`: the first name as it is written.
     pub name: Box<[u8]>,
-    /// Its certificates, and its rules for those of clients.
+    /// Its certificates and its settings for client certificates.
     pub tls: Option<Arc<TlsServer>>,
-    /// Whether clients have to have a certificate; also where the server has none itself.
+    /// Client certificate mode. It applies even if the server has no certificate of its own.
     pub verify_client: VerifyClient,
-    /// The names of its certificates and keys, if they have variables.
+    /// Names of certificates and keys that contain variables.
     pub certificate_names: CertificateNames<Session>,
-    /// `status_zone`: where its sessions are counted.
+    /// Zone of `status_zone`, which counts the server's sessions.
     pub zone: Option<Arc<ServerZone>>,
 }
 
-/// What the directives of the core module say.
+/// Settings of the core module.
 #[derive(Default)]
 #[allow(missing_docs, reason = "the fields are nginx's directives")]
 pub struct CoreSettings {
@@ -97,31 +97,31 @@ pub struct CoreSettings {
     pub resolver_timeout: Setting<Duration>,
 }
 
-/// One level of settings and what follows from them.
+/// Complete settings of one level.
 pub struct Scope {
-    /// The settings that sessions themselves need.
+    /// Settings of the core module.
     pub core: Arc<CoreSettings>,
-    /// Where messages about sessions in this scope go.
+    /// Error log for sessions in this scope.
     pub error_log: Arc<ErrorLog>,
-    /// The settings of every module, by the module's index.
+    /// Settings of every module, by the module's index.
     pub confs: Box<[Option<SharedConf>]>,
-    /// Per phase, the handlers that have something to do here, in order.
+    /// Handlers that apply in this scope, by phase and in order.
     pub handlers: [Vec<BoundHandler>; PHASES],
-    /// Who serves sessions, with the index of its module.
+    /// Content handler, with the index of its module.
     pub content: Option<(&'static dyn Content, usize)>,
 }
 
 /// A handler with the index of the module whose settings it is called with.
 #[derive(Clone, Copy)]
 pub struct BoundHandler {
-    /// What to call.
+    /// The handler.
     pub handler: &'static dyn Handler,
-    /// The index of its module.
+    /// Index of the module.
     pub module: usize,
 }
 
 impl Scope {
-    /// The settings of the module with this index.
+    /// Returns the settings of the module with this index.
     pub fn conf(&self, module: usize) -> &dyn Any {
         match &self.confs[module] {
             Some(conf) => conf.as_ref(),
@@ -129,23 +129,24 @@ impl Scope {
         }
     }
 
-    /// The settings of this type, for modules that decide something together. (A module's own come with the call.)
+    /// Returns the settings of this type. For access to another module's settings; a handler gets its own as an
+    /// argument.
     pub fn conf_of<C: 'static>(&self) -> Option<&C> {
         self.confs.iter().flatten().find_map(|conf| conf.downcast_ref())
     }
 }
 
-/// The block as the sessions of one worker hold it, counted without atomics. A session that lives on after a reload
-/// holds this alone, and nothing else of the configuration that it began with.
+/// A worker's handle on the stream block, counted without atomics. A session that continues after a reload holds only
+/// this part of its old configuration.
 pub struct Configured(Option<Arc<StreamConfiguration>>);
 
 impl Configured {
-    /// A handle on a block.
+    /// Returns a handle on a block.
     pub fn new(stream: Arc<StreamConfiguration>) -> Rc<Configured> {
         Rc::new(Configured(Some(stream)))
     }
 
-    /// The block.
+    /// Returns the block.
     pub fn stream(&self) -> &Arc<StreamConfiguration> {
         self.0.as_ref().expect("there until it is dropped")
     }
@@ -154,7 +155,7 @@ impl Configured {
 impl Drop for Configured {
     fn drop(&mut self) {
         let Some(stream) = self.0.take() else { return };
-        // A large block takes long to be freed; the loop of its last session must not wait for that.
+        // Freeing a large block takes long, so the thread pool does it. The loop of its last session does not wait.
         if let Some(stream) = Arc::into_inner(stream)
             && gale_runtime::try_now().is_some()
         {

@@ -1,13 +1,13 @@
 //! The client's end of a session over UDP.
 //!
 //! ```text
-//!   socket ──► listener's task ──► DatagramClient ──► server's socket     at once, once that is there
-//!                                        │ waiting ──► session's task     before, or where there is a rate
+//!   socket ──► listener's task ──► DatagramClient ──► server's socket     directly, once it is open
+//!                                        │ queue ──► session's task       before that, or with a rate limit
 //!   socket ◄───────────────────────────── session's task ◄── server's socket
 //! ```
 //!
-//! What a client sends goes on to the server without waking the session's task, as long as nothing holds it back. What
-//! arrived together leaves together, at the end of the batch ([`Forwarding`]).
+//! The listener's task forwards the client's datagrams to the server without waking the session's task, unless a rate
+//! limit applies. Datagrams that arrived in one batch are sent together at its end ([`Forwarding`]).
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -18,87 +18,88 @@ use std::task::{Context, Poll, Waker};
 use gale_runtime::{Datagram, Moment, ReceiveBatch, SocketAddress, Transmit};
 use smallvec::SmallVec;
 
-/// How many datagrams of a client wait for its server at most, and how many bytes. What comes beyond that is lost, as
-/// it would be in a socket's buffer.
+/// Maximum number of entries queued for the server of one client, and of their bytes. Further datagrams are lost, as in
+/// a full socket buffer.
 const WAITING_MAX: usize = 64;
 const WAITING_BYTES_MAX: usize = 256 * 1024;
 
-/// How many bytes wait on a loop, those of all clients together: a flood of forged clients must not have 256 KiB each.
+/// Maximum number of bytes queued by all clients of a loop. Without this limit a flood of forged clients could queue
+/// 256 KiB each.
 const WAITING_BYTES_OF_LOOP_MAX: usize = 16 * 1024 * 1024;
 
 thread_local! {
     static WAITING_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// How many datagrams are received at once: as many as have room in the largest lease, since each may be many that the
-/// kernel has joined.
+/// Number of receive buffers: as many as fit into the largest lease. Each may hold many datagrams that the kernel has
+/// joined.
 const BATCH_COUNT: usize = 16;
 
-/// The memory for one datagram. No datagram of UDP is longer; those between Unix sockets may be, and are lost.
+/// Size of the buffer for one datagram. UDP datagrams are never longer; longer ones of Unix sockets are lost.
 pub const PLACE_BYTES: usize = 64 * 1024;
 
-/// See the file's head.
+/// A client as its session's task sees it.
 pub struct DatagramClient(Rc<Shared>);
 
-/// What the listener's task knows a session by.
+/// A client as the listener's task sees it.
 #[derive(Clone)]
 pub struct DatagramInlet(Rc<Shared>);
 
 struct Shared {
-    /// The socket that the client sends to.
+    /// Socket that the client sends to.
     socket: Rc<Datagram>,
     remote: SocketAddress,
-    /// Our address, as the client has it.
+    /// Local address that the client sends to.
     local: SocketAddress,
-    /// The socket hears several addresses: answers have to say which one they come from.
+    /// The socket has several addresses, so answers must name the source.
     says_source: bool,
-    /// The first one needs no memory of its own; most sessions have no second.
+    /// The first element is stored inline. Most sessions have no second.
     waiting: RefCell<SmallVec<[Arrived; 1]>>,
     waiting_bytes: Cell<usize>,
     outlet: RefCell<Option<Rc<Outlet>>>,
-    /// The kernel divides on the way to the client.
+    /// The kernel splits long sends to the client into datagrams.
     divides: Cell<bool>,
-    /// Why the server could not be sent to.
+    /// Error of sending to the server.
     failure: Cell<Option<io::Error>>,
     waker: Cell<Option<Waker>>,
-    /// How many datagrams have come, and how many bytes.
+    /// Datagrams received, and their bytes.
     datagrams: Cell<u64>,
     bytes: Cell<u64>,
-    /// How many bytes have gone to the server without the session's task.
+    /// Bytes that the listener's task has sent to the server.
     forwarded: Cell<u64>,
-    /// When something came last.
+    /// Time of the last datagram from the client.
     last: Cell<Moment>,
-    /// Takes no more: what comes begins another session.
+    /// The session accepts no more datagrams. The next one opens another session.
     is_closed: Cell<bool>,
-    /// So many datagrams are the session's; 0 for all.
+    /// Datagrams that belong to the session; 0 for no limit.
     datagrams_max: Cell<u64>,
 }
 
 /// A session's socket to its server.
 pub struct Outlet {
     socket: Datagram,
-    /// The kernel divides on the way to the server.
+    /// The kernel splits long sends to the server into datagrams.
     divides: Cell<bool>,
 }
 
-/// One datagram, or several of the same length one behind the other.
+/// One datagram, or several of equal length in a row.
 #[derive(Debug)]
 pub struct Arrived {
-    /// The bytes.
+    /// Contents of all datagrams.
     pub bytes: Box<[u8]>,
-    /// How long each is but the last one, which may be shorter.
+    /// Length of each datagram but the last, which may be shorter.
     pub stride: usize,
 }
 
 impl Arrived {
-    /// How many datagrams so many bytes are, of which each but the last one has `stride`.
+    /// Returns the number of datagrams in `length` bytes, if each but the last has `stride` bytes.
     pub fn count_of(length: usize, stride: usize) -> u64 {
         if length <= stride { 1 } else { length.div_ceil(stride) as u64 }
     }
 }
 
-/// Calls `receive` with the loop's memory for datagrams, which is taken only while there are some. They are to be done
-/// with when it returns.
+/// Calls `receive` with the loop's buffers for datagrams. Memory is on lease only while they hold datagrams, so
+/// `receive` must clear them.
 pub fn with_batch<T>(receive: impl FnOnce(&mut ReceiveBatch) -> T) -> T {
     thread_local! {
         static BATCH: RefCell<ReceiveBatch> = RefCell::new(ReceiveBatch::new(BATCH_COUNT, PLACE_BYTES));
@@ -107,7 +108,7 @@ pub fn with_batch<T>(receive: impl FnOnce(&mut ReceiveBatch) -> T) -> T {
 }
 
 impl DatagramClient {
-    /// A client that sends from `remote` to `local`.
+    /// Returns a client that sends from `remote` to `local`.
     pub fn new(socket: Rc<Datagram>, remote: SocketAddress, local: SocketAddress, says_source: bool) -> DatagramClient {
         let divides = Cell::new(remote.inet().is_some());
         DatagramClient(Rc::new(Shared {
@@ -130,53 +131,53 @@ impl DatagramClient {
         }))
     }
 
-    /// Where what the client sends comes in.
+    /// Returns the listener's handle of this client.
     pub fn inlet(&self) -> DatagramInlet {
         DatagramInlet(Rc::clone(&self.0))
     }
 
-    /// Our address, as the client has it.
+    /// Returns the local address that the client sends to.
     pub fn local_address(&self) -> SocketAddress {
         self.0.local.clone()
     }
 
-    /// How many datagrams have come.
+    /// Datagrams received.
     pub fn datagrams(&self) -> u64 {
         self.0.datagrams.get()
     }
 
-    /// How many bytes have come.
+    /// Bytes received.
     pub fn bytes(&self) -> u64 {
         self.0.bytes.get()
     }
 
-    /// How many bytes have gone to the server without the session's task.
+    /// Bytes that the listener's task has sent to the server.
     pub fn forwarded(&self) -> u64 {
         self.0.forwarded.get()
     }
 
-    /// When something came last.
+    /// Time of the last datagram from the client.
     pub fn last(&self) -> Moment {
         self.0.last.get()
     }
 
-    /// The session has so many datagrams: what comes after them begins another one.
+    /// Limits the number of datagrams in this session. Later ones open another session.
     pub fn limit(&self, datagrams_max: u64) {
         self.0.datagrams_max.set(datagrams_max);
         self.0.close_if_full();
     }
 
-    /// From now on what comes goes to this socket at once.
+    /// From now on datagrams are forwarded to this socket directly.
     pub fn forward_to(&self, outlet: Rc<Outlet>) {
         self.0.outlet.replace(Some(outlet));
     }
 
-    /// Whether datagrams wait.
+    /// Returns true if datagrams are queued.
     pub fn has_waiting(&self) -> bool {
         !self.0.waiting.borrow().is_empty()
     }
 
-    /// The next datagram that waits.
+    /// Removes the first datagram from the queue.
     pub fn take(&self) -> Option<Arrived> {
         let arrived = {
             let mut waiting = self.0.waiting.borrow_mut();
@@ -191,7 +192,7 @@ impl DatagramClient {
         Some(arrived)
     }
 
-    /// Ready when a datagram waits, or the server could not be sent to.
+    /// Ready if a datagram is queued, or if sending to the server has failed.
     pub fn poll_arrived(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some(error) = self.0.failure.take() {
             return Poll::Ready(Err(error));
@@ -203,18 +204,18 @@ impl DatagramClient {
         Poll::Pending
     }
 
-    /// Sends a datagram to the client.
+    /// Sends a datagram to the client. If it cannot be sent, it is lost.
     ///
     /// # Errors
-    /// The kernel's. What cannot leave is lost.
+    /// The kernel's.
     pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
         let mut result = Ok(());
         self.send_all(iter::once((bytes, usize::MAX)), |_, sent| result = sent);
         result
     }
 
-    /// Sends datagrams to the client, each with the stride of those that it is, and tells what became of them. What
-    /// cannot leave is lost.
+    /// Sends datagrams to the client, each element with its stride, and reports the result of each. Those that cannot
+    /// be sent are lost.
     pub fn send_all<'b>(
         &self,
         datagrams: impl Iterator<Item = (&'b [u8], usize)>,
@@ -234,17 +235,17 @@ impl Drop for DatagramClient {
 }
 
 impl Outlet {
-    /// A socket that is connected to this server.
+    /// Returns an outlet on a socket that is connected to this server.
     pub fn new(socket: Datagram, server: &SocketAddress) -> Outlet {
         Outlet { socket, divides: Cell::new(server.inet().is_some()) }
     }
 
-    /// What the server sends comes here.
+    /// Returns the socket, which also receives the server's answers.
     pub fn socket(&self) -> &Datagram {
         &self.socket
     }
 
-    /// Sends datagrams to the server, of which each has `stride` bytes but the last one.
+    /// Sends datagrams to the server. Each but the last has `stride` bytes.
     ///
     /// # Errors
     /// The kernel's.
@@ -254,7 +255,7 @@ impl Outlet {
         result
     }
 
-    /// Sends datagrams to the server, and tells what became of each.
+    /// Sends datagrams to the server and reports the result of each.
     fn send_all<'b>(
         &self,
         datagrams: impl Iterator<Item = (&'b [u8], usize)>,
@@ -265,24 +266,25 @@ impl Outlet {
     }
 }
 
-/// What leaves in few calls. Mostly it is one.
+/// Datagrams to send with few system calls; mostly there is one.
 type Transmits<'b> = SmallVec<[Transmit<'b>; 2]>;
 
-/// The contents are datagrams of `stride` bytes, the last one perhaps shorter.
+/// Marks the contents as datagrams of `stride` bytes each; the last may be shorter.
 fn segments(transmit: Transmit<'_>, stride: usize) -> Transmit<'_> {
     let is_one = transmit.contents.len() <= stride;
     Transmit { segment_bytes: u16::try_from(stride).ok().filter(|_| !is_one), ..transmit }
 }
 
-/// How many datagrams it is.
+/// Returns the number of datagrams in a transmit.
 pub fn count_of(transmit: &Transmit<'_>) -> u64 {
     Arrived::count_of(transmit.contents.len(), transmit.segment_bytes.map_or(usize::MAX, usize::from))
 }
 
-/// Sends these in order, in few calls, and tells what became of each.
+/// Sends datagrams in order, with few system calls, and reports the result of each.
 ///
-/// Neighbours of one length go to the kernel in one piece, until it refuses to divide one: a device may be unable to,
-/// or the length too much for the way. From then on `divides` is false, and each leaves by itself.
+/// Neighbours of equal length are given to the kernel as one buffer, until it refuses to split one: the device may not
+/// support it, or the length may exceed the path's MTU. After that `divides` is false, and each datagram is sent by
+/// itself.
 fn send_all(
     socket: &Datagram,
     divides: &Cell<bool>,
@@ -309,7 +311,7 @@ fn send_all(
     }
 }
 
-/// Sends the first of these, and divides it if it is several; returns how many have left.
+/// Sends the first of these, split into its datagrams if it has several. Returns how many elements were sent.
 fn send_divided(socket: &Datagram, transmits: &[Transmit<'_>]) -> io::Result<usize> {
     let single = transmits.iter().take_while(|transmit| transmit.segment_bytes.is_none()).count();
     if single > 0 {
@@ -323,22 +325,22 @@ fn send_divided(socket: &Datagram, transmits: &[Transmit<'_>]) -> io::Result<usi
     Ok(1)
 }
 
-/// Whether the kernel cannot divide what it was given.
+/// Returns true if the kernel refused to split a buffer.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE))
 }
 
-/// What goes to servers at the end of a batch, in the order in which it has come.
+/// Datagrams to send to servers at the end of a batch, in order of arrival.
 #[derive(Default)]
 pub struct Forwarding<'b> {
     entries: Vec<(DatagramInlet, &'b [u8], usize)>,
 }
 
 impl Forwarding<'_> {
-    /// Sends it; returns how many were lost, for lack of room or memory.
+    /// Sends all of them. Returns the number lost for lack of room or memory.
     pub fn flush(&mut self) -> u64 {
         let session = |inlet: &DatagramInlet| Rc::as_ptr(&inlet.0);
-        // Equal ones keep their order.
+        // The sort is stable, so each session's datagrams keep their order.
         self.entries.sort_by_key(|(inlet, ..)| session(inlet));
         let of_session = self.entries.chunk_by(|(one, ..), (other, ..)| one.is_of(other));
         let lost = of_session.map(|entries| {
@@ -352,23 +354,23 @@ impl Forwarding<'_> {
 }
 
 impl DatagramInlet {
-    /// Whether both are of one session.
+    /// Returns true if both belong to the same session.
     pub fn is_of(&self, other: &DatagramInlet) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether the session takes no more.
+    /// Returns true if the session accepts no more datagrams.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed.get()
     }
 
-    /// When something came last.
+    /// Time of the last datagram from the client.
     pub fn last(&self) -> Moment {
         self.0.last.get()
     }
 
-    /// What the client has sent: goes on to the server at the end of the batch, or waits. False if it is lost, for lack
-    /// of room.
+    /// Accepts datagrams from the client: forwards them to the server at the end of the batch, or queues them. Returns
+    /// false if they are lost for lack of room.
     pub fn take<'b>(&self, bytes: &'b [u8], stride: usize, forwarding: &mut Forwarding<'b>) -> bool {
         let shared = &*self.0;
         let stride = stride.max(1);
@@ -395,7 +397,7 @@ impl DatagramInlet {
         true
     }
 
-    /// Sends on to the server; returns how many were lost.
+    /// Sends datagrams to the server. Returns the number lost.
     fn forward<'b>(&self, datagrams: impl Iterator<Item = (&'b [u8], usize)>) -> u64 {
         let shared = &*self.0;
         let Some(outlet) = shared.outlet.borrow().clone() else { return 0 };
@@ -421,7 +423,7 @@ impl Shared {
         let max = self.datagrams_max.get();
         if max > 0 && self.datagrams.get() >= max {
             self.is_closed.set(true);
-            // It may be over with that: all answers have come, or none are expected.
+            // The session may be over now, if all answers have arrived or none are expected.
             self.wake();
         }
     }
@@ -429,13 +431,13 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // At the end of the thread the count may be gone before a session.
+        // When the thread exits, the counter may be destroyed before a session.
         let _ = WAITING_BYTES.try_with(|all| all.set(all.get() - self.waiting_bytes.get()));
     }
 }
 
-/// Whether a datagram that could not be sent is lost as it would be in a network: there is no room for it, or it is too
-/// long. That says nothing about whom it was for.
+/// Returns true if the datagram that could not be sent counts as lost, as in a network: there was no room for it, or it
+/// was too long. The destination may still be reachable.
 pub fn is_lost(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory)
         || matches!(error.raw_os_error(), Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM))

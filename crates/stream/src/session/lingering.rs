@@ -1,7 +1,7 @@
-//! Lingering: what a client sends behind the end of its session is read and dropped for a while.
+//! Lingering close: reads and discards what the client still sends after the end of its session.
 //!
-//! A connection that is closed while something of the client's has not been read is reset, and the client gets an error
-//! in place of the end of what was sent to it.
+//! The kernel resets a connection that is closed with unread data. The client then gets an error in place of the last
+//! bytes sent to it.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use gale_runtime::Buffer;
 
 use super::Session;
 
-/// A closing connection is read from in pieces of this size.
+/// Size of a read.
 const DISCARD_BYTES: usize = 16 * 1024;
 
-/// How long a closing connection is read from: as http does unless told otherwise.
+/// Total time for reading, like the default of http's `lingering_time`.
 const TIME_MAX: Duration = Duration::from_secs(30);
 
-/// For how long nothing may come.
+/// Longest wait for more data.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 impl Session {
-    /// Says that nothing more will come and reads on, if the client has sent something that nobody has read.
+    /// Shuts the sending side down and discards input, if the client has sent data that was not read.
     pub async fn linger(&self) {
         let Some(transport) = self.transport().filter(|transport| transport.has_unread()) else { return };
         if transport.shutdown_write().is_err() {

@@ -1,26 +1,27 @@
-//! Datagrams that this process has lost, by reason. What is lost in a network, or in a socket's buffer, nobody knows.
+//! Counts datagrams lost in this process, by reason. Losses in the network or in a socket's buffer are not visible
+//! here.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Why a datagram was lost.
+/// Reason of a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// There was no room for it, or for its session.
+    /// No room for the datagram or for its session.
     NoRoom,
-    /// It was another event loop's, which had no room for it.
+    /// No room in the queue of the loop that owns the session.
     HandedOver,
-    /// It was longer than the memory for one.
+    /// Longer than the receive buffer.
     Truncated,
 }
 
-/// By the order of [`Loss::ALL`].
+/// Indexed by the discriminant of [`Loss`].
 static COUNTS: [AtomicU64; Loss::ALL.len()] = [const { AtomicU64::new(0) }; _];
 
 impl Loss {
     /// All reasons.
     pub const ALL: [Loss; 3] = [Loss::NoRoom, Loss::HandedOver, Loss::Truncated];
 
-    /// As figures name it.
+    /// Name in the statistics.
     pub fn name(self) -> &'static str {
         match self {
             Loss::NoRoom => "no_room",
@@ -29,14 +30,14 @@ impl Loss {
         }
     }
 
-    /// So many more are lost.
+    /// Adds to the count.
     pub fn note(self, datagrams: u64) {
         if datagrams > 0 {
             COUNTS[self as usize].fetch_add(datagrams, Ordering::Relaxed);
         }
     }
 
-    /// How many were lost since the process began.
+    /// Returns the number lost since the process started.
     pub fn count(self) -> u64 {
         COUNTS[self as usize].load(Ordering::Relaxed)
     }

@@ -1,7 +1,7 @@
-//! A session: a client's connection over TCP, or what a client sends from one port over UDP, with the answers.
+//! A session: a client's TCP connection, or the datagrams from one client port over UDP, with the answers.
 //!
-//! A session belongs to the task that runs it. Its module's state is in its notes, never in the session itself. It
-//! holds the stream block that it began with to its end, whatever is reloaded meanwhile.
+//! A session belongs to the task that runs it. Modules keep their state in its notes, never in fields. It holds the
+//! stream block that it began with until its end, also after a reload.
 
 pub mod attempts;
 pub mod configuration;
@@ -30,59 +30,59 @@ use self::attempts::Attempts;
 use self::configuration::{Address, Configured, CoreSettings, Scope, StreamConfiguration};
 use self::datagrams::DatagramClient;
 
-/// How a session ends that has gone as it should.
+/// The session ended normally.
 pub const OK: u16 = 200;
-/// The client has sent what it must not.
+/// The client sent invalid data.
 pub const BAD_REQUEST: u16 = 400;
-/// The client may not come in.
+/// Access is denied.
 pub const FORBIDDEN: u16 = 403;
-/// Something is wrong here.
+/// Internal error.
 pub const INTERNAL_SERVER_ERROR: u16 = 500;
 /// No server could be reached.
 pub const BAD_GATEWAY: u16 = 502;
-/// There is no capacity for the session.
+/// A limit on connections or sessions was reached.
 pub const SERVICE_UNAVAILABLE: u16 = 503;
 
-/// See the file's head.
+/// See the module's documentation.
 pub struct Session {
-    /// What the client has sent and nobody has taken.
+    /// Bytes received from the client and not yet consumed.
     pub input: Buffer,
-    /// What modules write down about it.
+    /// State of modules.
     pub notes: Notes,
-    /// The servers that it was passed to.
+    /// Attempts with servers.
     pub attempts: Attempts,
     pub(crate) configuration: Rc<Configured>,
     pub(crate) worker: Rc<Worker>,
-    /// Which of the configuration's addresses it came to.
+    /// Index of the address that accepted the session.
     place: usize,
     server: ServerId,
     pub(crate) connection: ConnectionInfo,
     client: Client,
-    /// Where it comes from, if somebody knows better than the connection.
+    /// Client address from a trusted source, such as the PROXY protocol, if it replaces that of the connection.
     pub(crate) address: OnceCell<SocketAddress>,
     pub(crate) values: Values,
     pub(crate) evaluation: Evaluation,
     pub(crate) shared_notes: RefCell<SharedNotes>,
     pub(crate) held: Notes,
-    /// What came from the client, in bytes.
+    /// Bytes received from the client.
     received: Cell<u64>,
-    /// What went to the client, in bytes.
+    /// Bytes sent to the client.
     sent: Cell<u64>,
     status: Cell<u16>,
 }
 
-/// The client's end.
+/// The client's end of a session.
 pub enum Client {
     /// Over TCP or a Unix socket.
     Stream(Transport),
     /// Over UDP.
     Datagrams(DatagramClient),
-    /// It is somebody else's by now.
+    /// Taken by another owner, or never there.
     Passed,
 }
 
 impl Session {
-    /// A session that begins at the address `place` of the configuration.
+    /// Returns a session that begins at the address `place` of the configuration.
     pub fn new(
         configuration: Rc<Configured>,
         worker: Rc<Worker>,
@@ -112,7 +112,7 @@ impl Session {
         }
     }
 
-    /// A session of our own, without a client: what is said of servers is evaluated with it when nobody comes.
+    /// Returns a session without a client, for evaluating server settings outside of any client's session.
     pub fn own(configuration: Rc<Configured>, worker: Rc<Worker>, server: ServerId) -> Session {
         let nowhere = Rc::new(ListenAddress::Unix(PathBuf::new()));
         let connection = ConnectionInfo::new(0, SocketAddress::Unix(None), nowhere, gale_runtime::now());
@@ -121,62 +121,62 @@ impl Session {
         session
     }
 
-    /// The block that it began with.
+    /// Returns the handle on the configuration that the session began with.
     pub fn configuration(&self) -> &Rc<Configured> {
         &self.configuration
     }
 
-    /// The block that it began with.
+    /// Returns the stream block that the session began with.
     pub fn stream(&self) -> &StreamConfiguration {
         self.configuration.stream()
     }
 
-    /// What the protocols of its loop share.
+    /// Returns the state that all protocols of the loop share.
     pub fn worker(&self) -> &Rc<Worker> {
         &self.worker
     }
 
-    /// The address that it came to.
+    /// Returns the address that accepted the session.
     pub fn place(&self) -> &Address {
         &self.stream().addresses[self.place]
     }
 
-    /// The server that it is for: the address' default one, unless the client has named another.
+    /// Returns the session's server: the address's default server, unless the client has named another.
     pub fn server(&self) -> ServerId {
         self.server
     }
 
-    /// The name that the client has given belongs to this server.
+    /// Selects the server.
     pub fn set_server(&mut self, server: ServerId) {
         self.server = server;
     }
 
-    /// Its server's settings.
+    /// Returns the settings of its server.
     pub fn scope(&self) -> &Scope {
         self.stream().scope_of(self.server)
     }
 
-    /// Its server's core settings.
+    /// Returns the core settings of its server.
     pub fn core(&self) -> &CoreSettings {
         &self.scope().core
     }
 
-    /// The client's end.
+    /// Returns the client's end.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The client's end, which somebody else goes on with.
+    /// Takes the client's end, to pass it on.
     pub fn take_client(&mut self) -> Client {
         std::mem::replace(&mut self.client, Client::Passed)
     }
 
-    /// Nobody else has gone on with the client's end.
+    /// Puts back a client's end that was not passed on.
     pub fn give_back(&mut self, client: Client) {
         self.client = client;
     }
 
-    /// The client's connection; `None` over UDP.
+    /// Returns the client's connection; `None` over UDP.
     pub fn transport(&self) -> Option<&Transport> {
         match &self.client {
             Client::Stream(transport) => Some(transport),
@@ -184,7 +184,7 @@ impl Session {
         }
     }
 
-    /// The client's end over UDP.
+    /// Returns the client's end over UDP; `None` over TCP.
     pub fn datagrams(&self) -> Option<&DatagramClient> {
         match &self.client {
             Client::Datagrams(client) => Some(client),
@@ -192,12 +192,12 @@ impl Session {
         }
     }
 
-    /// `$protocol`
+    /// Value of `$protocol`.
     pub fn protocol(&self) -> &'static str {
         if self.datagrams().is_some() { "UDP" } else { "TCP" }
     }
 
-    /// Our address, as the client sees it.
+    /// Returns the local address that the client sees.
     pub fn local_address(&self) -> Option<&SocketAddress> {
         self.connection.local(|| match &self.client {
             Client::Stream(transport) => transport.local_address().ok(),
@@ -206,27 +206,27 @@ impl Session {
         })
     }
 
-    /// How much came from the client so far, in bytes.
+    /// Bytes received from the client.
     pub fn received(&self) -> u64 {
         self.datagrams().map_or(self.received.get(), DatagramClient::bytes)
     }
 
-    /// So much has come from the client, over TCP. (Datagrams are counted where they come in.)
+    /// Counts bytes received over TCP. (Datagrams are counted by [`DatagramClient`].)
     pub fn count_received(&self, bytes: usize) {
         self.received.set(self.received.get() + bytes as u64);
     }
 
-    /// How much went to the client so far, in bytes.
+    /// Bytes sent to the client.
     pub fn sent(&self) -> u64 {
         self.sent.get()
     }
 
-    /// So much has gone to the client.
+    /// Counts bytes sent to the client.
     pub fn count_sent(&self, bytes: usize) {
         self.sent.set(self.sent.get() + bytes as u64);
     }
 
-    /// What its connection takes along when it is passed to another address.
+    /// Takes the state that stays with the connection when it is passed to another address.
     pub fn take_carried(&mut self) -> Carried {
         let mut held = self.connection.take_held();
         held.insert(0, Box::new(std::mem::take(&mut self.held)));
@@ -238,38 +238,38 @@ impl Session {
         }
     }
 
-    /// Nobody has taken it.
+    /// Puts back the state of a connection that was not passed on.
     pub fn give_back_carried(&mut self, carried: Carried) {
         let notes = carried.held.into_iter().find_map(|held| held.downcast().ok());
         self.held = notes.map(|notes| *notes).unwrap_or_default();
     }
 
-    /// How it has ended; 0 as long as it has not.
+    /// Returns the final status; 0 while the session runs.
     pub fn status(&self) -> u16 {
         self.status.get()
     }
 
-    /// It ends with this status.
+    /// Sets the final status.
     pub fn set_status(&self, status: u16) {
         self.status.set(status);
     }
 
-    /// Writes a line to the error log that is in force, without what is known of the session.
+    /// Writes a line to the error log without the session's fields.
     pub fn log_bare(&self, level: Level, message: fmt::Arguments<'_>) {
         self.scope().error_log.write(level, Some(self.connection.number), &message);
     }
 }
 
 impl Session {
-    /// The client's connection, if it speaks TLS or may come to.
+    /// Returns the client's connection if it uses TLS, or may still begin to.
     pub fn tls(&self) -> Option<&TlsStream> {
         self.transport()?.tls()
     }
 }
 
 impl Session {
-    /// The client has asked for a host of this name, in lower case: its session is that of the server which has it. An
-    /// expression that cannot be run finds none.
+    /// Selects the server with this name, which is in lower case. A regular expression that fails to run matches
+    /// nothing.
     pub fn choose_server(&mut self, name: &[u8]) {
         let configuration = Rc::clone(&self.configuration);
         let servers = &configuration.stream().addresses[self.place].servers;

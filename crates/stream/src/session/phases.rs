@@ -1,4 +1,4 @@
-//! The phases of a session, in nginx's order, and what a module may do in one.
+//! The phases of a session, in nginx's order, and the handlers of modules in them.
 //! (<https://nginx.org/en/docs/stream/stream_processing.html>)
 
 use std::any::Any;
@@ -7,45 +7,45 @@ use std::pin::Pin;
 
 use super::Session;
 
-/// A stage of a session. The handshake of TLS comes behind `Access`, the content behind `Start`.
+/// A phase of a session. The TLS handshake follows `Access`, the content follows `Start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The client was accepted, and its header of the PROXY protocol read.
+    /// After accepting the client and reading its PROXY protocol header.
     PostAccept,
-    /// Before it is decided who may come in.
+    /// Before access control.
     PreAccess,
-    /// Who may come in.
+    /// Access control.
     Access,
-    /// What the client says first is looked at.
+    /// Inspection of the client's first bytes.
     Preread,
-    /// It is about to be served.
+    /// Right before the content handler.
     Start,
-    /// The session is over.
+    /// After the end of the session.
     Log,
 }
 
-/// How many phases there are.
+/// Number of phases.
 pub const PHASES: usize = 6;
 
-/// What a handler has decided.
+/// Decision of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// The next handler.
+    /// Run the next handler.
     Next,
-    /// The phase is done.
+    /// Skip the other handlers of the phase.
     PhaseDone,
-    /// More of what the client says is needed; in `Preread` alone.
+    /// Read more from the client and run the phase again; only in `Preread`.
     NeedMore,
-    /// The session ends with this status.
+    /// End the session with this status.
     Finish(u16),
 }
 
-/// A future of a session, which borrows it.
+/// A boxed future that borrows its session.
 pub type LocalBoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// A module's part in a phase. It never waits.
+/// A handler of a module in a phase. It never waits.
 pub trait Handler: Sync {
-    /// Whether a server with these settings needs it.
+    /// Returns true if servers with these settings need the handler.
     fn applies(&self, conf: &dyn Any) -> bool;
 
     /// Decides about a session.
@@ -60,12 +60,12 @@ pub struct Decide<C> {
     pub run: fn(&mut Session, &C) -> Flow,
 }
 
-/// Serves sessions to their end.
+/// A content handler, which serves sessions to their end.
 pub trait Content: Sync {
-    /// Whether a server with these settings is served by it.
+    /// Returns true if it serves servers with these settings.
     fn applies(&self, conf: &dyn Any) -> bool;
 
-    /// Serves a session; the result is its status.
+    /// Serves a session and returns its status.
     fn serve<'a>(&'a self, session: &'a mut Session, conf: &'a dyn Any) -> LocalBoxFuture<'a, u16>;
 }
 

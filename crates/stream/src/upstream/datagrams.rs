@@ -1,8 +1,9 @@
-//! Carries datagrams both ways between a client and its server.
+//! Copies datagrams both ways between a client and its server.
 //! (<https://nginx.org/en/docs/stream/ngx_stream_proxy_module.html#proxy_responses>)
 //!
-//! A session has a socket of its own to the server, on a port that nobody can foretell. What a client sends goes on
-//! without this task, once the first datagrams have (`DatagramClient`); the task waits for answers and for the end.
+//! Each session has its own socket to the server, on an unpredictable port. After the first datagrams the listener's
+//! task forwards the client's datagrams directly (`DatagramClient`); the session's task waits for answers and for the
+//! end.
 
 use std::future::poll_fn;
 use std::io;
@@ -30,10 +31,10 @@ pub(super) struct Server {
     chosen: Chosen,
 }
 
-/// How long receiving pauses when there is no memory for it.
+/// Pause of receiving after memory was exhausted.
 const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
-/// Opens a socket to the server. It has counted as a connection since the session began.
+/// Opens a socket to the server. Its connection slot was reserved when the session began.
 pub(super) fn open(
     session: &Session,
     settings: &ProxySettings,
@@ -71,7 +72,7 @@ pub(super) fn open(
                 session.log(Level::Error, format_args!("connect() to {name} failed {text} while {CONNECTING}"));
                 return Err((chosen, Failure::OfServer));
             }
-            // Another server would do no better.
+            // Another server would fail in the same way.
             let call = match error.raw_os_error() {
                 Some(libc::EPERM) if options.transparent => "setsockopt(IP_TRANSPARENT)",
                 _ if options.local.is_some() => "bind()",
@@ -83,27 +84,27 @@ pub(super) fn open(
     }
 }
 
-/// Whether a socket could not be opened because there is no way to the server, and not because of this machine.
+/// Returns true if the socket could not be opened because the server is unreachable. Other errors are local.
 pub(super) fn is_of_server(error: &io::Error, is_bound: bool) -> bool {
     match error.raw_os_error() {
         Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN | libc::ECONNREFUSED) => true,
-        // A route that forbids it, or a port that is not for us.
+        // Without a bound address the route is prohibited; with one the local port may be privileged.
         Some(libc::EACCES) => !is_bound,
         _ => false,
     }
 }
 
-/// How a session is over.
+/// The end of a session.
 enum End {
-    /// Everything has been answered.
+    /// All expected answers have arrived.
     Done,
-    /// Nothing has come for too long.
+    /// The idle timeout has expired.
     Silent,
     /// The server cannot be reached.
     Lost(&'static str, io::Error),
 }
 
-/// Carries a session until it is over; the result is its status.
+/// Copies datagrams until the session is over. Returns its status.
 pub(super) async fn carry(session: &Session, settings: &ProxySettings, server: Server) -> u16 {
     let client = session.datagrams().expect("a session over UDP has datagrams");
     let (upload_rate, download_rate) = settings.rates(session);
@@ -135,23 +136,23 @@ struct Carrier<'s> {
     client: &'s DatagramClient,
     outlet: Rc<Outlet>,
     chosen: Chosen,
-    /// Goes before the first datagram, in the same one.
+    /// PROXY protocol header. It precedes the contents of the first datagram.
     header: Vec<u8>,
     upload: Rate,
     download: Rate,
-    /// How many datagrams have come from the server.
+    /// Datagrams received from the server.
     answers: u64,
-    /// The kernel joins them.
+    /// The kernel joins answers (`UDP_GRO`).
     is_joining: bool,
-    /// How many of them were longer than the memory for one, and are lost.
+    /// Answers lost because they were longer than their buffer.
     truncated: u64,
-    /// When something has passed last, either way.
+    /// Time of the last datagram in either direction.
     last_passed: Moment,
     is_forwarding: bool,
-    /// How many bytes this task has sent to the server.
+    /// Bytes sent to the server by this task.
     sent: u64,
     idle: Timer,
-    /// There was no memory to receive with.
+    /// Runs after memory for receiving was exhausted.
     pause: Option<Timer>,
 }
 
@@ -174,7 +175,7 @@ impl Carrier<'_> {
                 return Poll::Pending;
             }
             if self.last_passed.max(self.client.last()) == last {
-                // What waits for the rate is not silence.
+                // Datagrams delayed by the rate limit do not count as idleness.
                 return if self.client.has_waiting() { Poll::Pending } else { Poll::Ready(End::Silent) };
             }
         }
@@ -185,7 +186,7 @@ impl Carrier<'_> {
         self.poll_server(context)
     }
 
-    /// Sends on what waits.
+    /// Sends the queued datagrams to the server.
     fn poll_client(&mut self, context: &mut Context<'_>) -> Result<(), End> {
         loop {
             match self.client.poll_arrived(context) {
@@ -222,12 +223,12 @@ impl Carrier<'_> {
         let (first, rest) = bytes.split_at(bytes.len().min(stride));
         let datagram = [&self.header, first].concat();
         self.outlet.send(&datagram, datagram.len())?;
-        // If it is lost, the next one has the header.
+        // If this datagram is lost, the next one carries the header.
         self.sent += std::mem::take(&mut self.header).len() as u64;
         if rest.is_empty() { Ok(()) } else { self.outlet.send(rest, stride) }
     }
 
-    /// Gives the client what the server has answered.
+    /// Sends the server's answers to the client.
     fn poll_server(&mut self, context: &mut Context<'_>) -> Result<(), End> {
         if let Some(pause) = &mut self.pause {
             if pause.poll_expired(context).is_pending() {
@@ -251,7 +252,7 @@ impl Carrier<'_> {
             match received {
                 None => return Ok(()),
                 Some(Ok(())) => {}
-                // Nothing that the server could help.
+                // The error is local, not the server's.
                 Some(Err(error)) if is_lost(&error) => {
                     let pause = self.pause.insert(Timer::after(MEMORY_PAUSE));
                     if pause.poll_expired(context).is_pending() {
@@ -266,8 +267,8 @@ impl Carrier<'_> {
         }
     }
 
-    /// Receives what the server has answered. The first answer is the only one of most sessions; from the second one on
-    /// there is a flow, of which the kernel joins what it can.
+    /// Receives answers from the server. Most sessions have only one. From the second on, the kernel is asked to join
+    /// them.
     fn poll_answers(&mut self, context: &mut Context<'_>, batch: &mut ReceiveBatch) -> Poll<io::Result<()>> {
         let socket = self.outlet.socket();
         if self.answers == 0 {
@@ -275,7 +276,7 @@ impl Carrier<'_> {
         }
         let received = ready!(socket.poll_recv_batch(context, batch))?;
         if received > 0 && self.chosen.address().inet().is_some() && !std::mem::replace(&mut self.is_joining, true) {
-            // A kernel that cannot join them gives them one by one.
+            // A kernel without `UDP_GRO` delivers them one by one.
             let _ = socket.set_gro();
         }
         Poll::Ready(Ok(()))
@@ -300,25 +301,25 @@ impl Carrier<'_> {
                 }
             }
         }
-        // The server has answered with these, too, though the client must not take a part for the whole.
+        // Truncated datagrams count as answers but are not passed on: the client must not mistake a part for the whole.
         let truncated = batch.iter().filter(|(received, _)| received.is_truncated).count() as u64;
         Loss::Truncated.note(truncated);
         self.truncated += truncated;
         let whole = batch.iter().filter(|(received, _)| !received.is_truncated);
         let whole = whole.map(|(received, bytes)| (bytes, received.stride.max(1)));
-        // A client that cannot be reached misses them, as it would any other.
+        // Sending errors are not fatal: if the client is unreachable, these answers are lost.
         self.client.send_all(whole, |transmit, sent| match sent {
             Ok(()) => session.count_sent(transmit.contents.len()),
             Err(_) => Loss::NoRoom.note(count_of(transmit)),
         });
     }
 
-    /// Whether everything has gone to the server, and all answers have come.
+    /// Returns true if all datagrams were sent to the server and all answers have arrived.
     fn is_over(&self) -> bool {
         self.is_answered() && !self.client.has_waiting()
     }
 
-    /// Whether so many answers have come as are expected.
+    /// Returns true if `proxy_responses` is set and that many answers have arrived for all datagrams.
     fn is_answered(&self) -> bool {
         let Some(&responses) = self.settings.responses.get_opt() else { return false };
         let requests = self.client.datagrams();
@@ -326,7 +327,7 @@ impl Carrier<'_> {
         (requests_max == 0 || requests >= requests_max) && self.answers >= responses.saturating_mul(requests)
     }
 
-    /// Whether nobody knows how many answers are to come, or all have.
+    /// Returns true if the number of answers is not configured, or if all have arrived.
     fn may_end(&self) -> bool {
         let expected = self.settings.responses.get_opt();
         expected.is_none_or(|responses| self.answers >= responses.saturating_mul(self.client.datagrams()))
@@ -384,7 +385,7 @@ impl Carrier<'_> {
 }
 
 impl Drop for Carrier<'_> {
-    /// The log knows what was sent, also of a session that is closed from outside.
+    /// Records the bytes sent and the end of the attempt, also for a session that is closed from outside.
     fn drop(&mut self) {
         self.count_sent();
         if self.truncated > 0 {

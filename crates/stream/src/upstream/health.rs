@@ -1,5 +1,4 @@
-//! Asks a server whether it is well, for an active health check: a connection, or a datagram, what is said, and what
-//! has to come back.
+//! Active health check of a server: a connection or a datagram, an optional request, and the expected response.
 //! (<https://nginx.org/en/docs/stream/ngx_stream_upstream_hc_module.html>)
 
 use std::cell::Cell;
@@ -19,44 +18,45 @@ use super::datagrams::is_of_server;
 use super::settings::ProxySettings;
 use crate::session::Session;
 
-/// What a server is asked.
+/// Parameters of a check.
 pub struct Question<'q> {
-    /// Over UDP.
+    /// Use UDP.
     pub is_udp: bool,
-    /// What is said, if anything.
+    /// Request, if any.
     pub send: Option<Bytes>,
-    /// What has to come back; without it a connection is enough.
+    /// Test of the response. Without it a connection is enough.
     pub expect: Option<Judge<'q>>,
-    /// How long all of it may take.
+    /// Time limit for the whole check.
     pub timeout: Duration,
-    /// What `proxy_pass` calls the servers.
+    /// Name of the group in `proxy_pass`.
     pub group: &'q str,
 }
 
-/// Judges what has come back.
+/// Judges the response received so far.
 pub type Judge<'q> = &'q dyn Fn(&[u8]) -> Verdict;
 
-/// What has come back so far.
+/// Result for the response received so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is as it has to be.
+    /// It matches.
     Good,
-    /// More may come.
+    /// It is incomplete.
     NeedMore,
-    /// It is not as it has to be.
+    /// It does not match.
     Bad,
 }
 
-/// Why a server is not known to be well.
+/// Reason why a check has not succeeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CheckError {
-    /// This machine could not ask, which says nothing about the server. None is told of elsewhere.
+    /// The check could not be made on this machine, so the server's state is unknown. `None` if the reason was logged
+    /// already.
     Local(Option<String>),
-    /// The server has not answered as it has to.
+    /// The server did not answer as expected.
     Server {
-        /// What happened.
+        /// Error.
         text: String,
-        /// What was being done.
+        /// Action that failed.
         action: &'static str,
     },
 }
@@ -64,10 +64,10 @@ pub enum CheckError {
 const SENDING: &str = "sending request to upstream";
 const READING: &str = "reading response from upstream";
 
-/// Asks a server, in the way in which sessions of `session`'s server go there.
+/// Checks a server, with the connection settings of `session`'s server.
 ///
 /// # Errors
-/// It is not known to be well.
+/// The check has not succeeded.
 pub async fn ask(
     session: &Session,
     settings: &ProxySettings,
@@ -181,7 +181,7 @@ impl Asking<'_> {
         let (length, _) = socket.recv(&mut bytes).await.map_err(|error| self.failed_call("recv()", &error))?;
         match expect(&bytes[..length]) {
             Verdict::Good => Ok(()),
-            // There is no more of a datagram.
+            // A datagram has no continuation.
             Verdict::NeedMore | Verdict::Bad => Err(self.failed("unexpected data")),
         }
     }

@@ -1,17 +1,17 @@
-//! Passing sessions on to servers.
+//! Passing sessions to servers.
 //!
 //! ```text
-//!  settings    what a server block says
-//!  pass        a server of the group, a connection; or the next server
+//!  settings    settings of a server block
+//!  pass        selects a server of the group and connects, or tries the next one
 //!     │
 //!     ▼
-//!  relay       bytes both ways, each direction on its own, with its rate
-//!  datagrams   or datagrams both ways
+//!  relay       copies bytes both ways, each direction with its own rate
+//!  datagrams   copies datagrams both ways
 //!
-//!  health      a question to a server, for active health checks
+//!  health      active health checks
 //! ```
 //!
-//! Groups of servers and the choice among them are the engine's (`gale_engine::upstream`).
+//! Groups of servers and the selection among them are in `gale_engine::upstream`.
 
 mod datagrams;
 pub mod health;

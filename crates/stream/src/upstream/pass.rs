@@ -1,4 +1,4 @@
-//! Tries servers until one is connected, and hands the session over to what carries it.
+//! Tries servers until one is connected, then relays the session to it.
 //! (<https://nginx.org/en/docs/stream/ngx_stream_proxy_module.html#proxy_next_upstream>)
 
 use std::sync::Arc;
@@ -20,28 +20,28 @@ use crate::session::{self, Session};
 
 /// A server that a session is connected to.
 pub(super) struct Server {
-    /// The connection.
     pub transport: Transport,
-    /// The header of the PROXY protocol that goes first, if it has not gone yet.
+    /// PROXY protocol header that is still to be sent.
     pub header: Vec<u8>,
-    /// Where the session belongs in its group.
+    /// The server as selected from its group.
     pub chosen: Chosen,
     pub counted: Option<CountedConnection>,
 }
 
-/// Why there is no connection to a server.
+/// Reason why a connection could not be made.
 pub(super) enum Failure {
-    /// Another one may be tried.
+    /// The server's fault; another server may be tried.
     OfServer,
-    /// No other server would do better; this is the status.
+    /// Another server would fail, too. Holds the status.
     Final(u16),
 }
 
-/// Passes a session on; the result is its status. The error log knows what went wrong.
+/// Passes a session to a server and returns its status. Failures are logged.
 ///
-/// Both steps are in boxes of their own: a session may be idle for days, and needs nothing then of what connected it.
+/// Connecting and relaying are boxed separately: a session may be idle for days, and the memory for connecting is not
+/// needed then.
 pub async fn pass_on(session: &mut Session, settings: &ProxySettings) -> u16 {
-    // Once a server has it, its memory is free again.
+    // Taken from the session, so that its memory is freed when the server has received it.
     let input = std::mem::take(&mut session.input);
     let session: &Session = session;
     let carrying: LocalBoxFuture<'_, u16> = match Box::pin(open(session, settings)).await {
@@ -54,7 +54,7 @@ pub async fn pass_on(session: &mut Session, settings: &ProxySettings) -> u16 {
     status
 }
 
-/// Tries servers until one is connected; the error is the status that the session ends with.
+/// Tries servers until one is connected. The error is the final status of the session.
 async fn open(session: &Session, settings: &ProxySettings) -> Result<Connected, u16> {
     session.attempts.begin();
     let pass = settings.pass.as_ref().expect("a server that passes sessions on says where");
@@ -88,7 +88,6 @@ async fn open(session: &Session, settings: &ProxySettings) -> Result<Connected, 
     }
 }
 
-/// What a session goes on with.
 pub(super) enum Connected {
     Stream(Server),
     Datagrams(datagrams::Server),
@@ -98,7 +97,7 @@ fn end_attempt(session: &Session) {
     session.attempts.last().end(gale_runtime::now());
 }
 
-/// The tries of one session.
+/// Selection of servers for one session.
 struct Attempts<'s> {
     session: &'s Session,
     settings: &'s ProxySettings,
@@ -117,11 +116,11 @@ impl<'s> Attempts<'s> {
         Attempts { session, settings, target, selection, began: gale_runtime::now() }
     }
 
-    /// The next server; the error is the status that the session ends with.
+    /// Selects the next server. The error is the final status of the session.
     async fn next(&mut self) -> Result<Chosen, u16> {
         let started = gale_runtime::now();
         let chosen = match self.selection.next() {
-            // Only a group with a queue pays for waiting.
+            // Boxed, because only groups with a queue wait.
             Err(_) if self.selection.can_wait() => Box::pin(self.selection.wait()).await,
             chosen => chosen,
         };
@@ -139,7 +138,7 @@ impl<'s> Attempts<'s> {
         }
     }
 
-    /// Whether another server is tried.
+    /// Returns true if another server may be tried.
     fn may_go_on(&self) -> bool {
         let time_max = *self.settings.next_upstream_timeout.get();
         let is_in_time = time_max.is_zero() || gale_runtime::now().since(self.began) < time_max;
@@ -181,10 +180,10 @@ impl<'s> Attempts<'s> {
         let header = settings.proxy_header(session);
         let (transport, header) = if *settings.ssl.get() {
             if chosen.address().inet().is_some() && *session.core().tcp_nodelay.get() {
-                // Whether the kernel waits for more is a matter of speed alone. In the clear the relay sees to it.
+                // A failure costs only speed. Without TLS the relay sets it.
                 let _ = stream.set_nodelay(true);
             }
-            // In boxes of their own: what connects in the clear is small without them.
+            // Boxed to keep the future small for connections without TLS.
             Box::pin(self.send_header(&stream, header)).await?;
             (Transport::Tls(Box::pin(self.shake_hands(stream, chosen)).await?), Vec::new())
         } else {
@@ -207,7 +206,7 @@ impl<'s> Attempts<'s> {
         Ok((transport, header, counted))
     }
 
-    /// The header goes in the clear, before the handshake.
+    /// Sends the PROXY protocol header in the clear, before the handshake.
     async fn send_header(&self, stream: &Stream, header: Vec<u8>) -> Result<(), Failure> {
         if header.is_empty() {
             return Ok(());
@@ -239,7 +238,7 @@ impl<'s> Attempts<'s> {
             Failure::Final(session::INTERNAL_SERVER_ERROR)
         })?;
         let name = self.settings.tls_name(self.session, self.target.name(self.session));
-        // As in nginx this may take as long again as connecting.
+        // The handshake has a time limit of its own, of the same length as that of connecting, as in nginx.
         let timeout = *self.settings.connect_timeout.get();
         match shake_hands(self.session, &client, without_port(&name), stream, timeout, chosen.handshakes()).await {
             Ok(stream) => Ok(Box::new(stream)),
@@ -248,7 +247,7 @@ impl<'s> Attempts<'s> {
     }
 }
 
-/// One more connection, if there may be one more.
+/// Reserves a connection, if the limit allows it.
 fn count_connection(session: &Session) -> Result<CountedConnection, Failure> {
     let worker = session.worker();
     CountedConnection::open(worker).ok_or_else(|| {

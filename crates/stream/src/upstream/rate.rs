@@ -1,4 +1,4 @@
-//! How fast a direction of a session may be: so many bytes in each second, as nginx counts them.
+//! Rate limit of one direction, in bytes per second, computed as in nginx.
 //! (<https://nginx.org/en/docs/stream/ngx_stream_proxy_module.html#proxy_download_rate>)
 
 use std::task::{Context, Poll};
@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use gale_runtime::{Moment, Timer};
 
-/// The rate of one direction, if it has one.
 pub(super) struct Rate {
     per_second: u64,
     began: Moment,
@@ -16,17 +15,16 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// A direction that begins now; 0 is no limit.
+    /// Returns a limit that starts now; 0 for no limit.
     pub fn new(per_second: u64) -> Rate {
         Rate { per_second, began: gale_runtime::now(), passed: 0, delay: Timer::new(), is_delayed: false }
     }
 
-    /// Whether there is one.
     pub fn is_limited(&self) -> bool {
         self.per_second > 0
     }
 
-    /// Ready with how many bytes may pass now, one at least.
+    /// Ready with the number of bytes that may pass now, at least one.
     pub fn poll_allowance(&mut self, context: &mut Context<'_>) -> Poll<u64> {
         if !self.is_limited() {
             return Poll::Ready(u64::MAX);
@@ -48,7 +46,7 @@ impl Rate {
         }
     }
 
-    /// So many bytes have passed: the next ones follow after the time that these may take.
+    /// Counts bytes that have passed. The next bytes are delayed by the time that these take at the rate.
     pub fn note(&mut self, bytes: usize) {
         if !self.is_limited() {
             return;

@@ -1,8 +1,8 @@
-//! Carries bytes both ways between a client and its server.
+//! Copies bytes both ways between a client and its server.
 //!
-//! Each direction is on its own: it waits for its source, its destination or its rate, and the other one goes on. In
-//! the clear bytes pass by a [`Splice`], which costs no memory while nothing comes; over TLS, and with a rate, piece by
-//! piece through memory.
+//! The directions are independent: if one waits for its source, its destination or its rate, the other continues. Plain
+//! connections use a [`Splice`], which takes no memory while idle. With TLS or a rate limit bytes are copied through
+//! memory.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -23,13 +23,13 @@ use super::rate::Rate;
 use super::settings::ProxySettings;
 use crate::session::{self, Session};
 
-/// How a session between two ends is over.
+/// The end of a session.
 enum End {
-    /// This side has ended, and the other one has all of it.
+    /// This side has closed, and everything it sent was delivered.
     Disconnected(Side),
-    /// Nothing has passed for too long.
+    /// The idle timeout has expired.
     Idle,
-    /// A side was lost.
+    /// Reading from or sending to a side has failed.
     Lost(Side, Act, io::Error),
 }
 
@@ -51,9 +51,8 @@ impl fmt::Display for Side {
     }
 }
 
-/// Carries a session until it is over; the result is its status.
-/// Nobody has taken `input`, what the client has said so far. (A block, because the future of an `async fn` holds its
-/// arguments and what they have become.)
+/// Relays a session until it is over. Returns its status. `input` holds bytes that the client has already sent. (Not an
+/// `async fn`: its future would hold the arguments as well as the values made from them.)
 pub(super) fn carry<'s>(
     session: &'s Session,
     settings: &ProxySettings,
@@ -63,7 +62,7 @@ pub(super) fn carry<'s>(
     let mut relay = Relay::new(session, settings, server, input);
     async move {
         let end = poll_fn(|context| relay.poll(context)).await;
-        // What a server has said to its end is to reach a client that is still sending.
+        // The client may still be sending; lingering ensures that it receives the server's last bytes.
         let may_be_unread = matches!(end, End::Disconnected(Side::Upstream));
         relay.finish(end);
         if may_be_unread {
@@ -81,17 +80,17 @@ struct Relay<'s> {
     download: Direction,
     half_close: bool,
     idle_max: Duration,
-    /// When something has passed last.
+    /// Time when bytes last passed.
     last_moved: Moment,
-    /// Stays where it is while something passes, and is set anew when it expires: that is rarer.
+    /// Idle timer. It is set again only when it expires, which is rarer than resetting it whenever bytes pass.
     idle: Timer,
-    /// When that is.
+    /// Expiry of the idle timer.
     idle_look: Moment,
     has_first_byte: bool,
 }
 
 impl Drop for Relay<'_> {
-    /// The server's figures have it, also if the session is closed from outside.
+    /// Updates the server's statistics, also if the session is closed from outside.
     fn drop(&mut self) {
         let mut attempt = self.session.attempts.last();
         attempt.end(gale_runtime::now());
@@ -111,7 +110,7 @@ impl<'s> Relay<'s> {
             upload.set_nodelay(&server.transport, server.chosen.address());
             download.set_nodelay(client, &session.connection().remote);
         }
-        // What the client has said so far goes behind our own words.
+        // The client's first bytes follow the PROXY protocol header.
         let mut ahead = Output::new();
         let header = std::mem::take(&mut server.header);
         if !header.is_empty() {
@@ -131,7 +130,7 @@ impl<'s> Relay<'s> {
             idle_max: *settings.timeout.get(),
             last_moved: gale_runtime::now(),
             idle: Timer::new(),
-            // The first time when it is looked at.
+            // In the past: the first poll sets the timer.
             idle_look: Moment::from_nanos(0),
             has_first_byte: false,
         }
@@ -142,12 +141,12 @@ impl<'s> Relay<'s> {
             Ok(has_moved) => has_moved,
             Err(end) => return Poll::Ready(end),
         };
-        // A direction that waits for its rate is not silent.
+        // A direction that waits for its rate is not idle.
         let is_silent = !has_moved && !self.upload.waits_for_rate && !self.download.waits_for_rate;
         self.poll_idle(context, is_silent).map(|()| End::Idle)
     }
 
-    /// Ready when nothing has passed for too long.
+    /// Ready if the idle timeout has expired.
     fn poll_idle(&mut self, context: &mut Context<'_>, is_silent: bool) -> Poll<()> {
         let now = gale_runtime::now();
         if !is_silent {
@@ -161,9 +160,10 @@ impl<'s> Relay<'s> {
         self.idle.poll_expired(context)
     }
 
-    /// Carries what there is. Says whether anything has passed; the error is the end.
+    /// Copies what is available in both directions. Returns whether any bytes passed; the error is the end of the
+    /// session.
     ///
-    /// A direction that has nothing more is woken by itself: only the other one is asked again.
+    /// A direction that returned `Pending` wakes the task itself, so the loop polls only the other one again.
     fn poll_both(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         let (mut up, mut down, mut has_moved) = (true, true, false);
         while up || down {
@@ -216,7 +216,8 @@ impl<'s> Relay<'s> {
         }
     }
 
-    /// A side has ended, and the other one has all of it: it is told, or everything is over.
+    /// A side has closed, and everything it sent was delivered: shuts the other side down with half-close, else ends
+    /// the session.
     fn end_of(&mut self, side: Side) -> Result<bool, End> {
         let (direction, destination) = match side {
             Side::Client => (&mut self.upload, &self.server.transport),
@@ -229,12 +230,12 @@ impl<'s> Relay<'s> {
         if !self.half_close {
             return Err(End::Disconnected(side));
         }
-        // Who has closed the connection meanwhile is found out by reading.
+        // If the destination has closed meanwhile, the next read reports it.
         let _ = destination.shutdown_write();
         Ok(true)
     }
 
-    /// Says how it ended.
+    /// Logs the end of the session.
     fn finish(mut self, end: End) {
         let session = self.session;
         let started = session.attempts.last().started;
@@ -278,7 +279,7 @@ impl<'s> Relay<'s> {
                 }
             }
         }
-        // A connection that nobody reads to its end would be reset with what is on its way to the client.
+        // Lingering needs no connection slot for the server.
         drop(self.server.counted.take());
     }
 }
@@ -287,31 +288,28 @@ fn lost(error: io::Error, act: Act, from: Side, to: Side) -> End {
     End::Lost(if act == Act::Reading { from } else { to }, act, error)
 }
 
-/// One direction.
 struct Direction {
     way: Way,
-    /// Nothing else keeps it from receiving.
+    /// The rate limit alone delays receiving.
     waits_for_rate: bool,
-    /// What was received and not counted yet.
+    /// Bytes received and not yet counted.
     received: usize,
-    /// The source has ended, and the destination has all.
+    /// The source has closed, and everything was delivered.
     is_over: bool,
 }
 
-/// How bytes pass.
 enum Way {
-    /// From socket to socket. So much of it was counted as received.
+    /// From socket to socket. `counted` is the number of bytes in the pipe that were counted as received.
     Splice { splice: Splice, counted: usize },
     /// Through memory.
     Copy(Box<Copying>),
 }
 
-/// How bytes pass through memory.
 struct Copying {
     rate: Rate,
-    /// So much is received at once.
+    /// Size of a read.
     piece_bytes: usize,
-    /// While there is something to send.
+    /// Present only while there are bytes to send.
     output: Option<Box<Output>>,
     has_ended: bool,
     is_sending: bool,
@@ -328,17 +326,17 @@ impl Direction {
         Direction { way, waits_for_rate: false, received: 0, is_over: false }
     }
 
-    /// Has small pieces leave at once, for a destination of this address. (Over TLS they have since the handshake.)
+    /// Sets `TCP_NODELAY` for a destination with this address. (With TLS it is set before the handshake.)
     fn set_nodelay(&mut self, to: &Transport, address: &SocketAddress) {
         let Some(socket) = to.plain().filter(|_| address.inet().is_some()) else { return };
         match &mut self.way {
             Way::Splice { splice, .. } => splice.set_nodelay(),
-            // Whether the kernel waits for more is a matter of speed alone.
+            // A failure costs only speed.
             Way::Copy { .. } => drop(socket.set_nodelay(true)),
         }
     }
 
-    /// Sends this first. It counts as received before.
+    /// Queues bytes to send first. They were counted as received before.
     fn begin_with(&mut self, ahead: Output) {
         let length = ahead.len_bytes();
         match &mut self.way {
@@ -350,8 +348,8 @@ impl Direction {
         }
     }
 
-    /// Moves what there is; ready with how much the destination has taken, or with 0 when the source has ended and all
-    /// was taken.
+    /// Copies what is available. Ready with the number of bytes delivered, or with 0 when the source has closed and
+    /// everything was delivered.
     fn poll(&mut self, context: &mut Context<'_>, from: &Transport, to: &Transport) -> Poll<io::Result<usize>> {
         self.waits_for_rate = false;
         if self.is_over {
@@ -386,7 +384,8 @@ impl Direction {
                 copying.is_sending = false;
                 if copying.has_ended {
                     if let Some(tls) = to.tls() {
-                        // Who is not told would take what it has for cut short. An error comes up with the next byte.
+                        // Without `close_notify` the peer would regard the data as truncated. An error appears with the
+                        // next byte.
                         let _ = ready!(tls.poll_goodbye(context));
                     }
                     return Poll::Ready(Ok(0));
@@ -408,12 +407,11 @@ impl Direction {
         }
     }
 
-    /// What has been received since this was asked last.
+    /// Returns the number of bytes received since the last call.
     fn take_received(&mut self) -> usize {
         std::mem::take(&mut self.received)
     }
 
-    /// What was being done when an error came up.
     fn failed_act(&self) -> Act {
         let is_sending = match &self.way {
             Way::Splice { splice, .. } => splice.failed_sending(),

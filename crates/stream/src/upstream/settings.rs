@@ -1,4 +1,4 @@
-//! What a server block says about passing sessions on.
+//! Settings of a server block for passing sessions to servers.
 //! (<https://nginx.org/en/docs/stream/ngx_stream_proxy_module.html>)
 
 use std::sync::{Arc, OnceLock};
@@ -15,17 +15,17 @@ use gale_runtime::ConnectOptions;
 
 use crate::session::Session;
 
-/// How long the name of a protocol above TLS may be (RFC 7301, section 3.1).
+/// Maximum length of an ALPN protocol name (RFC 7301, section 3.1).
 pub const ALPN_BYTES_MAX: usize = 255;
 
-/// See the file's head. The names are those of the directives without `proxy_`.
+/// Settings named after their directives without `proxy_`.
 #[derive(Default)]
 pub struct ProxySettings {
     /// The servers. Not inherited.
     pub pass: Option<AddressPass<Session>>,
-    /// The address to connect from.
+    /// Local address of connections.
     pub bind: Setting<Option<Bind<Session>>>,
-    /// Checked: the address to connect from is always that of the attempt.
+    /// Accepted; the local address is evaluated for each attempt anyway.
     pub bind_dynamic: Setting<bool>,
     /// `SO_KEEPALIVE`
     pub socket_keepalive: Setting<bool>,
@@ -33,57 +33,57 @@ pub struct ProxySettings {
     pub socket_rcvbuf: Setting<u64>,
     /// `SO_SNDBUF` in bytes, 0 for the kernel's.
     pub socket_sndbuf: Setting<u64>,
-    /// How long connecting may take.
+    /// Time limit for connecting.
     pub connect_timeout: Setting<Duration>,
-    /// How long nothing may pass in either direction.
+    /// Longest time without bytes in either direction.
     pub timeout: Setting<Duration>,
-    /// How much is received at once where bytes pass through memory.
+    /// Size of a read where bytes are copied through memory.
     pub buffer_size: Setting<u64>,
-    /// How many bytes of a client pass in a second, 0 for no limit.
+    /// Bytes per second from the client; 0 for no limit.
     pub upload_rate: Setting<SizeTemplate<Session>>,
-    /// How many bytes of a server pass in a second, 0 for no limit.
+    /// Bytes per second from the server; 0 for no limit.
     pub download_rate: Setting<SizeTemplate<Session>>,
-    /// Whether each direction ends by itself.
+    /// Close each direction separately.
     pub half_close: Setting<bool>,
-    /// Whether the next server is tried.
+    /// Try the next server after a failure.
     pub next_upstream: Setting<bool>,
-    /// How many servers are tried, 0 for all.
+    /// Maximum number of servers tried; 0 for no limit.
     pub next_upstream_tries: Setting<u64>,
-    /// For how long servers are tried, zero for ever.
+    /// Time limit for trying servers; zero for no limit.
     pub next_upstream_timeout: Setting<Duration>,
-    /// Which header of the PROXY protocol servers get.
+    /// PROXY protocol version sent to servers.
     pub protocol: Setting<ProxyVersion>,
-    /// How many datagrams of a client belong to one session, 0 for all.
+    /// Datagrams from a client in one session; 0 for no limit.
     pub requests: Setting<u64>,
-    /// How many datagrams answer one of the client's; without it nobody knows.
+    /// Datagrams expected in answer to each of the client's; unknown if not set.
     pub responses: Setting<u64>,
-    /// Whether servers are spoken to over TLS.
+    /// Connect to servers with TLS.
     pub ssl: Setting<bool>,
-    /// What is asked of them then.
+    /// TLS settings of these connections.
     pub tls: TlsClientSettings,
-    /// The name that a server's certificate is to have; else that of the group.
+    /// Name expected in the server's certificate; by default that of the group.
     pub tls_name: Setting<Template<Session>>,
-    /// The protocols above TLS that servers are offered (ALPN).
+    /// Protocols offered to servers in ALPN.
     pub tls_alpn: Setting<Vec<Template<Session>>>,
-    /// The names of the certificate that is shown to servers and of its key, if they have variables.
+    /// Names of the client certificate and its key, if they contain variables.
     pub tls_certificate: Option<(Template<Session>, Template<Session>)>,
-    /// What `tls` comes to; there once the configuration is complete.
+    /// The client built from `tls`; present once the configuration is complete.
     pub tls_client: Option<Arc<OnceLock<Arc<TlsClient>>>>,
 }
 
 impl ProxySettings {
-    /// The header of the PROXY protocol that servers get for this session; empty for none.
+    /// Returns the PROXY protocol header for this session; empty if there is none.
     pub fn proxy_header(&self, session: &Session) -> Vec<u8> {
         let version = *self.protocol.get();
         if version == ProxyVersion::Off {
-            // Our address takes a system call.
+            // Getting the local address takes a system call, so this comes first.
             return Vec::new();
         }
         let transport = if session.datagrams().is_some() { Transport::Datagram } else { Transport::Stream };
         version.header(transport, session.remote(), session.local_address(), session.tls())
     }
 
-    /// How connections are made for this session.
+    /// Returns the options of connections for this session.
     pub fn connect_options(&self, session: &Session) -> ConnectOptions {
         let bind = self.bind.get_opt().and_then(Option::as_ref);
         ConnectOptions {
@@ -97,12 +97,12 @@ impl ProxySettings {
         }
     }
 
-    /// How much is received at once where bytes pass through memory.
+    /// Returns the size of a read where bytes are copied through memory.
     pub fn piece_bytes(&self) -> usize {
         usize::try_from(*self.buffer_size.get()).unwrap_or(usize::MAX).max(1)
     }
 
-    /// How many bytes of the client, and of the server, pass in a second; 0 for no limit.
+    /// Returns the limits in bytes per second from the client and from the server; 0 for no limit.
     pub fn rates(&self, session: &Session) -> (u64, u64) {
         let rate = |setting: &Setting<SizeTemplate<Session>>| {
             setting.get_opt().map_or(0, |rate: &SizeTemplate<Session>| rate.evaluate(session))
@@ -110,23 +110,24 @@ impl ProxySettings {
         (rate(&self.upload_rate), rate(&self.download_rate))
     }
 
-    /// What this session asks of servers that are spoken to over TLS.
+    /// Returns the TLS client for connections of this session.
     ///
     /// # Errors
-    /// The certificate that they are to be shown cannot be had.
+    /// The client certificate could not be loaded.
     pub async fn tls_client(&self, session: &Session) -> Result<Arc<TlsClient>, NamedFailure> {
         let client = self.tls_client.as_ref().and_then(|client| client.get());
         let mut client = Arc::clone(client.expect("a server that speaks TLS was prepared for it"));
         if let Some((certificate, key)) = self.tls_certificate.as_ref().filter(|_| client.needs_certificate()) {
             client = client.with_certificate(&certificate.evaluate(session), &key.evaluate(session)).await?;
         }
-        // Names that no handshake can carry are left out, as in nginx; the empty ones of variables above all.
+        // Names that do not fit into a handshake are skipped, as in nginx. Above all, these are empty values of
+        // variables.
         let protocols = self.tls_alpn.get_opt().into_iter().flatten().map(|name| name.evaluate(session));
         let protocols: Vec<Vec<u8>> = protocols.filter(|name| (1..=ALPN_BYTES_MAX).contains(&name.len())).collect();
         Ok(if protocols.is_empty() { client } else { client.offering(protocols) })
     }
 
-    /// The name of the server for a handshake; `group` is what `proxy_pass` calls it.
+    /// Returns the server name for a handshake; `group` is the name in `proxy_pass`.
     pub fn tls_name(&self, session: &Session, group: &str) -> Vec<u8> {
         match self.tls_name.get_opt() {
             Some(name) => name.evaluate(session),
