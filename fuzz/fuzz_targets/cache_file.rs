@@ -1,17 +1,17 @@
-//! The header of a stored response, and a cache's journal: whatever bytes are on the disk, reading them ends within
-//! them, what is read is written as it was, and one bit more or less is noticed.
+//! Headers of stored responses and the journal of a cache: reading arbitrary bytes stays within them, a value that was
+//! read is written back unchanged, and a single flipped bit is detected.
 #![no_main]
 
 use gale_http::cache::format::{HEADER_MAX, Unreadable, decode, encode, header_length};
 use gale_http::cache::journal::{Account, Changes, Outcome, Scan, header};
 use libfuzzer_sys::fuzz_target;
 
-/// Where the sum of a header stands, and its fixed part ends.
+/// Position of the checksum, at the end of the header's fixed part.
 const CRC: std::ops::Range<usize> = 92..96;
 
 fuzz_target!(|data: &[u8]| {
     read_header(data);
-    // With a length and a sum that fit, as a file that somebody has made by hand.
+    // The same bytes with a correct length and checksum, like a forged file.
     if (CRC.end..=HEADER_MAX).contains(&data.len()) {
         let mut sealed = data.to_vec();
         sealed[..8].copy_from_slice(b"GALECACH");
@@ -44,7 +44,7 @@ fn read_header(bytes: &[u8]) {
         changed[at] ^= 1;
         assert!(decode(&changed).is_err(), "{at}");
     }
-    // What was read fits into a header that is made for it, and is the same again.
+    // The values read fit into a new header and survive another round trip.
     let again_length = header_length(&header.meta);
     let written = encode(&header.meta, again_length, header.body_length, header.body_crc);
     if written.len() > HEADER_MAX {
@@ -60,9 +60,9 @@ fn read_records(bytes: &[u8]) {
     let mut scan = Scan::default();
     let file = [&header(Account::default())[..], bytes].concat();
     let (first, second) = file.split_at(file.len() / 2);
-    // The empty piece is the end.
+    // An empty piece marks the end.
     [first, second, &[]].into_iter().for_each(|piece| scan.push(piece, |record| records.push(record)));
-    // What was found between damaged bytes is a whole journal by itself.
+    // Records found between damaged bytes form a valid journal.
     let mut changes = Changes::default();
     records.iter().for_each(|record| changes.add(record));
     let file = [&header(changes.purges)[..], &changes.bytes].concat();

@@ -1,4 +1,4 @@
-//! Chunked bodies: whole and byte by byte give the same result; what was read can be written and read again.
+//! Chunked bodies: decoding at once and byte by byte give the same result, which survives a round trip.
 #![no_main]
 
 use gale_protocol::Offence;
@@ -21,7 +21,7 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(decode(&mut written.chunks(3), limits), Ok((body, Some(written.len()), Trailers::default())));
 });
 
-/// The data, how many bytes the body took if it ended, and its trailers.
+/// Returns the data, the length of the encoded body if it ended, and its trailers.
 fn decode(
     pieces: &mut dyn Iterator<Item = &[u8]>,
     limits: ChunkLimits,

@@ -1,12 +1,12 @@
-//! A client's first message of TLS: whatever comes byte by byte ends as it does whole, and whatever is asked of it has
-//! an answer within its bounds.
+//! TLS client hello: parsing at once and byte by byte give the same result, and no accessor leaves the bounds of the
+//! message.
 #![no_main]
 
 use gale_engine::tls::offered;
 use gale_protocol::client_hello::{ClientHello, Status, host_of, parse};
 use libfuzzer_sys::fuzz_target;
 
-/// `t13d1516h2_8daaf6152771_e5627efa2ab1`
+/// For example `t13d1516h2_8daaf6152771_e5627efa2ab1`.
 const JA4_LENGTH: usize = 36;
 
 fuzz_target!(|data: &[u8]| {

@@ -1,5 +1,4 @@
-//! Configurations: tokens never overlap, diagnostics can always be shown, and what was understood can be written and
-//! read again.
+//! Configurations: tokens never overlap, every diagnostic can be displayed, and parsed statements survive a round trip.
 #![no_main]
 
 use std::path::Path;
@@ -19,11 +18,11 @@ fuzz_target!(|data: &[u8]| {
     if !parsed.errors.has_errors() {
         check_written(&parsed.statements);
     }
-    // The value of -g: other words in its errors, otherwise the same language without blocks.
+    // The value of `-g`: the same language without blocks, and with other error messages.
     let _ = parse_parameter(&mut Sources::new(), &mut files(data), data.to_vec(), Path::new("/conf"));
 });
 
-/// Files that the text may include, the text itself among them.
+/// Returns files that the text may include, among them the text itself.
 fn files(data: &[u8]) -> MemoryFiles {
     MemoryFiles::new()
         .with("/conf/a", b"listen 80;".to_vec())
@@ -38,7 +37,7 @@ fn parse(text: &[u8]) -> (Sources, Parsed) {
     (sources, parsed)
 }
 
-/// Tokens stand one behind the other, within the text.
+/// Checks that tokens are in order, do not overlap and lie within the text.
 fn check_tokens(text: &[u8]) {
     let (tokens, error) = lex(text);
     let mut end = 0;
@@ -57,7 +56,7 @@ fn span_of(token: &Token) -> Span {
     }
 }
 
-/// Statements that are written out, every word quoted where it has to be, read back as the same statements.
+/// Checks that statements, written with the quotes they need, parse to the same statements.
 fn check_written(statements: &[Statement]) {
     let mut written = Vec::new();
     if !write(statements, &mut written) {
@@ -69,7 +68,7 @@ fn check_written(statements: &[Statement]) {
     assert!(is_same(statements, &again.statements));
 }
 
-/// False when a word has become too long by its quotes and backslashes.
+/// Writes statements. Returns false if quotes and backslashes make a word too long.
 fn write(statements: &[Statement], out: &mut Vec<u8>) -> bool {
     for statement in statements {
         for word in std::iter::once(&statement.name).chain(&statement.args) {

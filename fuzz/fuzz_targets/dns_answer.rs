@@ -1,4 +1,4 @@
-//! Answers of name servers: any bytes are read without a panic, and the records that are taken fit the question.
+//! Answers of name servers: reading arbitrary bytes never panics, and accepted records match the question.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

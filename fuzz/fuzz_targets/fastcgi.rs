@@ -1,4 +1,5 @@
-//! FastCGI records: whole and byte by byte give the same result; parameters of any bytes can be read back.
+//! FastCGI records: decoding at once and byte by byte give the same result, and parameters of any bytes survive a round
+//! trip.
 #![no_main]
 
 use gale_protocol::fastcgi::{EndRequest, Event, FastCgiFault, Params, ResponseDecoder, trim_message};
@@ -11,7 +12,7 @@ fuzz_target!(|data: &[u8]| {
     if let Err(fault) = whole {
         assert!(fault.to_string().starts_with("upstream sent "));
     }
-    // The first byte cuts what follows into a name and a value.
+    // The first byte is the length of the name; the rest is the value.
     let Some((&cut, rest)) = data.split_first() else { return };
     let (name, value) = rest.split_at(rest.len().min(usize::from(cut)));
     let value = value.repeat(usize::from(cut));
@@ -23,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
     assert!(content.ends_with(&value) && content[..content.len() - value.len()].ends_with(name));
 });
 
-/// The content of all records, which must be whole.
+/// Returns the joined content of the records, all of which must be complete.
 fn content(mut records: &[u8]) -> Vec<u8> {
     let mut content = Vec::new();
     while let Some((&[1, 4, 0, 1, high, low, padding, 0], rest)) = records.split_first_chunk::<8>() {

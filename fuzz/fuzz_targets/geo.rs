@@ -1,4 +1,4 @@
-//! The rows of a `geo`, of networks and of ranges: what is understood or refused, never a panic, however they are put.
+//! Rows of a `geo` block, with networks and with ranges: they are accepted or refused, and never cause a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Request heads: whole, byte by byte and in two pieces give the same result, and no accessor panics.
+//! Request heads: parsing at once, byte by byte and in two pieces give the same result, and no accessor panics.
 #![no_main]
 
 use gale_protocol::http1::{HeadParser, Limits, Status};
@@ -8,7 +8,7 @@ use gale_protocol::{Offence, http1};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    // The first byte chooses the limits and where to cut.
+    // The first byte selects the limits and the position of the cut.
     let Some((&choice, input)) = data.split_first() else {
         return;
     };

@@ -1,4 +1,4 @@
-//! Response heads: whole, byte by byte and in two pieces give the same result, and no accessor panics.
+//! Response heads: parsing at once, byte by byte and in two pieces give the same result, and no accessor panics.
 #![no_main]
 
 use gale_protocol::ResponseFault;
@@ -8,7 +8,7 @@ use gale_protocol::response::ResponseField;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    // The first byte chooses the form, the limit and where to cut.
+    // The first byte selects the format, the limit and the position of the cut.
     let Some((&choice, input)) = data.split_first() else {
         return;
     };

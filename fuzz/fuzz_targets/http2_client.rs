@@ -1,6 +1,5 @@
-//! The client's side of an HTTP/2 connection, as upstream servers are spoken to: whatever a server sends and however it
-//! is cut, the same events come out; requests are begun, sent, given up and read as windows allow, and each stream ends
-//! once.
+//! Client side of an HTTP/2 connection: a server's bytes lead to the same events however they are cut. Requests are
+//! sent, read and cancelled within the windows, and each stream ends once.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -11,15 +10,15 @@ use gale_protocol::http2::hpack::Indexing;
 use gale_protocol::http2::{Connection, ConnectionFault, ErrorCode, Event, Fields, Limits, RequestLine, StreamId};
 use libfuzzer_sys::fuzz_target;
 
-/// More streams than this are not open at once.
+/// Maximum number of open streams.
 const STREAMS_MAX: usize = 8;
 
-/// Bodies are so long, in pieces of this length.
+/// Length of request bodies, and of the pieces in which they are sent.
 const BODY_BYTES: usize = 3000;
 const PIECE_BYTES: usize = 700;
 
 fuzz_target!(|data: &[u8]| {
-    // The first two bytes choose limits and how the client behaves; the server's SETTINGS are added.
+    // The first two bytes select the limits and the behaviour of the client. The server's SETTINGS frame is added.
     let Some((&[choice, habits], frames)) = data.split_first_chunk() else { return };
     let mut input = vec![0, 0, 0, frame_type::SETTINGS, 0, 0, 0, 0, 0];
     input.extend_from_slice(frames);
@@ -28,20 +27,18 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(whole, run(choice, habits, &mut input.chunks(2 + usize::from(choice))));
 });
 
-/// What came of the input.
 #[derive(PartialEq, Debug, Default)]
 struct Seen {
     events: Vec<String>,
     fault: Option<ConnectionFault>,
 }
 
-/// A request that was begun.
 #[derive(Default)]
 struct Asked {
-    /// What is still to be sent of its body; `None` when all of it was.
+    /// Bytes of the body still to be sent; `None` if there are none.
     left: Option<usize>,
     has_head: bool,
-    /// The server has nothing more to say, or nobody listens.
+    /// The response has ended, or the request was cancelled.
     is_over: bool,
     body: Vec<u8>,
 }
@@ -94,7 +91,7 @@ fn run(choice: u8, habits: u8, pieces: &mut dyn Iterator<Item = &[u8]>) -> Seen 
 }
 
 impl Client {
-    /// Begins so many requests, if there is room.
+    /// Sends up to `count` requests, as far as streams are available.
     fn begin(&mut self, count: usize) {
         for number in 0..count {
             if self.connection.open_streams() >= STREAMS_MAX || self.connection.check_can_open().is_err() {
@@ -115,7 +112,7 @@ impl Client {
 
     fn take(&mut self, event: Event, input: &[u8], fields: &Fields) {
         let text = &fields.text;
-        // How many pieces a body has depends on how the input is cut: nothing is begun at each of them.
+        // The number of pieces of a body depends on how the input is cut, so a piece must not trigger a new request.
         let is_piece = matches!(event, Event::Data { end_stream: false, .. });
         match event {
             Event::Data { stream, piece, end_stream } => {
@@ -126,7 +123,7 @@ impl Client {
                 if end_stream {
                     self.seen.events.push(format!("end {stream} {:?}", std::mem::take(&mut asked.body)));
                 }
-                // A slow reader gives back later, which must not depend on how the input is cut.
+                // A slow reader releases bytes later. The time must not depend on how the input is cut.
                 if self.habits & 1 == 0 {
                     self.connection.release(stream, piece.len());
                 }
@@ -138,7 +135,7 @@ impl Client {
             Event::Response { stream, end_stream } => {
                 let asked = self.asked.get_mut(&stream).expect("it was asked for");
                 assert!(!asked.is_over);
-                // An interim head is followed by another one.
+                // Another head follows an interim one.
                 asked.has_head |= fields.response.status >= 200;
                 asked.is_over = end_stream;
                 assert!((100..1000).contains(&fields.response.status) && !(end_stream && !asked.has_head));
@@ -189,7 +186,7 @@ impl Client {
         asked.left = (!sent.end_stream).then_some(left - sent.length);
     }
 
-    /// The client of the oldest request has left.
+    /// Cancels the oldest request, as if its client had left.
     fn give_up_oldest(&mut self) {
         let oldest = self.asked.iter_mut().find(|(_, asked)| !asked.is_over);
         if let Some((&stream, asked)) = oldest {
@@ -199,7 +196,7 @@ impl Client {
     }
 }
 
-/// All that was written are frames that a server can read.
+/// Checks that the output consists of frames that a server can read.
 fn check_output(out: &[u8]) {
     let mut reader = FrameReader::of_client(0xff_ffff);
     let mut at = 0;

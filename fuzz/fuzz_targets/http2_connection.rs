@@ -1,4 +1,5 @@
-//! An HTTP/2 connection: whole and byte by byte give the same events, windows hold, and answers can always be written.
+//! HTTP/2 connection: decoding at once and byte by byte give the same events, windows are respected, and responses can
+//! always be written.
 #![no_main]
 
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use gale_protocol::request::KnownHeader;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    // The first byte chooses the side and what is answered; the beginning of the connection is added.
+    // The first byte selects the side and the responses. The beginning of the connection is added.
     let Some((&choice, frames)) = data.split_first() else { return };
     let mut input = if choice & 1 == 0 { PREFACE.to_vec() } else { Vec::new() };
     input.extend_from_slice(&[0, 0, 0, frame_type::SETTINGS, 0, 0, 0, 0, 0]);
@@ -91,7 +92,7 @@ fn run(choice: u8, pieces: &mut dyn Iterator<Item = &[u8]>) -> Seen {
     seen
 }
 
-/// What does not depend on where it stands in the input.
+/// Returns the parts of an event that do not depend on its position in the input.
 fn describe(event: &Event, fields: &Fields) -> String {
     let text = &fields.text;
     match event {
@@ -141,7 +142,7 @@ fn answer(connection: &mut Connection, event: &Event, choice: u8, scheduler: &mu
         Event::PriorityChanged { stream, priority } => scheduler.reprioritize(stream, priority),
         _ => {}
     }
-    // One piece for the stream whose turn it is.
+    // Sends one piece for the next stream in turn.
     if let Some(stream) = scheduler.pop() {
         let window = connection.send_window(stream);
         match connection.write_data(stream, 700, choice & 16 == 0, out) {
@@ -162,7 +163,7 @@ fn answer(connection: &mut Connection, event: &Event, choice: u8, scheduler: &mu
     }
 }
 
-/// All that was written are frames that the other side can read.
+/// Checks that the output consists of frames that the other side can read.
 fn check_output(choice: u8, out: &[u8]) {
     let mut reader =
         if choice & 1 == 0 { FrameReader::of_server(0xff_ffff) } else { FrameReader::of_client(0xff_ffff) };

@@ -1,4 +1,5 @@
-//! HTTP/2 frames: whole and byte by byte are read alike, nothing stalls, and data add up.
+//! HTTP/2 frames: reading at once and byte by byte give the same result, reading always makes progress, and the lengths
+//! of data add up.
 #![no_main]
 
 use gale_protocol::http2::error::FrameFault;
@@ -6,14 +7,14 @@ use gale_protocol::http2::frame::{Frame, FrameReader};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    // The first byte chooses the side.
+    // The first byte selects the side.
     let Some((&choice, input)) = data.split_first() else { return };
     let whole = read(choice, &mut std::iter::once(input));
     assert_eq!(whole, read(choice, &mut input.chunks(1)));
     assert_eq!(whole, read(choice, &mut input.chunks(1 + usize::from(choice))));
 });
 
-/// The frames, with all that ranges refer to, as text.
+/// Returns the frames as text, with the bytes that their ranges refer to.
 fn read(choice: u8, pieces: &mut dyn Iterator<Item = &[u8]>) -> (Vec<String>, Option<FrameFault>) {
     let mut reader = match choice & 1 {
         0 => FrameReader::of_client(16_384),

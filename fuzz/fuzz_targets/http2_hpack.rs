@@ -1,11 +1,11 @@
-//! HPACK: any block is decoded or refused within bounds; what was decoded can be encoded and is decoded alike.
+//! HPACK: a block is decoded or refused within the limits, and decoded fields survive a round trip.
 #![no_main]
 
 use gale_protocol::http2::hpack::{Decoder, Encoder, Indexing};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    // The first byte chooses sizes of tables; then blocks, each behind its length.
+    // The first byte selects the table sizes. Blocks follow, each after its length.
     let Some((&choice, mut rest)) = data.split_first() else { return };
     let size = u32::from(choice) * 40;
     let (mut decoder, mut mirror, mut encoder) = (Decoder::new(size), Decoder::new(size), Encoder::new(size));

@@ -1,4 +1,4 @@
-//! The rows of a `map`: what is understood or refused, never a panic, however they are put.
+//! Rows of a `map` block: they are accepted or refused, and never cause a panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

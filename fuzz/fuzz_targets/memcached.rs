@@ -1,4 +1,5 @@
-//! memcached's replies: whole and byte by byte give the same result; a written key is one word.
+//! Replies of memcached: decoding at once and byte by byte give the same result, and a key is always written as one
+//! word.
 #![no_main]
 
 use gale_protocol::http1::Status;
@@ -23,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// The reply, the value, and how many bytes both took if they are complete.
+/// Returns the reply, the value, and the length of both if they are complete.
 fn decode(
     input: &[u8],
     key: &[u8],

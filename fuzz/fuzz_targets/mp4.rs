@@ -1,6 +1,7 @@
-//! The index of an MP4 file, cut: what is sent lies in the file and is not much longer, whatever its atoms say.
+//! Cuts an MP4 file by its index: the part lies within the file, and the new head is not much longer than the file, for
+//! any atoms.
 //!
-//! The first bytes are the times, in thousandths of a second, and whether the part begins with a key frame.
+//! The first bytes are the start and length in thousandths of a second, and whether to start at a key frame.
 #![no_main]
 
 use std::io;
@@ -29,7 +30,7 @@ fuzz_target!(|input: (u16, u16, bool, &[u8])| {
     };
     if let Ok(Some(part)) = cut(&File(file), file.len() as u64, &wanted, "film") {
         assert!(part.data.start < part.data.end && part.data.end <= file.len() as u64);
-        // Headers that were missing, and an edit list, for each track.
+        // Each track may get missing headers and an edit list.
         assert!(part.head.len() <= 4 * file.len() + 64);
     }
 });

@@ -1,5 +1,5 @@
-//! Responses of OCSP: any bytes are read without a panic, and a status that is taken is still valid. Signatures are
-//! checked, too, so that certificates in a response are read.
+//! OCSP responses: reading arbitrary bytes never panics, and an accepted status is still valid. Signatures are verified
+//! as well, so that certificates in a response are parsed.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -18,7 +18,7 @@ static ID: LazyLock<CertificateId> = LazyLock::new(|| CertificateId::of(GOOD, IS
 fuzz_target!(|response: &[u8]| {
     for issuer in [None, Some(ISSUER)] {
         if let Ok(told) = read_response(response, &ID, issuer, NOW) {
-            // A clock may be wrong by some minutes.
+            // The limit is loose: a clock may be wrong by some minutes.
             assert!(told.valid_until > NOW - 3600);
         }
     }

@@ -1,4 +1,4 @@
-//! The PROXY protocol: whatever comes byte by byte ends as it does whole, and no value lies outside of the header.
+//! PROXY protocol: parsing at once and byte by byte give the same result, and no value lies outside the header.
 #![no_main]
 
 use gale_protocol::proxy_protocol::{LENGTH_MAX, Status, parse};

@@ -1,4 +1,5 @@
-//! `Range` fields: what comes of them is never empty, beyond the end, more than the whole or more than allowed.
+//! `Range` fields: a resulting range is never empty, beyond the end or longer than the whole, and there are no more
+//! than allowed.
 #![no_main]
 
 use gale_protocol::byte_ranges::{Asked, parse};

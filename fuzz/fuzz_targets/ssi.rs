@@ -1,5 +1,5 @@
-//! Documents with commands: the same is found however a document comes in pieces, what is kept is bounded, and what is
-//! no command is text. Values and expressions are evaluated without a panic.
+//! SSI documents: parsing gives the same result however the document is cut, memory is bounded, and everything but
+//! commands is text. Values and expressions are evaluated without a panic.
 #![no_main]
 
 use gale_protocol::ssi::text::{Expression, evaluate};
@@ -51,7 +51,7 @@ fn parse(document: &[u8], size: usize) -> Vec<Found> {
     found
 }
 
-/// Texts that follow each other are one.
+/// Adds an event. Adjacent texts are joined.
 fn take(event: Event, piece: &[u8], found: &mut Vec<Found>) {
     let text = match event {
         Event::Text(range) => &piece[range],

@@ -1,4 +1,4 @@
-//! Targets, paths, hosts and escaping: invariants of the normal form, and reversibility.
+//! Targets, paths, hosts and escaping: invariants of the normal form, and round trips.
 #![no_main]
 
 use gale_protocol::host;

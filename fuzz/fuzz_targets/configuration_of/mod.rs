@@ -1,11 +1,11 @@
-//! Reads a configuration with a file of rows as the program does, as far as no socket or file is opened.
+//! Builds a configuration that includes fuzzed rows, like the program, but opens no socket or file.
 
 use gale_config::MemoryFiles;
 use gale_engine::configuration::main_settings;
 use gale_modules::order::ORDER;
 use gale_process::BuildRequest;
 
-/// `text` stands in the http block; `data` is the file that it includes.
+/// `text` is the content of the http block; `data` is the file that it includes.
 pub fn build(text: &str, data: &[u8]) {
     let request = BuildRequest {
         program: "gale".to_owned(),
