@@ -1,7 +1,7 @@
-//! `cargo xtask deny`: licences, sources, banned packages and known advisories of everything that Gale is built from,
-//! without a network. The rules are those of `deny.toml`, which cargo-deny reads, too; the advisories are
-//! `xtask/advisories.toml`, a list that is kept by hand. RustSec's database has what came later: with a network,
-//! `cargo deny check` asks that.
+//! `cargo xtask deny`: checks licences, sources, banned packages and known advisories of all dependencies, without a
+//! network. The rules are those of `deny.toml`, which cargo-deny reads, too. The advisories are in
+//! `xtask/advisories.toml`, which is maintained by hand. RustSec's database has later ones: with a network, `cargo deny
+//! check` reads it.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 
 use crate::packages::{Locked, Metadata, REGISTRY, read_lock, root};
 
-/// The locks that are checked: the product's and that of the fuzz targets.
+/// Lock files that are checked: the product's and that of the fuzz targets.
 const LOCKS: [&str; 2] = ["Cargo.lock", "fuzz/Cargo.lock"];
 
-/// The part of `deny.toml` that is checked here.
+/// The part of `deny.toml` that is checked.
 #[derive(Debug, Deserialize)]
 struct Rules {
     licenses: Licenses,
@@ -61,12 +61,12 @@ struct Advisories {
 struct Advisory {
     id: String,
     package: String,
-    /// Versions that do not have the fault, one of which has to match.
+    /// Versions without the fault. One of them must match.
     sound: Vec<VersionReq>,
     about: String,
 }
 
-/// Something that may not be.
+/// A violation of a rule.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
     /// `LOCK: NAME VERSION`
@@ -80,7 +80,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Checks everything; the status says whether it holds.
+/// Runs all checks. The exit status tells if they pass.
 pub fn main(args: &[String]) -> ExitCode {
     if !args.is_empty() {
         eprintln!("usage: cargo xtask deny");
@@ -129,7 +129,7 @@ fn read<T: DeserializeOwned>(name: &str) -> Result<T, String> {
     toml::from_str(&text).map_err(|error| format!("{name}: {error}"))
 }
 
-/// Faults of a package: of its source, its name, its version.
+/// Returns violations of a package: its source, name and version.
 fn check_locked(package: &Locked, rules: &Rules, advisories: &[Advisory]) -> Result<Vec<String>, String> {
     let mut found = Vec::new();
     if let Some(source) = &package.source {
@@ -162,7 +162,7 @@ fn check_license(license: Option<&str>, allowed: &[String]) -> Option<String> {
     }
 }
 
-/// A licence in SPDX's words: names, `WITH`, `AND`, `OR`, brackets. `/` is an older `OR`.
+/// An SPDX licence expression: names, `WITH`, `AND`, `OR`, parentheses. `/` is an old form of `OR`.
 struct Expression {
     words: Vec<String>,
     at: usize,
@@ -174,7 +174,7 @@ impl Expression {
         Expression { words: text.split_whitespace().map(str::to_owned).collect(), at: 0 }
     }
 
-    /// True if these licences are enough; `None` if it is no expression.
+    /// Returns true if the allowed licences satisfy it; `None` if it is not an expression.
     fn evaluate(mut self, allowed: &[String]) -> Option<bool> {
         let is_satisfied = self.any(allowed)?;
         (self.at == self.words.len()).then_some(is_satisfied)

@@ -1,7 +1,7 @@
-//! `cargo xtask fuzz [--minutes N] [TARGET…]`: all targets of `fuzz`, or those that are named, one after the other
-//! with AddressSanitizer, in so many minutes together, and a table of the outcomes. It needs a nightly compiler and a
-//! C++ compiler, and stands in for `cargo fuzz run`, which need not be installed. Inputs that reach something new are
-//! kept in `target/fuzz/corpus`, those that fail in `fuzz/artifacts`; the committed corpus is only read.
+//! `cargo xtask fuzz [--minutes N] [TARGET…]`: runs the fuzz targets, all or those named, one by one with
+//! AddressSanitizer for this time in total, and prints a table of the outcomes. It requires a nightly compiler and a
+//! C++ compiler, and replaces `cargo fuzz run`, which need not be installed. Inputs with new coverage are stored in
+//! `target/fuzz/corpus`, failing ones in `fuzz/artifacts`; the committed corpus is not modified.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,18 @@ use crate::packages::root;
 
 const USAGE: &str = "usage: cargo xtask fuzz [--minutes N] [TARGET…]";
 
-/// Time for all targets together by default.
+/// Default time for all targets together.
 const MINUTES: u64 = 10;
 
-/// The compiler's options, as cargo-fuzz has them: coverage for libFuzzer, AddressSanitizer, assertions.
+/// Compiler options of cargo-fuzz: coverage for libFuzzer, AddressSanitizer, assertions.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Cdebug-assertions -Zsanitizer=address";
 
-/// The outcome of one target.
 struct Outcome {
     name: String,
     runs: String,
-    /// Edges of the code that inputs have reached.
+    /// Number of code edges that inputs have reached.
     coverage: String,
     is_well: bool,
 }
@@ -61,12 +60,12 @@ fn fuzz(wanted: &[String], seconds: u64) -> Result<Vec<Outcome>, String> {
     }
     let names = if wanted.is_empty() { all } else { wanted.to_vec() };
     let programs = build(&names)?;
-    // A target that has no time finds nothing.
+    // At least a second: a target without time finds nothing.
     let seconds_each = (seconds / names.len() as u64).max(1);
     names.iter().map(|name| run(name, &programs.join(name), seconds_each)).collect()
 }
 
-/// The names of the targets, in order.
+/// Returns the names of the targets in order.
 fn targets(folder: &Path) -> Result<Vec<String>, String> {
     let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
@@ -77,7 +76,7 @@ fn targets(folder: &Path) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// Builds the targets, and says in which folder they are.
+/// Builds the targets and returns their folder.
 fn build(names: &[String]) -> Result<PathBuf, String> {
     let host = crate::host().ok_or("rustc does not say what it compiles for")?;
     let folder = root().join("target/fuzz");
@@ -102,7 +101,7 @@ fn run(name: &str, program: &Path, seconds: u64) -> Result<Outcome, String> {
     println!("{name}: {seconds} seconds");
     let mut command = Command::new(program);
     command.arg(format!("-max_total_time={seconds}")).arg("-print_final_stats=1");
-    // The slash belongs to it: what follows is the name of a file.
+    // With a slash the prefix is a folder.
     command.arg(format!("-artifact_prefix={}/", failed.display())).arg(&kept);
     let committed = root().join("fuzz/corpus").join(name);
     if committed.is_dir() {
@@ -112,7 +111,7 @@ fn run(name: &str, program: &Path, seconds: u64) -> Result<Outcome, String> {
     let log = String::from_utf8_lossy(&output.stderr);
     let is_well = output.status.success();
     if !is_well {
-        // From the finding on.
+        // Prints the log from the finding on.
         let at = log.find("==ERROR").or_else(|| log.find("panicked")).unwrap_or(0);
         eprintln!("{}", &log[at..]);
     }
@@ -120,7 +119,7 @@ fn run(name: &str, program: &Path, seconds: u64) -> Result<Outcome, String> {
     Ok(Outcome { name: name.to_owned(), runs, coverage: last_number(&log, "cov:"), is_well })
 }
 
-/// The number behind the last of these words.
+/// Returns the number after the last occurrence of the word.
 fn last_number(log: &str, word: &str) -> String {
     let behind = log.rfind(word).map_or("", |at| log[at + word.len()..].trim_start());
     behind.chars().take_while(char::is_ascii_digit).collect()

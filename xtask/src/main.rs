@@ -1,8 +1,7 @@
-//! The chores that are not part of the product: `cargo xtask CHORE …`.
+//! Development tasks, which are not part of the product: `cargo xtask CHORE …`.
 //!
-//! This file only chooses the chore. It refuses to guess: an unknown chore or option is an error with the
-//! usage, and every chore's exit status says whether what it checked holds (0), does not hold (1), or could
-//! not be checked (2).
+//! This file selects the task. An unknown task or option is an error that prints the usage. The exit status is 0 if a
+//! check passes, 1 if it fails, and 2 if it could not be made.
 
 mod deny;
 mod fuzz;
@@ -53,7 +52,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The measurements are a program of their own, compiled with optimisation: this one is not.
+/// Runs the benchmarks, which are a separate program compiled with optimisation.
 fn bench(args: &[String]) -> ExitCode {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let run = ["run", "--quiet", "--release", "--package", "gale-bench", "--"];
@@ -66,8 +65,8 @@ fn bench(args: &[String]) -> ExitCode {
     }
 }
 
-/// The runtime alone, where nearly all `unsafe` is: the tests that drop futures and streams in every state are what
-/// this is for. The kernel's own writes are not seen, but whoever touches what was freed is, and what leaks.
+/// Runs the tests of the runtime, which has nearly all `unsafe` code, with AddressSanitizer. Many of them drop futures
+/// and streams in every state. The sanitizer finds use after free and leaks, but does not see writes by the kernel.
 fn sanitize(args: &[String]) -> ExitCode {
     let Some(host) = host() else {
         eprintln!("xtask sanitize: rustc does not report its target");
@@ -75,7 +74,8 @@ fn sanitize(args: &[String]) -> ExitCode {
     };
     let mut tests = Command::new("rustup");
     tests.args(["run", "nightly", "cargo", "test", "--package", "gale-runtime", "--tests"]);
-    // With a target, build scripts and macros are compiled without the sanitizer; other builds keep their folder.
+    // With a target, build scripts and macros are compiled without the sanitizer. A separate folder keeps other builds
+    // valid.
     tests.args(["--target", &host, "--target-dir", "target/sanitizer"]).args(args);
     tests.env("RUSTFLAGS", "-Zsanitizer=address");
     let suppressions = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/runtime/tests/leaks.txt");

@@ -1,5 +1,5 @@
-//! The packages that Gale is built from: `Cargo.lock`, and cargo's metadata of the packages in it. No network: cargo
-//! answers offline, for the packages of one target, which a build has fetched before.
+//! Dependencies of Gale: `Cargo.lock`, and cargo's metadata. Cargo runs offline and reports the packages of one target,
+//! which an earlier build has fetched.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,25 +8,25 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-/// The registry that packages may come from, as `Cargo.lock` names it.
+/// The permitted registry, as written in `Cargo.lock`.
 pub const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// The top folder of the repository.
+/// Returns the top folder of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a folder of the repository").to_owned()
 }
 
-/// A package of a `Cargo.lock`.
+/// A package in a `Cargo.lock`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 pub struct Locked {
     pub name: String,
     pub version: String,
-    /// Its registry; none for packages of the workspace.
+    /// Its registry; `None` for packages of the workspace.
     pub source: Option<String>,
     pub checksum: Option<String>,
 }
 
-/// The packages of this `Cargo.lock`.
+/// Reads the packages of this `Cargo.lock`.
 pub fn read_lock(path: &Path) -> Result<Vec<Locked>, String> {
     #[derive(Deserialize)]
     struct Lock {
@@ -37,7 +37,7 @@ pub fn read_lock(path: &Path) -> Result<Vec<Locked>, String> {
     Ok(lock.package)
 }
 
-/// Cargo's metadata: the packages of a target, and the graph of their needs.
+/// Cargo's metadata: the packages of a target and their dependency graph.
 #[derive(Debug, Deserialize)]
 pub struct Metadata {
     pub packages: Vec<Package>,
@@ -49,7 +49,7 @@ pub struct Package {
     pub id: String,
     pub name: String,
     pub version: String,
-    /// In SPDX's words.
+    /// An SPDX expression.
     pub license: Option<String>,
     pub repository: Option<String>,
     pub source: Option<String>,
@@ -80,21 +80,21 @@ struct Edge {
 
 #[derive(Debug, Deserialize)]
 struct EdgeKind {
-    /// `dev`, `build`, or none for linked code.
+    /// `dev`, `build`, or `None` for linked code.
     kind: Option<String>,
 }
 
-/// The part that a package has in the program.
+/// Use of a package by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// It only runs while the program is built: build scripts, macros, and their own needs.
+    /// Only for building the program: build scripts, macros, and their dependencies.
     OfBuild,
-    /// Its code is in the program.
+    /// Linked into the program.
     OfProgram,
 }
 
 impl Metadata {
-    /// Asks cargo, offline.
+    /// Runs `cargo metadata` offline.
     pub fn read(target: &str) -> Result<Metadata, String> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
@@ -106,7 +106,8 @@ impl Metadata {
         serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))
     }
 
-    /// The packages that a package needs, itself among them, with their part in it; needs of tests do not count.
+    /// Returns the transitive dependencies of a package and the package itself, with their use. Development
+    /// dependencies are excluded.
     pub fn parts_of(&self, name: &str) -> HashMap<&str, Part> {
         let nodes: HashMap<&str, &Node> = self.resolve.nodes.iter().map(|node| (&*node.id, node)).collect();
         let packages: HashMap<&str, &Package> = self.packages.iter().map(|package| (&*package.id, package)).collect();
@@ -137,7 +138,7 @@ impl Metadata {
         parts
     }
 
-    /// The packages that this one needs; needs of its tests do not count.
+    /// Returns the direct dependencies of a package, without development dependencies.
     pub fn needs(&self, id: &str) -> Vec<&str> {
         let node = self.resolve.nodes.iter().find(|node| node.id == id);
         let is_needed = |edge: &&Edge| edge.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"));

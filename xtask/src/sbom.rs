@@ -1,7 +1,7 @@
-//! `cargo xtask sbom`: the packages that are in the program, as CycloneDX 1.6 in JSON (<https://cyclonedx.org>), to
-//! `target/sbom/gale.cdx.json`. Made from `Cargo.lock` and cargo's metadata, so the same sources give the same bytes;
-//! a date is in it only if `SOURCE_DATE_EPOCH` gives one. Features that only tests switch on count, so there may be a
-//! package more than is linked, and never one less.
+//! `cargo xtask sbom`: writes the packages of the program as CycloneDX 1.6 in JSON (<https://cyclonedx.org>) to
+//! `target/sbom/gale.cdx.json`. The output depends only on `Cargo.lock` and cargo's metadata, so the same sources give
+//! the same bytes; it has a date only if `SOURCE_DATE_EPOCH` is set. Features enabled only by tests are included, so
+//! the list may have packages that are not linked, but is never incomplete.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::packages::{Locked, Metadata, Package, Part, read_lock, root};
 
 const USAGE: &str = "usage: cargo xtask sbom [--target TRIPLE] [--output FILE]";
 
-/// The package whose program it is.
+/// Package that contains the program.
 const PROGRAM: &str = "gale";
 
 pub fn main(args: &[String]) -> ExitCode {
@@ -109,7 +109,7 @@ fn component(package: &Package, kind: &str, part: Option<Part>, lock: &[Locked])
         "purl": purl(package),
     });
     if let Some(license) = &package.license {
-        // The older way to say "or".
+        // `/` is an old form of `OR`.
         component["licenses"] = json!([{ "expression": license.replace('/', " OR ") }]);
     }
     if let Some(part) = part {
@@ -126,18 +126,17 @@ fn component(package: &Package, kind: &str, part: Option<Part>, lock: &[Locked])
     component
 }
 
-/// The name of a package among those of all languages: <https://github.com/package-url/purl-spec>. Gale's own are in no
-/// registry.
+/// Returns the package URL: <https://github.com/package-url/purl-spec>. Gale's own packages are in no registry.
 fn purl(package: &Package) -> String {
     let kind = if package.source.is_some() { "cargo" } else { "generic/gale" };
     format!("pkg:{kind}/{}@{}", package.name, package.version.replace('+', "%2B"))
 }
 
-/// Seconds since 1970 as RFC 3339 writes them.
+/// Formats seconds since 1970 as in RFC 3339.
 fn timestamp(seconds: &str) -> Result<String, String> {
     let seconds: u64 = seconds.parse().map_err(|_| format!("SOURCE_DATE_EPOCH={seconds} is no number"))?;
     let (days, time) = (seconds / 86_400, seconds % 86_400);
-    // Days since 1 March of the year 0, in eras of 400 years: then the day of a leap year is a year's last.
+    // Days since 1 March of the year 0, in eras of 400 years. With this start the leap day is the last day of a year.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

@@ -1,9 +1,8 @@
-//! expected: what tests/nginx/expected.toml says about each file of the suite, and how a run compares with it.
+//! Reads and writes tests/nginx/expected.toml, and compares runs with it.
 //!
-//! It runs nothing and knows nothing of TAP beyond numbers of test points. It refuses to hold a claim without
-//! a reason: everything that does not pass says why (`unexplained` lists what does not).
-//! Invariant: `render` writes what `parse` reads; comparing the same run with the file it was recorded to finds
-//! no regression.
+//! It runs nothing, and of TAP it uses only the numbers of test points. Every file that does not pass needs a reason;
+//! `unexplained` lists those without. Invariants: `render` writes what `parse` reads, and a run compared with its own
+//! record has no regression.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,44 +11,43 @@ use serde::{Deserialize, Serialize};
 
 use super::suite::{self, Pattern};
 
-/// The whole of expected.toml.
+/// Content of expected.toml.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expectations {
-    /// The suite's commit that the numbers of test points refer to.
+    /// Commit of the suite that the test point numbers refer to.
     #[serde(default)]
     pub suite: Option<String>,
-    /// Files without an entry of their own; the first default that matches counts.
+    /// Groups of files without entries of their own. The first that matches applies.
     #[serde(default)]
     pub default: Vec<Unrecorded>,
     #[serde(default)]
     pub files: BTreeMap<String, Entry>,
 }
 
-/// Several files that nothing is expected of, and why.
+/// A group of files without expected results, and the reason.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unrecorded {
     pub reason: String,
-    /// Areas, or globs over file names (they end in `.t`).
+    /// Areas, or globs for file names (which end in `.t`).
     #[serde(rename = "match")]
     pub patterns: Vec<Pattern>,
 }
 
-/// What one file is expected to do.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
     pub status: Status,
-    /// Why it does not pass. Required for every other status.
+    /// Reason why the file does not pass. Required unless it passes.
     #[serde(default)]
     pub reason: String,
-    /// Numbers of the test points that fail; empty means that none has been recorded, and then any may fail.
+    /// Numbers of the failing test points. If empty, none are recorded, and any may fail.
     #[serde(default)]
     pub failing: Vec<u32>,
 }
 
-/// How a file ends, expected or seen.
+/// Result of a file, expected or actual.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
@@ -68,37 +66,37 @@ impl Status {
     }
 }
 
-/// What a run saw of one file, as far as it can be compared.
+/// Actual result of a file, as far as it is compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     pub status: Status,
-    /// Numbers of the test points that failed or never came.
+    /// Numbers of the test points that failed or are missing.
     pub failing: Vec<u32>,
-    /// The suite's own words for a skipped file; empty otherwise.
+    /// The suite's reason for skipping the file; empty if it was not skipped.
     pub skip_reason: String,
 }
 
-/// How one file compares with what is expected of it.
+/// Comparison of a file with its expected result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "verdict")]
 pub enum Verdict {
     /// As recorded.
     AsExpected,
-    /// Does not pass, and a default says that it need not.
+    /// Does not pass, as a default allows.
     NotBuilt { reason: String },
-    /// It passed before, or test points fail that did not.
+    /// Passed before, or has new failing test points.
     Regression { expected: Status, failing_anew: Vec<u32> },
-    /// Better than, or merely other than, what is recorded: expected.toml should be updated.
+    /// Better than recorded, or different: expected.toml should be updated.
     News { what: String },
 }
 
 impl Expectations {
-    /// Reads expected.toml. Errors are those of its syntax and its names, in toml's words with line and column.
+    /// Parses expected.toml. Errors have the line and column.
     pub fn parse(text: &str) -> Result<Expectations, String> {
         toml::from_str(text).map_err(|error| error.to_string())
     }
 
-    /// Compares one file's result. A file that nothing is recorded of is news, never a regression.
+    /// Compares the result of a file. An unrecorded file is news, never a regression.
     pub fn compare(&self, file: &str, seen: &Seen) -> Verdict {
         let Some(entry) = self.files.get(file) else {
             return match (self.default_for(file), seen.status) {
@@ -115,8 +113,8 @@ impl Expectations {
         }
     }
 
-    /// Takes the results over, keeping every reason that is still needed. A file that does not pass and is covered
-    /// by a default gets no entry. Files that the suite no longer has are dropped when `all_files` names them all.
+    /// Records new results and keeps the reasons that still apply. A file that does not pass and is covered by a
+    /// default gets no entry. With `all_files`, entries of files that are not among them are removed.
     pub fn update(&mut self, results: &BTreeMap<String, Seen>, all_files: Option<&[String]>) {
         for (file, seen) in results {
             let known = self.files.get(file);
@@ -138,7 +136,7 @@ impl Expectations {
         }
     }
 
-    /// Files and defaults that do not pass and do not say why.
+    /// Returns the files and defaults that do not pass and have no reason.
     pub fn unexplained(&self) -> Vec<String> {
         let files = self.files.iter().filter(|(_, entry)| entry.status != Status::Pass && entry.reason.is_empty());
         let defaults = self.default.iter().filter(|default| default.reason.is_empty());
@@ -148,7 +146,7 @@ impl Expectations {
             .collect()
     }
 
-    /// The text of expected.toml: one line per file, so that a change of one file is a change of one line.
+    /// Returns the text of expected.toml, with one line per file, so that diffs are small.
     pub fn render(&self) -> String {
         let mut text = String::from(HEADER);
         if let Some(suite) = &self.suite {
@@ -181,7 +179,7 @@ impl Expectations {
     }
 }
 
-/// A file that differs may fail what it failed before, and nothing else.
+/// A file that differs may fail at the recorded test points only.
 fn compare_failing(before: &[u32], now: &[u32]) -> Verdict {
     let anew: Vec<u32> = now.iter().copied().filter(|number| !before.contains(number)).collect();
     if before.is_empty() || before == now {
@@ -209,7 +207,7 @@ fn join(patterns: &[Pattern]) -> String {
     patterns.iter().map(Pattern::text).collect::<Vec<_>>().join(", ")
 }
 
-/// A TOML basic string.
+/// Quotes a TOML string.
 fn quote(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
 }

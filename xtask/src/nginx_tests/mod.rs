@@ -1,7 +1,7 @@
-//! nginx-tests: runs nginx's own test suite against a binary and compares with tests/nginx/expected.toml.
+//! Runs nginx's test suite against a binary, and compares the results with tests/nginx/expected.toml.
 //!
-//! The suite is a checkout given by its path; nothing of it is copied into this repository. The exit status is 0 when
-//! nothing that passed before fails, 1 when something does or a reason is missing, 2 when the run could not be made.
+//! The suite is a checkout given by its path; no part of it is copied into this repository. The exit status is 0 if
+//! there are no regressions, 1 if there are some or a reason is missing, and 2 if the run failed.
 
 mod expected;
 mod report;
@@ -36,7 +36,6 @@ usage: cargo xtask nginx-tests --suite PATH [OPTION…] [FILE | AREA | GLOB …]
   --list            list files and areas, run nothing
 ";
 
-/// Runs the chore with the arguments after its name.
 pub fn main(args: &[String]) -> ExitCode {
     if args.iter().any(|arg| arg == "--help" || arg == "-h") {
         print!("{USAGE}");
@@ -147,14 +146,14 @@ fn test(options: &Options) -> Result<ExitCode, String> {
     publish(options, &setup, &report, &unexplained)?;
     Ok(match (interrupted, report.regressions().next().is_none() && unexplained.is_empty()) {
         (true, _) => ExitCode::from(2),
-        // What an update has recorded is no longer a regression; a missing reason still is a fault.
+        // After an update there are no regressions, but missing reasons are still errors.
         (false, holds) if holds || (options.update && unexplained.is_empty()) => ExitCode::SUCCESS,
         (false, _) => ExitCode::FAILURE,
     })
 }
 
-/// Runs all files beside each other; those that then do not do what is expected once more, alone, because some files
-/// of the suite measure time and two of them on one core disturb each other.
+/// Runs all files in parallel, then repeats those with unexpected results one by one: some files of the suite measure
+/// time and disturb each other on one core.
 fn run_and_compare(options: &Options, setup: &Setup, files: &[String], expected: &Expectations) -> Vec<(Ran, Verdict)> {
     let report_progress = |ran: &Ran| {
         if !options.quiet {
@@ -194,7 +193,7 @@ fn prepare(options: &Options, suite: &Suite, scratch: &Scratch) -> Result<Setup,
     if let Some(modules) = &options.modules {
         environment.push(("TEST_NGINX_MODULES", modules.display().to_string()));
     }
-    // As root the workers would be `nobody`, who may not enter the temporary folders.
+    // As root, the default is an unprivileged user for the workers, which cannot enter the temporary folders.
     let for_root = || rustix::process::geteuid().is_root().then(|| "user root;".to_owned());
     let inherited = std::env::var_os("TEST_NGINX_GLOBALS").is_some();
     if let Some(globals) = options.globals.clone().or_else(|| if inherited { None } else { for_root() }) {
@@ -211,7 +210,7 @@ fn prepare(options: &Options, suite: &Suite, scratch: &Scratch) -> Result<Setup,
 }
 
 fn publish(options: &Options, setup: &Setup, report: &Report, unexplained: &[String]) -> Result<(), String> {
-    // The table goes to the standard output unless the JSON does.
+    // The table goes to standard output, unless the JSON does.
     if options.json.as_deref() == Some("-") {
         eprint!("{}", report.text());
     } else {
@@ -244,7 +243,7 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
     std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// The first line of `-v`, which is also the proof that the binary starts at all.
+/// Returns the first line of `-v`. Fails if the binary does not start.
 fn version(binary: &Path) -> Result<String, String> {
     let output = Command::new(binary).arg("-v").output().map_err(|error| format!("{}: {error}", binary.display()))?;
     let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
@@ -261,7 +260,7 @@ fn default_binary() -> PathBuf {
     if release.exists() { release } else { repository().join("target/debug/gale") }
 }
 
-/// A folder that goes when the run is over.
+/// A temporary folder, removed after the run.
 struct Scratch {
     path: PathBuf,
 }
@@ -280,7 +279,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Ctrl-C does not reach the files' process groups by itself; the threads that wait for them see this flag.
+/// Sets a flag on SIGINT and SIGTERM. Ctrl-C does not reach the process groups of the files, so the threads that wait
+/// for them check the flag.
 fn catch_interrupts() {
     extern "C" fn remember(_signal: libc::c_int) {
         INTERRUPTED.store(true, Ordering::Relaxed);

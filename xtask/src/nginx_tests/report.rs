@@ -1,6 +1,6 @@
-//! report: a run as a table per area, as lists of what changed, and as JSON.
+//! Formats a run as a table of areas, as lists of changes, and as JSON.
 //!
-//! It decides nothing: every verdict comes from `expected.rs`.
+//! All verdicts come from `expected.rs`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,19 +11,17 @@ use super::expected::{Status, Verdict};
 use super::run::{Ending, Ran};
 use super::suite;
 
-/// A run and its verdicts.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// What the binary says with `-v`.
+    /// The first line of the binary's `-v`.
     pub binary: String,
-    /// The suite's commit, where git knows it.
+    /// The suite's commit, if git reports it.
     pub suite: Option<String>,
     pub areas: BTreeMap<String, Count>,
     pub total: Count,
     pub files: Vec<FileReport>,
 }
 
-/// Figures of an area.
 #[derive(Debug, Default, Clone, Copy, Serialize, PartialEq, Eq)]
 pub struct Count {
     pub files: u32,
@@ -31,14 +29,13 @@ pub struct Count {
     pub differs: u32,
     pub skip: u32,
     pub regressions: u32,
-    /// Test points of the files that were not skipped.
+    /// Test points of files that were not skipped.
     pub points: u32,
     pub points_passed: u32,
-    /// Of those passed, the ones that failed with the suite's own excuse.
+    /// Test points counted as passed that failed but are marked TODO.
     pub points_todo: u32,
 }
 
-/// One file's line of the JSON.
 #[derive(Debug, Serialize)]
 pub struct FileReport {
     pub file: String,
@@ -77,7 +74,7 @@ impl Report {
         self.files.iter().filter(|file| matches!(file.verdict, Verdict::Regression { .. }))
     }
 
-    /// The table and the lists, for a terminal.
+    /// Returns the table and the lists, for a terminal.
     pub fn text(&self) -> String {
         let mut text = format!("{}\n\n", self.binary);
         let _ = writeln!(
@@ -101,7 +98,7 @@ impl Report {
         }
         for file in self.regressions() {
             let _ = writeln!(text, "  {}: {}", file.file, file.summary());
-            // Enough to recognise the fault; the whole output is kept beside.
+            // The first names identify the fault; the whole output is in the outputs folder.
             const NAMES_MAX: usize = 10;
             for (number, name) in file.failed_points.iter().take(NAMES_MAX) {
                 let _ = writeln!(text, "    not ok {number} - {name}");
@@ -127,7 +124,7 @@ impl Report {
         }
     }
 
-    /// Why the suite skips files: what the binary does not offer, or what the machine lacks.
+    /// Writes the suite's reasons for skipping files: features that the binary or the machine lacks.
     fn write_skips(&self, text: &mut String) {
         let mut reasons: BTreeMap<&str, u32> = BTreeMap::new();
         for file in self.files.iter().filter(|file| file.status == Status::Skip) {
@@ -203,7 +200,7 @@ impl FileReport {
     }
 }
 
-/// One line for a file that has just ended.
+/// Returns a line about a file that has ended.
 pub fn progress(ran: &Ran) -> String {
     let ending = ending_words(&ran.ending);
     let summary = summary(ran.seen.status, &ran.seen.skip_reason, ran.passed, ran.total, &ending);
@@ -218,7 +215,8 @@ fn summary(status: Status, skip_reason: &str, passed: u32, total: u32, ending: &
     }
 }
 
-/// Test::More exits with the number of failed points; only other endings say something that the points do not.
+/// Describes the end of a process. The exit status of Test::More is the number of failed points, which is known
+/// already.
 fn ending_words(ending: &Ending) -> String {
     match ending {
         Ending::Exited(code @ (0..=254)) => match code {

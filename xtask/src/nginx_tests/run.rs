@@ -1,9 +1,8 @@
-//! run: executes files of the suite, several at a time, each in a process group and a temporary folder of its own.
+//! Executes files of the suite, several in parallel, each in a process group and temporary folder of its own.
 //!
-//! It ends only what it started: when a file is over, whatever is left of its process group is killed while the
-//! group's leader is still unreaped, so that the number cannot belong to anybody else. Every file has a time limit.
-//! Files that run beside each other do not collide: the suite itself locks each port number by binding its UDP (or
-//! TCP) twin and takes another number of the same five hundred where one is taken.
+//! Every file has a time limit. When a file ends, the rest of its process group is killed before the leader is reaped,
+//! so that the group's number cannot be in use by another. Parallel files do not collide: the suite locks each port by
+//! binding its UDP (or TCP) counterpart, and takes another of the same five hundred numbers if that is taken.
 
 use std::fs::File;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -19,30 +18,29 @@ use serde::Serialize;
 use super::expected::{Seen, Status};
 use super::tap::{Outcome, Plan, Tap};
 
-/// How often a running file is looked at. Files last from 0.2 s on.
+/// Interval for checking a running file. Files take 0.2 s or longer.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// What a process group gets between SIGTERM and SIGKILL: nginx's fast shutdown takes milliseconds.
+/// Time between SIGTERM and SIGKILL. A fast shutdown of nginx takes milliseconds.
 const TERMINATION_GRACE: Duration = Duration::from_secs(3);
 
-/// Set by SIGINT and SIGTERM: running files are ended, no further one begins.
+/// Set by SIGINT and SIGTERM: running files are killed, and no others start.
 pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// What all files of a run share.
+/// Settings shared by all files of a run.
 #[derive(Debug)]
 pub struct Setup {
     pub suite: PathBuf,
-    /// A symlink called `nginx`, because the binary answers `-V` in nginx's form only under that name.
+    /// A symlink called `nginx`: only under that name does the binary answer `-V` in nginx's format.
     pub binary: PathBuf,
-    /// Folder for the files' temporary folders; short, because Unix socket paths end at 107 bytes.
+    /// Parent of the files' temporary folders. Its path is short, because Unix socket paths end at 107 bytes.
     pub scratch: PathBuf,
     /// Folder for the outputs: FILE.out and FILE.err.
     pub outputs: PathBuf,
     pub time_limit: Duration,
-    /// Added to the environment of every file.
+    /// Environment variables for every file.
     pub environment: Vec<(&'static str, String)>,
 }
 
-/// What was seen of one file.
 #[derive(Debug, Clone)]
 pub struct Ran {
     pub file: String,
@@ -50,17 +48,16 @@ pub struct Ran {
     pub passed: u32,
     pub total: u32,
     pub todo: u32,
-    /// Number and name of every test point that failed.
+    /// Number and name of every failed test point.
     pub failed_points: Vec<(u32, String)>,
-    /// Why the server did not start, in its own words.
+    /// The server's error message if it did not start.
     pub startup_error: Option<String>,
     pub ending: Ending,
     pub duration: Duration,
-    /// It did not pass beside others and was run once more, alone: this is the second result.
+    /// The file did not pass in parallel with others; this is the result of a second run, alone.
     pub repeated: bool,
 }
 
-/// How the file's process ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
@@ -72,8 +69,8 @@ pub enum Ending {
     Failed(String),
 }
 
-/// Runs `files` on `jobs` threads; `report` is told of each as it ends. The results come in the order of `files`;
-/// those that an interruption left out are missing.
+/// Runs `files` on `jobs` threads and calls `report` for each. Results are in the order of `files`. After an
+/// interruption some are missing.
 pub fn run_all(setup: &Setup, files: &[String], jobs: usize, report: &(dyn Fn(&Ran) + Sync)) -> Vec<Ran> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
@@ -107,7 +104,7 @@ fn run_one(setup: &Setup, file: &str) -> Ran {
     ran
 }
 
-/// From the output and the end of the process to pass, differs or skip.
+/// Computes the result from the output and the end of the process.
 fn judge(file: &str, tap: &Tap, ending: Ending, duration: Duration) -> Ran {
     let clean = ending == Ending::Exited(0);
     let (status, skip_reason) = match &tap.plan {
@@ -131,7 +128,7 @@ fn judge(file: &str, tap: &Tap, ending: Ending, duration: Duration) -> Ran {
     }
 }
 
-/// The message of the first `[emerg]` line, without the place: the temporary folder is another one each time.
+/// Returns the message of the first `[emerg]` line, without the position, which contains the temporary folder.
 fn find_startup_error(stderr: &str) -> Option<String> {
     let message = stderr.lines().find_map(|line| line.split_once("[emerg] "))?.1;
     Some(message.split(" in /").next().unwrap_or(message).to_owned())
@@ -140,7 +137,7 @@ fn find_startup_error(stderr: &str) -> Option<String> {
 fn execute(setup: &Setup, file: &str, out: &Path) -> std::io::Result<Ending> {
     let temporary = setup.scratch.join(file.trim_end_matches(".t"));
     std::fs::create_dir(&temporary)?;
-    // Files, not pipes: a backend that outlives its test file would hold a pipe open.
+    // Files in place of pipes: a backend that outlives its test file would keep a pipe open.
     let child = Command::new("perl")
         .arg(file)
         .current_dir(&setup.suite)
@@ -153,12 +150,12 @@ fn execute(setup: &Setup, file: &str, out: &Path) -> std::io::Result<Ending> {
         .process_group(0)
         .spawn()?;
     let ending = supervise(child, setup.time_limit);
-    // Best effort: a folder that cannot be removed goes with the whole scratch folder, or stays to be looked at.
+    // A temporary folder that cannot be removed now is removed with the scratch folder, or stays for inspection.
     let _ = std::fs::remove_dir_all(&temporary);
     ending
 }
 
-/// Waits for the child or its time limit, then ends what is left of its group.
+/// Waits for the child to exit or for its time limit, then kills the rest of its group.
 fn supervise(mut child: Child, time_limit: Duration) -> std::io::Result<Ending> {
     let group = Pid::from_child(&child);
     let deadline = Instant::now() + time_limit;
@@ -179,13 +176,13 @@ fn supervise(mut child: Child, time_limit: Duration) -> std::io::Result<Ending> 
             std::thread::sleep(POLL_INTERVAL);
         }
     }
-    // The leader is a zombie by now, or about to be: it still holds the group's number. ESRCH: nobody was left.
+    // The leader is a zombie, or will be soon, and still holds the group's number. ESRCH means that the group is empty.
     let _ = kill_process_group(group, Signal::KILL);
     let status = child.wait()?;
     Ok(forced.unwrap_or_else(|| ending_of(status)))
 }
 
-/// Whether the child has ended, without reaping it.
+/// Returns true if the child has exited. Does not reap it.
 fn has_exited(child: Pid) -> std::io::Result<bool> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     Ok(waitid(WaitId::Pid(child), options)?.is_some())
@@ -229,7 +226,7 @@ mod tests {
 
     #[test]
     fn the_whole_group_is_gone_when_the_time_is_up() {
-        // A grandchild that ignores SIGTERM holds the pipe: it reads to its end once that one is killed too.
+        // A grandchild that ignores SIGTERM holds the pipe. The read below ends once it is killed.
         let script = "(trap '' TERM; echo started; sleep 60) & wait";
         let mut child =
             Command::new("sh").args(["-c", script]).process_group(0).stdout(Stdio::piped()).spawn().unwrap();

@@ -1,14 +1,14 @@
-//! suite: a checkout of nginx's test suite: which files it has, which area a file belongs to, which were asked for.
+//! A checkout of nginx's test suite: its files, their areas, and selection by name.
 //!
-//! It reads directory names only; no test file is opened. Invariant: every file belongs to exactly one area.
+//! It reads directory names only and opens no test file. Invariant: every file belongs to exactly one area.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::Deserialize;
 
-/// Area by beginning of the file's name; the longest beginning counts. A file that none of them fits is an area of
-/// its first word (`mirror_proxy.t`: mirror). The names are those under which nginx's documentation files the subject.
+/// Areas by prefix of the file name; the longest prefix applies. Without a match, the area is the first word of the
+/// name (`mirror_proxy.t`: mirror). The names are those in nginx's documentation.
 const AREAS: &[(&str, &str)] = &[
     ("access.", "access"),
     ("access_log", "log"),
@@ -54,7 +54,6 @@ const AREAS: &[(&str, &str)] = &[
     ("worker_shutdown_timeout", "core"),
 ];
 
-/// The area of a file.
 pub fn area(file: &str) -> &str {
     let fitting = AREAS.iter().filter(|(beginning, _)| file.starts_with(beginning));
     match fitting.max_by_key(|(beginning, _)| beginning.len()) {
@@ -63,16 +62,15 @@ pub fn area(file: &str) -> &str {
     }
 }
 
-/// A checkout.
 #[derive(Debug)]
 pub struct Suite {
     pub path: PathBuf,
-    /// Names of the test files, sorted.
+    /// Sorted names of the test files.
     pub files: Vec<String>,
 }
 
 impl Suite {
-    /// Lists the checkout at `path`. Fails where there is none.
+    /// Lists the checkout at `path`. Fails if it is not a checkout.
     pub fn open(path: &Path) -> Result<Suite, String> {
         let problem = |error: std::io::Error| format!("{}: {error}", path.display());
         let path = path.canonicalize().map_err(problem)?;
@@ -91,15 +89,15 @@ impl Suite {
         Ok(Suite { path, files })
     }
 
-    /// The commit that is checked out; None when git cannot tell.
+    /// Returns the commit of the checkout, or `None` if git does not report it.
     pub fn commit(&self) -> Option<String> {
         let git = Command::new("git").arg("-C").arg(&self.path).args(["rev-parse", "HEAD"]).output().ok()?;
         let commit = String::from_utf8(git.stdout).ok()?.trim().to_owned();
         (git.status.success() && !commit.is_empty()).then_some(commit)
     }
 
-    /// The files that `wanted` names: areas, file names with or without `.t`, or globs. All files when it is empty.
-    /// A word that names nothing is an error.
+    /// Returns the files selected by `wanted`: areas, file names with or without `.t`, or globs. Without any, returns
+    /// all files. A word that matches nothing is an error.
     pub fn select(&self, wanted: &[String]) -> Result<Vec<String>, String> {
         let patterns: Vec<Pattern> = wanted.iter().map(|word| self.pattern(word)).collect();
         for pattern in &patterns {
@@ -111,7 +109,8 @@ impl Suite {
         Ok(self.files.iter().filter(asked).cloned().collect())
     }
 
-    /// An area's name wins over a file's: `rewrite` is the area, `rewrite.t` the file.
+    /// Returns the pattern for a word. An area takes precedence over a file: `rewrite` is the area, `rewrite.t` the
+    /// file.
     fn pattern(&self, word: &str) -> Pattern {
         let is_area = self.files.iter().any(|file| area(file) == word);
         let with_ending = format!("{word}.t");
@@ -119,7 +118,7 @@ impl Suite {
     }
 }
 
-/// An area's name, or a file name in which `*` stands for any text.
+/// An area, or a file name in which `*` matches any text.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Pattern(String);
@@ -133,7 +132,7 @@ impl Pattern {
         self.0 == area || glob_matches(self.0.as_bytes(), file.as_bytes())
     }
 
-    /// Whether it can match anything of a suite like today's: a glob or file name, or an area of the table.
+    /// Returns true if it matches anything in today's suite: a glob, a file name, or an area of the table.
     #[cfg(test)]
     pub fn is_known(&self) -> bool {
         const FIRST_WORDS: &[&str] = &[
@@ -174,8 +173,8 @@ impl Pattern {
     }
 }
 
-/// `*` matches any bytes, also none; everything else itself. Patterns are a few words long, so that stepping back to
-/// the last star is cheap.
+/// Matches `*` with any bytes, also none, and every other byte with itself. Patterns are a few words long, so
+/// backtracking to the last star is cheap.
 fn glob_matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at_pattern, mut at_text) = (0, 0);
     let mut last_star: Option<(usize, usize)> = None;

@@ -1,10 +1,10 @@
-//! tap: reads the output of one test file, in the form of the Test Anything Protocol that Perl's Test::More writes.
+//! Parses the output of a test file: the Test Anything Protocol as written by Perl's Test::More.
 //!
-//! It judges nothing beyond the protocol: whether a file was *expected* to pass is `expected.rs`'s question.
-//! Lines that are no TAP (a backend's chatter, indented subtests) are passed over, so every text parses.
-//! Invariant: `points` holds the test points in the order of the output, as many as were seen, whatever the plan says.
+//! The expected results are in `expected.rs`. Lines that are not TAP (output of a backend,
+//! indented subtests) are skipped, so every text parses. Invariant: `points` holds all test points of the output in
+//! order, whatever the plan says.
 
-/// What a test file said, and nothing about how its process ended.
+/// Parsed output of a test file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Tap {
     pub plan: Plan,
@@ -13,21 +13,21 @@ pub struct Tap {
     pub bail_out: Option<String>,
 }
 
-/// How many test points the file announced.
+/// Number of test points announced by the file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub enum Plan {
-    /// The file ended before it announced anything.
+    /// The file ended before it announced a plan.
     #[default]
     Missing,
     Count(u32),
-    /// `1..0 # SKIP reason`: the file has found that it does not apply.
+    /// `1..0 # SKIP reason`: the file does not apply.
     SkipAll(String),
 }
 
-/// One `ok` or `not ok` line.
+/// An `ok` or `not ok` line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Point {
-    /// As printed; counted on from the previous one where it is left out.
+    /// The number printed, or the previous one plus one.
     pub number: u32,
     pub name: String,
     pub outcome: Outcome,
@@ -39,12 +39,12 @@ pub enum Outcome {
     Failed,
     /// `ok # SKIP`: counts as passed.
     Skipped,
-    /// `not ok # TODO`: the suite itself says that it may fail.
+    /// `not ok # TODO`: the suite allows it to fail.
     Todo,
 }
 
 impl Tap {
-    /// Reads a whole output. Bytes that are no UTF-8 only matter inside names, so the caller may replace them.
+    /// Parses a whole output. Invalid UTF-8 occurs in names only, so the caller may replace it.
     pub fn parse(output: &str) -> Tap {
         let mut tap = Tap::default();
         for line in output.lines() {
@@ -60,7 +60,7 @@ impl Tap {
         tap
     }
 
-    /// Numbers of the points that failed, with the announced ones that never came.
+    /// Returns the numbers of points that failed or were announced and are missing.
     pub fn failing(&self) -> Vec<u32> {
         let mut failing: Vec<u32> =
             self.points.iter().filter(|point| point.outcome == Outcome::Failed).map(|point| point.number).collect();
@@ -70,12 +70,12 @@ impl Tap {
         failing
     }
 
-    /// How many points count as passed: those that did, and those that the suite skips or excuses.
+    /// Returns the number of points that passed, were skipped, or are marked TODO.
     pub fn passed(&self) -> u32 {
         self.points.iter().filter(|point| point.outcome != Outcome::Failed).count() as u32
     }
 
-    /// How many points there are, seen or announced, whichever is more.
+    /// Returns the number of points, seen or announced, whichever is larger.
     pub fn total(&self) -> u32 {
         let announced = match self.plan {
             Plan::Count(count) => count,
@@ -84,12 +84,12 @@ impl Tap {
         announced.max(self.points.len() as u32)
     }
 
-    /// How many points failed with the suite's own excuse.
+    /// Returns the number of failed points that are marked TODO.
     pub fn todo(&self) -> u32 {
         self.points.iter().filter(|point| point.outcome == Outcome::Todo).count() as u32
     }
 
-    /// Everything that was announced has come, in any order, and nothing failed.
+    /// Returns true if all announced points are present, in any order, and none failed.
     pub fn is_success(&self) -> bool {
         matches!(self.plan, Plan::Count(count) if count as usize == self.points.len())
             && self.bail_out.is_none()
@@ -97,7 +97,7 @@ impl Tap {
     }
 
     fn missing(&self) -> impl Iterator<Item = u32> + '_ {
-        // A broken output may announce any number; no file of the suite has a tenth of this.
+        // Bound for a broken output. No file of the suite has a tenth of this.
         const POINTS_MAX: u32 = 100_000;
         let announced = match self.plan {
             Plan::Count(count) => count.min(POINTS_MAX),
@@ -128,7 +128,7 @@ fn parse_point(line: &str, next_number: u32) -> Option<Point> {
         None => (true, line.strip_prefix("ok")?),
     };
     if !rest.is_empty() && !rest.starts_with(' ') {
-        return None; // "okay, …" is no test point
+        return None; // "okay, …" is not a test point
     }
     let rest = rest.trim_start();
     let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -149,7 +149,7 @@ enum Directive {
     Todo,
 }
 
-/// The directive is what follows the last ` # `; a `#` inside the name is written `\#` by Test::More.
+/// Splits the directive off, which follows the last ` # `. Test::More writes a `#` in a name as `\#`.
 fn split_directive(text: &str) -> (&str, Option<Directive>) {
     let Some(at) = text.rfind("# ").filter(|at| !text[..*at].ends_with('\\')) else {
         return (text, None);
@@ -164,7 +164,7 @@ fn split_directive(text: &str) -> (&str, Option<Directive>) {
     }
 }
 
-/// `text` without the leading word, letters in any case; None when another word comes first.
+/// Removes a leading word, ignoring case. Returns `None` if the text begins with another word.
 fn strip_word<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     let head = text.get(..word.len())?;
     let rest = &text[word.len()..];
