@@ -1,7 +1,7 @@
-//! accept: how two workers come to their connections: one shared socket, `reuseport`, `accept_mutex on`.
+//! accept: distribution of connections to two workers: with one shared socket, `reuseport`, or `accept_mutex on`.
 //!
-//! Short connections from two clients, everything on both cores, since how connections are spread only shows where the
-//! workers compete. The spread is that of the workers' CPU time: they all do the same for a connection.
+//! Two clients open short connections. Everything runs on both cores, because the distribution matters only where
+//! workers compete. It is measured by the workers' CPU time, since every connection takes the same work.
 
 use serde::Serialize;
 
@@ -21,7 +21,7 @@ struct WayRow {
     row: Row,
 }
 
-/// Measures every server that has these ways, in each of them.
+/// Measures every server that has these modes, in each of them.
 pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(Some(&["nginx", "gale"]))?;
     let case = Case::short(options).on_all_cores(options, WORKERS);

@@ -1,5 +1,5 @@
-//! application: a server behind the measured ones that does what a floor cannot: answers later, or switches to a
-//! tunnel. One thread for all connections, level-triggered.
+//! application: a backend that does what a floor cannot: answers with a delay, or switches to a tunnel. One thread
+//! serves all connections with level-triggered epoll.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -14,22 +14,22 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-/// How often it looks whether it is to end.
+/// Interval for checking whether to stop.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nok";
 const SWITCH: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
     Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
-/// What is done with a request, which comes in one piece.
+/// Treatment of a request, which arrives in one piece.
 #[derive(Clone, Copy, Debug)]
 pub enum Job {
-    /// It is answered after this time.
+    /// Answer after this time.
     Answer(Duration),
-    /// It is answered with a 101; what comes then is sent back.
+    /// Answer with a 101, then echo everything received.
     Echo,
 }
 
-/// A started application. It is ended when this is dropped.
+/// A running application. It is stopped on drop.
 #[derive(Debug)]
 pub struct Application {
     pub address: SocketAddr,
@@ -43,14 +43,14 @@ struct Connection {
     is_tunnel: bool,
 }
 
-/// What the thread has.
+/// State of the thread.
 struct Server {
     job: Job,
     listener: TcpListener,
     epoll: OwnedFd,
-    /// By descriptor number.
+    /// Indexed by descriptor.
     connections: Vec<Option<Connection>>,
-    /// The connections whose requests are still to be answered, in the order of their times.
+    /// Connections whose requests are unanswered, in the order in which their answers are due.
     waiting: VecDeque<(Instant, usize)>,
 }
 
@@ -72,7 +72,7 @@ impl Application {
         Ok(Application { address, accepted, is_over, thread: Some(thread) })
     }
 
-    /// Connections so far.
+    /// Number of connections accepted.
     pub fn accepted(&self) -> u64 {
         self.accepted.load(Ordering::Relaxed)
     }
@@ -123,7 +123,7 @@ impl Server {
         Ok(())
     }
 
-    /// False where the client has gone.
+    /// Returns false if the client has gone.
     fn accept(&mut self) -> io::Result<bool> {
         let Ok((stream, _)) = self.listener.accept() else { return Ok(false) };
         stream.set_nodelay(true)?;

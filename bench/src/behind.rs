@@ -1,5 +1,5 @@
-//! behind: servers to which the measured ones pass requests on. Behind most is a floor on the client's core, which
-//! answers every request with the same bytes; behind large bodies is one that sends and takes them.
+//! behind: backends for the measured proxies. Most cases use a floor on the client's core that answers every request
+//! with the same bytes; large bodies use one that sends and receives them.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use crate::servers::{POLL_INTERVAL, free_port};
 
 const START_TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// A started server. It is ended when this is dropped.
+/// A running backend. It is stopped on drop.
 #[derive(Debug)]
 pub struct Behind {
     pub port: u16,
@@ -22,7 +22,7 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// Starts it and waits until it answers.
+    /// Starts the backend and waits until it answers.
     pub fn start(core: usize, body_bytes: usize) -> Result<Rc<Behind>, String> {
         let port = free_port()?;
         let own = std::env::current_exe().map_err(|error| format!("behind: {error}"))?;
@@ -50,20 +50,21 @@ impl Drop for Behind {
     }
 }
 
-/// A server for large bodies: it takes that of a request, if there is one, and answers with two bytes; else it sends
-/// one of its own.
+/// A backend for large bodies. A request with a body is read and answered with two bytes; a request without one is
+/// answered with a large body.
 #[derive(Clone, Copy, Debug)]
 pub struct Bulk {
-    /// Bytes of its own body.
+    /// Length of the body that it sends.
     pub sends: u64,
-    /// It takes no more than this.
+    /// Limit for receiving, in bytes per second.
     pub taken_per_second: Option<u64>,
 }
 
 impl Bulk {
     const PIECE_BYTES: usize = 256 * 1024;
 
-    /// Starts it; it goes on until the program ends, with a thread for each connection and a request for each.
+    /// Starts the backend, which runs until the program ends. It has a thread for each connection and serves one
+    /// request on each.
     pub fn start(self) -> std::io::Result<SocketAddr> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
@@ -115,7 +116,7 @@ impl Bulk {
     }
 }
 
-/// Holds whoever takes bytes to a rate.
+/// Limits the rate at which bytes are received.
 #[derive(Debug)]
 pub struct Pace {
     begun: Instant,
@@ -128,7 +129,7 @@ impl Pace {
         Pace { begun: Instant::now(), bytes_per_second, taken: 0 }
     }
 
-    /// After so many more bytes: waits until they are due.
+    /// Counts bytes and sleeps until they are due.
     pub fn keep(&mut self, bytes: usize) {
         self.taken += bytes as u64;
         let due = Duration::from_secs_f64(self.taken as f64 / self.bytes_per_second as f64);

@@ -1,10 +1,9 @@
-//! beside: how long clients wait while the server has something large to do that is not theirs: a scrape of thousands
-//! of figures every second, the reload of a configuration with thousands of locations, or a group whose thousands of
-//! servers are all replaced.
+//! beside: latency of clients while the server does a large task for others: a scrape of thousands of metrics every
+//! second, a reload with thousands of locations, or the replacement of thousands of servers in a group.
 //!
-//! Requests are due at a fixed rate, as in `first-byte`. A server is measured with nothing else to do and with it, in
-//! turn, and asked which of its turns were stalls meanwhile. A stall of which the kernel says that the loop had no core
-//! is the machine's, and shown alone; of the others none may be longer than its bound.
+//! Requests are due at a fixed rate, as in `first-byte`. Each server is measured alternately without and with the task,
+//! and asked for its stalls. A stall in which, according to the kernel, the loop had no core is the machine's and
+//! listed separately. The others must not exceed a bound.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,7 +20,7 @@ use crate::options::Options;
 use crate::report::{self, Document, Spread};
 use crate::servers::{Kind, POLL_INTERVAL, Program, Running, Setting};
 
-/// Requests a second: far below what a worker can do.
+/// Requests per second, far below the capacity of a worker.
 const RATE: u32 = 2000;
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
@@ -31,21 +30,21 @@ const SCRAPE_INTERVAL: Duration = Duration::from_secs(1);
 
 const LOCATIONS: usize = 20_000;
 
-/// As many as `PUT` takes.
+/// The most that `PUT` accepts.
 const REPLACED: usize = 10_000;
 
-/// Work of the server beside answering.
+/// A task of the server beside answering.
 struct Task {
     name: &'static str,
     title: &'static str,
     what: String,
     http: String,
     server: String,
-    /// Longest stall that may be the server's own.
+    /// Limit for the server's own stalls.
     stall_max: Duration,
-    /// Does it once, and tells how many milliseconds it took.
+    /// Runs the task once and returns its duration in milliseconds.
     run: fn(&Running, u32) -> Result<f64, String>,
-    /// From one beginning to the next, at least.
+    /// Minimum interval between starts of the task.
     interval: Duration,
 }
 
@@ -55,36 +54,35 @@ struct Row {
     rounds: Vec<Round>,
 }
 
-/// A while without the task, and one with it.
+/// A period without the task, and one with it.
 #[derive(Debug, Serialize)]
 struct Round {
     without: Sample,
     with: Sample,
-    /// How long the task took, each time.
+    /// Duration of each run of the task.
     task_ms: Vec<f64>,
-    /// Those of the while with it.
+    /// Stalls in the period with the task.
     stalls: Vec<Stall>,
 }
 
-/// A turn of a loop that took over 10 ms, as the server tells it.
+/// A turn of a loop that took over 10 ms, as reported by the server.
 #[derive(Clone, Debug, Serialize)]
 struct Stall {
     worker: u64,
     began: String,
     kind: String,
     ms: f64,
-    /// What ran.
     task: String,
 }
 
 impl Stall {
-    /// Whether the loop wanted to run and had no core.
+    /// Returns true if the loop was ready to run but had no core.
     fn is_of_machine(&self) -> bool {
         self.kind == "preempted"
     }
 }
 
-/// A scrape every second, of thousands of zones and peers.
+/// Measures a scrape of thousands of zones and peers every second.
 pub fn measure_scrapes(options: &Options) -> Measured {
     let zones = (0..ZONES).map(|zone| format!("location = /z{zone} {{ status_zone z{zone}; return 200 ok; }}\n"));
     let peers = (0..PEERS).map(|peer| format!("server 127.1.{}.{}:1;\n", peer / 250, peer % 250 + 1));
@@ -97,7 +95,7 @@ pub fn measure_scrapes(options: &Options) -> Measured {
             "location = /metrics {{ prometheus; }} location /peers {{ proxy_pass http://peers; }} {}",
             zones.collect::<String>()
         ),
-        // What is a stall at all.
+        // No stalls are allowed.
         stall_max: Duration::ZERO,
         run: |server, _| {
             let begun = Instant::now();
@@ -115,7 +113,7 @@ pub fn measure_scrapes(options: &Options) -> Measured {
     measure(options, &task)
 }
 
-/// Reloads of a large configuration, one after the other.
+/// Measures consecutive reloads of a large configuration.
 pub fn measure_reloads(options: &Options) -> Measured {
     let locations = (0..LOCATIONS).map(|number| format!("location /p{number:05} {{ return 200 ok; }}\n"));
     let task = Task {
@@ -144,7 +142,7 @@ pub fn measure_reloads(options: &Options) -> Measured {
     measure(options, &task)
 }
 
-/// A list of servers for another, one `PUT` after the other; half of them stay.
+/// Measures consecutive `PUT` requests, each of which replaces half of a group's servers.
 pub fn measure_replacements(options: &Options) -> Measured {
     let task = Task {
         name: "large-put",
@@ -154,7 +152,7 @@ pub fn measure_replacements(options: &Options) -> Measured {
         ),
         http: "upstream large { zone large 64m; server 127.1.0.1:1; }".to_owned(),
         server: "location /write/ { api write=on; client_max_body_size 8m; }".to_owned(),
-        // What is a stall at all.
+        // No stalls are allowed.
         stall_max: Duration::ZERO,
         run: |server, number| {
             let address = |n: usize| {
@@ -264,7 +262,7 @@ fn measure_one(options: &Options, program: &Program, task: &Task) -> Result<Roun
     Ok(Round { without, with: with?, task_ms: task_ms?, stalls })
 }
 
-/// Does the task again and again: how many milliseconds it took each time.
+/// Repeats the task until `is_over`. Returns the duration of each run in milliseconds.
 fn repeat(task: &Task, server: &Running, is_over: &AtomicBool) -> Result<Vec<f64>, String> {
     let mut times = Vec::new();
     for number in 1.. {
@@ -288,7 +286,7 @@ fn ask(options: &Options, server: &Running) -> Result<Sample, String> {
     client.join().map_err(|_| "the client panicked".to_owned())?
 }
 
-/// The last stalls of the server's loops.
+/// Returns the server's list of recent stalls.
 fn stalls(server: &Running) -> Result<Vec<Stall>, String> {
     let told = load::request_once(&server.address, "/api/9/gale/stalls", TIME_LIMIT);
     let told = told.map_err(|failure| format!("stalls: {failure:?}"))?;

@@ -1,14 +1,12 @@
-//! burst: many clients ask for much at one moment, and one for two bytes: how long does that one wait?
+//! burst: many clients ask for much data at once; how long does another client wait for two bytes?
 //!
-//! One worker on a core of its own. The greedy are kept-alive connections that have had an answer before, or new ones
-//! that begin a handshake; then all of them ask at once, and take what comes off their sockets without copying it. The
-//! probe asks again and again over a connection of its own, one request after the other, in real-time priority, so that
-//! its answers do not wait for the greedy clients on their core. What counts is its longest wait in a burst; of ten
-//! bursts, or five where the server computes, the median.
+//! One worker has its own core. The greedy clients use keep-alive connections that have served one request, or new ones
+//! that begin a handshake. They send at the same moment and discard the answers without copying. The probe sends one
+//! request after another over its own connection, with real-time priority, so that it does not wait for the greedy
+//! clients on their core. The result is its longest wait in a burst: the median of ten, or of five for computation.
 //!
-//! A burst in which the server's threads waited for their core for much of the time, because others had it, says
-//! nothing about the server and is counted apart. Each other and the kernel's thread for packets, which takes what the
-//! server sends over loopback, are no others.
+//! A burst is invalid, and counted separately, if other processes held the core for much of it while the server was
+//! ready to run. The server's own threads, and the kernel's packet thread, which receives what it sends, do not count.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -34,21 +32,20 @@ use crate::process;
 use crate::report::{self, Document, Spread};
 use crate::servers::{Kind, Program, Running, Setting, letters};
 
-/// A row takes no longer than this for each burst that it wants, however many do not count: all rows together end in
-/// four minutes, also on a busy machine.
+/// Time limit of a row for each burst that it needs, counting invalid ones. All rows together end within four minutes,
+/// also on a busy machine.
 const TIME_FOR_BURST: Duration = Duration::from_millis(1200);
 
-/// A burst ends then, if not all of the greedy have had everything before.
+/// Time limit of a burst. It ends earlier if all greedy clients have received everything.
 const BURST_TIME: Duration = Duration::from_millis(500);
 
-/// Before and between bursts the probe asks in peace.
+/// Time before each burst in which only the probe runs.
 const PEACE: Duration = Duration::from_millis(50);
 
-/// Between an answer and the probe's next request.
+/// Pause of the probe between an answer and the next request.
 const PROBE_PAUSE: Duration = Duration::from_micros(100);
 
-/// A share of the burst's time: if others had the server's core for so long when it could have run, the burst does not
-/// count.
+/// Share of a burst in which the server was ready but others had its core. Above this limit the burst is invalid.
 const PREEMPTED_MAX: f64 = 0.1;
 
 const FILE_BYTES: usize = 16 << 20;
@@ -56,17 +53,17 @@ const TEXT_BYTES: usize = 1 << 20;
 const NAMES: usize = 100_000;
 const INCLUDES: usize = 5_000;
 
-/// Taken off one connection before it is another one's turn.
+/// Bytes received from one connection before the next one is served.
 const TAKEN_AT_ONCE: usize = 1 << 20;
 
-/// What the greedy ask for.
+/// The requests of the greedy clients.
 struct Case {
     name: &'static str,
     wants: Wants,
     greedy: usize,
-    /// What the probe may wait at most, by the median of the bursts.
+    /// Limit for the probe's longest wait, as the median of bursts.
     target_ms: f64,
-    /// It is about what clients are sent, in all numbers, rather than what the server computes: twice the bursts.
+    /// Twice the bursts: for cases about sending to many clients, as opposed to computing.
     is_main: bool,
 }
 
@@ -78,9 +75,9 @@ impl Case {
 
 #[derive(Clone, Copy)]
 enum Wants {
-    /// This, each over a connection that has had an answer before.
+    /// A request for this path, on a connection that has had an answer before.
     Path(&'static str),
-    /// The server's part of a full handshake, each over a connection that has said nothing before.
+    /// A full handshake on a new connection, up to the server's answer.
     Handshake,
 }
 
@@ -99,15 +96,15 @@ const CASES: &[Case] = &[
 struct Row {
     server: String,
     case: &'static str,
-    /// The probe's longest wait in each burst, in milliseconds.
+    /// Longest wait of the probe in each burst, in milliseconds.
     worst_ms: Spread,
-    /// Its 99th percentile.
+    /// 99th percentile of the probe's waits.
     p99_ms: Spread,
-    /// What the greedy got meanwhile, in MiB/s.
+    /// Throughput of the greedy clients in MiB/s.
     mib_per_second: Spread,
-    /// How long the server's thread that has worked most could have run and had no core, in milliseconds.
+    /// Time that the server's busiest thread was ready but had no core, in milliseconds.
     run_delay_ms: Spread,
-    /// How long the kernel's thread for packets had it meanwhile.
+    /// CPU time of the kernel's packet thread.
     packets_ms: Spread,
     counted: usize,
     preempted: usize,
@@ -120,7 +117,7 @@ impl Row {
     }
 }
 
-/// What one burst was like.
+/// Result of one burst.
 struct Burst {
     worst: Duration,
     p99: Duration,
@@ -248,14 +245,14 @@ fn run_burst(server: &Running, core: usize, case: &Case) -> Result<Burst, String
         drop(over);
         let after = process::threads(&tree);
         let mut waits = probe.join().expect("the probe does not panic")?;
-        // Also what was asked before and answered after the burst began.
+        // Includes a request sent before the burst and answered after it began.
         waits.retain(|(asked, wait)| *asked + *wait >= begun);
         let mut lengths: Vec<Duration> = waits.into_iter().map(|(_, wait)| wait).collect();
         lengths.sort();
         let nothing = || "the probe had no answer during a burst".to_owned();
         let worst = *lengths.last().ok_or_else(nothing)?;
         let p99 = lengths[lengths.len() * 99 / 100];
-        // Threads of a pool may have begun meanwhile.
+        // Threads of a pool may have been started since.
         let threads = after.iter().map(|(id, thread)| thread.since(before.get(id).copied().unwrap_or_default()));
         let threads: Vec<process::Thread> = threads.collect();
         let packets = packet_time().saturating_sub(packets_before);
@@ -273,15 +270,15 @@ fn run_burst(server: &Running, core: usize, case: &Case) -> Result<Burst, String
     })
 }
 
-/// How long others had the core at least while one of these threads could have run: what it waited beyond what its
-/// fellows and the kernel's thread for packets ran.
+/// Returns a lower bound for the time that other processes had the core while one of these threads was ready: its run
+/// delay, minus the CPU time of the server's other threads and of the kernel's packet thread.
 fn others_had_the_core(threads: &[process::Thread], packets: Duration) -> Duration {
     let all: Duration = threads.iter().map(|thread| thread.cpu_time).sum();
     let of = |thread: &process::Thread| thread.run_delay.saturating_sub(all - thread.cpu_time + packets);
     threads.iter().map(of).max().unwrap_or_default()
 }
 
-/// Asks for two bytes until it is told to end; when each was asked and how long its answer took.
+/// Asks for two bytes repeatedly until told to end. Returns the time of each request and the wait for its answer.
 fn probe(
     address: &str,
     ready: &std::sync::mpsc::Sender<()>,
@@ -291,7 +288,7 @@ fn probe(
     let failed = |failure: crate::client::load::Failure| format!("probe: {failure:?}");
     let mut connection = Connection::open(address).map_err(failed)?;
     connection.request("/return", false).map_err(failed)?;
-    // Nobody waits for it any more if that fails.
+    // A failure means that the receiver has gone.
     let _ = ready.send(());
     let mut waits = Vec::new();
     while matches!(is_over.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) {
@@ -303,7 +300,8 @@ fn probe(
     Ok(waits)
 }
 
-/// Has this thread run as soon as its answer is there. Without the right to that, waits are a little longer.
+/// Gives this thread real-time priority, so that it runs as soon as its answer is there. Without the permission waits
+/// are slightly longer.
 pub fn take_priority() {
     let parameter = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameter is a live value of the kernel's layout; 0 names the calling thread.
@@ -312,26 +310,24 @@ pub fn take_priority() {
     }
 }
 
-/// Keeps this thread on a core.
 pub fn pin(core: usize) -> Result<(), String> {
     let mut only = CpuSet::new();
     only.set(core);
     sched_setaffinity(None, &only).map_err(|error| format!("core {core}: {error}"))
 }
 
-/// Connections that will all ask at once.
+/// Connections that send their requests at the same moment.
 struct Greedy {
     poll: std::os::fd::OwnedFd,
-    /// With what each still has to get, if that is known.
+    /// Each with a flag, true while its answer is incomplete.
     streams: Vec<(TcpStream, bool)>,
-    /// What each of them says.
     request: Vec<u8>,
-    /// The first bytes of an answer are all of it: the client says nothing more.
+    /// The first bytes complete the answer: the client does not continue.
     is_answered_at_once: bool,
 }
 
 impl Greedy {
-    /// Connections that have had an answer before.
+    /// Opens connections and has one request answered on each.
     fn connect(address: &str, count: usize, path: &str) -> Result<Greedy, String> {
         let request =
             format!("GET {path} HTTP/1.1\r\nHost: bench\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n");
@@ -342,7 +338,7 @@ impl Greedy {
         })
     }
 
-    /// Connections that are new. All of them say the same: to the server each is a client with keys of its own.
+    /// Opens new connections. All send the same client hello, which the server treats as different clients.
     fn connect_for_handshakes(address: &str, count: usize) -> Result<Greedy, String> {
         let config = ClientConfig::builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth();
         let name = ServerName::try_from("localhost").map_err(|error| format!("burst: {error}"))?;
@@ -371,7 +367,8 @@ impl Greedy {
         Ok(Greedy { poll, streams, request, is_answered_at_once })
     }
 
-    /// Asks on all of them and takes what comes until they have everything or the time is over; returns how many bytes.
+    /// Sends all requests and receives until everything has arrived or the time is over. Returns the number of bytes
+    /// received.
     fn ask_and_take(&mut self, until: Instant) -> Result<u64, String> {
         for (stream, _) in &mut self.streams {
             stream.write_all(&self.request).map_err(|error| format!("burst: {error}"))?;
@@ -394,7 +391,7 @@ impl Greedy {
                         if bytes == 0 || self.is_answered_at_once {
                             *is_open = false;
                             open -= 1;
-                            // It will be closed with the others.
+                            // The socket is closed with the others.
                             let _ = epoll::delete(&self.poll, &*stream);
                         }
                     }
@@ -407,7 +404,7 @@ impl Greedy {
     }
 }
 
-/// What the greedy ask for. Removed at the end.
+/// Files for the greedy clients. Removed on drop.
 struct Site {
     directory: PathBuf,
 }
@@ -430,7 +427,7 @@ impl Site {
         for number in 0..NAMES {
             fs::write(names.join(format!("a-file-with-the-number-{number}")), b"")?;
         }
-        // Once from the disk, so that it is in memory, also in its times of access.
+        // Read once, so that the page cache has the files, and their access times are up to date.
         let mut sink = Vec::new();
         for name in ["file", "text.html", "page.shtml"] {
             fs::File::open(self.directory.join(name))?.read_to_end(&mut sink)?;

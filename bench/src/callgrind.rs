@@ -1,7 +1,7 @@
-//! callgrind: how often each instruction of a server was executed for a request, and where it is in the source.
+//! callgrind: executions of each instruction of a server per request, with its place in the source.
 //!
-//! callgrind counts the executions of every address (`--dump-instr=yes`), and addr2line tells the functions and files
-//! that an address is in, with all that is inlined there.
+//! callgrind counts the executions of every address (`--dump-instr=yes`). addr2line reports the functions and files of
+//! an address, including inlined ones.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,23 +11,23 @@ use crate::instructions::{self, Asked, REQUESTS_FEW};
 use crate::options::Options;
 use crate::servers::{Program, Setting};
 
-/// Names compressed, addresses would be relative to the line before.
+/// With compression, addresses would be relative to the line before.
 const OPTIONS: [&str; 3] = ["--dump-instr=yes", "--compress-strings=no", "--compress-pos=no"];
 
-/// An instruction: the file that it is in, and its address there.
+/// An instruction: its object file, and its address in it.
 pub type Instruction = (String, u64);
 
-/// A function, and the line of the source in it.
+/// A function and a source line in it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Frame {
     pub function: String,
-    /// Below `crates` of Gale's sources and `library` of Rust's, else the file alone; `??` where it is unknown.
+    /// Relative to `crates` in Gale's sources or `library` in Rust's, else the file name alone; `??` if unknown.
     pub file: String,
     pub line: String,
     pub is_of_gale: bool,
 }
 
-/// How often each instruction is executed for one request.
+/// Returns the executions of each instruction per request.
 pub fn per_request(
     options: &Options,
     program: &Program,
@@ -47,7 +47,8 @@ pub fn per_request(
     Ok(many.into_iter().map(of_more).collect())
 }
 
-/// A line of costs is `ADDRESS LINE COUNT`; one after `calls=` has the costs of what was called.
+/// Counts executions. A line of costs is `ADDRESS LINE COUNT`; the one after `calls=` has the inclusive costs of a
+/// call.
 fn executions(text: &str) -> HashMap<Instruction, u64> {
     let mut counts: HashMap<Instruction, u64> = HashMap::new();
     let mut object = String::new();
@@ -70,7 +71,7 @@ fn executions(text: &str) -> HashMap<Instruction, u64> {
     counts
 }
 
-/// The functions that each of these instructions is in, the innermost first.
+/// Returns the functions that each instruction is in, innermost first.
 pub fn frames<'a>(
     instructions: impl Iterator<Item = &'a Instruction>,
 ) -> Result<HashMap<Instruction, Vec<Frame>>, String> {
@@ -81,7 +82,7 @@ pub fn frames<'a>(
     let mut all = HashMap::new();
     for (object, addresses) in by_object {
         if !object.starts_with('/') {
-            continue; // code that was made at run time
+            continue; // code generated at run time
         }
         let list = std::env::temp_dir().join(format!("gale-bench-{}.addresses", std::process::id()));
         let lines: String = addresses.iter().map(|address| format!("{address:#x}\n")).collect();
@@ -96,13 +97,13 @@ pub fn frames<'a>(
     Ok(all)
 }
 
-/// What a program writes to its standard output.
+/// Runs a command and returns its standard output.
 pub fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("{:?}: {error}", command.get_program()))?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Of lines with an address, each followed by pairs of lines: a function, and the file with the line in it.
+/// Parses the output of addr2line: an address, then pairs of lines with a function and its file and line.
 fn frames_of(text: &str) -> Vec<(u64, Vec<Frame>)> {
     let mut all: Vec<(u64, Vec<Frame>)> = Vec::new();
     let mut lines = text.lines();
@@ -126,18 +127,18 @@ fn frame_of(function: &str, location: &str) -> Frame {
 }
 
 impl Frame {
-    /// The innermost function of Gale's that an instruction is in; else the outermost of all.
+    /// Returns the innermost frame in Gale, or the outermost frame if there is none.
     pub fn own(frames: &[Frame]) -> Option<&Frame> {
         frames.iter().find(|frame| frame.is_of_gale).or(frames.last())
     }
 }
 
-/// Without the hash that the compiler adds.
+/// Removes the hash that the compiler appends.
 fn without_hash(name: &str) -> &str {
     name.rsplit_once("::h").filter(|(_, hash)| hash.len() == 16).map_or(name, |(name, _)| name)
 }
 
-/// No path of the machine: from the crate's folder on.
+/// Removes the machine's directories: the path begins with the crate's folder.
 fn short_path(path: &str) -> &str {
     let cut = |mark: &str| path.rfind(mark).map(|at| &path[at + mark.len()..]);
     cut("/crates/").or_else(|| cut("/library/")).or_else(|| path.rsplit('/').next()).unwrap_or(path)

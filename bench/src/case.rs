@@ -1,8 +1,8 @@
-//! case: what is asked of the servers, and one run of it: the sample that the tables are made of.
+//! case: a workload for the servers, and one run of it, which yields a sample for the tables.
 //!
-//! The judged figure is the CPU time of all processes of the server, divided by the requests that it answered: it
-//! holds whether or not the server's core is saturated. Beside it stand how much of its core each side used, which says
-//! who was the limit, and how busy the cores were altogether.
+//! The main figure is the CPU time of all processes of the server divided by the number of answered requests. It is
+//! valid whether or not the server's core is saturated. The utilisation of each side's core shows which side was the
+//! limit, and the load of all cores is recorded, too.
 
 use std::process::Command;
 use std::rc::Rc;
@@ -22,19 +22,19 @@ use crate::process::{self, CoreTime, Process, Thread, Threads};
 use crate::report::Spread;
 use crate::servers::{Accepting, FILE_BYTES, Handshakes, Kind, Program, Running, SMALL_BODY, Setting};
 
-/// A run that fills caches and is not counted.
+/// Duration of the first run, which fills caches and is not counted.
 pub const WARM_UP_TIME: Duration = Duration::from_secs(1);
 
-/// What the floor of io_uring sends in one piece.
+/// Longest body that the io_uring floor sends at once.
 const FLOOR_RING_BODY_MAX: usize = 16 * 1024;
 
-/// Clients of an application in PHP or Python, which has fewer processes.
+/// Connections to an application in PHP or Python, which has fewer processes.
 const APPLICATION_CONNECTIONS: u32 = 16;
 
-/// Where an answer is found in a cache.
+/// Path that is answered from a cache.
 const FOUND_PATH: &str = "/cached";
 
-/// A cache in the server's own folder. What is stored each time leaves again.
+/// A cache in the server's own folder. `max_size` evicts the responses of `/stored`, which are never read.
 const CACHE: &str = "proxy_cache_path cache levels=1:2 keys_zone=cache:64m max_size=256m inactive=1h;";
 const CACHED_LOCATIONS: &str = "\
     location = /cached { proxy_pass http://behind; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
@@ -42,14 +42,13 @@ const CACHED_LOCATIONS: &str = "\
     location = /stored { proxy_pass http://behind; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
     proxy_cache cache; proxy_cache_valid 200 1h; proxy_cache_key $request_id; }";
 
-/// Directives for the http block and for the server's.
 #[derive(Debug, Clone)]
 pub struct Directives {
     pub http: String,
     pub server: String,
 }
 
-/// What is asked for, and how.
+/// A workload.
 #[derive(Debug, Clone)]
 pub struct Case {
     pub name: &'static str,
@@ -59,33 +58,30 @@ pub struct Case {
     pub connections: u32,
     pub is_short: bool,
     pub body_bytes: usize,
-    /// One of [`location::PAGES`]: only nginx and Gale know them.
+    /// One of [`location::PAGES`], which only nginx and Gale support.
     pub is_page: bool,
-    /// Made with nginx's directives, for the http block and for the server's: the same two.
+    /// nginx directives for the http block and the server block, for nginx and Gale.
     pub directives: Option<Directives>,
-    /// What the floor passes on then, over a connection for each request.
+    /// Request of the floor to the backend, over a new connection each time.
     pub floor_request: Option<OneRequest>,
-    /// Asked over TLS, with this certificate.
+    /// TLS certificate; without one the requests are in the clear.
     pub certificate: Option<Arc<Certificate>>,
-    /// What handshakes are like then.
     pub handshakes: Handshakes,
-    /// Who answers what the servers pass on.
+    /// Backend of proxied requests.
     pub behind: Option<Rc<Behind>>,
-    /// The application that does, as long as there is a case of it.
+    /// Keeps the application running while a case needs it.
     pub _interpreter: Option<Rc<Interpreter>>,
-    /// Calls of gRPC, and who answers them.
     pub grpc: Option<Rc<Grpc>>,
     pub client: ClientKind,
-    /// Event loops of the server, and processes of the client.
+    /// Event loops of the server.
     pub workers: usize,
     pub clients: usize,
-    /// Where they are.
     pub server_cores: Vec<usize>,
     pub client_cores: Vec<usize>,
 }
 
 impl Case {
-    /// `return 200` over kept-alive connections.
+    /// `return 200` over keep-alive connections.
     pub fn keepalive(options: &Options, client: ClientKind, connections: u32) -> Case {
         let asked_by = if client == ClientKind::Lean { ", lean client" } else { "" };
         Case {
@@ -112,14 +108,14 @@ impl Case {
         }
     }
 
-    /// A file of 1 KiB over kept-alive connections.
+    /// A file of 1 KiB over keep-alive connections.
     pub fn file(options: &Options, client: ClientKind, connections: u32) -> Case {
         let mut case = Case::keepalive(options, client, connections);
         case.title = case.title.replace("2-byte answer", "1 KiB file");
         Case { name: "file", path: "/file", body_bytes: FILE_BYTES, ..case }
     }
 
-    /// A page of a location as people write them, or a compressed one.
+    /// A page from a typical location, or a compressed one.
     pub fn page(options: &Options, client: ClientKind, page: Page) -> Case {
         let case = Case::keepalive(options, client, options.connections[0]);
         let title = case.title.replace("2-byte answer", page.title);
@@ -134,7 +130,7 @@ impl Case {
         }
     }
 
-    /// A file of some size. Short connections are wrk's alone.
+    /// A file of this size. Only wrk supports short connections.
     pub fn sized_file(
         options: &Options,
         client: ClientKind,
@@ -153,7 +149,7 @@ impl Case {
         Case { name, path, body_bytes, title: case.title.replace("2-byte answer", &format!("{size} file")), ..case }
     }
 
-    /// `return 200`, one request per connection. wrk alone can do that.
+    /// `return 200`, one request per connection. Only wrk supports that.
     pub fn short(options: &Options) -> Case {
         let connections = options.short_connections;
         Case {
@@ -165,14 +161,14 @@ impl Case {
         }
     }
 
-    /// A path over HTTP/2 in the clear, with so many streams at once on each of 16 connections.
+    /// A path over HTTP/2 in the clear, with this many concurrent streams on each of 16 connections.
     pub fn http2(options: &Options, name: &'static str, path: &'static str, body_bytes: usize, streams: u32) -> Case {
         let title = format!("HTTP/2, {body_bytes} bytes, 16 connections × {streams} streams");
         let client = ClientKind::H2load(streams);
         Case { name, title, path, body_bytes, ..Case::keepalive(options, client, 16) }
     }
 
-    /// Unary calls of gRPC that are passed on to a server that speaks HTTP/2, many at once on each of 16 connections.
+    /// Unary gRPC calls proxied to an HTTP/2 server, with many concurrent streams on each of 16 connections.
     pub fn grpc(options: &Options, grpc: Rc<Grpc>, streams: u32) -> Case {
         let title = format!("gRPC, unary calls, 16 connections × {streams} streams");
         let headers = &["content-type: application/grpc", "te: trailers"];
@@ -180,7 +176,7 @@ impl Case {
         Case { title, headers, directives: Some(grpc.directives()), grpc: Some(grpc), ..case }
     }
 
-    /// A request that is passed on to `behind`, which answers every one with the same.
+    /// A request proxied to `behind`, which always sends the same answer.
     pub fn proxied(
         options: &Options,
         client: ClientKind,
@@ -196,8 +192,8 @@ impl Case {
         Case { name, title, path, body_bytes, behind: Some(behind), ..case }
     }
 
-    /// 2 bytes of an application, over a connection to it for each request as people have it. None where it is not
-    /// installed.
+    /// 2 bytes from an application, over a new connection to it for each request, as is common. Returns `None` if it is
+    /// not installed.
     pub fn application(options: &Options, client: ClientKind, language: Language) -> Result<Option<Case>, String> {
         let (name, path, what) = match language {
             Language::Php => ("fastcgi", "/fastcgi", "PHP-FPM by FastCGI"),
@@ -216,7 +212,7 @@ impl Case {
         }))
     }
 
-    /// 2 bytes that are passed on to somebody, where these cases are asked for by name.
+    /// 2 bytes from a backend, for those of these cases that are requested by name.
     pub fn passed_on_if_chosen(options: &Options, client: ClientKind, connections: u32) -> Result<Vec<Case>, String> {
         let is_chosen = |name: &str| options.cases.iter().flatten().any(|case| case == name);
         let mut cases = Vec::new();
@@ -233,7 +229,7 @@ impl Case {
         Ok(cases)
     }
 
-    /// What is passed on is kept: `/cached` is a hit but for the first, `/stored` a miss each time.
+    /// Proxied responses with a cache: `/cached` is a hit except the first time, `/stored` is always a miss.
     pub fn cached(
         options: &Options,
         client: ClientKind,
@@ -248,13 +244,12 @@ impl Case {
         Case { title: format!("{}, {how}", case.title.replace("proxied", "cached")), directives, ..case }
     }
 
-    /// The same over TLS.
     pub fn over_tls(self, name: &'static str, certificate: &Arc<Certificate>) -> Case {
         let title = format!("{}, TLS", self.title);
         Case { name, title, certificate: Some(Arc::clone(certificate)), ..self }
     }
 
-    /// The same with this many workers and two clients, all of them on both cores.
+    /// Returns the case with this many workers and two clients, all on both cores.
     pub fn on_all_cores(self, options: &Options, workers: usize) -> Case {
         let cores = vec![options.server_core, options.client_core];
         let plural = if workers == 1 { "" } else { "s" };
@@ -268,45 +263,45 @@ impl Case {
         }
     }
 
-    /// The servers that this case compares. What changes a case much and is no default of a server is measured with and
-    /// without: the cache of open files, and accepting that waits for the request, which is h2o's default.
+    /// Returns the servers that this case compares. Features with a large effect that are not a server's default are
+    /// measured with and without: the cache of open files, and deferred accept, which is the default of h2o.
     pub fn programs(&self, programs: &[Program]) -> Vec<Program> {
         let mut all = Vec::new();
         for program in programs {
             let is_floor = program.kind == Kind::Floor && self.floor_request.is_some();
-            // Responses that are found need none of their directives; the floor is that of a server that has them.
+            // Cache hits need no directives for the other servers. Their floor is that of servers with directives.
             let may_find = self.is_found() && matches!(program.kind, Kind::Floor | Kind::Haproxy | Kind::Varnish);
             let is_configured = is_floor || matches!(program.kind, Kind::Nginx | Kind::Gale) || may_find;
             if (self.is_page || self.directives.is_some()) && !is_configured {
                 continue;
             }
             if self.certificate.is_some() && program.kind == Kind::Floor {
-                continue; // it speaks in the clear
+                continue; // no TLS
             }
             if self.handshakes.are_hybrid && !program.has_hybrid_keys {
                 continue;
             }
             let is_http2 = matches!(self.client, ClientKind::H2load(_));
             if is_http2 && matches!(program.kind, Kind::Floor | Kind::Haproxy) {
-                continue; // they speak HTTP/1
+                continue; // HTTP/1 only
             }
             if program.kind == Kind::Floor && self.is_short && self.behind.is_some() {
-                continue; // a relay does not know where an answer ends
+                continue; // a relay cannot detect the end of a response
             }
             if program.kind == Kind::Floor && self.workers > 1 {
                 continue; // it has one thread
             }
             let is_ring = program.driver.as_deref() == Some("io_uring");
             if program.kind == Kind::Floor && is_ring && self.body_bytes > FLOOR_RING_BODY_MAX {
-                continue; // it sends once, and no more fits into a socket
+                continue; // it sends once, and a socket holds no more
             }
             if program.kind == Kind::Haproxy && self.body_bytes > FILE_BYTES && self.behind.is_none() {
-                continue; // it has that one file in memory
+                continue; // it has only that file in memory
             }
             all.push(program.clone());
             let may_cache = program.kind == Kind::Nginx || (program.kind == Kind::Gale && self.name != "file");
             if self.behind.is_some() {
-                continue; // no file, and nothing to wait for
+                continue; // no file, and no reason to defer
             }
             if self.path.starts_with("/file") && may_cache {
                 let label = format!("{} + open_file_cache", program.label);
@@ -321,12 +316,10 @@ impl Case {
         all
     }
 
-    /// Whether the answers come out of a cache.
     fn is_found(&self) -> bool {
         self.path == FOUND_PATH
     }
 
-    /// What a server is started with for it.
     pub fn setting(&self) -> Setting {
         Setting {
             is_short: self.is_short,
@@ -350,7 +343,6 @@ impl Case {
         }
     }
 
-    /// What the clients do.
     fn run<'a>(&'a self, servers: &'a [Running], run_time: Duration) -> client::Run<'a> {
         client::Run {
             kind: self.client,
@@ -378,23 +370,23 @@ pub struct Sample {
     /// CPU time of the server per request, in microseconds.
     pub server_us: f64,
     pub client_us: f64,
-    /// Time that the cores of both were busy, with whatever, per request.
+    /// Busy time of the cores of both sides, whatever ran on them, per request.
     pub cores_us: f64,
-    /// CPU time of each side in the time of the run, as a share of one core: 1.0 is a saturated core.
+    /// CPU time of each side as a share of one core: 1.0 is a saturated core.
     pub server_utilisation: f64,
     pub client_utilisation: f64,
-    /// How busy the cores of the server were altogether.
+    /// Load of the server's cores, whatever ran on them.
     pub server_cores_busy: f64,
-    /// Of 1,000 requests: how often a thread of the server went to sleep, and was made to wait.
+    /// Voluntary and involuntary context switches of the server's threads per 1,000 requests.
     pub voluntary_switches: f64,
     pub involuntary_switches: f64,
-    /// The share of the workers' CPU time that the busiest of them had; an even spread is 1 / workers.
+    /// Share of the busiest worker in the workers' CPU time; an even distribution is 1 / workers.
     pub busiest_worker: f64,
     #[serde(flatten)]
     pub figures: Figures,
 }
 
-/// Lets the clients ask for `run_time`; the first of them is started by `under`, where there is such a command.
+/// Runs the clients for `run_time`. If `under` is given, that command starts the first of them.
 pub fn measure_once(
     case: &Case,
     server: &Running,
@@ -404,7 +396,7 @@ pub fn measure_once(
     measure_together(case, std::slice::from_ref(server), run_time, under)
 }
 
-/// The same of servers that the clients share among them, as if they were one.
+/// Measures several servers that share the clients, as if they were one.
 fn measure_together(
     case: &Case,
     servers: &[Running],
@@ -464,7 +456,7 @@ impl Reading {
     }
 }
 
-/// CPU seconds of the threads that worked most, as many as there are workers.
+/// Returns the CPU seconds of the busiest threads, one per worker.
 fn busiest(threads: &[Thread], workers: usize) -> Vec<f64> {
     let mut seconds: Vec<f64> = threads.iter().map(|thread| thread.cpu_time.as_secs_f64()).collect();
     seconds.sort_by(|a, b| b.total_cmp(a));
@@ -472,12 +464,11 @@ fn busiest(threads: &[Thread], workers: usize) -> Vec<f64> {
     seconds
 }
 
-/// What a row is about.
 #[derive(Debug, Clone)]
 pub struct Subject {
     pub program: Program,
     pub setting: Setting,
-    /// Started so many times; the clients go round.
+    /// Instances of the server; the clients use them in turn.
     pub servers: usize,
 }
 
@@ -491,7 +482,7 @@ impl Subject {
     }
 }
 
-/// All samples of one server.
+/// All samples of a server.
 #[derive(Debug, Serialize)]
 pub struct Row {
     pub server: String,
@@ -514,9 +505,9 @@ impl Row {
     }
 }
 
-/// Every case's servers are asked in turn, and again in turn, so that drift of the machine hits them alike.
+/// Measures the servers of a case in turn, repeatedly, so that drift of the machine affects all alike.
 pub fn measure_in_turn(options: &Options, case: &Case, subjects: &[Subject]) -> Result<Vec<Row>, String> {
-    // All run from the beginning; those that are not asked stay asleep.
+    // All run from the beginning; those without clients are asleep.
     let running: Vec<Vec<Running>> = subjects.iter().map(Subject::start).collect::<Result<_, _>>()?;
     eprintln!("{}:", case.title);
     // The first, short round fills caches and is not counted.
@@ -536,7 +527,7 @@ pub fn measure_in_turn(options: &Options, case: &Case, subjects: &[Subject]) -> 
     Ok(subjects.iter().zip(samples).map(row).collect())
 }
 
-/// A B C A B C …: what `measure` gave for every item, by round.
+/// Calls `measure` for A B C A B C … and returns the results by item and round.
 pub fn in_turn<T, S>(
     rounds: u32,
     items: &[T],

@@ -1,11 +1,11 @@
-//! certificate: a key of P-256 with a certificate that it has signed itself, in files, as all servers want it.
+//! certificate: a self-signed certificate with a P-256 key, in the files that servers need.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The files, in a folder of their own that is removed with it.
+/// The files, in a folder of their own that is removed on drop.
 #[derive(Debug)]
 pub struct Certificate {
     directory: PathBuf,
@@ -13,7 +13,6 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// A new one for these names.
     pub fn make(names: &[String]) -> Result<Arc<Certificate>, String> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -38,7 +37,7 @@ impl Certificate {
         &self.paths[1]
     }
 
-    /// Both in one file, as haproxy wants it.
+    /// Path of the file with both, for haproxy.
     pub fn both(&self) -> &Path {
         &self.paths[2]
     }
@@ -50,7 +49,7 @@ impl Drop for Certificate {
     }
 }
 
-/// A certificate and its key, in PEM.
+/// Returns a certificate and its key in PEM.
 pub fn texts(names: &[String]) -> Result<(String, String), String> {
     let made = rcgen::generate_simple_self_signed(names).map_err(|error| format!("certificate: {error}"))?;
     Ok((made.cert.pem(), made.signing_key.serialize_pem()))

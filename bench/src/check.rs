@@ -1,8 +1,8 @@
-//! check: what it costs to read and check a large configuration (`-t`), which start, reload and respawn begin with,
-//! too.
+//! check: cost of reading and checking a large configuration (`-t`), which is also the first part of start, reload and
+//! respawn.
 //!
-//! Instructions in user space, counted by callgrind: the same in every run, whatever else the machine does. nginx is
-//! told to take as large hash tables as it needs.
+//! User-space instructions are counted by callgrind, so the result is the same in every run. nginx is configured with
+//! hash tables of sufficient size.
 
 use std::fs;
 use std::path::Path;
@@ -16,12 +16,10 @@ use crate::options::Options;
 use crate::report::{self, Document};
 use crate::servers::Program;
 
-/// A large configuration.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
     what: &'static str,
-    /// The http block.
     http: fn() -> String,
 }
 
@@ -56,7 +54,7 @@ fn server(content: &str) -> String {
     format!("server {{ listen 127.0.0.1:1; {content} }}")
 }
 
-/// Of ten six are prefixes, two are exact, one is final, and one is a regular expression.
+/// Returns locations: of ten, six are prefixes, two are exact, one is `^~`, and one is a regular expression.
 fn locations() -> String {
     lines(20_000, |number| {
         let uri = format!("/section-{}/page-{number:05}", number % 97);
@@ -94,7 +92,7 @@ fn servers_with_logs() -> String {
     })
 }
 
-/// 101.0.0.0/24, 101.0.1.0/24 and so on.
+/// Returns 101.0.0.0/24, 101.0.1.0/24 and so on.
 fn network(number: u32) -> String {
     let [_, first, second, third] = number.to_be_bytes();
     format!("{}.{second}.{third}.0/24", 101 + first)
@@ -107,10 +105,10 @@ struct Row {
     instructions: u64,
 }
 
-/// Counts for nginx and Gale, or for the servers that were chosen.
+/// Counts for nginx and Gale, or for the chosen servers.
 pub fn measure(options: &Options) -> Measured {
     let mut programs = instructions::programs(options, &["nginx", "gale"])?;
-    // Nothing is served: with either driver it is the same.
+    // The driver makes no difference, because nothing is served.
     programs.dedup_by_key(|program| program.kind);
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
     let directory = std::env::temp_dir().join(format!("gale-bench-{}.check", std::process::id()));

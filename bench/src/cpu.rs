@@ -1,7 +1,7 @@
-//! cpu: CPU time per request of every server, and how far each is from the floor.
+//! cpu: CPU time per request of every server, and its distance from the floor.
 //!
-//! All servers run from the beginning and are asked in turn, the floors first. Ratios are computed round by round,
-//! because what disturbs a round disturbs all of it.
+//! All servers run from the beginning and are measured in turn, the floors first. Ratios are computed within a round,
+//! because a disturbance affects all of a round.
 
 use std::rc::Rc;
 
@@ -19,9 +19,9 @@ use crate::options::Options;
 use crate::report::{self, Column, Document, Spread, percent};
 use crate::servers::{FILES, Handshakes, Kind, Program, SMALL_BODY};
 
-/// Clients that shake hands for each request.
+/// Connections of clients with a handshake for each request.
 const TLS_SHORT_CONNECTIONS: u32 = 10;
-/// Clients that take 4 MiB at a time through a proxy.
+/// Connections of clients that receive 4 MiB at a time through a proxy.
 const PROXIED_LARGE_CONNECTIONS: u32 = 16;
 
 #[derive(Debug, Serialize)]
@@ -34,24 +34,22 @@ struct Table {
     on_cores_of_their_own: bool,
 }
 
-/// Gale beside nginx, by rounds.
 #[derive(Debug, Serialize)]
 struct Comparison {
     gale: String,
     nginx: String,
     ratio: Spread,
-    /// (Gale − floor) / (nginx − floor), the floor being that of epoll; None where it was not measured.
+    /// (Gale − floor) / (nginx − floor) with the epoll floor; `None` if it was not measured.
     above_floor: Option<Spread>,
-    /// The same, each over the floor of its own driver.
+    /// The same, with the floor of each server's own driver.
     above_own_floor: Option<Spread>,
 }
 
-/// Measures every case with every server.
 pub fn measure(options: &Options) -> Measured {
     measure_cases(options, "cpu", "CPU time per request", cases(options)?)
 }
 
-/// Files of several sizes, all of them in memory.
+/// Files of several sizes in the page cache.
 pub fn measure_files(options: &Options) -> Measured {
     let client = options.client.unwrap_or(ClientKind::Wrk);
     let of = |(name, path, bytes): &(&'static str, &'static str, usize)| {
@@ -61,7 +59,7 @@ pub fn measure_files(options: &Options) -> Measured {
     measure_cases(options, "files", "CPU time per request: files in memory", cases)
 }
 
-/// Over HTTP/2, in the clear: what TLS costs is the same for all. And gRPC, which only nginx and Gale pass on.
+/// HTTP/2 in the clear, since TLS costs the same for all; and gRPC, which only nginx and Gale support.
 pub fn measure_http2(options: &Options) -> Measured {
     let mut cases = vec![
         Case::http2(options, "h2-small", "/return", SMALL_BODY.len(), 32),
@@ -77,8 +75,8 @@ pub fn measure_http2(options: &Options) -> Measured {
     measure_cases(options, "http2", "CPU time per request: HTTP/2", cases)
 }
 
-/// Over TLS with one worker: a handshake for each request, full or for a session that goes on, and what requests cost
-/// on connections that are kept, with HTTP/1 and HTTP/2.
+/// TLS with one worker: a handshake for each request, full or resumed, and requests on keep-alive connections, with
+/// HTTP/1 and HTTP/2.
 pub fn measure_tls(options: &Options) -> Measured {
     let certificate = Certificate::make(&["localhost".to_owned()])?;
     let client = options.client.unwrap_or(ClientKind::Wrk);
@@ -127,7 +125,7 @@ pub fn measure_tls(options: &Options) -> Measured {
     measure_cases(options, "tls", "CPU time per request: TLS", options.chosen_cases(cases)?)
 }
 
-/// Through a cache: what is found in it, by size, and what is fetched and stored each time.
+/// Cache: hits of several sizes, and responses that are fetched and stored each time.
 pub fn measure_cache(options: &Options) -> Measured {
     let client = options.client.unwrap_or(ClientKind::Wrk);
     let behind = |bytes: usize| Behind::start(options.client_core, bytes);
@@ -146,8 +144,8 @@ pub fn measure_cache(options: &Options) -> Measured {
     measure_programs(options, &programs, "cache", "CPU time per request: cached", options.chosen_cases(cases)?)
 }
 
-/// Through a proxy to a server that answers every request with the same: small, 64 KiB, 4 MiB as it comes and piece by
-/// piece, and a connection of the client's for each request.
+/// Proxy to a backend with constant responses: small ones, 64 KiB, 4 MiB with and without buffering, and a client
+/// connection for each request.
 pub fn measure_proxy(options: &Options) -> Measured {
     let client = options.client.unwrap_or(ClientKind::Wrk);
     let small = Behind::start(options.client_core, SMALL_BODY.len())?;
@@ -172,8 +170,8 @@ pub fn measure_proxy(options: &Options) -> Measured {
     measure_cases(options, "proxy", "CPU time per request: proxied", options.chosen_cases(cases)?)
 }
 
-/// Through FastCGI to PHP-FPM and through uwsgi to uWSGI. The application is on the client's core and the limit; what
-/// is compared is the server's CPU time.
+/// FastCGI to PHP-FPM and uwsgi to uWSGI. The application runs on the client's core and is the limit, so the servers
+/// are compared by CPU time.
 pub fn measure_applications(options: &Options) -> Measured {
     let mut cases = Vec::new();
     for language in [Language::Php, Language::Python] {
@@ -235,7 +233,7 @@ fn cases(options: &Options) -> Result<Vec<Case>, String> {
     options.chosen_cases(cases)
 }
 
-/// Who could not do more.
+/// Returns the side that limited the throughput.
 fn limit(server_utilisation: f64, client_utilisation: f64, other_load: f64) -> &'static str {
     if server_utilisation >= 0.95 {
         "server"
@@ -259,7 +257,7 @@ fn comparisons(rows: &[Row]) -> Vec<Comparison> {
     let compare = |gale: &Row| {
         let deferred = gale.program.deferred;
         let is_like = |row: &&Row| row.program.kind == Kind::Nginx && row.program.deferred == deferred;
-        // The best that it can do, with the cache of open files or without.
+        // The better of its results with and without the cache of open files.
         let cpu_time = |row: &&Row| row.median(|sample| sample.server_us);
         let nginx = rows.iter().filter(is_like).min_by(|a, b| cpu_time(a).total_cmp(&cpu_time(b)))?;
         let epoll_floor = floor("epoll", deferred);
@@ -276,7 +274,7 @@ fn comparisons(rows: &[Row]) -> Vec<Comparison> {
     rows.iter().filter(|row| row.program.kind == Kind::Gale).filter_map(compare).collect()
 }
 
-/// What Gale needs in each round, divided by what nginx needs in it, after their floors have been taken off.
+/// Returns Gale's CPU time divided by nginx's for each round, with their floors subtracted.
 fn by_round(gale: &Row, nginx: &Row, floors: Option<(&Row, &Row)>) -> Spread {
     let rounds = 0..gale.samples.len().min(nginx.samples.len());
     Spread::of(rounds.map(|round| {

@@ -1,8 +1,8 @@
-//! figures: what counting costs a request: zones with all their counters and histograms, and traces of which one in a
-//! hundred is sampled.
+//! figures: cost of statistics per request: zones with all counters and histograms, and traces with one in a hundred
+//! sampled.
 //!
-//! Instructions of a request to a server without and with them, counted as `instructions` counts them. What costs more
-//! than its bound fails the measurement. Peers of groups are always counted, so they stand on both sides.
+//! Instructions per request are counted without and with them, as in `instructions`. The measurement fails if the cost
+//! exceeds its bound. Peers of groups are always counted, so both sides include that.
 
 use std::rc::Rc;
 
@@ -15,28 +15,28 @@ use crate::options::Options;
 use crate::report::{self, Document, Spread};
 use crate::servers::{SMALL_BODY, Setting, file_body};
 
-/// Most that all counters and histograms may cost, for one instruction without.
+/// Bound for all counters and histograms, relative to the instructions without them.
 const ZONES_MAX: f64 = 1.01;
-/// Most that traces may cost of which one in a hundred is sampled.
+/// Bound for traces with one in a hundred sampled.
 const TRACES_MAX: f64 = 1.02;
 
-/// How often each is counted: how the samples of traces fall is chance.
+/// Repetitions, because the sampling of traces is random.
 const TIMES: usize = 3;
 
-/// A request, and what is turned on for it.
+/// A request and the statistics enabled for it.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
     title: &'static str,
     path: &'static str,
-    /// For the http block and the server, without.
+    /// Configuration without statistics.
     off: Blocks,
-    /// The same with.
+    /// Configuration with them.
     on: Blocks,
     ratio_max: f64,
 }
 
-/// For the http block, and for the server's. `COLLECTOR` is where spans go.
+/// Directives for the http block and the server. `COLLECTOR` stands for the address that receives spans.
 #[derive(Clone, Copy)]
 struct Blocks {
     http: &'static str,
@@ -126,13 +126,13 @@ impl Row {
     }
 }
 
-/// What stands behind the server: where requests are passed on to, and what takes spans, which an empty answer says.
+/// Backends: one for proxied requests, and a collector of spans, which answers with an empty body.
 struct Others {
     behind: Rc<Behind>,
     collector: Rc<Behind>,
 }
 
-/// Counts for Gale, or for the servers that were chosen.
+/// Counts for Gale, or for the chosen servers.
 pub fn measure(options: &Options) -> Measured {
     let programs = instructions::programs(options, &["gale"])?;
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
@@ -182,7 +182,7 @@ impl Case {
     fn content(&self) -> Vec<u8> {
         match self.name {
             "file" => file_body(),
-            // As the one behind has them.
+            // The body of the backend.
             "proxied" => vec![b'x'; SMALL_BODY.len()],
             _ => SMALL_BODY.to_vec(),
         }

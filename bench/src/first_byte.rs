@@ -1,8 +1,8 @@
-//! first-byte: the time until a proxied answer begins, with requests at a fixed rate whatever becomes of them.
+//! first-byte: time to the first byte of a proxied response, with requests at a fixed rate.
 //!
-//! A closed loop asks less of a server that is slow. Here a request is due every so many microseconds, on any
-//! connection that has nothing to do, and its time counts from then on, so a request that finds no connection free has
-//! waited, too. The client has real-time priority on its core where it may: its own delays would be in every figure.
+//! A closed loop would send fewer requests to a slow server. Here a request is due at fixed intervals on any idle
+//! connection, and its latency counts from then, so the time without an idle connection counts, too. The client has
+//! real-time priority on its core if permitted, since its own delays would be in every figure.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -26,19 +26,19 @@ use crate::report::{self, Document, Spread};
 use crate::servers::{Program, SMALL_BODY, Setting};
 
 const CONNECTIONS: usize = 64;
-/// What is asked, and how often a second: far below what any of the servers can do.
+/// Responses and requests per second, far below the capacity of any of the servers.
 const JOBS: [(&str, usize, u32); 2] = [("2 bytes", SMALL_BODY.len(), 5000), ("64 KiB", 64 << 10, 1000)];
-/// Not counted.
+/// Initial time that is not counted.
 const WARM_UP_TIME: Duration = Duration::from_millis(500);
 const RECEIVED_MAX: usize = 16 * 1024;
 
-/// How long answers took to begin.
+/// Times to the first byte.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Sample {
     pub p50_us: f64,
     pub p99_us: f64,
     pub max_us: f64,
-    /// Connections that broke, and answers that were none.
+    /// Broken connections and invalid responses.
     pub errors: u64,
 }
 
@@ -50,7 +50,7 @@ struct Row {
     rounds: Vec<Sample>,
 }
 
-/// Measures every proxy that there is.
+/// Measures all available proxies.
 pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(Some(&["nginx", "gale", "haproxy", "h2o"]))?;
     let mut rows = Vec::new();
@@ -103,7 +103,7 @@ fn measure_one(options: &Options, program: &Program, behind: &Rc<Behind>, rate: 
     client.join().map_err(|_| "first-byte: the client panicked".to_owned())?
 }
 
-/// A connection; when its answer was due to be asked for, and what is still missing of it.
+/// A connection, with the due time of its request and the bytes missing of its response.
 struct Peer {
     stream: TcpStream,
     due: Instant,
@@ -111,13 +111,12 @@ struct Peer {
     missing: Option<u64>,
 }
 
-/// What has come of an answer.
 enum Received {
     Part,
     Whole,
 }
 
-/// Asks for `path` at that many requests a second, whatever becomes of them.
+/// Requests `path` at this rate, independent of the responses.
 pub fn ask(address: &str, path: &str, rate: u32, run_time: Duration) -> std::io::Result<Sample> {
     let request = format!("GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n");
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -185,7 +184,7 @@ impl Peer {
         self.head.is_empty()
     }
 
-    /// Takes what there is; an error where connection or answer are broken.
+    /// Receives available bytes. Returns an error if the connection or the response is broken.
     fn receive(&mut self) -> Result<Received, ()> {
         loop {
             let missing = match self.missing {

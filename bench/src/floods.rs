@@ -1,8 +1,8 @@
-//! floods: what hostile clients of HTTP/2 cost a bystander.
+//! floods: effect of hostile HTTP/2 clients on a well-behaved one.
 //!
-//! Attackers do one thing over and over, on connections that they open again when the server has ended them. Meanwhile
-//! a client with a connection of its own asks for two bytes every 20 ms. What matters is how long it waits, and what
-//! the server holds; before, the same is measured in peace. The server has a core of its own.
+//! Attackers repeat one attack on connections that they reopen when the server closes them. Meanwhile a bystander
+//! requests two bytes every 20 ms over its own connection. The results are its latency and the server's memory; both
+//! are also measured before the attack. The server has its own core.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -22,31 +22,29 @@ use crate::options::Options;
 use crate::report::{self, Document, Spread};
 use crate::servers::{Program, Running, Setting};
 
-/// Attackers at once, each with a connection.
+/// Attackers, with a connection each.
 pub const ATTACKERS: usize = 4;
 
-/// How often the bystander asks.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 
-/// How long a read of an attacker waits before it looks whether all is over.
+/// Time limit of an attacker's read, after which it checks for the end of the run.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// How long an answer, or room in a socket, is waited for.
+/// Time limit for an answer, and for room in a socket.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How much of an attack leaves in one call, about.
+/// Approximate number of bytes sent at once in an attack.
 const PIECE: usize = 16 * 1024;
 
-/// Rounds on one connection at most: stream numbers end somewhere.
+/// Maximum number of rounds on a connection, because stream numbers are limited.
 const ROUNDS_MAX: u32 = 1 << 29;
 
-/// What a hostile client sends, over and over.
 pub struct Attack {
     pub name: &'static str,
     bounded_by: &'static str,
-    /// What is sent in a round, counted from 0.
+    /// Returns the bytes of a round; rounds are counted from 0.
     next: fn(u32) -> Vec<u8>,
-    /// What is sent once the connection stands, and then nothing until the server ends it.
+    /// Sent once when the connection is open; then the attacker waits until the server closes it.
     is_held: bool,
 }
 
@@ -154,17 +152,17 @@ fn head(stream: u32, is_whole: bool) -> Vec<u8> {
     head_of("/return", stream, is_whole)
 }
 
-/// A field of 3,000 bytes that is put into the table, and 2,000 times more by its index.
+/// Returns a header block with a field of 3,000 bytes that enters the dynamic table, followed by 2,000 references to
+/// it.
 fn bomb() -> Vec<u8> {
-    // 3000 with a prefix of seven bits (RFC 7541, section 5.1).
+    // 3000 as an integer with a prefix of seven bits (RFC 7541, section 5.1).
     let length = [0x7f, ((3000 - 127) % 128) as u8 | 0x80, ((3000 - 127) / 128) as u8];
     [block(), vec![0x40, 1, b'x'], length.to_vec(), vec![b'v'; 3000], vec![0x80 | 62; 2000]].concat()
 }
 
-/// One run.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Sample {
-    /// Of the bystander, in milliseconds: before, and during the attack.
+    /// Latency of the bystander in milliseconds: before the attack, then during it.
     p99_before_ms: f64,
     p99_ms: f64,
     longest_ms: f64,
@@ -172,7 +170,7 @@ struct Sample {
     /// Connections of the attackers, and MiB that they sent.
     connections: u64,
     sent_mib: f64,
-    /// PSS of the server, before and at most, in MiB.
+    /// PSS of the server in MiB: before the attack, and the maximum.
     before_mib: f64,
     most_mib: f64,
 }
@@ -185,7 +183,6 @@ struct Row {
     samples: Vec<Sample>,
 }
 
-/// Measures Gale and nginx.
 pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(Some(&["nginx", "gale"]))?;
     let mut rows = Vec::new();
@@ -245,7 +242,7 @@ fn measure_one(options: &Options, program: &Program, attack: &Attack) -> Result<
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     connections.fetch_add(1, Ordering::Relaxed);
-                    // The server ends it: that is what is to happen.
+                    // An error is expected: the server closes the connection.
                     let _ = attack_once(&server, attack, &is_over, &sent);
                 }
             });
@@ -269,24 +266,24 @@ fn measure_one(options: &Options, program: &Program, attack: &Attack) -> Result<
     })
 }
 
-/// What the attacks ask a server for.
+/// Returns the server settings that the attacks need.
 pub fn setting() -> Setting {
     Setting {
         http: "http2 on;".to_owned(),
-        // Whoever passes a request on waits for its body first.
+        // A proxied request waits for its complete body, so it is held.
         server: "location = /held { proxy_pass http://127.0.0.1:9; }".to_owned(),
         ..Setting::default()
     }
 }
 
-/// Has one connection attack until the server ends it, or all is over.
+/// Attacks on one connection until the server closes it or the run ends.
 pub fn attack_once(server: &Running, attack: &Attack, is_over: &AtomicBool, sent: &AtomicU64) -> std::io::Result<()> {
     let mut stream = TcpStream::connect(&server.address)?;
     stream.set_read_timeout(Some(LOOK_EVERY))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut heard = stream.try_clone()?;
     std::thread::scope(|scope| {
-        // Whatever the server says is read: who does not read is held up by that alone.
+        // Reads everything that the server sends. Otherwise the attacker would be limited by flow control.
         let listening = scope.spawn(move || {
             let mut buffer = vec![0; 64 * 1024];
             loop {
@@ -315,18 +312,18 @@ pub fn attack_once(server: &Running, attack: &Attack, is_over: &AtomicBool, sent
         while attack.is_held && !listening.is_finished() && !is_over.load(Ordering::Relaxed) {
             std::thread::sleep(PROBE_EVERY);
         }
-        // It may be closed already.
+        // The connection may be closed already.
         let _ = stream.shutdown(Shutdown::Both);
         Ok(())
     })
 }
 
-/// A read has had nothing for a while.
+/// Returns true if a read has timed out.
 fn is_waiting(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
 }
 
-/// How long a bystander has waited for its answers.
+/// Latencies of a bystander.
 #[derive(Default)]
 pub struct Waits {
     sorted: Vec<Duration>,
@@ -334,13 +331,12 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Asks for some time.
     pub fn of(address: &str, time: Duration) -> std::io::Result<Waits> {
         let end = Instant::now() + time;
         Waits::asked_while(address, || Instant::now() < end)
     }
 
-    /// Asks until it is told that all is over.
+    /// Sends requests until `is_over`.
     pub fn until(address: &str, is_over: &AtomicBool) -> std::io::Result<Waits> {
         Waits::asked_while(address, || !is_over.load(Ordering::Relaxed))
     }
@@ -385,7 +381,7 @@ fn connect(address: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Asks for two bytes over HTTP/1, and has them.
+/// Requests two bytes over HTTP/1 and waits for them.
 fn ask(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.write_all(b"GET /return HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
     let (mut answer, mut piece) = (Vec::new(), [0; 4096]);

@@ -1,5 +1,5 @@
-//! grpc: who answers the calls of gRPC that the measured servers pass on: a Gale on the client's core, with the same
-//! answer for every call. It looks at no message: what passes has the shape of unary calls, and no meaning.
+//! grpc: a backend for gRPC calls: a Gale on the client's core that sends the same answer to every call. It does not
+//! parse messages; they only have the form of unary calls.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -8,23 +8,22 @@ use crate::case::Directives;
 use crate::options::Options;
 use crate::servers::{Kind, Running, Setting};
 
-/// A started server, and the message of each call.
+/// A running backend, and the message of each call.
 #[derive(Debug)]
 pub struct Grpc {
     port: String,
     pub body: PathBuf,
-    /// It ends with this.
     _server: Running,
 }
 
 impl Grpc {
-    /// A message of two bytes: not compressed, its length, itself.
+    /// A message of two bytes: compression flag, length, contents.
     const QUESTION: &[u8] = b"\0\0\0\0\x02ok";
 
-    /// What every call is answered with; a configuration has no zero bytes.
+    /// The answer to every call. It is text, because a configuration cannot contain zero bytes.
     pub const ANSWER: &[u8] = b"message";
 
-    /// Starts it, if there is a Gale to be measured.
+    /// Starts the backend, if a Gale is available.
     pub fn start(options: &Options) -> Result<Option<Rc<Grpc>>, String> {
         let programs = options.servers(Some(&["gale"]))?;
         let Some(program) = programs.iter().find(|program| program.kind == Kind::Gale) else { return Ok(None) };
@@ -44,7 +43,7 @@ impl Grpc {
         Ok(Some(Rc::new(Grpc { port, body, _server: server })))
     }
 
-    /// What nginx and Gale are started with, to pass calls on.
+    /// Returns the directives of nginx and Gale for proxying calls.
     pub fn directives(&self) -> Directives {
         Directives {
             http: format!("http2 on; upstream calls {{ server 127.0.0.1:{}; keepalive 64; }}", self.port),

@@ -1,9 +1,9 @@
-//! idle: memory per idle keep-alive connection: thousands of them, each of which has had one answer.
+//! idle: memory per idle keep-alive connection, with thousands of connections that have had one answer each.
 //!
-//! User memory is the growth of all processes of the server. Kernel memory is the growth of the whole machine's, less
-//! that of as many connections that nobody has accepted: what is left is what the server's side of a connection costs
-//! above the bare pair of sockets, in whatever form the server waits for the next request. Both are read at once and
-//! after some idle seconds, since a server may wait in another way by then. Every reading is of a fresh server.
+//! User memory is the growth of all processes of the server. Kernel memory is the growth of the whole machine's, minus
+//! that of as many connections that are never accepted. The difference is the server's share beyond the pair of
+//! sockets, however it waits for the next request. Both are measured at once and after some idle seconds, because a
+//! server may change how it waits. Each measurement uses a fresh server.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::options::Options;
 use crate::report::{self, Document, Spread};
 use crate::servers::{Program, Running, Setting};
 
-/// Connections before the first reading: what is allocated once has been allocated by then.
+/// Connections before the first reading. They trigger one-time allocations.
 const WARM_UP_CONNECTIONS: usize = 100;
-/// The kernel queues no more for one socket (net.core.somaxconn, 4096 since Linux 5.4).
+/// Limit of the kernel for one socket's queue (net.core.somaxconn, 4096 since Linux 5.4).
 const QUEUE: usize = 4000;
-/// Share of the connections that are asked once more at the end.
+/// Number of connections that get another request at the end.
 const ASKED_AGAIN: usize = 100;
 
 #[derive(Debug, Serialize)]
@@ -31,7 +31,7 @@ struct Row {
     rounds: Vec<Readings>,
 }
 
-/// One server, once. Growth is since before the connections, per connection.
+/// Readings of a server. Growth is relative to the time before the connections, per connection.
 #[derive(Debug, Clone, Serialize)]
 struct Readings {
     before: Memory,
@@ -44,13 +44,12 @@ struct Growth {
     memory: Memory,
     user_kib: f64,
     private_dirty_kib: f64,
-    /// Of the whole machine, both sides of the connection included.
+    /// Of the whole machine, including both sides of the connection.
     machine_kib: f64,
-    /// Less the bare pair of sockets.
+    /// Without the pair of sockets.
     kernel_kib: f64,
 }
 
-/// Measures every server.
 pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(None)?;
     let bare = Spread::of((0..options.idle_rounds).map(|_| bare_pair_kib(options)).collect::<Result<Vec<_>, _>>()?);
@@ -71,7 +70,7 @@ pub fn measure(options: &Options) -> Measured {
     Ok((Document::new("idle", &title, &programs, &body, data)?, true))
 }
 
-/// Kernel memory of a connection that nobody accepts: both sockets, the client's file.
+/// Returns the kernel memory of a connection that is never accepted: both sockets and the client's file.
 fn bare_pair_kib(options: &Options) -> Result<f64, String> {
     let fault = |error: std::io::Error| format!("listening: {error}");
     let count = options.idle_connections;
@@ -92,7 +91,7 @@ fn bare_pair_kib(options: &Options) -> Result<f64, String> {
 
 fn measure_one(options: &Options, program: &Program, bare_pair_kib: f64) -> Result<Readings, String> {
     let count = options.idle_connections;
-    // With room for what is being closed, and for the sockets that listen.
+    // With a reserve for closing connections and listening sockets.
     let setting =
         Setting { connections_max: count + 1024, cores: Some(vec![options.server_core]), ..Setting::default() };
     let server = program.start(setting)?;
@@ -118,7 +117,7 @@ fn measure_one(options: &Options, program: &Program, bare_pair_kib: f64) -> Resu
     let at_once = growth();
     std::thread::sleep(options.idle_time);
     let later = growth();
-    // They were there all the time.
+    // All of them must still be open.
     idle.ask_some(count.div_ceil(ASKED_AGAIN), "/return").map_err(|error| format!("{}: {error}", server.label))?;
     Ok(Readings { before, at_once, later })
 }

@@ -1,6 +1,6 @@
-//! idle-tls: memory per idle connection over TLS, with HTTP/1 and HTTP/2, and per stream that stands still.
+//! idle-tls: memory per idle TLS connection, with HTTP/1 and HTTP/2, and per stalled stream.
 //!
-//! User memory is the growth of the PSS of all processes of the server, which has served such connections before.
+//! User memory is the growth of the PSS of all processes of the server, after a warm-up with such connections.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ use crate::report::{self, Document, Spread};
 use crate::servers::{Program, Setting};
 
 const WARM_UP_CONNECTIONS: usize = 50;
-/// What stands still: so many connections with so many streams each.
+/// Connections with stalled streams, and the streams on each.
 const STALLED_CONNECTIONS: usize = 100;
 const STALLED_STREAMS: u32 = 100;
 
@@ -34,7 +34,7 @@ struct Readings {
     stalled_stream: [f64; 2],
 }
 
-/// Measures nginx and Gale with each driver.
+/// Measures nginx, h2o, haproxy, and Gale with each driver.
 pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(Some(&["nginx", "gale", "h2o", "haproxy"]))?;
     let certificate = Certificate::make(&["localhost".to_owned()])?;

@@ -1,12 +1,12 @@
 //! instructions: user-space instructions per request, counted exactly by callgrind.
 //!
-//! A server runs as one process under valgrind and is asked twice, for few and for many requests; the difference is
-//! free of what starting and stopping cost. It is stopped while requests are put before it, so that it always finds as
-//! many at once, as a saturated worker does, and never fewer by chance. Every answer is checked. Kernel work is not
-//! counted.
+//! A server runs as one process under valgrind, once with few requests and once with many; the difference excludes
+//! start and stop. It is paused while requests are sent, so that it always finds the same number of them, like a
+//! saturated worker. Every answer is checked. Kernel work is not counted.
 //!
-//! valgrind must see all system calls, so Gale is built anew for it, with the C library's. Versions of valgrind that do
-//! not know `openat2` have Gale open files in a pool; with io_uring its threads then never run, and there is no figure.
+//! valgrind must see all system calls, so Gale is built anew for it with those of the C library. With versions of
+//! valgrind that lack `openat2`, Gale opens files in a pool; with io_uring its threads then never run, and there is no
+//! result.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,23 +26,23 @@ use crate::options::Options;
 use crate::report::{self, Column, Document, Spread};
 use crate::servers::{Accepting, FILES, Kind, Program, Running, SMALL_BODY, Setting, file_body, letters, send_signal};
 
-/// Requests of the first run; those of the second come on top.
+/// Requests of the first run. The second run has additional ones.
 pub const REQUESTS_FEW: u32 = 640;
-/// The same for pages, of which some cost millions of instructions; and how many there may be on top.
+/// The same for pages, some of which take millions of instructions; and the maximum of additional requests.
 const PAGES_FEW: u32 = 128;
 const PAGES_MORE_MAX: u32 = 512;
 /// Requests that a server finds at once.
 pub const BATCH: u32 = 64;
 
-/// Files from this size on do not fit into the sockets at once, and how often a server finds them full is chance: their
-/// requests come one by one, so many of them are enough, and what they cost is shown and not judged.
+/// Files of this size or more do not fit into the sockets, and how often a server finds these full varies. Their
+/// requests are sent one by one, a smaller number is enough, and their cost is shown but not judged.
 const LARGE_BYTES: usize = 1 << 20;
 const LARGE_REQUESTS: u32 = 320;
 
-/// How often what is compared is counted.
+/// Repetitions of counts that are compared.
 const TIMES_COMPARED: usize = 3;
 
-/// Most instructions that `aio auto` may need for one of `aio off` when everything is in memory.
+/// Maximum ratio of the instructions with `aio auto` to those with `aio off`, with everything in memory.
 const AUTO_MAX: f64 = 1.02;
 
 #[derive(Debug, Clone, Copy)]
@@ -51,13 +51,13 @@ pub struct Case {
     pub title: &'static str,
     path: &'static str,
     is_short: bool,
-    /// Event loops, which a socket each brings their connections.
+    /// Event loops, each with its own listening socket.
     workers: u32,
-    /// One of a location of its own.
+    /// A page from [`location::PAGES`].
     page: Option<Page>,
-    /// A file of so many bytes, which is counted with each value of `aio`.
+    /// Size of a file, which is counted with each value of `aio`.
     file_bytes: Option<usize>,
-    /// What answers behind it.
+    /// Language of the backend application.
     language: Option<Language>,
 }
 
@@ -72,7 +72,7 @@ const ANSWER: Case = Case {
     language: None,
 };
 
-/// They, the files and the pages.
+/// Basic cases; files and pages are added to them.
 pub const CASES: [Case; 7] = [
     ANSWER,
     Case { name: "two-workers", title: "2-byte answer, two workers", workers: 2, ..ANSWER },
@@ -104,7 +104,7 @@ impl Case {
         if self.is_large() { 1 } else { BATCH * self.workers }
     }
 
-    /// Requests of the first run, and how many more the second one has.
+    /// Returns the requests of the first run, and the additional ones of the second.
     fn requests(&self, options: &Options) -> (u32, u32) {
         let more = options.requests.next_multiple_of(BATCH * self.workers);
         if self.is_large() {
@@ -118,7 +118,7 @@ impl Case {
             Some(page) => location::html(page.bytes),
             None if self.file_bytes.is_some() => self.file_bytes.map(letters).unwrap_or_default(),
             None if self.path == "/file" => file_body(),
-            // As the one behind has them.
+            // The body of the backend.
             None if self.is_proxied() => xs(SMALL_BODY.len()),
             None => SMALL_BODY.to_vec(),
         }
@@ -129,14 +129,14 @@ impl Case {
         Asked {
             path,
             headers: self.page.map_or(&[][..], |page| page.headers),
-            // The floor answers with a text of its own.
+            // The floor sends a text of its own.
             content: if program.kind == Kind::Floor { xs(content.len()) } else { content },
             is_short: self.is_short,
             batch: self.batch(),
         }
     }
 
-    /// Starts what answers behind it, and says what a server is started with.
+    /// Starts the backends of the case. Returns them with the server's settings.
     fn prepare(&self, options: &Options, program: &Program) -> Result<Prepared, String> {
         if self.workers > 1 && program.kind != Kind::Gale {
             return Err("its workers are processes".to_owned());
@@ -169,14 +169,13 @@ impl Case {
         Ok(Prepared { setting, _behind: behind, _interpreter: interpreter })
     }
 
-    /// How often each instruction of a server is executed for one request.
     pub fn executions(&self, options: &Options, program: &Program) -> Result<Vec<(Instruction, f64)>, String> {
         let prepared = self.prepare(options, program)?;
         callgrind::per_request(options, program, &prepared.setting, &self.asked(&|_| self.path.to_owned(), program))
     }
 }
 
-/// A setting, and what answers behind the server as long as this is held.
+/// Settings, and the backends, which run while this is held.
 struct Prepared {
     setting: Setting,
     _behind: Option<Rc<Behind>>,
@@ -187,7 +186,7 @@ fn xs(length: usize) -> Vec<u8> {
     vec![b'x'; length]
 }
 
-/// A case, and what every server needs for it.
+/// A case, with the count of each server.
 #[derive(Debug, Serialize)]
 struct Row {
     case: &'static str,
@@ -198,15 +197,14 @@ struct Row {
 #[derive(Debug, Serialize)]
 struct Count {
     server: String,
-    /// None where it could not be counted.
+    /// `None` if it could not be counted.
     per_request: Option<f64>,
-    /// Bytes of the answer's body as they were sent.
+    /// Length of the body as sent.
     body_bytes: Option<usize>,
 }
 
-/// What a server is asked.
 pub struct Asked<'a> {
-    /// The target of the request of this number.
+    /// Returns the target of the request with this number.
     pub path: &'a dyn Fn(u32) -> String,
     pub headers: Headers,
     pub content: Vec<u8>,
@@ -215,7 +213,7 @@ pub struct Asked<'a> {
     pub batch: u32,
 }
 
-/// The chosen servers, ready for valgrind; those of `default` when none is chosen.
+/// Returns the chosen servers, ready for valgrind; those of `default` if none are chosen.
 pub fn programs(options: &Options, default: &[&str]) -> Result<Vec<Program>, String> {
     let mut programs = options.servers(Some(default))?;
     for program in &mut programs {
@@ -228,7 +226,7 @@ pub fn programs(options: &Options, default: &[&str]) -> Result<Vec<Program>, Str
     Ok(programs)
 }
 
-/// Counts for every chosen server; nginx and Gale when none is chosen.
+/// Counts for the chosen servers, or for nginx and Gale.
 pub fn measure(options: &Options) -> Measured {
     let programs = programs(options, &["nginx", "gale"])?;
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
@@ -263,7 +261,7 @@ pub fn measure(options: &Options) -> Measured {
     Ok((Document::new("instructions", "Instructions per request", &programs, &body, &rows)?, holds(&comparisons)))
 }
 
-/// A server, and a value of `aio` where that makes a difference.
+/// A server, with a value of `aio` if that matters.
 struct Candidate {
     label: String,
     program: Program,
@@ -281,7 +279,7 @@ fn candidates(programs: &[Program], has_files: bool) -> Vec<Candidate> {
     programs.iter().flat_map(|program| ways(program).iter().map(move |&aio| candidate(program, aio))).collect()
 }
 
-/// What a file costs by default, which is `aio auto`, for each instruction with `aio off`.
+/// Cost of a file with the default, `aio auto`, relative to `aio off`.
 #[derive(Debug, PartialEq)]
 struct Comparison {
     server: String,
@@ -326,7 +324,7 @@ fn count_all(options: &Options, candidates: &[Candidate], case: Case) -> Row {
     Row { case: case.name, title: case.title, servers: candidates.iter().map(count).collect() }
 }
 
-/// A row for each case, and a column for each server.
+/// Returns a table with a row for each case and a column for each server.
 fn table(candidates: &[Candidate], rows: &[Row]) -> String {
     let cell = |row: &Row, number: usize| {
         let Count { per_request: Some(count), body_bytes: Some(bytes), .. } = row.servers[number] else {
@@ -346,8 +344,8 @@ fn whole_batches(requests: u32) -> u32 {
     requests.next_multiple_of(BATCH)
 }
 
-/// Instructions per request, and bytes of the body as they were sent. Of what is compared the median of some: threads
-/// that look about by the clock make a percent or two.
+/// Returns the instructions per request and the length of the body as sent. For comparisons, this is the median of
+/// several counts, because threads that act on timers cause a difference of a percent or two.
 fn difference(options: &Options, candidate: &Candidate, case: Case) -> Result<(f64, usize), String> {
     let path = |_| case.path.to_owned();
     let asked = case.asked(&path, &candidate.program);
@@ -365,7 +363,7 @@ fn difference(options: &Options, candidate: &Candidate, case: Case) -> Result<(f
     Ok((Spread::of(differences).median, body_bytes))
 }
 
-/// The same for a configuration: `requests` are those of the first run, and how many more the second one has.
+/// Returns the same for a configuration. `requests` are those of the first run and the additional ones of the second.
 fn difference_of(
     options: &Options,
     program: &Program,
@@ -379,7 +377,6 @@ fn difference_of(
     Ok(((many as f64 - few as f64) / f64::from(more), body_bytes))
 }
 
-/// Instructions of one request.
 pub fn count_per_request(
     options: &Options,
     program: &Program,
@@ -390,7 +387,7 @@ pub fn count_per_request(
     difference_of(options, program, setting, asked, requests).map(|(per_request, _)| per_request)
 }
 
-/// Instructions of a whole life with that many requests, and bytes of a body.
+/// Returns the instructions of a whole process with this number of requests, and the length of a body.
 fn count(
     options: &Options,
     program: &Program,
@@ -403,7 +400,8 @@ fn count(
     Ok((instructions, body_bytes))
 }
 
-/// What callgrind, with more options, writes about a whole life with that many requests; and bytes of a body.
+/// Returns the output of callgrind, run with these options, for a whole process with this number of requests; and the
+/// length of a body.
 pub fn run(
     options: &Options,
     program: &Program,
@@ -421,14 +419,14 @@ pub fn run(
     let server = program.start(setting)?;
     let body_bytes =
         ask(&server, asked, requests / asked.batch).map_err(|error| format!("{error}\n{}", server.error_log_end()))?;
-    // Gracefully, so that valgrind writes its file.
+    // A graceful end, so that valgrind writes its file.
     server.end(Signal::TERM)?;
     let text = std::fs::read_to_string(&totals).map_err(|error| format!("valgrind wrote nothing: {error}"))?;
     let _ = std::fs::remove_file(&totals);
     Ok((text, body_bytes))
 }
 
-/// Asks, and tells how many bytes the body of an answer had.
+/// Sends the requests. Returns the length of a body.
 fn ask(server: &Running, asked: &Asked<'_>, batches: u32) -> Result<usize, String> {
     let mut body_bytes = 0;
     let failed = |failure: load::Failure| format!("{failure:?}");
@@ -456,13 +454,14 @@ fn ask(server: &Running, asked: &Asked<'_>, batches: u32) -> Result<usize, Strin
     Ok(body_bytes)
 }
 
-/// The line `totals: N` or, of older versions, `summary: N`; one number, since one kind of event is counted.
+/// Parses the line `totals: N`, or `summary: N` of older versions. It has one number, because one kind of event is
+/// counted.
 pub fn parse(text: &str) -> Option<u64> {
     let of = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     of("totals:").or_else(|| of("summary:"))
 }
 
-/// The one given, or one that is built: system calls made without the C library hide from valgrind.
+/// Returns the given binary, or builds one: valgrind does not see system calls that bypass the C library.
 fn gale_for_valgrind(options: &Options) -> Result<PathBuf, String> {
     if let Some(path) = &options.callgrind_gale {
         return std::fs::canonicalize(path).map_err(|error| format!("{}: {error}", path.display()));

@@ -1,6 +1,6 @@
-//! interpreter: the programs behind FastCGI and uwsgi: PHP-FPM and uWSGI, each with an application that answers `ok`.
+//! interpreter: backends for FastCGI and uwsgi: PHP-FPM and uWSGI, each with an application that answers `ok`.
 //!
-//! They are Debian's packages `php-fpm` and `uwsgi-plugin-python3`; where one is missing, its case is left out.
+//! They are in Debian's packages `php-fpm` and `uwsgi-plugin-python3`. If one is missing, its case is left out.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ use crate::process;
 use crate::servers::{POLL_INTERVAL, SMALL_BODY};
 
 const START_TIME_LIMIT: Duration = Duration::from_secs(10);
-/// Requests that are worked on at once.
+/// Worker processes, each of which handles one request at a time.
 const PROCESSES: u32 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub enum Language {
     Python,
 }
 
-/// A started program. It is ended when this is dropped.
+/// A running backend. It is stopped on drop.
 #[derive(Debug)]
 pub struct Interpreter {
     language: Language,
@@ -35,7 +35,7 @@ pub struct Interpreter {
 }
 
 impl Interpreter {
-    /// Starts it on that core; `None` where it is not installed.
+    /// Starts it on this core. Returns `None` if it is not installed.
     pub fn start(language: Language, core: usize) -> Result<Option<Interpreter>, String> {
         let Some(binary) = language.binary() else {
             return Ok(None);
@@ -91,7 +91,7 @@ impl Interpreter {
         self.directory.join("socket")
     }
 
-    /// The location that asks it, for nginx and Gale.
+    /// Returns the location for nginx and Gale that proxies to it.
     pub fn location(&self, path: &str) -> String {
         let module = self.language.module();
         let socket = self.socket();
@@ -100,7 +100,7 @@ impl Interpreter {
         format!("location = {path} {{ {module}_pass unix:{}; {params}}}", socket.display())
     }
 
-    /// The floor needs the socket, and a file with a request as it goes over it.
+    /// Returns the socket and a file with an encoded request, for the floor.
     pub fn for_floor(&self) -> Result<OneRequest, String> {
         let mut bytes = Vec::new();
         let fault = |error: &dyn std::fmt::Display| format!("the floor's request: {error}");
@@ -127,7 +127,7 @@ impl Interpreter {
         Ok(OneRequest { socket: self.socket(), file })
     }
 
-    /// The parameters of a request: name, value in the configuration, and what that is in one of wrk's.
+    /// Returns the parameters of a request: name, value in the configuration, and value for a request of wrk.
     fn params(&self) -> Vec<(&'static str, String, String)> {
         let script = self.directory.join("answer.php").display().to_string();
         let mut params = vec![];
@@ -158,17 +158,15 @@ impl Interpreter {
     }
 }
 
-/// A server behind that is asked the same over a connection for each request.
+/// A backend that gets a constant request over a new connection each time.
 #[derive(Debug, Clone)]
 pub struct OneRequest {
-    /// Where it listens.
     pub socket: PathBuf,
-    /// The file with the request.
     pub file: PathBuf,
 }
 
 impl Language {
-    /// The name of its module, as directives have it.
+    /// Returns the prefix of its directives.
     fn module(self) -> &'static str {
         match self {
             Language::Php => "fastcgi",
@@ -196,7 +194,7 @@ impl Language {
 impl Drop for Interpreter {
     fn drop(&mut self) {
         if let Some(group) = Pid::from_raw(self.child.id() as i32) {
-            // Its workers are in its group; they may have ended by themselves.
+            // Its workers are in its process group. They may have exited already.
             let _ = kill_process_group(group, Signal::KILL);
         }
         let _ = self.child.wait();

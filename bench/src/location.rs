@@ -1,11 +1,11 @@
-//! location: a location as people write them, and bodies that are compressed; for nginx and Gale, from the same text.
+//! location: a typical location, and compressed bodies, with the same configuration for nginx and Gale.
 //!
-//! The pages are text made of few words, most of them often, as in a language. They are the same every time.
+//! The pages are text with a small vocabulary and frequent words, as in a natural language. They are the same in each
+//! run.
 
 use crate::client::Headers;
 use crate::servers::Setting;
 
-/// What a browser sends.
 const BROWSER: Headers = &[
     "User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0",
     "Accept: text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
@@ -14,7 +14,6 @@ const BROWSER: Headers = &[
 const BROWSER_WITH_GZIP: Headers = &[BROWSER[0], BROWSER[1], BROWSER[2], GZIP[0]];
 const GZIP: Headers = &["Accept-Encoding: gzip"];
 
-/// A page that is asked for.
 #[derive(Debug, Clone, Copy)]
 pub struct Page {
     pub name: &'static str,
@@ -73,18 +72,18 @@ const SERVER: &str = "\
         location /gzip/ { gzip on; }
 ";
 
-/// What the server is told beside what it is always told.
+/// Returns the additional server settings for the pages.
 pub fn setting() -> Setting {
     Setting { http: HTTP.to_owned(), server: SERVER.to_owned(), ..Setting::default() }
 }
 
-/// HTML of exactly this length.
+/// Returns HTML of exactly this length.
 pub fn html(bytes: usize) -> Vec<u8> {
     const SYLLABLES: [&str; 16] =
         ["ta", "ren", "o", "li", "ves", "um", "ka", "der", "i", "son", "pre", "al", "ge", "wi", "tor", "ne"];
     let mut state = 1_u64;
     let mut random = |below: u64| {
-        // Knuth's MMIX generator; its upper bits.
+        // Knuth's MMIX generator; the upper bits are used.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
@@ -93,7 +92,7 @@ pub fn html(bytes: usize) -> Vec<u8> {
         let id = random(100_000);
         text.push_str(&format!("<p class=\"text\"><a href=\"/site/{id}.html\">"));
         for number in 0..40 + random(40) {
-            // The product of evenly spread numbers is small more often than not.
+            // The product of uniformly distributed numbers is mostly small.
             let mut word = random(64) * random(64);
             for _ in 0..=(word + 1).ilog2() / 4 {
                 text.push_str(SYLLABLES[(word % 16) as usize]);

@@ -1,10 +1,9 @@
-//! locked: how often a request locks a cache line: the instructions with a `lock` prefix, and `xchg` with memory, each
-//! of which takes the line from every other processor.
+//! locked: locked instructions per request: those with a `lock` prefix, and `xchg` with memory. Each takes a cache line
+//! from all other cores.
 //!
-//! callgrind counts every instruction, objdump tells which ones lock, and addr2line in which function of Gale's they
-//! are. So the counts are exact, also where nobody contends. They do not tell whether other workers write the same
-//! line; that is read in the source, and listed in ARCHITECTURE.md. A plain store to a line that others read is not
-//! found here.
+//! callgrind counts every instruction, objdump finds the locked ones, and addr2line their functions. So the counts are
+//! exact, also without contention. They do not show if other workers write the same line; ARCHITECTURE.md lists such
+//! memory, from reading the source. Plain stores to lines that others read are not counted.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::process::Command;
@@ -19,7 +18,7 @@ use crate::options::Options;
 use crate::report::{self, Document};
 use crate::servers::{Program, SMALL_BODY, Setting, file_body};
 
-/// Least that is shown, of one request: what the loop does once in so many turns is no request's.
+/// Smallest count per request that is shown. Instructions of the loop that run once in many turns belong to no request.
 const SHOWN_MIN: f64 = 0.005;
 
 #[derive(Clone, Copy)]
@@ -84,7 +83,7 @@ const CASES: [Case; 7] = [
     },
 ];
 
-/// Locked instructions of one function, for each request.
+/// Locked instructions of a function per request.
 #[derive(Debug, Serialize)]
 struct Row {
     server: String,
@@ -93,7 +92,7 @@ struct Row {
     per_request: f64,
 }
 
-/// Counts for Gale, or for the servers that were chosen.
+/// Counts for Gale, or for the chosen servers.
 pub fn measure(options: &Options) -> Measured {
     let programs = instructions::programs(options, &["gale"])?;
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
@@ -159,7 +158,7 @@ fn count(
     Ok(rows)
 }
 
-/// The addresses of what locks, in each file that has instructions.
+/// Addresses of locked instructions, by object file.
 #[derive(Default)]
 struct Objects {
     locked: HashMap<String, HashSet<u64>>,
@@ -168,7 +167,7 @@ struct Objects {
 impl Objects {
     fn is_locked(&mut self, (object, address): &Instruction) -> Result<bool, String> {
         if !self.locked.contains_key(object) {
-            // Code that was made at run time is in no file.
+            // Code generated at run time is in no file.
             let text = if object.starts_with('/') {
                 output(Command::new("objdump").args(["-d", "--no-show-raw-insn"]).arg(object))?
             } else {
@@ -180,7 +179,8 @@ impl Objects {
     }
 }
 
-/// In lines of `ADDRESS:\tINSTRUCTION`, those that lock. (`xchg` of two registers does not.)
+/// Parses lines of `ADDRESS:\tINSTRUCTION` and returns the addresses of locked instructions. (`xchg` of two registers
+/// is not locked.)
 fn locked_addresses(text: &str) -> HashSet<u64> {
     let locks = |words: &str| words.starts_with("lock ") || words.starts_with("xchg ") && words.contains('(');
     let address = |line: &str| {

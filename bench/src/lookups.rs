@@ -1,8 +1,8 @@
-//! lookups: whether what a request costs grows with the number of locations, values of a map and networks of a geo.
+//! lookups: growth of the cost of a request with the number of locations, values of a map, and networks of a geo.
 //!
-//! Instructions of a request to a server with ten of them and to one with thousands, counted as `instructions` counts
-//! them. Requests go to all of them in turn. What grows by more than a tenth fails the measurement, but for regular
-//! expressions: those are tried one after the other, as the language demands, and it is said what each costs.
+//! Instructions per request are counted, as in `instructions`, for a server with ten entries and for one with
+//! thousands. Requests use all entries in turn. Growth of more than a tenth fails the measurement, except for regular
+//! expressions: these must be tried one by one, so the cost of each is reported.
 
 use serde::Serialize;
 
@@ -12,26 +12,24 @@ use crate::options::Options;
 use crate::report::{self, Document};
 use crate::servers::{SMALL_BODY, Setting};
 
-/// How many there are in the smaller configuration.
+/// Entries in the smaller configuration.
 const FEW: u32 = 10;
 
-/// How much more a request may cost among many.
+/// Maximum ratio of the costs with many and with few entries.
 const RATIO_MAX: f64 = 1.1;
 
-/// Something that is looked up.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
-    /// What there are many of.
+    /// Name of the entries.
     what: &'static str,
     many: u32,
-    /// For the http block, with so many.
+    /// Directives of the http block with this number of entries.
     http: fn(u32) -> String,
-    /// For the server.
+    /// The same for the server.
     server: fn(u32) -> String,
-    /// What the request is that looks up the one of this number.
+    /// Target of a request that uses the entry with this number.
     target: fn(u32) -> String,
-    /// Whether each of them may cost something.
     may_grow: bool,
 }
 
@@ -80,7 +78,7 @@ fn lines(count: u32, line: impl Fn(u32) -> String) -> String {
     (0..count).map(|number| line(number) + "\n").collect()
 }
 
-/// 101.0.0.0, 101.0.1.0 and so on.
+/// Returns 101.0.0.0, 101.0.1.0 and so on.
 fn network(number: u32) -> String {
     let [_, first, second, third] = number.to_be_bytes();
     format!("{}.{second}.{third}.0", 101 + first)
@@ -108,13 +106,13 @@ impl Row {
         self.may_grow || self.ratio() <= RATIO_MAX
     }
 
-    /// What one more costs a request: half of those that there are more are tried, on the whole.
+    /// Returns the cost of an additional entry: on average, half of the additional entries are tried.
     fn each(&self) -> f64 {
         (self.with_many - self.with_few) / (f64::from(self.many - self.few) / 2.0)
     }
 }
 
-/// Counts for Gale, or for the servers that were chosen.
+/// Counts for Gale, or for the chosen servers.
 pub fn measure(options: &Options) -> Measured {
     let programs = instructions::programs(options, &["gale"])?;
     let is_chosen = |case: &Case| options.cases.as_ref().is_none_or(|names| names.iter().any(|name| name == case.name));
@@ -158,7 +156,7 @@ pub fn measure(options: &Options) -> Measured {
     Ok((Document::new("lookups", "Lookups among few and among many", &programs, &body, &rows)?, holds))
 }
 
-/// The one of `count` that a request is for: all of them in turn, far from each other.
+/// Returns the entry of `count` that a request uses: all in turn, with consecutive requests far apart.
 fn spread(request: u32, count: u32) -> u32 {
     (u64::from(request) * 7919 % u64::from(count)) as u32
 }

@@ -1,10 +1,9 @@
-//! gale-bench: measures Gale beside nginx, h2o, haproxy and a bare floor, and attacks it (`campaign`); `cargo xtask
+//! gale-bench: measures Gale beside nginx, h2o, haproxy and a minimal floor, and attacks it (`campaign`). `cargo xtask
 //! bench` and `cargo xtask campaign` build and start it.
 //!
-//! It is a program of its own, and not a part of xtask, because the floor and the load must be compiled with
-//! optimisation while the chores are not. It measures and reports, and passes judgement only where a figure is
-//! absolute (a failed request, a connection that did not survive): the exit status is then 1. It refuses to
-//! measure a server that does not answer correctly first.
+//! It is a separate program because the floor and the clients must be compiled with optimisation, unlike xtask. It
+//! reports figures, and judges only absolute ones (a failed request, a connection that did not survive): the exit
+//! status is then 1. It refuses to measure a server that does not answer correctly.
 
 mod accept;
 mod application;
@@ -58,7 +57,7 @@ use std::process::ExitCode;
 use options::Options;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What a measurement gives back: the document and whether every absolute figure holds.
+/// Result of a measurement: the document, and whether all absolute requirements hold.
 type Measured = Result<(report::Document, bool), String>;
 
 fn main() -> ExitCode {
@@ -73,7 +72,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A measurement, its name, and whether it is one of `all`.
+/// Name and function of a measurement, and whether it is part of `all`.
 type Entry = (&'static str, fn(&Options) -> Measured, bool);
 
 /// In the order of `all`.
@@ -85,7 +84,7 @@ const MEASUREMENTS: &[Entry] = &[
     ("scaling", scaling::measure, true),
     ("reload", reload::measure, true),
     ("respawn", respawn::measure, true),
-    // They say where to look, not how good it is.
+    // They help to find causes, and do not measure performance.
     ("instructions", instructions::measure, false),
     ("parts", parts::measure, false),
     ("locked", locked::measure, false),
@@ -138,7 +137,7 @@ fn run(args: &[String]) -> Result<bool, String> {
         return Ok(true);
     }
     match measurement.as_str() {
-        // Parts that the harness starts as processes of their own, and the charts of earlier results.
+        // Processes that the harness starts, and the charts of earlier results.
         "floor" => return floor::main(rest).map(|()| true),
         "relay" => return floor::relay::main(rest).map(|()| true),
         "floor-behind" => return floor::behind::main(rest).map(|()| true),
@@ -154,7 +153,7 @@ fn run(args: &[String]) -> Result<bool, String> {
     }
     let options = Options::parse(rest)?;
     raise_descriptor_limit();
-    // All of them, also after one that does not hold.
+    // A failure does not stop the others.
     let mut holds = true;
     for (_, measure, _) in chosen {
         let (document, held) = measure(&options)?;
@@ -164,13 +163,13 @@ fn run(args: &[String]) -> Result<bool, String> {
     Ok(holds)
 }
 
-/// As many descriptors as `idle` may need, or as many as we are allowed; the servers inherit the limit.
+/// Raises the descriptor limit to the need of `idle`, or as far as permitted. The servers inherit the limit.
 fn raise_descriptor_limit() {
     const ENOUGH: u64 = 65_536;
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: Some(ENOUGH), maximum: Some(limit.maximum.unwrap_or(ENOUGH).max(ENOUGH)) };
     if setrlimit(Resource::Nofile, wanted).is_err() {
-        // Only root raises the maximum.
+        // Only root may raise the maximum.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     }
 }

@@ -1,7 +1,7 @@
-//! memory: what processes hold in user space, and what the kernel holds for everybody.
+//! memory: user memory of processes, and memory of the kernel.
 //!
-//! The kernel does not say whose its memory is, so it is read for the whole machine, before and after, on one that does
-//! nothing else meanwhile.
+//! The kernel does not attribute its memory to processes, so it is measured for the whole machine, which must otherwise
+//! be idle.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::process::Process;
 
-/// One reading of some processes. PSS counts a page that several of them share once.
+/// A reading of some processes. In PSS, pages that they share count once.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Memory {
     pub processes: usize,
@@ -35,13 +35,13 @@ impl Memory {
         memory
     }
 
-    /// Growth of the PSS since `before`, 0.1 for 10 %.
+    /// Growth of the PSS since `before`; 0.1 means 10 %.
     pub fn growth_since(&self, before: &Memory) -> f64 {
         self.pss_kib as f64 / before.pss_kib.max(1) as f64 - 1.0
     }
 }
 
-/// The greatest PSS of a server's processes, in KiB, until all is over.
+/// Returns the maximum PSS of a server's processes in KiB, until `is_over`.
 pub fn most_pss_kib(root: Process, is_over: &AtomicBool) -> u64 {
     const INTERVAL: Duration = Duration::from_millis(250);
     let mut most = 0;
@@ -52,8 +52,8 @@ pub fn most_pss_kib(root: Process, is_over: &AtomicBool) -> u64 {
     most
 }
 
-/// Memory of the kernel's own objects: slabs, stacks, page tables, per-core memory; in KiB. Read when it has come to
-/// rest, since freed objects wait for the other cores.
+/// Memory of the kernel's objects in KiB: slabs, stacks, page tables, per-core memory. Read when it has settled, since
+/// freed objects wait for other cores.
 pub fn kernel_kib() -> u64 {
     const PAUSE: Duration = Duration::from_millis(100);
     const TIME_LIMIT: Duration = Duration::from_secs(3);
@@ -76,18 +76,18 @@ fn kernel_kib_now() -> u64 {
     slabs + ["KernelStack:", "PageTables:", "Percpu:"].iter().map(|name| field(&meminfo, name)).sum::<u64>()
 }
 
-/// What the objects in use take of the slabs; `None` where the kernel tells nobody but root, or nobody at all. Slabs
-/// that are partly free serve new objects before there are new slabs, so the slabs' own size depends on what was there
-/// before. (Whole pages are not among them: tables of descriptors, rings.)
+/// Memory of objects in use in slabs; `None` if the kernel does not report it, or only to root. The size of the slabs
+/// themselves depends on what was there before, because partly free slabs serve new objects first. (Whole pages are not
+/// included: descriptor tables, rings.)
 fn objects_kib() -> Option<u64> {
-    // What a core keeps for itself counts as in use, until the caches are shrunk.
+    // Objects cached by a core count as in use, until the caches are shrunk.
     for cache in fs::read_dir("/sys/kernel/slab").ok()?.flatten() {
         let _ = fs::write(cache.path().join("shrink"), "1");
     }
     Some(objects_in(&fs::read_to_string("/proc/slabinfo").ok()?))
 }
 
-/// Of a text as of slabinfo(5), in KiB: an object takes its share of the pages of a slab.
+/// Parses slabinfo(5). Returns KiB: an object takes its share of a slab's pages.
 fn objects_in(slabinfo: &str) -> u64 {
     const PAGE_BYTES: u64 = 4096;
     let bytes = slabinfo.lines().filter_map(|line| {

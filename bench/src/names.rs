@@ -1,5 +1,5 @@
-//! names: thousands of servers with a certificate each: how long `-t`, a start and a reload take, what a certificate
-//! costs in memory, and how long a client waits meanwhile.
+//! names: thousands of servers with a certificate each: duration of `-t`, start and reload, memory per certificate, and
+//! latency for a client meanwhile.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::report::{self, Document, Spread};
 use crate::servers::{POLL_INTERVAL, Program, Running, Setting, free_port};
 
 const NAMES: usize = 5000;
-/// Reloads in a row, while a client asks all the time.
+/// Consecutive reloads, while a client sends requests.
 const RELOADS: u32 = 5;
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
@@ -33,17 +33,16 @@ struct Row {
 struct Readings {
     check_s: f64,
     start_s: f64,
-    /// Until a new connection gets the new configuration; the median.
+    /// Median time until a new connection gets the new configuration.
     reload_s: f64,
-    /// PSS of all processes above that of the same server with none of them, for each.
+    /// PSS of all processes above that of the same server without certificates, per certificate.
     name_kib: f64,
-    /// After the reloads.
     name_kib_later: f64,
-    /// The longest time for one of two bytes over a new connection while it reloads.
+    /// Longest time for two bytes over a new connection during reloads.
     wait_max_ms: f64,
 }
 
-/// The certificates, in a folder that is removed with them.
+/// Certificates in a folder, which is removed on drop.
 struct Certificates(PathBuf);
 
 impl Certificates {
@@ -60,7 +59,6 @@ impl Certificates {
         Ok(made)
     }
 
-    /// A server for each.
     fn servers(&self, port: u16) -> String {
         let directory = self.0.display();
         let server = |number: usize| {
@@ -84,7 +82,6 @@ fn name(number: usize) -> String {
     format!("n{number}.example")
 }
 
-/// Measures nginx and Gale.
 pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(Some(&["nginx", "gale"]))?;
     let certificates = Certificates::make()?;
@@ -166,7 +163,7 @@ fn check(program: &Program, server: &Running) -> Result<(), String> {
     }
 }
 
-/// Seconds until a new connection gets the new configuration.
+/// Returns the seconds until a new connection gets the new configuration.
 fn reload(server: &Running, generation: u32) -> Result<f64, String> {
     let begun = Instant::now();
     server.reload(generation)?;

@@ -1,6 +1,6 @@
-//! options: what is measured, with which binaries, for how long.
+//! options: measurements, binaries and durations, from the command line.
 //!
-//! A server whose binary is not there is left out with a note, unless it was asked for by name.
+//! A server whose binary is missing is left out with a note, unless it was requested by name.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -104,7 +104,7 @@ usage: cargo xtask bench MEASUREMENT [OPTION…]
 
 #[derive(Debug)]
 pub struct Options {
-    /// The floors first, then the others in the order in which they are measured.
+    /// The floors first, then the others in the order of measurement.
     pub programs: Vec<Program>,
     /// Labels given with --servers.
     pub chosen: Option<Vec<String>>,
@@ -127,7 +127,7 @@ pub struct Options {
     pub client_core: usize,
     pub reloads: u32,
     pub upgrades: u32,
-    /// Of the campaign's soak.
+    /// Duration of the campaign's `soak`.
     pub soak_hours: Option<u32>,
     pub keepalive_clients: usize,
     pub short_clients: usize,
@@ -242,8 +242,8 @@ impl Options {
         Ok(options)
     }
 
-    /// The servers to measure: those chosen, else `default`, else all that serve by themselves. Binaries that are
-    /// missing are an error when they were chosen, and a note otherwise.
+    /// Returns the servers to measure: the chosen ones, else `default`, else all that serve without a backend. A
+    /// missing binary is an error for a chosen server, and otherwise a note.
     pub fn servers(&self, default: Option<&[&str]>) -> Result<Vec<Program>, String> {
         let default = default.map(|labels| labels.iter().map(|l| (*l).to_owned()).collect());
         let wanted: Option<Vec<String>> = self.chosen.clone().or(default);
@@ -265,7 +265,7 @@ impl Options {
         Ok(servers)
     }
 
-    /// Those of the cases that were chosen, all of them where none was.
+    /// Returns the chosen cases, or all if none are chosen.
     pub fn chosen_cases(&self, mut cases: Vec<Case>) -> Result<Vec<Case>, String> {
         let mut names: Vec<&str> = cases.iter().map(|case| case.name).collect();
         names.dedup();
@@ -275,7 +275,7 @@ impl Options {
     }
 }
 
-/// A Gale once per driver; any other server as it is.
+/// Returns a variant of Gale for each driver; other servers unchanged.
 fn with_each_driver(program: Program, drivers: &[String]) -> Vec<Program> {
     if program.kind != Kind::Gale {
         return vec![program];

@@ -1,9 +1,8 @@
-//! parts: user-space instructions per request, by what they are for and by function.
+//! parts: user-space instructions per request, by purpose and by function.
 //!
-//! Every instruction counts for the innermost function of the server's own that it is in, with all that is inlined;
-//! libraries by themselves (the allocator, copies of the C library) are a part of their own. A table tells which source
-//! files are for what; the first row that fits holds. The counts are as exact as those of `instructions`, which they
-//! are the sum of.
+//! Every instruction counts for the innermost function of the server that contains it, with inlined code; separate
+//! libraries (the allocator, copies of the C library) are parts of their own. A table assigns source files to purposes;
+//! the first matching row applies. The counts are as exact as those of `instructions`, which are their sum.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +15,7 @@ use crate::options::Options;
 use crate::report::{self, Column, Document, percent};
 use crate::servers::{Kind, Program};
 
-/// Least share of a request that a function is shown for.
+/// Smallest share of a request for which a function is shown.
 const SHOWN_MIN: f64 = 0.01;
 
 /// In the order of the report.
@@ -35,10 +34,10 @@ const PARTS: [&str; 12] = [
     "the C library, the rest",
 ];
 
-/// Where a source file belongs: the beginning of its path, and the number of its part.
+/// Path prefix of a source file, and index of its part.
 type Row = (&'static str, usize);
 
-/// Below `crates`.
+/// Relative to `crates`.
 const GALE: &[Row] = &[
     ("protocol/src/http1/response_head.rs", 4),
     ("protocol/src/http1/response.rs", 5),
@@ -93,7 +92,7 @@ const GALE: &[Row] = &[
     ("base/src/", 1),
 ];
 
-/// nginx's own, by name.
+/// nginx's files, by name.
 const NGINX: &[Row] = &[
     ("ngx_http_parse.c", 0),
     ("ngx_http_request.c", 0),
@@ -130,7 +129,7 @@ const NGINX: &[Row] = &[
 const ALLOCATOR: usize = 10;
 const REST: usize = 11;
 
-/// What one server needs for a request.
+/// Instructions of a server per request.
 #[derive(Debug, Serialize)]
 struct Profile {
     server: String,
@@ -138,7 +137,7 @@ struct Profile {
     all: f64,
     /// In the order of [`PARTS`].
     parts: Vec<f64>,
-    /// Those of [`SHOWN_MIN`] and more, the largest first.
+    /// Functions with a share of at least [`SHOWN_MIN`], largest first.
     functions: Vec<Function>,
 }
 
@@ -149,7 +148,7 @@ struct Function {
     per_request: f64,
 }
 
-/// Counts for every chosen server; the floors, nginx and Gale when none is chosen.
+/// Counts for the chosen servers, or for the floors, nginx and Gale.
 pub fn measure(options: &Options) -> Measured {
     let programs = instructions::programs(options, &["floor", "nginx", "gale"])?;
     let is_chosen = |case: &&Case| match &options.cases {
@@ -204,7 +203,8 @@ fn profile(options: &Options, program: &Program, case: &Case) -> Result<Profile,
     Ok(Profile { server: program.label.clone(), case: case.name, all, parts, functions })
 }
 
-/// The function that an instruction counts for. What libraries of Rust's do in Gale, inlined, is Gale's.
+/// Returns the function that an instruction counts for. Code of Rust libraries that is inlined in Gale counts as
+/// Gale's.
 fn own<'f>(program: &Program, frames: &'f [Frame]) -> Option<&'f Frame> {
     match program.kind {
         Kind::Gale => Frame::own(frames),
@@ -225,7 +225,7 @@ fn part_of(kind: Kind, frame: &Frame) -> usize {
     rows.iter().find(|(beginning, _)| frame.file.starts_with(beginning)).map_or(REST, |&(_, part)| part)
 }
 
-/// A row for each part, and a column for each server.
+/// Returns a table with a row for each part and a column for each server.
 fn table(profiles: &[Profile]) -> String {
     let cell = |profile: &Profile, part: &Option<usize>| match part {
         Some(part) => format!("{:.0}", profile.parts[*part]),

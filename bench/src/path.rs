@@ -1,9 +1,9 @@
-//! path: HTTP/1 and HTTP/2 over a path with a delay: how fast one large body comes and goes, how evenly streams that
-//! begin together share a connection, and whether an urgent one overtakes the others.
+//! path: HTTP/1 and HTTP/2 over a path with delay: throughput of a large body in each direction, fairness among streams
+//! that begin together, and precedence of an urgent stream.
 //!
-//! Between client and server is a relay that holds every byte back for 25 ms each way, with room for all that is under
-//! way at a time, so that neither side's socket buffers but only the windows of HTTP/2 are what a transfer waits for.
-//! The client is curl; of streams that begin together, one of our own, which names the priority of each.
+//! Between client and server is a relay that delays every byte by 25 ms in each direction. It holds all data in flight,
+//! so that transfers are limited by the windows of HTTP/2 and not by socket buffers. The client is curl; for concurrent
+//! streams it is our own, which sets the priority of each.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -22,13 +22,12 @@ use crate::process;
 use crate::report::{self, Document, Spread};
 use crate::servers::{Program, Setting};
 
-/// Each way.
 const DELAY: Duration = Duration::from_millis(25);
 const PIECE_BYTES: usize = 64 * 1024;
-/// Under way in one direction: a gigabyte a second for four delays.
+/// Pieces in flight in one direction: a gigabyte per second for four delays.
 const PIECES_MAX: usize = 2048;
 const LARGE_BYTES: u64 = 1 << 30;
-/// nginx has a window of 64 KiB for a body, so that it takes these at a megabyte a second.
+/// nginx has a window of 64 KiB for a body, so it receives these at a megabyte per second.
 const UPLOAD_BYTES: u64 = 64 << 20;
 const SHARED_BYTES: u64 = 16 << 20;
 const STREAMS: usize = 16;
@@ -41,14 +40,13 @@ struct Row {
 
 #[derive(Clone, Debug, Serialize)]
 struct Sample {
-    /// MB/s of one transfer.
     down_http1: f64,
     down_http2: f64,
     up_http1: f64,
     up_http2: f64,
-    /// Of streams that begin together: the time of the first to end by that of the last.
+    /// For streams that begin together: time of the first to finish divided by that of the last.
     evenness: f64,
-    /// The time of an urgent stream that begins with them by that of the last.
+    /// Time of an urgent stream among them divided by that of the last.
     urgent: f64,
 }
 
@@ -94,7 +92,7 @@ fn measure_one(options: &Options, program: &Program) -> Result<Sample, String> {
     let running = program.start(setting)?;
     let html = running.html();
     for (name, bytes) in [("large", LARGE_BYTES), ("sent", UPLOAD_BYTES), ("shared", SHARED_BYTES)] {
-        // Holes come out of the page cache as everything else does.
+        // Holes in a file are served from the page cache like other data.
         let made = std::fs::File::create(html.join(name)).and_then(|file| file.set_len(bytes));
         made.map_err(|error| format!("{name}: {error}"))?;
     }
@@ -113,7 +111,7 @@ fn measure_one(options: &Options, program: &Program) -> Result<Sample, String> {
         let speeds: f64 = figures.filter_map(|figure| figure.parse::<f64>().ok()).sum();
         Ok(speeds / 1e6)
     };
-    // What is asked for once is in memory afterwards.
+    // A first request puts them into memory.
     for path in ["large", "shared"] {
         once("--http1.1", &[&format!("http://{}/{path}", running.address)])?;
     }
@@ -134,19 +132,18 @@ fn least(times: &[f64]) -> f64 {
     times.iter().copied().fold(f64::INFINITY, f64::min)
 }
 
-/// One of the times by the greatest.
+/// Returns one of the times divided by the maximum.
 fn share(times: &[f64], one: impl Fn(&[f64]) -> f64) -> f64 {
     one(times) / times.iter().copied().fold(f64::MIN_POSITIVE, f64::max)
 }
 
-/// The seconds of each of the streams.
+/// Returns the seconds that each stream took.
 fn together(relay: SocketAddr, priorities: [&str; STREAMS]) -> Result<Vec<f64>, String> {
     let times = http2::together(&relay.to_string(), "/shared", &priorities, SHARED_BYTES);
     let times = times.map_err(|error| format!("{STREAMS} streams: {error}"))?;
     Ok(times.iter().map(Duration::as_secs_f64).collect())
 }
 
-/// What curl prints.
 fn curl(options: &Options, words: &[&str]) -> Result<String, String> {
     let mut command = Command::new("curl");
     command.args(["-s", "-S", "--max-time", "120"]).args(words);
@@ -159,7 +156,7 @@ fn curl(options: &Options, words: &[&str]) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Starts a relay that holds everything back. It goes on until the program ends.
+/// Starts a relay that delays all data. It runs until the program ends.
 fn delay(server: &str) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;

@@ -1,8 +1,8 @@
-//! process: what /proc says about processes and cores, and children pinned to a core.
+//! process: processes and cores as seen in /proc, and child processes pinned to cores.
 //!
-//! It sends no signal. CPU times are nanoseconds from `schedstat`, which the kernel keeps exactly and not by ticks;
-//! they are exact for threads that sleep, so readings are taken before the load begins and after it has ended.
-//! A process that ends between two looks is left out, never an error.
+//! It sends no signals. CPU times are nanoseconds from `schedstat`, which are precise, unlike ticks; they are up to
+//! date for sleeping threads, so readings are taken before the load begins and after it has ended. A process that exits
+//! between two reads is left out, and is not an error.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,36 +12,35 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A process and its start time, which together never name another one.
+/// A process, identified by its number and start time, which together are unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
     pub id: u32,
-    /// In clock ticks since boot.
+    /// Start time in clock ticks since boot.
     started: u64,
 }
 
 impl Process {
-    /// The process as it is now; None when there is none.
+    /// Returns the process with this number, or `None` if there is none.
     pub fn find(id: u32) -> Option<Process> {
         read_stat(id).map(|stat| stat.process)
     }
 
-    /// Whether it still runs. A zombie does not.
+    /// Returns true if it is running. A zombie is not.
     pub fn is_alive(self) -> bool {
         read_stat(self.id).is_some_and(|stat| stat.process == self && stat.is_alive())
     }
 
-    /// Whether it has been stopped by a signal.
     pub fn is_stopped(self) -> bool {
         read_stat(self.id).is_some_and(|stat| stat.process == self && stat.state == 'T')
     }
 
-    /// CPU time of its threads so far. Of threads that have ended it knows nothing.
+    /// Returns the CPU time of its threads, without threads that have exited.
     pub fn cpu_time(self) -> Duration {
         self.threads().values().map(|thread| thread.cpu_time).sum()
     }
 
-    /// What its threads have done so far, by their numbers.
+    /// Returns the figures of its threads, by number.
     pub fn threads(self) -> Threads {
         let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.id)) else {
             return Threads::new();
@@ -52,7 +51,7 @@ impl Process {
             .collect()
     }
 
-    /// Number, name and state of each of its threads.
+    /// Returns number, name and state of each thread.
     pub fn thread_states(self) -> Vec<(u32, String, char)> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.id)).into_iter().flatten().flatten();
         let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
@@ -65,12 +64,12 @@ impl Process {
             .collect()
     }
 
-    /// The children, in the order of their numbers.
+    /// Returns the children, ordered by number.
     pub fn children(self) -> Vec<Process> {
         all().into_iter().filter(|stat| stat.parent == self.id).map(|stat| stat.process).collect()
     }
 
-    /// Itself and everything below it that has not been orphaned.
+    /// Returns the process and its descendants, except orphaned ones.
     pub fn tree(self) -> Vec<Process> {
         let all = all();
         let mut tree = vec![self];
@@ -83,8 +82,8 @@ impl Process {
         tree
     }
 
-    /// Number of its open descriptors. Linux tells it as a size since 6.2; counting them makes the kernel remember an
-    /// inode for each, a kilobyte that a reading of its memory would find.
+    /// Returns the number of open descriptors. Since 6.2 Linux reports it as the directory's size. Counting the entries
+    /// makes the kernel cache an inode for each, a kilobyte that would count in a reading of its memory.
     pub fn descriptors(self) -> usize {
         let directory = format!("/proc/{}/fd", self.id);
         match fs::metadata(&directory).map_or(0, |metadata| metadata.len()) {
@@ -94,16 +93,14 @@ impl Process {
     }
 }
 
-/// Threads by their numbers.
 pub type Threads = BTreeMap<u32, Thread>;
 
-/// What a thread has done.
+/// Scheduling figures of a thread.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Thread {
     pub cpu_time: Duration,
-    /// How long it could have run and waited for a core.
+    /// Time that it was ready and waited for a core.
     pub run_delay: Duration,
-    /// How often it went to sleep, and how often it was made to wait.
     pub voluntary_switches: u64,
     pub involuntary_switches: u64,
 }
@@ -122,7 +119,6 @@ impl Thread {
         })
     }
 
-    /// What it has done since `earlier`.
     pub fn since(self, earlier: Thread) -> Thread {
         Thread {
             cpu_time: self.cpu_time.saturating_sub(earlier.cpu_time),
@@ -133,12 +129,11 @@ impl Thread {
     }
 }
 
-/// The threads of a whole tree.
 pub fn threads(processes: &[Process]) -> Threads {
     processes.iter().flat_map(|process| process.threads()).collect()
 }
 
-/// A thread of a process, for those who look at it often.
+/// A thread of a process, for repeated readings.
 #[derive(Debug, Clone, Copy)]
 pub struct ThreadId {
     pub process: Process,
@@ -146,13 +141,13 @@ pub struct ThreadId {
 }
 
 impl ThreadId {
-    /// For how long it could have run and had no core.
+    /// Returns the time that it was ready but had no core.
     pub fn run_delay(self) -> Duration {
         run_delay_in(&format!("/proc/{}/task/{}/schedstat", self.process.id, self.thread))
     }
 }
 
-/// For how long the calling thread could have run and had no core.
+/// Returns the time that the calling thread was ready but had no core.
 pub fn run_delay_of_this_thread() -> Duration {
     run_delay_in("/proc/thread-self/schedstat")
 }
@@ -162,23 +157,24 @@ fn run_delay_in(schedstat: &str) -> Duration {
     Duration::from_nanos(text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0))
 }
 
-/// Where in the kernel a thread is, a function a line; empty if it is not, or nobody may know.
+/// Returns the kernel stack of a thread, with a function per line; empty if it is not in the kernel, or if reading is
+/// not permitted.
 pub fn thread_stack(process: Process, thread: u32) -> String {
     fs::read_to_string(format!("/proc/{}/task/{thread}/stack", process.id)).unwrap_or_default()
 }
 
-/// The name of the thread with this number; None when there is none.
+/// Returns the name of the thread with this number, or `None` if there is none.
 pub fn thread_name(id: u32) -> Option<String> {
     Some(fs::read_to_string(format!("/proc/{id}/comm")).ok()?.trim_end().to_owned())
 }
 
-/// The kernel's thread that takes packets on this core when there are more than fit between other work.
+/// Returns the kernel thread that processes packets on this core when interrupts cannot handle them all.
 pub fn packet_thread(core: usize) -> Option<Process> {
     let name = format!("ksoftirqd/{core}");
     all().into_iter().map(|stat| stat.process).find(|process| thread_name(process.id).as_ref() == Some(&name))
 }
 
-/// CPU time of all children of this program that have ended and been waited for; in ticks of 10 ms.
+/// Returns the CPU time of all children of this program that have exited and been waited for, in ticks of 10 ms.
 pub fn ended_children_cpu_time() -> Duration {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = fields_after_name(&stat);
@@ -186,7 +182,6 @@ pub fn ended_children_cpu_time() -> Duration {
     Duration::from_millis((ticks(13) + ticks(14)) * TICK_MS)
 }
 
-/// How long cores have been busy, and how long they have been there at all.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CoreTime {
     busy: u64,
@@ -194,14 +189,14 @@ pub struct CoreTime {
 }
 
 impl CoreTime {
-    /// Of all these cores together.
+    /// Reads the sum for these cores.
     pub fn read(cores: &[usize]) -> CoreTime {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         let mut time = CoreTime::default();
         for core in cores {
             let name = format!("cpu{core} ");
             let line = stat.lines().find(|line| line.starts_with(&name)).unwrap_or("");
-            // user nice system idle iowait irq softirq steal; the guest columns are contained in user.
+            // user nice system idle iowait irq softirq steal; the guest columns are included in user.
             let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).filter_map(|t| t.parse().ok()).collect();
             let total: u64 = ticks.iter().sum();
             time.total += total;
@@ -210,19 +205,19 @@ impl CoreTime {
         time
     }
 
-    /// Share of the time since `earlier` that the cores were busy, with whatever: 0 to 1.
+    /// Returns the share of the time since `earlier` that the cores were busy, whatever ran on them: 0 to 1.
     pub fn utilisation_since(self, earlier: CoreTime) -> f64 {
         let total = self.total.saturating_sub(earlier.total).max(1);
         self.busy.saturating_sub(earlier.busy) as f64 / total as f64
     }
 
-    /// For how long the cores were busy since `earlier`, added up.
+    /// Returns the busy time of the cores since `earlier`, added up.
     pub fn busy_since(self, earlier: CoreTime) -> Duration {
         Duration::from_millis(self.busy.saturating_sub(earlier.busy) * TICK_MS)
     }
 }
 
-/// Starts a command whose processes all stay on these cores.
+/// Starts a command pinned to these cores, with all its child processes.
 pub fn spawn_pinned(command: &mut Command, cores: &[usize]) -> Result<Child, String> {
     let name = command.get_program().display().to_string();
     let mut only = CpuSet::new();
@@ -240,7 +235,7 @@ pub fn spawn_pinned(command: &mut Command, cores: &[usize]) -> Result<Child, Str
     child
 }
 
-/// USER_HZ is 100 on every architecture that Gale runs on.
+/// USER_HZ is 100 on every architecture that Gale supports.
 const TICK_MS: u64 = 10;
 
 struct Stat {
@@ -255,7 +250,7 @@ impl Stat {
     }
 }
 
-/// Every process that is no zombie.
+/// Returns all processes except zombies.
 fn all() -> Vec<Stat> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
@@ -277,7 +272,8 @@ fn parse_stat(id: u32, text: &str) -> Option<Stat> {
     Some(Stat { process, parent: fields.get(1)?.parse().ok()?, state: fields.first()?.chars().next()? })
 }
 
-/// The fields from the state (the third of proc(5)) on; the name before them may hold spaces and parentheses.
+/// Returns the fields from the state on (the third of proc(5)). The name before them may contain spaces and
+/// parentheses.
 fn fields_after_name(stat: &str) -> Vec<&str> {
     stat.rfind(')').map_or(Vec::new(), |end| stat[end + 1..].split_whitespace().collect())
 }

@@ -1,7 +1,7 @@
-//! profile: where the user-space time of a saturated worker goes, by `perf record`.
+//! profile: user-space time of a saturated worker by function, from `perf record`.
 //!
-//! Samples are taken by time, which works without counters of the processor. The kernel's share is one line: what
-//! is asked for here is what the server itself does. It needs symbols; a stripped binary is one line, too.
+//! Samples are taken by time, which works without hardware counters. The kernel is a single line, because the subject
+//! is the server itself. Symbols are required: a stripped binary is a single line, too.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -17,7 +17,6 @@ use crate::servers::Program;
 use crate::syscalls::ids_of;
 
 const SAMPLES_PER_SECOND: &str = "5000";
-/// Lines of a table.
 const SYMBOLS_MAX: usize = 40;
 
 #[derive(Debug, Serialize)]
@@ -26,7 +25,7 @@ struct Profile {
     case: String,
     server_us: f64,
     user_us: f64,
-    /// By share of the user-space time.
+    /// Ordered by share of the user-space time.
     symbols: Vec<Symbol>,
 }
 
@@ -38,7 +37,7 @@ struct Symbol {
     ns_per_request: f64,
 }
 
-/// Profiles every chosen server; nginx and Gale when none is chosen.
+/// Profiles the chosen servers, or nginx and Gale.
 pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(Some(&["nginx", "gale"]))?;
     let client = options.client.unwrap_or(ClientKind::Lean);
@@ -109,7 +108,7 @@ fn is_kernel(name: &str) -> bool {
     name.starts_with("[k]")
 }
 
-/// Samples by object and symbol, from lines of share, samples, object, symbol.
+/// Returns samples by object and symbol, from lines of share, samples, object, symbol.
 fn parse(text: &str) -> BTreeMap<(String, String), u64> {
     let mut counts = BTreeMap::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {

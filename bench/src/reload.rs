@@ -1,8 +1,8 @@
-//! reload: many reloads in a row under load; nothing may fail, nothing may be forgotten, nothing may grow.
+//! reload: many consecutive reloads under load, without failed requests, lost connections or growth of memory.
 //!
-//! Each reload writes a configuration with another number, signals the master, and is over when a new connection gets
-//! that number: no reload is begun before the one before has taken effect, and none is waited for by sleeping. A
-//! connection opened before the first reload is used again after the last.
+//! Each reload writes a configuration with a new number and signals the master. It is complete when a new connection
+//! gets that number. The next reload begins only then, without sleeping. A connection opened before the first reload is
+//! used again after the last.
 
 use std::time::{Duration, Instant};
 
@@ -17,11 +17,10 @@ use crate::servers::{POLL_INTERVAL, Program, Running};
 use crate::under_load::{self, UnderLoad};
 
 const RELOAD_TIME_LIMIT: Duration = Duration::from_secs(10);
-/// Old workers of a server that replaces its processes get this long to go before the memory is read.
+/// Time for old worker processes to exit before memory is read.
 const SETTLE_TIME_LIMIT: Duration = Duration::from_secs(20);
-/// Answers before the first reading of the memory: what is allocated once has been allocated by then.
+/// Answers before the first reading of memory. They trigger one-time allocations.
 const WARM_UP_ANSWERS: u64 = 20_000;
-/// How often within a run the memory is read.
 const MEMORY_READINGS: u32 = 10;
 
 #[derive(Debug, Serialize)]
@@ -29,33 +28,32 @@ pub struct Outcome {
     server: String,
     reloads_asked: u32,
     pub reloads_done: u32,
-    /// What stopped it early.
     stopped_by: Option<String>,
-    /// From the signal to the new answer, in milliseconds.
+    /// Time from the signal to the new answer, in milliseconds.
     pub effect_ms: Spread,
     effect_p99_ms: f64,
     pub seconds: f64,
     pub load: Totals,
-    /// Requests of the harness itself (for the number) that failed.
+    /// Failed requests of the harness itself, which read the number.
     pub failed_probes: u32,
-    /// What became of the connection opened before the first reload.
+    /// Result of the connection opened before the first reload.
     old_connection: String,
     pub memory_before: Memory,
     pub memory_after: Memory,
-    /// Reloads done, and the memory then.
+    /// Number of reloads, and memory at that time.
     memory_course: Vec<(u32, Memory)>,
     memory_growth: f64,
     pub checks: Vec<Check>,
 }
 
-/// One sentence of the issue and whether it is true.
+/// A requirement, and whether it holds.
 #[derive(Debug, Serialize)]
 pub struct Check {
     pub what: &'static str,
     pub holds: bool,
 }
 
-/// Measures every chosen server; Gale when none is chosen.
+/// Measures the chosen servers, or Gale.
 pub fn measure(options: &Options) -> Measured {
     under_load::measure_each(options, "reload", "Reloads in a row under load", measure_one)
 }
@@ -117,7 +115,7 @@ pub fn measure_one(options: &Options, program: &Program) -> Result<Outcome, Stri
     })
 }
 
-/// Waits until there are no more processes than before, or the time is up: what is then still there counts.
+/// Waits until there are no more processes than before, or the time is up. Processes that remain then count.
 fn settle(server: &Running, processes: usize) {
     let deadline = Instant::now() + SETTLE_TIME_LIMIT;
     while server.root.tree().len() > processes && Instant::now() < deadline {
@@ -125,7 +123,6 @@ fn settle(server: &Running, processes: usize) {
     }
 }
 
-/// The reloads one after the other.
 #[derive(Debug, Default)]
 struct Course {
     done: u32,
@@ -172,7 +169,7 @@ impl Course {
         Ok(())
     }
 
-    /// Median, least and greatest, and the 99th percentile.
+    /// Returns median, minimum and maximum, and the 99th percentile.
     fn effects(&self) -> (Spread, f64) {
         let mut sorted = self.effects.clone();
         sorted.sort_by(f64::total_cmp);

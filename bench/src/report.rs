@@ -1,6 +1,6 @@
-//! report: what a measurement found, as Markdown and JSON with the machine that it was made on.
+//! report: results of a measurement as Markdown and JSON, with a description of the machine.
 //!
-//! No path of the machine goes into a report: a server is its label and its version.
+//! Reports contain no paths of the machine: a server is identified by label and version.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,18 +12,17 @@ use serde_json::{Value, json};
 
 use crate::servers::Program;
 
-/// A finished measurement.
 #[derive(Debug)]
 pub struct Document {
     name: &'static str,
     markdown: String,
     data: Value,
-    /// In SVG, beside the others: names of files, and what is in them.
+    /// SVG charts, stored beside the other files: file name and contents.
     charts: Vec<(String, String)>,
 }
 
 impl Document {
-    /// `name` becomes the file's name, `body` is the Markdown below the head, `data` the same in figures.
+    /// `name` is the file name, `body` is the Markdown below the header, and `data` has the same figures.
     pub fn new(
         name: &'static str,
         title: &str,
@@ -50,12 +49,12 @@ impl Document {
         Ok(Document { name, markdown, data, charts: Vec::new() })
     }
 
-    /// The same with charts in SVG, each with the name of its file.
+    /// Adds SVG charts, each with its file name.
     pub fn with_charts(self, charts: Vec<(String, String)>) -> Document {
         Document { charts, ..self }
     }
 
-    /// Prints the Markdown and writes all forms into `directory`.
+    /// Prints the Markdown and writes all files to `directory`.
     pub fn publish(&self, directory: &Path) -> Result<(), String> {
         println!("{}", self.markdown);
         let fault = |error: std::io::Error| format!("{}: {error}", directory.display());
@@ -69,15 +68,14 @@ impl Document {
     }
 }
 
-/// Where and when.
 #[derive(Debug, Serialize)]
 struct Machine {
     when: String,
     cpu: String,
     cores: usize,
     kernel: String,
-    /// Its kernel pages out what seems not to be used, though there is memory: what a measurement holds for being in
-    /// memory may have gone. (DAMON, `pageout`)
+    /// The kernel pages out memory that seems unused, even without memory pressure, so data that a measurement expects
+    /// in memory may be missing. (DAMON, `pageout`)
     pages_out: bool,
 }
 
@@ -99,7 +97,7 @@ impl Machine {
     }
 }
 
-/// Whether one of DAMON's threads runs with a scheme that pages out. They are described in a tree of directories.
+/// Returns true if a DAMON thread runs with a `pageout` scheme. They are described in a tree of directories.
 fn pages_out(directory: &Path) -> bool {
     let text = |path: &Path| fs::read_to_string(path).unwrap_or_default();
     let below = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -110,7 +108,6 @@ fn pages_out(directory: &Path) -> bool {
     })
 }
 
-/// The middle, the least and the greatest of some samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Spread {
     pub median: f64,
@@ -119,14 +116,14 @@ pub struct Spread {
 }
 
 impl std::fmt::Display for Spread {
-    /// `median (least – greatest)`, two decimals.
+    /// `median (minimum – maximum)` with two decimals.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:.2} ({:.2} – {:.2})", self.median, self.least, self.greatest)
     }
 }
 
 impl Spread {
-    /// All zero when there is no sample.
+    /// Computes the spread; all zero without samples.
     pub fn of(samples: impl IntoIterator<Item = f64>) -> Spread {
         let mut sorted: Vec<f64> = samples.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -139,7 +136,7 @@ impl Spread {
     }
 }
 
-/// A Markdown table; every row has as many cells as `header`.
+/// Returns a Markdown table. Every row has as many cells as `header`.
 fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let mut text = format!("| {} |\n|{}\n", header.join(" | "), "---|".repeat(header.len()));
     for row in rows {
@@ -149,17 +146,17 @@ fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A column of a table about things of one kind: its name, and what stands in it.
+/// A column of a table of items: its name, and the function that formats a cell.
 pub type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);
 
-/// A Markdown table with a row for each of `items`.
+/// Returns a Markdown table with a row for each of `items`.
 pub fn table_of<'a, T: 'a>(items: impl IntoIterator<Item = &'a T>, columns: &[Column<T>]) -> String {
     let header: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
     let cells = |item| columns.iter().map(|(_, cell)| cell(item)).collect();
     table(&header, &items.into_iter().map(cells).collect::<Vec<Vec<String>>>())
 }
 
-/// A share, 1.0 being 100 %.
+/// Formats a share as percentage; 1.0 is 100 %.
 pub fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }

@@ -1,7 +1,7 @@
-//! respawn: the worker process is killed under load; how long until somebody is served again?
+//! respawn: time until requests are served again after the worker process was killed under load.
 //!
-//! The time runs from before the SIGKILL until a new connection, opened after the process is known to be gone, has
-//! got a correct answer. What fails meanwhile is counted: requests that the killed process had taken must fail.
+//! The time begins before the SIGKILL. It ends when a new connection, opened after the process is known to be gone, has
+//! received a correct answer. Failed requests are counted: those that the killed process had accepted must fail.
 
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,9 @@ use crate::servers::{POLL_INTERVAL, Program, Running, SMALL_BODY, send_signal};
 use crate::under_load::{self, UnderLoad};
 
 const RESPAWN_TIME_LIMIT: Duration = Duration::from_secs(30);
-/// What the issue asks for.
+/// Limit for the time without service.
 const SERVED_AGAIN_MAX_MS: f64 = 1000.0;
-/// Correct answers between two kills, so that each meets a server at work.
+/// Correct answers between two kills, so that each hits a working server.
 const ANSWERS_BETWEEN: u64 = 5_000;
 
 #[derive(Debug, Serialize)]
@@ -31,16 +31,16 @@ struct Outcome {
 
 #[derive(Debug, Serialize)]
 struct Kill {
-    /// From the signal until the process was gone, and until a request was answered.
+    /// Time from the signal until the process was gone, and until a request was answered.
     gone_ms: f64,
     served_ms: f64,
-    /// Requests of the load that failed around it.
+    /// Failed requests of the load around the kill.
     failed: u64,
-    /// Attempts of the harness that failed before one was answered.
+    /// Failed attempts of the harness before the first answer.
     failed_probes: u32,
 }
 
-/// Measures every chosen server; Gale when none is chosen.
+/// Measures the chosen servers, or Gale.
 pub fn measure(options: &Options) -> Measured {
     under_load::measure_each(options, "respawn", "Worker process killed under load", measure_one)
 }
@@ -52,7 +52,7 @@ fn measure_one(options: &Options, program: &Program) -> Result<Outcome, String> 
         under_load.wait_for_answers(ANSWERS_BETWEEN)?;
         let before = under_load.load.totals().failed;
         let mut kill = kill_worker(&under_load)?;
-        // By now every client has met the new worker or failed on the old one.
+        // By now every client uses the new worker process or has failed on the old one.
         under_load.wait_for_answers(ANSWERS_BETWEEN)?;
         kill.failed = under_load.load.totals().failed - before;
         eprintln!("  served again after {:.1} ms", kill.served_ms);
@@ -90,7 +90,7 @@ fn kill_worker(under_load: &UnderLoad) -> Result<Kill, String> {
     Ok(Kill { gone_ms, served_ms: elapsed_ms(), failed: 0, failed_probes })
 }
 
-/// The master's child that has worked most: helpers have done next to nothing.
+/// Returns the master's child with the most CPU time; helpers use almost none.
 pub fn worker_of(server: &Running) -> Option<Process> {
     let children = server.root.children();
     children.into_iter().filter(|child| child.is_alive()).max_by_key(|child| child.cpu_time())

@@ -1,10 +1,9 @@
-//! ring: the little of io_uring that the floor and the lean client share.
+//! ring: the io_uring operations shared by the floor and the lean client.
 //!
-//! Receiving is multishot into provided buffers, sending is queued, and one `io_uring_enter` submits what is queued and
-//! waits. Nobody looks at what is received, so all provided buffers are the same memory, as the epoll floor receives
-//! everything into one buffer of its stack. It refuses kernels without these operations (before 6.1): who wants a floor
-//! has a kernel to measure. (Deferred task work was measured against the cooperative one: 3.5 to 3.9 µs per request
-//! against 3.8 to 4.0.)
+//! Receiving is multishot into provided buffers, sending is queued, and one `io_uring_enter` submits the queue and
+//! waits. The received bytes are never read, so all provided buffers share the same memory, just as the epoll floor
+//! receives everything into one buffer. Kernels without these operations (before 6.1) are not supported. (Deferred task
+//! work was compared with cooperative task work: 3.5 to 3.9 µs per request against 3.8 to 4.0.)
 //!
 //! Invariant: every submitted entry points to memory that is never freed (`&'static`).
 
@@ -15,15 +14,15 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use io_uring::types::{BufRingEntry, DestinationSlot, Fd, Fixed};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
-/// Requests are shorter, answers are not much longer: a longer one is received in pieces.
+/// Longer than a request. A longer answer is received in pieces.
 const BUFFER_BYTES: usize = 2048;
-/// More than there are completions in a turn, so that no receive ends for want of one.
+/// More than the completions of a turn, so that no receive ends for lack of a buffer.
 const BUFFERS: u16 = 4096;
 const GROUP: u16 = 0;
 const SUBMISSIONS: u32 = 4096;
 const COMPLETIONS: u32 = 16384;
 
-/// What a completion belongs to; 32 bits of user data, beside the number of a connection.
+/// Kind of a completion: 32 bits of the user data, beside the number of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Accept,
@@ -32,26 +31,26 @@ pub enum Kind {
     Close,
 }
 
-/// A completion, without what nobody asks for.
+/// A completion, without unused fields.
 #[derive(Debug, Clone, Copy)]
 pub struct Completion {
     pub kind: Kind,
     pub connection: u32,
-    /// As the system call would return it: negative is an error number.
+    /// Result of the system call; negative values are error numbers.
     pub result: i32,
-    /// Whether a multishot operation goes on.
+    /// A multishot operation continues.
     pub goes_on: bool,
 }
 
 pub struct Ring {
     ring: IoUring,
     buffers: Buffers,
-    /// What received bytes overwrite where no buffer is provided.
+    /// Memory that received bytes overwrite when no buffer is provided.
     scratch: *mut u8,
 }
 
 impl Ring {
-    /// A ring of the calling thread, with a table for as many direct descriptors.
+    /// Creates a ring for the calling thread, with a table of this many direct descriptors.
     pub fn new(direct_descriptors: u32) -> io::Result<Ring> {
         let mut builder = IoUring::builder();
         builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all().setup_cqsize(COMPLETIONS);
@@ -62,17 +61,17 @@ impl Ring {
         Ok(Ring { ring, buffers, scratch })
     }
 
-    /// The direct descriptors from 0 on.
+    /// Installs direct descriptors from 0 on.
     pub fn use_descriptors(&mut self, descriptors: &[RawFd]) -> io::Result<()> {
         self.ring.submitter().register_files_update(0, descriptors).map(|_| ())
     }
 
-    /// Puts a descriptor into the table; the table keeps it open.
+    /// Installs a descriptor in the table, which keeps it open.
     pub fn use_descriptor(&mut self, place: u32, descriptor: RawFd) -> io::Result<()> {
         self.ring.submitter().register_files_update(place, &[descriptor]).map(|_| ())
     }
 
-    /// Accepted connections get places among the first so many of the table.
+    /// Limits accepted connections to the first `places` of the table.
     pub fn accept_into_first(&mut self, places: u32) -> io::Result<()> {
         /// `struct io_uring_file_index_range` of the kernel.
         #[repr(C)]
@@ -81,38 +80,38 @@ impl Ring {
             length: u32,
             reserved: u64,
         }
-        /// `IORING_REGISTER_FILE_ALLOC_RANGE`, which the crate has not.
+        /// `IORING_REGISTER_FILE_ALLOC_RANGE`, which the crate lacks.
         const REGISTER_FILE_ALLOC_RANGE: libc::c_uint = 25;
         let range = Range { offset: 0, length: places, reserved: 0 };
         let (ring, none): (libc::c_int, libc::c_uint) = (self.ring.as_raw_fd(), 0);
-        // SAFETY: the kernel reads the range, which is there, during the call.
+        // SAFETY: the kernel reads the range, which is live, during the call.
         let result = unsafe {
             libc::syscall(libc::SYS_io_uring_register, ring, REGISTER_FILE_ALLOC_RANGE, &raw const range, none)
         };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Connections get direct descriptors, whose numbers are the results.
+    /// Accepts connections into direct descriptors, whose numbers are the results.
     pub fn accept_all(&mut self, listener: Fd) -> io::Result<()> {
         let accept = opcode::AcceptMulti::new(listener).allocate_file_index(true).build();
         self.push(accept, Kind::Accept, 0)
     }
 
-    /// Receives until the peer closes; every piece is a completion.
+    /// Receives until the peer closes. Every piece is a completion.
     pub fn receive_all(&mut self, connection: u32) -> io::Result<()> {
         let receive = opcode::RecvMulti::new(Fixed(connection), GROUP).build();
         self.push(receive, Kind::Receive, connection)
     }
 
-    /// Only a failure has a completion.
+    /// Sends. Only a failure has a completion.
     pub fn send(&mut self, connection: u32, bytes: &'static [u8]) -> io::Result<()> {
         let send = opcode::Send::new(Fixed(connection), bytes.as_ptr(), bytes.len() as u32);
         let send = send.flags(no_signal()).build().flags(squeue::Flags::SKIP_SUCCESS);
         self.push(send, Kind::Send, connection)
     }
 
-    /// Receives once, sends, closes: one after the other, without a word if all goes well. If one fails, those behind
-    /// it are cancelled, and say so.
+    /// Receives once, sends, closes, in this order and without completions. If one fails, the following ones are
+    /// cancelled and have completions.
     pub fn receive_send_close(&mut self, connection: u32, bytes: &'static [u8]) -> io::Result<()> {
         let quiet_link = squeue::Flags::SKIP_SUCCESS | squeue::Flags::IO_LINK;
         let receive = opcode::Recv::new(Fixed(connection), self.scratch, BUFFER_BYTES as u32);
@@ -122,8 +121,8 @@ impl Ring {
         self.close(connection)
     }
 
-    /// Makes a connection at this place of the table, sends, receives once, closes: one after the other. Only receiving
-    /// has a completion if all goes well. If one fails, those behind it are cancelled, and say so.
+    /// Connects at this place of the table, sends, receives once, closes, in this order. Only the receive has a
+    /// completion. If one fails, the following ones are cancelled and have completions.
     pub fn exchange_once(
         &mut self,
         place: u32,
@@ -151,16 +150,16 @@ impl Ring {
 
     fn push(&mut self, entry: squeue::Entry, kind: Kind, connection: u32) -> io::Result<()> {
         let entry = entry.user_data((kind as u64) << 32 | u64::from(connection));
-        // SAFETY: entries of this module point to `'static` memory alone; the scratch memory that is written to is
-        // read by nobody.
+        // SAFETY: entries of this module point to `'static` memory only, and the scratch memory that the kernel writes
+        // to is never read.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.ring.submit()?;
         }
         Ok(())
     }
 
-    /// Submits what is queued and waits for a completion, then appends all that are there to `into`. Their buffers are
-    /// given back at once.
+    /// Submits the queue, waits for a completion, and appends all available ones to `into`. Their buffers are returned
+    /// at once.
     pub fn wait(&mut self, into: &mut Vec<Completion>) -> io::Result<()> {
         match self.ring.submit_and_wait(1) {
             Ok(_) => {}
@@ -189,14 +188,14 @@ fn no_signal() -> i32 {
     rustix::net::SendFlags::NOSIGNAL.bits() as i32
 }
 
-/// The ring of provided buffers, all of them the same memory.
+/// Ring of provided buffers, which all share the same memory.
 struct Buffers {
     entries: &'static mut [Page],
     scratch: *mut u8,
     tail: u16,
 }
 
-/// The kernel wants the ring at the beginning of a page.
+/// The kernel requires the ring to be aligned to a page.
 #[repr(C, align(4096))]
 struct Page([u8; 4096]);
 
@@ -214,8 +213,8 @@ impl Buffers {
 
     fn add(&mut self, number: u16) {
         let place = usize::from(self.tail % BUFFERS);
-        // SAFETY: `place` is within the ring, and the kernel does not look at entries from the tail on. Only the three
-        // fields are written: the tail lies in the fourth of the first entry.
+        // SAFETY: `place` is within the ring, and the kernel does not read entries from the tail on. Only the three
+        // fields are written: the tail is stored in the fourth field of the first entry.
         let entry = unsafe { &mut *self.entries.as_mut_ptr().cast::<BufRingEntry>().add(place) };
         entry.set_addr(self.scratch as u64);
         entry.set_len(BUFFER_BYTES as u32);
@@ -225,7 +224,7 @@ impl Buffers {
 
     fn publish(&mut self) {
         let first = self.entries.as_mut_ptr().cast::<BufRingEntry>();
-        // SAFETY: the tail is an aligned `u16` within the first entry, which is initialised; it is shared with the
+        // SAFETY: the tail is an aligned `u16` within the first entry, which is initialised. It is shared with the
         // kernel, so it is written atomically.
         let tail = unsafe { AtomicU16::from_ptr(BufRingEntry::tail(first).cast_mut()) };
         tail.store(self.tail, Ordering::Release);

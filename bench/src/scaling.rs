@@ -1,10 +1,10 @@
-//! scaling: one worker against two: what does a request cost more when another worker is there?
+//! scaling: cost of a request with two workers compared with one.
 //!
-//! Both run on both cores with two clients on each, so that nothing differs but the number of workers. Waiting for
-//! locks shows as futex calls and as sleeps; the watchdog's are not among the former. A second worker takes a share of
-//! the load, so that each waits more often and finds less when it wakes. How much of the growth is that, and how much
-//! are locks and cache lines that two workers share, two servers of one worker each say, *apart*: they share nothing,
-//! and every core has a client of either.
+//! Both variants run on both cores with two clients on each core, so that only the number of workers differs. Waiting
+//! for locks shows as futex calls and as sleeps; futex calls of the watchdog are excluded. With two workers each has a
+//! share of the load, so it waits more often and finds less when it wakes. To separate this from locks and shared cache
+//! lines, two servers of one worker each are measured, too (*apart*): they share nothing, and every core has a client
+//! of each.
 
 use serde::Serialize;
 
@@ -25,11 +25,11 @@ struct Pair {
     two: Row,
     /// Two servers of one worker each.
     apart: Row,
-    /// CPU time per request with two, divided by that with one, round by round.
+    /// CPU time per request with two workers, divided by that with one, by round.
     ratio: Spread,
     /// The same, divided by that of two servers.
     ratio_to_apart: Spread,
-    /// Of two workers and not the watchdog, in 1,000 requests; None where perf could not count.
+    /// Futex calls of two workers without the watchdog, per 1,000 requests; `None` if perf could not count.
     futex_calls: Option<f64>,
 }
 
@@ -40,7 +40,6 @@ struct Table {
     pairs: Vec<Pair>,
 }
 
-/// Measures every server that has workers in this sense.
 pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(Some(&["nginx", "gale"]))?;
     let client = options.client.unwrap_or(ClientKind::Wrk);
@@ -76,7 +75,7 @@ fn measure_case(options: &Options, case: &Case, programs: &[Program]) -> Result<
         [alone.clone(), two, Subject { servers: WORKERS, ..alone }]
     };
     let servers: Vec<Subject> = programs.iter().flat_map(subjects).collect();
-    // The number of workers of the case only says how many threads the spread looks at.
+    // In this case, the number of workers only determines how many threads the distribution considers.
     let mut rows = case::measure_in_turn(options, &two, &servers)?.into_iter();
     let mut pairs = Vec::new();
     for program in &programs {

@@ -1,9 +1,8 @@
-//! servers: the programs that are compared, the configuration that each gets, how they are started and ended.
+//! servers: the programs compared, their configurations, and starting and stopping them.
 //!
-//! Every server runs without an access log, in a folder of its own, and answers the same three addresses: `/return`
-//! with two bytes, `/file` with a file of 1 KiB, and (nginx and Gale) `/generation` with the number of its
-//! configuration. Only processes that this harness started are ended. Invariant: a `Running` has answered correctly
-//! once.
+//! Every server runs without an access log, in its own folder, and serves the same three paths: `/return` with two
+//! bytes, `/file` with a file of 1 KiB, and (nginx and Gale) `/generation` with the number of its configuration. Only
+//! processes started by this harness are killed. Invariant: a `Running` has answered a request correctly.
 
 use std::fs;
 use std::net::TcpListener;
@@ -22,11 +21,9 @@ use crate::interpreter::OneRequest;
 use crate::location;
 use crate::process::{self, Process};
 
-/// The two bytes of `/return`.
 pub const SMALL_BODY: &[u8] = b"ok";
-/// Length of the file at `/file`.
 pub const FILE_BYTES: usize = 1024;
-/// The files of `files`: what the case is called, where each is, and its length.
+/// Files of the measurement `files`: name of the case, path, and length.
 pub const FILES: [(&str, &str, usize); 4] = [
     ("1k", "/file", FILE_BYTES),
     ("10k", "/file-10k", 10 << 10),
@@ -34,20 +31,19 @@ pub const FILES: [(&str, &str, usize); 4] = [
     ("4m", "/file-4m", 4 << 20),
 ];
 
-/// Idle connections that a server keeps to the one behind it: as many as there are clients.
+/// Idle connections that a server keeps to the backend: as many as there are clients.
 const PROXIED_IDLE_MAX: u32 = 512;
 
 const START_TIME_LIMIT: Duration = Duration::from_secs(10);
-/// The same under a program that makes it many times slower, with a large configuration.
+/// The same for a server under a program that makes it many times slower, with a large configuration.
 const START_TIME_LIMIT_UNDER: Duration = Duration::from_secs(300);
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(5);
-/// How often something is looked at that happens by itself.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Varnish has what it caches in its own memory.
+/// Varnish caches in its own memory.
 const VARNISH_STORAGE: &str = "malloc,256m";
 
-/// So does haproxy: all of it, and one response, in megabytes and in bytes.
+/// haproxy, too. Total size in megabytes, and size of a response in bytes.
 const HAPROXY_CACHE: &str = "cache cached\n    total-max-size 256\n    max-object-size 8388608\n    max-age 3600\n";
 
 const HAPROXY_CACHE_RULES: &str = "    http-request cache-use cached\n\
@@ -63,33 +59,32 @@ pub enum Kind {
     Varnish,
 }
 
-/// A server that may be measured.
 #[derive(Debug, Clone)]
 pub struct Program {
     pub label: String,
     pub kind: Kind,
     pub binary: PathBuf,
-    /// The argument of `use`, where one is given.
+    /// Argument of `use`, if given.
     pub driver: Option<String>,
-    /// With nginx's cache of open files, which is not on by default.
+    /// With nginx's cache of open files, which is off by default.
     pub open_file_cache: bool,
-    /// With `listen … deferred` (TCP_DEFER_ACCEPT), which h2o uses without being asked: a connection is accepted only
-    /// when its request is there.
+    /// With `listen … deferred` (TCP_DEFER_ACCEPT), which is the default of h2o: a connection is accepted only when its
+    /// request has arrived.
     pub deferred: bool,
-    /// What the binary says of itself; empty until `resolve`.
+    /// Version reported by the binary; empty until `resolve`.
     pub version: String,
-    /// It can exchange keys of X25519 and ML-KEM together; of nginx its library decides that.
+    /// Supports key exchange with X25519MLKEM768. For nginx this depends on its library.
     pub has_hybrid_keys: bool,
 }
 
-/// How several workers come to their connections.
+/// Distribution of connections to workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accepting {
-    /// One socket, all of them woken.
+    /// One socket, which wakes all workers.
     Shared,
-    /// One socket each.
+    /// A socket for each worker.
     Reuseport,
-    /// One socket, in turns.
+    /// One socket, used in turns.
     Mutex,
 }
 
@@ -103,53 +98,47 @@ impl Accepting {
     }
 }
 
-/// What a server is started for.
 #[derive(Debug, Clone)]
 pub struct Setting {
-    /// One request per connection (the floor has a mode of its own for it).
+    /// One request per connection. (The floor has a separate mode for this.)
     pub is_short: bool,
-    /// Where it may run.
     pub cores: Option<Vec<usize>>,
-    /// Bytes of the floor's body.
     pub floor_body_bytes: usize,
     pub workers: usize,
-    /// User of the workers of nginx and Gale, where this program runs as root.
+    /// User of the workers of nginx and Gale, if this program runs as root.
     pub user: &'static str,
     pub accepting: Accepting,
-    /// How many connections it must be able to hold.
+    /// Number of connections that it must support.
     pub connections_max: usize,
-    /// As one process, and perhaps under another program, whose words these are.
+    /// Run as one process, under the program with these arguments if there are any.
     pub alone_under: Option<Vec<String>>,
-    /// Started by another program, whose words these are, and which becomes the server.
+    /// Start with the program with these arguments, which then executes the server.
     pub under: Option<Vec<String>>,
-    /// More for the http block and for the server's block of nginx and Gale.
+    /// Additional directives of nginx and Gale for the http block and the server block.
     pub http: String,
     pub server: String,
-    /// Blocks beside the http block.
     pub blocks: String,
-    /// Where `/proxied` is passed on to, `/unbuffered` piece by piece, and WebSockets to `/tunnel`: a port of this
-    /// machine.
+    /// Local port of the backend for `/proxied`, for `/unbuffered` (without buffering), and for WebSockets at
+    /// `/tunnel`.
     pub behind: Option<u16>,
-    /// What the floor passes on in place of that, over a connection for each request.
+    /// Request of the floor to its backend instead, over a new connection each time.
     pub floor_request: Option<OneRequest>,
-    /// What is behind is cached by the others: `/cached`. What nginx and Gale cache is in their own directives.
+    /// The other servers cache responses of the backend: `/cached`. For nginx and Gale the cache is in their
+    /// directives.
     pub caches: bool,
-    /// It will be told to reload, which some must know at the start.
+    /// Reloads will follow, which some servers must know when they start.
     pub reloads: bool,
-    /// With this a port of its own speaks TLS, too.
+    /// Certificate for an additional port with TLS.
     pub certificate: Option<Arc<Certificate>>,
-    /// How it does.
     pub handshakes: Handshakes,
 }
 
-/// What handshakes over TLS are like.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Handshakes {
-    /// Nobody comes back to a session: there are no tickets and no cache of sessions. (wrk comes back where it can.)
+    /// Sessions cannot be resumed: there are no tickets and no session cache. (wrk resumes them if possible.)
     pub are_full: bool,
-    /// With TLSv1.2.
     pub are_of_12: bool,
-    /// With keys of X25519 and ML-KEM together, not of X25519 alone.
+    /// Use X25519MLKEM768 in place of X25519.
     pub are_hybrid: bool,
 }
 
@@ -178,21 +167,21 @@ impl Default for Setting {
     }
 }
 
-/// Where a server listens: in the clear, and for TLS where it has a certificate.
+/// Ports without TLS, and with TLS if there is a certificate.
 #[derive(Debug, Clone, Copy)]
 struct Ports {
     clear: u16,
     tls: u16,
 }
 
-/// A started server. It is ended when this is dropped.
+/// A running server. It is stopped on drop.
 #[derive(Debug)]
 pub struct Running {
     pub label: String,
     pub address: String,
-    /// Where it speaks TLS, if it has a certificate.
+    /// Address with TLS, if there is a certificate.
     pub tls_address: Option<String>,
-    /// The process that was started: the master, where there is one.
+    /// The process that was started: the master, if there is one.
     pub root: Process,
     program: Program,
     setting: Setting,
@@ -215,17 +204,17 @@ impl Program {
         }
     }
 
-    /// The same with `use DRIVER`, and a label that says so.
+    /// Returns the program with `use DRIVER`, and a label with the driver.
     pub fn with_driver(self, driver: &str) -> Program {
         Program { label: format!("{} {driver}", self.label), driver: Some(driver.to_owned()), ..self }
     }
 
-    /// Whether `--servers LABEL` means this one: `gale` means Gale with every driver.
+    /// Returns true if `--servers LABEL` selects this program: `gale` selects Gale with every driver.
     pub fn answers_to(&self, label: &str) -> bool {
         self.label == label || self.label.split(' ').next() == Some(label)
     }
 
-    /// Finds the binary and asks it for its version. Fails when it cannot be started.
+    /// Finds the binary and its version. Fails if it cannot be started.
     pub fn resolve(&self) -> Result<Program, String> {
         let mut program = self.clone();
         if self.kind == Kind::Floor {
@@ -234,7 +223,7 @@ impl Program {
             return Ok(program);
         }
         if self.binary.components().count() > 1 {
-            // Not a name to be looked up in PATH; the servers run in other folders.
+            // A path and not a name in PATH. It must be absolute, because servers run in other folders.
             let found = fs::canonicalize(&self.binary);
             program.binary = found.map_err(|error| format!("{}: {error}", self.binary.display()))?;
         }
@@ -254,7 +243,7 @@ impl Program {
         Ok(program)
     }
 
-    /// Starts it and waits until it answers.
+    /// Starts the server and waits until it answers.
     pub fn start(&self, setting: Setting) -> Result<Running, String> {
         let directory = fresh_directory(&self.label)?;
         let ports = Ports { clear: free_port()?, tls: free_port()? };
@@ -287,7 +276,7 @@ impl Program {
         Ok(running)
     }
 
-    /// The floor's form: `use` as in Gale's configuration.
+    /// Returns the floor's driver, named as in Gale's `use`.
     fn floor_driver(&self) -> &str {
         self.driver.as_deref().unwrap_or("epoll")
     }
@@ -326,7 +315,7 @@ impl Program {
                 command.arg("-c").arg(directory.join("server.conf"));
             }
             Kind::Haproxy => {
-                // With a master there is something to tell of a reload.
+                // A reload needs a master.
                 command.arg(if setting.reloads { "-W" } else { "-db" }).arg("-f").arg(directory.join("server.conf"));
             }
             Kind::Varnish => {
@@ -338,7 +327,7 @@ impl Program {
         command
     }
 
-    /// Replaces the configuration in one step, so that no reader sees half of it.
+    /// Replaces the configuration atomically.
     fn write_configuration(
         &self,
         directory: &Path,
@@ -373,7 +362,7 @@ impl Program {
                 };
                 let deferred = if self.deferred { " deferred" } else { "" };
                 let tls = setting.certificate.as_ref().map_or_else(String::new, |certificate| {
-                    // One group for all, so that all do the same work.
+                    // One group for all servers, so that all do the same work.
                     format!(
                         "        listen 127.0.0.1:{} ssl{listen};\n        ssl_ecdh_curve {};\n{}{}\
                          \x20       ssl_certificate {};\n        ssl_certificate_key {};\n",
@@ -433,10 +422,11 @@ impl Program {
                      hosts:\n  default:\n    paths:\n{proxied}      /:\n        file.dir: {directory}/html\n"
                 )
             }
-            // Its strict limits count two descriptors per connection; here each needs one, or two where it proxies.
+            // Its strict limits assume two descriptors per connection; here a connection needs one, or two with a
+            // proxy.
             Kind::Haproxy => {
                 let (rule, backend) = setting.behind.map_or_else(Default::default, |behind| {
-                    // It stores nothing of which nobody says how long it is fresh.
+                    // It stores only responses with an explicit lifetime.
                     let (cache, rules) = if setting.caches { (HAPROXY_CACHE, HAPROXY_CACHE_RULES) } else { ("", "") };
                     (
                         "    use_backend behind if { path /proxied /unbuffered /tunnel /cached }\n",
@@ -484,44 +474,40 @@ impl Program {
 }
 
 impl Running {
-    /// The certificate of its port for TLS.
     pub fn certificate(&self) -> Option<&Path> {
         self.setting.certificate.as_ref().map(|certificate| certificate.chain())
     }
 
-    /// Whether it may lose what it is told: haproxy's master does while it starts again.
+    /// Returns true if it may lose signals, as haproxy's master does while it restarts.
     pub fn loses_signals(&self) -> bool {
         self.program.kind == Kind::Haproxy
     }
 
-    /// Writes the configuration with another number and tells the master.
+    /// Writes the configuration with a new number and signals the master.
     pub fn reload(&self, generation: u32) -> Result<(), String> {
         self.program.write_configuration(&self.directory, self.ports, generation, &self.setting)?;
         let is_haproxy = self.program.kind == Kind::Haproxy;
         send_signal(self.root, if is_haproxy { Signal::USR2 } else { Signal::HUP })
     }
 
-    /// The prefix that it was started with; its configuration is `server.conf`.
+    /// Returns the server's prefix; its configuration is `server.conf`.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// The folder of its files.
     pub fn html(&self) -> PathBuf {
         self.directory.join("html")
     }
 
-    /// What the next reload puts into the http block.
     pub fn set_http(&mut self, http: String) {
         self.setting.http = http;
     }
 
-    /// The error log as far as it has been written.
     pub fn error_log(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.directory.join("error.log")).unwrap_or_default()).into_owned()
     }
 
-    /// The last lines of the error log, for a report of a failure.
+    /// Returns the last lines of the error log, for error messages.
     pub fn error_log_end(&self) -> String {
         const LINES_MAX: usize = 10;
         let text: String = ["error.log", "output"]
@@ -557,7 +543,7 @@ impl Running {
 }
 
 impl Running {
-    /// Stops it, as one process, until it is sent CONT; returns when it has stopped.
+    /// Stops the server, which must be one process, until it is sent CONT. Returns when it has stopped.
     pub fn pause(&self) -> Result<(), String> {
         send_signal(self.root, Signal::STOP)?;
         let deadline = Instant::now() + STOP_TIME_LIMIT;
@@ -570,8 +556,8 @@ impl Running {
         Ok(())
     }
 
-    /// Ends it with this signal and waits until it has ended by itself. valgrind lets no other thread run while one
-    /// waits in `io_uring_enter`, so somebody calls now and then.
+    /// Sends this signal and waits until the server has exited. valgrind lets no other thread run while one waits in
+    /// `io_uring_enter`, so connections are opened meanwhile to wake it.
     pub fn end(mut self, signal: Signal) -> Result<(), String> {
         const CALL_INTERVAL: Duration = Duration::from_millis(100);
         send_signal(self.root, signal)?;
@@ -604,7 +590,7 @@ impl Drop for Running {
     }
 }
 
-/// Sends a signal to a process if it is still the same one.
+/// Sends a signal to a process, unless it has exited.
 pub fn send_signal(process: Process, signal: Signal) -> Result<(), String> {
     let fault = |what: &str| format!("signal to {}: {what}", process.id);
     if !process.is_alive() {
@@ -614,19 +600,18 @@ pub fn send_signal(process: Process, signal: Signal) -> Result<(), String> {
     kill_process(id, signal).map_err(|error| fault(&error.to_string()))
 }
 
-/// The content of `/file`.
 pub fn file_body() -> Vec<u8> {
     letters(FILE_BYTES)
 }
 
-/// Letters, so that a shifted or cut body is noticed.
+/// Returns letters, so that a shifted or truncated body is noticed.
 pub fn letters(length: usize) -> Vec<u8> {
     (0..length).map(|index| b'a' + (index % 23) as u8).collect()
 }
 
-/// Writes a file whose next reads leave its time of access alone, as one that was read before: the read that writes it
-/// waits for the disk, which is no part of what is measured with everything in memory. (Under valgrind it may never
-/// come to its end: a thread that waits in `io_uring_enter` keeps valgrind from running the others.)
+/// Writes a file whose next read does not update its access time, as if it had been read before. The update waits for
+/// the disk, which is not part of measurements with everything in memory. (Under valgrind it may never finish: a thread
+/// that waits in `io_uring_enter` keeps valgrind from running the others.)
 fn write_read_before(path: &Path, content: &[u8]) -> std::io::Result<()> {
     fs::write(path, content)?;
     let read_at = SystemTime::now() + Duration::from_secs(3600);
@@ -642,10 +627,10 @@ fn fresh_directory(label: &str) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// Below those that Linux gives to clients by default.
+/// Ports below the default range of ephemeral ports.
 const PORTS: Range<u16> = 20_000..32_000;
 
-/// A port that nobody listens on now, and that the kernel gives to no client.
+/// Returns a port that is free now and outside the range of ephemeral ports.
 pub fn free_port() -> Result<u16, String> {
     static TRIED: AtomicU32 = AtomicU32::new(0);
     let mut ports = (0..PORTS.len() as u32).map(|_| {

@@ -1,8 +1,9 @@
-//! slow-peers: 1 GiB through a proxy to a peer that takes less than the other side sends: a download by a slow client,
-//! an upload to a slow server behind.
+//! slow-peers: 1 GiB through a proxy to a peer that receives more slowly than the other side sends: a download by a
+//! slow client, and an upload to a slow backend.
 //!
-//! The rest goes into a temporary file on a disk of its own, which a control group holds to a rate of reads, with less
-//! memory than the file has bytes. The memory of the server matters, and how long a quiet client waits meanwhile.
+//! The surplus goes to a temporary file on a separate disk. A control group limits the rate of reads and the memory,
+//! which is less than the size of the file. The results are the server's memory and the latency for another client
+//! meanwhile.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -26,15 +27,15 @@ use crate::thread_pools::waits::{self, Waits};
 use crate::thread_pools::{event_loops, stalls};
 
 const BODY_BYTES: u64 = 1 << 30;
-/// The slow peer takes less than half of what the disk gives.
+/// Less than half of the disk's rate.
 const TAKEN_PER_SECOND: u64 = 40_000_000;
 const DISK_BYTES_PER_SECOND: u64 = 100 << 20;
-/// The file of the body and what else is written to it.
+/// For the temporary file and other files.
 const DISK_BYTES: u64 = 3 << 30;
 /// For server and page cache: a quarter of the body.
 const MEMORY_BYTES: u64 = 256 << 20;
 const PIECE_BYTES: usize = 256 * 1024;
-/// So small that the server has to keep nearly all that the client has not taken.
+/// Small, so that the server must store nearly everything that the client has not received.
 const CLIENT_BUFFER_BYTES: usize = 64 * 1024;
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
@@ -54,10 +55,10 @@ struct Round {
 #[derive(Debug, Serialize)]
 struct Transfer {
     seconds: f64,
-    /// Growth of the PSS of all processes, at most.
+    /// Maximum growth of the PSS of all processes.
     memory_mib: f64,
     probe: Got,
-    /// What the loops waited for in the kernel, for over 20 ms each time.
+    /// Waits of the loops in the kernel of over 20 ms each.
     waits: BTreeMap<String, Waits>,
 }
 
@@ -120,7 +121,7 @@ fn table(rows: &[Row]) -> String {
     )
 }
 
-/// Of the longest wait of all rounds: for how long the probe and the loop had no core.
+/// Returns the time that the probe and the loop had no core during the longest wait of all rounds.
 fn without_core(row: &Row, of: fn(&Round) -> &Transfer) -> String {
     let longest =
         row.rounds.iter().map(|round| &of(round).probe).max_by(|one, other| one.max_ms.total_cmp(&other.max_ms));
@@ -171,7 +172,7 @@ fn measure_one(options: &Options, program: &Program, cage: &Cage, disk: &SmallDi
     Ok(Round { download, upload, stalls: stalls(&server.error_log()) })
 }
 
-/// Takes the body at the pace of a slow client.
+/// Receives the body at the rate of a slow client.
 fn download(address: &str) -> std::io::Result<()> {
     let mut stream = connect(address)?;
     set_socket_recv_buffer_size(&stream, CLIENT_BUFFER_BYTES)?;
@@ -179,7 +180,7 @@ fn download(address: &str) -> std::io::Result<()> {
     let (mut pace, mut piece, mut received) = (Pace::new(TAKEN_PER_SECOND), vec![0; PIECE_BYTES], 0);
     loop {
         match stream.read(&mut piece)? {
-            // The head comes on top.
+            // The head is included in `received`.
             0 if received > BODY_BYTES => return Ok(()),
             0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
             count => {
@@ -190,7 +191,7 @@ fn download(address: &str) -> std::io::Result<()> {
     }
 }
 
-/// Sends the body as fast as the server takes it, and waits for the answer.
+/// Sends the body as fast as the server receives it, and waits for the answer.
 fn upload(address: &str) -> std::io::Result<()> {
     let mut stream = connect(address)?;
     let head =

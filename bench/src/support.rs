@@ -1,5 +1,5 @@
-//! support: the disk in user space and the authority for certificates that the campaign shares with the tests of the
-//! server, and the few names that they use of the tests' own support.
+//! support: parts of the server's tests that the campaign uses: the file system in user space, the certificate
+//! authority, and the names of the tests' support module that these need.
 
 #[allow(dead_code, reason = "the campaign uses a part of it")]
 #[path = "../../tests/server/support/authority.rs"]
@@ -17,12 +17,12 @@ pub const DEADLINE: Duration = Duration::from_secs(120);
 
 pub const NO_MOUNTS: &str = "no file system can be mounted here";
 
-/// The reason why there is no disk.
+/// Reports the reason why there is no disk.
 pub fn skip(reason: &str) {
     eprintln!("campaign: {reason}");
 }
 
-/// A folder, removed when dropped.
+/// A folder, removed on drop.
 pub struct Directory(PathBuf);
 
 impl Directory {

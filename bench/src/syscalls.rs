@@ -1,9 +1,8 @@
-//! syscalls: system calls per request, by name, while the server's core is saturated.
+//! syscalls: system calls per request by name, with the server's core saturated.
 //!
-//! Counted by `perf stat` at the entry of each call, which hardly slows the server down, so that it batches as it does
-//! under full load: all calls in one number, and those that servers are known to make by name; what is left is "other".
-//! Where perf is missing or forbidden, `strace -c -f` counts; that slows the server so much that
-//! what it would batch is counted one by one, and the report says so.
+//! `perf stat` counts them at their entry, which hardly slows the server, so it batches as under full load. It counts
+//! all calls together, and by name those that servers are known to make; the rest is "other". If perf is missing or
+//! forbidden, `strace -c -f` counts. That slows the server so much that it batches less, which the report mentions.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +21,7 @@ use crate::process::{self, Process};
 use crate::report::{self, Document, Spread, percent};
 use crate::servers::{Program, Running, send_signal};
 
-/// Those that are told by name. To have the kernel count all of its 360 calls takes half a minute to set up.
+/// System calls that are counted by name. Setup of counters for all 360 calls takes the kernel half a minute.
 const NAMES: &[&str] = &[
     "accept4",
     "close",
@@ -57,7 +56,7 @@ const NAMES: &[&str] = &[
     "writev",
 ];
 
-/// Calls by name during one run.
+/// System calls by name during one run.
 type Calls = BTreeMap<String, u64>;
 
 #[derive(Debug, Serialize)]
@@ -69,7 +68,6 @@ struct Row {
 #[derive(Debug, Serialize)]
 struct Round {
     per_request: f64,
-    /// Calls per request by name.
     by_name: BTreeMap<String, f64>,
     counted_by: &'static str,
     sample: Sample,
@@ -82,7 +80,6 @@ struct Table {
     rows: Vec<Row>,
 }
 
-/// Counts for every case and server.
 pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(None)?;
     let client = options.client.unwrap_or(ClientKind::Lean);
@@ -134,17 +131,16 @@ fn measure_one(options: &Options, case: &Case, program: &Program) -> Result<Roun
     })
 }
 
-/// Whose calls are counted.
 #[derive(Debug, Clone, Copy)]
 pub enum Whose {
-    /// Of all threads of the server.
+    /// All threads of the server.
     Server,
-    /// Of those without the watchdog, which waits for the time and for nobody's lock.
+    /// All except the watchdog, which waits for timers and not for locks.
     AllButWatchdog,
 }
 
 impl Whose {
-    /// The arguments that tell perf.
+    /// Returns the arguments for perf.
     fn arguments(self, server: &Running) -> [String; 2] {
         let processes = server.root.tree();
         match self {
@@ -158,11 +154,11 @@ impl Whose {
     }
 }
 
-/// The name of Gale's thread that looks at the loops.
+/// Name of Gale's thread that monitors the loops.
 const WATCHDOG: &str = "watchdog";
 
-/// Calls of these names during one run, and "other". perf counts them as long as the command that it starts, the
-/// client, lasts.
+/// Counts calls of these names and "other" during one run. perf counts for the lifetime of the command that it starts,
+/// the client.
 pub fn count_with_perf(
     case: &Case,
     server: &Running,
@@ -188,13 +184,14 @@ pub fn count_with_perf(
 const EVENT_ALL: &str = "raw_syscalls:sys_enter";
 const EVENT_ONE: &str = "syscalls:sys_enter_";
 
-/// Whether the kernel can count the calls of this name; perf refuses all of them for one that it does not know.
+/// Returns true if the kernel can count calls of this name. With one unknown name perf refuses all of them.
 fn is_known(name: &str) -> bool {
     let folders = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
     folders.iter().any(|folder| Path::new(folder).join("events/syscalls").join(format!("sys_enter_{name}")).exists())
 }
 
-/// The lines of `perf stat -x,`: count, unit, event and more. None without the number of all calls.
+/// Parses the lines of `perf stat -x,`: count, unit, event and more. Returns `None` if the number of all calls is
+/// missing.
 fn parse_counts(text: &str) -> Option<Calls> {
     let lines = text.lines().filter_map(|line| {
         let mut fields = line.split(',');
@@ -221,7 +218,7 @@ fn trace(case: &Case, server: &Running, options: &Options) -> Result<(Calls, Sam
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut strace = command.spawn().map_err(|error| format!("strace: {error}"))?;
     let mut messages = BufReader::new(strace.stderr.take().ok_or("strace: no messages")?);
-    // One line per process once all of its threads are traced.
+    // strace prints a line for each process when all of its threads are traced.
     for _ in &ids {
         let mut line = String::new();
         messages.read_line(&mut line).map_err(|error| format!("strace: {error}"))?;
@@ -232,7 +229,7 @@ fn trace(case: &Case, server: &Running, options: &Options) -> Result<(Calls, Sam
     }
     let sample = measure_once(case, server, options.run_time, None);
     interrupt(&strace)?;
-    // It detaches and says so; nobody else holds the pipe.
+    // strace detaches and prints messages. The pipe ends then, because it has no other writers.
     std::io::copy(&mut messages, &mut std::io::sink()).map_err(|error| format!("strace: {error}"))?;
     strace.wait().map_err(|error| format!("strace: {error}"))?;
     let text = fs::read_to_string(&summary).map_err(|error| format!("strace: {error}"))?;
@@ -240,7 +237,7 @@ fn trace(case: &Case, server: &Running, options: &Options) -> Result<(Calls, Sam
     Ok((parse_summary(&text), sample?))
 }
 
-/// The table of `strace -c`: share, seconds, µs per call, calls, perhaps errors, name.
+/// Parses the table of `strace -c`: share, seconds, µs per call, calls, possibly errors, name.
 fn parse_summary(text: &str) -> Calls {
     let rows = text.lines().filter_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -251,7 +248,6 @@ fn parse_summary(text: &str) -> Calls {
     rows.collect()
 }
 
-/// The numbers of processes, as commands want them.
 pub fn ids_of(processes: &[Process]) -> Vec<String> {
     processes.iter().map(|process| process.id.to_string()).collect()
 }
@@ -270,7 +266,7 @@ impl Row {
         Spread::of(self.rounds.iter().map(figure))
     }
 
-    /// `recvfrom 1.00, …`, most frequent first.
+    /// Returns `recvfrom 1.00, …`, most frequent first.
     fn names(&self) -> String {
         let mut names: Vec<(&String, &f64)> = self.rounds[0].by_name.iter().collect();
         names.sort_by(|a, b| b.1.total_cmp(a.1));

@@ -1,8 +1,9 @@
-//! tunnels: WebSockets through a proxy: memory for each, and how long an echo takes while the configuration is reloaded
-//! again and again. All of them live on. (h2o is not reloaded: it needs another program for that.)
+//! tunnels: WebSockets through a proxy: memory per tunnel, and latency of an echo during repeated reloads, which all
+//! tunnels must survive. (h2o is not reloaded, because that requires another program.)
 //!
-//! Each tunnel is opened as a client and an application do it (a request with `Upgrade`, a 101), and has carried a
-//! message. What is measured is what bytes cost on their way; nobody looks at frames, proxies do not either.
+//! Each tunnel is opened as by a client and an application (a request with `Upgrade`, a 101) and has carried a message.
+//! The measurement concerns the transport of bytes; WebSocket frames are not parsed, and proxies do not parse them
+//! either.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -22,14 +23,14 @@ use crate::report::{self, Document, Spread};
 use crate::servers::{Kind, POLL_INTERVAL, Program, Running, Setting};
 
 const TUNNELS: usize = 5000;
-/// Tunnels before the first reading: what is allocated once has been allocated by then.
+/// Tunnels before the first reading. They trigger one-time allocations.
 const WARM_UP_TUNNELS: usize = 100;
 const RELOADS: u32 = 100;
-/// Echoes while nothing else happens.
+/// Number of echoes without reloads.
 const QUIET_ECHOES: usize = 20_000;
 const MESSAGE_BYTES: usize = 64;
 const TIME_LIMIT: Duration = Duration::from_secs(30);
-/// A server that loses signals is told to reload again.
+/// Time after which a server that loses signals is signalled again.
 const TELL_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Serialize)]
@@ -42,12 +43,11 @@ struct Row {
 struct Readings {
     /// Growth of the PSS of all processes, per tunnel.
     user_kib: f64,
-    /// The same after some idle seconds.
     later_kib: f64,
     quiet: Echoes,
     under_reloads: Option<Echoes>,
     reloads: u32,
-    /// Tunnels that were still there at the end.
+    /// Tunnels that were still open at the end.
     alive: usize,
 }
 
@@ -59,7 +59,7 @@ struct Echoes {
     max_us: f64,
 }
 
-/// Measures nginx, Gale with each driver, and others that pass WebSockets on.
+/// Measures nginx, Gale with each driver, haproxy and h2o.
 pub fn measure(options: &Options) -> Measured {
     let programs = options.servers(Some(&["nginx", "gale", "haproxy", "h2o"]))?;
     let rounds = in_turn(options.idle_rounds, &programs, |program, round| {
@@ -154,7 +154,7 @@ fn measure_one(options: &Options, program: &Program) -> Result<Readings, String>
     Ok(Readings { user_kib, later_kib, quiet, under_reloads, reloads: reloads.into_inner(), alive })
 }
 
-/// Until a new connection gets the new configuration.
+/// Reloads, and waits until a new connection gets the new configuration.
 fn reload(server: &Running, generation: u32) -> Result<(), String> {
     server.reload(generation)?;
     let deadline = Instant::now() + TIME_LIMIT;
@@ -204,7 +204,7 @@ fn echo_once(tunnel: &mut TcpStream) -> std::io::Result<()> {
     tunnel.read_exact(&mut answer)
 }
 
-/// Echoes over all tunnels in turn for as long as `goes_on` says so, once at least.
+/// Sends echoes over all tunnels in turn while `goes_on` returns true, at least once.
 fn echo_while(tunnels: &mut [TcpStream], mut goes_on: impl FnMut() -> bool) -> Result<Echoes, String> {
     let latency = FineHistogram::default();
     let mut max_us = 0.0_f64;

@@ -1,4 +1,4 @@
-//! under_load: what `reload` and `respawn` have in common: a server with clients that check every answer.
+//! under_load: common parts of `reload` and `respawn`: a server with clients that check every answer.
 
 use std::time::{Duration, Instant};
 
@@ -10,22 +10,22 @@ use crate::options::Options;
 use crate::report::Document;
 use crate::servers::{POLL_INTERVAL, Program, Running, Setting};
 
-/// A server that takes longer for the answers that are waited for does not work.
+/// Time limit for a number of answers. A slower server is considered broken.
 const ANSWERS_TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Both end when this is dropped, the load first.
+/// A server under load. Dropping it stops the load first, then the server.
 pub struct UnderLoad {
     pub load: Load,
     pub server: Running,
 }
 
 impl UnderLoad {
-    /// The server is not pinned: it shares the machine with its clients.
+    /// Starts the load. The server is not pinned: it shares the machine with its clients.
     pub fn start(options: &Options, server: Running) -> UnderLoad {
         UnderLoad { load: Load::start(&server.address, options.keepalive_clients, options.short_clients), server }
     }
 
-    /// Until the clients have had so many more correct answers.
+    /// Waits until the clients have received this many more correct answers.
     pub fn wait_for_answers(&self, answers: u64) -> Result<(), String> {
         let (target, deadline) = (self.load.answered() + answers, Instant::now() + ANSWERS_TIME_LIMIT);
         while self.load.answered() < target {
@@ -37,25 +37,24 @@ impl UnderLoad {
         Ok(())
     }
 
-    /// An error with the end of the server's log.
+    /// Returns an error message with the end of the server's log.
     pub fn failed(&self, what: &str) -> String {
         format!("{} {what}\n{}", self.server.label, self.server.error_log_end())
     }
 }
 
-/// A server that a program was started as.
+/// Starts a server that is not pinned to a core.
 pub fn start_unpinned(program: &Program) -> Result<Running, String> {
     program.start(Setting::default())
 }
 
-/// What was found of one server.
 pub trait Outcome: Serialize {
     fn markdown(&self) -> String;
-    /// Whether everything absolute is as it must be.
+    /// Returns true if all absolute requirements are met.
     fn holds(&self) -> bool;
 }
 
-/// Measures every chosen server, Gale when none is chosen, and puts the outcomes into one document.
+/// Measures the chosen servers, or Gale, and combines the results in one document.
 pub fn measure_each<O: Outcome>(
     options: &Options,
     name: &'static str,
@@ -73,7 +72,7 @@ pub fn measure_each<O: Outcome>(
     Ok((Document::new(name, title, &programs, &body, &outcomes)?, holds))
 }
 
-/// What the load met, and an empty line.
+/// Describes the load, followed by an empty line.
 pub fn load_markdown(load: &Totals) -> String {
     let mut text = format!(
         "Load: {} requests over kept-alive connections, {} over short ones, {} failed; {} closes announced by the \

@@ -1,8 +1,8 @@
-//! upstreams: what two workers do with one group of servers: how many new connections they need, and how long requests
-//! take when half of the servers answer later.
+//! upstreams: two workers with a common group of servers: number of new connections, and latency if half of the servers
+//! answer late.
 //!
-//! nginx keeps idle connections for each worker by itself and has no `least_time` (its commercial edition has); haproxy
-//! shares them among its threads and has none either.
+//! nginx keeps idle connections per worker and has no `least_time` (it is in the commercial edition). haproxy shares
+//! them among its threads and has no equivalent of `least_time` either.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ use crate::servers::{Kind, Program, Setting, free_port};
 
 const WORKERS: usize = 2;
 const CONNECTIONS: u32 = 64;
-/// How much later half of the servers answer.
+/// Delay of half of the servers.
 const DELAY: Duration = Duration::from_millis(20);
 const SERVERS: usize = 4;
 
-/// What is asked of a group.
+/// Test of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 enum Job {
-    /// One server, and the default of `keepalive`: 32 for each worker.
+    /// One server, with the default of `keepalive`: 32 for each worker.
     Connections,
     InTurn,
     LeastTime,
@@ -42,7 +42,6 @@ impl Job {
         }
     }
 
-    /// Whether the server has it.
     fn is_for(self, program: &Program) -> bool {
         self != Job::LeastTime || program.kind == Kind::Gale
     }
@@ -51,7 +50,7 @@ impl Job {
 #[derive(Clone, Debug, Serialize)]
 struct Sample {
     job: Job,
-    /// New connections to the servers for each 1,000 requests.
+    /// New connections to the servers per 1,000 requests.
     connections: f64,
     p50_us: f64,
     p99_us: f64,
@@ -168,7 +167,7 @@ fn measure_one(options: &Options, program: &Program, job: Job) -> Result<Sample,
     })
 }
 
-/// The same group in haproxy's words, on a port of its own.
+/// Returns the same group in haproxy's syntax, on its own port.
 fn haproxy_blocks(port: u16, servers: &[Application]) -> String {
     let line = |(number, server): (usize, &Application)| format!("    server s{number} {}\n", server.address);
     let lines: String = servers.iter().enumerate().map(line).collect();

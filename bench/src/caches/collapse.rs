@@ -1,4 +1,4 @@
-//! cache-collapse: a hundred clients ask for one object that nobody has, of a backend that sends it slowly.
+//! cache-collapse: a hundred clients ask for an object that is not cached, from a backend that sends it slowly.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,19 +17,19 @@ use crate::servers::{Kind, Program, Setting};
 const CLIENTS: usize = 100;
 const OBJECT_BYTES: u64 = 50 << 20;
 const BACKEND_BYTES_PER_SECOND: u64 = 20_000_000;
-/// The backend sends so often.
+/// Interval between the backend's writes.
 const SLICE: Duration = Duration::from_millis(5);
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Sample {
-    /// Requests that came to the backend.
+    /// Requests that reached the backend.
     fetches: u64,
-    /// From the first client's first byte to the last client's.
+    /// Time from the first client's first byte to the last client's first byte.
     last_first_byte_ms: f64,
-    /// Until every client has everything.
+    /// Time until every client has received everything.
     whole_s: f64,
-    /// Clients that did not get everything.
+    /// Clients with incomplete answers.
     errors: usize,
 }
 
@@ -80,7 +80,7 @@ fn measure_one(program: &Program) -> Result<Sample, String> {
             "location = /object {{ proxy_pass http://{backend}; proxy_http_version 1.1; proxy_cache cache; \
              proxy_cache_valid 200 1h; proxy_cache_lock on; proxy_max_temp_file_size 0; }}"
         ),
-        // Of the others' directives Varnish has none.
+        // Varnish does not know these directives.
         behind: (program.kind == Kind::Varnish).then_some(backend.port()),
         ..Setting::default()
     })?;
@@ -103,7 +103,7 @@ fn measure_one(program: &Program) -> Result<Sample, String> {
     })
 }
 
-/// When the first byte and the last one came.
+/// Requests the object. Returns the times of its first and last byte.
 fn take(address: &str) -> std::io::Result<(Instant, Instant)> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(TIME_LIMIT))?;
@@ -120,21 +120,21 @@ fn take(address: &str) -> std::io::Result<(Instant, Instant)> {
     }
 }
 
-/// Starts a backend that counts its requests. It goes on until the program ends.
+/// Starts a backend that counts its requests. It runs until the program ends.
 fn backend(fetches: Arc<AtomicU64>) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let fetches = Arc::clone(&fetches);
-            // A proxy that leaves earlier ends its thread.
+            // The thread ends with an error if the proxy closes early.
             std::thread::spawn(move || send(stream, &fetches));
         }
     });
     Ok(address)
 }
 
-/// One request for each connection.
+/// Serves one request on the connection.
 fn send(mut stream: TcpStream, fetches: &AtomicU64) -> std::io::Result<()> {
     let mut head = Vec::new();
     let mut piece = vec![0; 4096];

@@ -1,13 +1,13 @@
-//! cache-disks: the cache node with three disks. Hits in memory beside cold ones that saturate the disks; then one disk
-//! hangs, and the shares of the other two should not notice.
+//! cache-disks: a cache on three disks. Hits in memory are measured together with hits on disk that saturate the disks.
+//! Then one disk hangs, which should not affect the shares of the other two.
 //!
-//! Hits are asked for at a fixed rate, by clients that run before everything else: on a machine whose cores are all
-//! busy a closed loop of hits would measure how the clients and the server share them. What remains of that is told:
-//! how long the server's loops could have run and waited for a core, and how many hits the backend was asked for, since
-//! a hit that is in memory needs neither disk nor backend.
+//! Hits are requested at a fixed rate by clients with priority over everything else: on a machine with all cores busy,
+//! a closed loop of hits would measure how clients and server share them. Two figures show the remaining disturbance:
+//! the time that the server's loops waited for a core, and the number of hits that reached the backend, since a hit in
+//! memory needs neither disk nor backend.
 //!
-//! The disks are loop devices with a file system each, and a control group holds what is read from them: on one machine
-//! there are no three real ones. A disk that hangs is one from which a byte a second may be read.
+//! The disks are loop devices with a file system each, whose reads are limited by a control group, since a machine
+//! rarely has three real ones. A hanging disk is one with a limit of a byte per second.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -31,47 +31,47 @@ use crate::thread_pools::{get, is_event_loop, stalls};
 
 const DISKS: usize = 3;
 const OBJECT_BYTES: usize = 1 << 20;
-/// Of each disk: together three times the memory.
+/// Objects on each disk; together three times the memory.
 const OBJECTS: usize = 512;
 const MEMORY_BYTES: u64 = 512 << 20;
 const DISK_BYTES_PER_SECOND: u64 = 30 << 20;
-/// A byte a second.
+/// Rate of a hanging disk, in bytes per second.
 const HUNG: u64 = 1;
 const COLD_CONNECTIONS: usize = 20;
-/// How often one of them asks at most: together for more than a disk has, and not for as much as server and backend can
-/// make of the processor when no disk is asked.
+/// Minimum interval between requests of a connection. Together they ask for more than a disk can deliver, but for less
+/// than server and backend could transfer with the CPU if no disk were used.
 const COLD_EVERY: Duration = Duration::from_millis(400);
 const WARM_UP: Duration = Duration::from_secs(2);
 
-/// What one disk's clients got: of one object that is in memory, and of any.
+/// Results of one disk's clients: for one object in memory, and for all objects.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Share {
     hot: Got,
     cold: Option<Got>,
 }
 
-/// One run: what all clients got, and what it says about the machine and the backend.
+/// Results of a run for all clients, and figures about the machine and the backend.
 #[derive(Debug, Serialize)]
 struct Phase {
     shares: Vec<Share>,
-    /// How often the backend was asked for what is in memory.
+    /// Backend requests for objects in memory.
     hot_at_backend: u64,
-    /// Of the time in which the server's loops could run, the share that they waited for a core.
+    /// Share of time that the server's loops were ready and waited for a core.
     waited_for_core: f64,
 }
 
 impl Phase {
-    /// Of the first disk.
+    /// Hits in memory of the first disk.
     fn hot(&self) -> Got {
         self.shares[0].hot
     }
 
-    /// Of the first disk, which does not hang.
+    /// Hits on the first disk, which does not hang.
     fn cold(&self, figure: fn(&Got) -> f64) -> f64 {
         self.shares[0].cold.as_ref().map_or(f64::NAN, figure)
     }
 
-    /// Of the last disk.
+    /// Hits on the last disk.
     fn hung(&self, figure: fn(&Got) -> f64) -> f64 {
         self.shares[DISKS - 1].cold.as_ref().map_or(f64::NAN, figure)
     }
@@ -82,12 +82,12 @@ struct Row {
     server: String,
     alone: Phase,
     saturated: Phase,
-    /// The last disk hangs.
+    /// With the last disk hanging.
     hung: Phase,
     stalls: Vec<String>,
 }
 
-/// Removed in this order: the group must be empty, the disks unmounted.
+/// Dropped in this order: the control group must be empty, the disks unmounted.
 struct Site {
     cage: Cage,
     disks: Vec<SmallDisk>,
@@ -199,7 +199,7 @@ impl Site {
             workers: options.experiment.workers,
             under: Some(self.cage.words()),
             blocks: pools,
-            // By the name and not by a hash, so that the clients know whose share they ask for.
+            // By name rather than hash, so that clients know which disk they ask for.
             http: format!("{paths}map $uri $disk {{ ~^/disk1/ 1; ~^/disk2/ 2; default 3; }}"),
             server: format!(
                 "location /disk {{ proxy_pass http://{}; proxy_cache_key $request_uri; \
@@ -224,7 +224,7 @@ fn measure_one(options: &Options, program: &Program, site: &Site, origin: &Origi
     Ok(Row { server: program.label.clone(), alone, saturated, hung: hung?, stalls: stalls(&server.error_log()) })
 }
 
-/// Asks for each object once, so that all are stored.
+/// Requests each object once, so that all are stored.
 fn fill(server: &Running) -> Result<(), String> {
     let (ends, mut next) = (AtomicBool::new(false), 0);
     let mut ask = |_: usize| {
@@ -254,7 +254,8 @@ fn path(disk: usize, object: usize) -> String {
     format!("/disk{}/{object}", disk + 1)
 }
 
-/// On every disk clients of one object, and of any if they shall. `then` is called when all of them count.
+/// Runs clients of one object on every disk and, `with_cold`, clients of all objects. `then` is called when all of them
+/// count.
 fn run(
     server: &Running,
     origin: &Origin,
@@ -313,7 +314,7 @@ fn run(
     Ok(Phase { shares, hot_at_backend: origin.hot.load(Ordering::Relaxed) - asked, waited_for_core })
 }
 
-/// The work of the server's event loops so far.
+/// Returns the scheduling figures of the server's event loops.
 fn loops(server: &Running) -> process::Threads {
     let mut loops = process::Threads::new();
     for process in server.root.tree() {
@@ -325,15 +326,15 @@ fn loops(server: &Running) -> process::Threads {
     loops
 }
 
-/// The server behind: a body of [`OBJECT_BYTES`] for whoever asks, with a strong entity tag, and parts of it.
+/// The backend: a body of [`OBJECT_BYTES`] with a strong entity tag for every request, and ranges of it.
 struct Origin {
     address: SocketAddr,
-    /// How often it was asked for what is in the servers' memory.
+    /// Requests for objects that are in the servers' memory.
     hot: Arc<AtomicU64>,
 }
 
 impl Origin {
-    /// Starts it; it goes on until the program ends, with a thread for each connection.
+    /// Starts the backend, which runs until the program ends, with a thread for each connection.
     fn start() -> std::io::Result<Origin> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let origin = Origin { address: listener.local_addr()?, hot: Arc::default() };
@@ -341,7 +342,7 @@ impl Origin {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let hot = Arc::clone(&hot);
-                // A proxy that leaves ends its thread.
+                // The thread ends with an error if the proxy closes.
                 std::thread::spawn(move || serve(stream, &hot));
             }
         });
@@ -381,7 +382,7 @@ fn serve(mut stream: TcpStream, hot: &AtomicU64) -> std::io::Result<()> {
         let part = part.unwrap_or(0..OBJECT_BYTES);
         let length = part.len();
         write!(stream, "HTTP/1.1 {status}\r\nETag: \"1\"\r\n{content_range}Content-Length: {length}\r\n")?;
-        // Without that a proxy that asks in HTTP/1.0 would wait.
+        // A proxy that uses HTTP/1.0 would wait for the end of the connection.
         let closes = head.lines().next().is_some_and(|line| line.ends_with("http/1.0"));
         write!(stream, "{}\r\n", if closes { "Connection: close\r\n" } else { "" })?;
         stream.write_all(&BODY[part])?;

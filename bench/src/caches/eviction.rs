@@ -1,22 +1,21 @@
-//! Which entry of a cache goes when there is no room: small simulators, each a page, to compare rules by their hits.
+//! Simulators of cache eviction policies, to compare their hit rates. Each is a page long.
 //!
-//! They know keys and sizes alone. Gale's own rule is here once more, in a few lines, because its index is made for
-//! other things than to be asked from a benchmark; the test of `cache/index.rs` holds the same figures for the index.
+//! They use keys and sizes only. Gale's policy is implemented here again in a few lines, because its index is not made
+//! for use by a benchmark; the test of `cache/index.rs` expects the same figures from the index.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::zipf::Zipf;
 
-/// A rule with a cache of so many bytes.
+/// An eviction policy with a cache of a given size.
 pub trait Rule {
-    /// Somebody asks for a key, which is stored then. True if it was there.
+    /// Requests a key, which is stored if it is missing. Returns true for a hit.
     fn ask(&mut self, key: u64, size: u64) -> bool;
 }
 
-/// A rule's name, and how one is made with the room of a cache.
+/// Name of a policy, and its constructor, which takes the size of the cache.
 pub type Named = (&'static str, fn(u64) -> Box<dyn Rule>);
 
-/// What is compared.
 pub const RULES: [Named; 5] = [
     ("Gale", |room| Box::new(TwoQueues::new(room, 0))),
     ("S3-FIFO", |room| Box::new(TwoQueues::new(room, usize::MAX))),
@@ -25,7 +24,7 @@ pub const RULES: [Named; 5] = [
     ("LRU", |room| Box::new(Lru { room, ..Lru::default() })),
 ];
 
-/// Entries by when they were asked for last.
+/// Entries ordered by last use.
 #[derive(Default)]
 struct Recency {
     by_key: HashMap<u64, (u64, u64)>,
@@ -42,7 +41,7 @@ impl Recency {
         self.bytes += size;
     }
 
-    /// Its size, if it was there.
+    /// Removes an entry and returns its size.
     fn take(&mut self, key: u64) -> Option<u64> {
         let (time, size) = self.by_key.remove(&key)?;
         self.by_time.remove(&time);
@@ -59,7 +58,7 @@ impl Recency {
     }
 }
 
-/// nginx's: what was asked for longest ago goes.
+/// nginx's policy: evicts the least recently used entry.
 #[derive(Default)]
 struct Lru {
     room: u64,
@@ -79,14 +78,15 @@ impl Rule for Lru {
     }
 }
 
-/// S3-FIFO (Yang et al., SOSP 2023); without its ghosts it is Gale's rule.
+/// S3-FIFO (Yang et al., SOSP 2023). Without ghosts it is Gale's policy.
 struct TwoQueues {
     room: u64,
     bytes: u64,
     entries: HashMap<u64, Queued>,
     small: VecDeque<u64>,
     main: VecDeque<u64>,
-    /// Keys that have left the small queue; how many are remembered, beside as many as there are in the main queue.
+    /// Keys that have left the small queue. `ghosts_max` bounds their number, as does the number of entries in the main
+    /// queue.
     ghosts: Recency,
     ghosts_max: usize,
 }
@@ -106,7 +106,7 @@ impl TwoQueues {
         /// As in Gale.
         const STEPS_MAX: usize = 128;
         for step in 0.. {
-            // The small queue has a tenth of the entries.
+            // The small queue is limited to a tenth of the entries.
             let is_small = self.main.is_empty() || self.small.len() * 10 > self.entries.len();
             let queue = if is_small { &mut self.small } else { &mut self.main };
             let Some(key) = queue.pop_front() else { return };
@@ -154,7 +154,7 @@ impl Rule for TwoQueues {
     }
 }
 
-/// SIEVE (Zhang et al., NSDI 2024): one queue, and a hand that goes from the oldest to the newest.
+/// SIEVE (Zhang et al., NSDI 2024): one queue, and a hand that moves from the oldest entry to the newest.
 #[derive(Default)]
 struct Sieve {
     room: u64,
@@ -192,9 +192,9 @@ impl Rule for Sieve {
     }
 }
 
-/// W-TinyLFU (Einziger et al., 2017), as Caffeine divides it: a window of a hundredth, and behind it a part on
-/// probation and a protected one of four fifths; what leaves the window stays if it was asked for more often than what
-/// would have to go.
+/// W-TinyLFU (Einziger et al., 2017), divided as in Caffeine: a window of 1 %, then a probation segment and a protected
+/// one of four fifths. An entry that leaves the window is admitted if it was requested more often than the entry to be
+/// evicted for it.
 struct WTinyLfu {
     room: u64,
     window: Recency,
@@ -226,7 +226,7 @@ impl WTinyLfu {
         }
     }
 
-    /// An entry that has left the window takes the place of others, or goes.
+    /// Admits an entry that has left the window in place of others, or drops it.
     fn admit(&mut self, candidate: u64, size: u64) {
         while self.bytes() + size > self.room {
             let part = if self.probation.bytes > 0 { &mut self.probation } else { &mut self.protected };
@@ -260,7 +260,7 @@ impl Rule for WTinyLfu {
     }
 }
 
-/// How often keys were asked for, about: four rows of counters up to 15, which are halved now and then.
+/// Approximate request counts: four rows of counters up to 15, which are halved periodically.
 struct Sketch {
     rows: [Vec<u8>; 4],
     added: u32,
@@ -269,7 +269,7 @@ struct Sketch {
 impl Sketch {
     const WIDTH: usize = 4096;
 
-    /// Ten times as many as there is room for.
+    /// Ten times the number of entries that fit.
     const HALVED_AFTER: u32 = 10_000;
 
     fn new() -> Sketch {
@@ -300,23 +300,20 @@ impl Sketch {
     }
 }
 
-/// A trace: requests for 50,000 keys by Zipf's distribution. After each 2,000 of them come as many for keys that nobody
-/// asks for again, if it has scans. All entries have one size, or sizes of 1 to 128.
+/// A trace: requests for 50,000 keys with a Zipf distribution. With scans, each 2,000 of them are followed by as many
+/// requests for keys that are never used again. All entries have size 1, or sizes of 1 to 128.
 #[derive(Clone, Copy)]
 pub struct Trace {
-    /// Of the distribution.
     pub exponent: f64,
-    /// Whether there are scans.
     pub has_scans: bool,
-    /// Whether sizes differ.
     pub has_sizes: bool,
 }
 
 impl Trace {
-    /// How many requests are counted: all but those of scans.
+    /// Number of requests that count: all except those of scans.
     pub const REQUESTS: u64 = 100_000;
 
-    /// How much room a cache has.
+    /// Size of the cache.
     pub fn room(self) -> u64 {
         if self.has_sizes { 8000 } else { 1000 }
     }
@@ -325,7 +322,7 @@ impl Trace {
         if self.has_sizes { 1 << (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 61) } else { 1 }
     }
 
-    /// Hits in a thousand with this rule. The same in each run.
+    /// Returns the hits per thousand requests with this policy. The result is deterministic.
     pub fn hits(self, rule: &mut dyn Rule) -> u64 {
         let mut zipf = Zipf::new(50_000, self.exponent);
         let (mut hits, mut once) = (0, 1 << 40);

@@ -1,5 +1,5 @@
-//! cache-hits: how often a cache has what is asked for, by the rule that says which entry goes: Gale's, others of
-//! today, and nginx's. Simulated; the same figures on every machine.
+//! cache-hits: hit rates of eviction policies: Gale's, other current ones, and nginx's. They are simulated, so the
+//! figures are the same on every machine.
 
 use serde::Serialize;
 
@@ -8,14 +8,13 @@ use crate::Measured;
 use crate::options::Options;
 use crate::report::{self, Document};
 
-/// Hits in a thousand of a trace, in the order of [`RULES`].
+/// Hits per thousand requests of a trace, in the order of [`RULES`].
 #[derive(Debug, Serialize)]
 struct Row {
     trace: String,
     hits: [u64; RULES.len()],
 }
 
-/// Runs every rule on every trace.
 pub fn measure(_options: &Options) -> Measured {
     let mut rows = Vec::new();
     for exponent in [0.8, 1.0] {
@@ -52,8 +51,8 @@ pub fn measure(_options: &Options) -> Measured {
 mod tests {
     use super::*;
 
-    /// The test of the index (`crates/http/src/cache/index.rs`) asks for more hits than LRU's; here is that the
-    /// simulated rule is Gale's: the figures are those that the index has for the same traces.
+    /// The test of the index (`crates/http/src/cache/index.rs`) requires more hits than LRU. This one checks that the
+    /// simulated policy is Gale's, with the figures of the index for the same traces.
     #[test]
     fn the_simulated_rule_of_gale_has_the_hits_of_its_index() {
         let of_gale = |exponent, has_scans, has_sizes| {

@@ -1,5 +1,5 @@
-//! cache-million: a cache with a million entries: memory, the first hit after the process was killed, what loading
-//! costs others, and a purge of a tenth of them by tag.
+//! cache-million: a cache with a million entries: memory, first hit after a kill, effect of loading on other clients,
+//! and a purge of a tenth of the entries by tag.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -20,7 +20,7 @@ use crate::servers::{Kind, POLL_INTERVAL, Program, Running, Setting, send_signal
 
 const FILL_CONNECTIONS: usize = 64;
 const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// How long others are watched after the start.
+/// Time that other clients are observed after the start.
 const WATCHED: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Serialize)]
@@ -28,19 +28,19 @@ struct Row {
     server: String,
     entries: usize,
     stored_per_second: f64,
-    /// PSS of all processes above that of the empty cache, for each entry.
+    /// PSS of all processes above that of an empty cache, per entry.
     bytes_per_entry: f64,
-    /// From the start after the kill until an entry is a hit.
+    /// Time from the restart after the kill to the first hit.
     first_hit_ms: f64,
-    /// Two bytes every 20 ms: at rest, and while the entries are loaded.
+    /// Requests for two bytes every 20 ms: at rest, and while entries are loaded.
     probe_alone: Got,
     probe_loading: Got,
-    /// Only Gale purges by tag.
+    /// Gale only; the others do not purge by tag.
     purge_ms: Option<f64>,
     hit_after_purge: Option<bool>,
 }
 
-/// The cache's folder, which outlives the servers.
+/// Folder of the cache. It outlives the servers.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
@@ -51,7 +51,7 @@ impl Drop for Folder {
 
 pub fn measure(options: &Options) -> Measured {
     let programs = programs(options)?;
-    // ext4 looks long for an inode where many were freed just now: all is removed when the last one was measured.
+    // Removed only after the last measurement, because ext4 searches long for an inode where many were just freed.
     let mut folders = Vec::new();
     let mut rows = Vec::new();
     for program in &programs {
@@ -146,7 +146,7 @@ fn setting(options: &Options, program: &Program, folder: &Path) -> Setting {
     };
     let (folder, origin) = (folder.display(), folder.with_extension("socket"));
     let origin = origin.display();
-    // What is killed leaves its socket behind.
+    // A killed server leaves its socket behind.
     let _ = std::fs::remove_file(origin.to_string());
     Setting {
         cores: Some(vec![options.server_core]),
@@ -169,7 +169,7 @@ fn request(number: usize) -> String {
     format!("GET /entry?n={number} HTTP/1.1\r\nHost: bench\r\n\r\n")
 }
 
-/// Asks for each key once; how many a second that were.
+/// Requests each key once. Returns the rate per second.
 fn fill(running: &Running, entries: usize) -> Result<f64, String> {
     let (begun, ends, mut next) = (Instant::now(), AtomicBool::new(false), 0);
     let mut ask = |_: usize| {
@@ -203,7 +203,7 @@ fn is_hit(running: &Running, number: usize) -> Result<bool, String> {
     Ok(answer.to_ascii_lowercase().contains("x-cache: hit"))
 }
 
-/// Sends a request over a connection of its own and returns all of the answer.
+/// Sends a request over a new connection and returns the whole response.
 fn ask(running: &Running, lines: &str) -> Result<String, String> {
     let asked = TcpStream::connect(&running.address).and_then(|mut stream| {
         stream.set_read_timeout(Some(TIME_LIMIT))?;
@@ -215,7 +215,7 @@ fn ask(running: &Running, lines: &str) -> Result<String, String> {
     asked.map_err(|error| format!("{lines}: {error}"))
 }
 
-/// Different keys each time: what was a miss is stored, and a hit from then on.
+/// Requests different keys until one is a hit: a missed key is stored, and would be a hit the next time.
 fn first_hit(running: &Running, from: usize, begun: Instant) -> Result<Duration, String> {
     for number in from.. {
         if is_hit(running, number)? {

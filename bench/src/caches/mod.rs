@@ -1,5 +1,5 @@
-//! caches: what a cache does that CPU time per request does not show: many clients of what is being fetched, a million
-//! entries, several disks of which one is slow or hangs, how often it has what is asked for.
+//! caches: properties of caches beyond CPU time per request: many clients of an object being fetched, a million
+//! entries, several disks of which one is slow or hangs, and hit rates.
 
 pub mod collapse;
 pub mod disks;
@@ -12,7 +12,7 @@ mod zipf;
 use crate::options::Options;
 use crate::servers::{Kind, Program};
 
-/// nginx and Gale: the others are configured in another way.
+/// Returns nginx and Gale; the other servers are configured differently.
 fn programs(options: &Options) -> Result<Vec<Program>, String> {
     let programs: Vec<Program> = options.servers(Some(&["nginx", "gale"]))?;
     let programs: Vec<Program> =

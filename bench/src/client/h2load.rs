@@ -1,4 +1,4 @@
-//! h2load: the command line of one run of h2load, and the figures that it prints.
+//! h2load: its command line, and parsing of its output.
 
 use super::{Figures, Run};
 
@@ -23,7 +23,7 @@ pub fn parse(text: &str) -> Option<Figures> {
             figures.requests = count("succeeded")?;
             figures.errors = [count("failed")?, count("errored")?, count("timeout")?].iter().sum();
         } else if let Some(times) = line.strip_prefix("time for request:") {
-            // Least, greatest, mean, standard deviation, share within one deviation.
+            // Minimum, maximum, mean, standard deviation, share within one deviation.
             let mut times = times.split_whitespace().skip(2);
             figures.latency_mean_us = super::wrk::microseconds(times.next()?)?;
             figures.latency_deviation_us = super::wrk::microseconds(times.next()?)?;

@@ -1,8 +1,7 @@
-//! handshakes: a connection over TLS for each request, with X25519MLKEM768, which the libraries of wrk and h2load do
-//! not have.
+//! handshakes: a client that opens a TLS connection for each request with X25519MLKEM768, which the TLS libraries of
+//! wrk and h2load lack.
 //!
-//! Plain threads with blocking sockets. The server's name and certificate are checked as everywhere; no session is
-//! kept.
+//! It uses threads with blocking sockets. The server's name and certificate are verified; sessions are not resumed.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -28,7 +27,7 @@ pub fn command(run: &Run, address: &str, connections: u32) -> Result<Vec<String>
     Ok(words.into_iter().map(str::to_owned).chain(numbers).collect())
 }
 
-/// `handshakes ADDRESS PATH CERTIFICATE CONNECTIONS SECONDS`: asks that long and prints its figures.
+/// `handshakes ADDRESS PATH CERTIFICATE CONNECTIONS SECONDS`: sends requests for this time and prints its figures.
 pub fn main(args: &[String]) -> Result<(), String> {
     let usage = || "usage: gale-bench handshakes ADDRESS PATH CERTIFICATE CONNECTIONS SECONDS".to_owned();
     let [address, path, certificate, connections, seconds] = args else { return Err(usage()) };
@@ -70,7 +69,7 @@ pub fn main(args: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// One connection, and one whole answer with status 200.
+/// Opens a connection and reads a complete response with status 200.
 fn ask(address: SocketAddr, config: &Arc<ClientConfig>, request: &[u8]) -> io::Result<()> {
     let stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;

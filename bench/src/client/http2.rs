@@ -1,5 +1,4 @@
-//! http2: frames of HTTP/2 as a client writes them (RFC 9113, section 4.1), and files asked for in streams of one
-//! connection that begin together.
+//! http2: HTTP/2 frames of a client (RFC 9113, section 4.1), and concurrent downloads in the streams of one connection.
 
 use std::io::{Error, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -19,13 +18,13 @@ pub const CONTINUATION: u8 = 9;
 
 pub const END_STREAM: u8 = 0x1;
 pub const END_HEADERS: u8 = 0x4;
-/// Of SETTINGS.
+/// Flag of SETTINGS.
 pub const ACK: u8 = 0x1;
 
-/// A setting.
+/// Identifier in SETTINGS.
 const INITIAL_WINDOW_SIZE: u16 = 4;
 const WINDOW_MAX: u32 = (1 << 31) - 1;
-/// Of a connection, until it is enlarged. (RFC 9113, section 6.9.2)
+/// Initial window of a connection. (RFC 9113, section 6.9.2)
 const WINDOW_FIRST: u32 = 65_535;
 
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -33,25 +32,26 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// SETTINGS that give each stream such a window.
+/// Returns SETTINGS with this initial stream window.
 pub fn window_setting(bytes: u32) -> Vec<u8> {
     frame(SETTINGS, 0, 0, &[&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &bytes.to_be_bytes()].concat())
 }
 
-/// GET of a path of less than 127 bytes, in fields that leave no trace in a table. (RFC 7541, section 6.2.2)
+/// Returns a header block: GET of a path of less than 127 bytes, in fields that are not added to the dynamic table.
+/// (RFC 7541, section 6.2.2)
 pub fn block(scheme: Scheme, path: &str) -> Vec<u8> {
     let name = |index: u8, value: &str| [&[index, value.len() as u8], value.as_bytes()].concat();
     [vec![0x82, scheme as u8], name(4, path), name(1, "localhost")].concat()
 }
 
-/// By its number in the static table. (RFC 7541, appendix A)
+/// Index in the static table. (RFC 7541, appendix A)
 #[derive(Clone, Copy)]
 pub enum Scheme {
     Http = 0x86,
     Https = 0x87,
 }
 
-/// A field with a name of its own, as `block` has them.
+/// Encodes a field with a literal name, in the form used by `block`.
 fn field(name: &str, value: &str) -> Vec<u8> {
     [&[0, name.len() as u8], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat()
 }
@@ -63,7 +63,6 @@ pub struct Frame {
     pub length: usize,
 }
 
-/// Reads a frame; its payload is left in the buffer.
 pub fn read_frame(connection: &mut impl Read, payload: &mut Vec<u8>) -> std::io::Result<Frame> {
     let mut head = [0; 9];
     connection.read_exact(&mut head)?;
@@ -74,8 +73,8 @@ pub fn read_frame(connection: &mut impl Read, payload: &mut Vec<u8>) -> std::io:
     Ok(Frame { kind, flags, stream: u32::from_be_bytes(stream), length })
 }
 
-/// Asks for a file in as many streams of one connection as there are priorities (RFC 9218), with windows that never
-/// hold anything up, and gives the time from then to the end of each.
+/// Requests a file in one stream for each priority (RFC 9218), all on one connection, with windows that are never
+/// exhausted. Returns the time from the requests to the end of each stream.
 pub fn together(address: &str, path: &str, priorities: &[&str], bytes: u64) -> std::io::Result<Vec<Duration>> {
     let mut connection = TcpStream::connect(address)?;
     connection.set_nodelay(true)?;

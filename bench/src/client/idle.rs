@@ -1,6 +1,6 @@
-//! idle: connections that have each had one answer and are then only held.
+//! idle: a client that holds connections, after one answer on each.
 //!
-//! They are ended by a reset, so that none of them is left in TIME_WAIT, whose memory the next reading would count.
+//! Connections are closed with a reset. In TIME_WAIT their memory would count in the next reading.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 
 use super::load::{ANSWER_TIME_LIMIT, Connection};
 
-/// A source address has 28,000 ports, where nobody has changed that.
+/// The default number of ephemeral ports is 28,000 per source address.
 const CONNECTIONS_PER_SOURCE: usize = 10_000;
 
 #[derive(Debug, Default)]
@@ -19,7 +19,8 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// Opens that many, one after the other; each of them asks for `path` unless there is nobody to answer.
+    /// Opens connections one by one and requests `path` on each. Without a path nothing is sent, for addresses that
+    /// never answer.
     pub fn open(addresses: &[SocketAddr], count: usize, path: Option<&str>) -> Result<Idle, String> {
         let mut idle = Idle::default();
         for number in 0..count {
@@ -34,7 +35,7 @@ impl Idle {
         Ok(idle)
     }
 
-    /// Asks once more on every `stride`th of them, all of which must be there still.
+    /// Sends another request on every `stride`th connection. All of these must still be open.
     pub fn ask_some(&mut self, stride: usize, path: &str) -> Result<(), String> {
         let mut some = self.connections.iter_mut().step_by(stride.max(1));
         some.try_for_each(|connection| ask(connection, path).map_err(|error| format!("after a while: {error}")))
@@ -57,7 +58,7 @@ fn ask(connection: &mut Connection, path: &str) -> Result<(), String> {
     }
 }
 
-/// 127.0.1.1 and those that follow; all of 127.0.0.0/8 is this machine.
+/// Returns 127.0.1.1 and the addresses that follow; all of 127.0.0.0/8 is local.
 pub fn source(number: usize) -> SocketAddr {
     let host = Ipv4Addr::from(0x7f00_0101 + (number / CONNECTIONS_PER_SOURCE) as u32);
     SocketAddr::from((host, 0))

@@ -1,4 +1,4 @@
-//! idle_tls: connections over TLS that have each had one answer, or whose answers stand still, and are then only held.
+//! idle_tls: a client that holds TLS connections, after one answer on each or with stalled answers.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,24 +15,24 @@ use super::http2::{self, ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PR
 use super::load::ANSWER_TIME_LIMIT;
 use super::tls;
 
-/// What a client asks for.
+/// Requests of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// `/return`, over HTTP/1.
     Http1,
     /// `/return`, over HTTP/2.
     Http2,
-    /// So many files of 64 KiB over HTTP/2, of which nobody may send a byte.
+    /// This many files of 64 KiB over HTTP/2, with a window that allows no data.
     Stalled(u32),
 }
 
-/// The connections. They are ended by a reset, as those in the clear.
+/// Idle TLS connections. They are closed with a reset, like those without TLS.
 pub struct IdleTls {
     connections: Vec<StreamOwned<ClientConnection, TcpStream>>,
 }
 
 impl IdleTls {
-    /// Opens that many, one after the other.
+    /// Opens this many connections one by one.
     pub fn open(address: SocketAddr, certificate: &Path, count: usize, asked: Asked) -> Result<IdleTls, String> {
         let protocol = if asked == Asked::Http1 { "http/1.1" } else { "h2" };
         let config = tls::configuration(default_provider(), certificate, Some(protocol))?;
@@ -78,8 +78,7 @@ fn ask_http1(connection: &mut (impl Read + Write)) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Asks in so many streams, and waits for all their answers: the whole of them, or their heads where the window holds
-/// nothing.
+/// Sends requests in this many streams and waits for the answers: whole ones, or only the heads if the window is zero.
 fn ask_http2(
     connection: &mut (impl Read + Write),
     path: &str,

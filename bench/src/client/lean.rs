@@ -1,8 +1,8 @@
-//! lean: a client that costs less than the servers that it asks, so that with one core each the server is the limit.
+//! lean: a client that needs less CPU time than the servers, so that with one core each the server is the limit.
 //!
-//! Kept-alive connections, one request at a time on each. The first answer of a connection is checked in full; of
-//! those that follow only bytes are counted, which is why it refuses answers whose length may change. It uses
-//! io_uring as the floor does: one system call for many requests.
+//! It sends one request at a time on each keep-alive connection. The first response of a connection is checked in full;
+//! of the others only the bytes are counted, so responses of varying length are refused. It uses io_uring like the
+//! floor, with one system call for many requests.
 
 use std::io;
 use std::net::TcpStream;
@@ -33,7 +33,7 @@ pub fn parse(text: &str) -> Option<Figures> {
     serde_json::from_str(text).ok().filter(|figures: &Figures| figures.requests > 0)
 }
 
-/// `lean ADDRESS PATH CONNECTIONS SECONDS [HEADER …]`: asks that long and prints its figures.
+/// `lean ADDRESS PATH CONNECTIONS SECONDS [HEADER …]`: sends requests for this time and prints its figures.
 pub fn main(args: &[String]) -> Result<(), String> {
     let usage = || "usage: gale-bench lean ADDRESS PATH CONNECTIONS SECONDS [HEADER ...]".to_owned();
     let [address, path, connections, seconds, headers @ ..] = args else {
@@ -50,7 +50,7 @@ pub fn main(args: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// A connection, and what is still to come of its answer.
+/// A connection, and the number of bytes missing of its response.
 struct Peer {
     stream: TcpStream,
     answer_bytes: usize,
@@ -95,7 +95,7 @@ fn ask(mut peers: Vec<Peer>, request: &'static [u8], run_time: Duration) -> io::
             let peer = &mut peers[completion.connection as usize];
             let received = usize::try_from(completion.result).unwrap_or(0);
             if completion.kind != Kind::Receive || received == 0 || received > peer.missing_bytes {
-                // Ended, failed, or sent what was not asked for: left alone from here on.
+                // The connection ended, failed, or sent surplus bytes. It is not used again.
                 totals.errors += u64::from(completion.kind == Kind::Receive);
                 continue;
             }
@@ -121,7 +121,7 @@ pub(super) struct Totals {
     pub errors: u64,
 }
 
-/// From the turn in which a request was sent to the turn in which its answer was whole.
+/// Latency, measured from the turn that sent a request to the turn in which its response was complete.
 #[derive(Default)]
 pub(super) struct Latency {
     histogram: FineHistogram,
@@ -136,7 +136,7 @@ impl Latency {
         let snapshot = self.histogram.snapshot();
         let us = |duration: Duration| duration.as_secs_f64() * 1e6;
         let mean = us(snapshot.mean());
-        // Good to the width of a bucket.
+        // Precise to the width of a bucket.
         let squares: f64 = snapshot.buckets().map(|(most, count)| (us(most) - mean).powi(2) * count as f64).sum();
         Figures {
             requests: totals.requests,

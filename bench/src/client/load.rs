@@ -1,9 +1,9 @@
-//! load: clients that check every answer to its last byte and count every failure by its kind.
+//! load: clients that check every byte of each response and count failures by kind.
 //!
-//! Plain threads with blocking sockets: it is made to be right, not fast. Nothing is retried: a request that was sent
-//! either gets its whole correct answer or is a failure of exactly one kind. A server may announce the end of a
-//! kept-alive connection in an answer (`Connection: close`); that is counted, and no failure. Ending the connection
-//! without a word while a request is on its way is one.
+//! They use threads with blocking sockets, and favour correctness over speed. Nothing is retried: a request either gets
+//! its complete correct response or counts as one failure of one kind. A server may announce the end of a keep-alive
+//! connection in a response (`Connection: close`); this is counted, but is not a failure. Closing without announcement
+//! while a request is in flight is one.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -21,49 +21,48 @@ use serde::Serialize;
 use super::Headers;
 use crate::servers::{SMALL_BODY, file_body};
 
-/// Longer than any pause of a server that works.
+/// Longer than any pause of a working server.
 pub const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(10);
 const HEADER_BYTES_MAX: usize = 16 * 1024;
-/// A scrape of thousands of zones is the longest.
+/// The longest body is a scrape of thousands of zones.
 const BODY_BYTES_MAX: usize = 64 << 20;
-/// After a failed connect: a dead server must not be asked a million times.
+/// Pause after a failed connect. Without it a dead server would be tried a million times.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(2);
 
-/// How a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Failure {
     ConnectRefused,
     ConnectFailed,
     SendFailed,
-    /// The connection ended (FIN) before the first byte of the answer.
+    /// The connection was closed (FIN) before the first byte of the response.
     ClosedBeforeAnswer,
-    /// Reset before the first byte of the answer.
+    /// The connection was reset before the first byte of the response.
     ResetBeforeAnswer,
-    /// It ended within the answer.
+    /// The connection ended within the response.
     Truncated,
     TimedOut,
     Malformed,
     WrongStatus,
     WrongBody,
-    /// More bytes than the answer has.
+    /// Bytes follow the end of the response.
     Surplus,
 }
 
-/// A connection that is used for one request after the other.
+/// A connection for consecutive requests.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
-    /// Received and not used yet.
+    /// Bytes received and not yet used.
     pending: Vec<u8>,
     received_bytes: usize,
 }
 
-/// An answer whose framing was right.
+/// A response with valid framing.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
     pub status: u16,
-    /// As it came: it may be compressed.
+    /// As received, possibly compressed.
     pub body: Vec<u8>,
     pub is_gzip: bool,
     pub closes: bool,
@@ -83,7 +82,6 @@ impl Connection {
         Connection::over(stream, time_limit)
     }
 
-    /// Uses a stream that is connected already.
     pub fn over(stream: TcpStream, time_limit: Duration) -> Result<Connection, Failure> {
         let configured = stream
             .set_nodelay(true)
@@ -93,20 +91,20 @@ impl Connection {
         Ok(Connection { stream, pending: Vec::new(), received_bytes: 0 })
     }
 
-    /// The stream alone, and how many bytes have been received from it in all.
+    /// Returns the stream and the number of bytes received from it.
     pub fn into_stream(self) -> (TcpStream, usize) {
         (self.stream, self.received_bytes)
     }
 
-    /// Sends a GET and reads its answer. After a failure the connection is of no more use.
+    /// Sends a GET and reads the response. After a failure the connection cannot be used again.
     pub fn request(&mut self, path: &str, is_last: bool) -> Result<Answer, Failure> {
         self.ask(&get(path, &[], is_last))
     }
 
-    /// Sends a request as it stands and reads its answer. After a failure the connection is of no more use.
+    /// Sends a request and reads the response. After a failure the connection cannot be used again.
     pub fn ask(&mut self, request: &str) -> Result<Answer, Failure> {
-        // A peer that has closed answers with a reset; the read below tells what happened, so a failed write is
-        // only final where nothing can be read either.
+        // Writing to a closed peer fails with a reset. The result of the read below takes precedence, so a failed write
+        // is reported only if the read reports nothing more precise.
         let written = self.stream.write_all(request.as_bytes());
         let answer = self.receive();
         match (written, answer) {
@@ -117,13 +115,13 @@ impl Connection {
         }
     }
 
-    /// Sends a GET; its answer is for [`Connection::receive`].
+    /// Sends a GET. Its response is read by [`Connection::receive`].
     pub fn send(&mut self, path: &str, headers: Headers, is_last: bool) -> Result<(), Failure> {
         self.stream.write_all(get(path, headers, is_last).as_bytes()).map_err(|_| Failure::SendFailed)
     }
 
-    /// As [`Connection::request`], but sleeps until so many bytes of the answer are there. A client that is woken for
-    /// each piece takes the core from the server, which then queues for it behind everybody else.
+    /// Like [`Connection::request`], but sleeps until `bytes` bytes of the response have arrived. A client that wakes
+    /// up for each piece takes the core from the server, which then waits for it behind all other threads.
     pub fn request_whole(&mut self, path: &str, bytes: usize) -> Result<Answer, Failure> {
         self.wake_from(bytes)?;
         self.send(path, &[], false)?;
@@ -138,10 +136,10 @@ impl Connection {
         }
     }
 
-    /// The socket counts as readable from so many bytes on (`SO_RCVLOWAT`).
+    /// Makes the socket readable only with this many bytes (`SO_RCVLOWAT`).
     fn wake_from(&self, bytes: usize) -> Result<(), Failure> {
         let value = bytes as libc::c_int;
-        // SAFETY: the descriptor is open, and the pointer is to an int of the length that is told.
+        // SAFETY: the descriptor is open, and the pointer is to an int of the given length.
         let result = unsafe {
             let (value, length) = ((&raw const value).cast(), size_of::<libc::c_int>() as libc::socklen_t);
             libc::setsockopt(self.stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, value, length)
@@ -149,7 +147,7 @@ impl Connection {
         if result == 0 { Ok(()) } else { Err(Failure::SendFailed) }
     }
 
-    /// After an answer that closes: the end, and not a byte more.
+    /// Expects the connection to end without further bytes, after a response with `Connection: close`.
     fn expect_end(&mut self) -> Result<(), Failure> {
         if !self.pending.is_empty() || self.fill(Failure::Truncated)? > 0 {
             return Err(Failure::Surplus);
@@ -157,7 +155,6 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads the next answer.
     pub fn receive(&mut self) -> Result<Answer, Failure> {
         let header_end = loop {
             if let Some(at) = self.pending.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -181,7 +178,6 @@ impl Connection {
         Ok(Answer { status: head.status, body, is_gzip: head.is_gzip, closes: head.closes })
     }
 
-    /// The next bytes.
     fn take(&mut self, length: usize) -> Result<Vec<u8>, Failure> {
         while self.pending.len() < length {
             if self.fill(Failure::Truncated)? == 0 {
@@ -191,7 +187,7 @@ impl Connection {
         Ok(self.pending.drain(..length).collect())
     }
 
-    /// A body in chunks, without extensions and trailers. (RFC 9112 §7.1)
+    /// Reads a chunked body without extensions and trailers. (RFC 9112 §7.1)
     fn take_chunks(&mut self) -> Result<Vec<u8>, Failure> {
         const SIZE_LINE_BYTES_MAX: usize = 10;
         let mut body = Vec::new();
@@ -230,7 +226,7 @@ impl Connection {
 }
 
 impl Answer {
-    /// The body as it was before it was compressed.
+    /// Returns the uncompressed body.
     pub fn content(&self) -> Result<Vec<u8>, Failure> {
         if !self.is_gzip {
             return Ok(self.body.clone());
@@ -247,7 +243,7 @@ fn get(path: &str, headers: Headers, is_last: bool) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: {connection}\r\n{headers}\r\n")
 }
 
-/// One request on a connection of its own: the body of its answer, which must be a 200.
+/// Sends one request on a new connection. Returns the body of the response, which must have status 200.
 pub fn request_once(address: &str, path: &str, time_limit: Duration) -> Result<Vec<u8>, Failure> {
     let mut connection = Connection::open_within(address, time_limit)?;
     let answer = connection.request(path, true)?;
@@ -256,7 +252,7 @@ pub fn request_once(address: &str, path: &str, time_limit: Duration) -> Result<V
 
 struct Head {
     status: u16,
-    /// `None` in chunks.
+    /// Length of the body; `None` if it is chunked.
     body_bytes: Option<usize>,
     is_gzip: bool,
     closes: bool,
@@ -299,19 +295,19 @@ pub struct Load {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the clients have counted.
+/// Counts of all clients.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Totals {
     pub keepalive_requests: u64,
     pub short_requests: u64,
-    /// Kept-alive connections that the server ended with an announcement.
+    /// Keep-alive connections that the server closed after announcing it.
     pub announced_closes: u64,
     pub failed: u64,
     /// Failures by `keepalive` or `short` and kind.
     pub failures: BTreeMap<String, u64>,
-    /// When the first of them happened, in seconds since the load began, and what it was.
+    /// Time of the first failures in seconds since the load began, and their kinds.
     pub first_failures: Vec<(f64, String)>,
-    /// The longest that a correct answer took, connecting included for short connections.
+    /// Longest time of a correct response. For short connections it includes connecting.
     pub longest_ms: f64,
 }
 
@@ -353,7 +349,6 @@ impl Load {
         Load { shared, threads }
     }
 
-    /// Correct answers so far.
     pub fn answered(&self) -> u64 {
         self.shared.keepalive_requests.load(Ordering::Relaxed) + self.shared.short_requests.load(Ordering::Relaxed)
     }
@@ -371,7 +366,7 @@ impl Load {
         }
     }
 
-    /// Lets every client finish its request, then counts.
+    /// Lets every client finish its request, then returns the totals.
     pub fn stop(mut self) -> Totals {
         self.end();
         self.totals()
@@ -479,7 +474,7 @@ fn check(answer: &Answer, body: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// What is asked for in turn, and what must come.
+/// Requests that are sent in turn, and the expected responses.
 struct Targets {
     file: Vec<u8>,
     count: usize,
@@ -502,7 +497,7 @@ mod tests {
 
     use super::*;
 
-    /// A peer that reads a request's header and then sends these bytes and closes.
+    /// Starts a peer that reads a request's header, then sends these bytes and closes.
     fn peer(bytes: &'static [u8]) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();

@@ -1,11 +1,11 @@
-//! client: who asks the servers, and how fast.
+//! client: clients for the measurements.
 //!
-//! `wrk` is what others measure with; its HTTP parser makes it slower than the servers that it measures, so that with
-//! one core each it is the limit. `lean` is our own and looks at nothing but the number of bytes, so that the server's
-//! core is saturated. `h2load` speaks HTTP/2, and so does `http2`, a few frames of our own. `handshakes` opens a
-//! connection over TLS for each request, with a group of keys that the libraries of wrk and h2load do not have. `load`
-//! checks every byte and `idle` only holds connections. `swarm` asks for megabytes over many connections, `timetable`
-//! at moments that are known beforehand. Invariant: figures are of a run that asked for something.
+//! `wrk` is widely used, but its HTTP parser makes it slower than the servers, so with one core each it is the limit.
+//! `lean` is our own; it checks only the number of bytes, so the server's core is saturated. `h2load` speaks HTTP/2,
+//! and so does `http2`, with a few frames of our own. `handshakes` opens a TLS connection for each request, with a key
+//! exchange group that wrk and h2load lack. `load` checks every byte, and `idle` only holds connections. `swarm`
+//! requests megabytes over many connections, `timetable` sends requests at times fixed in advance. Invariant: figures
+//! come from a run with at least one request.
 
 mod h2load;
 pub mod handshakes;
@@ -30,54 +30,52 @@ use crate::process;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientKind {
     Wrk,
-    /// Kept-alive connections only.
+    /// Keep-alive connections only.
     Lean,
-    /// HTTP/2, in the clear by prior knowledge, with so many streams at once on each connection.
+    /// HTTP/2 in the clear with prior knowledge, with this many concurrent streams on each connection.
     H2load(u32),
-    /// A connection over TLS for each request, with a hybrid exchange of keys (X25519MLKEM768).
+    /// A TLS connection for each request, with a hybrid key exchange (X25519MLKEM768).
     Handshakes,
 }
 
-/// Lines of a request beside those that every request has.
+/// Header lines of a request in addition to the default ones.
 pub type Headers = &'static [&'static str];
 
-/// What is asked of the server.
 #[derive(Debug, Clone)]
 pub struct Run<'a> {
     pub kind: ClientKind,
-    /// Who is asked: by the first clients, one on each core, the first; by the next ones the next.
+    /// Addresses of the servers: the first clients, one on each core, use the first; the next ones the second, and so
+    /// on.
     pub addresses: Vec<&'a str>,
     pub path: &'a str,
     pub headers: Headers,
-    /// What each request sends: h2load's alone.
+    /// Body of each request, for h2load only.
     pub body: Option<&'a Path>,
-    /// Of all clients together.
+    /// Number of all clients together.
     pub connections: u32,
-    /// One request per connection.
     pub is_short: bool,
-    /// The server speaks TLS with this certificate.
+    /// Certificate of the server; `None` for no TLS.
     pub certificate: Option<&'a Path>,
     pub run_time: Duration,
-    /// Processes.
+    /// Number of client processes.
     pub clients: usize,
-    /// One each for the clients, in turn.
+    /// Cores, assigned to the clients in turn.
     pub cores: &'a [usize],
 }
 
 impl Run<'_> {
-    /// What is asked for at one of the addresses.
+    /// Returns the URL at one of the addresses.
     fn url(&self, address: &str) -> String {
         let scheme = if self.certificate.is_some() { "https" } else { "http" };
         format!("{scheme}://{address}{}", self.path)
     }
 }
 
-/// What a run gave.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq)]
 pub struct Figures {
     pub requests: u64,
     pub requests_per_second: f64,
-    /// Connect, read, write errors, time-outs and answers other than 2xx or 3xx.
+    /// Connect, read and write errors, time-outs, and responses other than 2xx or 3xx.
     pub errors: u64,
     pub latency_mean_us: f64,
     pub latency_deviation_us: f64,
@@ -86,12 +84,12 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// How long the run lasted, as the client itself counts it.
+    /// Duration of the run as measured by the client.
     pub fn duration(&self) -> Duration {
         Duration::from_secs_f64(self.requests as f64 / self.requests_per_second.max(f64::MIN_POSITIVE))
     }
 
-    /// Those of two clients that ran at the same time. Of the percentiles, which cannot be added, the greater ones.
+    /// Combines the results of two concurrent clients. Percentiles cannot be added, so the greater one is used.
     fn with(self, other: Figures) -> Figures {
         let requests = self.requests + other.requests;
         let shares = [self.requests, other.requests].map(|own| own as f64 / requests as f64);
@@ -110,15 +108,15 @@ impl Figures {
     }
 }
 
-/// Runs the clients; gives their figures and their CPU time, which the system counts in ticks of 10 ms. `under` is a
-/// command that starts the first of them as its own child (`perf stat … `); the CPU time is then that of both.
+/// Runs the clients. Returns their figures and CPU time, which the kernel counts in ticks of 10 ms. `under` is a
+/// command that starts the first client as its child (`perf stat … `); the CPU time then includes both.
 pub fn run(run: &Run, under: Option<Command>) -> Result<(Figures, Duration), String> {
     let before = process::ended_children_cpu_time();
     let mut under = under;
     let children: Vec<Child> =
         (0..run.clients).map(|number| start(run, number, under.take())).collect::<Result<_, _>>()?;
     let mut all: Option<Figures> = None;
-    // Every one of them, also after a failure: none may outlive this.
+    // Waits for all of them, also after a failure, so that none is left running.
     let outputs: Vec<_> = children.into_iter().map(Child::wait_with_output).collect();
     for output in outputs {
         let output = output.map_err(|error| format!("client: {error}"))?;
@@ -140,7 +138,7 @@ pub fn run(run: &Run, under: Option<Command>) -> Result<(Figures, Duration), Str
 }
 
 fn start(run: &Run, number: usize, under: Option<Command>) -> Result<Child, String> {
-    // The first clients take what does not divide.
+    // The first clients take the remainder of the division.
     let clients = run.clients as u32;
     let connections = run.connections / clients + u32::from((number as u32) < run.connections % clients);
     let address = run.addresses[number / run.cores.len() % run.addresses.len()];
@@ -178,11 +176,11 @@ mod tests {
             latency_deviation_us: deviation,
             ..Figures::default()
         };
-        // 10 ± 0 and 20 ± 0 in equal numbers are 15 ± 5.
+        // 10 ± 0 and 20 ± 0 in equal numbers give 15 ± 5.
         let both = of(100, 10.0, 0.0).with(of(100, 20.0, 0.0));
         assert_eq!((both.requests, both.latency_mean_us, both.latency_deviation_us), (200, 15.0, 5.0));
         assert_eq!(both.duration(), Duration::from_secs(1));
-        // The same twice changes nothing.
+        // Combining equal results changes nothing.
         let same = of(50, 7.0, 3.0).with(of(50, 7.0, 3.0));
         assert!((same.latency_deviation_us - 3.0).abs() < 1e-9);
     }

@@ -1,13 +1,13 @@
-//! swarm: many connections in one thread, for answers of megabytes; and a probe that asks for two bytes on time.
+//! swarm: many connections in one thread, for responses of megabytes; and a probe that requests two bytes at fixed
+//! times.
 //!
-//! A swarm asks on each connection again as soon as it has the whole answer. Bodies are counted and never copied
-//! (`MSG_TRUNC`), so that the client leaves the machine to the server. What has not ended at the end counts with the
-//! time that it had waited if that is more than a second: a server that answers nobody must not look quick.
+//! A connection of a swarm sends its next request when a response is complete. Bodies are discarded without copying
+//! (`MSG_TRUNC`), so that the client leaves the CPU to the server. Over TLS bodies must be decrypted, and so are
+//! copied; the probe uses no TLS even then. A response that is incomplete at the end counts with the time waited so
+//! far, if that is more than a second: a server that answers nothing must not look fast.
 //!
-//! Over TLS bodies are decrypted, and so copied; the probe asks in the clear even then.
-//!
-//! The probe asks at fixed times, whatever became of the request before, and counts from those times: one answer that
-//! takes a second delays the fifty that should have been asked meanwhile, and all of them count.
+//! The probe's requests are due at fixed times, and latency counts from those times: a response that takes a second
+//! delays the fifty requests due meanwhile, and all of them count.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -32,33 +32,30 @@ use super::tls;
 use crate::burst::take_priority;
 use crate::process::{ThreadId, run_delay_of_this_thread};
 
-/// A head is not longer.
 pub(super) const HEAD_MAX: usize = 16 * 1024;
-/// Received of one connection before it is another one's turn.
+/// Bytes received from one connection before the next one is served.
 pub(super) const TURN_MAX: usize = 1 << 20;
 const UNFINISHED_MIN: Duration = Duration::from_secs(1);
 
-/// What a swarm does.
 pub struct Swarm<'a> {
     pub address: &'a str,
     pub connections: usize,
-    /// The next request, by the number of the connection.
+    /// Returns the next request, given the number of the connection.
     pub request: &'a mut (dyn FnMut(usize) -> String + Send),
-    /// Not counted.
+    /// Initial time that is not counted.
     pub warm_up: Duration,
     pub run_time: Duration,
-    /// Ends it earlier.
+    /// Ends the run earlier.
     pub ends: &'a AtomicBool,
-    /// A connection receives so many bytes a second and no more; its buffer is small then, so that the server notices.
+    /// Rate limit of each connection for receiving. Its buffer is then small, so that the server notices.
     pub bytes_per_second: Option<u64>,
-    /// A connection that has its answer sooner asks again only after so long since it asked last: clients that are
-    /// answered at once then leave the machine to the others.
+    /// Minimum interval between requests on a connection, so that clients with quick responses leave the CPU to others.
     pub asks_every: Duration,
-    /// Over TLS, with this certificate.
+    /// Certificate of the server; `None` for no TLS.
     pub certificate: Option<&'a Path>,
 }
 
-/// What it got.
+/// Results of a swarm or a probe.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Got {
     pub requests_per_second: f64,
@@ -68,21 +65,21 @@ pub struct Got {
     pub p99_ms: f64,
     pub max_ms: f64,
     pub errors: u64,
-    /// Longest time to the first answer of a connection of a swarm, counted during the warm-up, too. A connection that
-    /// had no answer when the run ended counts with the time that it had waited.
+    /// Longest time to the first response on a connection of a swarm, including the warm-up. A connection without a
+    /// response at the end counts with the time waited.
     #[serde(default)]
     pub first_max_ms: f64,
-    /// Of a probe, during its longest wait.
+    /// For a probe: during its longest wait.
     #[serde(default)]
     pub without_core: WithoutCore,
 }
 
-/// For how long threads could have run and had no core.
+/// Time that threads were ready but had no core.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct WithoutCore {
-    /// The probe's own.
+    /// Of the probe's own thread.
     pub probe_ms: f64,
-    /// The event loop that waited most; zero where nobody said which threads are event loops.
+    /// Of the event loop with the longest wait; zero if the event loops are not known.
     pub loop_ms: f64,
 }
 
@@ -102,27 +99,25 @@ impl Got {
     }
 }
 
-/// In milliseconds.
 pub(super) fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// A connection that asks again and again.
+/// A connection that sends requests repeatedly.
 pub(super) struct Peer {
     pub(super) stream: TcpStream,
     session: Option<Box<ClientConnection>>,
     head: Vec<u8>,
-    /// Of the body; None while the head is read.
+    /// Bytes missing of the body; `None` while the head is incomplete.
     missing: Option<u64>,
-    /// Moment from which the time of the current answer counts.
+    /// Start of the current response's latency.
     pub(super) asked: Instant,
-    /// It has its answer.
+    /// No request is in flight.
     pub(super) is_idle: bool,
     has_answered: bool,
     pub(super) has_ended: bool,
 }
 
-/// An answer is there as a whole.
 pub(super) struct Whole;
 
 impl Swarm<'_> {
@@ -153,7 +148,7 @@ impl Swarm<'_> {
             let patience = self.ask_again(&mut peers);
             let share = self.bytes_per_second.map(|rate| (rate / u64::from(SLICES)) as usize);
             let ready: Vec<usize> = match share {
-                // In turns, each connection its share.
+                // In slices, each connection with its share.
                 Some(_) => {
                     std::thread::sleep(Duration::from_secs(1) / SLICES);
                     (0..peers.len()).collect()
@@ -180,7 +175,7 @@ impl Swarm<'_> {
                     Err(()) => {
                         tally.errors += 1;
                         peer.has_ended = true;
-                        // It may be gone already.
+                        // It may be unregistered already.
                         let _ = epoll::delete(&poll, &peer.stream);
                     }
                 }
@@ -200,7 +195,7 @@ impl Swarm<'_> {
         Ok(Got { first_max_ms: ms(first_max), ..tally.got(seconds) })
     }
 
-    /// Has those ask whose time it is. Returns how long the others may be waited for.
+    /// Sends the requests that are due. Returns the time until the next one.
     fn ask_again(&mut self, peers: &mut [Peer]) -> Timespec {
         let now = Instant::now();
         let mut patience = Duration::from_millis(50);
@@ -214,10 +209,10 @@ impl Swarm<'_> {
     }
 }
 
-/// A slow connection gets its share so many times a second.
+/// Slices per second, in which rate-limited connections receive their shares.
 const SLICES: u32 = 20;
 
-/// The answers from a moment on.
+/// Counts of responses from a given time on.
 pub(super) struct Tally {
     counts_from: Instant,
     latency: FineHistogram,
@@ -227,7 +222,7 @@ pub(super) struct Tally {
 }
 
 impl Peer {
-    /// Over TLS with this configuration; a slow one has a small buffer, so that the server notices.
+    /// Connects, over TLS if `config` is given. A slow connection has a small buffer, so that the server notices.
     pub(super) fn connect(
         address: &SocketAddr,
         config: Option<&Arc<ClientConfig>>,
@@ -256,8 +251,8 @@ impl Peer {
         Ok(Peer { stream, session, head, missing: None, asked, is_idle, has_answered: false, has_ended: false })
     }
 
-    /// Asks; the time of the answer counts from `asked`. The request fits into the socket's buffer; if it does not, the
-    /// answer never comes and counts as unfinished.
+    /// Sends a request; its latency counts from `asked`. The request must fit into the socket's buffer; otherwise the
+    /// response never comes and counts as incomplete.
     pub(super) fn ask(&mut self, request: &str, asked: Instant) {
         self.head.clear();
         self.is_idle = false;
@@ -269,7 +264,7 @@ impl Peer {
         };
     }
 
-    /// Some bytes of the answer: those of its head are put into `scratch`.
+    /// Receives some bytes of the response. Those of its head are stored in `scratch`.
     fn receive_some(&mut self, scratch: &mut [u8], most: usize) -> rustix::io::Result<usize> {
         let most_missing = self.missing.map_or(HEAD_MAX, |missing| usize::try_from(missing).unwrap_or(usize::MAX));
         let most = most.min(most_missing);
@@ -287,11 +282,11 @@ impl Peer {
         }
     }
 
-    /// Receives at most so much; an error where the connection or the answer is broken. After a whole answer the
-    /// connection is idle.
+    /// Receives at most `most` bytes. Returns an error if the connection or the response is broken. After a complete
+    /// response the connection is idle.
     pub(super) fn receive(&mut self, scratch: &mut [u8], most: usize, tally: &mut Tally) -> Result<Option<Whole>, ()> {
         let mut left = most;
-        // No event tells of bytes that a session has decrypted.
+        // No event reports bytes that the TLS session has decrypted already.
         while (left > 0 || self.session.is_some()) && !self.has_ended {
             let received = match self.receive_some(scratch, left.max(1)) {
                 Ok(0) => return Err(()),
@@ -326,7 +321,7 @@ impl Tally {
         Tally { counts_from, latency: FineHistogram::default(), requests: 0, bytes: 0, errors: 0 }
     }
 
-    /// The figures of so many seconds.
+    /// Returns the figures for a run of this many seconds.
     pub(super) fn got(&self, seconds: f64) -> Got {
         Got::of(&self.latency.snapshot(), self.requests, self.bytes, self.errors, seconds)
     }
@@ -347,14 +342,13 @@ impl Tally {
         }
     }
 
-    /// One more answer that counts.
     pub(super) fn record(&mut self, latency: Duration) {
         self.requests += 1;
         self.latency.record(latency);
     }
 }
 
-/// Takes bytes off the socket without copying them.
+/// Discards bytes from the socket without copying them.
 pub fn discard(stream: &TcpStream, length: usize) -> rustix::io::Result<usize> {
     // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer, which may therefore be null (tcp(7)).
     let result =
@@ -362,7 +356,8 @@ pub fn discard(stream: &TcpStream, length: usize) -> rustix::io::Result<usize> {
     usize::try_from(result).map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
 }
 
-/// How much of the body is still to come; None while the head is not whole. Only 200 and 206 are right.
+/// Returns the number of bytes missing of the body, or `None` if the head is incomplete. Statuses other than 200 and
+/// 206 are errors.
 pub fn body_missing(received: &[u8]) -> Result<Option<u64>, ()> {
     let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") else {
         return if received.len() < HEAD_MAX { Ok(None) } else { Err(()) };
@@ -380,17 +375,18 @@ pub fn body_missing(received: &[u8]) -> Result<Option<u64>, ()> {
     length.ok_or(())?.checked_sub((received.len() - end - 4) as u64).ok_or(()).map(Some)
 }
 
-/// How often the probe asks.
+/// Interval of the probe's requests.
 pub const PROBE_EVERY: Duration = Duration::from_millis(20);
-/// Over so many connections in turn, so that every worker is likely to have one.
+/// Connections that the probe uses in turn, so that every worker is likely to have one.
 const PROBE_CONNECTIONS: u32 = 4;
 
-/// Asks for `path` every 20 ms until it is told to end.
+/// Requests `path` every 20 ms until told to end.
 pub fn probe(address: &str, path: &str, warm_up: Duration, ends: &AtomicBool) -> Result<Got, String> {
     probe_loops(&[], address, path, warm_up, ends)
 }
 
-/// The same, which tells for how long these threads and itself had no core during the longest wait.
+/// Like [`probe`], but also reports the time that these threads and the probe itself had no core during the longest
+/// wait.
 pub fn probe_loops(
     loops: &[ThreadId],
     address: &str,
@@ -401,8 +397,8 @@ pub fn probe_loops(
     probe_by(&|connection| connection.request(path, false), || (), loops, address, warm_up, ends)
 }
 
-/// The same for a body of so many bytes, with real-time priority: where clients and server share the cores, the
-/// client's own wait for one is no part of an answer's time.
+/// Like [`probe`] for a body of `bytes` bytes, with real-time priority: where clients and server share cores, the
+/// client's own wait for a core must not count.
 pub fn prompt_probe(
     address: &str,
     path: &str,
@@ -415,7 +411,7 @@ pub fn prompt_probe(
 
 type Ask<'a> = &'a (dyn Fn(&mut Connection) -> Result<Answer, Failure> + Sync);
 
-/// Asks in this way; each of its threads calls `begin` first.
+/// Probes by calling `ask`. Each thread calls `begin` first.
 fn probe_by(
     ask: Ask<'_>,
     begin: fn(),
@@ -463,7 +459,7 @@ fn probe_by(
                     }
                     due += interval;
                 }
-                // What should have been asked meanwhile, and was not because an answer did not come.
+                // Requests that were due while a response was late count, too.
                 while due < Instant::now() {
                     latency.record(due.elapsed());
                     due += interval;

@@ -1,12 +1,11 @@
-//! timetable: requests that are due at moments known beforehand, whatever became of the requests before.
+//! timetable: requests at times fixed in advance, independent of earlier responses.
 //!
-//! Each file has a connection of its own, so that a request waits only for the answer to the one before for the same
-//! file. The time of an answer counts from the moment at which its request was due. Invariant: every request that was
-//! due counts, with the time that it had waited if its answer is not there [`GRACE`] after the end.
+//! Each file has its own connection, so a request waits only for the previous response of the same file. Latency counts
+//! from the time at which the request was due. Invariant: every request that was due counts; without a response
+//! [`GRACE`] after the end it counts with the time waited.
 //!
-//! All connections share one thread with real-time priority, which takes bodies off the sockets without copying them.
-//! Whether the thread was ever the limit is measured: how late it asked where the connection was free, and how much of
-//! a core it used.
+//! All connections share one thread with real-time priority, which discards bodies without copying them. To show that
+//! the thread was not the limit, its lateness on free connections and its CPU time are measured.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -26,56 +25,53 @@ use serde::Serialize;
 use super::swarm::{Got, HEAD_MAX, Peer, TURN_MAX, Tally, Whole, ms};
 use crate::burst::take_priority;
 
-/// Time for the last answers after the last request was due.
+/// Time for the last responses after the last request was due.
 const GRACE: Duration = Duration::from_secs(10);
-/// The thread looks at the clock at least so often.
+/// Longest sleep before the thread checks the clock.
 const SLEEP_MAX: Duration = Duration::from_millis(50);
-/// The timer's mark among the numbers of connections.
+/// Event number of the timer, distinct from those of connections.
 const TIMER: u64 = u64::MAX;
 
 /// Requests at equal intervals, for several files in turn.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// One for each file.
     pub requests: Vec<String>,
-    /// When the first one is due, from the beginning on.
+    /// Time of the first request, from the beginning.
     pub first: Duration,
-    /// From each request to the next.
     pub step: Duration,
 }
 
 impl Series {
-    /// When a request is due, from the beginning on.
+    /// Returns the time at which a request is due, from the beginning.
     pub fn due(&self, number: u32) -> Duration {
         self.first + self.step * number
     }
 
-    /// The place of a request's file.
+    /// Returns the index of a request's file.
     fn file(&self, number: u32) -> usize {
         number as usize % self.requests.len()
     }
 }
 
-/// Connected and ready to begin.
+/// A timetable with its connections open.
 pub struct Timetable {
     poll: OwnedFd,
-    /// The time limits of epoll are milliseconds: a timer is as exact as the clock.
+    /// A timer, because the time limits of epoll have a resolution of milliseconds.
     timer: OwnedFd,
     series: Vec<Series>,
-    /// Those of the first series' files, then those of the next.
+    /// Connections of the first series' files, then of the next.
     connections: Vec<FileConnection>,
 }
 
-/// The connection of one file.
 struct FileConnection {
     peer: Peer,
     series: usize,
     request: String,
-    /// Moments of requests that wait for the answer to the one before.
+    /// Due times of requests that wait for the previous response.
     waiting: VecDeque<Instant>,
 }
 
-/// Figures of a run.
+/// Results of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
     /// In the order of the series.
@@ -87,19 +83,19 @@ pub struct Outcome {
 pub struct SeriesGot {
     #[serde(flatten)]
     pub got: Got,
-    /// Requests that were due in the time that counts.
+    /// Requests due in the counted time.
     pub requests: u64,
-    /// Those of them without a whole answer at the end.
+    /// Of these, requests without a complete response at the end.
     pub unfinished: u64,
 }
 
-/// Whether the client could have been the limit.
+/// Figures that show if the client was the limit.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Punctuality {
-    /// From the moment at which a request was due, on a connection that was free, until it was sent.
+    /// Delay between the time when a request was due and its sending, on a free connection.
     pub late_p99_ms: f64,
     pub late_max_ms: f64,
-    /// CPU time of the client's thread, of one core.
+    /// CPU time of the client's thread as a share of one core.
     pub share_of_core: f64,
 }
 
@@ -126,7 +122,7 @@ impl Timetable {
         Ok(Timetable { poll, timer, series, connections })
     }
 
-    /// Asks for the time of both; requests that are due in the warm-up do not count.
+    /// Runs for the sum of both times. Requests due in the warm-up do not count.
     pub fn run(mut self, warm_up: Duration, run_time: Duration) -> Result<Outcome, String> {
         take_priority();
         let cpu_time_before = cpu_time_of_this_thread();
@@ -176,9 +172,9 @@ impl Timetable {
         Ok(Outcome { series: tallies.iter().zip(unfinished).map(got).collect(), client })
     }
 
-    /// Waits for answers, at most so long.
+    /// Waits for responses, at most for `sleep`.
     fn wait(&self, sleep: Duration, events: &mut Vec<epoll::Event>) -> rustix::io::Result<()> {
-        // Zero would stop the timer.
+        // Zero would disarm the timer.
         let sleep = Timespec { tv_sec: 0, tv_nsec: sleep.subsec_nanos().max(1).into() };
         let once = Itimerspec { it_interval: Timespec::default(), it_value: sleep };
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
@@ -188,8 +184,8 @@ impl Timetable {
         }
     }
 
-    /// Asks on free connections, and tells `asked` when the request was due; the others have one more that waits.
-    /// Returns when the next request is due, or `None` after the last one.
+    /// Sends the requests that are due on free connections, and calls `asked` with their due times; on other
+    /// connections they wait. Returns the time of the next request, or `None` after the last one.
     fn ask_what_is_due(
         &mut self,
         begun: Instant,
@@ -225,7 +221,7 @@ impl Timetable {
 }
 
 impl FileConnection {
-    /// A broken connection is never free: what is due on it waits until the end.
+    /// Returns true if a request can be sent. A broken connection is never free: its requests wait until the end.
     fn is_free(&self) -> bool {
         self.peer.is_idle && !self.peer.has_ended && self.waiting.is_empty()
     }
@@ -248,13 +244,13 @@ impl FileConnection {
             Err(()) => {
                 tally.errors += 1;
                 self.peer.has_ended = true;
-                // It may be gone already.
+                // It may be unregistered already.
                 let _ = epoll::delete(poll, &self.peer.stream);
             }
         }
     }
 
-    /// Since when its requests without an answer have waited.
+    /// Returns the start times of requests without a response.
     fn open_since(&self) -> impl Iterator<Item = Instant> + '_ {
         let asked = (!self.peer.is_idle).then_some(self.peer.asked);
         asked.into_iter().chain(self.waiting.iter().copied())
@@ -298,7 +294,7 @@ mod tests {
             let mut request = [0; 64];
             let mut asked = 0;
             let begun = Instant::now();
-            // The first answer comes when all other requests are due.
+            // The first response comes when all other requests are due.
             while asked < REQUESTS {
                 let received = stream.read(&mut request).unwrap();
                 assert_eq!(&request[..received], b"GET /a\r\n\r\n", "one at a time");
@@ -312,7 +308,7 @@ mod tests {
         server.join().unwrap();
         let SeriesGot { got, requests, unfinished } = outcome.series[0];
         assert_eq!((requests, unfinished, got.errors), (REQUESTS.into(), 0, 0));
-        // Due 0 to 19 ms after the beginning, answered 20 ms after it and later.
+        // Requests are due 0 to 19 ms after the beginning, and answered 20 ms after it or later.
         assert!(got.max_ms >= 18.0 && got.mean_ms >= 8.0, "{got:?}");
     }
 }

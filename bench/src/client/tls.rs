@@ -1,4 +1,4 @@
-//! tls: the configuration of our own clients over TLS.
+//! tls: configuration of our own TLS clients.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::{ClientConfig, RootCertStore};
 
-/// A client that trusts this certificate alone. All handshakes are full: no session is kept.
+/// Returns a configuration that trusts only this certificate. All handshakes are full, because sessions are not stored.
 pub fn configuration(
     provider: CryptoProvider,
     certificate: &Path,

@@ -1,4 +1,4 @@
-//! wrk: the command line of one run of wrk, and the figures that it prints.
+//! wrk: its command line, and parsing of its output.
 
 use super::{Figures, Run};
 
@@ -40,7 +40,7 @@ pub fn parse(text: &str) -> Option<Figures> {
     (figures.requests > 0 && figures.requests_per_second > 0.0).then_some(figures)
 }
 
-/// wrk and h2load print `us`, `ms`, `s`, `m` or `h`.
+/// Parses a time of wrk or h2load in `us`, `ms`, `s`, `m` or `h`.
 pub(super) fn microseconds(text: &str) -> Option<f64> {
     const UNITS: [(&str, f64); 5] = [("us", 1.0), ("ms", 1e3), ("s", 1e6), ("m", 60e6), ("h", 3600e6)];
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());

@@ -1,8 +1,7 @@
-//! The floor of what is passed on over a connection for each request: FastCGI and uwsgi as people have them.
+//! Floor of a proxy that connects to its backend for each request, as is common with FastCGI and uwsgi.
 //!
-//! For each request of a client: connect, send a request that is always the same, receive once, close, answer with
-//! what is always the same. It is of use where the server behind answers in one piece. A client asks for one thing at a
-//! time (wrk does).
+//! For each request of a client it connects, sends a constant request, receives once, closes, and sends a constant
+//! answer. The backend must answer in one piece, and the client must send one request at a time (wrk does).
 
 use std::fs;
 use std::io;
@@ -22,7 +21,6 @@ use super::ring::descriptors_max;
 use super::{Answer, Mode, listen};
 use crate::ring::{Kind, Ring};
 
-/// What is received at once.
 const PIECE_BYTES: usize = 4096;
 
 /// `floor-behind PORT epoll|io_uring BODY_BYTES SOCKET REQUEST_FILE`: serves until it is killed.
@@ -42,10 +40,9 @@ pub fn main(args: &[String]) -> Result<(), String> {
     served.map_err(|error| format!("floor: {error}"))
 }
 
-/// Whom a descriptor leads to.
 enum Side {
     Client,
-    /// The server behind, for this client.
+    /// Backend, for the client with this descriptor.
     Server(usize),
 }
 
@@ -76,7 +73,7 @@ fn with_epoll(listener: &TcpListener, path: &Path, request: &[u8], answer: &[u8]
                 }
                 (Ok((1.., _)), &Side::Server(client)) => {
                     if let Some((client, _)) = &connections[client] {
-                        // A client that has left says so by its own event.
+                        // If the client has left, an event of its own reports that.
                         let _ = send(client, answer, SendFlags::NOSIGNAL);
                     }
                     connections[descriptor] = None;
@@ -98,10 +95,10 @@ fn watch(
     Ok(())
 }
 
-/// The connection to the server behind is a chain of operations, with a direct descriptor.
+/// The connection to the backend is a chain of operations on a direct descriptor.
 fn with_ring(listener: &TcpListener, path: &Path, request: &'static [u8], answer: &'static [u8]) -> io::Result<()> {
     let address: &'static libc::sockaddr_un = Box::leak(Box::new(kernel_address(path)?));
-    // Clients have the first half of the table, servers the second.
+    // Clients use the first half of the table, backends the second.
     let clients_max = descriptors_max() / 2;
     let mut ring = Ring::new(2 * clients_max)?;
     ring.accept_into_first(clients_max)?;
@@ -128,7 +125,7 @@ fn with_ring(listener: &TcpListener, path: &Path, request: &'static [u8], answer
                     ring.exchange_once(clients_max + number, address, request)?;
                 }
                 Kind::Receive if completion.result > 0 => ring.send(number - clients_max, answer)?,
-                // A client that has left, or a server that has failed: so has its client then.
+                // A client has left or a backend has failed: closes the client's connection.
                 Kind::Receive => ring.close(number % clients_max)?,
                 _ => {}
             }

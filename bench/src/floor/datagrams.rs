@@ -1,7 +1,7 @@
-//! The floor of a proxy for datagrams: what comes in a batch leaves in a batch, with as few calls as there are.
+//! Floor of a proxy for datagrams: batches are received and sent with as few system calls as possible.
 //!
-//! A flow is passed on over one socket, whole segments as they come (GRO) and go (GSO). A question is what a session
-//! is: a socket of its own to the server behind, until its answer is there.
+//! A flow uses one socket, with datagrams joined by the kernel (GRO) and split by it (GSO). A question is treated like
+//! a session: it has its own socket to the backend until the answer arrives.
 
 use std::io;
 use std::mem;
@@ -14,12 +14,12 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use super::readiness::{Watched, number, put};
 
-/// Datagrams, or joined ones, in one call.
+/// Datagrams, or joined datagrams, in one call.
 const BATCH: usize = 32;
-/// As much as the kernel joins.
+/// Maximum size of joined datagrams.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// `flow` passes on datagrams of so many bytes, the last of a burst perhaps shorter.
+/// Relays a flow of datagrams of `datagram_bytes` each; the last of a burst may be shorter.
 pub fn flow(port: u16, behind: u16, datagram_bytes: usize) -> io::Result<()> {
     let (client, _listener) = listen(port)?;
     let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -34,12 +34,12 @@ pub fn flow(port: u16, behind: u16, datagram_bytes: usize) -> io::Result<()> {
     }
 }
 
-/// `questions` gives each question to the server behind over a socket of its own.
+/// Relays each question to the backend over its own socket.
 pub fn questions(port: u16, behind: u16) -> io::Result<()> {
     let (client, _listener) = listen(port)?;
     let behind = SocketAddrV4::new(Ipv4Addr::LOCALHOST, behind);
     let (watched, client_number, mut events) = Watched::new(&client)?;
-    // The socket to the server, and who has asked.
+    // Socket to the backend, and address of the client, by descriptor.
     let mut sessions: Vec<Option<(OwnedFd, libc::sockaddr_in)>> = Vec::new();
     let (mut questions, mut answers) = (Batch::new(), Batch::new());
     loop {
@@ -67,31 +67,31 @@ pub fn questions(port: u16, behind: u16) -> io::Result<()> {
     }
 }
 
-/// A socket for datagrams; and one that connections may be made to, which says that it is there.
+/// Opens a socket for datagrams, and a listening TCP socket, which shows that the floor is ready.
 fn listen(port: u16) -> io::Result<(UdpSocket, TcpListener)> {
     Ok((UdpSocket::bind((Ipv4Addr::LOCALHOST, port))?, TcpListener::bind((Ipv4Addr::LOCALHOST, port))?))
 }
 
 fn set_option(socket: &UdpSocket, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
     let length = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: the kernel reads an integer that is there.
+    // SAFETY: the kernel reads an integer that is live.
     let result =
         unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_UDP, option, (&raw const value).cast(), length) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Datagrams with their addresses. The headers point into the other vectors, whose elements stay where they are.
+/// Datagrams with their addresses. The headers point into the other vectors, whose elements never move.
 struct Batch {
     pieces: Vec<u8>,
     addresses: Vec<libc::sockaddr_in>,
     vectors: Vec<libc::iovec>,
-    /// Of the datagrams that there are.
+    /// Headers of the datagrams in use.
     headers: Vec<libc::mmsghdr>,
 }
 
 impl Batch {
     fn new() -> Batch {
-        // SAFETY: all zeros are an address, and a vector without memory.
+        // SAFETY: all zeros are a valid address, and a vector without memory.
         let (address, vector) = unsafe { (mem::zeroed(), mem::zeroed()) };
         Batch {
             pieces: vec![0; BATCH * PIECE_BYTES],
@@ -109,12 +109,12 @@ impl Batch {
         &self.pieces[number * PIECE_BYTES..][..self.vectors[number].iov_len]
     }
 
-    /// Has a header for one more datagram, of so many bytes.
+    /// Adds a header for a datagram of `bytes` bytes.
     fn add(&mut self, bytes: usize) {
         let number = self.headers.len();
         let base = self.pieces[number * PIECE_BYTES..].as_mut_ptr();
         self.vectors[number] = libc::iovec { iov_base: base.cast(), iov_len: bytes };
-        // SAFETY: all zeros are a header without anything.
+        // SAFETY: all zeros are a valid, empty header.
         let mut header: libc::mmsghdr = unsafe { mem::zeroed() };
         header.msg_hdr.msg_name = (&raw mut self.addresses[number]).cast();
         header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
@@ -123,7 +123,7 @@ impl Batch {
         self.headers.push(header);
     }
 
-    /// One more datagram for this address, which `fill` writes.
+    /// Adds a datagram for this address. `fill` writes its contents.
     fn push(&mut self, address: libc::sockaddr_in, fill: impl FnOnce(&mut [u8]) -> usize) {
         let number = self.headers.len();
         let bytes = fill(&mut self.pieces[number * PIECE_BYTES..][..PIECE_BYTES]);
@@ -131,11 +131,11 @@ impl Batch {
         self.add(bytes);
     }
 
-    /// Takes what has come, in place of what there was.
+    /// Receives datagrams, which replace the previous ones.
     fn receive(&mut self, socket: &UdpSocket, flags: libc::c_int) -> io::Result<()> {
         self.headers.clear();
         (0..BATCH).for_each(|_| self.add(PIECE_BYTES));
-        // SAFETY: the headers point to memory that is there, and that nobody else uses.
+        // SAFETY: the headers point to live memory that is not used elsewhere.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
@@ -149,7 +149,7 @@ impl Batch {
             self.headers.clear();
             let error = io::Error::last_os_error();
             let is_empty = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
-            // The socket tells of a refusal by the server behind as an error of its own.
+            // The socket reports a refusal by the backend as its own error.
             return if is_empty || error.kind() == io::ErrorKind::ConnectionRefused { Ok(()) } else { Err(error) };
         }
         self.headers.truncate(count as usize);
@@ -159,13 +159,13 @@ impl Batch {
         Ok(())
     }
 
-    /// Sends all of them. What finds no room is lost, as it is in every network.
+    /// Sends all datagrams. Those without room are lost, as in a network.
     fn send(&mut self, socket: &UdpSocket) {
         let mut rest = &mut self.headers[..];
         while !rest.is_empty() {
             // SAFETY: as above; the kernel only reads the memory.
             let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), rest.as_mut_ptr(), rest.len() as libc::c_uint, 0) };
-            // One that is refused is left out.
+            // A datagram that is refused is skipped.
             rest = &mut rest[sent.max(1) as usize..];
         }
         self.headers.clear();

@@ -1,6 +1,6 @@
-//! The floor with epoll: edge-triggered, one `recv` and one `send` per request.
+//! Floor with epoll: edge-triggered, one `recv` and one `send` per request.
 //!
-//! Short connections are tried at once after accepting, and registered only where the request is not there yet.
+//! Short connections are read immediately after accepting, and registered only if the request has not arrived yet.
 
 use std::io;
 use std::net::TcpListener;
@@ -53,8 +53,9 @@ fn exchange(connection: &OwnedFd, mode: Mode, answer: &Answer) -> Next {
     if sent.is_ok() && mode == Mode::KeepAlive { Next::Wait } else { Next::Close }
 }
 
-/// An answer of some kilobytes fits into an empty socket buffer. Of a larger one the rest is waited for on the spot: no
-/// server spends less on that, and other connections lose nothing, since the client is as busy with this one.
+/// Sends an answer. A few kilobytes fit into an empty socket buffer. With a larger answer, this blocks until the rest
+/// is sent: no server needs less CPU time for that, and other connections lose nothing, since the client is busy with
+/// this one.
 fn send_all(connection: &OwnedFd, answer: &Answer) -> rustix::io::Result<()> {
     let flags = if answer.file.is_some() { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
     let mut rest = &answer.bytes[..];

@@ -1,9 +1,9 @@
-//! floor: the least that a server can do: one receive and one send per request, a fixed answer, no HTTP.
+//! floor: the minimal server: one receive and one send per request, a constant answer, no HTTP.
 //!
-//! It is the yardstick below every server: what is above it is the server's own work. There is one form for each driver
-//! and each way of using connections. It looks at no byte that it receives, so it is of use with a client that sends
-//! each request in one piece and waits for the answer (wrk does). `relay` is the floor of a proxy,
-//! `behind` that of one that connects for each request.
+//! It is the baseline: any cost above it is the server's own work. There is a variant for each driver and for
+//! keep-alive and short connections. It ignores the received bytes, so the client must send each request in one piece
+//! and wait for the answer (wrk does). `relay` is the floor of a proxy, `behind` that of a proxy that connects for each
+//! request.
 
 pub mod behind;
 mod datagrams;
@@ -16,15 +16,15 @@ use std::io::{self, Write as _};
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 
-/// What happens to a connection after its answer.
+/// Treatment of a connection after its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     KeepAlive,
     Close,
 }
 
-/// `floor PORT epoll|io_uring keep-alive|close|close-deferred BODY_BYTES`: serves until it is killed. Deferred: a
-/// connection is accepted only when its request is there (TCP_DEFER_ACCEPT).
+/// `floor PORT epoll|io_uring keep-alive|close|close-deferred BODY_BYTES`: serves until it is killed. With
+/// `close-deferred` a connection is accepted only when its request has arrived (TCP_DEFER_ACCEPT).
 pub fn main(args: &[String]) -> Result<(), String> {
     let usage = || "usage: gale-bench floor PORT epoll|io_uring keep-alive|close|close-deferred BODY_BYTES".to_owned();
     let [port, driver, mode, body_bytes] = args else {
@@ -52,13 +52,13 @@ fn listen(port: u16, is_deferred: bool) -> io::Result<TcpListener> {
     if is_deferred {
         set_deferred(&listener)?;
     }
-    rustix::net::listen(&listener, 511)?; // nginx's backlog, instead of std's
+    rustix::net::listen(&listener, 511)?; // nginx's backlog in place of std's
     Ok(listener)
 }
 
 fn set_deferred(listener: &TcpListener) -> io::Result<()> {
     let seconds: libc::c_int = 1; // nginx's value
-    // SAFETY: the descriptor is open, and the pointer is to an int of the length that is told.
+    // SAFETY: the descriptor is open, and the pointer is to an int of the given length.
     let result = unsafe {
         let (value, length) = ((&raw const seconds).cast(), size_of::<libc::c_int>() as libc::socklen_t);
         libc::setsockopt(listener.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, value, length)
@@ -66,19 +66,18 @@ fn set_deferred(listener: &TcpListener) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// From this size on the body is a file's, sent by `sendfile`: a copy costs more.
+/// Size from which the body is a file sent by `sendfile`, because copying costs more.
 const SENDFILE_MIN: usize = 64 * 1024;
 
-/// What is sent, each time the same.
 struct Answer {
     /// The head, and the body unless it is in the file.
     bytes: Vec<u8>,
-    /// In memory only, and its length.
+    /// A file in memory (memfd) and its length.
     file: Option<(std::fs::File, u64)>,
 }
 
 impl Answer {
-    /// As long as the answer of a real server: nginx's header is of this size.
+    /// Makes an answer as long as that of a real server: the header has the size of nginx's.
     fn new(mode: Mode, body_bytes: usize, may_send_files: bool) -> io::Result<Answer> {
         let connection = match mode {
             Mode::KeepAlive => "keep-alive",

@@ -1,4 +1,4 @@
-//! What all floors with epoll do: wait, accept, and find a connection by its descriptor's number.
+//! Common parts of the floors with epoll: waiting, accepting, and connections indexed by descriptor.
 
 use std::io;
 use std::net::TcpListener;
@@ -9,19 +9,17 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
-/// Reported by one wait at most.
+/// Maximum number of events in a wait.
 const EVENTS_MAX: usize = 512;
 
-/// The sockets that are watched.
 pub(super) struct Watched {
     epoll: OwnedFd,
 }
 
-/// What is ready.
 pub(super) type Events = Vec<epoll::Event>;
 
 impl Watched {
-    /// Only the socket that clients come to, whose number this is; and room for what is ready.
+    /// Registers the listening socket. Returns the set, the socket's number, and memory for events.
     pub fn new(listener: &(impl AsFd + AsRawFd)) -> io::Result<(Watched, usize, Events)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let watched = Watched { epoll };
@@ -29,32 +27,31 @@ impl Watched {
         Ok((watched, listener.as_raw_fd() as usize, Vec::with_capacity(EVENTS_MAX)))
     }
 
-    /// One more: its event says the descriptor's number.
+    /// Registers a socket. Its events carry the descriptor's number.
     pub fn add(&self, socket: &(impl AsFd + AsRawFd), flags: epoll::EventFlags) -> io::Result<()> {
         Ok(epoll::add(&self.epoll, socket, epoll::EventData::new_u64(socket.as_raw_fd() as u64), flags)?)
     }
 
-    /// One more connection, which is ready once for all that has come (edge-triggered).
+    /// Registers a connection with edge-triggered events.
     pub fn add_connection(&self, connection: &OwnedFd) -> io::Result<()> {
         self.add(connection, epoll::EventFlags::IN | epoll::EventFlags::ET)
     }
 
-    /// Waits until something is ready.
     pub fn wait(&self, events: &mut Events) -> io::Result<()> {
         match epoll::wait(&self.epoll, spare_capacity(events), None) {
-            // Not only for signals: a tracer that attaches interrupts the wait too.
+            // The wait is interrupted by signals, and also when a tracer attaches.
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// The number of the descriptor that is ready.
+/// Returns the descriptor's number in an event.
 pub(super) fn number(event: epoll::Event) -> usize {
     event.data.u64() as usize
 }
 
-/// One connection per readiness, as asking again only to be told that there is none costs more than it saves.
+/// Accepts one connection. A second try, only to learn that there is none, costs more than it saves.
 pub(super) fn accept_one(listener: &TcpListener) -> io::Result<Option<OwnedFd>> {
     match accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
         Ok(connection) => Ok(Some(connection)),
@@ -63,7 +60,7 @@ pub(super) fn accept_one(listener: &TcpListener) -> io::Result<Option<OwnedFd>> 
     }
 }
 
-/// Puts what is known of a descriptor into its place. The kernel keeps the numbers as small as it can.
+/// Stores a value for a descriptor. The kernel assigns the lowest free numbers, so the table stays small.
 pub(super) fn put<T>(table: &mut Vec<Option<T>>, number: usize, known: T) {
     if table.len() <= number {
         table.resize_with(number + 1, || None);

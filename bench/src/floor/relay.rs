@@ -1,9 +1,9 @@
-//! The floor of a proxy: what is received from one side is sent to the other. Each client has a connection of its own
-//! to the server behind, so nothing is looked at but how much was received.
+//! Floor of a proxy: bytes from one side are sent to the other. Each client has its own connection to the backend, so
+//! only the number of bytes matters.
 //!
-//! With epoll the bytes themselves are passed on. With io_uring all received bytes overwrite the same memory, so what
-//! is passed on is what one exchange with the server behind was at the start; this is of use where every exchange is
-//! the same and each side sends in one piece.
+//! With epoll the received bytes are relayed. With io_uring all received bytes overwrite the same memory, and the relay
+//! sends the bytes of an exchange recorded at the start; this requires that all exchanges are equal and that each side
+//! sends in one piece.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -19,15 +19,14 @@ use super::readiness::{Watched, accept_one, number, put};
 use super::{datagrams, listen};
 use crate::ring::{Kind, Ring};
 
-/// What is received at once.
 const PIECE_BYTES: usize = 64 * 1024;
-/// What is spliced at once: as much as a pipe may hold without privileges.
+/// Bytes of a splice: the maximum size of a pipe without privileges.
 const PIPE_BYTES: usize = 1 << 20;
-/// Clients at a time, with io_uring.
+/// Maximum number of clients with io_uring.
 const CLIENTS_MAX: u32 = 4096;
 
-/// `relay PORT WAY PORT_BEHIND [BYTES]`: passes on until it is killed. With io_uring a client's message is a request of
-/// HTTP, or has so many bytes; those of a flow have as many.
+/// `relay PORT WAY PORT_BEHIND [BYTES]`: relays until it is killed. With io_uring a client's message is an HTTP
+/// request, or has `BYTES` bytes; for a flow that is the length of its datagrams.
 pub fn main(args: &[String]) -> Result<(), String> {
     let usage = || "usage: gale-bench relay PORT epoll|io_uring|splice|questions|flow PORT_BEHIND [BYTES]".to_owned();
     let [port, driver, behind, more @ ..] = args else {
@@ -50,7 +49,7 @@ pub fn main(args: &[String]) -> Result<(), String> {
     served.map_err(|error| format!("relay: {error}"))
 }
 
-/// As long as those of wrk.
+/// As long as wrk's requests.
 const REQUEST: &[u8] = b"GET /proxied HTTP/1.1\r\nHost: 127.0.0.1:00000\r\n\r\n";
 
 fn connect(behind: u16) -> io::Result<TcpStream> {
@@ -62,7 +61,7 @@ fn connect(behind: u16) -> io::Result<TcpStream> {
 fn with_epoll(listener: &TcpListener, behind: u16) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let (watched, listener_number, mut events) = Watched::new(listener)?;
-    // The connection, and the number of the one on the other side.
+    // A connection, and the number of the connection to relay to.
     let mut connections: Vec<Option<(OwnedFd, usize)>> = Vec::new();
     let mut piece = vec![0; PIECE_BYTES];
     loop {
@@ -99,7 +98,7 @@ fn accept_pair(
     Ok(())
 }
 
-/// Whether the connection goes on. A short receive has emptied the socket.
+/// Relays available bytes. Returns true if the connection stays open. A short read means that the socket is empty.
 fn pass(from: &OwnedFd, to: &OwnedFd, piece: &mut [u8]) -> bool {
     loop {
         let received = match recv(from, &mut *piece, RecvFlags::empty()) {
@@ -112,7 +111,7 @@ fn pass(from: &OwnedFd, to: &OwnedFd, piece: &mut [u8]) -> bool {
         while !rest.is_empty() {
             match send(to, rest, SendFlags::NOSIGNAL) {
                 Ok(sent) => rest = &rest[sent..],
-                // No server spends less on a full socket, and there is nobody else to serve meanwhile.
+                // No server needs less CPU time for a full socket, and there are no other clients to serve meanwhile.
                 Err(Errno::AGAIN) => {
                     let _ = poll(&mut [PollFd::new(to, PollFlags::OUT)], None);
                 }
@@ -125,11 +124,11 @@ fn pass(from: &OwnedFd, to: &OwnedFd, piece: &mut [u8]) -> bool {
     }
 }
 
-/// One client at a time, and what it sends: the least that the kernel does for a GiB one way.
+/// Serves one client at a time and relays its bytes: the least work of the kernel for a GiB in one direction.
 fn with_splice(listener: &TcpListener, behind: u16) -> io::Result<()> {
     loop {
         let (client, server) = (listener.accept()?.0, connect(behind)?);
-        // A client or a server that is lost ends its own connection.
+        // A failure ends only this connection.
         let _ = splice_all(&client, &server);
     }
 }
@@ -151,7 +150,7 @@ fn splice_all(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
 fn with_ring(listener: &TcpListener, behind: u16, request: Vec<u8>) -> io::Result<()> {
     let answer = exchange_once(behind, &request)?;
     let (request, answer): (&'static [u8], &'static [u8]) = (request.leak(), answer.leak());
-    // Clients have the first half of the table, servers the second.
+    // Clients use the first half of the table, backends the second.
     let mut ring = Ring::new(2 * CLIENTS_MAX)?;
     ring.accept_into_first(CLIENTS_MAX)?;
     let listener = Fd(listener.as_raw_fd());
@@ -171,7 +170,7 @@ fn with_ring(listener: &TcpListener, behind: u16, request: Vec<u8>) -> io::Resul
                         continue;
                     };
                     let server = connect(behind)?;
-                    ring.use_descriptor(CLIENTS_MAX + client, server.as_raw_fd())?; // which keeps it open
+                    ring.use_descriptor(CLIENTS_MAX + client, server.as_raw_fd())?; // the table keeps it open
                     answered[client as usize] = 0;
                     ring.receive_all(client)?;
                     ring.receive_all(CLIENTS_MAX + client)?;
@@ -196,19 +195,19 @@ fn with_ring(listener: &TcpListener, behind: u16, request: Vec<u8>) -> io::Resul
                     ring.close(CLIENTS_MAX + number)?;
                     ring.close(number)?;
                 }
-                // The other side, a failure of a send, or a close: the client's receive says what is to be done.
+                // The backend's connection, a failed send, or a close. The client's receive handles these.
                 _ => {}
             }
         }
     }
 }
 
-/// What the server behind answers.
+/// Returns the backend's answer to a request.
 fn exchange_once(behind: u16, request: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = connect(behind)?;
     stream.write_all(request)?;
     let mut answer = vec![0; PIECE_BYTES];
-    // The server behind sends a small answer in one piece.
+    // The backend sends a small answer in one piece.
     let received = stream.read(&mut answer)?;
     answer.truncate(received);
     Ok(answer)

@@ -1,7 +1,7 @@
-//! The floor with io_uring, in the best form that was found.
+//! Floor with io_uring, in the fastest form that was found.
 //!
-//! Kept-alive connections: multishot accept into direct descriptors, multishot receive, queued sends. Short ones: every
-//! accepted connection gets a chain of receive, send and close, which says nothing unless it fails.
+//! Keep-alive connections use multishot accept into direct descriptors, multishot receive, and queued sends. Short
+//! connections use a chain of receive, send and close, which has no completion unless it fails.
 
 use std::io;
 use std::net::TcpListener;
@@ -39,16 +39,16 @@ pub fn serve(listener: &TcpListener, mode: Mode, answer: &'static [u8]) -> io::R
                     }
                     ring.send(completion.connection, answer)?;
                 }
-                // The last of a chain that broke: it closes what is left.
+                // The last operation of a failed chain: closes the connection.
                 (Kind::Receive, Mode::KeepAlive) | (Kind::Close, Mode::Close) => ring.close(completion.connection)?,
-                // A failure; its receive or its close will say so, too.
+                // A failure, which the receive or close reports, too.
                 _ => {}
             }
         }
     }
 }
 
-/// The kernel takes no larger table of direct descriptors than the process may have descriptors.
+/// Returns the size of the table of direct descriptors, which the kernel limits to the process's descriptor limit.
 pub(super) fn descriptors_max() -> u32 {
     const ENOUGH: u64 = 1 << 15;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;

@@ -1,5 +1,4 @@
-//! The servers behind the measured one, on the client's core: an echo, two that take everything and count it, and one
-//! that answers datagrams.
+//! Backends on the client's core: an echo, two sinks that count bytes or datagrams, and one that answers datagrams.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -10,7 +9,6 @@ use std::time::Duration;
 
 use super::{DATAGRAM_BYTES, pin};
 
-/// The servers behind the server, on the client's core.
 pub struct Behind {
     pub echo: SocketAddr,
     pub sink: SocketAddr,

@@ -1,4 +1,4 @@
-//! The clients: each job's, on a core of their own.
+//! The client of each job, on its own core.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream, UdpSocket};
@@ -16,17 +16,16 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use super::behind::Behind;
 use super::{DATAGRAM_BYTES, MESSAGE_BYTES};
 
-/// Connections that carry exchanges.
+/// Number of connections with exchanges.
 const CONNECTIONS: usize = 16;
 const BULK_BYTES: usize = 1 << 30;
 const BURST: usize = 32;
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// What a client of TLS has of the server.
 pub struct Tls(Arc<ClientConfig>);
 
 impl Tls {
-    /// Trusts this certificate alone.
+    /// Returns a configuration that trusts only this certificate.
     pub fn trusting(certificate: &Path) -> Result<Tls, String> {
         let mut roots = RootCertStore::empty();
         let der = CertificateDer::from_pem_file(certificate).map_err(|error| format!("certificate: {error}"))?;
@@ -48,7 +47,7 @@ fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Messages and their echoes, over several connections in turn.
+/// Sends messages and receives their echoes, over several connections in turn.
 pub fn exchanges(address: SocketAddr, end: Instant) -> io::Result<u64> {
     exchange_over(&mut (0..CONNECTIONS).map(|_| connect(address)).collect::<io::Result<Vec<_>>>()?, end)
 }
@@ -72,7 +71,7 @@ fn exchange_over(streams: &mut [impl Read + Write], end: Instant) -> io::Result<
     Ok(count)
 }
 
-/// A connection for each message; how long each took goes into `times`.
+/// Opens a connection for each message and records the time of each in `times`.
 pub fn short_connections(address: SocketAddr, end: Instant, times: &FineHistogram) -> io::Result<u64> {
     let mut count = 0;
     while Instant::now() < end {
@@ -84,7 +83,7 @@ pub fn short_connections(address: SocketAddr, end: Instant, times: &FineHistogra
     Ok(count)
 }
 
-/// A connection that has carried a message and its echo.
+/// Opens a connection and exchanges one message.
 pub fn tunnel(address: SocketAddr) -> io::Result<TcpStream> {
     let mut stream = connect(address)?;
     let mut answer = [0; MESSAGE_BYTES];
@@ -93,7 +92,7 @@ pub fn tunnel(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// A GiB, and until all of it has arrived.
+/// Sends a GiB and waits until all of it has arrived.
 pub fn bulk(address: SocketAddr, behind: &Behind) -> io::Result<u64> {
     let before = behind.bytes.load(Ordering::SeqCst);
     let mut stream = connect(address)?;
@@ -128,7 +127,7 @@ fn wait_for_bulk(before: u64, behind: &Behind) -> io::Result<u64> {
     Ok(1)
 }
 
-/// A question and its answer, each with a session of its own.
+/// Sends questions and receives the answers, each in a new session.
 pub fn questions(address: SocketAddr, end: Instant) -> io::Result<u64> {
     let (message, mut answer, mut count) = ([7; 64], [0; 2048], 0);
     while Instant::now() < end {
@@ -145,14 +144,14 @@ pub fn questions(address: SocketAddr, end: Instant) -> io::Result<u64> {
     Ok(count)
 }
 
-/// A flow, so fast as the other end counts it.
+/// Sends a flow of datagrams as fast as the sink receives them.
 pub fn flow_of(address: SocketAddr, end: Instant, in_segments: bool, behind: &Behind) -> io::Result<u64> {
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     socket.connect(address)?;
     let bytes = vec![7; DATAGRAM_BYTES * BURST];
     if in_segments {
         let segment = DATAGRAM_BYTES as libc::c_int;
-        // SAFETY: the kernel reads an integer that is there.
+        // SAFETY: the kernel reads an integer that is live.
         let result = unsafe {
             libc::setsockopt(
                 socket.as_raw_fd(),
@@ -178,13 +177,13 @@ pub fn flow_of(address: SocketAddr, end: Instant, in_segments: bool, behind: &Be
             }
         }
         sent += BURST as u64;
-        // No more than four bursts are under way, so that hardly any is lost.
+        // At most four bursts are in flight, so that hardly any datagrams are lost.
         let window = Instant::now() + Duration::from_millis(20);
         while sent.saturating_sub(arrived()) > 4 * BURST as u64 && Instant::now() < window {
             std::thread::yield_now();
         }
         if Instant::now() >= window {
-            // What was lost does not come any more; what is late does, beyond what was sent since.
+            // Lost datagrams never arrive; late ones count on top of those sent from now on.
             sent = arrived();
         }
     }

@@ -1,10 +1,9 @@
-//! stream: what a session costs a server that passes it on: bytes over TCP both ways and one way, short connections,
-//! TLS that ends there, questions and flows over UDP; memory of tunnels in which nothing passes; two workers and their
-//! ways to a connection.
+//! stream: cost of a session that is relayed: bytes over TCP in both directions and in one, short connections, TLS
+//! termination, questions and flows over UDP; memory of idle tunnels; distribution of connections to two workers.
 //!
-//! The server has one worker on one core; client and the server behind it share the other one. What is told is the CPU
-//! time of the server for an exchange, a connection, a GiB or a datagram that has arrived. The floor is a bare relay
-//! (`floor/relay.rs`, `floor/datagrams.rs`): what is above it is the server's own work.
+//! The server has one worker on one core; clients and backends share the other. The results are the server's CPU time
+//! per exchange, connection, GiB, or delivered datagram. The floor is a bare relay (`floor/relay.rs`,
+//! `floor/datagrams.rs`): any cost above it is the server's own work.
 
 mod behind;
 mod clients;
@@ -30,7 +29,7 @@ use crate::servers::{Accepting, Kind, POLL_INTERVAL, Program, Setting, free_port
 
 const MESSAGE_BYTES: usize = 100;
 const DATAGRAM_BYTES: usize = 1200;
-/// Tunnels whose memory is read, and those before them: what is allocated once has been allocated by then.
+/// Tunnels for the reading of memory, and tunnels before it, which trigger one-time allocations.
 const TUNNELS: usize = 1000;
 const WARM_UP_TUNNELS: usize = 50;
 const TUNNELS_MAX: usize = 8192;
@@ -77,8 +76,8 @@ impl Job {
         }
     }
 
-    /// Whether a server can do it. The relay with io_uring passes on what it knows before, only one of the relays
-    /// splices, and datagrams are received by readiness with every driver.
+    /// Returns true if the program supports this job. The io_uring relay sends only recorded bytes, only one of the
+    /// relays splices, and datagrams are received by readiness with every driver.
     fn is_for(self, program: &Program) -> bool {
         let is_udp = matches!(self, Job::Questions | Job::Flow | Job::FlowInSegments);
         match (program.kind, program.driver.as_deref()) {
@@ -94,9 +93,9 @@ impl Job {
 #[derive(Clone, Debug, Serialize)]
 struct Sample {
     job: Job,
-    /// The server's CPU time, in the unit of the job's title; or its memory.
+    /// CPU time of the server, in the unit of the job's title; or its memory.
     server: f64,
-    /// Both cores', in the same unit.
+    /// CPU time of both cores, in the same unit.
     both: f64,
     per_second: f64,
 }
@@ -244,7 +243,6 @@ fn markdown(options: &Options, rows: &Rows) -> String {
     )
 }
 
-/// All jobs with one server.
 fn measure_one(options: &Options, program: &Program) -> Result<Vec<Sample>, String> {
     pin(&[options.client_core]);
     let behind = Behind::start(options.client_core);
@@ -289,7 +287,7 @@ fn measure_one(options: &Options, program: &Program) -> Result<Vec<Sample>, Stri
     Ok(samples)
 }
 
-/// Growth of the PSS for each tunnel that has carried a message.
+/// Returns the growth of the PSS per tunnel that has carried a message.
 fn tunnel_kib(root: Process, address: SocketAddr) -> std::io::Result<f64> {
     let open = |count: usize| (0..count).map(|_| clients::tunnel(address)).collect::<std::io::Result<Vec<_>>>();
     let pss = || Memory::read(&root.tree()).pss_kib as f64;
@@ -299,7 +297,7 @@ fn tunnel_kib(root: Process, address: SocketAddr) -> std::io::Result<f64> {
     Ok((pss() - before) / tunnels.len() as f64)
 }
 
-/// Two workers that come to their connections in this way, and two clients.
+/// Measures two workers with this distribution of connections, and two clients.
 fn measure_way(options: &Options, program: &Program, way: Accepting) -> Result<WaySample, String> {
     let cores = vec![options.server_core, options.client_core];
     pin(&cores);
@@ -333,11 +331,10 @@ fn cpu_time(root: Process) -> Duration {
 fn pin(cores: &[usize]) {
     let mut only = CpuSet::new();
     cores.iter().for_each(|core| only.set(*core));
-    // Elsewhere the figures are worse, not wrong.
+    // Without pinning the figures are worse, but not wrong.
     let _ = sched_setaffinity(None, &only);
 }
 
-/// Where a server does each job.
 struct Ports {
     exchange: u16,
     discard: u16,
@@ -347,7 +344,7 @@ struct Ports {
     flow: u16,
 }
 
-/// What is measured: a server, or the relays in its place. They are ended when it is dropped.
+/// The measured server, or the relays of the floor. They are stopped on drop.
 enum Measurable {
     Server(Box<crate::servers::Running>, Ports),
     Floor { exchange: Relay, discard: Relay, question: Relay, flow: Relay },
@@ -426,7 +423,7 @@ fn nginx_blocks(ports: &Ports, behind: &Behind, certificate: &Certificate) -> St
     let server = |port: u16, parameter: &str, to: SocketAddr, more: &str| {
         format!("    server {{ listen 127.0.0.1:{port}{parameter}; proxy_pass {to}; {more} }}\n")
     };
-    // One group for all, so that all do the same work.
+    // One group for all servers, so that all do the same work.
     let tls = format!(
         "ssl_ecdh_curve X25519; ssl_certificate {}; ssl_certificate_key {};",
         certificate.chain().display(),
@@ -445,7 +442,7 @@ fn nginx_blocks(ports: &Ports, behind: &Behind, certificate: &Certificate) -> St
     .concat()
 }
 
-/// Over UDP haproxy passes nothing on.
+/// haproxy does not proxy UDP.
 fn haproxy_blocks(ports: &Ports, behind: &Behind, certificate: &Certificate) -> String {
     let listen = |name: &str, port: u16, parameters: &str, to: SocketAddr| {
         format!("listen {name}\n    bind 127.0.0.1:{port}{parameters}\n    server one {to}\n")
@@ -462,7 +459,7 @@ fn haproxy_blocks(ports: &Ports, behind: &Behind, certificate: &Certificate) -> 
     .concat()
 }
 
-/// A floor. It is ended when this is dropped.
+/// A floor. It is stopped on drop.
 struct Relay {
     port: u16,
     process: Process,
@@ -470,7 +467,7 @@ struct Relay {
 }
 
 impl Relay {
-    /// Starts it and waits until it listens.
+    /// Starts the relay and waits until it listens.
     fn start(core: usize, program: &Program, way: &str, behind: u16, bytes: usize) -> Result<Relay, String> {
         let port = free_port()?;
         let mut command = Command::new(&program.binary);

@@ -1,23 +1,23 @@
-//! chart: bars in SVG, by hand: what client 2 got, and how long the probe waited.
+//! chart: bar charts in SVG of client 2's throughput and the probe's latency.
 
 use std::fmt::Write as _;
 
-/// A chart: its title, what its two colours mean, its panels.
+/// A chart: title, meaning of its two colours, panels.
 pub struct Chart<'a> {
     pub title: &'a str,
-    /// The lighter colour first.
+    /// States of the bars, the one with the lighter colour first.
     pub states: [&'a str; 2],
     pub panels: Vec<Panel>,
 }
 
-/// One figure of all servers.
+/// A figure for all servers.
 pub struct Panel {
     pub title: &'static str,
     pub is_logarithmic: bool,
     pub bars: Vec<Bars>,
 }
 
-/// One bar for each of the two states.
+/// A bar for each of the two states.
 pub struct Bars {
     pub label: String,
     pub values: [f64; 2],
@@ -84,12 +84,12 @@ impl Panel {
     }
 }
 
-/// An upper estimate of the width of a sans-serif text of this size, since the font's measures are not known here.
+/// Returns an upper estimate of a sans-serif text's width, because font metrics are not known here.
 fn text_width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * 0.6
 }
 
-/// From 0 to 1; on a logarithmic scale a tenth of a unit is nothing.
+/// Returns a bar's length from 0 to 1. On a logarithmic scale a tenth of a unit has length 0.
 fn length(value: f64, greatest: f64, is_logarithmic: bool) -> f64 {
     const LEAST: f64 = 0.1;
     match is_logarithmic {

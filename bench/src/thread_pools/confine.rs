@@ -1,7 +1,7 @@
-//! confine: a control group with little memory and a slow disk, in version 1 or 2, and a disk with a tiny queue.
+//! confine: a control group (version 1 or 2) with little memory and a slow disk, and a disk with a tiny queue.
 //!
-//! Whatever is not to be had is left out and named. Everything is removed when this is dropped; processes that were put
-//! in must have ended by then.
+//! Unavailable limits are skipped and reported. Everything is removed on drop; processes in the group must have exited
+//! by then.
 
 use std::fs;
 use std::os::linux::fs::MetadataExt;
@@ -9,26 +9,24 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Where control groups are.
+/// Mount point of control groups.
 const HIERARCHY: &str = "/sys/fs/cgroup";
-/// Of version 1: a device and how many bytes a second are read from it.
+/// Limit of version 1: a device, and bytes per second for reads.
 const READ_BPS: &str = "blkio.throttle.read_bps_device";
 
-/// A group for servers.
 #[derive(Debug, Default)]
 pub struct Cage {
     groups: Vec<PathBuf>,
     pub limits_memory: bool,
     pub limits_disk: bool,
-    /// What the measurement goes without, in a sentence each.
+    /// Limits that the measurement lacks, each described in a sentence.
     pub left_out: Vec<String>,
 }
 
-/// Of a device: major and minor number.
 pub type Device = (u32, u32);
 
 impl Cage {
-    /// At most so much memory, and so many bytes a second read from each device.
+    /// Makes a group with these limits for memory and for reads from each device.
     pub fn build(memory_bytes: u64, devices: &[Device], read_bytes_per_second: u64) -> Cage {
         let mut cage = Cage::default();
         if !rustix::process::geteuid().is_root() {
@@ -43,7 +41,7 @@ impl Cage {
         cage
     }
 
-    /// Holds reads from one device to so many bytes a second from now on; those that wait, too.
+    /// Changes the limit for reads from a device. It also applies to waiting reads.
     pub fn hold_reads(&self, (major, minor): Device, bytes_per_second: u64) -> Result<(), String> {
         let device = format!("{major}:{minor}");
         let [new, old] = [
@@ -58,7 +56,7 @@ impl Cage {
         Ok(())
     }
 
-    /// Makes the groups below this directory, in the version that is there.
+    /// Creates the groups below this directory, in the version available.
     fn enter(&mut self, root: &Path, memory_bytes: u64, devices: &[Device], read_bytes_per_second: u64) {
         let name = format!("gale-bench-{}", std::process::id());
         if devices.is_empty() {
@@ -76,7 +74,7 @@ impl Cage {
         }
         let group = root.join(&name);
         remove_left_over(&group);
-        // Only what the root hands down can be set below it.
+        // The root must delegate controllers before they can be set below it.
         self.note("cgroup.subtree_control", fs::write(root.join("cgroup.subtree_control"), "+memory +io"));
         let made = fs::create_dir(&group);
         if made.is_ok() {
@@ -91,7 +89,7 @@ impl Cage {
         self.note("control group", made);
     }
 
-    /// A group of one controller, with the values of one file.
+    /// Creates a group of one controller of version 1 and writes values to one of its files.
     fn version_1(
         &mut self,
         root: &Path,
@@ -107,12 +105,12 @@ impl Cage {
         if self.note(file, made) {
             return Some(group);
         }
-        // Nothing to be removed later.
+        // The group is removed at once, so drop has nothing to remove.
         let _ = fs::remove_dir(&group);
         None
     }
 
-    /// Whether it was done; if not, that is said.
+    /// Returns true on success, else records the failure.
     fn note(&mut self, what: &str, result: std::io::Result<()>) -> bool {
         if let Err(error) = &result {
             self.left_out.push(format!("{what} cannot be set ({error}): the measurement goes without it."));
@@ -120,7 +118,7 @@ impl Cage {
         result.is_ok()
     }
 
-    /// The words before a command that starts it inside.
+    /// Returns the arguments in front of a command that start it in the group.
     pub fn words(&self) -> Vec<String> {
         let mut words: Vec<String> = ["sh", "-c", ENTER, "enter"].map(str::to_owned).to_vec();
         words.extend(self.groups.iter().map(|group| group.join("cgroup.procs").display().to_string()));
@@ -129,17 +127,17 @@ impl Cage {
     }
 }
 
-/// Removes the empty group of an earlier process of this number, which was killed.
+/// Removes the empty group of an earlier process with the same number, which was killed.
 fn remove_left_over(group: &Path) {
     let _ = fs::remove_dir(group);
 }
 
-/// Writes the shell's own number to each file up to `--`, and becomes the command behind it.
+/// Writes the shell's process number to each file up to `--`, then executes the command after it.
 const ENTER: &str = "while [ \"$1\" != -- ]; do echo $$ > \"$1\" || exit; shift; done; shift; exec \"$@\"";
 
 impl Drop for Cage {
     fn drop(&mut self) {
-        // The kernel needs a moment for processes that have just ended.
+        // After processes have exited, the kernel needs a moment.
         let deadline = Instant::now() + Duration::from_secs(5);
         for group in &self.groups {
             while fs::remove_dir(group).is_err() && group.exists() && Instant::now() < deadline {
@@ -149,7 +147,7 @@ impl Drop for Cage {
     }
 }
 
-/// The block device, whole and no partition, that a directory lies on.
+/// Returns the block device of a directory; for a partition, the whole device.
 pub fn device_of(directory: &Path) -> Option<Device> {
     let number = fs::metadata(directory).ok()?.st_dev();
     let device = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -162,20 +160,20 @@ pub fn device_of(directory: &Path) -> Option<Device> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// How much the kernel reads ahead of a device, in KiB: it decides what a cold read costs.
+/// Returns the read-ahead of a device in KiB, which affects the cost of a cold read.
 pub fn read_ahead_kib((major, minor): Device) -> Option<u64> {
     let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/queue/read_ahead_kb")).ok()?;
     text.trim().parse().ok()
 }
 
-/// How many bytes were read from a device since the machine started.
+/// Returns the bytes read from a device since boot.
 pub fn bytes_read((major, minor): Device) -> Option<u64> {
     let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok()?;
-    // In sectors of 512 bytes, whatever the device has.
+    // In sectors of 512 bytes, independent of the device.
     Some(text.split_ascii_whitespace().nth(2)?.parse::<u64>().ok()? * 512)
 }
 
-/// A file system of its own in a file, behind a queue that holds hardly anything.
+/// A file system in an image file, on a loop device with a very short queue.
 #[derive(Debug)]
 pub struct SmallDisk {
     image: PathBuf,
@@ -184,7 +182,7 @@ pub struct SmallDisk {
     is_mounted: bool,
 }
 
-/// The least that the kernel allows.
+/// Minimum that the kernel allows.
 const QUEUE_REQUESTS: u32 = 4;
 
 impl SmallDisk {
@@ -192,7 +190,7 @@ impl SmallDisk {
         SmallDisk::named(directory, "disk", bytes)
     }
 
-    /// One of several in a directory.
+    /// Makes one of several disks in a directory.
     pub fn named(directory: &Path, name: &str, bytes: u64) -> Result<SmallDisk, String> {
         let image = directory.join(format!("{name}.image"));
         let mount_point = directory.join(name);
@@ -201,9 +199,9 @@ impl SmallDisk {
         fs::create_dir_all(&mount_point).map_err(fault)?;
         let mut disk = SmallDisk { image, device: String::new(), mount_point, is_mounted: false };
         let path = disk.image.display().to_string();
-        // An inode for each block: it may be for small files only.
+        // An inode per block, for data sets that consist of small files.
         run(&["mkfs.ext4", "-q", "-F", "-i", "4096", &path])?;
-        // Directly, so that the image is not in memory a second time.
+        // Direct I/O, so that the image is not in the page cache as well.
         disk.device = run(&["losetup", "--find", "--show", "--direct-io=on", &path])?.trim().to_owned();
         disk.mount()?;
         let name = disk.device.trim_start_matches("/dev/").to_owned();
@@ -218,7 +216,7 @@ impl SmallDisk {
         Ok(())
     }
 
-    /// Mounts it anew: nothing of it is in memory then, neither contents nor names.
+    /// Remounts the file system, which drops its contents and names from memory.
     pub fn forget(&mut self) -> Result<(), String> {
         run(&["umount", &self.mount_point.display().to_string()])?;
         self.is_mounted = false;
@@ -228,7 +226,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // As far as it got; what is left over is named by the commands themselves.
+        // Undoes the steps that were completed. Failures are reported by the commands.
         if self.is_mounted {
             let _ = run(&["umount", &self.mount_point.display().to_string()]).inspect_err(|error| eprintln!("{error}"));
         }
@@ -251,7 +249,7 @@ fn run(words: &[&str]) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    /// What looks like the root of control groups.
+    /// An imitation of the root of control groups.
     struct Hierarchy(PathBuf);
 
     impl Hierarchy {
@@ -268,7 +266,7 @@ mod tests {
             cage
         }
 
-        /// What was written to a file in a group of this process.
+        /// Returns the contents of a file in this process's group.
         fn text(&self, controller: &str, file: &str) -> String {
             let group = self.0.join(controller).join(format!("gale-bench-{}", std::process::id()));
             fs::read_to_string(group.join(file)).unwrap_or_default()
@@ -292,7 +290,7 @@ mod tests {
             (hierarchy.text("", "memory.max"), hierarchy.text("", "io.max")),
             ((1u64 << 30).to_string(), "8:16 rbps=5000".to_owned())
         );
-        // A command that is started inside has entered first.
+        // A command enters the group before it runs.
         let words = cage.words();
         let output = Command::new(&words[0]).args(&words[1..]).args(["echo", "inside"]).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "inside\n");
@@ -319,7 +317,7 @@ mod tests {
         let without_disk = hierarchy.cage(None);
         assert!(without_disk.left_out[0].contains("not throttled"), "{without_disk:?}");
         drop(hierarchy);
-        // A hierarchy of version 2 that cannot be written to.
+        // A hierarchy of version 2 without write access.
         let mut cage = Cage::default();
         let readonly = Hierarchy::new("readonly", &[]);
         fs::write(readonly.0.join("cgroup.controllers"), "").unwrap();

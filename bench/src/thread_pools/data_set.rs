@@ -1,7 +1,6 @@
-//! data_set: files of 4 MiB with random bytes, more of them than fit into the server's memory; and a tree of small
-//! ones.
+//! data_set: files of 4 MiB with random bytes, more than the server's memory holds; and a tree of small files.
 //!
-//! They are written once, can be dropped from memory before each run, and are removed at the end.
+//! They are written once, can be evicted from memory before each run, and are removed at the end.
 
 use std::ffi::c_void;
 use std::fs;
@@ -11,10 +10,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Advice;
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// The size of one file of the article's data set.
+/// Size of a file in the article's data set.
 pub const FILE_BYTES: u64 = 4 << 20;
 
-/// Removed when dropped.
+/// Files of the data set. Removed on drop.
 #[derive(Debug)]
 pub struct DataSet {
     pub directory: PathBuf,
@@ -22,7 +21,7 @@ pub struct DataSet {
 }
 
 impl DataSet {
-    /// `directory/data/N` for as many files as make up so many bytes (two at least).
+    /// Writes `directory/data/N`, with a total of `bytes` bytes in at least two files.
     pub fn write(directory: &Path, bytes: u64) -> Result<DataSet, String> {
         let files = usize::try_from((bytes / FILE_BYTES).max(2)).unwrap_or(usize::MAX);
         let set = DataSet { directory: directory.join("data"), files };
@@ -43,11 +42,11 @@ impl DataSet {
         Ok(set)
     }
 
-    /// Takes what can be taken out of the page cache.
+    /// Evicts the files from the page cache, as far as possible.
     pub fn forget(&self) {
         for number in 0..self.files {
             if let Ok(file) = fs::File::open(self.directory.join(number.to_string())) {
-                // Advice; a page that is in use stays.
+                // Only advice: pages in use stay.
                 let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
             }
         }
@@ -60,7 +59,7 @@ impl Drop for DataSet {
     }
 }
 
-/// Writes one file of random bytes and leaves nothing of it in memory.
+/// Writes a file of random bytes and evicts it from memory.
 pub fn write_large(path: &Path, bytes: u64) -> Result<(), String> {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut block = vec![0; FILE_BYTES as usize];
@@ -76,13 +75,13 @@ pub fn write_large(path: &Path, bytes: u64) -> Result<(), String> {
     write().map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Leaves nothing of a file in memory: what one server has read would be there for the next one.
+/// Evicts a file from memory. Otherwise the next server would find data read by the previous one.
 pub fn forget(path: &Path) -> Result<(), String> {
     let forget = || Ok(rustix::fs::fadvise(fs::File::open(path)?, 0, None, Advice::DontNeed)?);
     forget().map_err(|error: io::Error| format!("{}: {error}", path.display()))
 }
 
-/// The share of the pages of these files that is in memory. The kernel tells it to root and to the owner of a file.
+/// Returns the share of these files' pages in memory. The kernel reports it to root and to the owner of a file.
 pub fn share_in_memory(paths: impl IntoIterator<Item = PathBuf>) -> Result<f64, String> {
     let (mut resident, mut all) = (0, 0);
     for path in paths {
@@ -94,18 +93,18 @@ pub fn share_in_memory(paths: impl IntoIterator<Item = PathBuf>) -> Result<f64, 
     Ok(resident as f64 / all.max(1) as f64)
 }
 
-/// Holds files in memory until the result is dropped. Only root may hold more than some MiB.
+/// Locks files in memory until the result is dropped. Only root may lock more than some MiB.
 pub fn hold_in_memory(paths: impl IntoIterator<Item = PathBuf>) -> io::Result<Vec<Mapping>> {
     let hold = |path: PathBuf| {
         let mapping = Mapping::of(&path)?;
-        // SAFETY: the pages are those of a live mapping; to lock them changes nothing that a reader could see.
+        // SAFETY: the pages are those of a live mapping; locking them changes nothing that a reader could see.
         unsafe { rustix::mm::mlock(mapping.start, mapping.length) }?;
         Ok(mapping)
     };
     paths.into_iter().map(hold).collect()
 }
 
-/// A file mapped into memory, whose contents are not read.
+/// A mapped file, whose contents are not read.
 #[derive(Debug)]
 pub struct Mapping {
     start: *mut c_void,
@@ -113,17 +112,17 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// An empty file cannot be mapped.
+    /// Maps a file, which must not be empty.
     fn of(path: &Path) -> io::Result<Mapping> {
         let file = fs::File::open(path)?;
         let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-        // SAFETY: the kernel chooses a place that nothing else uses.
+        // SAFETY: the kernel chooses an unused address.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, &file, 0) }?;
         Ok(Mapping { start, length })
     }
 
-    /// A byte for each page, whose lowest bit says whether the page is in memory. (mincore(2))
+    /// Returns a byte for each page; its lowest bit is set if the page is in memory. (mincore(2))
     fn pages(&self) -> io::Result<Vec<u8>> {
         let mut pages = vec![0u8; self.length.div_ceil(rustix::param::page_size())];
         // SAFETY: the mapping is live, and `pages` has a byte for each of its pages.
@@ -141,7 +140,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Writes a file and leaves nothing of it in memory.
+/// Writes a file and evicts it from memory.
 pub(super) fn write_cold(path: &Path, contents: &[u8]) -> io::Result<()> {
     let mut file = fs::File::create(path)?;
     file.write_all(contents)?;
@@ -150,7 +149,7 @@ pub(super) fn write_cold(path: &Path, contents: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// `directory/tree/AA/BBB/N`: so many files of a kibibyte, at most a hundred in a directory.
+/// Writes `directory/tree/AA/BBB/N`: files of a KiB, at most a hundred per directory.
 pub fn write_tree(directory: &Path, files: usize) -> Result<(), String> {
     let write = || -> io::Result<()> {
         for number in 0..files {
@@ -172,7 +171,7 @@ pub fn tree_path(number: usize) -> String {
     format!("tree/{}/{}/{number}", number / 10_000, number / 100)
 }
 
-/// xorshift: the same numbers each time.
+/// xorshift generator with a fixed sequence.
 #[derive(Debug)]
 pub struct Random(pub u64);
 
@@ -184,7 +183,7 @@ impl Random {
         self.0
     }
 
-    /// For lengths that are multiples of eight.
+    /// Fills bytes, whose number must be a multiple of eight.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         bytes.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&self.next().to_le_bytes()));
     }

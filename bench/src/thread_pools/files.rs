@@ -1,4 +1,4 @@
-//! slow-ranges and cold-tree: what files cost that are large and asked for slowly, or small and nowhere in memory.
+//! slow-ranges and cold-tree: cost of large files for slow clients, and of small files that are not in memory.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,6 @@ use crate::servers::{Program, Running};
 
 /// 1 Mbit/s.
 const SLOW_BYTES_PER_SECOND: u64 = 125_000;
-/// What a slow client asks for at a time.
 const RANGE_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, Serialize)]
@@ -28,17 +27,17 @@ struct SlowRow {
     clients: Got,
     probe_alone: Got,
     probe: Got,
-    /// Of user space and of the kernel (that includes what sockets hold), per client.
+    /// Memory per client in user space and in the kernel, which includes socket buffers.
     user_kib_per_client: f64,
     kernel_kib_per_client: f64,
     /// Of the whole machine, from the first request on.
     disk_bytes_per_second: Option<f64>,
     stalls: Vec<String>,
-    /// What the loops waited for in the kernel, for over 20 ms each time.
+    /// Waits of the loops in the kernel of over 20 ms each.
     waits: BTreeMap<String, Waits>,
 }
 
-/// A thousand clients at 1 Mbit/s, each in a place of its own in one large file.
+/// Measures a thousand clients at 1 Mbit/s, each at a different offset of one large file.
 pub fn measure_slow_ranges(options: &Options) -> Measured {
     let experiment = &options.experiment;
     let programs = options.servers(Some(&["nginx", "gale"]))?;
@@ -142,7 +141,6 @@ fn slow_ranges(options: &Options, site: &Site, server: &Running, length: u64) ->
     Ok(row)
 }
 
-/// The probe alone for this long.
 fn probe_for(server: &Running, run_time: Duration) -> Result<Got, String> {
     let ends = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -162,14 +160,14 @@ struct TreeRow {
     stalls: Vec<String>,
 }
 
-/// Connections that ask for cold files.
 const TREE_CONNECTIONS: usize = 64;
-/// Just until all are connected: the beginning is the coldest.
+/// Only until all are connected, because files are coldest at the beginning.
 const TREE_WARM_UP: Duration = Duration::from_millis(200);
 
-/// Random small files of which neither content nor name is in memory, beside one that is asked for every 20 ms.
+/// Measures random small files, of which neither contents nor names are in memory, beside one that is requested every
+/// 20 ms.
 pub fn measure_cold_tree(options: &Options) -> Measured {
-    // A file takes a block and an inode; its disk is mounted anew for each server, which makes everything cold.
+    // A file takes a block and an inode. Its disk is remounted for each server, which evicts everything.
     let experiment = Experiment { on_small_disk: true, ..options.experiment.clone() };
     let bytes = experiment.tree_files as u64 * 6 * 1024;
     let programs = options.servers(Some(&["nginx", "gale"]))?;
@@ -214,7 +212,7 @@ fn cold_tree(options: &Options, site: &mut Site, program: &Program) -> Result<Tr
     let setting = site.setting(options.experiment.workers, String::new());
     let server = program.start(setting)?;
     cold_requests(options, &server)
-    // Here it ends: the disk can be mounted anew only when no server holds it.
+    // The server ends here: the disk can be remounted only when it is not in use.
 }
 
 fn cold_requests(options: &Options, server: &Running) -> Result<TreeRow, String> {
@@ -237,7 +235,7 @@ fn cold_requests(options: &Options, server: &Running) -> Result<TreeRow, String>
         connections: TREE_CONNECTIONS,
         request: &mut any,
         warm_up: TREE_WARM_UP,
-        // The probe ends it.
+        // The probe ends the run.
         run_time: options.run_time + Duration::from_secs(60),
         ends: &ends,
         bytes_per_second: None,

@@ -1,8 +1,8 @@
-//! late: clients that come for a file in memory after the clients of the slow disk have had the server to themselves.
+//! late: clients of a file in memory that arrive after clients of the slow disk have used the server alone.
 //!
-//! Client 1 begins; 5 s later 50 clients come at once for one file that is in memory and was not asked for meanwhile.
-//! The first answers tell what a server knows of a file that it has not sent for seconds. Alone, the clients come
-//! after the same time, to a server that is idle.
+//! Client 1 begins; 5 s later 50 clients arrive at once for a file that is in memory and was not requested meanwhile.
+//! The first answers show how a server treats a file that it has not sent for seconds. Without client 1, the clients
+//! arrive after the same time at an idle server.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,21 +23,21 @@ use crate::options::Options;
 use crate::report::{self, Document, Spread};
 use crate::servers::{Program, Running};
 
-/// From the first request of client 1 to the clients that come late.
+/// Time from the first request of client 1 to the late clients.
 const LATE_BY: Duration = Duration::from_secs(5);
 
-/// The target for the longest first answer; where it takes longer alone, so many times as long.
+/// Limit for the longest first answer. If it is longer without client 1, the limit is that time multiplied by
+/// `FIRST_SHARE_MAX`.
 const FIRST_MAX_MS: f64 = 100.0;
 const FIRST_SHARE_MAX: f64 = 1.5;
 
-/// One run.
 #[derive(Debug, Serialize)]
 struct Run {
-    /// Those that come late.
+    /// The late clients.
     clients: Got,
     client_1: Option<Got>,
     probe: Got,
-    /// The share of the file that was in memory when they came, and at the end.
+    /// Share of the file in memory when they arrived, and at the end.
     in_memory_before: f64,
     in_memory_after: f64,
     waits: BTreeMap<String, Waits>,
@@ -82,7 +82,7 @@ fn run(options: &Options, server: &Running, data: &DataSet, with_client_1: bool)
     clients.warm()?;
     let in_memory = || data_set::share_in_memory([data.directory.join(HOT_FILE)]);
     let (goes_on, ends) = (AtomicBool::new(false), AtomicBool::new(false));
-    // Those that come late end it.
+    // The late clients end the run.
     let client_1_time = LATE_BY + options.late_time + Duration::from_secs(60);
     std::thread::scope(|scope| {
         let client_1 = with_client_1.then(|| scope.spawn(|| clients.client_1(data, client_1_time, &ends)));
@@ -106,7 +106,7 @@ fn run(options: &Options, server: &Running, data: &DataSet, with_client_1: bool)
 }
 
 impl Row<Run> {
-    /// The targets; each run with client 1 is compared with the medians of those without it.
+    /// Returns the targets. Each run with client 1 is compared with the medians of the runs without it.
     fn targets(&self) -> Vec<Target> {
         let first = first_limit_ms(self.without(first_max_ms).median);
         let requests = CLIENT_2_SHARE_MIN * self.without(requests_per_second).median;
@@ -124,7 +124,7 @@ impl Row<Run> {
     }
 }
 
-/// The longest that a first answer may take, by what it takes alone.
+/// Returns the limit for a first answer, given its time without client 1.
 fn first_limit_ms(alone_ms: f64) -> f64 {
     if alone_ms <= FIRST_MAX_MS { FIRST_MAX_MS } else { FIRST_SHARE_MAX * alone_ms }
 }
@@ -148,7 +148,7 @@ fn document(
     programs: &[Program],
     rows: &[Row<Run>],
 ) -> Result<Document, String> {
-    // The median and the worst with client 1, and the median without it.
+    // Median and worst with client 1, and median without it.
     let three = |row: &Row<Run>, figure: fn(&Run) -> f64, worst: fn(Spread) -> f64| {
         let (with, without) = (row.with(figure), row.without(figure));
         format!("{:.1} ({:.1}) / {:.1}", with.median, worst(with), without.median)

@@ -1,14 +1,13 @@
-//! thread-pools: the experiment that thread pools became known by, made harder.
+//! thread-pools: the well-known experiment with thread pools, in a more difficult form.
 //!
-//! More data than memory, a slow disk. Client 1 asks for random files of 4 MiB over 200 connections, nearly all of
-//! which have to be read; client 2 asks for one and the same file over 50, which is always in memory; a probe asks for
-//! two bytes every 20 ms. A server that waits for the disk on its event loop gives client 2 and the probe nothing; one
-//! that hands all reads to a pool lets client 2 wait behind client 1. Each server runs in a control group, and `aio` is
-//! changed by a reload, as in the article (nginx.com, "Thread Pools in NGINX Boost Performance 9x!").
+//! There is more data than memory, and a slow disk. Client 1 requests random files of 4 MiB over 200 connections,
+//! mostly from disk. Client 2 requests one file in memory over 50 connections. A probe requests two bytes every 20 ms.
+//! A server that waits for the disk on its event loop starves client 2 and the probe; one that uses a pool for all
+//! reads lets client 2 wait behind client 1. Each server runs in a control group, and a reload changes `aio`, as in the
+//! article (nginx.com, "Thread Pools in NGINX Boost Performance 9x!").
 //!
-//! `slow-ranges` and `cold-tree` stand beside it with the same tools: a thousand slow clients of one large file, and
-//! random requests into a tree of small files of which nothing is in memory. `rare-files` and `late` ask for files in
-//! memory beside client 1, too, but seldom, or not before client 1 has run for seconds.
+//! `slow-ranges` and `cold-tree` use the same tools for slow clients of a large file and for a tree of small cold
+//! files. `rare-files` and `late` request files in memory beside client 1, rarely or after seconds.
 
 mod chart;
 pub mod confine;
@@ -42,27 +41,26 @@ use data_set::{DataSet, Random};
 const CLIENT_1_CONNECTIONS: usize = 200;
 const CLIENT_2_CONNECTIONS: usize = 50;
 
-/// Counted from here on in each run: until then everything fills.
+/// Time before counting in each run, in which caches and queues fill.
 const WARM_UP: Duration = Duration::from_secs(3);
 
 const RELOAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// The targets for Gale's default.
+/// Targets for Gale's default.
 const CLIENT_2_SHARE_MIN: f64 = 0.8;
 const CLIENT_2_P99_MAX: f64 = 1.5;
 const PROBE_P99_GROWTH_MAX_MS: f64 = 10.0;
 const DISK_SHARE_MIN: f64 = 0.95;
 
-/// The experiment's size: what can be chosen.
+/// Size and options of the experiment.
 #[derive(Debug, Clone)]
 pub struct Experiment {
     pub data_mib: u64,
-    /// Of the server and the page cache that it fills; three eighths of the data if nothing is said.
+    /// Memory of the server with its page cache; three eighths of the data by default.
     pub memory_mib: Option<u64>,
     pub disk_mib_per_second: u64,
-    /// A disk behind a tiny queue instead of the directory's own.
+    /// Use a disk with a tiny queue in place of the directory's own.
     pub on_small_disk: bool,
-    /// Clients 1 and 2 ask over TLS.
     pub is_over_tls: bool,
     pub directory: PathBuf,
     pub workers: usize,
@@ -90,7 +88,7 @@ impl Default for Experiment {
     }
 }
 
-/// The names of the results: on the directory's own disk, on the one with a tiny queue, and over TLS.
+/// Names of the results: on the directory's own disk, on the one with a tiny queue, and over TLS.
 const NAMES: [&str; 3] = ["thread-pools", "thread-pools-small-disk", "thread-pools-tls"];
 
 impl Experiment {
@@ -107,7 +105,7 @@ impl Experiment {
     }
 }
 
-/// Where the files are and where the servers run; removed in this order.
+/// Files and control group of the experiment; dropped in this order.
 struct Site {
     cage: Cage,
     disk: Option<SmallDisk>,
@@ -137,12 +135,13 @@ impl Site {
         Ok(site)
     }
 
-    /// Where files go.
+    /// Returns the folder for files.
     fn root(&self) -> &Path {
         self.disk.as_ref().map_or(&self.directory, |disk| &disk.mount_point)
     }
 
-    /// A server inside, with this in its `http` block and the files below `/files/`.
+    /// Returns the settings of a server in the control group, with these directives in its `http` block and the files
+    /// below `/files/`.
     fn setting(&self, workers: usize, http: String) -> Setting {
         Setting {
             workers,
@@ -153,7 +152,6 @@ impl Site {
         }
     }
 
-    /// What memory there is.
     fn memory(&self, experiment: &Experiment) -> String {
         match self.cage.limits_memory {
             true => format!("{} MiB of memory for server and page cache", experiment.memory_bytes() >> 20),
@@ -161,7 +159,6 @@ impl Site {
         }
     }
 
-    /// What the disk is like.
     fn disk(&self, experiment: &Experiment) -> String {
         let read_ahead = confine::device_of(self.root()).and_then(confine::read_ahead_kib);
         let read_ahead = read_ahead.map_or(String::new(), |kib| format!(", the kernel reads {kib} KiB ahead"));
@@ -187,33 +184,30 @@ impl Drop for Site {
     }
 }
 
-/// One run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Run {
     client_2: Got,
     client_1: Option<Got>,
     probe: Got,
-    /// Share of the looks at which an event loop's thread waited for a disk (state D).
+    /// Share of samples in which an event loop's thread waited for a disk (state D).
     waits_for_disk: f64,
 }
 
-/// One server with one value of `aio`.
+/// A server with one value of `aio`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Row {
     server: String,
     aio: String,
     #[serde(skip)]
     kind: Option<Kind>,
-    /// By rounds.
     without_client_1: Vec<Run>,
     with_client_1: Vec<Run>,
-    /// Lines of the error log about stalls of over 20 ms that are the server's own fault.
+    /// Error log lines about stalls of over 20 ms that are the server's fault.
     stalls: Vec<String>,
-    /// The server has said that it does not know `aio`: its rows differ by chance.
+    /// The server has reported that it does not support `aio`: its rows differ only by chance.
     ignores_aio: bool,
 }
 
-/// The values of `aio` that are compared.
 fn ways(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Nginx => &["off", "threads"],
@@ -238,7 +232,6 @@ pub fn measure(options: &Options) -> Measured {
     Ok((document.with_charts(charts(experiment.name(), &rows)), true))
 }
 
-/// Servers that know `aio`: the others have nothing to change.
 fn with_aio(programs: Vec<Program>) -> Result<Vec<Program>, String> {
     let programs: Vec<Program> =
         programs.into_iter().filter(|program| matches!(program.kind, Kind::Nginx | Kind::Gale)).collect();
@@ -247,7 +240,7 @@ fn with_aio(programs: Vec<Program>) -> Result<Vec<Program>, String> {
 
 const HTTP: &str = "sendfile_max_chunk 512k;";
 
-/// A server with the `aio` that it has by default, or with another one that its label names.
+/// A server with its default `aio`, or with one named in its label.
 #[derive(Debug)]
 struct Subject {
     program: Program,
@@ -255,7 +248,8 @@ struct Subject {
 }
 
 impl Subject {
-    /// Servers as they are by default, and nginx with a thread pool, too: its default is to wait for the disk.
+    /// Returns the servers with their defaults, and nginx with a thread pool as well, since its default is to wait for
+    /// the disk.
     fn by_default(programs: &[Program]) -> Vec<Subject> {
         let of_program = |program: &Program| {
             let mut subjects = vec![Subject { program: program.clone(), http: HTTP.to_owned() }];
@@ -269,7 +263,7 @@ impl Subject {
         programs.iter().flat_map(of_program).collect()
     }
 
-    /// Starts it with workers that own none of the files, as those of most sites.
+    /// Starts the server with workers that do not own the files, as on most sites.
     fn start(&self, site: &Site, workers: usize) -> Result<Running, String> {
         self.program.start(Setting { user: WORKER_USER, ..site.setting(workers, self.http.clone()) })
     }
@@ -333,7 +327,7 @@ fn measure_program(
     Ok(())
 }
 
-/// Reloads, and waits until the new configuration answers.
+/// Reloads, and waits until the new configuration is in effect.
 fn change(server: &mut Running, http: String, generation: u32) -> Result<(), String> {
     server.set_http(http);
     server.reload(generation)?;
@@ -372,36 +366,35 @@ fn run(options: &Options, server: &Running, data: &DataSet, with_client_1: bool)
     })
 }
 
-/// Clients 1 and 2 of a server.
 struct Clients<'a> {
     address: &'a str,
     certificate: Option<&'a Path>,
 }
 
-/// The file of the data set that client 2 asks for, and client 1 does not.
+/// The file of the data set that client 2 requests, and client 1 does not.
 const HOT_FILE: &str = "0";
 
 impl Clients<'_> {
-    /// Over TLS where the server speaks it.
+    /// Uses TLS if the server does.
     fn of(server: &Running) -> Clients<'_> {
         let address = server.tls_address.as_ref().unwrap_or(&server.address);
         Clients { address, certificate: server.certificate() }
     }
 
-    /// Client 2's file is in memory then, and the server's control group is charged for it.
+    /// Loads client 2's file into memory, charged to the server's control group.
     fn warm(&self) -> Result<(), String> {
         let goes_on = AtomicBool::new(false);
         self.swarm(2, &mut hot, Duration::ZERO, Duration::from_secs(1), &goes_on).run().map(drop)
     }
 
-    /// Random files over 200 connections.
+    /// Requests random files over 200 connections.
     fn client_1(&self, data: &DataSet, run_time: Duration, ends: &AtomicBool) -> Result<Got, String> {
         let mut random = Random(0x2545_f491_4f6c_dd1d);
         let mut any = |_: usize| get(&format!("/files/data/{}", 1 + random.below(data.files - 1)));
         self.swarm(CLIENT_1_CONNECTIONS, &mut any, WARM_UP, run_time, ends).run()
     }
 
-    /// One file, which is in memory, over 50 connections.
+    /// Requests one file, which is in memory, over 50 connections.
     fn client_2(&self, warm_up: Duration, run_time: Duration, ends: &AtomicBool) -> Result<Got, String> {
         self.swarm(CLIENT_2_CONNECTIONS, &mut hot, warm_up, run_time, ends).run()
     }
@@ -436,11 +429,11 @@ pub fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n")
 }
 
-/// How often the threads of the event loops were found waiting for a disk.
+/// Returns the share of samples in which event loops waited for a disk.
 fn share_in_state_d(root: Process, ends: &AtomicBool) -> f64 {
     const LOOK_EVERY: Duration = Duration::from_millis(5);
     let (mut looks, mut waiting) = (0u64, 0u64);
-    // Those of now: looking for others at each look would keep a core busy.
+    // Listed once: to search for others each time would keep a core busy.
     let processes = root.tree();
     while !ends.load(Ordering::Relaxed) {
         for &process in &processes {
@@ -456,12 +449,11 @@ fn share_in_state_d(root: Process, ends: &AtomicBool) -> f64 {
     waiting as f64 / looks.max(1) as f64
 }
 
-/// Whether a thread of this name is an event loop: Gale's are threads called "worker N", nginx's are processes.
+/// Returns true if the thread is an event loop: Gale's are threads called "worker N", nginx's are processes.
 pub fn is_event_loop(process: Process, root: Process, thread_name: &str) -> bool {
     thread_name.starts_with("worker ") || (thread_name == "nginx" && process != root)
 }
 
-/// The event loops of a server.
 pub fn event_loops(root: Process) -> Vec<ThreadId> {
     let of_process = |process: Process| {
         let threads = process.thread_states().into_iter();
@@ -472,7 +464,7 @@ pub fn event_loops(root: Process) -> Vec<ThreadId> {
     root.tree().into_iter().flat_map(of_process).collect()
 }
 
-/// Lines about stalls of over 20 ms that were not the machine's fault.
+/// Returns log lines about stalls of over 20 ms that were not the machine's fault.
 pub fn stalls(log: &str) -> Vec<String> {
     const WORTH_MS: u64 = 20;
     let is_worth = |line: &&str| {
@@ -500,7 +492,7 @@ impl Row {
         format!("{}, aio {}", self.server, self.aio)
     }
 
-    /// What client 1 got, in bytes a second.
+    /// Returns client 1's throughput in bytes per second.
     fn client_1_bytes(&self) -> f64 {
         self.with(|run| run.client_1.map_or(0.0, |got| got.bytes_per_second))
     }
@@ -509,7 +501,7 @@ impl Row {
         self.client_1_bytes() + self.with(|run| run.client_2.bytes_per_second)
     }
 
-    /// The targets, each with whether it is met.
+    /// Returns the targets, each with whether it is met.
     fn targets(&self, disk_bytes_per_second: u64) -> Vec<(&'static str, bool)> {
         let requests = |run: &Run| run.client_2.requests_per_second;
         let p99 = |run: &Run| run.client_2.p99_ms;
@@ -592,7 +584,7 @@ over a second. The probe asks on time whatever became of the request before. Loo
 waiting for a disk. Stalls: lines of Gale's error log, which tells of one stall of each kind a minute, over 20 ms and not \
 the machine's fault.\n";
 
-/// In the order of `NAMES`: the chart of the defaults, and the one of every value of `aio`.
+/// In the order of `NAMES`: title of the chart of the defaults, and of the one with every value of `aio`.
 const TITLES: [[&str; 2]; 3] = [
     [
         "A file in memory beside a slow disk: nginx and Gale by default",
@@ -614,7 +606,7 @@ const PANEL_TITLES: [&str; 3] = [
 ];
 const STATES: [&str; 2] = ["alone", "beside clients of the slow disk"];
 
-/// The charts with the names of their files: the defaults on a linear scale, and every row with logarithmic times.
+/// Returns the charts with their file names: the defaults on a linear scale, and every row with logarithmic times.
 fn charts(name: &str, rows: &[Row]) -> Vec<(String, String)> {
     let titles = TITLES[NAMES.iter().position(|known| *known == name).unwrap_or(0)];
     let all: Vec<(&Row, String)> = rows.iter().map(|row| (row, row.label())).collect();
@@ -625,11 +617,11 @@ fn charts(name: &str, rows: &[Row]) -> Vec<(String, String)> {
     ]
 }
 
-/// nginx and Gale as they are when nobody writes `aio` or `use`.
+/// Returns the rows of nginx and Gale without `aio` or `use` in the configuration.
 fn defaults(rows: &[Row]) -> Vec<(&Row, String)> {
     let nginx = rows.iter().find(|row| row.server == "nginx" && row.aio == "off");
     let mut gale = rows.iter().filter(|row| row.aio == "auto");
-    // io_uring is the default where the kernel allows it.
+    // io_uring is the default where the kernel permits it.
     let gale = gale.clone().find(|row| row.server.ends_with("io_uring")).or_else(|| gale.next());
     [(nginx, "nginx"), (gale, "Gale")].into_iter().filter_map(|(row, label)| Some((row?, label.to_owned()))).collect()
 }
@@ -649,7 +641,7 @@ fn draw(title: &str, are_times_logarithmic: bool, rows: &[(&Row, String)]) -> St
     Chart { title, states: STATES, panels }.draw()
 }
 
-/// Draws the charts again from the results that are there, which hold the figures as JSON.
+/// Draws the charts again from the existing results in JSON.
 pub fn draw_charts(results: &Path) -> Result<(), String> {
     #[derive(Deserialize)]
     struct Results {

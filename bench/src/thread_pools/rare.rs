@@ -1,10 +1,10 @@
-//! rare-files: files that are in memory all the time but are seldom asked for, beside client 1.
+//! rare-files: files that are always in memory but rarely requested, beside client 1.
 //!
-//! Classes of small and large files, each file asked for every 0.1 to 30 s, all classes at once; first alone, then
-//! beside the clients of the slow disk. A file that is in memory must not wait for the disk, however long ago it was
-//! asked for. The harness locks the files in memory, so that the figures are the server's and not those of the kernel's
-//! choice what to evict. The kernel tells before and after each run whether they are there: a run says nothing about a
-//! class of which a page was missing.
+//! There are classes of small and large files, each file requested at an interval of 0.1 to 30 s, all classes together;
+//! first alone, then beside the clients of the slow disk. A file in memory must not wait for the disk, however long ago
+//! it was last requested. The harness locks the files in memory, so that the figures reflect the server and not the
+//! kernel's eviction. Before and after each run it checks that they are there: a run is invalid for a class with a
+//! missing page.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,7 +27,7 @@ use crate::options::Options;
 use crate::report::{self, Document, Spread};
 use crate::servers::{Program, Running};
 
-/// Files of one size, each of them asked for at one interval.
+/// Files of one size, each requested at one interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Class {
     bytes: u64,
@@ -38,8 +38,8 @@ struct Class {
 const SMALL: u64 = 300_000;
 const LARGE: u64 = FILE_BYTES;
 
-/// A hundred files where the interval is long, and fewer where it is short: all large files together are 450 MB/s at
-/// most, and in 90 s each class has 300 samples.
+/// A hundred files for long intervals, fewer for short ones: all large files together take at most 450 MB/s, and in 90
+/// s each class has 300 samples.
 const CLASSES: [Class; 10] = [
     Class { bytes: SMALL, interval_ms: 100, files: 10 },
     Class { bytes: SMALL, interval_ms: 1_000, files: 100 },
@@ -53,12 +53,12 @@ const CLASSES: [Class; 10] = [
     Class { bytes: LARGE, interval_ms: 30_000, files: 100 },
 ];
 
-/// The target: how much longer the 99th percentile may be beside client 1.
+/// Targets: maximum growth of the 99th percentile beside client 1.
 const SMALL_P99_GROWTH_MAX_MS: f64 = 5.0;
 const LARGE_P99_GROWTH_MAX_MS: f64 = 30.0;
 
 impl Class {
-    /// From each request of the class to the next: its files are spread evenly over the interval.
+    /// Returns the interval between requests of the class, whose files are distributed evenly.
     fn step(&self) -> Duration {
         Duration::from_millis(self.interval_ms) / self.files
     }
@@ -76,11 +76,10 @@ impl Class {
     }
 }
 
-/// From the start of each class to that of the next. The steps are multiples of 5 ms, so no two classes ever ask at the
+/// Offset between the starts of classes. The steps are multiples of 5 ms, so no two classes ever have a request at the
 /// same moment.
 const BEGIN_APART: Duration = Duration::from_micros(3_500);
 
-/// The requests of all classes.
 fn timetable() -> Vec<Series> {
     let series = |(number, class): (usize, &Class)| Series {
         requests: (0..class.files).map(|file| get(&path_of(number, file))).collect(),
@@ -94,7 +93,6 @@ fn path_of(class: usize, file: u32) -> String {
     format!("/files/rare/{class}/{file}")
 }
 
-/// The files of all classes. They go with the site.
 struct RareFiles {
     directory: PathBuf,
 }
@@ -104,7 +102,7 @@ impl RareFiles {
         CLASSES.iter().map(|class| class.bytes * u64::from(class.files)).sum()
     }
 
-    /// `directory/rare/CLASS/N`, which everybody may read.
+    /// Writes `directory/rare/CLASS/N`, readable for all users.
     fn write(directory: &Path) -> Result<RareFiles, String> {
         let files = RareFiles { directory: directory.join("rare") };
         let mut random = Random(0x6a09_e667_f3bc_c909);
@@ -133,8 +131,9 @@ impl RareFiles {
         (0..CLASSES.len()).flat_map(|class| self.of_class(class)).try_for_each(|path| data_set::forget(&path))
     }
 
-    /// Has the server read each of them once, so that its control group is charged for them, and holds them in memory
-    /// until the result is dropped: client 1 would have the kernel evict those that are asked for every 30 s.
+    /// Lets the server read each file once, so that its control group is charged for them, and locks them in memory
+    /// until the result is dropped. Otherwise the kernel would evict those requested every 30 s in favour of client
+    /// 1's.
     fn load(&self, server: &Running) -> Result<Vec<Mapping>, String> {
         let fault = |path: &str, failure: Failure| format!("{}: {path}: {failure:?}", server.label);
         let mut connection = Connection::open(&server.address).map_err(|failure| fault("connection", failure))?;
@@ -155,13 +154,12 @@ impl RareFiles {
         }))
     }
 
-    /// By classes: the share of the pages that is in memory.
+    /// Returns the share of pages in memory, by class.
     fn in_memory(&self) -> Result<Vec<f64>, String> {
         (0..CLASSES.len()).map(|class| data_set::share_in_memory(self.of_class(class))).collect()
     }
 }
 
-/// One class in one run.
 #[derive(Debug, Serialize)]
 struct Sample {
     #[serde(flatten)]
@@ -172,12 +170,11 @@ struct Sample {
     in_memory_after: f64,
 }
 
-/// One run of all classes.
 #[derive(Debug, Serialize)]
 struct Run {
     /// In the order of [`CLASSES`].
     samples: Vec<Sample>,
-    /// Of the client that asks for them.
+    /// Figures of the client that requests them.
     client: Punctuality,
     client_1: Option<Got>,
     probe: Got,
@@ -212,27 +209,27 @@ pub fn measure(options: &Options) -> Measured {
     Ok((document(options, &experiment, &site, &programs, &rows)?, holds))
 }
 
-/// Memory is never short: there is as much for client 1 as in `thread-pools`, and beside it for all files.
+/// Memory is sufficient: as much for client 1 as in `thread-pools`, plus enough for all files.
 fn experiment(chosen: &Experiment) -> Experiment {
     let memory_mib = (chosen.memory_bytes() >> 20) + (RareFiles::bytes() >> 20) * 9 / 8;
     let memory_mib = chosen.memory_mib.or(Some(memory_mib));
     Experiment { on_small_disk: true, memory_mib, ..chosen.clone() }
 }
 
-/// One run, beside client 1 if there is its data.
+/// Runs all classes, beside client 1 if its data is given.
 fn run(options: &Options, server: &Running, files: &RareFiles, client_1: Option<&DataSet>) -> Result<Run, String> {
     let before = files.in_memory()?;
-    // All are connected before client 1 is.
+    // Connected before client 1.
     let timetable = Timetable::connect(&server.address, timetable())?;
     let ends = AtomicBool::new(false);
     let clients = Clients::of(server);
-    // The timetable ends it.
+    // The timetable ends the run.
     let client_1_time = options.rare_time + Duration::from_secs(60);
     std::thread::scope(|scope| {
         let client_1 = client_1.map(|data| scope.spawn(|| clients.client_1(data, client_1_time, &ends)));
         let probe = scope.spawn(|| swarm::probe(&server.address, "/return", WARM_UP, &ends));
         let waits = scope.spawn(|| waits::watch(server.root, &ends));
-        // In a thread of its own, which has real-time priority.
+        // In a separate thread, because it takes real-time priority.
         let outcome = scope.spawn(|| timetable.run(WARM_UP, options.rare_time)).join();
         ends.store(true, Ordering::Relaxed);
         let ended = "a client does not panic";
@@ -259,7 +256,6 @@ fn p99_of_classes(run: &Run) -> String {
     format!("{} ms", run.samples.iter().map(p99).collect::<Vec<_>>().join(", "))
 }
 
-/// One class of one server.
 struct ClassRow<'a> {
     row: &'a Row<Run>,
     class: usize,
@@ -278,12 +274,12 @@ impl ClassRow<'_> {
         self.row.without(|run| figure(&run.samples[self.class]))
     }
 
-    /// The least of all runs.
+    /// Returns the minimum of all runs.
     fn samples(&self) -> u64 {
         self.row.runs().map(|run| run.samples[self.class].figures.requests).min().unwrap_or(0)
     }
 
-    /// The least share before or after a run.
+    /// Returns the minimum share before or after a run.
     fn in_memory(&self) -> f64 {
         let share = |run: &Run| {
             let Sample { in_memory_before, in_memory_after, .. } = run.samples[self.class];
@@ -296,7 +292,7 @@ impl ClassRow<'_> {
         self.row.runs().map(|run| run.samples[self.class].figures.got.errors).sum()
     }
 
-    /// Each run beside client 1 against the median of the runs without it.
+    /// Compares each run beside client 1 with the median of the runs without it.
     fn target(&self) -> Runs {
         let alone = self.without(p99).median;
         Runs::of(self.row.with_client_1.iter().map(|run| run.samples[self.class].meets(alone)))
@@ -308,7 +304,7 @@ fn p99(sample: &Sample) -> f64 {
 }
 
 impl Sample {
-    /// Whether the 99th percentile is as near to that without client 1 as it should be; `None` where a page was
+    /// Returns true if the 99th percentile is within its limit, given that without client 1; `None` if a page was
     /// missing.
     fn meets(&self, p99_alone_ms: f64) -> Option<bool> {
         let SeriesGot { got, requests, unfinished } = self.figures;
@@ -421,10 +417,10 @@ loops, over 20 ms.\n";
 mod tests {
     use super::*;
 
-    /// With these two, a run lasts long enough for every class.
+    /// With these two, a run is long enough for every class.
     const RUN_TIME: Duration = Duration::from_secs(90);
     const SAMPLES_MIN: u128 = 300;
-    /// More of the large files would make the network's copying the limit.
+    /// With more, copying by the network would be the limit.
     const LARGE_BYTES_PER_SECOND_MAX: f64 = 450e6;
 
     #[test]

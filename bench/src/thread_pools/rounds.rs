@@ -1,22 +1,20 @@
-//! rounds: the runs of each server without client 1 and with it, and in how many of them a target was missed.
+//! rounds: runs of each server with and without client 1, and the number of runs that missed a target.
 
 use serde::Serialize;
 
 use crate::report::Spread;
 
-/// The runs of one server.
 #[derive(Debug, Serialize)]
 pub struct Row<R> {
     pub server: String,
-    /// By rounds.
     pub without_client_1: Vec<R>,
     pub with_client_1: Vec<R>,
-    /// Lines of the error log about stalls of over 20 ms that are the server's own fault.
+    /// Error log lines about stalls of over 20 ms that are the server's fault.
     pub stalls: Vec<String>,
 }
 
 impl<R> Row<R> {
-    /// Adds a round to the row of this server, which may be a new one.
+    /// Adds a round to the row of this server. A missing row is added.
     pub fn add(rows: &mut Vec<Row<R>>, server: &str, without: R, with: R, stalls: Vec<String>) {
         let place = rows.iter().position(|row| row.server == server).unwrap_or_else(|| {
             let (without_client_1, with_client_1) = (Vec::new(), Vec::new());
@@ -42,14 +40,12 @@ impl<R> Row<R> {
     }
 }
 
-/// The figures of a document.
 #[derive(Debug, Serialize)]
 pub struct Results<'a, R> {
     pub rows: &'a [Row<R>],
     pub targets: &'a [Target],
 }
 
-/// A target of one server.
 #[derive(Debug, Serialize)]
 pub struct Target {
     pub server: String,
@@ -58,7 +54,7 @@ pub struct Target {
     pub runs: Runs,
 }
 
-/// Runs that say something about a target, and those of them that missed it.
+/// Number of runs that are valid for a target, and of those that missed it.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Runs {
     pub judged: usize,
@@ -66,7 +62,7 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// Whether each run met the target; `None` where a run says nothing about it.
+    /// Counts runs, given whether each met the target; `None` for a run that is invalid for it.
     pub fn of(runs: impl IntoIterator<Item = Option<bool>>) -> Runs {
         runs.into_iter().flatten().fold(Runs::default(), |runs, is_met| Runs {
             judged: runs.judged + 1,
@@ -83,7 +79,7 @@ impl Runs {
     }
 }
 
-/// A share in percent, rounded down: 100 % means all of it.
+/// Formats a share in percent, rounded down: only all of it is 100 %.
 pub fn percent_at_least(share: f64) -> String {
     format!("{:.1} %", (share * 1000.0).floor() / 10.0)
 }

@@ -1,8 +1,7 @@
-//! waits: what event loops wait for in the kernel, by the stacks of their threads.
+//! waits: waits of event loops in the kernel, classified by the stacks of their threads.
 //!
-//! A loop must not wait for a disk (state D). One that is found so at every look for over 20 ms has a wait worth a
-//! name: the kernel's functions in its stack (`/proc/PID/task/TID/stack`, which only root may read) tell which kind it
-//! is.
+//! A loop must not wait for a disk (state D). If it is in that state in every sample for over 20 ms, the wait is
+//! classified by the kernel functions in its stack (`/proc/PID/task/TID/stack`, readable only for root).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,13 +12,13 @@ use serde::Serialize;
 use super::is_event_loop;
 use crate::process::{Process, thread_stack};
 
-/// As often as a wait of [`WORTH`] needs to be seen some times.
+/// Interval of samples: short enough to see a wait of [`WORTH`] several times.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Shorter waits than that are not told.
+/// Shorter waits are not reported.
 const WORTH: Duration = Duration::from_millis(20);
 
-/// Kinds of waits by functions that only stacks of that kind have, the first that fits.
+/// Kinds of waits, with functions that occur only in stacks of that kind. The first match applies.
 const KINDS: &[(&str, &[&str])] = &[
     (
         "reclaim",
@@ -34,16 +33,15 @@ const KINDS: &[(&str, &[&str])] = &[
     ("opening", &["path_openat", "lookup_", "walk_component"]),
 ];
 
-/// Waits of one kind.
 #[derive(Debug, Default, Serialize)]
 pub struct Waits {
     pub count: u64,
     pub longest_ms: u64,
-    /// The stack of the longest one, if it could be read.
+    /// Stack of the longest one, if it could be read.
     stack: String,
 }
 
-/// The kind of a wait with this stack, as the kernel writes it.
+/// Returns the kind of a wait with this stack, which is in the kernel's format.
 fn kind_of(stack: &str) -> String {
     let has = |functions: &[&str]| functions.iter().any(|function| stack.contains(function));
     let kind = KINDS.iter().find(|(_, functions)| has(functions)).map(|(kind, _)| (*kind).to_owned());
@@ -52,9 +50,9 @@ fn kind_of(stack: &str) -> String {
     kind.unwrap_or_else(first)
 }
 
-/// What the event loops below `root` waited for, for over 20 ms each time, until `ends`; by kinds.
+/// Returns waits of over 20 ms in the event loops below `root` until `ends`, by kind.
 pub fn watch(root: Process, ends: &AtomicBool) -> BTreeMap<String, Waits> {
-    /// A thread that was in state D at the last look.
+    /// A thread that was in state D in the last sample.
     struct Waiting {
         since: Instant,
         stack: String,
@@ -97,7 +95,6 @@ pub fn watch(root: Process, ends: &AtomicBool) -> BTreeMap<String, Waits> {
     waits
 }
 
-/// Those of several runs.
 pub fn together<'a>(runs: impl IntoIterator<Item = &'a BTreeMap<String, Waits>>) -> BTreeMap<String, Waits> {
     let mut all: BTreeMap<String, Waits> = BTreeMap::new();
     for (kind, waits) in runs.into_iter().flatten() {
@@ -108,7 +105,7 @@ pub fn together<'a>(runs: impl IntoIterator<Item = &'a BTreeMap<String, Waits>>)
     all
 }
 
-/// In a table: how many of each kind, and how long the longest was.
+/// Formats the waits for a table: number of each kind, and the longest.
 pub fn text(waits: &BTreeMap<String, Waits>) -> String {
     if waits.is_empty() {
         return "none".to_owned();
