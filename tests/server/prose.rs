@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// Lines of comments with a pattern, in thousandths of all lines of comments, in the order of [`Pattern::ALL`].
 const LIMITS: &[(&str, [usize; 4])] = &[
-    ("bench", [70, 84, 20, 27]),
+    ("bench", [1, 1, 1, 1]),
     ("crates/base", [49, 71, 5, 14]),
     ("crates/check", [207, 179, 12, 29]),
     ("crates/config", [38, 71, 0, 11]),
@@ -21,11 +21,11 @@ const LIMITS: &[(&str, [usize; 4])] = &[
     ("crates/protocol", [64, 68, 11, 20]),
     ("crates/runtime", [60, 104, 48, 40]),
     ("crates/server", [99, 99, 40, 14]),
-    ("crates/stream", [97, 159, 37, 26]),
+    ("crates/stream", [1, 1, 1, 1]),
     ("crates/top", [90, 137, 48, 28]),
-    ("fuzz", [71, 57, 29, 43]),
+    ("fuzz", [1, 1, 1, 1]),
     ("tests", [105, 118, 42, 45]),
-    ("xtask", [58, 65, 22, 29]),
+    ("xtask", [1, 1, 1, 1]),
 ];
 
 /// A limit that is this much above the figure has to be lowered.
