@@ -1,5 +1,5 @@
-//! Datagrams by the batch on a socket of the kernel's: recvmmsg(2) and sendmmsg(2) with their control messages, and the
-//! options that have the kernel tell more of each.
+//! Batches of datagrams on a kernel socket: recvmmsg(2) and sendmmsg(2) with their control messages, and the socket
+//! options for them.
 
 use std::io;
 use std::mem::{self, MaybeUninit};
@@ -14,16 +14,16 @@ use crate::socket::SocketAddress;
 use crate::socket::datagram::{BATCH_MAX, DatagramOptions, Ecn, Received, Room, Transmit};
 use crate::socket::options;
 
-/// Room for the control messages of one datagram, aligned as they have to be: the largest are an address (40 bytes),
-/// two numbers and a length (24 each).
+/// Aligned room for the control messages of one datagram. The largest are an address (40 bytes), two numbers and a
+/// length (24 each).
 type Control = [MaybeUninit<u64>; 16];
 const CONTROL_BYTES: usize = size_of::<Control>();
 
-/// Datagrams that count as one operation of their connection in a turn, and bytes that do.
+/// Datagrams, or bytes, that count as one operation of their connection in a turn.
 const DATAGRAMS_PER_OPERATION: usize = 8;
 const BYTES_PER_OPERATION: usize = 64 * 1024;
 
-/// A socket as these options want it.
+/// Opens a socket with these options.
 pub(super) fn open(options: &DatagramOptions) -> io::Result<OwnedFd> {
     let to_kernel = |address: &Option<SocketAddress>| address.as_ref().map(SocketAddress::to_kernel).transpose();
     let (local, peer) = (to_kernel(&options.local)?, to_kernel(&options.peer)?);
@@ -43,7 +43,7 @@ pub(super) fn open(options: &DatagramOptions) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A socket that is bound already, with these options.
+/// Sets these options on a socket that is bound already.
 pub(super) fn adopt(socket: OwnedFd, options: &DatagramOptions) -> io::Result<OwnedFd> {
     rustix::io::ioctl_fionbio(&socket, true)?;
     set_options(socket.as_fd(), net::getsockname(&socket)?.address_family(), options)?;
@@ -66,26 +66,26 @@ fn set_options(socket: BorrowedFd<'_>, family: AddressFamily, options: &Datagram
     let (is_ipv4, is_ipv6) = (family == AddressFamily::INET, family == AddressFamily::INET6);
     set(options.local_address && is_ipv4, libc::IPPROTO_IP, libc::IP_PKTINFO)?;
     set(options.local_address && is_ipv6, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)?;
-    // A socket of IPv6 may receive by IPv4, too.
+    // An IPv6 socket may receive IPv4 datagrams too.
     set(options.ecn && (is_ipv4 || is_ipv6), libc::IPPROTO_IP, libc::IP_RECVTOS)?;
     set(options.ecn && is_ipv6, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)?;
     if options.gro && is_inet { set_gro(socket) } else { Ok(()) }
 }
 
-/// Has the kernel join datagrams on a socket of IP.
+/// Turns on generic receive offload of an IP socket.
 pub(super) fn set_gro(socket: BorrowedFd<'_>) -> io::Result<()> {
     options::set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
 }
 
-/// How many operations these count as.
+/// Number of operations that these datagrams count as.
 pub(super) fn operations(received: &[Received]) -> u16 {
     let bytes: usize = received.iter().map(|one| one.length).sum();
     let operations = (received.len() / DATAGRAMS_PER_OPERATION).max(bytes / BYTES_PER_OPERATION);
     u16::try_from(operations).unwrap_or(u16::MAX).max(1)
 }
 
-/// Receives what has arrived, at least one datagram. True if that was all: the kernel looks once more behind the last
-/// one, unless there is no further buffer.
+/// Receives the datagrams that have arrived, at least one. Returns true if the socket is drained: the kernel looks for
+/// one more unless all buffers are used.
 pub(super) fn receive(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec<Received>) -> Result<bool, Errno> {
     if room.is_bare {
         return receive_bare(socket, room, received).map(|()| false);
@@ -99,7 +99,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH_MAX];
     let memory = memory.as_mut_ptr();
     for index in 0..count {
-        // SAFETY: it lies within the memory, as was asserted above.
+        // SAFETY: the buffer lies within the memory, as was asserted above.
         let buffer = unsafe { memory.add(index * bytes_each) };
         slices[index] = libc::iovec { iov_base: buffer.cast(), iov_len: bytes_each };
         let mut header = empty_header();
@@ -112,8 +112,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec
         headers[index].write(libc::mmsghdr { msg_hdr: header, msg_len: 0 });
     }
     let (flags, no_timeout) = (libc::MSG_DONTWAIT, ptr::null_mut());
-    // SAFETY: `count` headers are initialized; names, memory and controls, to which they point, live during the call
-    // and have the lengths that they tell.
+    // SAFETY: `count` headers are initialized; the names, memory and controls that they point to live during the call
+    // and have the given lengths.
     let arrived = unsafe {
         libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, flags as _, no_timeout)
     };
@@ -125,7 +125,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec
     Ok(arrived < count)
 }
 
-/// Receives a datagram of which the kernel is asked nothing but the bytes: the cheapest call.
+/// Receives one datagram without address or control messages: the cheapest call.
 fn receive_bare(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec<Received>) -> Result<(), Errno> {
     let buffer = &mut room.memory[..room.bytes_each];
     let (length, length_sent) = net::recv(socket, buffer, RecvFlags::DONTWAIT | RecvFlags::TRUNC)?;
@@ -136,11 +136,11 @@ fn receive_bare(socket: BorrowedFd<'_>, room: Room<'_>, received: &mut Vec<Recei
     Ok(())
 }
 
-/// What the kernel has told of a datagram.
+/// Metadata of a received datagram.
 ///
 /// # Safety
 ///
-/// The header is one that recvmmsg(2) has filled, and what it points to lives.
+/// The header was filled by recvmmsg(2), and the memory that it points to lives.
 unsafe fn told_of(message: &libc::mmsghdr) -> Received {
     let header = &message.msg_hdr;
     // SAFETY: the kernel has written an address of this length there.
@@ -150,7 +150,8 @@ unsafe fn told_of(message: &libc::mmsghdr) -> Received {
     // SAFETY: the kernel has written control messages of this length, which these functions walk through.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !next.is_null() {
-        // SAFETY: a control message begins here, and its data is at least what its kind says; none has to be aligned.
+        // SAFETY: a control message begins here, and its data is at least as long as its kind demands; the reads need
+        // no alignment.
         unsafe {
             let data = libc::CMSG_DATA(next);
             match ((*next).cmsg_level, (*next).cmsg_type) {
@@ -174,7 +175,7 @@ unsafe fn told_of(message: &libc::mmsghdr) -> Received {
             next = libc::CMSG_NXTHDR(header, next);
         }
     }
-    // Of an empty datagram, too, the stride divides something.
+    // The stride of an empty datagram must be a valid divisor too.
     received.stride = received.stride.max(1);
     received
 }
@@ -191,7 +192,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, transmits: &[Transmit<'_>]) -> io::Re
     let mut controls = [const { [const { MaybeUninit::uninit() }; _] }; BATCH_MAX] as [Control; BATCH_MAX];
     let mut slices = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH_MAX];
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH_MAX];
-    // How many transmits a header is, and those before it.
+    // For each header the number of transmits up to and including it.
     let mut ends = [0; BATCH_MAX];
     let (mut count, mut end) = (0, 0);
     while end < transmits.len() {
@@ -224,8 +225,8 @@ pub(super) fn send(socket: BorrowedFd<'_>, transmits: &[Transmit<'_>]) -> io::Re
     }
     loop {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: `count` headers are initialized; names, contents and controls, to which they point, live during the
-        // call and have the lengths that they tell.
+        // SAFETY: `count` headers are initialized; the names, contents and controls that they point to live during the
+        // call and have the given lengths.
         let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, flags as _) };
         match usize::try_from(sent).map_err(|_| last_error()) {
             Ok(sent) => return Ok(sent.checked_sub(1).map_or(0, |last| ends[last])),
@@ -235,7 +236,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, transmits: &[Transmit<'_>]) -> io::Re
     }
 }
 
-/// Sends a datagram of which the kernel is told nothing but where it goes: the cheapest call.
+/// Sends one datagram without control messages: the cheapest call.
 fn send_bare(socket: BorrowedFd<'_>, transmit: &Transmit<'_>) -> io::Result<()> {
     let mut name = MaybeUninit::uninit();
     let (name, length) = match transmit.destination {
@@ -247,7 +248,7 @@ fn send_bare(socket: BorrowedFd<'_>, transmit: &Transmit<'_>) -> io::Result<()> 
     };
     let (contents, flags) = (transmit.contents, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
     loop {
-        // SAFETY: contents and name, which may be none, live during the call and have the lengths that it is told.
+        // SAFETY: contents and name (null for none) live during the call and have the given lengths.
         let sent =
             unsafe { libc::sendto(socket.as_raw_fd(), contents.as_ptr().cast(), contents.len(), flags, name, length) };
         if sent >= 0 {
@@ -260,11 +261,11 @@ fn send_bare(socket: BorrowedFd<'_>, transmit: &Transmit<'_>) -> io::Result<()> 
     }
 }
 
-/// Writes what the kernel is told beside so many bytes; returns the length.
+/// Writes the control messages for a transmit of `bytes` bytes; returns their length.
 fn write_control(control: &mut Control, transmit: &Transmit<'_>, bytes: usize) -> usize {
     let mut writer = ControlWriter { control, used: 0 };
     if let Some(ecn) = transmit.ecn {
-        // Which of the two is meant depends on the destination; the other one is passed over.
+        // The destination decides which of the two applies; the kernel ignores the other.
         writer.push(libc::IPPROTO_IP, libc::IP_TOS, ecn as i32);
         writer.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, ecn as i32);
     }
@@ -299,8 +300,8 @@ impl ControlWriter<'_> {
         let (space, length) =
             unsafe { (libc::CMSG_SPACE(size_of::<T>() as u32), libc::CMSG_LEN(size_of::<T>() as u32)) };
         assert!(self.used + space as usize <= CONTROL_BYTES, "there is room for every kind once");
-        // SAFETY: there is room for `space` bytes behind those that are used, which are a multiple of 8 as `space` is,
-        // so that the header is aligned; what is between data and end stays unwritten and is not looked at.
+        // SAFETY: there is room for `space` bytes behind the used ones. Both lengths are multiples of 8, so the header
+        // is aligned; the padding behind the data stays unwritten and is never read.
         unsafe {
             let header = self.control.as_mut_ptr().cast::<u8>().add(self.used).cast::<libc::cmsghdr>();
             let mut empty: libc::cmsghdr = mem::zeroed();
@@ -315,7 +316,7 @@ impl ControlWriter<'_> {
 }
 
 fn empty_header() -> libc::msghdr {
-    // SAFETY: a `msghdr` of zeros is a valid one without anything: pointers and lengths are null.
+    // SAFETY: an all-zero `msghdr` is valid and empty: pointers and lengths are null.
     unsafe { mem::zeroed() }
 }
 

@@ -1,4 +1,4 @@
-//! Direct calls on a socket, which both real drivers make where they need not wait, and what bounds them in a turn.
+//! Non-blocking socket calls that both real drivers make, and their limits per turn.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -12,18 +12,18 @@ use crate::executor::budget::QUANTUM_BYTES;
 use crate::memory::buffer::Buffer;
 use crate::memory::output::{Output, SLICES_MAX};
 
-/// Operations in each direction of a connection per turn: one that always has data yields to the others after these.
+/// Operations in each direction of a connection per turn. Then a connection that always has data yields to the others.
 pub(super) const OPERATIONS_PER_TURN: u32 = 16;
 
-/// Bytes offered in one call at most: to a peer that reads as fast as we write, the kernel would go on for as long as
-/// there is data (nginx bounds sendfile by `sendfile_max_chunk` for this reason).
+/// Bytes offered in one call at most. If the peer reads as fast as we write, one call would otherwise last as long as
+/// there is data (the reason for nginx's `sendfile_max_chunk`).
 pub(crate) const SEND_MAX: usize = QUANTUM_BYTES;
 
-/// Bytes that are spliced, as many as count as one operation.
+/// Spliced bytes that count as one operation.
 const SPLICED_PER_OPERATION: usize = 64 * 1024;
 
-/// How much of a turn one direction of a socket has used. Every connection has two, so they are small: once in 65,536
-/// turns one that was not used since looks used, and yields a turn early.
+/// Operations that one direction of a socket has used in a turn. Every connection has two of these, so the turn number
+/// is only 16 bits wide: once in 65,536 turns a connection that was idle since looks busy and yields a turn early.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Share {
     turn: u16,
@@ -31,7 +31,7 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Takes one of `max` operations in this turn; false when they are used up.
+    /// Takes one of `max` operations of this turn; false if all are used.
     pub(super) fn take(&mut self, turn: u32, max: u32) -> bool {
         let turn = turn as u16;
         if self.turn != turn {
@@ -41,29 +41,29 @@ impl Share {
         u32::from(self.used) <= max
     }
 
-    /// The one that was just taken counts as so many.
+    /// Counts the operation just taken as `operations`.
     pub(super) fn count_as(&mut self, operations: u16) {
         self.used = self.used.saturating_add(operations - 1);
     }
 
-    /// The one that was just taken has spliced so many bytes.
+    /// Counts the bytes spliced by the operation just taken.
     pub(super) fn count_spliced(&mut self, bytes: usize) {
         self.count_as(bytes.div_ceil(SPLICED_PER_OPERATION).max(1) as u16);
     }
 
-    /// Whether the last one was taken in this turn.
+    /// Whether the last operation was taken in this turn.
     pub(super) fn is_of(self, turn: u32) -> bool {
         self.turn == turn as u16
     }
 
-    /// How many were taken in the turn of the last `take`.
+    /// Operations taken in the turn of the last `take`.
     pub(super) fn used(self) -> u32 {
         self.used.into()
     }
 }
 
-/// Receives at most `max` bytes at the end of `into`; 0 is the end of the stream. Less than `max` has drained the
-/// socket. Errors: the connection's; ENOMEM at the hard limit of leases.
+/// Receives at most `max` bytes at the end of `into`; 0 is the end of the stream. Less than `max` means that the socket
+/// is drained. Errors: the connection's; ENOMEM at the hard limit of leases.
 pub(super) fn receive(socket: BorrowedFd<'_>, into: &mut Buffer, max: usize) -> Result<usize, Errno> {
     let spare = into.spare(max).map_err(|_| Errno::NOMEM)?;
     let received = net::recv(socket, spare, RecvFlags::empty()).map(|(received, _)| received);
@@ -76,7 +76,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, out: &Output) -> Result<(usize, usize
     send_chunks(socket, out, out.more_follows())
 }
 
-/// As [`send`], of what the socket takes now, perhaps nothing.
+/// As [`send`], but a full socket is no error: 0 bytes were sent then.
 pub(super) fn send_chunks_now(socket: BorrowedFd<'_>, out: &Output, is_last: bool) -> io::Result<(usize, usize)> {
     loop {
         match send_chunks(socket, out, is_last) {
@@ -110,10 +110,10 @@ fn send_chunks(socket: BorrowedFd<'_>, out: &Output, more_follows: bool) -> Resu
     Ok((sent, offered))
 }
 
-/// Sends of a few bytes what the socket takes, perhaps nothing.
+/// Sends a few bytes as far as the socket takes them, perhaps none.
 pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], is_last: bool) -> io::Result<usize> {
     let mut flags = SendFlags::NOSIGNAL;
-    // What is not a full packet waits for more, and that is the end, which closing sends.
+    // An incomplete packet waits for more data: the end of the stream, which close sends.
     flags.set(SendFlags::MORE, is_last);
     loop {
         match net::send(socket, bytes, flags) {
@@ -125,14 +125,14 @@ pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], is_last: bool) -> i
     }
 }
 
-/// Whether there are bytes to receive, the end, or an error.
+/// Whether there are bytes to receive, the end of the stream, or an error.
 pub(super) fn has_input(socket: BorrowedFd<'_>) -> bool {
     let looked = net::recv(socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
     !matches!(looked, Err(Errno::AGAIN))
 }
 
-/// Whether one of these events is there now, or the connection is broken; EAGAIN if not. Whoever waits for it next is
-/// told by the kernel: as with a call that fails, the socket notes that somebody waits for room.
+/// Succeeds if one of these events is pending or the connection is broken; EAGAIN if not. As with a call that fails,
+/// the socket then notes that room to send is wanted, so the next waiter gets an event.
 pub(super) fn look_for(socket: BorrowedFd<'_>, events: PollFlags) -> Result<(), Errno> {
     let mut sources = [PollFd::from_borrowed_fd(socket, events)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -142,19 +142,19 @@ pub(super) fn look_for(socket: BorrowedFd<'_>, events: PollFlags) -> Result<(), 
     }
 }
 
-/// Whether the peer has ended its direction; see [`super::StreamDriver::has_hung_up`].
+/// Whether the peer has shut down its write side; see [`super::StreamDriver::has_hung_up`].
 pub(super) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     look_for(socket, PollFlags::RDHUP).is_ok()
 }
 
 /// Whether a connection is reset, or closed in both directions; see [`super::StreamDriver::is_broken`].
 pub(super) fn is_broken(socket: BorrowedFd<'_>) -> bool {
-    // The kernel tells of HUP and ERR without being asked.
+    // The kernel reports HUP and ERR unasked.
     let mut sources = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     match rustix::event::poll(&mut sources, Some(&at_once)) {
         Ok(_) => sources[0].revents().intersects(PollFlags::HUP | PollFlags::ERR),
-        // Another time, perhaps.
+        // A failed call tells nothing about the connection.
         Err(_) => false,
     }
 }

@@ -1,9 +1,9 @@
-//! Listening sockets as all drivers have them: what is accepted in a turn, who waits for it, and passing on what this
-//! loop was told of and does not take.
+//! The part of listening sockets that all drivers share: the limits of accepting in a turn, the waiting task, and
+//! events that this loop does not use.
 //!
-//! How the kernel is asked to tell of connections is the driver's matter (`R`). Whatever it is, an event that nobody
-//! waits for must not be told again and again, and on a socket that loops share it is told to the others. A listener
-//! that its loop alone accepts from also takes what waits on sockets of the same address whose loops are held up.
+//! Each driver has its own registration with the kernel (`R`). With any of them, an event without a waiting task must
+//! not be reported again and again, and on a socket that loops share it must be passed to the others. A listener from
+//! which its loop alone accepts also takes pending connections of sockets at the same address whose loops are stalled.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,32 +21,34 @@ use crate::socket::SocketAddress;
 use crate::socket::{AcceptOptions, own_address};
 use crate::stall::watched::has_connection;
 
-/// Accept calls that fail for one connection (ECONNABORTED and the like) before the rest waits for the next turn.
+/// Accept calls in a row that may fail for one connection (ECONNABORTED and the like); then the rest waits for the next
+/// turn.
 const ACCEPT_FAILURES_MAX: u32 = 16;
 
-/// Connections accepted per turn from a socket that no other loop waits for, even if the batch is smaller. Nobody else
-/// could take them earlier, and each saves a wait; their first answers come within a few hundred microseconds.
+/// Connections accepted per turn from a socket that no other loop waits for, even if the batch is smaller. No other
+/// loop could take them earlier, and each one saves a wait; their first responses are ready within a few hundred
+/// microseconds.
 const UNSHARED_BATCH: u32 = 8;
 
-/// Events for which no accept beyond the batch is tried, at most, after such tries have found nothing.
+/// Upper bound of the events for which no accept beyond the batch is tried after such tries have found nothing.
 const CAUTION_MAX: u32 = 64;
 
-/// An accepted connection and its peer.
+/// An accepted socket and its peer's address.
 pub(crate) type Accepted = (OwnedFd, SocketAddress);
 
 /// A listening socket in a driver's table.
 pub(super) struct Listening<R> {
     pub socket: Arc<OwnedFd>,
     pub options: AcceptOptions,
-    /// How the kernel tells of connections.
+    /// The driver's registration with the kernel.
     pub registration: R,
-    /// As far as is known, there is a connection.
+    /// True if a connection is pending, as far as is known.
     pub readable: bool,
     pub acceptor: Parked,
     accepts: Accepts,
-    /// Where it listens, if only this loop accepts from it.
+    /// The local address, if only this loop accepts from this socket.
     own_address: Option<SocketAddress>,
-    /// Sockets of loops that are held up, until nothing waits there. At most one for each other loop.
+    /// Sockets of stalled loops, until nothing is pending there. At most one for each other loop.
     others: Vec<Arc<OwnedFd>>,
 }
 
@@ -66,8 +68,8 @@ impl<R: Default> Listening<R> {
 }
 
 impl<R> Listening<R> {
-    /// A connection that the kernel has told of, by `accept` within this turn's bounds. After `None` it has to be
-    /// waited for.
+    /// Accepts the next pending connection with `accept`, within the limits of this turn. After `None` the caller has
+    /// to wait.
     pub fn next(
         &mut self,
         turn: u32,
@@ -95,7 +97,7 @@ impl<R> Listening<R> {
         Ok(None)
     }
 
-    /// Accepts in another way from now on. True if whoever waits has to have the socket registered anew.
+    /// Changes the accept options. True if a waiting task needs the socket to be registered anew.
     pub fn set_options(&mut self, options: AcceptOptions) -> bool {
         let is_other = self.options.exclusive != options.exclusive;
         self.options = options;
@@ -106,12 +108,12 @@ impl<R> Listening<R> {
         is_other
     }
 
-    /// Whether there is more than this turn may take, of which the kernel will not tell.
+    /// True if there is more than this turn may accept and the kernel will send no event for it.
     pub fn has_more(&self) -> bool {
         !self.others.is_empty()
     }
 
-    /// Takes what waits on the socket of another loop, if this is the place for it; returns who has to look.
+    /// Adds the socket of another loop to accept from, if it belongs to this address; returns the task to wake.
     pub fn accept_for_another(&mut self, address: &SocketAddress, socket: &Arc<OwnedFd>) -> Option<Waker> {
         if self.own_address.as_ref() != Some(address) || Arc::ptr_eq(&self.socket, socket) {
             return None;
@@ -123,15 +125,15 @@ impl<R> Listening<R> {
         Some(acceptor)
     }
 
-    /// Accepts no more until it is polled again. Returns who waited, to be dropped when nothing is borrowed.
+    /// Stops accepting until the next poll. Returns the waiter, which the caller drops when nothing is borrowed.
     pub fn pause(&mut self) -> Option<Waker> {
         self.readable = false;
         self.others.clear();
         self.acceptor.take()
     }
 
-    /// Notes that the kernel has told of connections, and returns who waits for that. If nobody does, the driver sees
-    /// to it that it is not told again. (Who was woken by an earlier event may not have had his turn yet.)
+    /// Notes an event of the socket and returns the waiting task. Without one the driver must prevent that the event is
+    /// reported again. (A task that was woken by an earlier event may not have run yet.)
     pub fn handle_event(&mut self) -> Option<Waker> {
         let acceptor = self.acceptor.take();
         self.readable |= acceptor.is_some();
@@ -139,7 +141,8 @@ impl<R> Listening<R> {
         acceptor
     }
 
-    /// Of what waits the kernel may have told this loop alone, which does not listen any more: the others look.
+    /// Makes the other loops look for pending connections: the kernel may have reported them only to this loop, which
+    /// has stopped listening.
     pub fn pass_on(&self) {
         if self.options.exclusive && has_connection(&self.socket) {
             look_for_connections();
@@ -147,17 +150,17 @@ impl<R> Listening<R> {
     }
 }
 
-/// How much is accepted in a turn.
+/// Accepts of the current turn, and when more than the batch is tried.
 #[derive(Default)]
 struct Accepts {
     share: Share,
-    /// For how many more events the batch will do, and for how many after the next try in vain.
+    /// Number of further events for which the batch suffices, and the number to use after the next try in vain.
     cautious_events: u32,
     caution: u32,
 }
 
 impl Accepts {
-    /// Notes that the kernel has told of connections.
+    /// Notes an event of the socket.
     fn note_event(&mut self) {
         self.cautious_events = self.cautious_events.saturating_sub(1);
     }
@@ -166,7 +169,7 @@ impl Accepts {
         self.share.take(turn, UNSHARED_BATCH)
     }
 
-    /// The next connection, within this turn's bounds; `None` if there is none or not in this turn.
+    /// The next connection, within the limits of this turn; `None` if there is none or the limit is reached.
     fn accept(
         &mut self,
         options: AcceptOptions,
@@ -201,7 +204,7 @@ pub(super) fn accept(socket: &OwnedFd) -> io::Result<Option<Accepted>> {
     Ok(None)
 }
 
-/// Errors of accept(2) that belong to the connection being accepted and not to the listening socket.
+/// Errors of accept(2) that concern the connection and not the listening socket.
 fn concerns_one_connection(errno: Errno) -> bool {
     matches!(
         errno,
@@ -219,8 +222,8 @@ fn concerns_one_connection(errno: Errno) -> bool {
     )
 }
 
-/// Has every loop of this process look whether connections wait at sockets that it shares with others, of which the
-/// kernel may have told somebody who does not take them.
+/// Makes every loop of this process look for pending connections on shared sockets: the kernel may have reported them
+/// to a loop that does not accept them.
 pub fn look_for_connections() {
     inbox::call_all(|| Environment::with(|environment| environment.driver.rearm_shared_listeners()));
 }

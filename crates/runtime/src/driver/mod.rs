@@ -1,9 +1,10 @@
-//! The interface behind which the kernel sits: waiting for events, streams, listeners, datagrams and files.
+//! The interface to the kernel: waiting for events, streams, listeners, datagrams and files.
 //!
-//! Shaped for completion: the state of an operation lives in a slot that belongs to the socket, never in the caller's
-//! future, so a caller that stops polling loses nothing, and a driver that has an operation in flight keeps its memory
-//! there. A caller therefore polls an operation again with the same intent until it is ready, or closes the socket.
-//! One reader, one writer, and one waiter for the peer's leaving at a time per socket; the last to poll is woken.
+//! The interface is shaped for completions. The state of an operation lives in a slot that belongs to the socket, never
+//! in the caller's future: a caller that stops polling loses nothing, and the memory of an operation in flight stays in
+//! its slot. A caller therefore polls an operation again with the same intent until it is ready, or closes the socket.
+//! A socket has one reader, one writer, and one waiter for the peer's hang-up at a time; the last one that polled is
+//! woken.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -32,39 +33,40 @@ pub(crate) mod listening;
 pub(crate) mod shortage;
 pub(crate) mod simulated;
 
-/// How an io_uring is set up. The defaults suit every server, by the figures in `docs/decisions/0009-io-uring.md`;
+/// Parameters of an io_uring. The defaults suit every server, by the figures in `docs/decisions/0009-io-uring.md`;
 /// other values are for tests and measurements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingOptions {
-    /// Operations queued before a call of their own submits them.
+    /// Entries of the submission queue. When it is full, an extra call submits them.
     pub submissions: u32,
-    /// Completions that the kernel keeps without allocating.
+    /// Entries of the completion queue, which the kernel fills without allocating memory.
     pub completions: u32,
-    /// Buffers for what arrives while nobody reads; a power of two, or 0 for none: then connections wait by polls.
+    /// Number of provided buffers, for data that arrives while no reader waits. A power of two, or 0 for none: then
+    /// connections wait by polls.
     pub buffers: u16,
-    /// The bytes of each buffer. Holds nearly every request head; who wants more at once waits by a poll and receives
-    /// into memory of its own.
+    /// Bytes of each buffer: enough for nearly every request head. A reader that wants more at once waits by a poll and
+    /// receives directly into its own memory.
     pub buffer_bytes: u32,
-    /// One receive serves all requests of a connection that is kept alive, instead of one each.
+    /// Use one multishot receive for all requests of a keep-alive connection instead of one receive for each.
     pub multishot: bool,
-    /// A receive that has got nothing for this long, at most twice as long, gives way to a poll, which costs the kernel
-    /// less memory. `None` = never.
+    /// Time without data after which a receive is replaced by a poll, which takes less kernel memory; it may take up to
+    /// twice as long. `None` = never.
     pub idle_after: Option<Duration>,
-    /// The kernel carries out no other operations in the ring than those of the driver.
+    /// Restrict the ring to the operations of the driver.
     pub is_restricted: bool,
-    /// Uses nothing that came with kernels after this one (major, minor). By default everything; in debug builds what
-    /// the environment variable `GALE_TEST_KERNEL_MAX` says ("6.0").
+    /// Newest kernel (major, minor) whose features are used. `None` = no limit. In debug builds the environment
+    /// variable `GALE_TEST_KERNEL_MAX` ("6.0") sets the default.
     pub kernel_max: Option<(u16, u16)>,
-    /// Pretends that the kernel refuses with this error number.
+    /// Error number with which setting up the ring fails, for tests.
     pub refusal: Option<i32>,
 }
 
-/// From this kernel on a call brings about 20 receives (`IO_LOCAL_TW_DEFAULT_MAX`), and their buffers are free again
-/// before the next. Before, it brings all that there are.
+/// From this kernel on, one call completes about 20 receives (`IO_LOCAL_TW_DEFAULT_MAX`), so their buffers are free
+/// again before the next batch. Older kernels complete all of them in one call.
 const KERNEL_WITH_SMALL_BATCHES: (u16, u16) = (6, 13);
 const BUFFERS_OF_SMALL_BATCHES: u16 = 128;
-/// As many as a turn has completions: 2 MiB of memory. With 500 busy connections and 128 buffers a fifth of all
-/// receives on Linux 6.12 would find none.
+/// As many buffers as completions are handled in a turn: 2 MiB of memory. With 500 busy connections and 128 buffers, a
+/// fifth of all receives on Linux 6.12 would find no buffer.
 const BUFFERS_OF_ANY_BATCH: u16 = 512;
 
 /// The kernel's version (major, minor); 0.0 if it has an unusual name.
@@ -85,7 +87,7 @@ impl Default for RingOptions {
         RingOptions {
             submissions: 512,
             completions: 4096,
-            // They are free again within the turn, so these serve any number of connections.
+            // Buffers are returned within the turn, so these serve any number of connections.
             buffers: if version >= KERNEL_WITH_SMALL_BATCHES { BUFFERS_OF_SMALL_BATCHES } else { BUFFERS_OF_ANY_BATCH },
             buffer_bytes: 4096,
             multishot: true,
@@ -97,7 +99,7 @@ impl Default for RingOptions {
     }
 }
 
-/// Has whole programs, tests and servers, use a ring as on an older kernel.
+/// The limit for whole programs (tests and servers), which then use a ring as on an older kernel.
 fn kernel_max_of_tests() -> Option<(u16, u16)> {
     let version = std::env::var("GALE_TEST_KERNEL_MAX").ok()?;
     let (major, minor) = version.split_once('.').expect("major.minor");
@@ -105,47 +107,47 @@ fn kernel_max_of_tests() -> Option<(u16, u16)> {
 }
 
 impl RingOptions {
-    /// Whether what came with this kernel may be used. (Whether it can be is for the kernel to say.)
+    /// Whether features of this kernel version may be used; the running kernel may still lack them.
     pub(crate) fn allows(&self, major: u16, minor: u16) -> bool {
         self.kernel_max.is_none_or(|max| (major, minor) <= max)
     }
 }
 
-/// What the io_uring of a loop has done since it was set up.
+/// Counters of a loop's io_uring since it was set up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RingCounters {
     /// System calls that submit, wait, or both.
     pub calls: u64,
     /// Operations submitted.
     pub operations: u64,
-    /// Of these, receives; a multishot one serves any number of requests.
+    /// Receives submitted; a multishot receive serves any number of requests.
     pub receives: u64,
-    /// Receives that found no buffer.
+    /// Receives that failed because no buffer was free.
     pub buffers_missed: u64,
-    /// Times that completions did not fit their queue and the kernel kept them.
+    /// Times that completions overflowed their queue and the kernel kept them.
     pub overflows: u64,
-    /// Receives of idle connections that gave way to a poll.
+    /// Receives of idle connections that were replaced by a poll.
     pub idle: u64,
-    /// Operations that the kernel had no memory to take: each has failed with ENOMEM for whoever wanted it.
+    /// Operations that the kernel had no memory to accept. Each has failed with ENOMEM.
     pub refused: u64,
-    /// Completions that the kernel had no memory to keep: everything in flight was cancelled each time, and what ended
-    /// without a word has failed with ENOMEM for whoever wanted it.
+    /// Completions that the kernel had no memory to keep. Each time, everything in flight was cancelled, and operations
+    /// whose result is unknown have failed with ENOMEM.
     pub lost: u64,
-    /// Reads of files that were in flight at such a moment, and of whose end nothing was heard yet: a pool has done
-    /// them, and their buffers stay.
+    /// File reads that were in flight when completions were lost and have not completed since: a thread pool repeated
+    /// them, and their buffers cannot be freed.
     pub reads_kept: u64,
 }
 
-/// A socket that has left its driver.
+/// A socket that was detached from its driver.
 pub(crate) struct Released {
     pub socket: OwnedFd,
-    /// What comes before the bytes in the kernel.
+    /// Bytes that precede those still in the kernel.
     pub received: Buffer,
-    /// What comes after `received`: the kernel tells an error only once.
+    /// Error to report after `received`: the kernel reports it only once.
     pub error: Option<Errno>,
 }
 
-/// Which end of a connection.
+/// One end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
     Local,
@@ -162,26 +164,26 @@ impl End {
     }
 }
 
-/// What a loop waits with, and everything that tasks do with sockets and files through it.
+/// The event source of a loop, and all socket and file operations of its tasks.
 pub(crate) trait Driver: StreamDriver + ListenerDriver + DatagramDriver + FileDriver {
-    /// As `use` in the configuration names it.
+    /// The name in the configuration (`use`).
     fn name(&self) -> &'static str;
 
-    /// Waits for events until `timeout` (for ever if `None`), wakes who waits for them, and returns how many there
-    /// were.
+    /// Waits for events until `timeout` (for ever if `None`), wakes their waiters, and returns the number of events.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize>;
 
-    /// Whether the kernel is known to have more events than the last [`Driver::wait`] has brought. Costs no call.
+    /// Whether the kernel is known to have more events than the last [`Driver::wait`] returned. No system call.
     fn has_events(&self) -> bool {
         false
     }
 
-    /// When the next event comes, in nanoseconds of the clock: known only where time is virtual and so are the events.
+    /// Time of the next event, in nanoseconds of the clock. Known only in a simulation, where the events are virtual
+    /// too.
     fn next_event(&self) -> Option<u64> {
         None
     }
 
-    /// What an io_uring has done so far; nothing for other drivers.
+    /// Counters of the io_uring; zeros for other drivers.
     fn ring_counters(&self) -> RingCounters {
         RingCounters::default()
     }
@@ -189,23 +191,23 @@ pub(crate) trait Driver: StreamDriver + ListenerDriver + DatagramDriver + FileDr
 
 /// Connected sockets.
 pub(crate) trait StreamDriver {
-    /// A socket that is connected or connecting, to be attached.
+    /// Opens a socket and connects it, or begins to; the caller attaches it.
     fn connect(&self, address: &SocketAddress, options: &ConnectOptions) -> Result<(OwnedFd, Fresh), ConnectError> {
         begin_connect(address, options)
     }
 
-    /// Takes a connected or connecting socket, which must be non-blocking. Costs no system call.
+    /// Adds a connected or connecting socket, which must be non-blocking. No system call.
     fn attach(&self, socket: OwnedFd, fresh: Fresh) -> Key;
 
-    /// Gives the socket back, unregistered, with what has been received ahead of the reader, for an owner who goes on.
-    /// Errors: when that cannot be told, or a send is under way; then the socket stays, to be closed.
+    /// Removes the socket from the driver and returns it, with the bytes that were received ahead of the reader.
+    /// Errors: if those bytes are unknown or a send is in flight; then the socket stays in the driver, to be closed.
     fn release(&self, key: Key) -> io::Result<Released>;
 
     /// Closes a socket.
     fn close(&self, key: Key);
 
-    /// Ready when closed sockets have nothing left that this driver, and not the kernel, still has to send for them.
-    /// One waits for that at a time.
+    /// Ready when the driver has sent all data of closed sockets that it still held (the kernel's own queues do not
+    /// count). One waiter at a time.
     fn poll_all_sent(&self, cx: &mut Context<'_>) -> Poll<()> {
         let _ = cx;
         Poll::Ready(())
@@ -214,16 +216,16 @@ pub(crate) trait StreamDriver {
     /// Ready when a `Fresh::Connecting` socket is connected or has failed.
     fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Ready when a receive would not wait: there are bytes, the end, or an error. Takes nothing.
+    /// Ready when a receive would not wait: there is data, the end of the stream, or an error. Reads nothing.
     fn poll_readable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
     /// Whether a receive would not wait now.
     fn has_input(&self, key: Key) -> bool {
-        // SAFETY: the slot owns the descriptor, and nobody closes it during this call.
+        // SAFETY: the slot owns the descriptor, which is not closed during this call.
         direct::has_input(unsafe { BorrowedFd::borrow_raw(self.descriptor(key)) })
     }
 
-    /// Whether a receive might not wait now, as far as is known without asking the kernel; asks where nothing is known.
+    /// Whether a receive might succeed now, by what events have told; asks the kernel only if they have told nothing.
     fn may_have_input(&self, key: Key) -> bool {
         self.has_input(key)
     }
@@ -231,30 +233,30 @@ pub(crate) trait StreamDriver {
     /// Ready when a send would not wait: there is room, or an error.
     fn poll_writable(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Whether the kernel took less than it was offered when it was asked last, and has not announced room since. No
-    /// system call.
+    /// Whether the last send was short and the kernel has not announced room since. No system call.
     fn is_full(&self, key: Key) -> bool;
 
     /// Receives at most `max` bytes (> 0) at the end of `into`; 0 is the end of the stream.
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>>;
 
-    /// Sends from the front of `out` and removes what was sent; ready with more than 0 unless `out` is empty.
+    /// Sends from the front of `out` and removes the bytes sent; ready with more than 0 unless `out` is empty.
     fn poll_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Poll<io::Result<usize>>;
 
-    /// Sends the first of `out` and removes it, or takes it over to be sent, if that takes no waiting, and returns how
-    /// many bytes that were. 0 says nothing: what is left goes by `poll_send`. Nothing else may be waiting to be sent.
-    /// `is_last` says that the socket is closed right after this: then the end goes with the data, in one packet.
+    /// Sends bytes from the front of `out`, or takes them over to send them later, if that is possible without waiting;
+    /// removes them and returns their number. 0 is no error: use `poll_send` for the rest. No other data may be waiting
+    /// to be sent. `is_last` = the socket is closed right after this, so the end of the stream goes with the data, in
+    /// one packet.
     fn try_send(&self, key: Key, out: &mut Output, is_last: bool) -> io::Result<usize>;
 
-    /// As `try_send`, of a few bytes that nobody owns: they are sent or copied.
+    /// As `try_send`, for a few borrowed bytes: they are sent or copied.
     fn try_send_copy(&self, key: Key, bytes: &[u8], is_last: bool) -> io::Result<usize>;
 
-    /// Gives the kernel what `try_send` has taken over, before the socket is changed in a way that matters to it.
+    /// Submits the data that `try_send` took over, before the socket is changed in a way that affects it.
     fn flush(&self, key: Key) {
         let _ = key;
     }
 
-    /// Sends at most `length` bytes of `file` from `offset` on, which is moved; 0 is the end of the file.
+    /// Sends at most `length` bytes of `file` from `offset` on, and advances `offset`; 0 is the end of the file.
     fn poll_sendfile(
         &self,
         key: Key,
@@ -264,8 +266,8 @@ pub(crate) trait StreamDriver {
         length: usize,
     ) -> Poll<io::Result<usize>>;
 
-    /// Moves at most `max` bytes from the socket into a pipe, which is empty; 0 is the end of the stream. Not for a
-    /// socket that receives ahead, nor for one that is not the kernel's.
+    /// Moves at most `max` bytes from the socket into an empty pipe; 0 is the end of the stream. Not for sockets that
+    /// receive ahead, nor for simulated ones.
     fn poll_splice_in(
         &self,
         key: Key,
@@ -274,7 +276,7 @@ pub(crate) trait StreamDriver {
         max: usize,
     ) -> Poll<io::Result<usize>>;
 
-    /// Moves at most `max` bytes, which are there, from a pipe to the socket.
+    /// Moves at most `max` bytes from a pipe, which holds them, to the socket.
     fn poll_splice_out(
         &self,
         key: Key,
@@ -283,77 +285,78 @@ pub(crate) trait StreamDriver {
         max: usize,
     ) -> Poll<io::Result<usize>>;
 
-    /// Whether bytes of the socket are, or may come to be, with the driver, ahead of the reader.
+    /// Whether the driver holds, or may come to hold, bytes that the reader has not asked for.
     fn receives_ahead(&self, key: Key) -> bool {
         let _ = key;
         false
     }
 
-    /// Ends our data; the peer sees the end of the stream behind all that has been sent.
+    /// Shuts down the write side; the peer sees the end of the stream after all data sent before.
     fn shutdown_write(&self, key: Key) -> io::Result<()>;
 
-    /// Has closing send a reset and drop what is queued.
+    /// Makes close send a reset and drop queued data.
     fn set_linger_reset(&self, key: Key) -> io::Result<()>;
 
-    /// Ready when the peer has closed or reset the connection, whether its data has been read or not.
+    /// Ready when the peer has closed or reset the connection, whether or not its data has been read.
     fn poll_peer_closed(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Whether the connection is reset, or closed in both directions. A peer that has only ended its own data may still
-    /// read.
+    /// Whether the connection is reset, or closed in both directions. A peer that has only shut down its write side may
+    /// still read.
     fn is_broken(&self, key: Key) -> bool;
 
-    /// Whether the peer has ended its direction, or the connection is broken. A system call, unless an event has told.
+    /// Whether the peer has shut down its write side, or the connection is broken. A system call, unless an event has
+    /// told already.
     fn has_hung_up(&self, key: Key) -> bool;
 
-    /// The socket's descriptor, which is the driver's.
+    /// The socket's descriptor; the driver owns it.
     fn descriptor(&self, key: Key) -> RawFd;
 
-    /// The descriptor, if it is a socket of the kernel's that has options ([`crate::socket::options`]).
+    /// The descriptor, if it is a kernel socket, which has options ([`crate::socket::options`]).
     fn kernel_socket(&self, key: Key) -> Option<RawFd> {
         Some(self.descriptor(key))
     }
 
     /// The address of one end.
     fn address(&self, key: Key, end: End) -> io::Result<SocketAddress> {
-        // SAFETY: the slot owns the descriptor, and nobody closes it during this call.
+        // SAFETY: the slot owns the descriptor, which is not closed during this call.
         end.address_of(unsafe { BorrowedFd::borrow_raw(self.descriptor(key)) })
     }
 }
 
 /// Listening sockets.
 pub(crate) trait ListenerDriver {
-    /// A socket that listens, to be attached.
+    /// Opens a listening socket; the caller attaches it.
     fn listen(&self, address: &SocketAddress, backlog: i32) -> io::Result<OwnedFd> {
         listen(address, backlog)
     }
 
-    /// The address that a socket listens on.
+    /// The local address of a listening socket.
     fn listener_address(&self, socket: &OwnedFd) -> io::Result<SocketAddress> {
         End::Local.address_of(socket.as_fd())
     }
 
-    /// Takes a listening socket, which other loops may share.
+    /// Adds a listening socket, which other loops may share.
     fn attach_listener(&self, socket: Arc<OwnedFd>, options: AcceptOptions) -> Key;
 
-    /// Forgets a listening socket; it is closed with its last owner.
+    /// Removes a listening socket; it is closed with its last owner.
     fn detach_listener(&self, key: Key);
 
-    /// Accepts in another way from now on.
+    /// Changes the accept options.
     fn set_accept_options(&self, key: Key, options: AcceptOptions);
 
-    /// Stops being told of connections until the next `poll_accept`.
+    /// Stops listening for events of the socket until the next `poll_accept`.
     fn pause_listener(&self, key: Key);
 
-    /// Has the kernel tell this loop of what waits on sockets that it shares with others.
+    /// Makes the kernel report pending connections of shared sockets to this loop again.
     fn rearm_shared_listeners(&self);
 
-    /// Accepts what waits now on a socket of another loop, which is held up, as if it had come to the listener that
-    /// this loop alone accepts from at the same address; if there is one, and it is waited for.
+    /// Accepts pending connections from the socket of another loop, which is stalled, on the exclusive listener of this
+    /// loop at the same address, if there is one and a task waits for it.
     fn accept_for_another(&self, address: &SocketAddress, socket: Arc<OwnedFd>) {
         let _ = (address, socket);
     }
 
-    /// The next connection if there is one now; `None` if not. Waits for nothing and registers nothing.
+    /// The next connection if one is pending, else `None`. Neither waits nor registers a waker.
     fn try_accept(&self, key: Key) -> io::Result<Option<(OwnedFd, SocketAddress)>>;
 
     fn poll_accept(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<(OwnedFd, SocketAddress)>>;
@@ -361,15 +364,15 @@ pub(crate) trait ListenerDriver {
 
 /// Datagram sockets.
 pub(crate) trait DatagramDriver {
-    /// A socket with these options, bound and connected as they say.
+    /// Opens a socket with these options, bound and connected as they say.
     fn open_datagram(&self, options: &DatagramOptions) -> io::Result<Key>;
 
-    /// Takes a socket that is bound already.
+    /// Adds a socket that is bound already.
     fn adopt_datagram(&self, socket: OwnedFd, options: &DatagramOptions) -> io::Result<Key>;
 
     fn close_datagram(&self, key: Key);
 
-    /// Receives what has arrived, at least one datagram, into the buffers of `room`, and appends what is known of each
+    /// Receives the datagrams that have arrived, at least one, into the buffers of `room`, and appends their metadata
     /// to `received`.
     fn poll_recv_datagrams(
         &self,
@@ -379,23 +382,21 @@ pub(crate) trait DatagramDriver {
         received: &mut Vec<Received>,
     ) -> Poll<io::Result<()>>;
 
-    /// Sends the first of these, and returns how many. Never waits: when there is no room for the first one, that is an
-    /// error.
+    /// Sends the first of these and returns how many. Never waits: no room for the first one is an error.
     fn send_datagrams(&self, key: Key, transmits: &[Transmit<'_>]) -> io::Result<usize>;
 
     /// Ready when there is room to send.
     fn poll_send_ready(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Has the kernel join what arrives from now on, see [`DatagramOptions::gro`].
+    /// Turns on generic receive offload for datagrams that arrive from now on, see [`DatagramOptions::gro`].
     fn set_datagram_gro(&self, key: Key) -> io::Result<()>;
 
-    /// The local address.
     fn datagram_address(&self, key: Key) -> io::Result<SocketAddress>;
 }
 
-/// Files, where the driver itself can do something for them.
+/// File operations that a driver can do itself.
 pub(crate) trait FileDriver {
-    /// Begins to read; gives the read back if this driver cannot do that, or has too many.
+    /// Begins a read; gives it back if this driver does not read files or too many reads are in flight.
     fn read_file(&self, read: FileRead) -> Result<FileReading, FileRead> {
         Err(read)
     }

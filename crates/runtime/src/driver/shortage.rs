@@ -1,5 +1,5 @@
-//! Operations that the kernel had no memory to take, or to tell the end of: told to one reporter (the engine's log), a
-//! line a minute at most.
+//! Reports operations that failed because the kernel had no memory to accept them or to keep their completions, to one
+//! reporter (the engine's log), at most once a minute.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use parking_lot::RwLock;
 
 use crate::environment::Environment;
 
-/// Shortages are told of so often at most, by all loops together.
+/// Minimum time between two reports of all loops.
 const TELL_EVERY_NANOS: u64 = 60_000_000_000;
 
-/// The kernel had no memory for what a loop's io_uring was to do, or to say. Each of the operations has failed with
-/// ENOMEM for whoever wanted it: connections end, and listening sockets are accepted from again later.
+/// The kernel had no memory for operations or completions of a loop's io_uring. Each operation has failed with ENOMEM:
+/// connections end, and listening sockets are accepted from again later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingShortage {
     /// The loop's [`crate::worker`].
     pub worker: usize,
-    /// Operations, of all loops, that were refused or lost since the last shortage that was told of.
+    /// Operations of all loops that were refused or lost since the last report.
     pub refused: u64,
-    /// The loop's [`crate::RingCounters::reads_kept`], where completions were lost.
+    /// The loop's [`crate::RingCounters::reads_kept`], if completions were lost.
     pub reads_kept: u64,
 }
 
@@ -39,23 +39,23 @@ type Reporter = Arc<dyn Fn(&RingShortage) + Send + Sync>;
 
 static REPORTER: RwLock<Option<Reporter>> = RwLock::new(None);
 
-/// What nobody was told of yet.
+/// Failed operations that were not reported yet.
 static UNTOLD: AtomicU64 = AtomicU64::new(0);
 
-/// From when on, by the monotonic clock, the next may be told of.
+/// Earliest time of the next report, by the monotonic clock.
 static TELL_FROM: AtomicU64 = AtomicU64::new(0);
 
-/// Names the function that is told of shortages. Called on the thread of a loop, once a minute at most.
+/// Sets the function that reports shortages. It is called on the thread of a loop, at most once a minute.
 pub fn set_shortage_reporter(reporter: impl Fn(&RingShortage) + Send + Sync + 'static) {
     let displaced = REPORTER.write().replace(Arc::new(reporter));
     drop(displaced);
 }
 
-/// Notes that the kernel has refused, or lost, so many operations of the current loop, which keeps the memory of so
-/// many reads.
+/// Counts operations of the current loop that the kernel has refused or lost. `reads_kept` is the number of reads whose
+/// memory stays.
 pub(super) fn note(refused: u64, reads_kept: u64) {
     UNTOLD.fetch_add(refused, Ordering::Relaxed);
-    // While a loop is set up, or ends, there is nobody to tell it for: the next one does.
+    // A loop that starts or ends has no environment: the next report includes its operations.
     let Some((worker, now)) =
         Environment::try_with(|environment| (environment.worker, environment.clock.now().as_nanos()))
     else {
@@ -68,7 +68,7 @@ pub(super) fn note(refused: u64, reads_kept: u64) {
     if !is_due || TELL_FROM.compare_exchange(tell_from, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
         return;
     }
-    // Called without the lock, which it may want itself.
+    // Called without the lock, which the reporter may take itself.
     let Some(reporter) = REPORTER.read().clone() else { return };
     reporter(&RingShortage { worker, refused: UNTOLD.swap(0, Ordering::Relaxed), reads_kept });
 }

@@ -1,12 +1,11 @@
-//! Connections and datagram sockets in the driver's table, and what the kernel has announced of them.
+//! Connections and datagram sockets in the driver's table, and the events seen on them.
 //!
 //! A connection is registered when it has to wait for the first time, so one that never waits costs no `epoll_ctl`.
-//! What the kernel has announced is remembered as `readable`, `writable` and `hung_up` until a call finds the contrary.
-//! A recv that returns less than it was asked for has drained the socket (epoll(7)), so no second one is made to see
-//! EAGAIN: whatever arrives later is a new edge. After a hang-up `readable` stays, because the end of the stream is
-//! still to be read and no edge will announce it. (Urgent data, and descriptors passed over a Unix socket, can make a
-//! recv return early. No protocol here has either; a peer that sends them waits for itself until it sends more or
-//! leaves.)
+//! Events are remembered as `readable`, `writable` and `hung_up` until a call finds the contrary. A recv that returns
+//! less than was asked for has drained the socket (epoll(7)), so there is no second call to see EAGAIN: later data is a
+//! new edge. After a hang-up `readable` stays, because the end of the stream is still to be read and no edge will
+//! announce it. (Urgent data, and descriptors passed over a Unix socket, can make a recv return early. No protocol here
+//! uses either; a peer that sends them waits until it sends more or leaves.)
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -36,12 +35,12 @@ pub(super) struct Connection {
     pub closed_waiter: Parked,
 }
 
-/// What the kernel tells of.
+/// Events that the kernel reports.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Interest {
     None,
-    /// Of room to send the kernel would tell at once when a socket is registered, though nobody waits for it, and of a
-    /// datagram socket's whenever a datagram has left.
+    /// Not for room to send: the kernel would report it at once when a socket is registered, though no task waits for
+    /// it, and on a datagram socket whenever a datagram has left.
     Read,
     Both,
 }
@@ -53,7 +52,7 @@ impl Interest {
     }
 }
 
-/// The two directions of a connection and what belongs to each.
+/// A direction of a connection, with its state, limit and waiter.
 #[derive(Clone, Copy)]
 pub(super) enum Direction {
     Read,
@@ -79,7 +78,7 @@ impl Connection {
 }
 
 impl Epoll {
-    /// Has the kernel tell of what comes, or of that and of room to send.
+    /// Registers for input, or for input and room to send.
     pub(super) fn register(&self, key: Key, connection: &mut Connection, direction: Direction) -> io::Result<()> {
         let wanted = if matches!(direction, Direction::Read) { Interest::Read } else { Interest::Both };
         if connection.interest >= wanted {
@@ -94,9 +93,10 @@ impl Epoll {
         Ok(())
     }
 
-    /// Runs `operation` if its direction is ready, until it succeeds or would block; then has the task woken.
+    /// Runs `operation` while its direction is ready, until it succeeds; if it would block, registers the task to be
+    /// woken.
     ///
-    /// `operation` is called with the table borrowed: it makes system calls and runs nobody's code.
+    /// `operation` is called with the table borrowed: it makes system calls and runs no foreign code.
     pub(super) fn attempt<T>(
         &self,
         key: Key,
@@ -137,7 +137,7 @@ impl Epoll {
 
     pub(super) fn handle_connection(&self, key: Key, flags: epoll::EventFlags) {
         let mut connections = self.connections.borrow_mut();
-        // A stale event: the slot has been given to another connection since.
+        // A stale event: the slot belongs to another connection now.
         let Some(connection) = connections.get_mut(key) else {
             return;
         };
@@ -154,7 +154,7 @@ impl Epoll {
             writer = connection.writer.take();
             if connection.is_datagram && connection.interest == Interest::Both {
                 let data = epoll::EventData::new_u64(key.pack());
-                // It was added and is open, so this cannot fail.
+                // The socket was added and is open, so this cannot fail.
                 let _ = epoll::modify(&self.epoll, &connection.socket, data, Interest::Read.flags());
                 connection.interest = Interest::Read;
             }
@@ -163,7 +163,7 @@ impl Epoll {
             closed_waiter = connection.closed_waiter.take();
         }
         drop(connections);
-        // Not by an iterator over the three: nearly every event has one, and each is asked for.
+        // No iterator over the three: nearly every event wakes one.
         if let Some(reader) = reader {
             reader.wake();
         }

@@ -1,4 +1,5 @@
-//! Datagram sockets: received from and sent to as with every driver (`driver/datagrams.rs`), registered as connections.
+//! Datagram sockets, registered like connections. Sending and receiving are common to all drivers
+//! (`driver/datagrams.rs`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

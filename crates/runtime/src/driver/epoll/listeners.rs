@@ -1,10 +1,10 @@
 //! Listening sockets.
 //!
-//! They are level-triggered: after each batch the kernel tells whether there is more, without a last accept that fails.
-//! An event that nobody waits for unregisters the socket until it is polled again, so a pause never spins. Where loops
-//! share a socket, the kernel tells one of them of each connection; one that stops listening while connections wait
-//! therefore has the others look for themselves. (Loops of another process that has the same socket are not reached:
-//! they are told with the next connection. So whoever stops listening for good accepts what waits then.)
+//! They are level-triggered: after each batch the kernel reports whether there is more, so no accept has to fail. An
+//! event without a waiting task unregisters the socket until the next poll, so a pause never spins. Where loops share a
+//! socket, the kernel reports each connection to one of them; a loop that stops listening while connections are pending
+//! therefore makes the others look for themselves. (Loops of another process that has the same socket are not reached:
+//! the next connection wakes them. So a loop that stops listening for good first accepts all pending connections.)
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use crate::driver::listening::{Listening, accept};
 use crate::executor::slots::Key;
 use crate::socket::{AcceptOptions, SocketAddress};
 
-/// Whether the kernel watches a listening socket.
+/// Whether a listening socket is registered with epoll.
 pub(super) type Registered = bool;
 
 impl Epoll {
@@ -41,7 +41,7 @@ impl Epoll {
         if !std::mem::take(&mut listener.registration) {
             return;
         }
-        // It was added and is open, so this cannot fail.
+        // The socket was added and is open, so this cannot fail.
         let _ = epoll::delete(&self.epoll, &*listener.socket);
         listener.pass_on();
     }
@@ -93,12 +93,12 @@ impl ListenerDriver for Epoll {
     }
 
     fn rearm_shared_listeners(&self) {
-        // Adding looks at the socket, and epoll does not allow to modify exclusive registrations.
+        // Adding reports pending connections; epoll does not allow to modify exclusive registrations.
         self.listeners.borrow_mut().for_each(|key, listener| {
             if listener.registration && listener.options.exclusive {
                 let _ = epoll::delete(&self.epoll, &*listener.socket);
                 if self.add_listener(key, listener).is_err() {
-                    // No kernel memory: the acceptor tries again and is told.
+                    // No kernel memory: the acceptor tries again and gets the error.
                     listener.registration = false;
                     listener.acceptor.take().into_iter().for_each(Waker::wake);
                 }

@@ -30,11 +30,11 @@ pub(crate) struct Epoll {
     listeners: RefCell<Slots<Listening<Registered>>>,
     events: RefCell<Vec<epoll::Event>>,
     turn: Cell<u32>,
-    /// The last call brought as many events as it could.
+    /// The last call returned as many events as fit its list.
     was_full: Cell<bool>,
 }
 
-/// Marks the keys of listeners in epoll's data; generations leave these bits free.
+/// Marks keys of listeners in epoll's data; generations leave this bit free.
 const LISTENER: u64 = 1 << 31;
 const _: () = assert!(crate::executor::slots::GENERATION_BITS < 31);
 
@@ -70,7 +70,7 @@ impl Driver for Epoll {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        // Held while wakers run: only this function uses it, and no waker calls it.
+        // Borrowed while wakers run: only this function uses it, and no waker calls it.
         let mut events = self.events.borrow_mut();
         events.clear();
         let result = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut *events), timeout.as_ref());

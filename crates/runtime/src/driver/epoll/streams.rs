@@ -1,4 +1,4 @@
-//! Streams: what connections are asked for by their tasks.
+//! Streams: the operations of connections.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -27,7 +27,7 @@ impl StreamDriver for Epoll {
     fn release(&self, key: Key) -> io::Result<Released> {
         let connection = self.connections.borrow_mut().remove(key).ok_or(io::ErrorKind::NotConnected)?;
         if connection.interest != Interest::None {
-            // It was added and is open, so this cannot fail.
+            // The socket was added and is open, so this cannot fail.
             let _ = epoll::delete(&self.epoll, &connection.socket);
         }
         Ok(Released { socket: connection.socket, received: Buffer::new(), error: None })
@@ -39,7 +39,7 @@ impl StreamDriver for Epoll {
     }
 
     fn close(&self, key: Key) {
-        // Closing unregisters. A duplicate of the descriptor elsewhere may still send events: their key is stale then.
+        // Closing unregisters. A duplicate of the descriptor may still send events: their key is stale then.
         let connection = self.connections.borrow_mut().remove(key);
         drop(connection);
     }
@@ -70,8 +70,7 @@ impl StreamDriver for Epoll {
     fn poll_recv(&self, key: Key, cx: &mut Context<'_>, into: &mut Buffer, max: usize) -> Poll<io::Result<usize>> {
         self.attempt(key, cx, Direction::Read, |connection| {
             let received = receive(connection.socket.as_fd(), into, max)?;
-            // It may have drained the socket; after a hang-up the end is still to be read, and no edge will announce
-            // it.
+            // The socket may be drained; after a hang-up the end is still to be read, and no edge will announce it.
             connection.readable = received == max || received == 0 || connection.hung_up;
             Ok(received)
         })
@@ -84,7 +83,7 @@ impl StreamDriver for Epoll {
         self.attempt(key, cx, Direction::Write, |connection| {
             let (sent, asked) = send(connection.socket.as_fd(), out)?;
             out.consume(sent);
-            // A short send has filled the socket; that it has room again will be an edge.
+            // A short send has filled the socket; an edge will announce room.
             connection.writable = sent == asked || connection.hung_up;
             Ok(sent)
         })
@@ -98,7 +97,7 @@ impl StreamDriver for Epoll {
         }
         let (sent, asked) = send_chunks_now(connection.socket.as_fd(), out, is_last)?;
         out.consume(sent);
-        // A short send has filled the socket; that it has room again will be an edge.
+        // A short send has filled the socket; an edge will announce room.
         connection.writable = sent == asked || connection.hung_up;
         Ok(sent)
     }
@@ -110,7 +109,7 @@ impl StreamDriver for Epoll {
             return Ok(0);
         }
         let sent = send_now(connection.socket.as_fd(), bytes, is_last)?;
-        // A short send has filled the socket; that it has room again will be an edge.
+        // A short send has filled the socket; an edge will announce room.
         connection.writable = sent == bytes.len() || connection.hung_up;
         Ok(sent)
     }
@@ -126,8 +125,8 @@ impl StreamDriver for Epoll {
         let asked = length.min(SEND_MAX);
         self.attempt(key, cx, Direction::Write, |connection| {
             let sent = rustix::fs::sendfile(&connection.socket, file, Some(offset), asked)?;
-            // Mostly the socket is full, but it may be the end of a file that was cut off, or a disk that has failed:
-            // then no edge would come. To ask takes a tenth of what a second call in vain does.
+            // Mostly the socket is full. But the file may have been truncated, or a disk may have failed: then no edge
+            // would come. Asking takes a tenth of the time of a second call in vain.
             connection.writable = sent == asked || connection.hung_up || has_room(connection.socket.as_fd());
             Ok(sent)
         })
@@ -136,7 +135,7 @@ impl StreamDriver for Epoll {
     fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.attempt(key, cx, Direction::Write, |connection| match connection.hung_up {
             true => sockopt::socket_error(&connection.socket)?,
-            // The kernel has told of room to send, and would have told of an error.
+            // The kernel has reported room to send, and would have reported an error.
             false => Ok(()),
         })
     }
@@ -204,7 +203,7 @@ impl StreamDriver for Epoll {
     }
 }
 
-/// Whether a send would not wait. If it would, the kernel will tell of room.
+/// Whether a send would not wait. If it would, an event will report room.
 fn has_room(socket: BorrowedFd<'_>) -> bool {
     look_for(socket, PollFlags::OUT) != Err(Errno::AGAIN)
 }

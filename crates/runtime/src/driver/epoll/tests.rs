@@ -13,7 +13,7 @@ use crate::socket::datagram::Room;
 
 fn driver() -> Epoll {
     let inbox = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-    // Nobody writes to it, so it need not outlive this.
+    // Nothing writes to it, so it need not outlive this function.
     Epoll::new(8, inbox.as_fd()).unwrap()
 }
 
@@ -33,7 +33,7 @@ fn room_to_send_is_no_event_for_a_reader() {
     theirs.write_all(b"x").unwrap();
     assert_eq!(events(&epoll), 1);
     assert!(matches!(epoll.poll_recv(key, &mut context, &mut input, 100), Poll::Ready(Ok(1))));
-    // Whoever finds the socket full is told of room all the same.
+    // A writer that finds the socket full is woken when there is room.
     let mut output = Output::new();
     output.push(vec![0; 1 << 22]);
     while epoll.poll_send(key, &mut context, &mut output).is_ready() {

@@ -1,8 +1,7 @@
-//! The provided buffers: memory that the kernel chooses from when data arrives, so that a connection that waits needs
-//! none.
+//! Provided buffers: the kernel chooses one when data arrives, so a waiting connection needs no memory.
 //!
-//! A buffer never outlives the handling of its completion: the bytes are copied to a lease and the buffer goes back at
-//! once, or slow clients would starve the others.
+//! A buffer never outlives the handling of its completion: its bytes are copied to a lease and it is returned at once.
+//! Otherwise slow clients would starve the others.
 //!
 //! ```text
 //!   ring:   | entry 0 | entry 1 | …      each names a buffer; the kernel takes at its head, we add at `tail`
@@ -58,7 +57,7 @@ impl Buffers {
         self.count
     }
 
-    /// The bytes of each.
+    /// Bytes of each buffer.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -69,7 +68,7 @@ impl Buffers {
         &self.memory[start..start + length.min(self.size)]
     }
 
-    /// Gives a buffer back to the kernel.
+    /// Returns a buffer to the kernel.
     pub fn give_back(&mut self, number: u16) {
         self.add(number);
         self.publish();
@@ -79,8 +78,8 @@ impl Buffers {
         assert!(number < self.count);
         let index = usize::from(self.tail & (self.count - 1));
         let address = self.memory[usize::from(number) * self.size..].as_mut_ptr() as u64;
-        // SAFETY: `index` is within the ring, and the kernel does not look at entries from the tail on. Only the three
-        // fields are written: the tail lies in the fourth of the first entry.
+        // SAFETY: `index` is within the ring, and the kernel does not read entries from the tail on. Only these three
+        // fields are written: the tail is the fourth field of the first entry.
         let entry = unsafe { &mut *self.entries.as_ptr().add(index) };
         entry.set_addr(address);
         entry.set_len(self.size as u32);
@@ -98,7 +97,7 @@ impl Buffers {
 
 impl Drop for Buffers {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `register`; the ring that knew it is closed.
+        // SAFETY: allocated with this layout in `register`; the ring that used it is closed.
         unsafe { dealloc(self.entries.as_ptr().cast(), self.layout) };
     }
 }

@@ -1,9 +1,9 @@
-//! A connection in the driver's table: what it wants, what is in flight for it, and what completions have said.
+//! A connection in the driver's table: the operations it wants, those in flight, and the results of completions.
 //!
-//! There is at most one of each [`Op`] in flight. Their entries are made from what the slot says when the turn ends, so
-//! none is ever submitted for a descriptor that has been closed.
+//! At most one of each [`Op`] is in flight. Entries are made from the slot's state when the turn ends, so none is ever
+//! submitted for a descriptor that has been closed.
 //!
-//! How a connection waits for data, and what ends that:
+//! How a connection waits for data, and how each way of waiting ends:
 //!
 //! ```text
 //!   nothing received yet ──► Single ──── data ───► reader
@@ -13,9 +13,9 @@
 //!   no buffers, or more is wanted than they hold, now or the last time ────────────────► poll, direct receive
 //! ```
 //!
-//! While a receive is in flight nobody receives directly: the kernel may have bytes in a buffer already.
+//! While a receive is in flight there is no direct receive: the kernel may have put bytes in a buffer already.
 //!
-//! Most connections are idle, so what they then have is small: 48 bytes in the table. All else is in a [`BusyState`].
+//! Most connections are idle, so an idle one is small: 48 bytes in the table. The rest is in a [`BusyState`].
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::task::Waker;
@@ -40,54 +40,55 @@ const POLL_FIRST: u16 = 1;
 /// `IORING_RECV_MULTISHOT`.
 const MULTISHOT: u16 = 2;
 
-/// Unread bytes at which a multishot receive is ended: a request and the beginning of the next are usual, more is a
-/// body or a client that does not wait for answers.
+/// Unread bytes at which a multishot receive is ended. A request and the beginning of the next are usual; more is a
+/// body, or a client that does not wait for responses.
 const UNREAD_MAX: usize = 4096;
 
-/// What a multishot receive gets before it has to be armed again, where the kernel can count it: this bounds what is
-/// unread until the kernel hears of the end. (Where it cannot, it may use up the buffers once.) Some hundred requests.
+/// Bytes after which a multishot receive has to be armed again, where the kernel can count them: the limit of unread
+/// data until the kernel sees the cancellation. (Where it cannot, a receive may use all buffers once.) Some hundred
+/// requests.
 const MULTISHOT_BYTES: u32 = 16 * 1024;
 
 pub(super) struct Connection {
-    /// `None` when closed: the slot waits for what is in flight.
+    /// `None` when closed: the slot stays for the operations in flight.
     pub socket: Option<OwnedFd>,
-    /// As far as is known, a direct call may succeed.
+    /// Whether a direct receive may succeed, as far as is known.
     pub readable: bool,
     pub writable: bool,
     pub hung_up: bool,
-    /// A receive has completed on the ring: sends are queued.
+    /// A receive has completed on the ring, so sends are queued.
     pub is_on_ring: bool,
     pub expects: Expects,
-    /// There is a request for it.
+    /// This connection is in the list of requests.
     pub is_requested: bool,
-    /// Its stream has gone; it is closed when what the driver sends has left.
+    /// The stream was dropped; the connection is closed when the driver has sent the rest.
     pub is_closing: bool,
-    /// It is going to be reset: what has not been sent is dropped.
+    /// The connection will be reset: unsent data is dropped.
     pub is_reset: bool,
     pub wanted: Ops,
     pub in_flight: Ops,
-    /// What the receive in flight is; without one it says nothing.
+    /// Kind of the receive in flight; meaningless without one.
     pub receive: Receive,
-    /// When the receive in flight was armed or last got something; see `idle.rs`.
+    /// Period in which the receive in flight was armed or last got data; see `idle.rs`.
     pub period: u8,
     pub reads: Share,
     pub writes: Share,
     pub reader: Parked,
-    /// None of an idle connection.
+    /// `None` for an idle connection.
     pub busy: Option<Box<BusyState>>,
 }
 
-/// What a connection has only while something is on its way. It stays for as long as a receive is in flight, so that no
-/// request allocates one, and so goes when the connection has been idle for some seconds.
+/// State of a connection with data or operations on their way. It stays for as long as a receive is in flight, so that
+/// no request allocates it, and is freed when the connection has been idle for some seconds.
 #[derive(Default)]
 pub(super) struct BusyState {
-    /// What the ring has received, until the reader takes it.
+    /// Bytes received on the ring and not yet read.
     pub received: Buffer,
-    /// Comes after `received`.
+    /// Error to report after `received`.
     pub receive_error: Option<Errno>,
-    /// A poll has failed: that there is room to send says nothing of a connection that is being made.
+    /// A poll has failed: room to send then does not mean that a connection attempt has succeeded.
     pub poll_failed: bool,
-    /// Why room to send cannot be waited for.
+    /// Error because of which room to send cannot be waited for.
     pub send_error: Option<Errno>,
     pub sending: Option<Box<Sending>>,
     pub writer: Parked,
@@ -99,26 +100,26 @@ pub(super) struct BusyState {
 pub(super) enum Receive {
     Single,
     Multishot,
-    /// Its cancellation was asked for; what it still gets is kept.
+    /// Its cancellation was requested; data that it still receives is kept.
     Ending,
-    /// As `Ending`, and then a poll waits in its place.
+    /// As `Ending`; a poll takes its place afterwards.
     EndingIdle,
 }
 
-/// What is likely to come.
+/// Data that is likely to come next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Expects {
-    /// Nothing was received yet.
+    /// Nothing has been received yet.
     First,
-    /// Messages that a buffer holds: the connection is kept alive.
+    /// Messages that fit a buffer: the connection is kept alive.
     Messages,
-    /// More: its reader last wanted more than a buffer holds. Bodies are received directly into their destination,
-    /// because pieces of a buffer each cost a copy, and the end of the receive that made them.
+    /// More: the last read asked for more than a buffer holds. Bodies are received directly into their destination,
+    /// because each piece in a buffer costs a copy, and the receive has to be ended first.
     Bodies,
 }
 
 impl Expects {
-    /// Something has come.
+    /// Notes that data has arrived.
     pub fn note_received(&mut self) {
         if *self == Expects::First {
             *self = Expects::Messages;
@@ -126,35 +127,35 @@ impl Expects {
     }
 }
 
-/// Which receives can be multishot.
+/// Support for multishot receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Multishot {
     Never,
     /// Since 6.0.
     Unlimited,
-    /// Until they have got so many bytes: since 6.17.
+    /// Limited to a number of bytes: since 6.17.
     Limited,
 }
 
-/// What a connection has to know of the ring in order to receive.
+/// Properties of the ring that decide how a connection receives.
 #[derive(Clone, Copy)]
 pub(super) struct ReceiveOptions {
     pub multishot: Multishot,
     pub buffer_bytes: usize,
-    /// The present period, see `idle.rs`.
+    /// The current period, see `idle.rs`.
     pub period: u8,
 }
 
-/// The ticket of what the driver itself has to send.
+/// Ticket of sends that the driver owns.
 pub(super) const OWNED: u32 = 0;
 
-/// A send on the ring: the bytes, and how the kernel is told of them.
+/// A send on the ring: its bytes, and the structures that describe them to the kernel.
 pub(super) struct Sending {
     pub output: Output,
-    /// Tells whose it is: on loan from an [`Output`], or [`OWNED`] by the driver.
+    /// Identifies the owner: an [`Output`] that is on loan, or the driver ([`OWNED`]).
     pub ticket: u32,
     pub offered: usize,
-    /// Our side of the connection ends behind it.
+    /// Shut down the write side after this send.
     pub is_last: bool,
     pub result: Option<Result<usize, Errno>>,
     pub slices: Vec<libc::iovec>,
@@ -188,17 +189,17 @@ impl Connection {
         self.socket.as_ref().expect("an open stream has its socket")
     }
 
-    /// What is on its way.
+    /// The busy state, created if there is none.
     pub fn busy(&mut self) -> &mut BusyState {
         self.busy.get_or_insert_default()
     }
 
-    /// Whether a poll has failed since it became busy.
+    /// Whether a poll has failed since the connection became busy.
     pub fn has_failed_poll(&self) -> bool {
         self.busy.as_ref().is_some_and(|busy| busy.poll_failed)
     }
 
-    /// Drops the state of a busy connection if nothing is on its way.
+    /// Drops the busy state if it is empty.
     pub fn drop_idle_state(&mut self) {
         self.busy.take_if(|busy| busy.is_empty());
     }
@@ -211,12 +212,12 @@ impl Connection {
         self.busy.as_mut()?.sending.take()
     }
 
-    /// Takes a send that was not submitted yet or has completed: it is nobody's memory but ours.
+    /// Takes a send that was not submitted yet or has completed: the kernel does not use its memory.
     pub fn take_sending_of_ours(&mut self) -> Option<Box<Sending>> {
         if self.in_flight.has(Op::Send) { None } else { self.take_sending() }
     }
 
-    /// Submits what is wanted and not in flight already.
+    /// Submits the wanted operations that are not in flight already.
     pub fn make_entries(&mut self, key: Key, ring: &mut Ring<impl Queues>, options: ReceiveOptions) {
         self.is_requested = false;
         let wanted = std::mem::take(&mut self.wanted);
@@ -230,7 +231,7 @@ impl Connection {
             let entry = match op {
                 Op::Readable => poll(i32::from(libc::POLLIN) | libc::EPOLLRDHUP),
                 Op::Writable => poll(libc::POLLOUT.into()),
-                // A receive tells of it, too; when that is over, this is wanted again.
+                // A receive reports a hang-up too; when it ends, this is wanted again.
                 Op::HungUp if self.in_flight.has(Op::Recv) => continue,
                 Op::HungUp => poll(libc::EPOLLRDHUP),
                 Op::Recv => {
@@ -251,14 +252,13 @@ impl Connection {
                 }
             };
             self.in_flight.add(op);
-            // SAFETY: the slot owns the descriptor now, and a close can only come after this is submitted: entries are
-            // made when the turn ends, right before the call. The memory of a send stays in the slot until it
-            // completes.
+            // SAFETY: the slot owns the descriptor, and a close can only come after the submission: entries are made
+            // when the turn ends, right before the call. The memory of a send stays in the slot until its completion.
             unsafe { ring.push(&entry.user_data(user_data(op as u64, key))) };
         }
     }
 
-    /// Has the receive in flight end; false if there is none, or somebody has done so.
+    /// Requests the end of the receive in flight; false if there is none or its end was requested before.
     pub fn end_receive(&mut self, ending: Receive) -> bool {
         if !self.in_flight.has(Op::Recv) || !matches!(self.receive, Receive::Single | Receive::Multishot) {
             return false;
@@ -268,12 +268,12 @@ impl Connection {
         true
     }
 
-    /// Whether the receive in flight is to end.
+    /// Whether the end of the receive in flight was requested.
     pub fn is_receive_ending(&self) -> bool {
         self.in_flight.has(Op::Recv) && matches!(self.receive, Receive::Ending | Receive::EndingIdle)
     }
 
-    /// Notes what a completion says, and what is wanted because of it.
+    /// Handles a completion, and notes the operations that are wanted because of it.
     pub fn handle(&mut self, op: Op, completion: &Completion, bytes: &[u8], options: ReceiveOptions) {
         if !cqueue::more(completion.flags) {
             self.in_flight.remove(op);
@@ -307,14 +307,14 @@ impl Connection {
             Op::Send => {
                 if let Some(sending) = self.sending() {
                     sending.result = Some(match result {
-                        // Nothing is wrong with the socket: it is tried directly.
+                        // The socket is not at fault: the bytes are sent directly.
                         Err(errno) if is_temporary(errno) => Ok(0),
                         result => result,
                     });
                 }
             }
             Op::Readable | Op::Writable | Op::HungUp => {
-                // A poll that failed says nothing; a direct call will tell.
+                // A failed poll tells nothing; a direct call will.
                 if result.is_err() {
                     self.busy().poll_failed = true;
                 }
@@ -328,7 +328,7 @@ impl Connection {
         }
     }
 
-    /// The kernel had no memory for an operation: whoever waits for it is told, and gives the connection up.
+    /// The kernel had no memory for an operation: the waiting task gets the error and gives the connection up.
     fn handle_refused(&mut self, op: Op) {
         match op {
             Op::Readable | Op::Recv => {
@@ -350,7 +350,7 @@ impl Connection {
         }
     }
 
-    /// Why there is nothing to wait for in this direction; told once.
+    /// Takes the error because of which there is nothing to wait for in this direction.
     pub fn take_error(&mut self, is_read: bool) -> Option<Errno> {
         let busy = self.busy.as_mut()?;
         if is_read { busy.receive_error.take() } else { busy.send_error.take() }
@@ -358,12 +358,12 @@ impl Connection {
 
     fn handle_received(&mut self, result: Result<usize, Errno>, bytes: &[u8], goes_on: bool, may_have_more: bool) {
         match result {
-            // The end: there to be found again.
+            // The end of the stream: a direct receive finds it again.
             Ok(0) => (self.readable, self.hung_up) = (true, true),
             Ok(_) => {
                 self.is_on_ring = true;
                 self.expects.note_received();
-                // What comes next is the kernel's to receive as long as this goes on.
+                // While the receive goes on, only the ring may receive.
                 self.readable = !goes_on && may_have_more;
                 let received = &mut self.busy().received;
                 received.append_past_limit(bytes);
@@ -386,13 +386,13 @@ impl Connection {
         }
     }
 
-    /// Nothing can be sent any more: whoever reads next is told, after what has been received.
+    /// Marks the connection as broken: the next read gets the error, after the data received so far.
     pub fn break_off(&mut self, errno: Errno) {
         self.busy().receive_error.get_or_insert(errno);
         (self.readable, self.writable, self.hung_up) = (true, true, true);
     }
 
-    /// What the driver has sent for itself, or has failed to. Goes on with what was sent in part.
+    /// Takes a completed send of the driver. If it was short, requests a send of the rest instead.
     pub fn take_owned(&mut self) -> Option<Box<Sending>> {
         let sending = self.sending().filter(|sending| sending.is_owned())?;
         let result = sending.result?;
@@ -405,16 +405,16 @@ impl Connection {
         self.take_sending()
     }
 
-    /// All who wait, when nobody is to wait any more.
+    /// Takes all wakers, when no task may wait any longer.
     pub fn take_all_wakers(&mut self) -> [Option<Waker>; 3] {
         let reader = self.reader.take();
         let Some(busy) = &mut self.busy else { return [reader, None, None] };
         [reader, busy.writer.take(), busy.closed_waiter.take()]
     }
 
-    /// Those who have to look after a completion of `op`.
+    /// Takes the wakers of the tasks that a completion of `op` concerns.
     pub fn take_wakers(&mut self, op: Op) -> [Option<Waker>; 3] {
-        // Who waits by a poll now goes on waiting.
+        // A reader that now waits by a poll goes on waiting.
         let is_replaced = op == Op::Recv && self.wanted.has(Op::Readable);
         let is_read =
             !is_replaced && matches!(op, Op::Recv | Op::Readable) || self.hung_up && !self.in_flight.has(Op::Recv);
@@ -431,7 +431,7 @@ impl Connection {
 }
 
 impl BusyState {
-    /// Whether something waits for the reader.
+    /// Whether there is data or an error for the reader.
     pub fn has_input(&self) -> bool {
         !self.received.is_empty() || self.receive_error.is_some()
     }
@@ -445,7 +445,7 @@ impl BusyState {
 
 /// A receive into provided buffers, which waits before the first attempt.
 fn receive_entry(descriptor: types::Fd, receive: Receive, options: ReceiveOptions) -> squeue::Entry {
-    // A multishot receive takes what the buffers hold.
+    // The length of a multishot receive is that of the buffers.
     let (length, kind) = match receive {
         Receive::Multishot => (0, MULTISHOT),
         _ => (options.buffer_bytes as u32, 0),
@@ -457,20 +457,20 @@ fn receive_entry(descriptor: types::Fd, receive: Receive, options: ReceiveOption
     }
     // SAFETY: an entry is `struct io_uring_sqe`, 64 bytes for which every value is valid.
     let mut words: [u32; 16] = unsafe { std::mem::transmute(entry) };
-    // `optlen` (io_uring_enter(2)), which the library does not know for receives.
+    // `optlen` (io_uring_enter(2)), which the library does not support for receives.
     words[11] = MULTISHOT_BYTES;
     // SAFETY: as above.
     unsafe { std::mem::transmute(words) }
 }
 
-/// Errors after which a direct call may succeed, or tells more. ENOBUFS: all provided buffers were in use.
+/// Errors after which a direct call may succeed, or returns the exact error. ENOBUFS: all provided buffers were in use.
 pub(super) fn is_temporary(errno: Errno) -> bool {
     matches!(errno, Errno::NOBUFS | Errno::CANCELED | Errno::INTR | Errno::AGAIN | Errno::NOMEM)
 }
 
 impl Default for Sending {
     fn default() -> Self {
-        // SAFETY: a `msghdr` of zeros is a valid one without anything: pointers and lengths are null.
+        // SAFETY: an all-zero `msghdr` is valid and empty: pointers and lengths are null.
         let header = unsafe { std::mem::zeroed() };
         Sending {
             output: Output::new(),
@@ -489,8 +489,8 @@ impl Sending {
         self.ticket == OWNED
     }
 
-    /// The entry that sends `output`, to its end if the driver owns it. What it points to stays: the bytes within
-    /// leases and shared memory, slices and header in this box, all of it until the completion.
+    /// The entry that sends `output`, to its end if the driver owns it. The memory that it points to stays until the
+    /// completion: bytes in leases and shared memory, slices and header in this box.
     pub fn entry(&mut self, descriptor: RawFd) -> squeue::Entry {
         let all = if self.is_owned() && self.output.chunk_count() == 1 { libc::MSG_WAITALL } else { 0 };
         self.entry_with(descriptor, libc::MSG_NOSIGNAL | all)

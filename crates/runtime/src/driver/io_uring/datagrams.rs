@@ -1,4 +1,4 @@
-//! Sockets of datagrams on the ring: received and sent directly, in batches, and waited for by polls.
+//! Datagram sockets on the ring: batches are received and sent directly, and polls wait for events.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,8 +1,8 @@
-//! How what is in flight comes to its end: of a connection that goes to another loop or is closed, and of all of them
-//! when their loop ends.
+//! Ends operations in flight: of a connection that moves to another loop or is closed, and of all connections when
+//! their loop ends.
 //!
-//! The kernel keeps a closed connection open, and uses its memory, until the last operation has completed. So the slot
-//! stays, and what is in flight is cancelled.
+//! The kernel keeps a closed connection open, and uses its memory, until its last operation has completed. So the slot
+//! stays, and the operations are cancelled.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,13 +16,13 @@ use super::sockets::Sockets;
 use super::{CANCEL_CALLS_MAX, IoUring, Kernel, Request};
 use crate::executor::slots::Key;
 
-/// Waits for the operations of closed connections when a loop ends, and how long each is: a second in all.
+/// Number of waits for the operations of closed connections when a loop ends, and the length of each: a second in all.
 const CLOSE_CALLS_MAX: u32 = 100;
 pub(super) const CLOSE_PAUSE: Duration = Duration::from_millis(10);
 
 impl<K: Kernel> IoUring<K> {
-    /// Has everything that moves data of a connection come to its end, in some calls: the receive in flight is
-    /// cancelled and has told what it got until then, a queued send is submitted and done. Errors: if that is not so.
+    /// Ends all transfers of a connection, with a few calls: the receive in flight is cancelled and its data kept, a
+    /// queued send is submitted and completes. Errors: if a transfer is still in flight then.
     pub(super) fn settle(&self, key: Key) -> io::Result<()> {
         for _ in 0..CANCEL_CALLS_MAX {
             let mut completions = Vec::new();
@@ -57,17 +57,17 @@ impl<K: Kernel> IoUring<K> {
         Err(send_under_way())
     }
 
-    /// Submits the cancellations that were requested last, and waits until nothing is in flight any more for
-    /// connections that were closed. False if that takes too long.
+    /// Submits the last cancellations and waits until closed connections have nothing in flight. False if that takes
+    /// too long.
     pub(super) fn finish_closed(&self) -> bool {
         self.make_entries();
         self.finish(|| self.connections.borrow().len() == 0 && self.file_reads.all_given_up())
     }
 
-    /// Waits for what is in flight, for a bounded time, until there is no more of it.
+    /// Waits until `is_over`, for a bounded time.
     fn finish(&self, is_over: impl Fn() -> bool) -> bool {
         for call in 0..CLOSE_CALLS_MAX {
-            // Most of it ends within the first calls, without a wait.
+            // Most operations end within the first calls, without a wait.
             let is_first = call < 2;
             if is_over() {
                 return true;
@@ -85,8 +85,7 @@ impl<K: Kernel> IoUring<K> {
         false
     }
 
-    /// Takes the socket out of a slot, which stays for as long as something is in flight: to be cancelled by the
-    /// caller.
+    /// Takes the socket out of a slot, which stays for the operations in flight; the caller cancels them.
     pub(super) fn take_socket(&self, key: Key) -> Option<(OwnedFd, Ops)> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key)?;
@@ -104,15 +103,15 @@ impl<K: Kernel> IoUring<K> {
         Some((socket, in_flight))
     }
 
-    /// Ends operations of a socket that has been closed, when the turn ends: until then the kernel keeps the connection
-    /// open, and the peer hears nothing of its end.
+    /// Cancels operations of a closed socket when the turn ends: until they end the kernel keeps the connection open,
+    /// and the peer does not see its end.
     pub(super) fn cancel(&self, key: Key, operations: Ops) {
         let in_flight = Op::ALL.into_iter().filter(|op| operations.has(*op));
         self.requests.borrow_mut().extend(in_flight.map(|op| Request::Cancel(user_data(op as u64, key))));
     }
 
-    /// The kernel did not find an operation that was to be cancelled: it has completed, or is just between two
-    /// attempts. Or there was no memory for the cancellation. What is in flight all the same is cancelled once more.
+    /// Cancels the operations of a closed connection again. The kernel did not find one to cancel: it has completed, or
+    /// is between two attempts. Or there was no memory for the cancellation.
     pub(super) fn cancel_again(&self, key: Key) {
         let mut connections = self.connections.borrow_mut();
         let Some(connection) = connections.get_mut(key) else { return };
@@ -136,21 +135,22 @@ impl<K: Kernel> Drop for IoUring<K> {
             }
         };
         self.file_reads.give_up_begun();
-        // No turn comes that would see what the last has left: a descriptor that the kernel has not closed is among it.
+        // No turn follows, so the completions left over from the last one are handled here; one may return a descriptor
+        // that the kernel did not close.
         let mut completions = Vec::new();
         self.ring.borrow_mut().take(&mut completions, usize::MAX);
         completions.iter().for_each(|completion| self.handle_completion(completion));
-        // No turn comes that would close them.
+        // No turn follows that would close them.
         self.closing.take().into_iter().for_each(|socket| self.sockets.close(socket));
-        // Every stream has gone before; what is left of them is in flight.
+        // All streams were dropped before; only operations in flight are left of them.
         let is_cancelled = self.ring.borrow_mut().cancel_all(handle);
         let is_over = if is_cancelled { !self.is_transfer_under_way() } else { self.finish_closed() };
-        // No cancellation ends what a disk is doing: if that takes longer, the memory is left to it. So is that of
-        // reads that were given up, whose ends may be lost.
+        // No cancellation ends a disk operation: if it takes longer, its memory is leaked. So is the memory of
+        // abandoned reads, whose completions may be lost.
         self.finish(|| self.file_reads.all_given_up());
         self.file_reads.forget_memory();
         if !is_over {
-            // The kernel may still read what is being sent, and fill buffers.
+            // The kernel may still read the memory of sends, and fill buffers.
             self.connections.borrow_mut().for_each(|_, connection| std::mem::forget(connection.take_sending()));
             std::mem::forget(self.buffers.borrow_mut().take());
         }

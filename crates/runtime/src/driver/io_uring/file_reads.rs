@@ -1,4 +1,4 @@
-//! Reads of files on the ring. Each has a slot with its memory and its file, until the kernel is done with both.
+//! File reads on the ring. Each has a slot with its memory and its file, until the kernel has finished with both.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd};
@@ -11,14 +11,14 @@ use super::ring::{Completion, Queues, Ring};
 use crate::executor::slots::{Key, Slots};
 use crate::files::file_read::{FileRead, FileReadEnd, FileReading, file_reading};
 
-/// Reads in flight per loop: more than a disk does at once. Nothing can break one off, so they are bounded here and not
-/// by who waits for them.
+/// Reads in flight per loop: more than a disk does at once. A read cannot be cancelled, so the limit is here and not
+/// with its waiter.
 const IN_FLIGHT_MAX: usize = 256;
 
 pub(super) struct FileReads {
-    /// One without an end was given up.
+    /// A read without an end was abandoned.
     reads: RefCell<Slots<(FileRead, Option<FileReadEnd>)>>,
-    /// Whose entries are made when the turn ends.
+    /// Reads whose entries are made when the turn ends.
     begun: RefCell<Vec<Key>>,
 }
 
@@ -27,13 +27,13 @@ impl FileReads {
         FileReads { reads: RefCell::new(Slots::new()), begun: RefCell::new(Vec::new()) }
     }
 
-    /// Whether there are none but those that were given up.
+    /// Whether all remaining reads were abandoned.
     pub fn all_given_up(&self) -> bool {
         let given_up = self.given_up();
         self.reads.borrow().len() == given_up
     }
 
-    /// Gives the read back if there are too many.
+    /// Begins a read, or gives it back if too many are in flight.
     pub fn begin(&self, read: FileRead) -> Result<FileReading, FileRead> {
         let mut reads = self.reads.borrow_mut();
         if reads.len() >= IN_FLIGHT_MAX {
@@ -53,8 +53,8 @@ impl FileReads {
             let into = &mut read.memory[read.into.clone()];
             // Pieces are far below 4 GiB.
             let entry = opcode::Read::new(descriptor, into.as_mut_ptr(), into.len() as u32).offset(read.offset);
-            // SAFETY: descriptor and memory belong to the slot, which stays until the completion; the bytes
-            // are elsewhere, so they do not move with it.
+            // SAFETY: descriptor and memory belong to the slot, which stays until the completion; the bytes are on the
+            // heap, so they do not move with it.
             unsafe { ring.push(&entry.build().user_data(user_data(KIND_FILE_READ, key))) };
         }
     }
@@ -62,7 +62,7 @@ impl FileReads {
     pub fn handle_completion(&self, key: Key, completion: &Completion) {
         let Some((read, end)) = self.reads.borrow_mut().remove(key) else { return };
         let result = usize::try_from(completion.result).map_err(|_| match completion.was_refused() {
-            // A pool does it without the ring's memory.
+            // A pool does it without memory of the ring.
             true => Errno::AGAIN,
             false => Errno::from_raw_os_error(-completion.result),
         });
@@ -75,8 +75,9 @@ impl FileReads {
         }
     }
 
-    /// Of these the end may be lost: nobody waits any more, and a pool does them. The memory stays until the kernel
-    /// says that it is done after all; until then each is one of the reads that may be in flight.
+    /// Abandons the reads in flight, whose completions may be lost: their waiters are released, and a pool repeats
+    /// them. Their memory stays until the kernel completes them after all; until then each counts towards the limit of
+    /// reads in flight.
     pub fn give_up_in_flight(&self) {
         let mut given_up = Vec::new();
         self.reads.borrow_mut().for_each(|key, (read, end)| {
@@ -87,14 +88,14 @@ impl FileReads {
         drop(given_up);
     }
 
-    /// How many there are of those that were given up.
+    /// Number of abandoned reads.
     pub fn given_up(&self) -> usize {
         let mut count = 0;
         self.reads.borrow_mut().for_each(|_, (_, end)| count += usize::from(end.is_none()));
         count
     }
 
-    /// No turn comes that would submit them; whoever waits is told that they were broken off.
+    /// Cancels the reads that were not submitted, since no turn will submit them.
     pub fn give_up_begun(&self) {
         for key in self.begun.take() {
             let given_up = self.reads.borrow_mut().remove(key);
@@ -102,7 +103,7 @@ impl FileReads {
         }
     }
 
-    /// The ring ends while the kernel may still write to what is left.
+    /// Leaks the memory of the remaining reads: the ring is closed while the kernel may still write to it.
     pub fn forget_memory(&self) {
         self.reads.borrow_mut().for_each(|_, (read, _)| std::mem::forget(std::mem::take(&mut read.memory)));
     }
@@ -133,7 +134,7 @@ mod tests {
         driver.inspect_err(|_| crate::skips::skip("no io_uring here")).ok()
     }
 
-    /// What nobody answers, as a disk that hangs: reads from a pipe into which nobody writes.
+    /// A read that never completes, as on a hung disk: from a pipe without a writer.
     fn hanging_read(file: &File, page_cache: &Arc<PageCache>) -> FileRead {
         let in_flight = Some(page_cache.begin_read(1));
         let memory = ReadMemory::new(16);
@@ -151,7 +152,7 @@ mod tests {
         let begun = driver.read_file(hanging_read(&file, &page_cache)).ok().expect("room");
         drop(driver);
         let mut cx = Context::from_waker(Waker::noop());
-        // Its memory comes with the kernel's word that it is done; who was never submitted has nothing to wait for.
+        // The memory is returned with the completion; a read that was never submitted has none to wait for.
         for (reading, bytes) in [(submitted, 16), (begun, 0)] {
             let Poll::Ready((memory, result)) = pin!(reading).poll(&mut cx) else { panic!("it still waits") };
             assert_eq!((memory.len(), result), (bytes, Err(Errno::CANCELED)));

@@ -1,16 +1,16 @@
-//! Fire-and-forget sends: short answers that leave with the call that ends the turn, and whose end nobody waits for.
+//! Fire-and-forget sends: short responses that leave with the call that ends the turn, and have no waiter.
 //!
-//! Such a send is to its sender what a write into the socket's buffer is: done. A few bytes are copied here, chunks are
-//! taken over as they are; when the turn ends they become sends with `MSG_DONTWAIT`, which the kernel carries out while
-//! it takes them, and which say nothing when all is sent. So there is nothing to wake and nothing to remember of a
-//! connection: the memory serves the next turn, and the chunks go when the call has returned. What a full socket did
-//! not take is told by a completion of the same call; its rest becomes a usual send, which the driver owns
-//! (`Sending::is_owned`). Until then nothing else may be sent on that connection: whoever wants to has this sent
-//! directly first ([`FireAndForgetSends::take_back`]). A connection that is closed meanwhile stays until its rest has
-//! left; whoever ends a loop may wait for that (`all_sent`), or it is lost.
+//! To its sender such a send is like a write into the socket's buffer: done. A few bytes are copied, chunks are taken
+//! over as they are. When the turn ends they become sends with `MSG_DONTWAIT`, which the kernel carries out while it
+//! accepts them, and which complete silently if all is sent. So there is no task to wake and no state for the
+//! connection: the memory is reused in the next turn, and the chunks are freed when the call has returned. If the
+//! socket was full, a completion of the same call reports the rest, which becomes a usual send that the driver owns
+//! (`Sending::is_owned`). Until then no other data may be sent on that connection: another send first sends these bytes
+//! directly ([`FireAndForgetSends::take_back`]). A connection that is closed meanwhile stays until its rest has left; a
+//! loop that ends may wait for that (`all_sent`), or the rest is lost.
 //!
-//! That the kernel works this way is tried out by the driver's self-test; where it does not, sends are queued instead.
-//! (A kernel that forgot of what it had sent a part would have us send that twice.)
+//! The driver's self-test verifies that the kernel works this way; if it does not, sends are queued instead. (If a
+//! kernel did not report a partial send, its bytes would be sent twice.)
 
 use std::io;
 use std::ops::Range;
@@ -34,27 +34,26 @@ use crate::executor::slots::Key;
 use crate::memory::buffer::Buffer;
 use crate::memory::output::{Output, SLICES_MAX};
 
-/// Bytes that are sent so in a turn at most: a turn's 512 polls with answers of 2 KiB each.
+/// Bytes sent this way in a turn at most: 512 polls with responses of 2 KiB each.
 const BYTES_PER_TURN_MAX: usize = 1024 * 1024;
 
-/// The chunks of a connection have so many bytes together at most: the kernel copies them in the call that ends the
-/// turn.
+/// Bytes of one connection's chunks at most: the kernel copies them in the call that ends the turn.
 const CHUNKS_MAX: usize = 32 * 1024;
 
-/// How long a peer may take nothing of what was left for it when its connection was closed.
+/// Time after which a peer that takes none of the rest loses the closed connection.
 const UNSENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many closed connections may wait for room for what is left: each holds a descriptor that no stream answers for.
+/// Limit of closed connections that wait to send their rest: each holds a descriptor that no stream counts.
 const CLOSED_MAX: usize = 128;
 
-/// Calls until every send that failed is known: each brings a full queue, and the kernel has as many completions at
-/// most as there are operations in flight.
+/// Calls until every failed send is known: each returns a full queue, and there are at most as many completions as
+/// operations in flight.
 const OVERFLOW_CALLS_MAX: u32 = 100_000;
 
-/// What the self-test sends to a socket that is not full, and does not hold so much.
+/// Bytes that the self-test sends: less than an empty socket takes.
 const TEST_BYTES: usize = 64 * 1024;
 
-/// Memory that is kept from turn to turn, in bytes.
+/// Capacity in bytes that is kept from turn to turn.
 const KEPT_MAX: usize = 128 * 1024;
 
 /// The fire-and-forget sends of one turn.
@@ -63,7 +62,7 @@ pub(super) struct FireAndForgetSends {
     list: Vec<FireAndForgetSend>,
     /// The bytes of all copies, one after another.
     bytes: Vec<u8>,
-    /// How many bytes the chunks have.
+    /// Bytes of all chunks together.
     chunk_bytes: usize,
 }
 
@@ -73,9 +72,9 @@ struct FireAndForgetSend {
     what: What,
 }
 
-/// What is sent.
+/// Content of a send.
 enum What {
-    /// This part of the copies.
+    /// A range of the copied bytes.
     Copy(Range<usize>),
     Chunks(Box<Sending>),
 }
@@ -89,8 +88,8 @@ impl FireAndForgetSends {
         self.bytes.len() + self.chunk_bytes + bytes <= BYTES_PER_TURN_MAX
     }
 
-    /// Adds a copy of `bytes`, behind what the connection has if that is the last one, and a copy. False when that is
-    /// not so, or there is no room in this turn. `may_have_one` = the connection may have a send here.
+    /// Adds a copy of `bytes`, or appends it to the connection's send if that is the last one and a copy too. False
+    /// otherwise, or if this turn has no room left. `may_have_one` = the connection may have a send here.
     pub fn add_copy(&mut self, key: Key, descriptor: RawFd, bytes: &[u8], may_have_one: bool) -> bool {
         if !self.has_room(bytes.len()) {
             return false;
@@ -115,7 +114,7 @@ impl FireAndForgetSends {
         self.list.push(FireAndForgetSend { key, descriptor, what: What::Chunks(sending) });
     }
 
-    /// Takes a connection's send out again, for who has to send it in another way. (Rare, so it is searched for.)
+    /// Removes a connection's send, to be sent in another way. (Rare, so it is a linear search.)
     fn take_back(&mut self, key: Key) -> Option<Taken<'_>> {
         let index = self.list.iter().rposition(|send| send.key == key)?;
         Some(match self.list.swap_remove(index).what {
@@ -124,15 +123,14 @@ impl FireAndForgetSends {
         })
     }
 
-    /// Gives up the memory that the kernel may still look at after all: when the self-test finds that it works
-    /// otherwise.
+    /// Leaks the memory, which the kernel may still read: called when the self-test fails.
     pub fn leak(&mut self) {
         std::mem::forget(std::mem::take(self));
     }
 
-    /// Makes the entries. Until [`FireAndForgetSends::clear`] nothing may be added.
+    /// Makes the entries. Nothing may be added until [`FireAndForgetSends::clear`].
     pub fn make_entries(&mut self, ring: &mut Ring<impl Queues>) {
-        // MSG_WAITALL: a short send is an error, of which the kernel tells.
+        // MSG_WAITALL: a short send is an error, which the kernel reports.
         const FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_WAITALL;
         for send in &mut self.list {
             let entry = match &mut send.what {
@@ -144,19 +142,19 @@ impl FireAndForgetSends {
                 What::Chunks(sending) => sending.entry_with(send.descriptor, FLAGS),
             };
             let entry = entry.flags(Flags::SKIP_SUCCESS).user_data(user_data(KIND_FIRE_AND_FORGET_SEND, send.key));
-            // SAFETY: the connection's slot owns the descriptor, and whoever closes it takes the send back. The bytes,
-            // and what the entry says of chunks, stay where they are until `clear`, and the kernel looks at them while
-            // it takes the entry, not later.
+            // SAFETY: the connection's slot owns the descriptor, and closing it takes the send back. The bytes and the
+            // structures that describe chunks stay where they are until `clear`, and the kernel reads them only while
+            // it accepts the entry.
             unsafe { ring.push(&entry) };
         }
     }
 
-    /// Whether a completion tells of a fire-and-forget send that failed.
+    /// Whether a completion reports a failed fire-and-forget send.
     pub fn is_of_fire_and_forget_send(completion: &Completion) -> bool {
         kind_and_key(completion.user_data).0 == KIND_FIRE_AND_FORGET_SEND
     }
 
-    /// All are sent, or their rests taken care of.
+    /// Forgets all sends: they have left, or their rests were handled.
     pub fn clear(&mut self) {
         self.list.clear();
         self.bytes.clear();
@@ -168,7 +166,7 @@ impl FireAndForgetSends {
     }
 }
 
-/// What was taken back.
+/// A send that was taken back.
 enum Taken<'p> {
     Copy(&'p [u8]),
     Chunks(Box<Sending>),
@@ -192,7 +190,7 @@ impl<K: Kernel> IoUring<K> {
     pub(super) fn try_send_fire_and_forget(&self, key: Key, connection: &mut Connection, out: &mut Output) -> bool {
         let turn = self.turn.get();
         let is_fit = out.len_bytes() <= CHUNKS_MAX && out.chunk_count() <= SLICES_MAX && !out.has_loan();
-        // A connection that may have a send here would need its chunks behind that.
+        // If the connection had a send here, its chunks would have to follow it.
         if !is_fit || !self.may_send_fire_and_forget.get() || connection.hung_up || connection.writes.is_of(turn) {
             return false;
         }
@@ -206,9 +204,9 @@ impl<K: Kernel> IoUring<K> {
         true
     }
 
-    /// The fire-and-forget sends have left, or their rests are taken care of.
+    /// Forgets the sends of this turn: they have left, or their rests were handled.
     pub(super) fn clear_fire_and_forget_sends(&self) {
-        // Nobody knows what the owner of a chunk does when it goes.
+        // Dropping a chunk runs foreign code, so the list is not borrowed then.
         let mut list = std::mem::take(&mut self.fire_and_forget_sends.borrow_mut().list);
         for send in list.drain(..) {
             if let What::Chunks(sending) = send.what {
@@ -220,7 +218,7 @@ impl<K: Kernel> IoUring<K> {
         sends.clear();
     }
 
-    /// Sends what the connection has here in this turn, before something else is done with it. `is_last` as in
+    /// Sends the connection's bytes of this turn now, before another operation on it. `is_last` as in
     /// [`StreamDriver::try_send`].
     pub(super) fn send_fire_and_forget_now(&self, key: Key, connection: &mut Connection, is_last: bool) {
         let mut sends = self.fire_and_forget_sends.borrow_mut();
@@ -234,10 +232,11 @@ impl<K: Kernel> IoUring<K> {
         self.send_taken(key, connection, taken, is_last);
     }
 
-    /// Sends what was taken back; the ring sends what the socket does not take.
+    /// Sends bytes that were taken back; the ring sends the part that the socket does not accept.
     ///
-    /// After an error that is everything: the socket may be whole (ENOBUFS, ENOMEM), and what came next would be taken
-    /// for what is missing. If it is broken, the ring's send fails, which breaks the connection off.
+    /// After an error the ring sends all of them: the socket may be intact (ENOBUFS, ENOMEM), and without them the peer
+    /// would take later data in their place. If the socket is broken, the ring's send fails, which marks the connection
+    /// as broken.
     fn send_taken(&self, key: Key, connection: &mut Connection, taken: Taken<'_>, is_last: bool) {
         match taken {
             Taken::Copy(bytes) => {
@@ -252,12 +251,12 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
-    /// Has the ring send a copy of `rest` as soon as the socket takes it.
+    /// Sends a copy of `rest` on the ring as soon as the socket accepts it.
     fn owe_copy(&self, key: Key, connection: &mut Connection, rest: &[u8]) {
         if rest.is_empty() {
             return;
         }
-        // The bytes count as sent already, so they are kept even where the worker's memory for buffers is exhausted.
+        // The sender counts these bytes as sent, so they are kept even if the worker's limit of leases is reached.
         let mut kept = Buffer::new();
         kept.append_past_limit(rest);
         let mut sending = self.sendings.borrow_mut().pop().unwrap_or_default();
@@ -265,7 +264,7 @@ impl<K: Kernel> IoUring<K> {
         self.owe(key, connection, sending, 0);
     }
 
-    /// Has the ring send what is behind the first `sent` bytes as soon as the socket takes it.
+    /// Sends the bytes after the first `sent` on the ring as soon as the socket accepts them.
     fn owe(&self, key: Key, connection: &mut Connection, mut sending: Box<Sending>, sent: usize) {
         sending.output.consume(sent);
         if sending.output.is_empty() {
@@ -277,19 +276,20 @@ impl<K: Kernel> IoUring<K> {
         self.request(key, connection, Op::Send);
     }
 
-    /// Whether a connection that is closed has to stay for what the driver still has to send.
+    /// Whether a closed connection has to stay until the driver has sent its rest.
     pub(super) fn must_stay(&self, connection: &mut Connection) -> bool {
         let is_owing = connection.sending().is_some_and(|sending| sending.is_owned());
         if !is_owing || connection.is_reset || connection.is_closing {
             return false;
         }
         connection.is_closing = true;
-        // A Unix socket has no such bound: its peer takes the rest, or leaves, or there are others (`stay_closed`).
+        // A Unix socket has no such timeout: its peer takes the rest, or leaves, or newer ones displace it
+        // (`stay_closed`).
         let _ = self.sockets.set_user_timeout(connection.socket().as_fd(), UNSENT_TIMEOUT.as_millis() as u32);
         true
     }
 
-    /// Notes a closed connection that stays. The oldest of too many gives way.
+    /// Notes a closed connection that stays. If there are too many, the oldest is closed.
     pub(super) fn stay_closed(&self, key: Key) {
         self.staying.update(|staying| staying + 1);
         let oldest = {
@@ -305,14 +305,14 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
-    /// A closed connection that stayed goes. Returns who waits for that, if it was the last one.
+    /// Removes a closed connection that stayed. Returns the task that waits for the last one.
     pub(super) fn leave_closed(&self) -> Option<Waker> {
         self.staying.update(|staying| staying - 1);
         if self.staying.get() == 0 { self.all_sent_waiter.borrow_mut().take() } else { None }
     }
 
-    /// Takes all completions that the call has brought about, when there were fire-and-forget sends: which of
-    /// them failed has to be known before anything is added again.
+    /// Takes all completions of the call if there were fire-and-forget sends: the failed ones have to be known before
+    /// anything is added again.
     pub(super) fn take_failed_fire_and_forget_sends(
         &self,
         ring: &mut Ring<impl Queues>,
@@ -332,7 +332,8 @@ impl<K: Kernel> IoUring<K> {
         Err(io::ErrorKind::OutOfMemory.into())
     }
 
-    /// Has what failed sends have left sent later. Comes before all other completions: those wake, and may close.
+    /// Queues the rests of failed sends. Comes before all other completions: those wake tasks, and may close
+    /// connections.
     pub(super) fn handle_failed_fire_and_forget_sends(&self, completions: &[Completion]) {
         if self.fire_and_forget_sends.borrow().is_empty() {
             return;
@@ -344,7 +345,7 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
-    /// Completions are lost: whether the sends have left of which nothing was told is unknown.
+    /// Breaks off the connections of this turn's sends: completions were lost, so their results are unknown.
     #[cold]
     pub(super) fn break_off_fire_and_forget_sends(&self) {
         let keys: Vec<Key> = self.fire_and_forget_sends.borrow().list.iter().map(|send| send.key).collect();
@@ -358,12 +359,12 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
-    /// A fire-and-forget send has failed, or was not sent to its end.
+    /// A fire-and-forget send has failed or was short.
     fn handle_failed_fire_and_forget_send(&self, key: Key, completion: &Completion) {
         let mut connections = self.connections.borrow_mut();
         let Some(connection) = connections.get_mut(key) else { return };
         if completion.was_refused() {
-            // A call of its own takes no memory of the ring's.
+            // A direct call takes no memory of the ring.
             if let Some(taken) = self.fire_and_forget_sends.borrow_mut().take_back(key) {
                 self.send_taken(key, connection, taken, false);
             }
@@ -373,9 +374,9 @@ impl<K: Kernel> IoUring<K> {
         let sent = match usize::try_from(result) {
             Ok(sent) => sent,
             Err(_) if is_temporary(Errno::from_raw_os_error(-result)) => 0,
-            // The connection is broken, and nobody else might say so: a peer that only reads no more is no event for
-            // the receive in flight, and some kernels forget an end that came right behind data (liburing's issue
-            // 1549).
+            // The connection is broken, and no other operation may report it: a peer that only stops reading is no
+            // event for the receive in flight, and some kernels forget an end that came right behind data (liburing's
+            // issue 1549).
             Err(_) => {
                 self.break_off(connection, Errno::from_raw_os_error(-result));
                 let wakers = connection.take_all_wakers();
@@ -392,8 +393,8 @@ impl<K: Kernel> IoUring<K> {
 }
 
 impl IoUring<Linux> {
-    /// Tries whether the kernel refuses at once, and tells exactly, what a full socket does not take: of a send that
-    /// fits in part, and then of one that does not fit at all. Where that is not so, sends are queued.
+    /// Tests whether the kernel refuses at once, and reports exactly, the part that a full socket does not take: first
+    /// for a send that fits in part, then for one that does not fit at all. If it does not, sends are queued.
     pub(super) fn test_fire_and_forget_sends(
         &self,
         pair: impl Fn() -> Result<(OwnedFd, OwnedFd), Errno>,
@@ -424,8 +425,8 @@ impl IoUring<Linux> {
         Ok(())
     }
 
-    /// Sends fire-and-forget, and says how much of it the driver then had to send itself; `None` if the kernel has said
-    /// nothing.
+    /// Sends fire-and-forget. Returns the bytes that the driver then had to send itself; `None` if the kernel has
+    /// reported nothing.
     fn test_fire_and_forget_send(&self, near: Key, bytes: &'static [u8], in_chunks: bool) -> io::Result<Option<usize>> {
         self.turn.update(|turn| turn.wrapping_add(1));
         let taken = if in_chunks {
@@ -461,7 +462,7 @@ impl IoUring<Linux> {
     }
 }
 
-/// Receives all that has arrived, and says how much that was.
+/// Receives all data that has arrived and returns its length.
 fn drain(socket: &OwnedFd) -> io::Result<usize> {
     let mut received = 0;
     loop {

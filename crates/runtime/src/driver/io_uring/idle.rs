@@ -1,12 +1,12 @@
-//! Idle connections: a receive that has got nothing for a whole period gives way to a poll.
+//! Idle connections: a receive that got no data for a whole period is replaced by a poll.
 //!
-//! An armed receive costs the kernel about 870 bytes, a poll 270. There is no timer per connection: time is counted in
-//! periods, a receive remembers the one in which it was armed or got something, and when a new period begins all slots
-//! are looked at, so many per turn. Without armed receives nothing is looked at and nobody is woken for it. Periods are
-//! counted in a byte: who is looked at in each need not remember more.
+//! An armed receive costs the kernel about 870 bytes, a poll 270. There is no timer per connection. Time is counted in
+//! periods, and a receive remembers the one in which it was armed or last got data; when a new period begins, a sweep
+//! visits all slots, some in each turn. Without armed receives there is no sweep and no wake-up for it. Since each
+//! sweep visits every slot, one byte suffices to count periods.
 //!
-//! The poll also tells of an end that the receive has missed: from Linux 6.17 on, until that was mended, of a Unix
-//! socket's that comes right behind data (<https://github.com/axboe/liburing/issues/1549>).
+//! The poll also reports an end of the stream that the receive has missed: from Linux 6.17 on, until the fix, that of a
+//! Unix socket right behind data (<https://github.com/axboe/liburing/issues/1549>).
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use super::operation::Op;
 use crate::environment::Environment;
 use crate::executor::slots::{Key, Slots};
 
-/// Slots that are looked at per turn: some microseconds.
+/// Slots that are visited per turn: some microseconds.
 const SLOTS_PER_TURN: u32 = 1024;
 
-/// How long an idle loop sleeps between two looks of one sweep.
+/// Time that an idle loop sleeps between two steps of a sweep.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// No sweep is under way.
+/// Cursor while no sweep runs.
 const DONE: u32 = u32::MAX;
 
 pub(super) struct Sweep {
@@ -31,11 +31,11 @@ pub(super) struct Sweep {
     period: Cell<u8>,
     /// In nanoseconds of the loop's clock.
     period_ends: Cell<u64>,
-    /// The slot to go on with.
+    /// The next slot of the sweep.
     cursor: Cell<u32>,
     /// Receives in flight.
     pub armed: Cell<usize>,
-    /// Receives that gave way to a poll.
+    /// Receives that were replaced by a poll.
     pub ended: Cell<u64>,
 }
 
@@ -56,8 +56,8 @@ impl Sweep {
         self.period.get()
     }
 
-    /// Ends the receives of some idle connections (`found` gets each) and returns how long to wait at most, for the
-    /// sake of the others. `None` = as long as it pleases. `may_arm` = receives may be submitted before the wait.
+    /// Visits some slots, calls `found` for each idle connection, whose receive is ended, and returns the longest time
+    /// until the next step. `None` = no limit. `may_arm` = receives may be submitted before the wait.
     pub fn run(
         &self,
         may_arm: bool,
@@ -91,7 +91,7 @@ impl Sweep {
                 }
             });
         }
-        // Virtual time does not pass while the loop waits.
+        // Virtual time stands still while the loop waits.
         (!is_virtual).then(|| match self.cursor.get() {
             DONE => Duration::from_nanos(self.period_ends.get() - now),
             _ => PAUSE,

@@ -1,12 +1,12 @@
-//! The kernel's queues: set-up with what the kernel has, and the calls.
+//! The kernel's queues: set-up with the features that the kernel has, and the system calls.
 //!
-//! Each flag that saves work came with its own kernel version; set-up asks for all of them and, when the kernel does
-//! not know one (EINVAL), for fewer. What this refuses: kernels that drop completions when the queue is full (before
-//! 5.5), that cannot wait with a timeout (before 5.11), have no multishot polls (before 5.13), and, with the set-up,
-//! everything that an administrator forbids.
+//! Each flag that saves work came with its own kernel version. Set-up asks for all of them, and for fewer if the kernel
+//! does not know one (EINVAL). It refuses kernels that drop completions when the queue is full (before 5.5), that
+//! cannot wait with a timeout (before 5.11), or that have no multishot polls (before 5.13), and fails where the
+//! administrator forbids io_uring.
 //!
-//! A filter of system calls sees no operations of a ring. So the kernel is told before the ring's first use which
-//! operations there will be (`IORING_REGISTER_RESTRICTIONS`); all others fail with EACCES, for good.
+//! A filter of system calls does not see the operations of a ring. So before its first use a ring is restricted to the
+//! driver's operations (`IORING_REGISTER_RESTRICTIONS`); all others fail with EACCES, for good.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -22,11 +22,11 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::ring::{Completion, Queues};
 use crate::driver::RingOptions;
 
-/// Kernel threads per class (bounded, unbounded) that requests may be pushed to. Nothing that is submitted here needs
-/// one; should some kernel think otherwise, it must not start many.
+/// Limit of kernel threads per class (bounded, unbounded). No operation here needs one; if some kernel disagrees, it
+/// must not start many.
 const KERNEL_WORKERS_MAX: [u32; 2] = [2, 2];
 
-/// No cancellation waits for a thread of the kernel that works at an operation.
+/// Cancellations do not wait for a kernel thread that is running an operation.
 const NO_WAIT: Timespec = Timespec::new();
 
 /// `IORING_REGISTER_RING_FDS` and `IORING_UNREGISTER_RING_FDS` of io_uring_register(2).
@@ -51,12 +51,12 @@ const REGISTRATIONS: [u8; 6] = [19, REGISTER_RING_FDS as u8, UNREGISTER_RING_FDS
 pub(crate) struct LinuxQueues {
     ring: IoUring,
     tail: Tail,
-    /// The ring's number in this thread's table, which spares a look-up of its descriptor per call.
+    /// Index of the ring in this thread's table, which saves a look-up of its descriptor per call.
     registered: Option<u32>,
     enter_flags: EnterFlags,
-    /// The kernel says when it has work that only a call of ours will do.
+    /// The kernel reports deferred work, which only a call of ours will do.
     tells_of_work: bool,
-    /// The kernel can cancel everything and wait for that.
+    /// The kernel can cancel everything and wait for the end.
     cancels_at_once: bool,
 }
 
@@ -77,15 +77,15 @@ struct Update {
     data: u64,
 }
 
-/// One set of flags, and the kernel that it came with.
+/// One set of flags, and the kernel version that has it.
 struct FlagSet {
     since: (u16, u16),
     flags: fn(&mut Builder) -> &mut Builder,
-    /// With them the kernel says when it has work that only a call of ours will do.
+    /// With them the kernel reports deferred work, which only a call of ours will do.
     tells_of_work: bool,
 }
 
-/// What is tried, best first.
+/// The sets to try, best first.
 const FLAG_SETS: &[FlagSet] = &[
     FlagSet { since: (6, 6), flags: |builder| deferred(builder).setup_no_sqarray(), tells_of_work: true },
     FlagSet { since: (6, 1), flags: deferred, tells_of_work: true },
@@ -103,11 +103,11 @@ fn deferred(builder: &mut Builder) -> &mut Builder {
 }
 
 impl LinuxQueues {
-    /// Sets a ring up for the calling thread. Errors: the kernel's; `Unsupported` when it is too old.
+    /// Sets up a ring for the calling thread. Errors: the kernel's; `Unsupported` when it is too old.
     pub fn new(options: &RingOptions) -> io::Result<LinuxQueues> {
         let (ring, tells_of_work) = build(options)?;
         let parameters = ring.params();
-        // Resource tags came with multishot polls (5.13), of which a kernel does not tell otherwise.
+        // Resource tags came with multishot polls (5.13), which have no feature flag of their own.
         if !parameters.is_feature_ext_arg()
             || !parameters.is_feature_nodrop()
             || !parameters.is_feature_resource_tagging()
@@ -120,7 +120,7 @@ impl LinuxQueues {
             enter_flags |= EnterFlags::NO_IOWAIT;
         }
         if options.allows(5, 15) {
-            // Without it nothing is worse than a default that nothing uses.
+            // Failure does no harm: the default limit stays, and nothing needs these threads.
             let _ = ring.submitter().register_iowq_max_workers(&mut KERNEL_WORKERS_MAX.clone());
         }
         let cancels_at_once = options.allows(6, 0);
@@ -132,7 +132,7 @@ impl LinuxQueues {
         Ok(queues)
     }
 
-    /// `None` before 5.18, or when the thread has 16 rings already.
+    /// Registers the ring's descriptor. `None` before 5.18, or when the thread has 16 rings already.
     fn register_descriptor(&self) -> Option<u32> {
         let mut update = Update { offset: u32::MAX, reserved: 0, data: self.ring.as_raw_fd() as u64 };
         // SAFETY: the argument is one valid `io_uring_rsrc_update`, as the operation demands, and outlives the call.
@@ -142,12 +142,12 @@ impl LinuxQueues {
         (registered == 1).then_some(update.offset)
     }
 
-    /// Whether the kernel does its part in calls of ours alone (6.1): asked for together with the single issuer.
+    /// Whether the kernel works only within our calls (6.1): requested together with the single issuer.
     pub fn is_deferred(&self) -> bool {
         self.ring.params().is_setup_single_issuer()
     }
 
-    /// Whether the kernel can keep silent about what went well (5.17).
+    /// Whether successful operations can complete silently (5.17).
     pub fn can_skip_success(&self) -> bool {
         self.ring.params().is_feature_skip_cqe_on_success()
     }
@@ -189,7 +189,7 @@ impl Queues for LinuxQueues {
         let to_submit = self.queued();
         let is_wait = timeout != Some(Duration::ZERO);
         let timespec = timeout.map(|timeout| {
-            // A century is as good as for ever, and fits the kernel's nanoseconds.
+            // A century is as good as no timeout, and fits the kernel's nanoseconds.
             let timeout = timeout.min(Duration::from_secs(100 * 365 * 86_400));
             Timespec::from(timeout)
         });
@@ -203,8 +203,8 @@ impl Queues for LinuxQueues {
             Some(index) => (index as i32, self.enter_flags | EnterFlags::REGISTERED_RING),
             None => (self.ring.as_raw_fd(), self.enter_flags),
         };
-        // SAFETY: the argument and its timespec have the kernel's layout and outlive the call; what is submitted is
-        // valid by the promise of `push`.
+        // SAFETY: the argument and its timespec have the kernel's layout and outlive the call; the submitted entries
+        // are valid by the contract of `push`.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_io_uring_enter,
@@ -277,10 +277,10 @@ impl Drop for LinuxQueues {
     }
 }
 
-/// The end of the submission queue, mapped once more: the library only moves it forward.
+/// The tail of the submission queue, mapped a second time: the library can only move it forward.
 ///
-/// The kernel looks at it in calls of ours alone (it has no polling thread here), so until the next call it can be
-/// moved back over entries that were not taken.
+/// The kernel reads it only in our calls (there is no polling thread), so until the next call it can be moved back over
+/// entries that were not accepted.
 struct Tail {
     page: NonNull<libc::c_void>,
     tail: NonNull<AtomicU32>,
@@ -292,7 +292,7 @@ const TAIL_PAGE: usize = 4096;
 /// `IORING_OFF_SQ_RING`.
 const QUEUES_OFFSET: u64 = 0;
 
-/// Where `struct io_uring_params` says at which offset the tail is, in words: `sq_off.tail`.
+/// Index, in 32-bit words, of `sq_off.tail` in `struct io_uring_params`: the offset of the tail.
 const TAIL_OFFSET_WORD: usize = 11;
 
 impl Tail {
@@ -307,7 +307,7 @@ impl Tail {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the ring's descriptor is open for the call.
         let descriptor = unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) };
-        // SAFETY: a new mapping, where the kernel has room for it.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let page =
             unsafe { mmap(ptr::null_mut(), TAIL_PAGE, protection, MapFlags::SHARED, descriptor, QUEUES_OFFSET) }?;
         let page = NonNull::new(page).expect("a mapping is never at the null address");
@@ -316,7 +316,8 @@ impl Tail {
     }
 
     fn move_back(&self, entries: usize) {
-        // SAFETY: the word is within the mapping, which lives as long as this, and aligned, as the kernel has it there.
+        // SAFETY: the word is within the mapping, which lives as long as `self`, and is aligned, as the kernel placed
+        // it.
         let tail = unsafe { self.tail.as_ref() };
         tail.store(tail.load(Ordering::Relaxed).wrapping_sub(entries as u32), Ordering::Release);
     }
@@ -324,12 +325,12 @@ impl Tail {
 
 impl Drop for Tail {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, and nobody has a reference to it.
+        // SAFETY: mapped by `map` with this length; there are no references to it.
         let _ = unsafe { munmap(self.page.as_ptr(), TAIL_PAGE) };
     }
 }
 
-/// The best ring that the kernel gives, and whether it tells of deferred work.
+/// Sets up the best ring that the kernel offers; also returns whether it reports deferred work.
 fn build(options: &RingOptions) -> io::Result<(IoUring, bool)> {
     if let Some(errno) = options.refusal {
         return Err(io::Error::from_raw_os_error(errno));
@@ -344,7 +345,7 @@ fn build(options: &RingOptions) -> io::Result<(IoUring, bool)> {
         match (set.flags)(&mut builder).build(options.submissions) {
             Ok(ring) if options.is_restricted => return restrict(ring).map(|ring| (ring, set.tells_of_work)),
             Ok(ring) => return Ok((ring, set.tells_of_work)),
-            // A flag that this kernel does not know.
+            // This kernel does not know one of the flags.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = error,
             Err(error) => return Err(error),
         }

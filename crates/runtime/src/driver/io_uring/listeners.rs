@@ -1,6 +1,6 @@
-//! Listening sockets on the ring: the kernel tells of connections by a poll at a time, and they are accepted directly.
+//! Listening sockets on the ring: a single-shot poll reports connections, which are accepted directly.
 //!
-//! As with connections, what is wanted is only noted, and becomes an entry when the turn ends.
+//! As with connections, a wanted poll is only noted, and becomes an entry when the turn ends.
 
 use std::cell::RefCell;
 use std::io;
@@ -23,23 +23,23 @@ use crate::socket::SocketAddress;
 
 pub(super) struct Listeners {
     table: RefCell<Slots<Listening<Polls>>>,
-    /// What to look at when the turn ends.
+    /// Requests to carry out when the turn ends.
     requests: RefCell<Vec<Request>>,
 }
 
 enum Request {
-    /// A listener wants its poll.
+    /// Arm the poll of a listener.
     Arm(Key),
-    /// The operation of this user data is not wanted any more.
+    /// Cancel the operation with this user data.
     Cancel(u64),
 }
 
-/// The poll by which the kernel tells of connections.
+/// The poll by which the kernel reports connections.
 #[derive(Default)]
 struct Polls {
     is_wanted: bool,
     is_in_flight: bool,
-    /// What whoever accepts has to hear.
+    /// Error to report to the acceptor.
     error: Option<Errno>,
 }
 
@@ -48,7 +48,7 @@ impl Listeners {
         Listeners { table: RefCell::new(Slots::new()), requests: RefCell::default() }
     }
 
-    /// Makes the entries of everything that was requested in this turn.
+    /// Makes the entries of all requests of this turn.
     pub fn make_entries(&self, ring: &mut Ring<impl Queues>) {
         let mut table = self.table.borrow_mut();
         for request in self.requests.borrow_mut().drain(..) {
@@ -70,7 +70,7 @@ impl Listeners {
         };
         listener.registration.is_in_flight = false;
         if completion.was_refused() {
-            // Whoever waits hears of it, and tries again when it pleases.
+            // The acceptor gets the error, and tries again later.
             let acceptor = listener.acceptor.take();
             listener.registration.error = acceptor.is_some().then_some(Errno::NOMEM);
             drop(listeners);
@@ -80,8 +80,8 @@ impl Listeners {
         if acceptor.is_none() {
             listener.pass_on();
         } else if !std::mem::replace(&mut listener.registration.is_wanted, true) {
-            // As if it was level-triggered: when the turn ends and connections are left, this is told again, and if
-            // then nobody waits for them here, the others are told.
+            // Imitates a level-triggered event: if connections are left when the turn ends, the event is repeated, and
+            // if no task waits for them then, the other loops are told.
             self.requests.borrow_mut().push(Request::Arm(key));
         }
         drop(listeners);
@@ -97,7 +97,7 @@ impl Listeners {
         let Some(listener) = listeners.get_mut(key) else {
             return;
         };
-        // What is armed next will be another; the end of this wakes the acceptor.
+        // The next poll has the new options; the end of this one wakes the acceptor.
         if listener.set_options(options) {
             self.cancel(key, &listener.registration);
         }
@@ -123,7 +123,7 @@ impl Listeners {
         drop(acceptor);
     }
 
-    /// Those of which a poll counts as in flight.
+    /// Listeners whose poll counts as in flight.
     pub fn in_flight(&self) -> Vec<Key> {
         let mut keys = Vec::new();
         self.table.borrow_mut().for_each(|key, listener| {
@@ -134,7 +134,7 @@ impl Listeners {
         keys
     }
 
-    /// A cancellation was not submitted.
+    /// Repeats a cancellation that was not submitted.
     pub fn cancel_again(&self, key: Key) {
         if let Some(listener) = self.table.borrow_mut().get_mut(key) {
             self.cancel(key, &listener.registration);
@@ -209,7 +209,7 @@ impl Listening<Polls> {
         let exclusive = if self.options.exclusive { libc::EPOLLEXCLUSIVE as u32 } else { 0 };
         let poll = opcode::PollAdd::new(types::Fd(self.socket.as_raw_fd()), libc::POLLIN as u32 | exclusive);
         self.registration.is_in_flight = true;
-        // SAFETY: the slot owns a share of the descriptor, and is there when this is submitted right afterwards.
+        // SAFETY: the slot shares ownership of the descriptor, and the entry is submitted right afterwards.
         unsafe { ring.push(&poll.build().user_data(user_data(KIND_LISTENER, key))) };
     }
 }

@@ -1,19 +1,20 @@
-//! Completions that the kernel has lost, for want of memory to keep those that did not fit their queue.
+//! Recovers from completions that the kernel has lost because it had no memory to keep those that overflowed their
+//! queue.
 //!
-//! The kernel counts them, and does not say whose they were. So everything in flight is cancelled: what ends then was
-//! not lost, and goes on as after any cancellation. What still counts as in flight has ended without a word, and what
-//! it has received or sent is unknown: it fails with ENOMEM for whoever wanted it, so that its connection ends. Polls
-//! move no data, and are wanted again. A fire-and-forget send says nothing when all of it has left, so of one that was
-//! submitted with the call nothing is known: its connection ends, too.
+//! The kernel counts lost completions but does not identify them. So everything in flight is cancelled. An operation
+//! that completes then was not lost, and goes on as after any cancellation. The rest has ended silently, and the number
+//! of bytes it received or sent is unknown: it fails with ENOMEM, so its connection ends. Polls move no data and are
+//! armed again. A fire-and-forget send is silent when all of it has left, so the result of one that was submitted with
+//! the call is unknown: its connection ends too.
 //!
-//! No cancellation waits for a receive or a send that a thread of the kernel works at. Nothing that is submitted here
-//! needs one, but the kernel uses one where it has no memory for a poll. Such an operation still has its buffer, and
-//! its completion may come: the loop fails then, as where nothing can be cancelled, and its process is replaced.
+//! Cancellation does not wait for a receive or send that a kernel thread is running. No operation here needs such a
+//! thread, but the kernel uses one if it has no memory for a poll. The operation still uses its buffer, and its
+//! completion may come: then the loop fails, as on kernels that cannot cancel everything, and its process is replaced.
 //!
-//! No cancellation finds a read of a file that a disk is at, and the kernel cannot be asked for it: whether it is over
-//! or its completion was lost looks the same, and memory that is freed too early would be written to. So a pool does
-//! these reads anew, and what they had stays until the kernel tells of them after all, else as long as the process.
-//! There are `file_reads::IN_FLIGHT_MAX` of them at most, and from then on pools do all reads.
+//! Cancellation does not find a file read that has reached the disk, and the kernel cannot be asked about it: a read in
+//! flight and one whose completion was lost look the same, and memory freed too early would be overwritten. So a pool
+//! repeats these reads, and their memory stays until the kernel completes them after all, or else as long as the
+//! process. There are at most `file_reads::IN_FLIGHT_MAX` of them; then pools do all reads.
 
 use std::io;
 
@@ -26,8 +27,8 @@ use super::{IoUring, Kernel};
 use crate::driver::shortage;
 
 impl<K: Kernel> IoUring<K> {
-    /// Cancels everything in flight, and adds what ends to `completions`. Errors: the kernel cannot do that (before
-    /// 6.0), so nobody knows what has become of it.
+    /// Cancels everything in flight and appends the completions to `completions`. Errors: the kernel cannot do that
+    /// (before 6.0), so the fate of the operations is unknown.
     #[cold]
     pub(super) fn cancel_all(&self, completions: &mut Vec<Completion>) -> io::Result<()> {
         let mut ring = self.ring.borrow_mut();
@@ -39,8 +40,8 @@ impl<K: Kernel> IoUring<K> {
         Err(Errno::BADR.into())
     }
 
-    /// Ends what still counts as in flight after [`IoUring::cancel_all`], when all of its completions were handled.
-    /// Errors: some of it has not ended.
+    /// Ends the operations that still count as in flight after [`IoUring::cancel_all`] and the handling of its
+    /// completions. Errors: some transfers have not ended.
     #[cold]
     pub(super) fn end_lost(&self) -> io::Result<()> {
         let lost_count = self.ring.borrow_mut().take_lost();
@@ -48,7 +49,7 @@ impl<K: Kernel> IoUring<K> {
             shortage::note(lost_count.into(), self.file_reads.given_up() as u64);
             return Err(Errno::BADR.into());
         }
-        // What has ended meanwhile was not lost.
+        // Operations that have completed meanwhile were not lost.
         let mut completions = Vec::new();
         self.ring.borrow_mut().drain(|completion| completions.push(*completion));
         completions.iter().for_each(|completion| self.handle_completion(completion));
@@ -69,7 +70,7 @@ impl<K: Kernel> IoUring<K> {
         Ok(())
     }
 
-    /// Whether a thread of the kernel works at a receive or a send, after all were cancelled: it may use their memory.
+    /// Whether a kernel thread is running a receive or a send after all were cancelled: it may use their memory.
     pub(super) fn is_transfer_under_way(&self) -> bool {
         let mut in_flight = self.in_flight().into_iter();
         in_flight.any(|(op, user_data)| {
@@ -77,7 +78,7 @@ impl<K: Kernel> IoUring<K> {
         })
     }
 
-    /// What connections have in flight, as far as completions were handled.
+    /// Operations of connections in flight, by the completions handled so far.
     fn in_flight(&self) -> Vec<(Op, u64)> {
         let mut all = Vec::new();
         self.connections.borrow_mut().for_each(|key, connection| {
@@ -87,7 +88,7 @@ impl<K: Kernel> IoUring<K> {
         all
     }
 
-    /// Registers buffers in the place of those of which some were lost with their completions. No receive is in flight.
+    /// Registers new buffers, because some of the old ones were lost with their completions. No receive is in flight.
     fn renew_buffers(&self) {
         let mut buffers = self.buffers.borrow_mut();
         let Some(old) = buffers.take() else { return };
@@ -96,7 +97,7 @@ impl<K: Kernel> IoUring<K> {
             *buffers = Some(old);
             return;
         }
-        // Without buffers receives wait by polls.
+        // Without buffers, receives wait by polls.
         *buffers = Buffers::register(&mut ring, old.count(), old.size() as u32).ok();
     }
 }

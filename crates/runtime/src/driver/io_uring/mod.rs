@@ -1,27 +1,28 @@
-//! The io_uring driver: what would wait is queued during the turn and submitted by the call that waits.
+//! The io_uring driver: operations that would wait are queued during the turn and submitted by the call that waits.
 //!
-//! A fresh connection is served like with epoll: receive and send at once, because the data is usually there and a
-//! request per connection gains nothing from a queue. From the first receive on that had to wait the connection uses
-//! the ring: a receive is armed with provided buffers, and what it gets is copied to a lease when it completes, so a
-//! waiting connection holds no memory of ours and a buffer never outlives its completion. Of a connection that is kept
-//! alive one multishot receive serves all requests. A short answer is queued: its [`Output`] goes on loan until the
-//! completion. What is large, or goes on after a full socket, is tried directly and waits by a poll, which moves no
-//! data before somebody wants it: a slow consumer stops the sender. A short answer that is there at once is sent
-//! fire-and-forget: it leaves with the call that ends the turn, and nobody waits for it (`fire_and_forget.rs`). Sockets
-//! are closed with that call, too. A multishot receive whose data nobody reads is ended.
-//! (`streams.rs`, and `connection.rs` for its slots)
+//! - A fresh connection is served as with epoll: direct receive and send, because the data is usually there and one
+//!   request per connection gains nothing from a queue. From the first receive that had to wait, the connection uses
+//!   the ring.
+//! - Receives on the ring use provided buffers, whose bytes are copied to a lease on completion: a waiting connection
+//!   holds no memory, and a buffer never outlives its completion. A keep-alive connection has one multishot receive for
+//!   all its requests; it is ended if its data is not read.
+//! - A short response that is ready at once is sent fire-and-forget, with the call that ends the turn
+//!   (`fire_and_forget.rs`). Other short responses are queued: their [`Output`] is on loan until the completion. Large
+//!   ones, and those that continue after a full socket, are sent directly and wait by a poll, which moves no data
+//!   before the consumer wants it: a slow consumer stops the sender.
+//! - Sockets are closed with the call that ends the turn.
 //!
-//! Operations have a shape that leaves little to go wrong. There is at most one of each [`Op`] per connection. A poll
-//! of the task only *notes* what it wants; the entry is made when the turn ends, from what the slot says then, so
-//! nothing is ever submitted for a descriptor that has been closed or given to another. User data is operation +
-//! generation + slot. The slot of a closed connection stays until its last operation has completed: it holds the memory
-//! of a send, repeats a cancellation that found nothing, and is what the end of a loop waits for. That no completion
-//! reaches the next owner of a slot does not depend on this: the generation sees to it. A completion whose slot has
-//! gone is stale and finds nothing.
+//! Invariants: at most one of each [`Op`] is in flight per connection. A task's poll only *notes* the operation it
+//! wants; the entry is made from the slot's state when the turn ends, so nothing is submitted for a descriptor that has
+//! been closed or reused. User data is operation + generation + slot: the generation keeps a completion from reaching
+//! the next owner of a slot, and a completion without a slot is stale and ignored. The slot of a closed connection
+//! stays until its last operation has completed: it holds the memory of a send, repeats a cancellation that found
+//! nothing, and lets the end of a loop wait.
 //!
-//! Losing nothing: a receive without a buffer (ENOBUFS) is done directly; a full completion queue is kept by the kernel
-//! and read with the next call; a multishot operation that the kernel ends is armed again. What the kernel has no
-//! memory for has failed with ENOMEM: that connection ends, accepting pauses, and the rest goes on. Where it had none
+//! No data is lost: a receive without a buffer (ENOBUFS) is repeated directly; the kernel keeps completions that
+//! overflow their queue for the next call; a multishot operation that the kernel ends is armed again. An operation for
+//! which the kernel has no memory fails with ENOMEM: its connection ends, accepting pauses, and the rest goes on. If
+//! completions themselves were lost, everything in flight is cancelled (`lost.rs`).
 //! to keep a completion, all that is in flight is cancelled to find out whose it was (`lost.rs`).
 
 mod buffers;
@@ -73,25 +74,25 @@ use crate::files::file_read::{FileRead, FileReading};
 use crate::memory::buffer::Buffer;
 use crate::memory::output::Output;
 
-/// How many unused [`Sending`]s are kept.
+/// Limit of unused [`Sending`]s that are kept.
 const SENDINGS_KEPT_MAX: usize = 64;
 
-/// For what belongs to no connection.
+/// Key for operations that belong to no connection.
 const NO_KEY: Key = Key { index: 0, generation: 0 };
 
-/// What the self-test wants to receive: fits every buffer.
+/// Bytes that the self-test receives: fewer than any buffer holds.
 const TEST_BYTES_MAX: usize = 16;
 
 /// Calls until a cancelled receive must have completed: one, unless the queue was full.
 const CANCEL_CALLS_MAX: u32 = 16;
 
-/// What stands behind the driver.
+/// The world behind the driver: the kernel, or a simulation.
 pub(crate) trait Kernel {
     type Queues: Queues;
     type Sockets: Sockets;
 }
 
-/// The kernel itself.
+/// The real kernel.
 pub(crate) struct Linux;
 
 impl Kernel for Linux {
@@ -100,31 +101,31 @@ impl Kernel for Linux {
 }
 
 pub(crate) struct IoUring<K: Kernel = Linux> {
-    /// Dropped first: then the kernel has let go of the memory below.
+    /// Dropped first, after which the kernel no longer uses the memory below.
     ring: RefCell<Ring<K::Queues>>,
     sockets: K::Sockets,
     buffers: RefCell<Option<Buffers>>,
     connections: RefCell<Slots<Connection>>,
     listeners: Listeners,
     file_reads: FileReads,
-    /// What to look at when the turn ends.
+    /// Requests to carry out when the turn ends.
     requests: RefCell<Vec<Request>>,
     completions: RefCell<Vec<Completion>>,
-    /// Not dropped before reuse: they keep the allocations of a send.
+    /// Sends for reuse, which keep their allocations.
     #[expect(clippy::vec_box, reason = "the kernel knows their address while they are in use")]
     sendings: RefCell<Vec<Box<Sending>>>,
     tickets: Cell<u32>,
     fire_and_forget_sends: RefCell<FireAndForgetSends>,
-    /// The kernel carries fire-and-forget sends out while it takes them.
+    /// The kernel carries out fire-and-forget sends while it accepts them.
     may_send_fire_and_forget: Cell<bool>,
-    /// To be closed when the turn ends.
+    /// Sockets to close when the turn ends.
     closing: RefCell<Vec<OwnedFd>>,
-    /// Connections that stayed when they were closed, the newest last; see `fire_and_forget.rs`.
+    /// Closed connections that stay to send their rest, newest last; see `fire_and_forget.rs`.
     closed: RefCell<VecDeque<Key>>,
-    /// How many of them are still there, and who waits until none is.
+    /// Number of those that still exist, and the task that waits until there are none.
     staying: Cell<usize>,
     all_sent_waiter: RefCell<Parked>,
-    /// The kernel can close without a word.
+    /// The kernel can close a descriptor without a completion.
     may_close: bool,
     inbox: OwnedFd,
     is_inbox_armed: Cell<bool>,
@@ -133,21 +134,22 @@ pub(crate) struct IoUring<K: Kernel = Linux> {
     buffers_missed: Cell<u64>,
     completions_max: usize,
     turn: Cell<u32>,
-    /// After the last call there was more for the next one.
+    /// The last call left events for the next one.
     has_more: Cell<bool>,
 }
 
 enum Request {
-    /// A connection wants operations.
+    /// Submit the wanted operations of a connection.
     Connection(Key),
-    /// The operation of this user data is not wanted any more.
+    /// Cancel the operation with this user data.
     Cancel(u64),
 }
 
 impl IoUring<Linux> {
-    /// A driver that has been tried out; `is_best_only` = with the features that make it better than epoll.
+    /// A driver that has passed its self-test. `is_best_only` = fail unless the kernel has the features that make it
+    /// better than epoll.
     ///
-    /// Errors: why the kernel cannot or must not be used this way.
+    /// Errors: the reason why the kernel cannot or must not be used this way.
     pub fn new(
         options: &RingOptions,
         is_best_only: bool,
@@ -164,7 +166,7 @@ impl IoUring<Linux> {
         Ok(driver)
     }
 
-    /// Sends and receives over a socket pair by every operation that will be used.
+    /// Sends and receives over a socket pair with every operation that will be used.
     fn test(&self) -> io::Result<()> {
         let refused = |what: &str| io::Error::new(io::ErrorKind::Unsupported, format!("its self-test failed: {what}"));
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -176,7 +178,7 @@ impl IoUring<Linux> {
             connections.get_mut(near).expect("just attached").is_on_ring = true;
             connections.get_mut(far).expect("just attached").expects = Expects::Messages;
         }
-        // A round for each kind of receive, as the kernel may not know the better ones.
+        // One round for each kind of receive, as the kernel may not know the better ones.
         let tested = (0..3).try_for_each(|_| {
             let mut cx = Context::from_waker(Waker::noop());
             let (mut output, mut input) = (Output::new(), Buffer::new());
@@ -187,7 +189,7 @@ impl IoUring<Linux> {
             if !is_pending {
                 return Err(refused("nothing was queued"));
             }
-            // All of it happens within the first call; the second is for kernels that put it off.
+            // All of it happens within the first call; the second is for kernels that defer work.
             for _ in 0..2 {
                 self.wait(Some(Duration::ZERO))?;
             }
@@ -210,10 +212,9 @@ impl IoUring<Linux> {
 }
 
 impl<K: Kernel> IoUring<K> {
-    /// A driver over these queues and sockets; `can_skip_success` = an operation can end without a word when all went
-    /// well.
+    /// A driver over these queues and sockets. `can_skip_success` = successful operations can complete silently.
     ///
-    /// Errors: the kernel's, when it has no buffers or descriptors.
+    /// Errors: the kernel's, when there is no memory for buffers or no descriptor.
     pub fn over(
         queues: K::Queues,
         sockets: K::Sockets,
@@ -266,13 +267,13 @@ impl<K: Kernel> IoUring<K> {
         })
     }
 
-    /// Has the entry of this operation made when the turn ends.
+    /// Requests that the entry of this operation is made when the turn ends.
     fn request(&self, key: Key, connection: &mut Connection, op: Op) {
         connection.wanted.add(op);
         self.request_wanted(key, connection);
     }
 
-    /// Has the entries of all that a connection wants made when the turn ends.
+    /// Requests that the entries of all wanted operations are made when the turn ends.
     fn request_wanted(&self, key: Key, connection: &mut Connection) {
         if !std::mem::replace(&mut connection.is_requested, true) {
             self.requests.borrow_mut().push(Request::Connection(key));
@@ -289,7 +290,7 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
-    /// Turns to idle connections; returns how long to wait.
+    /// Ends receives of idle connections; returns the time to wait.
     fn sweep(&self, timeout: Option<Duration>) -> Option<Duration> {
         let mut connections = self.connections.borrow_mut();
         let may_arm = !self.requests.borrow().is_empty();
@@ -300,7 +301,7 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
-    /// Makes the entries of everything that was requested in this turn.
+    /// Makes the entries of all requests of this turn.
     fn make_entries(&self) {
         let mut ring = self.ring.borrow_mut();
         if !self.is_inbox_armed.replace(true) {
@@ -332,12 +333,12 @@ impl<K: Kernel> IoUring<K> {
         }
     }
 
-    /// Has the kernel close what was closed in this turn.
+    /// Makes the entries that close the sockets closed in this turn.
     fn make_closes(&self, ring: &mut Ring<impl Queues>) {
         for socket in self.closing.borrow_mut().drain(..) {
             let descriptor = socket.into_raw_fd();
             let close = opcode::Close::new(types::Fd(descriptor)).build().flags(Flags::SKIP_SUCCESS);
-            // SAFETY: the descriptor is nobody's any more, and stays what it is until the kernel takes the entry.
+            // SAFETY: the descriptor has no other owner, and stays open until the kernel accepts the entry.
             unsafe { ring.push(&close.user_data(user_data(KIND_CLOSE, key_of_descriptor(descriptor)))) };
         }
     }
@@ -354,7 +355,7 @@ impl<K: Kernel> IoUring<K> {
             KIND_CANCEL if completion.was_refused() => self.listeners.cancel_again(key),
             KIND_CANCEL_OP if completion.was_refused() || completion.result == -libc::ENOENT => self.cancel_again(key),
             KIND_CLOSE if completion.was_refused() => self.sockets.close(descriptor_of_key(key)),
-            // `handle_failed_fire_and_forget_sends` has seen to these.
+            // Failed sends were handled by `handle_failed_fire_and_forget_sends`.
             KIND_CANCEL | KIND_CANCEL_OP | KIND_CLOSE | KIND_FIRE_AND_FORGET_SEND => {}
             KIND_FILE_READ => self.file_reads.handle_completion(key, completion),
             KIND_LISTENER => self.listeners.handle_completion(key, completion),
@@ -372,7 +373,7 @@ impl<K: Kernel> IoUring<K> {
             self.buffers_missed.update(|count| count + u64::from(completion.result == -libc::ENOBUFS));
         }
         let mut is_broken_off = false;
-        // A slot outlives its operations, so this is not expected; a buffer goes back nevertheless.
+        // A slot outlives its operations, so this is not expected; the buffer is returned nevertheless.
         if let Some(connection) = connections.get_mut(key) {
             if completion.result == -libc::EINVAL && op == Op::Recv && connection.receive != Receive::Single {
                 // An older kernel.
@@ -388,14 +389,14 @@ impl<K: Kernel> IoUring<K> {
             };
             connection.handle(op, completion, bytes, receive_options);
             if let Some(sent) = connection.take_owned() {
-                // Nobody else might say so.
+                // No other operation may report this error.
                 if let Some(Err(errno)) = sent.result {
                     self.break_off(connection, errno);
                     is_broken_off = true;
                 } else if sent.is_last
                     && let Some(socket) = &connection.socket
                 {
-                    // A peer that has gone meanwhile is no news.
+                    // If the peer has gone meanwhile, there is nothing left to do.
                     let _ = self.sockets.shutdown_write(socket.as_fd());
                 }
                 self.keep(sent);
@@ -430,11 +431,12 @@ impl<K: Kernel> IoUring<K> {
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
 
-    /// Part of what was to be sent is missing for good: nothing may follow. The caller wakes everybody.
+    /// Marks a connection as broken whose data was sent only in part: nothing may follow. The caller wakes all its
+    /// tasks.
     fn break_off(&self, connection: &mut Connection, errno: Errno) {
         connection.break_off(errno);
         if let Some(socket) = &connection.socket {
-            // One that is broken has ended.
+            // Fails only if the connection has ended already.
             let _ = self.sockets.shutdown(socket.as_fd());
         }
     }
@@ -468,12 +470,13 @@ impl<K: Kernel> Driver for IoUring<K> {
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
         let timeout = self.sweep(timeout);
         self.make_entries();
-        // Held while wakers run: only this function uses it, and no waker calls it.
+        // Borrowed while wakers run: only this function uses it, and no waker calls it.
         let mut completions = self.completions.borrow_mut();
         {
             let mut ring = self.ring.borrow_mut();
             let is_look = timeout == Some(Duration::ZERO);
-            // A call does a bounded part of the kernel's work; a look has to see all that has happened.
+            // A call does a bounded part of the kernel's work; a wait of no time has to see everything that has
+            // happened.
             for _ in 0..if is_look { CANCEL_CALLS_MAX } else { 1 } {
                 if ring.has_work() || !(is_look || ring.has_completions()) {
                     ring.enter(timeout)?;
@@ -497,7 +500,7 @@ impl<K: Kernel> Driver for IoUring<K> {
         }
         self.clear_fire_and_forget_sends();
         if !has_lost {
-            // Where there were fire-and-forget sends all that had completed was taken.
+            // If there were fire-and-forget sends, more than the limit was taken.
             self.ring.borrow_mut().put_back(
                 &mut completions,
                 self.completions_max,
@@ -516,13 +519,14 @@ impl<K: Kernel> Driver for IoUring<K> {
     }
 }
 
-/// A descriptor that the ring is to close, as user data has it.
+/// Encodes a descriptor that the ring is to close as a key for user data.
 fn key_of_descriptor(descriptor: RawFd) -> Key {
     Key { index: descriptor as u32, generation: 0 }
 }
 
-/// The descriptor that the ring was to close and has not.
+/// The descriptor of a close that the kernel has refused.
 fn descriptor_of_key(key: Key) -> OwnedFd {
-    // SAFETY: `make_closes` has made the key of a descriptor that is nobody's, and the kernel has not taken its entry.
+    // SAFETY: `make_closes` made the key of a descriptor without another owner, and the kernel has not accepted its
+    // entry.
     unsafe { OwnedFd::from_raw_fd(key.index as RawFd) }
 }

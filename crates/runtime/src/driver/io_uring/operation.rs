@@ -1,13 +1,13 @@
-//! What may be in flight for a socket, and how the kernel is told whose it is.
+//! Operations on sockets, and the user data that identifies them.
 //!
-//! User data is operation + generation + slot: a completion whose slot has gone finds nothing.
+//! User data is operation + generation + slot: a completion whose slot was freed is ignored.
 
 use io_uring::opcode;
 
 use super::ring::{Queues, Ring};
 use crate::executor::slots::Key;
 
-/// What may be in flight for a connection, once each.
+/// An operation of a connection. At most one of each is in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum Op {
@@ -18,14 +18,14 @@ pub(super) enum Op {
     /// A poll for room to write.
     Writable = 2,
     Send = 3,
-    /// A poll for the peer's leaving.
+    /// A poll for the peer's hang-up.
     HungUp = 4,
-    /// The cancellation of `Recv`. Is wanted, but never in flight.
+    /// The cancellation of `Recv`. It can be wanted, but is never in flight.
     EndRecv = 5,
 }
 
 impl Op {
-    /// In the order in which they are submitted.
+    /// In the order of submission.
     pub(super) const ALL: [Op; 6] = [Op::Readable, Op::Recv, Op::Writable, Op::Send, Op::HungUp, Op::EndRecv];
 }
 
@@ -33,13 +33,13 @@ impl Op {
 const KIND_SHIFT: u32 = crate::executor::slots::GENERATION_BITS;
 pub(super) const KIND_LISTENER: u64 = 8;
 pub(super) const KIND_INBOX: u64 = 9;
-/// The cancellation of something else than an [`Op`].
+/// The cancellation of an operation that is no [`Op`].
 pub(super) const KIND_CANCEL: u64 = 10;
 /// The cancellation of a connection's [`Op`].
 pub(super) const KIND_CANCEL_OP: u64 = 11;
 /// A fire-and-forget send.
 pub(super) const KIND_FIRE_AND_FORGET_SEND: u64 = 12;
-/// A close that nobody waits for.
+/// A close, which has no waiter.
 pub(super) const KIND_CLOSE: u64 = 13;
 pub(super) const KIND_FILE_READ: u64 = 14;
 const _: () = assert!(KIND_SHIFT <= 28 && KIND_FILE_READ < 16);

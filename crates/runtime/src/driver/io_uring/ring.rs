@@ -1,9 +1,9 @@
-//! The ring itself: submission, waiting, and taking completions. Knows no sockets.
+//! The ring itself: submission, waiting, and taking completions. Does not know sockets.
 //!
-//! Nothing stays in the submission queue across a call: an entry names a descriptor, which may mean another socket
-//! later. What the kernel does not take for want of memory is taken out of the queue again, and has failed with ENOMEM:
-//! whoever wanted it hears of it like of every other end of an operation ([`Completion::was_refused`]). Completions
-//! that the kernel had no memory to keep are counted ([`Ring::has_lost`]): only the driver can find out whose they
+//! Nothing stays in the submission queue across a call: an entry names a descriptor, which may later be another socket.
+//! Entries that the kernel does not accept for want of memory are withdrawn and fail with ENOMEM, which is reported
+//! like any other completion ([`Completion::was_refused`]). Completions that the kernel had no memory to keep are only
+//! counted ([`Ring::has_lost`]): the driver has to find out whose they were.
 //! were.
 
 use std::io;
@@ -15,36 +15,35 @@ use io_uring::types::BufRingEntry;
 
 use crate::driver::{RingCounters, shortage};
 
-/// Calls until cancelled operations have ended: each ends a score of them, and a loop has some thousands at most.
+/// Calls until cancelled operations have ended: each call ends about 20, and a loop has some thousands at most.
 const CANCEL_CALLS_MAX: u32 = 100_000;
 
-/// Calls until everything queued is submitted: one, or a few where an entry in error ends a batch, or completions have
-/// to be taken before more is submitted. Each takes an entry at least, or there is no more room in the completion
-/// queue.
+/// Calls until everything queued is submitted: one, or a few if an erroneous entry ends a batch or completions have to
+/// be taken first. Each call submits at least one entry, unless the completion queue is full.
 const SUBMIT_CALLS_MAX: u32 = 10_000;
 
-/// How long the loop waits for events after a call has refused operations and the one before has, too: what is wanted
-/// again at once is tried a hundred times in a second. The loop's doorbell may be among it, so calls from other threads
-/// come late by this.
+/// Time that the loop waits for events after two calls in a row have refused operations: an operation that is wanted
+/// again at once is tried a hundred times a second. The loop's doorbell may be among them, so calls from other threads
+/// may be late by this time.
 const REFUSED_WAIT: Duration = Duration::from_millis(10);
 
-/// The two queues that a program shares with the kernel, and the calls on them: the kernel's (`linux.rs`), or those of
-/// a simulated world.
+/// The two queues shared with the kernel, and the calls on them: the kernel's (`linux.rs`), or those of a simulated
+/// world.
 pub(crate) trait Queues {
-    /// Adds an entry to what the next call submits; false when there is no room for it.
+    /// Adds an entry for the next call; false when the queue is full.
     ///
     /// # Safety
     ///
     /// As for [`Ring::push`].
     unsafe fn push(&mut self, entry: &squeue::Entry) -> bool;
 
-    /// How many entries have not been taken yet.
+    /// Number of entries that the kernel has not accepted yet.
     fn queued(&mut self) -> usize;
 
-    /// Takes out of the queue again what has not been taken.
+    /// Removes the entries that were not accepted from the queue.
     fn withdraw(&mut self);
 
-    /// io_uring_enter(2): submits what is queued, has the kernel do its deferred work, and waits for a completion until
+    /// io_uring_enter(2): submits the queue, lets the kernel do its deferred work, and waits for a completion until
     /// `timeout` (for ever if `None`). Errors: the kernel's. ETIME is one.
     fn call(&mut self, timeout: Option<Duration>) -> io::Result<()>;
 
@@ -54,33 +53,32 @@ pub(crate) trait Queues {
     /// Whether completions can be taken without a call.
     fn has_completions(&mut self) -> bool;
 
-    /// Whether a call is needed although nobody wants to wait.
+    /// Whether a call is needed even if the loop does not wait.
     fn needs_call(&mut self) -> bool;
 
-    /// Whether the kernel says that it has more to do when it is called again.
+    /// Whether the kernel reports deferred work, which the next call does.
     fn has_deferred_work(&mut self) -> bool;
 
-    /// Whether there are completions that did not fit their queue: the next call brings them.
+    /// Whether completions have overflowed their queue: the next call brings them.
     fn has_overflow(&mut self) -> bool;
 
-    /// How many completions the kernel had no memory to keep, since the queues were set up and modulo 2³²: nobody
-    /// will see them.
+    /// Number of completions lost for want of memory, since the queues were set up and modulo 2³².
     fn lost(&mut self) -> u32;
 
     /// Cancels all operations. Errors: the kernel's; `Unsupported` where it cannot do that.
     fn cancel_all(&mut self) -> io::Result<()>;
 
-    /// Whether there is such an operation, after all were cancelled: then a thread of the kernel works at it.
+    /// Whether an operation with this user data remains after all were cancelled: then a kernel thread is running it.
     fn has_operation(&mut self, user_data: u64) -> bool;
 
-    /// Has the kernel take buffers from a ring of `count` entries. Errors: the kernel's (EINVAL before 5.19).
+    /// Registers a ring of `count` provided buffers. Errors: the kernel's (EINVAL before 5.19).
     ///
     /// # Safety
     ///
-    /// The entries, and the memory that those between head and tail name, stay until the queues are dropped.
+    /// The entries, and the memory that those between head and tail name, must stay until the queues are dropped.
     unsafe fn register_buffers(&mut self, entries: NonNull<BufRingEntry>, count: u16, group: u16) -> io::Result<()>;
 
-    /// Has the kernel forget the buffers of this group. Errors: the kernel's.
+    /// Unregisters the buffers of this group. Errors: the kernel's.
     fn unregister_buffers(&mut self, group: u16) -> io::Result<()>;
 
     /// As [`crate::driver::Driver::next_event`].
@@ -89,7 +87,7 @@ pub(crate) trait Queues {
     }
 }
 
-/// What became of one operation.
+/// The result of one operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
     pub user_data: u64,
@@ -101,13 +99,13 @@ impl Completion {
     /// A flag that no kernel uses.
     const REFUSED: u32 = 1 << 14;
 
-    /// Of an operation that the kernel had no memory to take, or to tell the end of.
+    /// The completion of an operation that the kernel had no memory to accept, or whose completion it has lost.
     pub fn refused(user_data: u64) -> Completion {
         Completion { user_data, result: -libc::ENOMEM, flags: Self::REFUSED }
     }
 
-    /// Whether the kernel had no memory to take the operation, which was never begun, or to tell its end. The result is
-    /// ENOMEM then.
+    /// Whether the kernel had no memory to accept the operation, which was never begun, or has lost its completion. The
+    /// result is ENOMEM then.
     pub fn was_refused(&self) -> bool {
         self.flags == Self::REFUSED
     }
@@ -115,15 +113,15 @@ impl Completion {
 
 pub(super) struct Ring<Q> {
     queues: Q,
-    /// Completions that had to make room, and those of what was refused.
+    /// Completions taken early, and those of refused operations.
     stash: Vec<Completion>,
-    /// The user data of what was queued since the last call that took everything.
+    /// User data of the entries queued since the last call that accepted all.
     queued: Vec<u64>,
-    /// The last call that had something to submit has refused some of it.
+    /// The last call with entries to submit has refused some.
     has_refused: bool,
     /// [`Queues::lost`] after the last call.
     lost: u32,
-    /// How many of these were not seen to.
+    /// Lost completions that were not handled yet.
     unhandled_lost: u32,
     pub counters: RingCounters,
 }
@@ -146,29 +144,29 @@ impl<Q: Queues> Ring<Q> {
     ///
     /// # Safety
     ///
-    /// The descriptor and the memory that `entry` names must be what is meant until it is submitted, and memory that
-    /// the kernel reads or writes later must stay in place until its completion.
+    /// The descriptor and memory that `entry` names must stay valid until it is submitted, and memory that the kernel
+    /// uses later must stay in place until its completion.
     pub unsafe fn push(&mut self, entry: &squeue::Entry) {
         self.counters.operations += 1;
         // SAFETY: the caller's promise.
         while !unsafe { self.queues.push(entry) } {
-            // An error comes again when the turn ends, and is told there. It leaves nothing in the queue.
+            // The error repeats when the turn ends and is reported there. The queue is empty after it.
             let _ = self.enter(Some(Duration::ZERO));
         }
         self.queued.push(entry.get_user_data());
     }
 
-    /// Whether a call is needed although nobody wants to wait.
+    /// Whether a call is needed even if the loop does not wait.
     pub fn has_work(&mut self) -> bool {
         self.queues.needs_call()
     }
 
-    /// Whether the kernel says that it has more to do when it is called again.
+    /// Whether the kernel reports deferred work, which the next call does.
     pub fn has_deferred_work(&mut self) -> bool {
         self.queues.has_deferred_work()
     }
 
-    /// Whether there are completions that did not fit their queue: the next call brings them.
+    /// Whether completions have overflowed their queue: the next call brings them.
     pub fn has_overflow(&mut self) -> bool {
         self.queues.has_overflow()
     }
@@ -178,10 +176,11 @@ impl<Q: Queues> Ring<Q> {
         !self.stash.is_empty() || self.queues.has_completions()
     }
 
-    /// Submits what is queued, lets the kernel do its deferred work, and waits for one completion until `timeout`.
-    /// Whatever it returns, the submission queue is empty then: what the kernel has no memory for is refused.
+    /// Submits the queue, lets the kernel do its deferred work, and waits for one completion until `timeout`.
+    /// Afterwards the submission queue is empty, even after an error: operations for which the kernel has no memory are
+    /// refused.
     ///
-    /// Errors: those of a ring that cannot be used.
+    /// Errors: the ring is unusable.
     pub fn enter(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let has_queued = !self.queued.is_empty();
         let mut result = Ok(());
@@ -196,14 +195,14 @@ impl<Q: Queues> Ring<Q> {
                 result = if is_memory_short(&error) { Ok(()) } else { Err(error) };
                 break;
             }
-            // Some kernels take nothing while completions do not fit their queue.
+            // Some kernels accept nothing while completions overflow their queue.
             self.queues.take(&mut self.stash, usize::MAX);
         }
         self.refuse(timeout);
         result
     }
 
-    /// Ends what the kernel has not taken.
+    /// Completes the entries that the kernel has not accepted, with ENOMEM.
     #[cold]
     fn refuse(&mut self, timeout: Option<Duration>) {
         let refused = self.queues.queued();
@@ -222,7 +221,7 @@ impl<Q: Queues> Ring<Q> {
     fn call(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.counters.calls += 1;
         self.counters.overflows += u64::from(self.queues.has_overflow());
-        // With completions at hand there is nothing to wait for.
+        // With completions at hand it does not wait.
         let called = self.queues.call(if self.stash.is_empty() { timeout } else { Some(Duration::ZERO) });
         let lost = self.queues.lost();
         if lost != self.lost {
@@ -230,7 +229,7 @@ impl<Q: Queues> Ring<Q> {
             self.lost = lost;
         }
         match called {
-            // The time is over, a signal, completions that have to be taken before more is submitted, or that are lost.
+            // Timeout, signal, completions that have to be taken before more is submitted, or lost completions.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EBADR)) =>
             {
@@ -246,12 +245,12 @@ impl<Q: Queues> Ring<Q> {
         self.counters.lost += u64::from(count);
     }
 
-    /// Whether completions are lost whose operations were not seen to.
+    /// Whether there are lost completions that were not handled yet.
     pub fn has_lost(&self) -> bool {
         self.unhandled_lost > 0
     }
 
-    /// How many completions are lost whose operations are seen to now.
+    /// Returns the number of lost completions that were not handled yet, and resets it.
     pub fn take_lost(&mut self) -> u32 {
         std::mem::take(&mut self.unhandled_lost)
     }
@@ -263,7 +262,8 @@ impl<Q: Queues> Ring<Q> {
         self.queues.take(into, max - stashed);
     }
 
-    /// Leaves what came beyond `max` for a later [`Ring::take`], in its order, but for what `is_done` says was seen to.
+    /// Puts the completions beyond `max` back for a later [`Ring::take`], in order, except those for which `is_done` is
+    /// true.
     pub fn put_back(&mut self, taken: &mut Vec<Completion>, max: usize, is_done: impl Fn(&Completion) -> bool) {
         if taken.len() > max {
             let rest = taken.drain(max..).filter(|completion| !is_done(completion));
@@ -271,20 +271,20 @@ impl<Q: Queues> Ring<Q> {
         }
     }
 
-    /// Cancels all operations and waits until they have ended; false where the kernel cannot do that (before 6.0).
-    /// Gives `handle` what completes meanwhile. True says nothing of those that a thread of the kernel works at
-    /// ([`Queues::has_operation`]), nor of reads of files: one that a disk is at is neither found nor waited for, and
-    /// over when `handle` has had its completion, which may come later.
+    /// Cancels all operations, waits until they have ended, and gives `handle` every completion; false if the kernel
+    /// cannot do that (before 6.0). True does not include operations that a kernel thread is running
+    /// ([`Queues::has_operation`]), nor file reads: one that has reached the disk is neither found nor waited for, and
+    /// ends with its completion, which may come later.
     pub fn cancel_all(&mut self, handle: impl FnMut(&Completion)) -> bool {
         if self.queues.cancel_all().is_err() {
             return false;
         }
-        // Cancelling only announces it: the operations end when the kernel does its deferred work.
+        // Cancellation only marks them: operations end when the kernel does its deferred work.
         self.drain(handle);
         true
     }
 
-    /// Gives `handle` all that has completed.
+    /// Gives `handle` all completions so far.
     pub fn drain(&mut self, mut handle: impl FnMut(&Completion)) {
         let mut completions = Vec::new();
         for _ in 0..CANCEL_CALLS_MAX {
@@ -298,7 +298,7 @@ impl<Q: Queues> Ring<Q> {
     }
 }
 
-/// Whether the kernel had no memory for what was to be submitted.
+/// Whether the kernel had no memory for the entries to submit.
 fn is_memory_short(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM))
 }

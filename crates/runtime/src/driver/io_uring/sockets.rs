@@ -1,4 +1,4 @@
-//! The calls on sockets that the driver makes itself, beside what it has the ring do.
+//! Socket calls that the driver makes directly, without the ring.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -15,7 +15,7 @@ use crate::socket::SocketAddress;
 use crate::socket::connect::{ConnectError, ConnectOptions, begin_connect};
 use crate::socket::options;
 
-/// The kernel's calls, as [`direct`] has them; or those of a simulated world, which replaces all of them.
+/// The kernel's calls, as in [`direct`], or those of a simulated world, which replaces all of them.
 pub(crate) trait Sockets {
     fn connect(&self, address: &SocketAddress, options: &ConnectOptions) -> Result<(OwnedFd, Fresh), ConnectError> {
         begin_connect(address, options)
@@ -84,7 +84,7 @@ pub(crate) trait Sockets {
         direct::is_broken(socket)
     }
 
-    /// What has become of connecting.
+    /// The result of connecting.
     fn connect_result(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         sockopt::socket_error(socket)?
     }
@@ -93,7 +93,7 @@ pub(crate) trait Sockets {
         net::shutdown(socket, net::Shutdown::Write)
     }
 
-    /// Ends both directions.
+    /// Shuts down both directions.
     fn shutdown(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         net::shutdown(socket, net::Shutdown::Both)
     }
@@ -110,13 +110,13 @@ pub(crate) trait Sockets {
         drop(socket);
     }
 
-    /// Who has the datagram sockets, if it is not the driver.
+    /// The owner of datagram sockets, if it is not the driver.
     fn datagrams(&self) -> Option<&dyn DatagramDriver> {
         None
     }
 }
 
-/// The kernel's.
+/// The kernel's sockets.
 pub(crate) struct LinuxSockets;
 
 impl Sockets for LinuxSockets {}

@@ -1,5 +1,5 @@
-//! Streams on the ring: what connections are asked for by their tasks. What is there at once is done at once; for the
-//! rest an operation is noted, and the task parked until it completes.
+//! Streams on the ring. An operation that can succeed at once is a direct call; otherwise its entry is requested and
+//! the task parked until it completes.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -21,17 +21,17 @@ use crate::socket::SocketAddress;
 use crate::socket::connect::{ConnectError, ConnectOptions};
 use crate::socket::splice;
 
-/// Answers up to this size are queued. For larger ones the system call costs little, and the kernel's copying should
-/// not hold up what is queued behind.
+/// Responses up to this size are queued. For larger ones the system call costs little, and the kernel's copying would
+/// delay the entries behind them.
 const QUEUED_SEND_MAX: usize = 32 * 1024;
 
 /// Sockets that the call at the end of a turn closes at most: as many as a turn has polls.
 const CLOSES_MAX: usize = 512;
 
 impl<K: Kernel> IoUring<K> {
-    /// Runs `operation` if it may succeed, until it succeeds or would block; then has the task woken by `op`.
+    /// Runs `operation` if it may succeed, until it succeeds; if it would block, parks the task until `op` completes.
     ///
-    /// `operation` is called with the table borrowed: it makes system calls and runs nobody's code.
+    /// `operation` is called with the table borrowed: it makes system calls and runs no foreign code.
     pub(super) fn attempt<T>(
         &self,
         key: Key,
@@ -69,7 +69,7 @@ impl<K: Kernel> IoUring<K> {
         Poll::Pending
     }
 
-    /// What the ring has received, or `None` if the reader has to try for itself.
+    /// Takes bytes that the ring has received, or `None` if the reader has to receive directly.
     fn take_received(&self, key: Key, into: &mut Buffer, max: usize) -> Option<io::Result<usize>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
@@ -89,7 +89,7 @@ impl<K: Kernel> IoUring<K> {
         Some(appended.map(|()| count))
     }
 
-    /// What became of the send in flight: `None` if there is none and `out` is to be sent.
+    /// Result of the send in flight: `None` if there is none and `out` is to be sent.
     fn poll_sending(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Option<Poll<io::Result<usize>>> {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
@@ -112,7 +112,7 @@ impl<K: Kernel> IoUring<K> {
         drop(connections);
         self.keep(sending);
         match result {
-            // Not this queue's send, or nothing of it: now this one.
+            // The send of another queue, or one that sent nothing: now `out` is sent.
             _ if !is_own => out.forget_loan(),
             Ok(0) => {}
             Ok(sent) => return Some(Poll::Ready(Ok(sent))),
@@ -121,12 +121,12 @@ impl<K: Kernel> IoUring<K> {
         None
     }
 
-    /// Puts `out` on the ring if it is fit for that.
+    /// Puts `out` on the ring if it qualifies.
     fn queue_send(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> bool {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         let is_fit = connection.is_on_ring && connection.writable && !connection.hung_up;
-        // What is followed by a file has to be sent before that, which is now.
+        // Data that a file follows has to be sent before that, which is now.
         if !is_fit || out.more_follows() || out.len_bytes() > QUEUED_SEND_MAX || out.chunk_count() > SLICES_MAX {
             return false;
         }
@@ -237,7 +237,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             if connection.busy.as_ref().is_some_and(|busy| busy.has_input()) {
                 return Poll::Ready(Ok(()));
             }
-            // What the receive in flight gets is kept for the next reader.
+            // The data of the receive in flight is kept for the next reader.
             if connection.in_flight.has(Op::Recv) {
                 let displaced = connection.reader.park(cx.waker());
                 drop(connections);
@@ -262,7 +262,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         let is_told = {
             let mut connections = self.connections.borrow_mut();
             let connection = connections.get_mut(key).expect("an open stream owns its slot");
-            // The receive or the poll that is in flight is told of what comes, and of the end.
+            // The receive or poll in flight will report data and the end.
             let is_quiet = connection.busy.as_ref().is_none_or(|busy| !busy.has_input()) && !connection.hung_up;
             let is_polled = connection.in_flight.has(Op::Readable) && !connection.readable;
             is_quiet && (connection.in_flight.has(Op::Recv) || is_polled)
@@ -306,9 +306,9 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             if max > buffer_bytes {
                 connection.expects = Expects::Bodies;
             }
-            // What the receive in flight gets comes first.
+            // Data of the receive in flight comes first.
             if connection.in_flight.has(Op::Recv) {
-                // A body or a tunnel: received piece by piece into its destination, when somebody wants it.
+                // A body or a tunnel: received in pieces directly into its destination, when the reader asks.
                 if max > buffer_bytes
                     && connection.receive == Receive::Multishot
                     && connection.end_receive(Receive::Ending)
@@ -320,7 +320,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
                 drop(displaced);
                 return Poll::Pending;
             }
-            // One of the two waits, never both: what an earlier call wanted and is not in flight yet is forgotten.
+            // Only one of the two may wait: an earlier wish that is not in flight yet is dropped.
             connection.wanted.remove(Op::Recv);
             if connection.expects != Expects::Bodies && !connection.in_flight.has(Op::Readable) {
                 connection.wanted.remove(Op::Readable);
@@ -334,11 +334,11 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             if received > 0 {
                 connection.expects.note_received();
             }
-            // All that came is less than a buffer holds: the next may be received on the ring again.
+            // Everything that came fits a buffer: the next receive may use the ring again.
             if max <= buffer_bytes && received < max {
                 connection.expects = Expects::Messages;
             }
-            // As in the other driver.
+            // As in the epoll driver.
             connection.readable = received == max || received == 0 || connection.hung_up;
             Ok(received)
         })
@@ -353,7 +353,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
             return polled;
         }
         if out.is_empty() {
-            // All that it had was on loan to a connection that has gone.
+            // All its data was on loan to a connection that has gone.
             return Poll::Ready(Ok(0));
         }
         if self.queue_send(key, cx, out) {
@@ -417,15 +417,14 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         length: usize,
     ) -> Poll<io::Result<usize>> {
         self.send_fire_and_forget_now_by(key);
-        // A send that nobody waits for any more still comes first.
+        // A send whose waiter has gone still comes first.
         if let Some(Poll::Pending) = self.poll_sending(key, cx, &mut Output::new()) {
             return Poll::Pending;
         }
         self.attempt(key, cx, Op::Writable, |connection| {
             let asked = length.min(SEND_MAX);
             let sent = self.sockets.sendfile(connection.socket().as_fd(), file, offset, asked)?;
-            // Mostly the socket is full. If it was the end of a file that was cut off instead, the poll tells of room
-            // at once.
+            // Mostly the socket is full. If the file was truncated instead, the poll reports room at once.
             connection.writable = sent == asked || connection.hung_up;
             Ok(sent)
         })
@@ -434,7 +433,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
     fn poll_connected(&self, key: Key, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.attempt(key, cx, Op::Writable, |connection| match connection.take_error(false) {
             Some(errno) => Err(errno),
-            // The kernel has told of room to send, and would have told of an error.
+            // The kernel has reported room to send, and would have reported an error.
             None if !connection.hung_up && !connection.has_failed_poll() => Ok(()),
             None => self.sockets.connect_result(connection.socket().as_fd()),
         })
@@ -502,7 +501,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
     fn receives_ahead(&self, key: Key) -> bool {
         let mut connections = self.connections.borrow_mut();
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
-        // What was wanted and is not in flight yet is forgotten.
+        // A receive that was wanted and is not in flight yet is dropped.
         connection.wanted.remove(Op::Recv);
         connection.in_flight.has(Op::Recv) || connection.busy.as_ref().is_some_and(|busy| busy.has_input())
     }
@@ -516,7 +515,7 @@ impl<K: Kernel> StreamDriver for IoUring<K> {
         let connection = connections.get_mut(key).expect("an open stream owns its slot");
         self.send_fire_and_forget_now(key, connection, true);
         if let Some(sending) = connection.sending().filter(|sending| sending.is_owned()) {
-            // What nobody waits for counts as sent.
+            // To its sender a fire-and-forget send is done, so the shutdown follows it.
             sending.is_last = true;
             return Ok(());
         }

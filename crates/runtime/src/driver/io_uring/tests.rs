@@ -1,8 +1,7 @@
-//! What a slot holds on to after its connection was closed, and for how long: what nobody outside can see.
+//! State that a slot keeps after its connection was closed, and for how long: invisible from outside the driver.
 //!
-//! That no completion reaches the next owner of a slot is the generation's doing. The slot stays for the memory that
-//! the kernel reads, for cancellations that have to be made again, and so that the end of a loop knows what to wait
-//! for.
+//! The generation keeps completions from the next owner of a slot. The slot stays for the memory that the kernel reads,
+//! for cancellations that have to be repeated, and so that the end of a loop can wait for it.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -14,10 +13,10 @@ use super::*;
 /// `IORING_CQE_F_MORE`.
 const MORE: u32 = 2;
 
-/// Waits of `CLOSE_PAUSE`, one completion each: only a test that fails needs so many.
+/// Waits of `CLOSE_PAUSE`, one completion each: only a failing test needs so many.
 const WAITS_MAX: u32 = 1000;
 
-/// A driver that takes completions one by one; `None` where the kernel has none.
+/// A driver that takes completions one by one; `None` without io_uring.
 fn driver(options: &RingOptions) -> Option<IoUring> {
     let inbox = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
     let driver = IoUring::new(options, false, 1, inbox.as_fd());
@@ -48,7 +47,7 @@ fn wait_until_free(driver: &IoUring, key: Key) {
     panic!("the slot is not free");
 }
 
-/// Has a send wait for room in the kernel: a queued one, or what is left of a fire-and-forget one.
+/// Makes a send wait for room in the socket: a queued one, or the rest of a fire-and-forget one.
 fn send_into_full_socket(driver: &IoUring, key: Key, is_fire_and_forget: bool) {
     with(driver, key, |connection| while rustix::io::write(connection.socket(), &[7; 1000]).is_ok() {});
     with(driver, key, |connection| while rustix::io::write(connection.socket(), &[7]).is_ok() {});
@@ -57,7 +56,7 @@ fn send_into_full_socket(driver: &IoUring, key: Key, is_fire_and_forget: bool) {
         out.push(vec![1; 900]);
         assert!(driver.poll_send(key, &mut Context::from_waker(Waker::noop()), &mut out).is_pending());
     }
-    // A fire-and-forget one fails first.
+    // A fire-and-forget send fails first.
     for _ in 0..2 {
         driver.wait(Some(Duration::ZERO)).unwrap();
     }
@@ -71,10 +70,10 @@ fn the_memory_of_a_send_stays_until_its_own_completion_whatever_comes_before() {
         let (key, peer) = attach(&driver);
         assert!(driver.poll_peer_closed(key, &mut Context::from_waker(Waker::noop())).is_pending());
         send_into_full_socket(&driver, key, is_fire_and_forget);
-        // What is left of it would keep the connection otherwise.
+        // Otherwise its rest would keep the connection.
         driver.set_linger_reset(key).unwrap();
         driver.close(key);
-        // Until the kernel hears of the end, the poll for the peer's leaving is all that can complete.
+        // Until the kernel gets the cancellations, only the poll for the hang-up can complete.
         let cancellations = std::mem::take(&mut *driver.requests.borrow_mut());
         peer.shutdown(std::net::Shutdown::Write).unwrap();
         while with(&driver, key, |connection| connection.in_flight.has(Op::HungUp)) {
@@ -108,7 +107,7 @@ fn a_loop_that_ends_waits_for_what_closed_connections_have_in_flight() {
     let (key, mut peer) = attach(&driver);
     send_into_full_socket(&driver, key, false);
     driver.close(key);
-    // As kernels have it that cannot cancel everything at once.
+    // As on kernels that cannot cancel everything at once.
     assert!(driver.finish_closed());
     peer.read_to_end(&mut Vec::new()).expect("what had been sent, and the end");
 }

@@ -1,4 +1,4 @@
-//! Sockets of datagrams in a simulated world.
+//! Datagram sockets in a simulated world.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -44,7 +44,7 @@ impl DatagramDriver for Simulated {
         let fate = &self.world.fate;
         let mut datagrams = self.world.datagrams.borrow_mut();
         for (index, transmit) in transmits.iter().enumerate() {
-            // The first one is lost rather than refused: whoever sends one at a time need not know of room.
+            // The first datagram is lost rather than refused: a sender of single datagrams need not wait for room.
             let is_full = index > 0 && fate.strikes(|faults| faults.short_writes);
             match if is_full { Err(Errno::AGAIN) } else { datagrams.send(fate, key, transmit) } {
                 Ok(()) => {}
@@ -64,7 +64,7 @@ impl DatagramDriver for Simulated {
     }
 
     fn set_datagram_gro(&self, _key: Key) -> io::Result<()> {
-        // Nothing is joined here.
+        // Datagrams are never joined in a simulation.
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Listening sockets in a simulated world: each connection is accepted by who asks first.
+//! Listening sockets in a simulated world: the first loop that asks accepts a connection.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -38,7 +38,7 @@ impl ListenerDriver for Simulated {
         key
     }
 
-    /// Batches are chance here.
+    /// The simulation chooses batches at random.
     fn set_accept_options(&self, _key: Key, _options: AcceptOptions) {}
 
     fn detach_listener(&self, key: Key) {

@@ -1,12 +1,12 @@
 //! The simulated driver: sockets of a simulated world (`crate::simulation`) in place of the kernel's.
 //!
-//! It behaves in every way that its two siblings may: an operation is tried when its socket is ready, as with epoll, or
-//! is in flight and completes later, as with io_uring, with bytes received ahead of the reader and an [`Output`] on
-//! loan. Chance decides for each operation which it is, and whether it is short, says EAGAIN for once, or wakes for
-//! nothing. In no case is a byte lost, doubled or moved.
+//! It behaves in every way that the two real drivers may: an operation is tried when its socket is ready, as with
+//! epoll, or is in flight and completes later, as with io_uring, with bytes received ahead of the reader and an
+//! [`Output`] on loan. Chance decides for each operation which it is, and whether it is short, returns a spurious
+//! EAGAIN, or wakes in vain. In no case is a byte lost, duplicated or reordered.
 //!
-//! It makes no system call but for descriptors that serve as names. Instead of waiting for ever it panics, because
-//! nobody outside could end the wait: a task hangs.
+//! Its only system calls make descriptors that serve as names. It panics instead of waiting for ever, because no event
+//! from outside could end the wait: a task hangs.
 
 mod datagrams;
 mod listeners;
@@ -30,10 +30,10 @@ use crate::memory::output::Output;
 use crate::simulation::{Event, Named, Side, World, storm};
 use crate::socket::{ConnectError, ConnectOptions, ConnectStep, SocketAddress};
 
-/// What a receive in flight takes at most, as the buffers of the ring.
+/// Bytes that a receive in flight takes at most, like a buffer of the ring.
 const RECEIVED_MAX: usize = 4096;
 
-/// What is on loan at most, as with io_uring.
+/// Bytes on loan at most, as with io_uring.
 const QUEUED_SEND_MAX: usize = 32 * 1024;
 
 pub(crate) struct Simulated {
@@ -45,16 +45,16 @@ pub(crate) struct Simulated {
 
 struct Socket {
     descriptor: OwnedFd,
-    /// Its end of a connection.
+    /// This end of the connection.
     end: Key,
     is_receiving: bool,
-    /// What a receive in flight got, until the reader takes it.
+    /// Data of a receive in flight that was not read yet.
     received: Vec<u8>,
     receive_error: Option<Errno>,
-    /// A receive in flight has found the end, which is there to be found again.
+    /// A receive in flight has found the end of the stream, which later receives find again.
     has_ended: bool,
     sending: Option<Sending>,
-    /// Each side will be told by chance, once: more than one of these would beget ever more.
+    /// Spurious wake-ups that are planned for each side. At most one each: more would multiply.
     will_be_told: [bool; 3],
     reader: Parked,
     writer: Parked,
@@ -72,7 +72,7 @@ struct Sending {
 enum SendState {
     /// Nothing has been sent yet.
     Waits,
-    /// It has happened and nobody was told.
+    /// The send has happened, but its completion was not reported yet.
     Untold(Result<usize, Errno>),
     Complete(Result<usize, Errno>),
 }
@@ -98,7 +98,7 @@ impl Simulated {
         f(self.sockets.borrow_mut().get_mut(key).expect("an open stream owns its slot"))
     }
 
-    /// Has the task woken when there is news for this side of the socket.
+    /// Parks the task until there is an event for this side of the socket.
     fn park(&self, key: Key, cx: &mut Context<'_>, side: Side) -> Poll<io::Result<usize>> {
         let displaced = self.with(key, |socket| socket.waiter(side).park(cx.waker()));
         drop(displaced);
@@ -108,7 +108,7 @@ impl Simulated {
         Poll::Pending
     }
 
-    /// Whether the kernel says EAGAIN although it need not; it says otherwise later.
+    /// Whether to return a spurious EAGAIN; a wake-up follows later.
     fn hesitates(&self, key: Key, side: Side) -> bool {
         let hesitates = self.world.fate.strikes(|faults| faults.would_block);
         if hesitates {
@@ -117,7 +117,7 @@ impl Simulated {
         hesitates
     }
 
-    /// Has this side told later, whether there is news or not.
+    /// Plans a wake-up of this side, with or without an event.
     fn will_tell(&self, key: Key, side: Side) {
         if !self.with(key, |socket| std::mem::replace(&mut socket.will_be_told[side as usize], true)) {
             self.world.fate.plan(storm(&self.world.fate), Event::Ready { slot: key, side });
@@ -128,7 +128,7 @@ impl Simulated {
         self.world.fate.strikes(|faults| faults.completions)
     }
 
-    /// What a receive in flight has got.
+    /// Takes the data of a receive in flight.
     fn take_received(&self, key: Key, into: &mut Buffer, max: usize) -> Option<io::Result<usize>> {
         self.with(key, |socket| {
             if let Some(errno) = socket.receive_error.take() {
@@ -146,7 +146,7 @@ impl Simulated {
         })
     }
 
-    /// Receives what has arrived; `Err(AGAIN)` when nothing has.
+    /// Receives data that has arrived; `Err(AGAIN)` without any.
     fn receive(&self, end: Key, into: &mut Buffer, max: usize) -> io::Result<usize> {
         let spare = into.spare(max)?;
         let received = self.world.network.borrow_mut().receive(&self.world.fate, end, spare);
@@ -154,7 +154,7 @@ impl Simulated {
         Ok(received?)
     }
 
-    /// Sends the first of these bytes and tells how many.
+    /// Sends bytes from the front of `chunks` and returns how many.
     fn send<'b>(&self, end: Key, chunks: impl Iterator<Item = &'b [u8]>) -> Result<usize, Errno> {
         let fate = &self.world.fate;
         let mut network = self.world.network.borrow_mut();
@@ -167,7 +167,7 @@ impl Simulated {
         Ok(bytes.len())
     }
 
-    /// What became of the send in flight: `None` if there is none and `out` is to be sent.
+    /// Result of the send in flight: `None` if there is none and `out` is to be sent.
     fn poll_sending(&self, key: Key, cx: &mut Context<'_>, out: &mut Output) -> Option<Poll<io::Result<usize>>> {
         let result = self.with(key, |socket| {
             Some(match socket.sending.as_ref()?.state {
@@ -184,14 +184,14 @@ impl Simulated {
         };
         sending.output.consume(result.unwrap_or(0));
         if !out.take_back(sending.ticket, &mut sending.output) {
-            // Not this queue's send: now this one.
+            // The send of another queue: now `out` is sent.
             out.forget_loan();
             return None;
         }
         Some(Poll::Ready(result.map_err(io::Error::from)))
     }
 
-    /// Lends `out` to a send in flight, which has happened already or will.
+    /// Lends `out` to a send in flight, which happens now or later.
     fn lend(&self, key: Key, end: Key, out: &mut Output) {
         let fate = &self.world.fate;
         let ticket = self.tickets.get().wrapping_add(1);
@@ -217,10 +217,10 @@ impl Simulated {
         self.world.network.borrow_mut().close(fate, end);
     }
 
-    /// Goes on with what is in flight for a socket, and wakes who waits for it.
+    /// Continues the operations in flight of a socket and wakes its waiter.
     fn handle_ready(&self, key: Key, side: Side) {
         let mut sockets = self.sockets.borrow_mut();
-        // News of a socket that has been closed since.
+        // The socket was closed meanwhile.
         let Some(socket) = sockets.get_mut(key) else { return };
         let number = self.world.network.borrow_mut().number(socket.end);
         self.world.fate.note(side.name(), number, 0);
@@ -268,7 +268,7 @@ impl Simulated {
                 });
                 acceptor.into_iter().for_each(Waker::wake);
             }
-            // Memory comes back; operations are the ring's.
+            // Memory on loan is returned by dropping the event; operations belong to the simulated ring.
             _ => {}
         }
     }
@@ -330,7 +330,7 @@ impl StreamDriver for Simulated {
         self.with(key, |socket| socket.descriptor.as_raw_fd())
     }
 
-    /// A name has no options. They change when packets leave, which is chance anyway.
+    /// A name has no socket options. Options change when packets leave, which is random here anyway.
     fn kernel_socket(&self, _key: Key) -> Option<RawFd> {
         None
     }
@@ -340,7 +340,7 @@ impl StreamDriver for Simulated {
         let Socket { descriptor, end, received, receive_error, sending, reader, writer, closed_waiter, .. } = socket;
         drop((reader, writer, closed_waiter));
         if let Some(sending) = sending {
-            // Nobody could tell how much of it will have left.
+            // The number of bytes that will have left is unknown.
             self.close_end(end, Some(sending));
             return Err(Errno::BUSY.into());
         }
@@ -429,7 +429,7 @@ impl StreamDriver for Simulated {
             return polled;
         }
         if out.is_empty() {
-            // All that it had was on loan to a connection that has gone.
+            // All its data was on loan to a connection that has gone.
             return Poll::Ready(Ok(0));
         }
         if self.hesitates(key, Side::Write) {
@@ -483,7 +483,7 @@ impl StreamDriver for Simulated {
         offset: &mut u64,
         length: usize,
     ) -> Poll<io::Result<usize>> {
-        // A send that nobody waits for any more still comes first.
+        // A send whose waiter has gone still comes first.
         if let Some(Poll::Pending) = self.poll_sending(key, cx, &mut Output::new()) {
             return Poll::Pending;
         }
@@ -589,7 +589,7 @@ impl Driver for Simulated {
         self.world.fate.next_event()
     }
 
-    /// Makes happen what is due; the loop moves the clock.
+    /// Handles the events that are due; the loop advances the clock.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<usize> {
         assert!(timeout.is_some(), "the simulated world stands still: tasks wait, and nothing will ever happen");
         self.world.fate.begin_turn();
